@@ -1,0 +1,128 @@
+"""The errors of fedloom: one tree, split by whose fault it was.
+
+    FedloomError
+    ├── UsageError            ours to prevent: wrong settings or arguments        exit 2
+    ├── Refusal               the peer's: a request that we turn away, typed      exit 3
+    ├── IntegrityError        the world's: stored bytes are not what they were    exit 4
+    └── UnavailableError      the world's: not reachable, no room, try later      exit 5
+
+A message says what was expected, what came and what to do. Only `code` and the message cross the
+wire; `detail` goes to the log alone.
+"""
+
+from enum import StrEnum
+
+import grpc
+
+
+class FedloomError(Exception):
+    """Root of the tree.
+
+    Attributes:
+        exit_code: what the command line exits with when this ends a command.
+    """
+
+    exit_code = 1
+
+
+class UsageError(FedloomError):
+    """A setting, a file or an argument is not what it must be."""
+
+    exit_code = 2
+
+
+class IntegrityError(FedloomError):
+    """Bytes at rest differ from what was written."""
+
+    exit_code = 4
+
+
+class UnavailableError(FedloomError):
+    """The other side, or a resource, is not there right now."""
+
+    exit_code = 5
+
+
+class Code(StrEnum):
+    """Why a request was refused; the value is what travels and what is stored."""
+
+    # the round
+    STALE_ROUND = "stale_round"
+    FUTURE_ROUND = "future_round"
+    UNKNOWN_RUN = "unknown_run"
+    ROUND_CLOSED = "round_closed"
+    NOT_IN_COHORT = "not_in_cohort"
+    CONFLICTING_UPDATE = "conflicting_update"
+    WRONG_MODEL = "wrong_model"
+    # the update
+    MALFORMED = "malformed"
+    UNKNOWN_TENSOR = "unknown_tensor"
+    DUPLICATE_TENSOR = "duplicate_tensor"
+    WRONG_SHAPE = "wrong_shape"
+    WRONG_DTYPE = "wrong_dtype"
+    NOT_FINITE = "not_finite"
+    MAGNITUDE_TOO_LARGE = "magnitude_too_large"
+    NORM_TOO_LARGE = "norm_too_large"
+    WEIGHT_OUT_OF_RANGE = "weight_out_of_range"
+    TOO_LARGE = "too_large"
+    TRUNCATED = "truncated"
+    OVERLONG = "overlong"
+    BAD_CHECKSUM = "bad_checksum"
+    # the peer
+    NO_CERTIFICATE = "no_certificate"
+    UNKNOWN_CLIENT = "unknown_client"
+    WRONG_IDENTITY = "wrong_identity"
+    REVOKED = "revoked"
+    EXPIRED = "expired"
+    BAD_TOKEN = "bad_token"  # noqa: S105 - a code, not a secret
+    BAD_CSR = "bad_csr"
+    VERSION_UNSUPPORTED = "version_unsupported"
+    # the server
+    UNKNOWN_MODEL = "unknown_model"
+    BUSY = "busy"
+    OUT_OF_SPACE = "out_of_space"
+
+    @property
+    def status(self) -> grpc.StatusCode:
+        """The gRPC status that carries this refusal."""
+        return _STATUS.get(self, grpc.StatusCode.INVALID_ARGUMENT)
+
+
+_STATUS = {
+    Code.STALE_ROUND: grpc.StatusCode.FAILED_PRECONDITION,
+    Code.FUTURE_ROUND: grpc.StatusCode.FAILED_PRECONDITION,
+    Code.UNKNOWN_RUN: grpc.StatusCode.NOT_FOUND,
+    Code.ROUND_CLOSED: grpc.StatusCode.FAILED_PRECONDITION,
+    Code.NOT_IN_COHORT: grpc.StatusCode.PERMISSION_DENIED,
+    Code.CONFLICTING_UPDATE: grpc.StatusCode.ALREADY_EXISTS,
+    Code.WRONG_MODEL: grpc.StatusCode.FAILED_PRECONDITION,
+    Code.TOO_LARGE: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Code.TRUNCATED: grpc.StatusCode.DATA_LOSS,
+    Code.BAD_CHECKSUM: grpc.StatusCode.DATA_LOSS,
+    Code.NO_CERTIFICATE: grpc.StatusCode.UNAUTHENTICATED,
+    Code.UNKNOWN_CLIENT: grpc.StatusCode.UNAUTHENTICATED,
+    Code.WRONG_IDENTITY: grpc.StatusCode.PERMISSION_DENIED,
+    Code.REVOKED: grpc.StatusCode.PERMISSION_DENIED,
+    Code.EXPIRED: grpc.StatusCode.UNAUTHENTICATED,
+    Code.BAD_TOKEN: grpc.StatusCode.PERMISSION_DENIED,
+    Code.VERSION_UNSUPPORTED: grpc.StatusCode.FAILED_PRECONDITION,
+    Code.UNKNOWN_MODEL: grpc.StatusCode.NOT_FOUND,
+    Code.BUSY: grpc.StatusCode.UNAVAILABLE,
+    Code.OUT_OF_SPACE: grpc.StatusCode.UNAVAILABLE,
+}
+
+
+class Refusal(FedloomError):  # noqa: N818 - a refusal is the field's word for it
+    """A peer's request was turned away.
+
+    Attributes:
+        code: the type of the refusal.
+        detail: what only the log should hold.
+    """
+
+    exit_code = 3
+
+    def __init__(self, code: Code, message: str, *, detail: str = "") -> None:
+        super().__init__(message)
+        self.code = code
+        self.detail = detail

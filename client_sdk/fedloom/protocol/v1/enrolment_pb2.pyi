@@ -1,0 +1,35 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable
+from typing import ClassVar as _ClassVar, Optional as _Optional
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class EnrolRequest(_message.Message):
+    __slots__ = ("protocol_versions", "token", "csr_pem")
+    PROTOCOL_VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    CSR_PEM_FIELD_NUMBER: _ClassVar[int]
+    protocol_versions: _containers.RepeatedScalarFieldContainer[int]
+    token: str
+    csr_pem: bytes
+    def __init__(self, protocol_versions: _Optional[_Iterable[int]] = ..., token: _Optional[str] = ..., csr_pem: _Optional[bytes] = ...) -> None: ...
+
+class RenewRequest(_message.Message):
+    __slots__ = ("csr_pem",)
+    CSR_PEM_FIELD_NUMBER: _ClassVar[int]
+    csr_pem: bytes
+    def __init__(self, csr_pem: _Optional[bytes] = ...) -> None: ...
+
+class IssuedCertificate(_message.Message):
+    __slots__ = ("federation", "client", "chain_pem", "root_pem")
+    FEDERATION_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_FIELD_NUMBER: _ClassVar[int]
+    CHAIN_PEM_FIELD_NUMBER: _ClassVar[int]
+    ROOT_PEM_FIELD_NUMBER: _ClassVar[int]
+    federation: str
+    client: str
+    chain_pem: bytes
+    root_pem: bytes
+    def __init__(self, federation: _Optional[str] = ..., client: _Optional[str] = ..., chain_pem: _Optional[bytes] = ..., root_pem: _Optional[bytes] = ...) -> None: ...

@@ -1,0 +1,314 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class TaskKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TASK_KIND_UNSPECIFIED: _ClassVar[TaskKind]
+    TASK_KIND_TRAIN: _ClassVar[TaskKind]
+    TASK_KIND_EVALUATE: _ClassVar[TaskKind]
+
+class Weighting(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    WEIGHTING_UNSPECIFIED: _ClassVar[Weighting]
+    WEIGHTING_EXAMPLES: _ClassVar[Weighting]
+    WEIGHTING_CLIENT: _ClassVar[Weighting]
+    WEIGHTING_UNIFORM: _ClassVar[Weighting]
+TASK_KIND_UNSPECIFIED: TaskKind
+TASK_KIND_TRAIN: TaskKind
+TASK_KIND_EVALUATE: TaskKind
+WEIGHTING_UNSPECIFIED: Weighting
+WEIGHTING_EXAMPLES: Weighting
+WEIGHTING_CLIENT: Weighting
+WEIGHTING_UNIFORM: Weighting
+
+class Scalar(_message.Message):
+    __slots__ = ("bool_value", "int_value", "double_value", "string_value")
+    BOOL_VALUE_FIELD_NUMBER: _ClassVar[int]
+    INT_VALUE_FIELD_NUMBER: _ClassVar[int]
+    DOUBLE_VALUE_FIELD_NUMBER: _ClassVar[int]
+    STRING_VALUE_FIELD_NUMBER: _ClassVar[int]
+    bool_value: bool
+    int_value: int
+    double_value: float
+    string_value: str
+    def __init__(self, bool_value: _Optional[bool] = ..., int_value: _Optional[int] = ..., double_value: _Optional[float] = ..., string_value: _Optional[str] = ...) -> None: ...
+
+class TaskKey(_message.Message):
+    __slots__ = ("run", "round")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    round: int
+    def __init__(self, run: _Optional[str] = ..., round: _Optional[int] = ...) -> None: ...
+
+class ClientMessage(_message.Message):
+    __slots__ = ("hello", "offer_reply", "task_failed")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    OFFER_REPLY_FIELD_NUMBER: _ClassVar[int]
+    TASK_FAILED_FIELD_NUMBER: _ClassVar[int]
+    hello: Hello
+    offer_reply: OfferReply
+    task_failed: TaskFailed
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., offer_reply: _Optional[_Union[OfferReply, _Mapping]] = ..., task_failed: _Optional[_Union[TaskFailed, _Mapping]] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("protocol_versions", "client", "sdk_version", "labels")
+    class LabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    PROTOCOL_VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_FIELD_NUMBER: _ClassVar[int]
+    SDK_VERSION_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    protocol_versions: _containers.RepeatedScalarFieldContainer[int]
+    client: str
+    sdk_version: str
+    labels: _containers.ScalarMap[str, str]
+    def __init__(self, protocol_versions: _Optional[_Iterable[int]] = ..., client: _Optional[str] = ..., sdk_version: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class OfferReply(_message.Message):
+    __slots__ = ("task", "accepted", "reason")
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    task: TaskKey
+    accepted: bool
+    reason: str
+    def __init__(self, task: _Optional[_Union[TaskKey, _Mapping]] = ..., accepted: _Optional[bool] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class TaskFailed(_message.Message):
+    __slots__ = ("task", "reason")
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    task: TaskKey
+    reason: str
+    def __init__(self, task: _Optional[_Union[TaskKey, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class ServerMessage(_message.Message):
+    __slots__ = ("welcome", "offer", "withdraw")
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
+    OFFER_FIELD_NUMBER: _ClassVar[int]
+    WITHDRAW_FIELD_NUMBER: _ClassVar[int]
+    welcome: Welcome
+    offer: Task
+    withdraw: Withdraw
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., offer: _Optional[_Union[Task, _Mapping]] = ..., withdraw: _Optional[_Union[Withdraw, _Mapping]] = ...) -> None: ...
+
+class Welcome(_message.Message):
+    __slots__ = ("protocol_version", "federation", "server_version")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    FEDERATION_FIELD_NUMBER: _ClassVar[int]
+    SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    federation: str
+    server_version: str
+    def __init__(self, protocol_version: _Optional[int] = ..., federation: _Optional[str] = ..., server_version: _Optional[str] = ...) -> None: ...
+
+class Withdraw(_message.Message):
+    __slots__ = ("task", "reason")
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    task: TaskKey
+    reason: str
+    def __init__(self, task: _Optional[_Union[TaskKey, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Task(_message.Message):
+    __slots__ = ("key", "kind", "model", "train", "rule", "evaluate", "weighting", "limits", "config", "deadline_s", "seed")
+    class ConfigEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: Scalar
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[Scalar, _Mapping]] = ...) -> None: ...
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    TRAIN_FIELD_NUMBER: _ClassVar[int]
+    RULE_FIELD_NUMBER: _ClassVar[int]
+    EVALUATE_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTING_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    CONFIG_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    key: TaskKey
+    kind: TaskKind
+    model: ModelRef
+    train: TrainSettings
+    rule: ClientRule
+    evaluate: bool
+    weighting: Weighting
+    limits: UpdateLimits
+    config: _containers.MessageMap[str, Scalar]
+    deadline_s: float
+    seed: int
+    def __init__(self, key: _Optional[_Union[TaskKey, _Mapping]] = ..., kind: _Optional[_Union[TaskKind, str]] = ..., model: _Optional[_Union[ModelRef, _Mapping]] = ..., train: _Optional[_Union[TrainSettings, _Mapping]] = ..., rule: _Optional[_Union[ClientRule, _Mapping]] = ..., evaluate: _Optional[bool] = ..., weighting: _Optional[_Union[Weighting, str]] = ..., limits: _Optional[_Union[UpdateLimits, _Mapping]] = ..., config: _Optional[_Mapping[str, Scalar]] = ..., deadline_s: _Optional[float] = ..., seed: _Optional[int] = ...) -> None: ...
+
+class ModelRef(_message.Message):
+    __slots__ = ("digest", "size_bytes")
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    digest: str
+    size_bytes: int
+    def __init__(self, digest: _Optional[str] = ..., size_bytes: _Optional[int] = ...) -> None: ...
+
+class TrainSettings(_message.Message):
+    __slots__ = ("epochs", "steps", "batch_size", "learning_rate")
+    EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
+    LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
+    epochs: int
+    steps: int
+    batch_size: int
+    learning_rate: float
+    def __init__(self, epochs: _Optional[int] = ..., steps: _Optional[int] = ..., batch_size: _Optional[int] = ..., learning_rate: _Optional[float] = ...) -> None: ...
+
+class ClientRule(_message.Message):
+    __slots__ = ("name", "settings")
+    class SettingsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    settings: _containers.ScalarMap[str, float]
+    def __init__(self, name: _Optional[str] = ..., settings: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
+class UpdateLimits(_message.Message):
+    __slots__ = ("max_abs", "max_weight", "max_bytes")
+    MAX_ABS_FIELD_NUMBER: _ClassVar[int]
+    MAX_WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    max_abs: float
+    max_weight: float
+    max_bytes: int
+    def __init__(self, max_abs: _Optional[float] = ..., max_weight: _Optional[float] = ..., max_bytes: _Optional[int] = ...) -> None: ...
+
+class DownloadRequest(_message.Message):
+    __slots__ = ("digest", "offset")
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    digest: str
+    offset: int
+    def __init__(self, digest: _Optional[str] = ..., offset: _Optional[int] = ...) -> None: ...
+
+class UpdateHeader(_message.Message):
+    __slots__ = ("task", "client", "model_digest", "size_bytes", "crc32c", "weight", "parts", "training", "evaluation")
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_FIELD_NUMBER: _ClassVar[int]
+    MODEL_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CRC32C_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    TRAINING_FIELD_NUMBER: _ClassVar[int]
+    EVALUATION_FIELD_NUMBER: _ClassVar[int]
+    task: TaskKey
+    client: str
+    model_digest: str
+    size_bytes: int
+    crc32c: int
+    weight: float
+    parts: _containers.RepeatedCompositeFieldContainer[Part]
+    training: Metrics
+    evaluation: Metrics
+    def __init__(self, task: _Optional[_Union[TaskKey, _Mapping]] = ..., client: _Optional[str] = ..., model_digest: _Optional[str] = ..., size_bytes: _Optional[int] = ..., crc32c: _Optional[int] = ..., weight: _Optional[float] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., training: _Optional[_Union[Metrics, _Mapping]] = ..., evaluation: _Optional[_Union[Metrics, _Mapping]] = ...) -> None: ...
+
+class Metrics(_message.Message):
+    __slots__ = ("num_examples", "values")
+    class ValuesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    NUM_EXAMPLES_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    num_examples: int
+    values: _containers.ScalarMap[str, float]
+    def __init__(self, num_examples: _Optional[int] = ..., values: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
+class Part(_message.Message):
+    __slots__ = ("group", "tensor", "values", "full", "slice", "mask")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    TENSOR_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    FULL_FIELD_NUMBER: _ClassVar[int]
+    SLICE_FIELD_NUMBER: _ClassVar[int]
+    MASK_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    tensor: str
+    values: str
+    full: Full
+    slice: Slice
+    mask: Mask
+    def __init__(self, group: _Optional[str] = ..., tensor: _Optional[str] = ..., values: _Optional[str] = ..., full: _Optional[_Union[Full, _Mapping]] = ..., slice: _Optional[_Union[Slice, _Mapping]] = ..., mask: _Optional[_Union[Mask, _Mapping]] = ...) -> None: ...
+
+class Full(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Slice(_message.Message):
+    __slots__ = ("ranges",)
+    RANGES_FIELD_NUMBER: _ClassVar[int]
+    ranges: _containers.RepeatedCompositeFieldContainer[Range]
+    def __init__(self, ranges: _Optional[_Iterable[_Union[Range, _Mapping]]] = ...) -> None: ...
+
+class Range(_message.Message):
+    __slots__ = ("start", "stop")
+    START_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    start: int
+    stop: int
+    def __init__(self, start: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
+
+class Mask(_message.Message):
+    __slots__ = ("bits",)
+    BITS_FIELD_NUMBER: _ClassVar[int]
+    bits: str
+    def __init__(self, bits: _Optional[str] = ...) -> None: ...
+
+class UploadReply(_message.Message):
+    __slots__ = ("proceed", "accepted")
+    PROCEED_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    proceed: Proceed
+    accepted: Accepted
+    def __init__(self, proceed: _Optional[_Union[Proceed, _Mapping]] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ...) -> None: ...
+
+class Proceed(_message.Message):
+    __slots__ = ("offset",)
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    offset: int
+    def __init__(self, offset: _Optional[int] = ...) -> None: ...
+
+class Accepted(_message.Message):
+    __slots__ = ("repeated",)
+    REPEATED_FIELD_NUMBER: _ClassVar[int]
+    repeated: bool
+    def __init__(self, repeated: _Optional[bool] = ...) -> None: ...
+
+class Refusal(_message.Message):
+    __slots__ = ("code", "message")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    code: str
+    message: str
+    def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
