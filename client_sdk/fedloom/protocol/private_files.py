@@ -1,0 +1,95 @@
+"""Files that only their owner may read: how keys come to rest on disk.
+
+A file appears under its name whole or not at all (temporary file beside it, sync, rename, sync of
+the folder), and is never, at any instant, open to another user: it is created 0600 instead of
+being narrowed afterwards. A key and its certificates share one file, because two files cannot be
+renamed at once and a crash between them would leave a key that fits no certificate.
+
+Invariants: `write_private` leaves either the old bytes or the new ones; no mode wider than 0600 is
+ever seen on the way.
+"""
+
+import os
+import secrets
+import stat
+from pathlib import Path
+
+from fedloom.protocol.errors import UsageError
+
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+def private_directory(directory: Path) -> Path:
+    """Make sure that a directory exists which only its owner can change.
+
+    A missing one is created 0700. An existing one is left as its owner made it, unless others can
+    write to it: they could put their own key in place of ours.
+
+    Raises:
+        UsageError: others can write to it, or it is not a directory.
+    """
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except FileExistsError:
+        raise UsageError(f"{directory} must be a directory, but is a file") from None
+    mode = stat.S_IMODE(directory.stat().st_mode)
+    if mode & _OTHERS_WRITE:
+        raise UsageError(
+            f"{directory} holds keys, so only its owner may write to it, but its mode is {mode:o}: "
+            f"chmod go-w {directory}"
+        )
+    return directory
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """Write `data` under `path`, atomically, durably and with mode 0600.
+
+    Raises:
+        UsageError: the folder can be written by others (see `private_directory`).
+        OSError: the disk says no; `path` is then as it was.
+    """
+    folder = private_directory(path.parent)
+    temporary = folder / f".{path.name}.{secrets.token_hex(8)}"
+    try:
+        _create(temporary, data)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_directory(folder)
+
+
+def read_private(path: Path) -> bytes:
+    """Read a file of keys, unless others could have read or changed it.
+
+    Reading by the group is let pass: that is how container platforms mount secrets.
+
+    Raises:
+        UsageError: its mode is too open.
+        FileNotFoundError: there is none.
+    """
+    with path.open("rb") as file:
+        mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+        if mode & (_OTHERS_WRITE | stat.S_IRWXO):
+            raise UsageError(
+                f"{path} holds a private key, so its mode must be 600, but it is {mode:o}: "
+                f"chmod 600 {path}, and replace the key if others use this machine"
+            )
+        return file.read()
+
+
+def sync_directory(directory: Path) -> None:
+    """Make the names in a directory survive a power loss."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _create(path: Path, data: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())

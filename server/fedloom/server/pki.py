@@ -1,0 +1,274 @@
+"""The certificate authority of a federation, and the folder that holds it.
+
+    DIR/             0700
+      root.key       0600  signs issuing authorities only; may be kept elsewhere between times
+      root.pem             what every device trusts
+      issuing.pem    0600  key and certificate that sign leaves
+      server.pem     0600  key, leaf, issuing authority, root: what the server presents
+
+Keys and their certificates share a file, so a crash cannot part them. What the certificates say is
+in `certificates`; this is the thin shell that keeps them.
+
+Invariants: an authority is created whole or not at all and never overwritten; leaves signed by an
+earlier issuing authority stay valid when it is renewed, since every peer presents its own chain and
+trusts the root alone.
+"""
+
+import logging
+import secrets
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding
+from fedloom.protocol import tokens
+from fedloom.protocol.errors import IntegrityError, UsageError
+from fedloom.protocol.identity import (
+    Peer,
+    check_federation,
+    generate_key,
+    key_from_pem,
+    key_to_pem,
+    peer_from_certificate,
+    seconds_until_renewal,
+)
+from fedloom.protocol.private_files import (
+    private_directory,
+    read_private,
+    sync_directory,
+    write_private,
+)
+from fedloom.server import certificates
+from fedloom.server.certificates import Issuer
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerBundle:
+    """What a server needs to speak TLS.
+
+    Attributes:
+        key_pem: its private key, PKCS#8.
+        chain_pem: leaf, issuing authority and root; the root is in it so that a device which knows
+            only its pin can find it (see `fedloom.protocol.bootstrap`).
+        root_pem: what clients' certificates must lead to.
+        names: the DNS names and addresses that it is valid for.
+        not_before: start of the leaf's life, UTC.
+        not_after: end of the leaf's life, UTC.
+    """
+
+    key_pem: bytes = field(repr=False)
+    chain_pem: bytes
+    root_pem: bytes
+    names: tuple[str, ...]
+    not_before: datetime
+    not_after: datetime
+
+
+class Authority:
+    """A federation's root and issuing authority.
+
+    Safe to use from several threads: should two renew the issuing authority at once, both results
+    are good and one of them stays.
+
+    Attributes:
+        federation: the name of the federation.
+        root_pem: the root certificate.
+        root_pin: SHA-256 of its DER, 32 bytes; what goes into tokens.
+    """
+
+    def __init__(self, directory: Path, root: x509.Certificate, issuer: Issuer) -> None:
+        self._directory = directory
+        self._root = root
+        self._issuer = issuer
+        self.federation = certificates.federation_of(root)
+        self.root_pem = root.public_bytes(Encoding.PEM)
+        self.root_pin = tokens.root_pin(self.root_pem)
+
+    @classmethod
+    def create(cls, directory: Path, federation: str, now: datetime) -> "Authority":
+        """Make a new root and issuing authority in `directory`, which must be missing or empty.
+
+        Raises:
+            UsageError: there is something in `directory`, or the name is not allowed.
+        """
+        check_federation(federation)
+        if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+            raise UsageError(
+                f"{directory} is not empty, and an authority is never overwritten: every device "
+                "enrolled with it would be locked out. Choose another folder, or move this one away"
+            )
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        draft = directory.with_name(f".{directory.name}.{secrets.token_hex(8)}")
+        try:
+            _write_new(private_directory(draft), federation, now)
+            draft.rename(directory)  # the folder appears whole, and replaces none but an empty one
+        except BaseException:
+            shutil.rmtree(draft, ignore_errors=True)
+            raise
+        sync_directory(directory.parent)
+        return cls.load(directory)
+
+    @classmethod
+    def load(cls, directory: Path) -> "Authority":
+        """Open the authority that `create` made in `directory`.
+
+        Raises:
+            UsageError: there is none, or its files can be read by others.
+            IntegrityError: its files do not belong together.
+        """
+        try:
+            root_pem = (directory / "root.pem").read_bytes()
+            issuing_pem = read_private(directory / "issuing.pem")
+        except FileNotFoundError as error:
+            raise UsageError(
+                f"There is no certificate authority in {directory} ({error.filename} is missing): "
+                "make one with 'fedloom server init'"
+            ) from None
+        try:
+            root = x509.load_pem_x509_certificate(root_pem)
+            issuing = x509.load_pem_x509_certificate(issuing_pem)
+            issuing.verify_directly_issued_by(root)
+            return cls(directory, root, _issuer(key_from_pem(issuing_pem), issuing))
+        except (ValueError, TypeError, InvalidSignature) as error:
+            raise IntegrityError(
+                f"The certificates in {directory} do not belong together ({error!r}): restore the "
+                "folder from a backup"
+            ) from error
+
+    def issue_client(
+        self, csr_pem: bytes, client: str, ttl_s: float, now: datetime
+    ) -> tuple[bytes, Peer]:
+        """Certify the key of a certificate request as `client`'s; names in the request are ignored.
+
+        Args:
+            csr_pem: PKCS#10 in PEM over a P-256 key.
+            client: the name that the token or the renewing certificate stands for.
+            ttl_s: seconds of validity from `now` (less where the issuing authority ends before).
+            now: the time, UTC.
+
+        Returns:
+            The chain in PEM, leaf first, then the issuing authority; and whom the leaf names.
+
+        Raises:
+            Refusal: with `BAD_CSR`.
+            UsageError: the name or `ttl_s` is not allowed.
+        """
+        public_key = certificates.read_csr(csr_pem)
+        issuer = self._issuer_at(now)
+        leaf = certificates.make_client_leaf(public_key, client, ttl_s, issuer, now)
+        return _pem(leaf, issuer.certificate), peer_from_certificate(leaf)
+
+    def issue_server(self, names: Iterable[str], ttl_s: float, now: datetime) -> ServerBundle:
+        """Make a key and certificate for a server under `names`, keeping nothing of it.
+
+        Raises:
+            UsageError: there is no name, or one cannot be a host's.
+        """
+        issuer = self._issuer_at(now)
+        key = generate_key()
+        leaf = certificates.make_server_leaf(key.public_key(), names, ttl_s, issuer, now)
+        return self._bundle(key, leaf, _pem(leaf, issuer.certificate, self._root))
+
+    def ensure_server_certificate(self, names: Iterable[str], now: datetime) -> ServerBundle:
+        """Return the server's certificate, made anew where needed.
+
+        That is when there is none, past two thirds of its life, when the names differ, or when it
+        does not lead to this root.
+
+        Raises:
+            UsageError: there is no name, or one cannot be a host's.
+        """
+        wanted = certificates.normal_names(names)
+        bundle = self._stored_bundle()
+        if bundle is not None and set(bundle.names) == set(wanted) and not _is_due(bundle, now):
+            return bundle
+        bundle = self.issue_server(wanted, certificates.SERVER_LIFE_S, now)
+        write_private(self._directory / "server.pem", bundle.key_pem + bundle.chain_pem)
+        return bundle
+
+    def _issuer_at(self, now: datetime) -> Issuer:
+        """Return the issuing authority, renewed by the root past two thirds of its life.
+
+        Where the root's key is kept elsewhere, it is used up to its end.
+        """
+        current = self._issuer.certificate
+        end = current.not_valid_after_utc
+        if seconds_until_renewal(current.not_valid_before_utc, end, now) > 0:
+            return self._issuer
+        try:
+            root_key = key_from_pem(read_private(self._directory / "root.key"))
+        except FileNotFoundError:
+            if now < end:
+                _log.warning("issuing authority ends %s: bring root.key back to renew it", end)
+                return self._issuer
+            raise UsageError(
+                f"The issuing authority ended {end:%Y-%m-%d} and only the root can renew it: put "
+                f"root.key back into {self._directory}"
+            ) from None
+        self._issuer = _renew_issuer(self._directory, self._root, root_key, now)
+        return self._issuer
+
+    def _stored_bundle(self) -> ServerBundle | None:
+        try:
+            pem = read_private(self._directory / "server.pem")
+            key = key_from_pem(pem)
+            chain = x509.load_pem_x509_certificates(pem)
+            if chain[-1] != self._root or chain[0].public_key() != key.public_key():
+                return None
+            return self._bundle(key, chain[0], _pem(*chain))
+        except FileNotFoundError:
+            return None
+        except (ValueError, IntegrityError, x509.ExtensionNotFound) as error:
+            _log.warning("server.pem cannot be read (%s); making a new one", error)
+            return None
+
+    def _bundle(
+        self, key: ec.EllipticCurvePrivateKey, leaf: x509.Certificate, chain_pem: bytes
+    ) -> ServerBundle:
+        return ServerBundle(
+            key_pem=key_to_pem(key),
+            chain_pem=chain_pem,
+            root_pem=self.root_pem,
+            names=certificates.names_of(leaf),
+            not_before=leaf.not_valid_before_utc,
+            not_after=leaf.not_valid_after_utc,
+        )
+
+
+def _write_new(directory: Path, federation: str, now: datetime) -> None:
+    root_key = generate_key()
+    root = certificates.make_root(root_key, federation, now)
+    write_private(directory / "root.key", key_to_pem(root_key))
+    write_private(directory / "root.pem", _pem(root))
+    (directory / "root.pem").chmod(0o644)  # no secret: devices and tools may read it
+    _renew_issuer(directory, root, root_key, now)
+
+
+def _renew_issuer(
+    directory: Path, root: x509.Certificate, root_key: ec.EllipticCurvePrivateKey, now: datetime
+) -> Issuer:
+    key = generate_key()
+    certificate = certificates.make_issuing(key, root, root_key, now)
+    write_private(directory / "issuing.pem", key_to_pem(key) + _pem(certificate))
+    return Issuer(key, certificate)
+
+
+def _issuer(key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate) -> Issuer:
+    if certificate.public_key() != key.public_key():
+        raise ValueError("the issuing key is not the one in the issuing certificate")
+    return Issuer(key, certificate)
+
+
+def _is_due(bundle: ServerBundle, now: datetime) -> bool:
+    return seconds_until_renewal(bundle.not_before, bundle.not_after, now) <= 0
+
+
+def _pem(*chain: x509.Certificate) -> bytes:
+    return b"".join(certificate.public_bytes(Encoding.PEM) for certificate in chain)
