@@ -1,0 +1,136 @@
+"""Seeded batches over whatever a user holds data in: tensors, a data set, or a data loader.
+
+Invariant: the examples of every batch and their order depend only on the number of examples, the
+batch size, and the seed; torch.Generator gives the same permutation on every platform's CPU.
+"""
+
+from collections.abc import Callable, Iterator, Sized
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
+
+from fedloom.protocol.errors import UsageError
+
+Data = tuple[Tensor, Tensor] | Dataset[Any] | DataLoader[Any]
+"""(x, y) with one example per row, or a map-style data set of such pairs, or a loader of one."""
+
+Batch = tuple[Any, Tensor]
+
+
+class Examples(Protocol):
+    """What batches are drawn from."""
+
+    def __len__(self) -> int:
+        """Number of examples."""
+
+    def all(self) -> Batch:
+        """Every example in order, as one batch."""
+
+    def take(self, indices: Tensor) -> Batch:
+        """The examples at these indices, as one batch."""
+
+
+class _Tensors:
+    """Examples in tensors: a batch is one indexing operation."""
+
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        if len(x) != len(y):
+            raise UsageError(f"Expected one target for each of {len(x)} inputs, got {len(y)}.")
+        self._x, self._y = x, y
+
+    def __len__(self) -> int:
+        return len(self._y)
+
+    def all(self) -> Batch:
+        return self._x, self._y
+
+    def take(self, indices: Tensor) -> Batch:
+        return self._x[indices], self._y[indices]
+
+
+class _Items:
+    """Examples in a map-style data set: a batch is collated from its items."""
+
+    def __init__(self, dataset: Dataset[Any], collate: Callable[[list[Any]], Any]) -> None:
+        self._dataset, self._collate = dataset, collate
+
+    def __len__(self) -> int:
+        return len(cast("Sized", self._dataset))
+
+    def all(self) -> Batch:
+        return self.take(torch.arange(len(self)))
+
+    def take(self, indices: Tensor) -> Batch:
+        x, y = self._collate([self._dataset[int(index)] for index in indices])
+        return x, y
+
+
+def examples(data: Data) -> Examples:
+    """Wrap data so that batches can be drawn from it.
+
+    Of a loader, the data set and `collate_fn` are used: the round's settings give the batch size
+    and the task's seed the order.
+
+    Raises:
+        UsageError: for data without a length, such as an iterable data set.
+    """
+    collate: Callable[[list[Any]], Any] = default_collate
+    if isinstance(data, DataLoader):
+        # In a loader without automatic batching collate_fn takes one item, not a list of them.
+        collate = data.collate_fn if data.batch_size is not None else default_collate
+        data = data.dataset
+    if isinstance(data, TensorDataset) and len(data.tensors) == 2 and collate is default_collate:
+        x, y = data.tensors
+        return _Tensors(x, y)
+    if isinstance(data, tuple):
+        return _Tensors(*data)
+    if not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
+        raise UsageError(
+            "Expected (x, y) tensors, a data set with a length, or a loader of one, "
+            f"got {type(data).__name__}. Read a stream into a list of examples first."
+        )
+    return _Items(data, collate)
+
+
+def shuffled(num_examples: int, batch_size: int, seed: int) -> Iterator[Tensor]:
+    """The indices of one batch after another, epoch after epoch, without end.
+
+    Args:
+        num_examples: at least 1.
+        batch_size: at least 1; the last batch of an epoch may be smaller.
+        seed: from 0 to 2^64 − 1.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        yield from torch.randperm(num_examples, generator=generator).split(batch_size)
+
+
+def in_order(source: Examples, batch_size: int) -> Iterator[Batch]:
+    """Every example once, in order."""
+    for indices in torch.arange(len(source)).split(batch_size):
+        yield source.take(indices)
+
+
+def training(
+    source: Examples, *, epochs: int | None, steps: int | None, batch_size: int, seed: int
+) -> Iterator[Batch]:
+    """The batches of a local training.
+
+    Args:
+        source: at least one example.
+        epochs: passes over the examples, or None where `steps` counts.
+        steps: batches, whatever that is in epochs.
+        batch_size: 0 for every example in one batch.
+        seed: gives the order.
+    """
+    num_examples = len(source)
+    per_epoch = -(-num_examples // batch_size) if batch_size else 1
+    num_batches = steps if steps is not None else (epochs or 0) * per_epoch
+    if not batch_size:
+        for _ in range(num_batches):
+            yield source.all()  # order does not matter, so the data is not copied into another
+        return
+    for _, indices in zip(range(num_batches), shuffled(num_examples, batch_size, seed)):
+        yield source.take(indices)

@@ -1,0 +1,116 @@
+"""A module's tensors as numpy arrays by name, and back.
+
+The names are those of `state_dict`: parameters and persistent buffers. numpy has no bfloat16, so
+such tensors are float32 outside the module, which is exact, and are rounded when loaded.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fedloom.protocol import container
+from fedloom.protocol.errors import UsageError
+
+
+def everything(_name: str) -> bool:
+    """Choose every tensor."""
+    return True
+
+
+def parameters(
+    module: nn.Module, choose: Callable[[str], bool] = everything
+) -> dict[str, NDArray[Any]]:
+    """A module's parameters and buffers by name.
+
+    Args:
+        module: on any device.
+        choose: which names to take.
+
+    Returns:
+        Arrays in the tensors' shapes and dtypes (bfloat16 as float32). Those of a module in main
+        memory share it: they change when the module does; copy what must not.
+    """
+    return {name: _array(value) for name, value in module.state_dict().items() if choose(name)}
+
+
+def load(module: nn.Module, params: Mapping[str, NDArray[Any]], *, partial: bool = False) -> None:
+    """Copy arrays into the parameters and buffers of the same names.
+
+    Args:
+        module: on any device.
+        params: arrays by name; values are rounded to a tensor's precision, never to integers.
+        partial: leave tensors that are not named as they are, instead of refusing.
+
+    Raises:
+        UsageError: for a name that the module lacks, a missing one, or a shape or kind of number
+            that differs; then nothing has been copied.
+    """
+    state: dict[str, Tensor] = module.state_dict()
+    unknown = sorted(params.keys() - state.keys())
+    missing = [] if partial else sorted(state.keys() - params.keys())
+    if unknown or missing:
+        raise UsageError(
+            f"Expected the tensors of {type(module).__name__}, "
+            f"got {_some(unknown)} unknown to it and {_some(missing)} missing. "
+            "Are the model here and the one of the run built alike?"
+        )
+    for name, array in params.items():
+        _check(name, state[name], array)
+    for name, array in params.items():
+        _copy(state[name], array)
+
+
+def save_file(module: nn.Module, path: str | Path) -> None:
+    """Write a module's tensors as safetensors, atomically, in the module's own dtypes."""
+    narrow = {n: "BF16" for n, t in module.state_dict().items() if t.dtype == torch.bfloat16}
+    container.write_file(Path(path), parameters(module), narrow)
+
+
+def load_file(module: nn.Module, path: str | Path) -> None:
+    """Load a safetensors file, such as `fedloom model export` writes, into a module.
+
+    Raises:
+        IntegrityError: when it is not a safetensors file.
+        UsageError: when its tensors are not the module's.
+    """
+    load(module, container.read_params(Path(path)))
+
+
+def _array(tensor: Tensor) -> NDArray[Any]:
+    tensor = tensor.detach()
+    if tensor.dtype == torch.bfloat16:
+        tensor = tensor.float()
+    try:
+        return np.asarray(tensor.cpu().numpy())
+    except TypeError as error:
+        raise UsageError(f"Expected tensors of a dtype that numpy has, got {error}.") from error
+
+
+def _copy(target: Tensor, array: NDArray[Any]) -> None:
+    with torch.no_grad():
+        if target.device.type == "cpu" and target.dtype != torch.bfloat16:
+            # Straight into the module's memory; from_numpy would warn about read-only arrays.
+            np.copyto(target.detach().numpy(), array, casting="same_kind")
+        else:
+            target.copy_(torch.from_numpy(np.array(array)))
+
+
+def _check(name: str, target: Tensor, array: NDArray[Any]) -> None:
+    if array.shape != tuple(target.shape):
+        raise UsageError(
+            f"Expected shape {tuple(target.shape)} for {name!r}, got {array.shape}. "
+            "Are the model here and the one of the run built alike?"
+        )
+    kind = "f" if target.is_floating_point() else "b" if target.dtype == torch.bool else "iu"
+    if array.dtype.kind not in kind:
+        raise UsageError(f"Expected {target.dtype} for {name!r}, got {array.dtype}.")
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+    return f"{len(names)} ({shown})" if names else "none"

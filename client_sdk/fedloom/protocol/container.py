@@ -1,0 +1,317 @@
+"""The safetensors container: parsed strictly from untrusted bytes, written in one pass.
+
+Models and updates travel and rest in this form (https://huggingface.co/docs/safetensors, "Format"):
+an 8-byte little-endian length, that many bytes of JSON naming each tensor's dtype, shape and byte
+range, then the tensors' bytes. It holds no code, so it can be read from anyone; the parser here
+accepts a header only where the tensors tile the body exactly, in order, each aligned to its item
+size, so that whoever streams it can check every value as it passes without holding a tensor.
+
+bfloat16 has no numpy dtype: such tensors are widened to float32, which is exact, when read.
+"""
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedloom.protocol.errors import Code, IntegrityError, Refusal, UsageError
+
+PREFIX_BYTES = 8
+MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+
+DTYPES: dict[str, np.dtype[Any]] = {
+    "F64": np.dtype("<f8"),
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype("<u2"),  # raw bits: see widen()
+    "I64": np.dtype("<i8"),
+    "I32": np.dtype("<i4"),
+    "I16": np.dtype("<i2"),
+    "I8": np.dtype("i1"),
+    "U64": np.dtype("<u8"),
+    "U32": np.dtype("<u4"),
+    "U16": np.dtype("<u2"),
+    "U8": np.dtype("u1"),
+    "BOOL": np.dtype("?"),
+}
+_NAMES = {dtype: name for name, dtype in DTYPES.items() if name != "BF16"}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """One tensor of a container.
+
+    Attributes:
+        name: unique in its container.
+        dtype: a key of `DTYPES`.
+        shape: may be empty (a scalar).
+        start: first byte, counted from the end of the header.
+        stop: byte after the last.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What a container holds and where.
+
+    Attributes:
+        tensors: by name, in the order of their bytes.
+        data_start: file offset of the first tensor byte.
+        size_bytes: the whole container's length.
+    """
+
+    tensors: Mapping[str, TensorInfo]
+    data_start: int
+    size_bytes: int
+
+
+def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    entries = dict(pairs)
+    if len(entries) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise Refusal(
+            Code.DUPLICATE_TENSOR, f"Expected each name once in the header, got {twice!r} twice."
+        )
+    return entries
+
+
+def header_length(prefix: bytes) -> int:
+    """Length of the JSON header that an 8-byte prefix declares."""
+    return int.from_bytes(prefix[:PREFIX_BYTES], "little")
+
+
+def parse_header(header: bytes) -> Layout:
+    """Parse the JSON part of a container strictly.
+
+    Args:
+        header: the JSON bytes, without the 8-byte prefix.
+
+    Raises:
+        Refusal: MALFORMED, DUPLICATE_TENSOR or WRONG_DTYPE.
+    """
+    try:
+        entries = json.loads(header, object_pairs_hook=_reject_duplicates)
+    except (ValueError, RecursionError) as error:
+        raise _malformed("JSON", f"{type(error).__name__}") from None
+    if not isinstance(entries, dict):
+        raise _malformed("a JSON object", type(entries).__name__)
+    entries.pop("__metadata__", None)
+    infos = sorted((_entry(name, value) for name, value in entries.items()), key=_order)
+    position = 0
+    for info in infos:
+        if info.start != position or info.start % DTYPES[info.dtype].itemsize:
+            raise _malformed(
+                f"tensor {info.name!r} to start at byte {position}, aligned", str(info.start)
+            )
+        position = info.stop
+    data_start = PREFIX_BYTES + len(header)
+    return Layout({i.name: i for i in infos}, data_start, data_start + position)
+
+
+def _order(info: TensorInfo) -> tuple[int, int]:
+    return info.start, info.stop
+
+
+def _malformed(expected: str, got: str) -> Refusal:
+    return Refusal(Code.MALFORMED, f"Expected {expected} in the safetensors header, got {got}.")
+
+
+def _entry(name: str, value: object) -> TensorInfo:
+    match value:
+        case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [int(start), int(stop)]}:
+            pass
+        case _:
+            raise _malformed(f"dtype, shape and data_offsets for {name!r}", repr(value)[:80])
+    if dtype not in DTYPES:
+        raise Refusal(
+            Code.WRONG_DTYPE, f"Expected a dtype of {', '.join(DTYPES)} for {name!r}, got {dtype}."
+        )
+    if not all(type(n) is int and 0 <= n < 2**48 for n in shape) or len(shape) > 32:  # noqa: PLR2004
+        raise _malformed(f"at most 32 non-negative dimensions for {name!r}", repr(shape)[:80])
+    info = TensorInfo(name, dtype, tuple(shape), start, stop)
+    size_bytes = info.size * DTYPES[dtype].itemsize
+    if start < 0 or stop - start != size_bytes:
+        raise _malformed(f"{size_bytes} bytes for {name!r} of shape {shape}", f"{stop - start}")
+    return info
+
+
+def read_layout(file: IO[bytes]) -> Layout:
+    """Read and check the header of a container that we wrote, or that an operator gives us.
+
+    Raises:
+        IntegrityError: it is not a safetensors file, or shorter or longer than it says.
+    """
+    file.seek(0)
+    length = header_length(file.read(PREFIX_BYTES))
+    size_bytes = os.fstat(file.fileno()).st_size
+    if not 2 <= length <= min(MAX_HEADER_BYTES, size_bytes):
+        raise IntegrityError(f"Expected a safetensors file, got {file.name} ({size_bytes} bytes).")
+    try:
+        layout = parse_header(file.read(length))
+    except Refusal as refusal:
+        raise IntegrityError(f"{file.name}: {refusal}") from refusal
+    if layout.size_bytes != size_bytes:
+        raise IntegrityError(
+            f"Expected {layout.size_bytes} bytes in {file.name}, got {size_bytes}."
+        )
+    return layout
+
+
+def widen(array: NDArray[Any], dtype: str) -> NDArray[Any]:
+    """The values of a stored array: bfloat16 bits become float32, the rest stays as it is."""
+    if dtype != "BF16":
+        return array
+    return (array.astype(np.uint32) << 16).view(np.float32)
+
+
+def narrow(array: NDArray[Any], dtype: str) -> NDArray[Any]:
+    """The inverse of `widen`: float32 rounded to the nearest bfloat16, ties to even."""
+    if dtype != "BF16":
+        return array.astype(DTYPES[dtype], copy=False)
+    bits = np.ascontiguousarray(array, dtype=np.float32).view(np.uint32)
+    rounded = (bits + (0x7FFF + ((bits >> 16) & 1))) >> 16
+    quiet_nan = (bits >> 16) | 0x40
+    return np.where(np.isnan(array), quiet_nan, rounded).astype(np.uint16)
+
+
+def dtype_name(dtype: np.dtype[Any]) -> str:
+    """The container's name for a numpy dtype.
+
+    Raises:
+        UsageError: the format has no such dtype.
+    """
+    name = _NAMES.get(dtype.newbyteorder("<") if dtype.byteorder == ">" else dtype)
+    if name is None:
+        raise UsageError(f"Expected a dtype of {', '.join(DTYPES)}, got {dtype}.")
+    return name
+
+
+def read_params(path: Path, *, writable: bool = False) -> dict[str, NDArray[Any]]:
+    """The tensors of a file, mapped rather than read: pages load when touched.
+
+    Args:
+        path: a safetensors file.
+        writable: give private copy-on-write pages; the file itself never changes.
+
+    Returns:
+        Arrays by name in their shapes; bfloat16 as float32.
+    """
+    with path.open("rb") as file:
+        layout = read_layout(file)
+    if layout.data_start == layout.size_bytes:
+        return {n: np.empty(i.shape, DTYPES[i.dtype]) for n, i in layout.tensors.items()}
+    data = np.memmap(path, np.uint8, mode="c" if writable else "r", offset=layout.data_start)
+    params = {}
+    for name, info in layout.tensors.items():
+        raw: NDArray[Any] = data[info.start : info.stop]
+        raw = raw.view(np.ndarray)
+        if (layout.data_start + info.start) % DTYPES[info.dtype].itemsize:
+            raw = raw.copy()  # written by someone who does not pad headers
+        params[name] = widen(raw.view(DTYPES[info.dtype]), info.dtype).reshape(info.shape)
+    return params
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A tensor about to be written: its name, container dtype and shape."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def build_header(entries: Iterable[Entry]) -> tuple[bytes, Layout]:
+    """The prefix and header of a container with these tensors.
+
+    Wider dtypes come first, then the given order, so that every tensor is aligned to its item
+    size; the header is padded with spaces to a multiple of 8.
+    """
+    ordered = sorted(entries, key=lambda entry: -DTYPES[entry.dtype].itemsize)
+    described: dict[str, object] = {}
+    infos: dict[str, TensorInfo] = {}
+    position = 0
+    for entry in ordered:
+        stop = position + math.prod(entry.shape) * DTYPES[entry.dtype].itemsize
+        infos[entry.name] = TensorInfo(entry.name, entry.dtype, entry.shape, position, stop)
+        described[entry.name] = {
+            "dtype": entry.dtype,
+            "shape": list(entry.shape),
+            "data_offsets": [position, stop],
+        }
+        position = stop
+    text = json.dumps(described, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    prefix = len(text).to_bytes(PREFIX_BYTES, "little")
+    data_start = PREFIX_BYTES + len(text)
+    return prefix + text, Layout(infos, data_start, data_start + position)
+
+
+def write_params(
+    file: IO[bytes], params: Mapping[str, NDArray[Any]], dtypes: Mapping[str, str] | None = None
+) -> str:
+    """Write a container and return its SHA-256, lower-case hex.
+
+    Args:
+        file: open for writing in binary; neither synced nor closed.
+        params: arrays by name.
+        dtypes: container dtypes by name where they differ from the arrays' own.
+    """
+    stored = {n: (dtypes or {}).get(n) or dtype_name(np.asarray(a).dtype) for n, a in params.items()}
+    header, layout = build_header(
+        Entry(name, stored[name], np.asarray(array).shape) for name, array in params.items()
+    )
+    digest = hashlib.sha256(header)
+    file.write(header)
+    for name in layout.tensors:
+        data = memoryview(np.ascontiguousarray(narrow(np.asarray(params[name]), stored[name])))
+        if data.nbytes:
+            raw = data.cast("B")
+            digest.update(raw)
+            file.write(raw)
+    return digest.hexdigest()
+
+
+def write_file(
+    path: Path, params: Mapping[str, NDArray[Any]], dtypes: Mapping[str, str] | None = None
+) -> str:
+    """Write `path` durably and atomically: it holds the old bytes or the new ones, never a part.
+
+    Returns:
+        The SHA-256 of the file, lower-case hex.
+    """
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("wb") as file:
+        digest = write_params(file, params, dtypes)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    sync_directory(path.parent)
+    return digest
+
+
+def sync_directory(path: Path) -> None:
+    """Make renames in a directory survive a power cut."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
