@@ -1,0 +1,131 @@
+"""The members of a round: where each one stands, and who is out of contact since when.
+
+Invariants: a member is in one phase; `accepted` counts each member once; only members that the
+round waits for are out of contact, in the order in which their patience runs out.
+"""
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+from math import inf
+from types import MappingProxyType
+
+
+class Phase(StrEnum):
+    """Where a member of the cohort stands."""
+
+    OFFERED = "offered"
+    TRAINING = "training"
+    REPORTED = "reported"
+    DECLINED = "declined"
+    FAILED = "failed"
+    REFUSED = "refused"
+    LOST = "lost"
+    """Out of contact for longer than the round's patience; welcome if it comes back."""
+
+
+_AT_WORK = frozenset({Phase.OFFERED, Phase.TRAINING})
+_UNFINISHED = _AT_WORK | {Phase.LOST}
+
+
+class Cohort:
+    """Phases by client, counted as they change: O(1) for each change."""
+
+    __slots__ = ("_away", "_counts", "_phases", "accepted", "at_work")
+
+    def __init__(self) -> None:
+        self._phases: dict[str, Phase] = {}
+        self._counts: Counter[Phase] = Counter()
+        # An OrderedDict and not a dict: the first key of a dict whose front was deleted is O(n).
+        self._away: OrderedDict[str, float] = OrderedDict()
+        self.accepted = 0
+        self.at_work = 0  # offered or training, in contact or within patience
+
+    def __len__(self) -> int:
+        return len(self._phases)
+
+    def __contains__(self, client: object) -> bool:
+        return client in self._phases
+
+    @property
+    def phases(self) -> Mapping[str, Phase]:
+        """Client to phase, in the order of joining; a live view."""
+        return MappingProxyType(self._phases)
+
+    def counts(self) -> dict[Phase, int]:
+        """Members in each phase, zeros included."""
+        return {phase: self._counts[phase] for phase in Phase}
+
+    def unfinished(self) -> Iterator[str]:
+        """Members that may still be at work: offered, training or lost."""
+        return (client for client, phase in self._phases.items() if phase in _UNFINISHED)
+
+    def is_unfinished(self, client: str) -> bool:
+        """Whether the client is a member that may still be at work."""
+        return self._phases.get(client) in _UNFINISHED
+
+    def put(self, client: str, phase: Phase) -> None:
+        """Let a client join, or move to another phase."""
+        before = self._phases.get(client)
+        self._phases[client] = phase
+        self._counts[phase] += 1
+        self.at_work += phase in _AT_WORK
+        self.accepted += phase is Phase.REPORTED
+        if before is not None:
+            self._counts[before] -= 1
+            self.at_work -= before in _AT_WORK
+            self.accepted -= before is Phase.REPORTED
+
+    def start_training(self, client: str) -> None:
+        """Note that an offer was taken up."""
+        if self._phases.get(client) is Phase.OFFERED:
+            self.put(client, Phase.TRAINING)
+
+    def end(self, client: str, phase: Phase) -> bool:
+        """Move an unfinished member to a final phase; False when it is no such member."""
+        if self._phases.get(client) not in _UNFINISHED:
+            return False
+        self._away.pop(client, None)
+        self.put(client, phase)
+        return True
+
+    def report(self, client: str) -> bool:
+        """Count a member's update; False when it is no member or was counted before.
+
+        A member that declined, failed or was refused counts as well: its update is durable, and
+        what was acknowledged is never lost.
+        """
+        phase = self._phases.get(client)
+        if phase is None or phase is Phase.REPORTED:
+            return False
+        self._away.pop(client, None)
+        self.put(client, Phase.REPORTED)
+        return True
+
+    def leave(self, client: str, patience_until: float) -> None:
+        """Note that a member at work is out of contact; the first such moment counts."""
+        if self._phases.get(client) in _AT_WORK:
+            self._away.setdefault(client, patience_until)
+
+    def come_back(self, client: str) -> bool:
+        """Offer an unfinished member its task again; False when it is no such member."""
+        if self._phases.get(client) not in _UNFINISHED:
+            return False
+        self._away.pop(client, None)
+        self.put(client, Phase.OFFERED)
+        return True
+
+    def lose_until(self, now: float) -> None:
+        """Give up waiting for members whose patience has run out."""
+        while self.next_loss() <= now:
+            client, _ = self._away.popitem(last=False)
+            self.put(client, Phase.LOST)
+
+    def next_loss(self) -> float:
+        """When the next member's patience runs out; infinity when everyone is in contact."""
+        return next(iter(self._away.values()), inf)
+
+    def delay(self, seconds: float) -> None:
+        """Move everyone's patience by the length of a pause."""
+        for client in self._away:
+            self._away[client] += seconds

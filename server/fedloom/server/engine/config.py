@@ -1,0 +1,78 @@
+"""The five knobs of a round and the three of a run, checked when they are built.
+
+Source: Bonawitz et al. 2019, "Towards Federated Learning at Scale: System Design", sections 2.2
+and 4.3 (goal count, over-selection, minimal fraction, reporting window).
+"""
+
+from dataclasses import dataclass
+from math import ceil, inf
+
+from fedloom.protocol.errors import UsageError
+
+_ROUNDING = 1e-9  # 10 × 1.1 is 11.000000000000002, and nobody means a cohort of 12 by it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundConfig:
+    """How many clients a round wants, how few it takes, and how long it waits.
+
+    Attributes:
+        goal: clients; the round opens when this many are available and closes when this many
+            updates are accepted. At least 1.
+        over_selection: factor, at least 1; ceil(goal × over_selection) clients are chosen when so
+            many are available, so that the slowest need not be waited for.
+        quorum: updates, from 1 to goal; the fewest that the round may close with at its deadline
+            or when no client is left to wait for.
+        deadline_s: seconds from the opening of REPORTING until the round closes with what it has,
+            or is abandoned under quorum. Positive and finite.
+        patience_s: seconds that a cohort member may be out of contact before the round stops
+            waiting for it and an idle client takes its place. At least 0 and finite.
+
+    Raises:
+        UsageError: a value is out of its range.
+    """
+
+    goal: int
+    over_selection: float = 1.0
+    quorum: int = 1
+    deadline_s: float = 600.0
+    patience_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        _expect(self.goal >= 1, f"goal={self.goal} >= 1 clients")
+        _expect(1 <= self.over_selection < inf, f"over_selection={self.over_selection} >= 1")
+        _expect(1 <= self.quorum <= self.goal, f"quorum={self.quorum} from 1 to goal={self.goal}")
+        _expect(0 < self.deadline_s < inf, f"deadline_s={self.deadline_s} > 0 and finite")
+        _expect(0 <= self.patience_s < inf, f"patience_s={self.patience_s} >= 0 and finite")
+
+    @property
+    def cohort_size(self) -> int:
+        """Clients to choose when there are enough: ceil(goal × over_selection)."""
+        return max(self.goal, ceil(self.goal * self.over_selection - _ROUNDING))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """How many rounds a run wants and when it stops to ask its operator.
+
+    Attributes:
+        rounds: committed training rounds wanted. At least 1.
+        evaluate_last: whether a round of evaluation follows the last training round.
+        max_abandoned: abandoned rounds in a row after which the run pauses. At least 1.
+
+    Raises:
+        UsageError: a value is out of its range.
+    """
+
+    rounds: int
+    evaluate_last: bool = False
+    max_abandoned: int = 3
+
+    def __post_init__(self) -> None:
+        _expect(self.rounds >= 1, f"rounds={self.rounds} >= 1")
+        _expect(self.max_abandoned >= 1, f"max_abandoned={self.max_abandoned} >= 1")
+
+
+def _expect(holds: bool, what: str) -> None:
+    if not holds:
+        raise UsageError(f"Expected {what}.")

@@ -1,0 +1,315 @@
+"""A run above its rounds, as a state machine without I/O: what comes next, and when to ask.
+
+Invariants: one round is open at a time. Round numbers rise by one for every round opened, whether
+it is committed or not. FINISHED, STOPPED and FAILED stay as they are. A round that was closing
+when its run was stopped is still counted when it commits.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any, ClassVar
+
+from .config import RunConfig
+from .errors import OperatorRefused
+from .events import Pause, Resume
+from .round import IGNORE, REFUSE, Verdict
+
+
+class RunState(StrEnum):
+    """Where a run stands."""
+
+    RUNNING = "running"
+    PAUSED = "paused"
+    FINISHED = "finished"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+class RoundKind(StrEnum):
+    """What a round is for."""
+
+    TRAIN = "train"
+    EVALUATE = "evaluate"
+
+
+# ---- events, beside Pause and Resume ---------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Started:
+    """The shell is up: open a round unless one is open."""
+
+
+@dataclass(slots=True)
+class RoundCommitted:
+    """The open round was committed."""
+
+    kind: RoundKind
+
+
+@dataclass(slots=True)
+class RoundAbandoned:
+    """The open round was abandoned; `fault` when trying again would do the same again."""
+
+    reason: str
+    fault: bool = False
+
+
+@dataclass(slots=True)
+class Stop:
+    """The operator ends the run; its committed rounds stay."""
+
+
+@dataclass(slots=True)
+class Break:
+    """The shell cannot go on with this run: what it needs is gone or damaged."""
+
+    reason: str
+
+
+RunEvent = Started | RoundCommitted | RoundAbandoned | Pause | Resume | Stop | Break
+"""Every event that a run handles."""
+
+
+# ---- effects ---------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class OpenRound:
+    """Begin a round."""
+
+    number: int
+    kind: RoundKind
+
+
+@dataclass(slots=True)
+class PauseRound:
+    """Pass `Pause` to the open round."""
+
+
+@dataclass(slots=True)
+class ResumeRound:
+    """Pass `Resume` to the open round."""
+
+
+@dataclass(slots=True)
+class AbortRound:
+    """Pass `Abort` to the round if it `is_open`; one that is closing is left to commit."""
+
+    reason: str
+
+
+@dataclass(slots=True)
+class Finish:
+    """Everything the run was to do is done."""
+
+
+RunEffect = OpenRound | PauseRound | ResumeRound | AbortRound | Finish
+"""Everything that a run asks for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunProgress:
+    """What a run has done: all that it takes, beside its state, to restore it.
+
+    Attributes:
+        opened: rounds opened; the number of the latest.
+        trained: training rounds committed.
+        evaluated: whether the final evaluation round was committed.
+        abandoned_in_a_row: rounds abandoned since the last commit or resume.
+        open_kind: the kind of the open round, or None when no round is open.
+    """
+
+    opened: int = 0
+    trained: int = 0
+    evaluated: bool = False
+    abandoned_in_a_row: int = 0
+    open_kind: RoundKind | None = None
+
+
+class Run:
+    """One run: how far it has come and what comes next."""
+
+    __slots__ = ("config", "progress", "reason", "state")
+
+    def __init__(
+        self,
+        config: RunConfig,
+        *,
+        state: RunState = RunState.RUNNING,
+        reason: str = "",
+        progress: RunProgress | None = None,
+    ) -> None:
+        """Begin a run, or restore one from what was stored of it.
+
+        Args:
+            config: how many rounds, and when to pause.
+            state: as stored.
+            reason: why it is paused or failed, as stored.
+            progress: as stored; a round that is open there is for the shell to restore, paused if
+                the run is.
+        """
+        self.config = config
+        self.state = state
+        self.reason = reason
+        self.progress = progress or RunProgress()
+
+    def handle(self, event: RunEvent) -> list[RunEffect]:
+        """Take note of an event and say what is to be done, in order.
+
+        Raises:
+            OperatorRefused: an operator's command does not fit; nothing has changed.
+        """
+        action = self.TABLE[self.state][type(event)]
+        if action is REFUSE:
+            raise OperatorRefused(
+                f"Expected a run that can {type(event).__name__.lower()}, got one {self.state}."
+            )
+        return [] if isinstance(action, Verdict) else action(self, event)
+
+    def _become(self, state: RunState, reason: str = "") -> None:
+        self.state, self.reason = state, reason
+
+    # running
+
+    def _started(self, _: Started | None = None) -> list[RunEffect]:
+        """Do what comes next: finish, or open a round unless one is open."""
+        kind = self._next_kind()
+        if kind is None:
+            self._become(RunState.FINISHED)
+            return [Finish()]
+        if self.progress.open_kind is not None:
+            return []
+        number = self.progress.opened + 1
+        self.progress = replace(self.progress, opened=number, open_kind=kind)
+        return [OpenRound(number, kind)]
+
+    def _next_kind(self) -> RoundKind | None:
+        if self.progress.trained < self.config.rounds:
+            return RoundKind.TRAIN
+        wants_evaluation = self.config.evaluate_last and not self.progress.evaluated
+        return RoundKind.EVALUATE if wants_evaluation else None
+
+    def _committed(self, event: RoundCommitted) -> list[RunEffect]:
+        self._count(event)
+        return self._started()
+
+    def _count(self, event: RoundCommitted) -> list[RunEffect]:
+        if self.progress.open_kind is None:
+            return []
+        self.progress = replace(
+            self.progress,
+            trained=self.progress.trained + (event.kind is RoundKind.TRAIN),
+            evaluated=self.progress.evaluated or event.kind is RoundKind.EVALUATE,
+            abandoned_in_a_row=0,
+            open_kind=None,
+        )
+        return []
+
+    def _abandoned(self, event: RoundAbandoned) -> list[RunEffect]:
+        self._discount(event)
+        in_a_row = self.progress.abandoned_in_a_row
+        if event.fault:
+            self._become(RunState.PAUSED, event.reason)
+        elif in_a_row >= self.config.max_abandoned:
+            self._become(
+                RunState.PAUSED,
+                f"{in_a_row} rounds in a row were abandoned; the last one: {event.reason}",
+            )
+        return self._started() if self.state is RunState.RUNNING else []
+
+    def _discount(self, _: RoundAbandoned) -> list[RunEffect]:
+        if self.progress.open_kind is None:
+            return []
+        self.progress = replace(
+            self.progress,
+            abandoned_in_a_row=self.progress.abandoned_in_a_row + 1,
+            open_kind=None,
+        )
+        return []
+
+    def _pause(self, _: Pause) -> list[RunEffect]:
+        self._become(RunState.PAUSED, "paused by the operator")
+        return [PauseRound()] if self.progress.open_kind is not None else []
+
+    # paused
+
+    def _resume(self, _: Resume) -> list[RunEffect]:
+        self._become(RunState.RUNNING)
+        self.progress = replace(self.progress, abandoned_in_a_row=0)
+        return [ResumeRound()] if self.progress.open_kind is not None else self._started()
+
+    def _committed_in_pause(self, event: RoundCommitted) -> list[RunEffect]:
+        self._count(event)
+        return self._started() if self._next_kind() is None else []
+
+    def _abandoned_in_pause(self, event: RoundAbandoned) -> list[RunEffect]:
+        self._discount(event)
+        if event.fault:
+            self.reason = event.reason
+        return []
+
+    # both
+
+    def _stop(self, _: Stop) -> list[RunEffect]:
+        return self._end(RunState.STOPPED, "stopped by the operator")
+
+    def _break(self, event: Break) -> list[RunEffect]:
+        return self._end(RunState.FAILED, event.reason)
+
+    def _end(self, state: RunState, reason: str) -> list[RunEffect]:
+        self._become(state, reason)
+        return [AbortRound(reason)] if self.progress.open_kind is not None else []
+
+    TABLE: ClassVar[Mapping[RunState, Mapping[type[RunEvent], "RunAction"]]] = {
+        RunState.RUNNING: {
+            Started: _started,
+            RoundCommitted: _committed,
+            RoundAbandoned: _abandoned,
+            Pause: _pause,
+            Resume: REFUSE,
+            Stop: _stop,
+            Break: _break,
+        },
+        RunState.PAUSED: {
+            Started: IGNORE,
+            RoundCommitted: _committed_in_pause,
+            RoundAbandoned: _abandoned_in_pause,
+            Pause: REFUSE,
+            Resume: _resume,
+            Stop: _stop,
+            Break: _break,
+        },
+        RunState.FINISHED: {
+            Started: IGNORE,
+            RoundCommitted: IGNORE,
+            RoundAbandoned: IGNORE,
+            Pause: REFUSE,
+            Resume: REFUSE,
+            Stop: REFUSE,
+            Break: IGNORE,
+        },
+        RunState.STOPPED: {
+            Started: IGNORE,
+            RoundCommitted: _count,
+            RoundAbandoned: _discount,
+            Pause: REFUSE,
+            Resume: REFUSE,
+            Stop: REFUSE,
+            Break: IGNORE,
+        },
+        RunState.FAILED: {
+            Started: IGNORE,
+            RoundCommitted: _count,
+            RoundAbandoned: _discount,
+            Pause: REFUSE,
+            Resume: REFUSE,
+            Stop: REFUSE,
+            Break: IGNORE,
+        },
+    }
+
+
+# Each method takes the event of its row, which the type of a table cannot say.
+RunAction = Callable[[Run, Any], list[RunEffect]] | Verdict
