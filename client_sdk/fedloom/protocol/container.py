@@ -160,20 +160,31 @@ def read_layout(file: IO[bytes]) -> Layout:
     Raises:
         IntegrityError: it is not a safetensors file, or shorter or longer than it says.
     """
-    file.seek(0)
-    length = header_length(file.read(PREFIX_BYTES))
     size_bytes = os.fstat(file.fileno()).st_size
-    if not 2 <= length <= min(MAX_HEADER_BYTES, size_bytes):
-        raise IntegrityError(f"Expected a safetensors file, got {file.name} ({size_bytes} bytes).")
     try:
-        layout = parse_header(file.read(length))
-    except Refusal as refusal:
-        raise IntegrityError(f"{file.name}: {refusal}") from refusal
+        layout = read_layout_at(file.fileno())
+    except IntegrityError as error:
+        raise IntegrityError(f"{file.name}: {error}") from error
     if layout.size_bytes != size_bytes:
         raise IntegrityError(
             f"Expected {layout.size_bytes} bytes in {file.name}, got {size_bytes}."
         )
     return layout
+
+
+def read_layout_at(handle: int) -> Layout:
+    """The layout of a container at the start of a file that may go on after it.
+
+    Raises:
+        IntegrityError: there is no container.
+    """
+    length = header_length(os.pread(handle, PREFIX_BYTES, 0))
+    if not 2 <= length <= min(MAX_HEADER_BYTES, os.fstat(handle).st_size):
+        raise IntegrityError(f"Expected a safetensors header, got a length of {length}.")
+    try:
+        return parse_header(os.pread(handle, length, PREFIX_BYTES))
+    except Refusal as refusal:
+        raise IntegrityError(str(refusal)) from refusal
 
 
 def widen(array: NDArray[Any], dtype: str) -> NDArray[Any]:

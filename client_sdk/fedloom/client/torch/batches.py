@@ -5,6 +5,7 @@ batch size, and the seed; torch.Generator gives the same permutation on every pl
 """
 
 from collections.abc import Callable, Iterator, Sized
+from itertools import islice
 from typing import Any, Protocol, cast
 
 import torch
@@ -104,12 +105,13 @@ def shuffled(num_examples: int, batch_size: int, seed: int) -> Iterator[Tensor]:
     """
     generator = torch.Generator().manual_seed(seed)
     while True:
-        yield from torch.randperm(num_examples, generator=generator).split(batch_size)
+        order = torch.randperm(num_examples, generator=generator)
+        yield from torch.split(order, batch_size)
 
 
 def in_order(source: Examples, batch_size: int) -> Iterator[Batch]:
     """Every example once, in order."""
-    for indices in torch.arange(len(source)).split(batch_size):
+    for indices in torch.split(torch.arange(len(source)), batch_size):
         yield source.take(indices)
 
 
@@ -132,5 +134,5 @@ def training(
         for _ in range(num_batches):
             yield source.all()  # order does not matter, so the data is not copied into another
         return
-    for _, indices in zip(range(num_batches), shuffled(num_examples, batch_size, seed)):
+    for indices in islice(shuffled(num_examples, batch_size, seed), num_batches):
         yield source.take(indices)

@@ -25,6 +25,9 @@ class LocalMemory:
 
     Args:
         path: where to keep it over restarts, a safetensors file; None: in this process only.
+
+    Raises:
+        IntegrityError: when the file is there but is not a safetensors file.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -48,10 +51,9 @@ class LocalMemory:
         return self._before if round_ == self._round else self._after
 
     def remember(self, run: str, round_: int, before: Params, after: Params) -> None:
-        """Keep copies of what the tensors were when a task began and when it ended."""
+        """Keep what the tensors were when a task began and when it ended; the arrays are ours."""
         self._run, self._round = run, round_
-        self._before = {name: np.array(value) for name, value in before.items()}
-        self._after = {name: np.array(value) for name, value in after.items()}
+        self._before, self._after = before, after
         if self._path is not None:
             self._write(self._path)
 
@@ -65,6 +67,7 @@ class LocalMemory:
         container.write_file(path, arrays)
 
     def _read(self, path: Path) -> None:
+        # Copied out of the mapping: the file is about to be replaced round after round.
         arrays = {name: np.array(value) for name, value in container.read_params(path).items()}
         self._run = arrays.pop(_RUN).tobytes().decode()
         self._round = int(arrays.pop(_ROUND))

@@ -1,0 +1,190 @@
+"""A federated client around a PyTorch module.
+
+Sources: local training as in McMahan et al. (2017), "Communication-efficient learning of deep
+networks from decentralized data", Algorithm 1, ClientUpdate; tensors that stay at home as in
+Arivazhagan et al. (2019), "Federated learning with personalization layers".
+
+Invariant: what a task returns depends on the parameters received, the task, the data and, for
+tensors kept at home, the rounds before; not on how often the task is done.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from fedloom.client.api import Client, Task
+from fedloom.client.torch import batches, loop, modules
+from fedloom.client.torch.memory import LocalMemory
+from fedloom.protocol.errors import UsageError
+
+_EVALUATION_BATCH = 256
+
+Params = Mapping[str, NDArray[Any]]
+
+
+class TorchClient(Client):
+    """Trains and evaluates a module on data that stays here.
+
+        x, y = torch.load("digits.pt")
+        client = TorchClient(model, (x, y), loss=torch.nn.functional.cross_entropy)
+        fedloom.client.run(client, config="client.toml")
+
+    The round's settings give the length of the training, the batch size and the learning rate; the
+    task's seed gives the order of the examples. Metrics are `loss`, and `accuracy` where targets
+    are class numbers.
+
+    Args:
+        model: the module; its state_dict names must be those of the run's model. On any device.
+        train: (x, y) tensors, a map-style data set of such pairs, or a loader of one.
+        loss: mean loss of a batch, of (outputs, targets).
+        evaluate: data to evaluate on, never trained on; None: evaluations report nothing.
+        optimizer: called with (params, lr=…) for each task, such as `torch.optim.Adam`;
+            plain gradient descent by default.
+        send: which tensors to send back, by name; all by default. Tensors of bool never are: true
+            and false have no mean.
+        keep_local: keep tensors that are not sent from round to round, for as long as the process
+            lives (True) or in a file over restarts (a path), instead of taking the server's.
+        num_threads: for torch, in this whole process; None leaves torch's choice. One is
+            the default because steps of small models got 2 to 45 times slower with torch's own
+            choice of two, and because more than one may change the last bits.
+
+    Raises:
+        UsageError: for data that cannot be indexed, is empty, or has unequal lengths.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        train: batches.Data,
+        loss: loop.Loss,
+        *,
+        evaluate: batches.Data | None = None,
+        optimizer: loop.MakeOptimizer = loop.SGD,
+        send: Callable[[str], bool] = modules.everything,
+        keep_local: bool | str | Path = False,
+        num_threads: int | None = 1,
+    ) -> None:
+        if num_threads is not None:
+            torch.set_num_threads(num_threads)
+        self.model = model
+        self._loss = loss
+        self._train = batches.examples(train)
+        self._evaluate = None if evaluate is None else batches.examples(evaluate)
+        self._optimizer = optimizer
+        state = model.state_dict()
+        self._sent = {n for n, tensor in state.items() if send(n) and tensor.dtype != torch.bool}
+        frozen = {n for n, param in model.named_parameters() if not param.requires_grad}
+        self._changing = state.keys() - self._sent - frozen
+        self._keep_local = bool(keep_local)
+        self._memory = LocalMemory(None if isinstance(keep_local, bool) else Path(keep_local))
+        if not len(self._train):
+            raise UsageError("Expected at least one example to train on, got none.")
+
+    def train(
+        self, params: Params, task: Task
+    ) -> tuple[dict[str, NDArray[Any]], int, dict[str, float]]:
+        """Train from the received parameters.
+
+        Args:
+            params: the round's model by name.
+            task: its `settings`, `rule` and `seed` are followed; where it has a `should_stop`, that
+                is asked before each step, and training ends early when it says so.
+
+        Returns:
+            The tensors to send, sharing memory with the module until the next call; the number of
+            examples here; means over the training, as the module changed.
+
+        Raises:
+            UsageError: when the parameters are not this module's.
+        """
+        home = self._home(params)
+        self._load(params, home, task.run, task.round)
+        before = self._copy(home)
+        with loop.seeded(task.seed, loop.device_of(self.model)):
+            totals = self._fit(params.keys() - home, task)
+        if home:
+            self._memory.remember(task.run, task.round, before, self._copy(home))
+        sent = modules.parameters(self.model, self._sent.__contains__)
+        return sent, len(self._train), totals.metrics()
+
+    def evaluate(self, params: Params, task: Task) -> tuple[int, dict[str, float]]:
+        """Evaluate the received parameters, with those kept at home in their places.
+
+        Returns:
+            The number of examples evaluated and the means over them; 0 and none without data.
+
+        Raises:
+            UsageError: when the parameters are not this module's.
+        """
+        if self._evaluate is None:
+            return 0, {}
+        self._load(params, self._home(params), task.run, None)
+        in_order = batches.in_order(self._evaluate, _EVALUATION_BATCH)
+        totals = loop.measure(self.model, in_order, self._loss)
+        return totals.num_examples, totals.metrics()
+
+    def _fit(self, anchored: set[str], task: Task) -> loop.Totals:
+        trainable = [param for param in self.model.parameters() if param.requires_grad]
+        return loop.fit(
+            self.model,
+            batches.training(
+                self._train,
+                epochs=task.settings.epochs,
+                steps=task.settings.steps,
+                batch_size=task.settings.batch_size,
+                seed=task.seed,
+            ),
+            self._loss,
+            self._optimizer(trainable, lr=task.settings.learning_rate),
+            correct=self._correction(anchored, task),
+            should_stop=getattr(task, "should_stop", _never),
+        )
+
+    def _correction(self, anchored: set[str], task: Task) -> loop.Correction:
+        """The client rule over the gradients of what the server sent, against what it sent."""
+        if task.rule.name == "plain":
+            return _nothing
+        pairs = [
+            (param, param.detach().clone())
+            for name, param in self.model.named_parameters()
+            if param.requires_grad and name in anchored
+        ]
+
+        @torch.no_grad()
+        def correct() -> None:
+            for param, anchor in pairs:
+                if param.grad is not None:
+                    param.grad = task.rule.gradient(param.grad, param, anchor)
+
+        return correct
+
+    def _load(self, params: Params, home: set[str], run: str, round_: int | None) -> None:
+        if missing := sorted(self._sent - params.keys()):
+            raise UsageError(
+                f"Expected the run's model to hold every tensor that is sent back, it lacks "
+                f"{len(missing)}, such as {missing[0]!r}. Leave them out with `send`."
+            )
+        recalled = self._memory.recall(run, round_)
+        kept = {name: value for name, value in recalled.items() if name in home}
+        modules.load(self.model, {**params, **kept}, partial=True)
+
+    def _home(self, params: Params) -> set[str]:
+        """Tensors that change here and carry over: kept on purpose, or unknown to the server."""
+        return self._changing if self._keep_local else self._changing - params.keys()
+
+    def _copy(self, names: set[str]) -> Params:
+        arrays = modules.parameters(self.model, names.__contains__)
+        return {name: np.array(value) for name, value in arrays.items()}
+
+
+def _nothing() -> None:
+    """Leave gradients as they are."""
+
+
+def _never() -> bool:
+    return False

@@ -1,0 +1,126 @@
+"""Settings of a server: `server.toml` in its state directory.
+
+Secrets are never among them: keys live in `pki/` with mode 0600.
+"""
+
+import tomllib
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from fedloom.protocol.errors import UsageError
+
+FILE = "server.toml"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """How a server listens and what it grants.
+
+    Attributes:
+        federation: name of the federation, part of every identity.
+        fleet: host:port for enrolled clients (mTLS).
+        enrolment: host:port for devices with a token (server TLS).
+        names: host names and addresses in the server's certificate.
+        client_certificate_s: life of a client's certificate, seconds.
+        max_concurrent_uploads: how many bodies stream at once; the rest wait unsent.
+        max_model_bytes: largest model a run may start from.
+        database: SQLAlchemy URL; empty for `ledger.sqlite` in the state directory.
+    """
+
+    federation: str = "fedloom"
+    fleet: str = "0.0.0.0:7443"
+    enrolment: str = "0.0.0.0:7444"
+    names: tuple[str, ...] = ("localhost", "127.0.0.1")
+    client_certificate_s: float = 7 * 24 * 3600.0
+    max_concurrent_uploads: int = 8
+    max_model_bytes: int = 1 << 40
+    database: str = ""
+
+    def __post_init__(self) -> None:
+        """Check every setting."""
+        for name in ("fleet", "enrolment"):
+            split_address(getattr(self, name), name)
+        for name in ("client_certificate_s", "max_concurrent_uploads", "max_model_bytes"):
+            if not getattr(self, name) > 0:
+                raise UsageError(f"Expected {name} > 0, got {getattr(self, name)}.")
+        if not self.names:
+            raise UsageError("Expected at least one name for the server's certificate, got none.")
+
+
+def split_address(address: str, name: str) -> tuple[str, int]:
+    """Host and port of `host:port`.
+
+    Raises:
+        UsageError: it is not of that form.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or not 0 <= int(port) <= 65535:
+        raise UsageError(f"Expected {name} as host:port, got {address!r}.")
+    return host.strip("[]"), int(port)
+
+
+def load(state_dir: Path) -> ServerConfig:
+    """Read `server.toml`.
+
+    Raises:
+        UsageError: there is none, or it holds what it must not.
+    """
+    path = state_dir / FILE
+    try:
+        values = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise UsageError(
+            f"Expected a server in {state_dir}, got no {FILE}: run `fedloom server init` first."
+        ) from None
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{path}: {error}") from None
+    return build(values, str(path))
+
+
+def build(values: dict[str, Any], where: str) -> ServerConfig:
+    """A checked configuration from parsed TOML.
+
+    Raises:
+        UsageError: an unknown setting, or a wrong type.
+    """
+    known = {field.name: field for field in fields(ServerConfig)}
+    if unknown := sorted(set(values) - set(known)):
+        raise UsageError(
+            f"{where}: expected settings of {', '.join(known)}, got {', '.join(unknown)}."
+        )
+    defaults = ServerConfig()
+    checked = {}
+    for name, value in values.items():
+        default = getattr(defaults, name)
+        wanted = float if isinstance(default, float) else type(default)
+        try:
+            checked[name] = tuple(map(str, value)) if wanted is tuple else wanted(value)
+        except (TypeError, ValueError):
+            raise UsageError(
+                f"{where}: expected {name} as {wanted.__name__}, got {value!r}."
+            ) from None
+    return ServerConfig(**checked)
+
+
+def write(state_dir: Path, config: ServerConfig) -> None:
+    """Write `server.toml` with a comment beside each setting."""
+    comments = {
+        "federation": "name of the federation, part of every identity",
+        "fleet": "where enrolled clients connect (mTLS)",
+        "enrolment": "where devices with a token enrol (server TLS)",
+        "names": "host names and addresses in the server's certificate",
+        "client_certificate_s": "life of a client's certificate, seconds",
+        "max_concurrent_uploads": "bodies streaming at once; the rest wait unsent",
+        "max_model_bytes": "largest model a run may start from",
+        "database": "SQLAlchemy URL; empty for ledger.sqlite beside this file",
+    }
+    lines = []
+    for field in fields(ServerConfig):
+        value = getattr(config, field.name)
+        if isinstance(value, tuple):
+            text = "[" + ", ".join(f'"{v}"' for v in value) + "]"
+        else:
+            text = f'"{value}"' if isinstance(value, str) else f"{value}"
+        lines.append(f"# {comments[field.name]}\n{field.name} = {text}\n")
+    (state_dir / FILE).write_text("\n".join(lines))

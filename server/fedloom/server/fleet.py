@@ -1,0 +1,162 @@
+"""Who is attending: one session per connected client, and which task occupies it.
+
+The fleet knows connections, not rounds: runs listen to it, and it tells them who has become
+available and who has gone. A client works on one task at a time, whichever run it is of.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Protocol
+
+from fedloom.protocol.errors import Code, Refusal
+from fedloom.protocol.identity import Peer
+from fedloom.protocol.v1 import fleet_pb2
+
+log = logging.getLogger(__name__)
+
+TaskId = tuple[str, int]
+"""Run and round."""
+
+Send = Callable[[fleet_pb2.ServerMessage], Awaitable[None]]
+
+
+class Listener(Protocol):
+    """A run that wants to know about clients."""
+
+    def client_available(self, client: str) -> None:
+        """A client is connected and has no task."""
+
+    def client_left(self, client: str) -> None:
+        """A client's stream ended, or another run has taken the client."""
+
+    def claims(self, client: str) -> bool:
+        """Does the run's open round still wait for this client?"""
+
+
+class Session:
+    """One connected client.
+
+    Attributes:
+        peer: from its certificate; None on plaintext loopback.
+        task: what occupies it.
+        refusal: why the server ended the session, if it did.
+    """
+
+    __slots__ = ("_lock", "_send", "client", "handler", "peer", "refusal", "task")
+
+    def __init__(
+        self, client: str, peer: Peer | None, send: Send, handler: "asyncio.Task[object]"
+    ) -> None:
+        self.client = client
+        self.peer = peer
+        self.task: TaskId | None = None
+        self.refusal: Refusal | None = None
+        self.handler = handler
+        self._send = send
+        self._lock = asyncio.Lock()
+
+    async def send(self, message: fleet_pb2.ServerMessage) -> None:
+        """Send one message; a stream that is gone is not an error here."""
+        async with self._lock:
+            try:
+                await self._send(message)
+            except Exception as error:  # noqa: BLE001 - grpc raises many kinds for a dead stream
+                log.debug("message to %s not sent: %r", self.client, error)
+
+    def end(self, refusal: Refusal) -> None:
+        """Cut the stream; the client is told why."""
+        self.refusal = refusal
+        self.handler.cancel()
+
+
+class Fleet:
+    """All sessions and the runs that listen."""
+
+    def __init__(self) -> None:
+        self._sessions: dict[str, Session] = {}
+        self._listeners: list[Listener] = []
+        self._sending: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(list(self._sessions.values()))
+
+    def get(self, client: str) -> Session | None:
+        """A client's session, if it is connected."""
+        return self._sessions.get(client)
+
+    def listen(self, listener: Listener) -> None:
+        """Tell a run about clients from now on, and about those that are available now."""
+        self._listeners.append(listener)
+        for session in self:
+            if session.task is None:
+                self._announce_to(listener, session.client)
+
+    def forget(self, listener: Listener) -> None:
+        """A run has ended."""
+        self._listeners.remove(listener)
+
+    def available(self) -> list[str]:
+        """Connected clients without a task, by name."""
+        return sorted(c for c, s in self._sessions.items() if s.task is None)
+
+    def attend(self, session: Session) -> None:
+        """A client has connected; an older session of the same client ends."""
+        older = self._sessions.pop(session.client, None)
+        if older is not None:
+            older.end(Refusal(Code.BUSY, "Another connection of this client has taken over."))
+        self._sessions[session.client] = session
+        self._announce(session.client)
+
+    def leave(self, session: Session) -> None:
+        """A client's stream has ended."""
+        if self._sessions.get(session.client) is not session:
+            return  # a newer one has taken over
+        del self._sessions[session.client]
+        for listener in list(self._listeners):
+            listener.client_left(session.client)
+
+    def occupy(self, client: str, task: TaskId, owner: Listener) -> bool:
+        """Give a client's time to a run; False if it is gone or works for another."""
+        session = self._sessions.get(client)
+        if session is None or session.task not in (None, task):
+            return False
+        session.task = task
+        for listener in self._listeners:
+            if listener is not owner:
+                listener.client_left(client)
+        return True
+
+    def free(self, client: str, task: TaskId) -> None:
+        """A client no longer works on a task."""
+        session = self._sessions.get(client)
+        if session is not None and session.task == task:
+            session.task = None
+            self._announce(client)
+
+    def send(self, client: str, message: fleet_pb2.ServerMessage) -> None:
+        """Send without waiting: a slow client delays nobody."""
+        session = self._sessions.get(client)
+        if session is not None:
+            sending = asyncio.ensure_future(session.send(message))
+            self._sending.add(sending)
+            sending.add_done_callback(self._sending.discard)
+
+    def _announce(self, client: str) -> None:
+        """Offer a client's time to the run that waits for it, else to all."""
+        for listener in self._listeners:
+            if listener.claims(client):
+                listener.client_available(client)
+                return
+        for listener in list(self._listeners):
+            session = self._sessions.get(client)
+            if session is None or session.task is not None:
+                return  # an earlier run has just taken it
+            listener.client_available(client)
+
+    def _announce_to(self, listener: Listener, client: str) -> None:
+        if not any(other.claims(client) for other in self._listeners if other is not listener):
+            listener.client_available(client)

@@ -1,0 +1,137 @@
+"""Folding: from the spool files of accepted updates to a round's exact sum, and its checkpoints.
+
+A folder belongs to one round. What it has folded is known by client name, so that after a crash
+the sum goes on from the last checkpoint with those updates that it does not hold yet. Order does
+not matter: the sum is of integers.
+"""
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedloom.protocol.container import DTYPES, Layout, read_layout_at, read_params, write_file
+from fedloom.protocol.errors import IntegrityError
+from fedloom.protocol.faults import crossing
+from fedloom.protocol.manifest import Manifest
+from fedloom.protocol.v1 import fleet_pb2
+from fedloom.strategies.algebra import Coverage, Full, Mask, Partial, Slice, weight_units
+
+CHECKPOINT_EVERY = 16
+"""Updates between checkpoints of a round's sum; bounds the disk it needs and a restart's work."""
+
+
+class Folder:
+    """A round's sum and who is in it.
+
+    Args:
+        partial: empty, or restored.
+        folded: clients whose updates it holds.
+    """
+
+    def __init__(self, partial: Partial, folded: set[str]) -> None:
+        self.partial = partial
+        self.folded = folded
+        self.unsaved: list[str] = []
+
+    def fold(self, client: str, path: Path, header: fleet_pb2.UpdateHeader) -> bool:
+        """Add one accepted update; a second time it changes nothing.
+
+        Returns:
+            Whether enough has been folded since the last checkpoint for another one.
+        """
+        if client in self.folded:
+            return False
+        if header.parts:
+            add_update(self.partial, path, header)
+            self.unsaved.append(path.name)
+        self.folded.add(client)
+        return len(self.unsaved) >= CHECKPOINT_EVERY
+
+    def save(self, path: Path) -> list[str]:
+        """Write a checkpoint; returns the spool files that are no longer needed."""
+        arrays, header = self.partial.arrays()
+        text = json.dumps({"partial": header, "folded": sorted(self.folded)})
+        note = np.frombuffer(text.encode(), np.uint8)
+        crossing("checkpoint.before")
+        write_file(path, {**arrays, "note": note})
+        crossing("checkpoint.after")
+        done, self.unsaved = self.unsaved, []
+        return done
+
+
+def restore(path: Path, empty: Callable[[], Partial]) -> Folder:
+    """The folder of a checkpoint, or an empty one where there is none."""
+    if not path.exists():
+        return Folder(empty(), set())
+    arrays = {name: np.array(array) for name, array in read_params(path).items()}
+    note = json.loads(arrays.pop("note").tobytes())
+    return Folder(Partial.from_arrays(arrays, note["partial"]), set(note["folded"]))
+
+
+def empty_partial(manifest: Manifest, groups: tuple[str, ...], exponent: int) -> Partial:
+    """The sum of no updates to a model."""
+    specs = {(group, name): spec for group in groups for name, spec in manifest.specs.items()}
+    return Partial(specs, exponent)
+
+
+def add_update(partial: Partial, path: Path, header: fleet_pb2.UpdateHeader) -> None:
+    """Add an accepted update to a sum, reading its file block by block."""
+    units = weight_units(header.weight)
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        layout = read_layout_at(handle)
+        for part in header.parts:
+            reader = _Reader(handle, layout, part.values)
+            partial.add((part.group, part.tensor), _coverage(part, handle, layout, partial), units, reader)
+    finally:
+        os.close(handle)
+
+
+def _coverage(
+    part: fleet_pb2.Part, handle: int, layout: Layout, partial: Partial
+) -> Coverage:
+    kind = part.WhichOneof("coverage")
+    if kind == "slice":
+        return Slice(tuple((r.start, r.stop) for r in part.slice.ranges))
+    if kind == "mask":
+        size = partial.specs[part.group, part.tensor].size
+        reader = _Reader(handle, layout, part.mask.bits)
+        packed = reader(layout.tensors[part.mask.bits].size)
+        return Mask(np.unpackbits(packed, count=size, bitorder="little").view(np.bool_))
+    return Full()
+
+
+class _Reader:
+    """Hands out a tensor's values in order, through one reused buffer."""
+
+    def __init__(self, handle: int, layout: Layout, name: str) -> None:
+        info = layout.tensors[name]
+        self._handle = handle
+        self._dtype = DTYPES[info.dtype]
+        self._position = layout.data_start + info.start
+        self._left = info.size
+        self._buffer = np.empty(0, self._dtype)
+
+    def __call__(self, count: int) -> NDArray[Any]:
+        if count > self._left:
+            raise IntegrityError(f"Expected at most {self._left} more values, asked for {count}.")
+        if count > self._buffer.size:
+            self._buffer = np.empty(count, self._dtype)
+        values = self._buffer[:count]
+        raw = memoryview(values).cast("B") if count else memoryview(b"")
+        got = os.preadv(self._handle, [raw], self._position) if count else 0
+        if got != count * self._dtype.itemsize:
+            raise IntegrityError(f"Expected {count * self._dtype.itemsize} bytes, got {got}.")
+        self._position += got
+        self._left -= count
+        return values
+
+
+def metrics_of(message: fleet_pb2.Metrics) -> Mapping[str, Any]:
+    """A message's metrics as the ledger keeps them."""
+    return {"num_examples": message.num_examples, "values": dict(message.values)}

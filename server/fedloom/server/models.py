@@ -1,0 +1,95 @@
+"""The model store: safetensors files named by their SHA-256, written once and never changed."""
+
+import hashlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from fedloom.protocol.container import read_params, sync_directory, write_params
+from fedloom.protocol.errors import IntegrityError
+from fedloom.protocol.manifest import Manifest, read_manifest
+
+_READ_BYTES = 1 << 20
+
+
+class ModelStore:
+    """A directory of content-addressed model files.
+
+    Args:
+        directory: created if needed.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self._directory = directory
+        for leftover in directory.glob("*.tmp"):
+            leftover.unlink()
+
+    def path(self, digest: str) -> Path:
+        """Where a model lies, or would."""
+        return self._directory / f"{digest}.safetensors"
+
+    def save(self, params: Mapping[str, NDArray[Any]], dtypes: Mapping[str, str]) -> str:
+        """Write a model durably and return its digest.
+
+        Args:
+            params: arrays by name.
+            dtypes: container dtypes by name, empty to take the arrays' own.
+        """
+        temporary = self._directory / f"{os.getpid()}-{id(params):x}.tmp"
+        with temporary.open("wb") as file:
+            digest = write_params(file, params, dtypes)
+            file.flush()
+            os.fdatasync(file.fileno())
+        return self._adopt(temporary, digest)
+
+    def add(self, source: Path) -> str:
+        """Copy a model file in and return its digest.
+
+        Raises:
+            IntegrityError: it is not a whole safetensors file.
+            UsageError: it holds what cannot be averaged.
+        """
+        read_manifest(source)
+        digest = hashlib.sha256()
+        temporary = self._directory / f"{os.getpid()}-add.tmp"
+        with source.open("rb") as original, temporary.open("wb") as copy:
+            while block := original.read(_READ_BYTES):
+                digest.update(block)
+                copy.write(block)
+            copy.flush()
+            os.fdatasync(copy.fileno())
+        return self._adopt(temporary, digest.hexdigest())
+
+    def _adopt(self, temporary: Path, digest: str) -> str:
+        temporary.replace(self.path(digest))
+        sync_directory(self._directory)
+        return digest
+
+    def params(self, digest: str) -> dict[str, NDArray[Any]]:
+        """A model's tensors, mapped from its file.
+
+        Raises:
+            IntegrityError: the file is gone or damaged.
+        """
+        return read_params(self._existing(digest))
+
+    def manifest(self, digest: str) -> Manifest:
+        """What a model is made of.
+
+        Raises:
+            IntegrityError: the file is gone or damaged.
+        """
+        return read_manifest(self._existing(digest))
+
+    def _existing(self, digest: str) -> Path:
+        path = self.path(digest)
+        if not path.exists():
+            raise IntegrityError(
+                f"Expected the model {digest[:12]} in {self._directory}, got no such file: "
+                "restore it from a backup of the state directory."
+            )
+        return path

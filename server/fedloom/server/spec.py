@@ -1,0 +1,184 @@
+"""What an operator asks for: the specification of a run, as TOML or JSON, checked when it is built.
+
+The server keeps it in the ledger and builds the strategy, the round's knobs and the limits from
+it, so a restarted server, or a simulator, goes on with the very same run.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from fedloom.protocol.errors import UsageError
+from fedloom.protocol.manifest import Manifest
+from fedloom.protocol.updates import Limits
+from fedloom.protocol.v1 import fleet_pb2
+from fedloom.server.engine import RoundConfig, RunConfig
+from fedloom.strategies import LocalTraining, Strategy, exponent, registry
+
+Scalar = bool | int | float | str
+
+WEIGHTINGS = {
+    "examples": fleet_pb2.WEIGHTING_EXAMPLES,
+    "client": fleet_pb2.WEIGHTING_CLIENT,
+    "uniform": fleet_pb2.WEIGHTING_UNIFORM,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSpec:
+    """A run, as submitted.
+
+    Attributes:
+        name: for people; the run's id starts with it.
+        rounds: training rounds to commit.
+        seed: of the selection of cohorts and of the clients' randomness.
+        evaluate: clients evaluate each model that they receive, and the last one in a round of
+            its own.
+        weighting: `examples`, `client` or `uniform`.
+        strategy: name and settings, `{"name": "fedavg", ...}`.
+        rule: client rule, name and settings.
+        cohort: settings of `RoundConfig`.
+        train: settings of `LocalTraining`.
+        max_abs: largest magnitude of a value that clients may send.
+        max_norm: largest Euclidean norm of an update; None for no limit.
+        max_weight: largest weight of an update.
+        config: passed to the client's code as it is.
+    """
+
+    name: str = "run"
+    rounds: int = 10
+    seed: int = 0
+    evaluate: bool = True
+    weighting: str = "examples"
+    strategy: Mapping[str, Any]
+    rule: Mapping[str, Any]
+    cohort: Mapping[str, Any]
+    train: Mapping[str, Any]
+    max_abs: float = 1024.0
+    max_norm: float | None = None
+    max_weight: float = float(1 << 20)
+    config: Mapping[str, Scalar]
+
+    def __post_init__(self) -> None:
+        """Build everything once, so that what cannot work is refused now."""
+        if not self.name.replace("-", "").replace("_", "").isalnum() or len(self.name) > 40:
+            raise UsageError(
+                f"Expected a name of at most 40 letters, digits, - and _, got {self.name!r}."
+            )
+        if self.weighting not in WEIGHTINGS:
+            raise UsageError(
+                f"Expected weighting of {', '.join(WEIGHTINGS)}, got {self.weighting!r}."
+            )
+        for name, value in self.config.items():
+            if not isinstance(value, Scalar):
+                raise UsageError(
+                    f"Expected config.{name} as a number, a string or a boolean, got {value!r}."
+                )
+        if self.max_norm is not None and not self.max_norm > 0:
+            raise UsageError(f"Expected max_norm > 0, got {self.max_norm}.")
+        try:
+            self.build_strategy()
+            self.local_training()
+            self.round_config()
+            self.run_config()
+            self.exponent()
+        except (TypeError, ValueError) as error:
+            raise UsageError(str(error)) from None
+
+    def build_strategy(self) -> Strategy:
+        """The strategy, with its client rule."""
+        rule = registry.client_rule(*_named(self.rule, "rule"))
+        strategy = registry.strategy(*_named(self.strategy, "strategy"), rule=rule)
+        if strategy.needs != "sum":
+            raise UsageError(
+                f"Expected a strategy that needs only the sum of updates, got "
+                f"{self.strategy['name']!r}, which needs each one."
+            )
+        return strategy
+
+    def local_training(self) -> LocalTraining:
+        """What clients are told to do in a round."""
+        return LocalTraining(**self.train)
+
+    def round_config(self) -> RoundConfig:
+        """The knobs of a round."""
+        return RoundConfig(**self.cohort)
+
+    def run_config(self) -> RunConfig:
+        """The knobs of the run."""
+        return RunConfig(rounds=self.rounds, evaluate_last=self.evaluate)
+
+    @property
+    def capacity(self) -> int:
+        """Most updates that one round can accept: the goal, and what may pass the door with it."""
+        return 2 * self.round_config().goal + 64
+
+    def exponent(self) -> int:
+        """The fixed point of a round's sums; it follows from the specification alone."""
+        return exponent(self.max_abs, self.max_weight * self.capacity)
+
+    def limits(self, manifest: Manifest) -> Limits:
+        """What the door accepts."""
+        groups = self.build_strategy().groups
+        return Limits(
+            max_abs=self.max_abs,
+            max_norm=self.max_norm,
+            max_weight=self.max_weight,
+            weighting=WEIGHTINGS[self.weighting],
+            groups=groups,
+            max_bytes=manifest.full_update_bytes(len(groups)),
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """What `parse` makes this from."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {n: dict(v) if isinstance(v, Mapping) else v for n, v in values.items()}
+
+
+def _named(values: Mapping[str, Any], what: str) -> tuple[str, dict[str, Any]]:
+    settings = dict(values)
+    name = settings.pop("name", None)
+    if not isinstance(name, str):
+        raise UsageError(f"Expected {what}.name, got {dict(values)!r}.")
+    return name, settings
+
+
+_DEFAULTS: dict[str, Any] = {
+    "strategy": {"name": "fedavg"},
+    "rule": {"name": "plain"},
+    "cohort": {},
+    "train": {},
+    "config": {},
+}
+
+
+def parse(values: Mapping[str, Any]) -> RunSpec:
+    """A checked specification from parsed TOML or JSON.
+
+    Raises:
+        UsageError: an unknown setting, a wrong type or a combination that cannot work.
+    """
+    known = {field.name: field.type for field in fields(RunSpec)}
+    if unknown := sorted(set(values) - set(known)):
+        raise UsageError(f"Expected settings of {', '.join(known)}, got {', '.join(unknown)}.")
+    merged: dict[str, Any] = {**_DEFAULTS, **values}
+    for name, value in merged.items():
+        merged[name] = _typed(name, known[name], value)
+    return RunSpec(**merged)
+
+
+def _typed(name: str, wanted: Any, value: Any) -> Any:
+    if wanted is float or wanted == float | None:
+        if value is None and wanted is not float:
+            return None
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            if not math.isfinite(value):
+                raise UsageError(f"Expected a finite {name}, got {value}.")
+            return float(value)
+    elif wanted in (int, bool, str) and type(value) is wanted:
+        return value
+    elif wanted not in (int, bool, str) and isinstance(value, Mapping):
+        return dict(value)
+    expected = getattr(wanted, "__name__", "a table").replace("Mapping", "a table")
+    raise UsageError(f"Expected {name} as {expected}, got {value!r}.")

@@ -1,0 +1,155 @@
+"""The spool: bodies of updates on disk, from their first byte until they are in a durable sum.
+
+A spool file is the body, then a footer: how many bytes of the body have come, the update's header
+and the header's length. So an upload that was cut, or that outlived the server, goes on where it
+stopped, and an accepted update can be folded again from its file alone. Overwriting a file in
+place is twice as fast as growing a fresh one, so finished files are kept for reuse, up to a cap.
+
+The footer's count is a hint, not a proof: whoever resumes reads the earlier bytes again through
+the checker, and only a whole body with the right checksum is accepted.
+"""
+
+import os
+from collections import deque
+from pathlib import Path
+
+from fedloom.protocol.v1 import fleet_pb2
+
+_COUNT = 8
+_LENGTH = 4
+
+
+class SpoolFile:
+    """One body being received.
+
+    Attributes:
+        name: of the file in the spool.
+        received: bytes that have come.
+        size_bytes: bytes that will have come.
+    """
+
+    def __init__(self, path: Path, handle: int, received: int, size_bytes: int) -> None:
+        self.name = path.name
+        self.received = received
+        self.size_bytes = size_bytes
+        self._handle = handle
+
+    def append(self, chunk: bytes) -> None:
+        """Write the next bytes of the body."""
+        view = memoryview(chunk)
+        while view:
+            written = os.pwrite(self._handle, view, self.received)
+            self.received += written
+            view = view[written:]
+        os.pwrite(self._handle, self.received.to_bytes(_COUNT, "little"), self.size_bytes)
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Bytes that came before."""
+        return os.pread(self._handle, size, offset)
+
+    def restart(self) -> None:
+        """Forget what has come."""
+        self.received = 0
+        os.pwrite(self._handle, bytes(_COUNT), self.size_bytes)
+
+    def sync(self) -> None:
+        """Make the body survive a power cut."""
+        os.fdatasync(self._handle)
+
+    def close(self) -> None:
+        """Let go of the file; it stays in the spool."""
+        os.close(self._handle)
+
+
+class Spool:
+    """A directory of spool files.
+
+    Args:
+        directory: created if needed.
+        keep: finished files kept for reuse.
+    """
+
+    def __init__(self, directory: Path, keep: int = 32) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self._directory = directory
+        self._keep = keep
+        self._free = deque(sorted(directory.glob("free-*")))
+        self._next_free = 1 + max((int(p.name[5:]) for p in self._free), default=0)
+
+    def path(self, name: str) -> Path:
+        """Where a spool file lies."""
+        return self._directory / name
+
+    def open(self, run: str, number: int, header: fleet_pb2.UpdateHeader) -> SpoolFile:
+        """Begin, or go on with, receiving the body that a header announces.
+
+        Raises:
+            OSError: no room.
+        """
+        path = self._directory / f"{run}.{number}.{header.client}"
+        raw = header.SerializeToString(deterministic=True)
+        size = header.size_bytes
+        if path.exists():
+            handle = os.open(path, os.O_RDWR)
+            found = _read_footer(handle)
+            if found is not None and found[0] == raw:
+                return SpoolFile(path, handle, found[1], size)
+        else:
+            handle = self._take(path)
+        footer = bytes(_COUNT) + raw + len(raw).to_bytes(_LENGTH, "little")
+        # The end moves first: a footer is only believed at the very end of a file.
+        os.ftruncate(handle, size + len(footer))
+        os.pwrite(handle, footer, size)
+        return SpoolFile(path, handle, 0, size)
+
+    def _take(self, path: Path) -> int:
+        while self._free:
+            free = self._free.popleft()
+            try:
+                free.rename(path)
+            except FileNotFoundError:
+                continue
+            return os.open(path, os.O_RDWR)
+        return os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+
+    def header(self, name: str) -> fleet_pb2.UpdateHeader | None:
+        """The header of a spool file, or None if it holds none."""
+        handle = os.open(self._directory / name, os.O_RDONLY)
+        try:
+            footer = _read_footer(handle)
+        finally:
+            os.close(handle)
+        return None if footer is None else fleet_pb2.UpdateHeader.FromString(footer[0])
+
+    def release(self, name: str) -> None:
+        """This file's content is no longer needed."""
+        path = self._directory / name
+        if len(self._free) >= self._keep:
+            path.unlink(missing_ok=True)
+            return
+        free = self._directory / f"free-{self._next_free:09d}"
+        self._next_free += 1
+        try:
+            path.rename(free)
+        except FileNotFoundError:
+            return
+        self._free.append(free)
+
+    def release_round(self, run: str, number: int) -> None:
+        """Nothing of this round is needed any more: accepted, cut or refused."""
+        for path in sorted(self._directory.glob(f"{run}.{number}.*")):
+            self.release(path.name)
+
+
+def _read_footer(handle: int) -> tuple[bytes, int] | None:
+    """Header bytes and received count, or None if the file does not end in a whole footer."""
+    end = os.fstat(handle).st_size
+    if end < _COUNT + _LENGTH:
+        return None
+    length = int.from_bytes(os.pread(handle, _LENGTH, end - _LENGTH), "little")
+    start = end - _LENGTH - length - _COUNT
+    if start < 0:
+        return None
+    footer = os.pread(handle, _COUNT + length, start)
+    received = int.from_bytes(footer[:_COUNT], "little")
+    return (footer[_COUNT:], received) if received <= start else None
