@@ -18,11 +18,22 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from fractions import Fraction
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
-from fedloom.strategies.coverage import Coverage, Full, Mask, Shape, Slice
+from fedloom.strategies.coverage import Coverage, Full, Mask, Slice
+from fedloom.strategies.fixedpoint import (
+    BLOCK,
+    EXPONENT_LIMIT,
+    MAX_UNITS,
+    MAX_WEIGHT_SUM,
+    UNIT_BITS,
+    WEIGHT_UNIT,
+    Ints,
+    Scaler,
+    exponent,
+    weight_units,
+)
 from numpy.typing import NDArray
 
 __all__ = [
@@ -45,20 +56,7 @@ __all__ = [
 Params: TypeAlias = Mapping[str, NDArray[Any]]
 Key: TypeAlias = tuple[str, str]
 """(group, tensor)"""
-Ints: TypeAlias = NDArray[np.int64]
 Floats: TypeAlias = NDArray[np.float64]
-
-WEIGHT_UNIT: Final = 2.0**-20
-"""The grid of weights. Whole numbers of examples lie on it, so they are exact."""
-MAX_UNITS: Final = 2**53
-"""The largest weight of one update, in units: float64 holds every integer up to here."""
-MAX_WEIGHT_SUM: Final = 2.0**42
-"""The largest sum of weights: in units it must stay within int64."""
-BLOCK: Final = 32_768
-"""Values folded at a time: 640 KiB of buffers and input, measured best for a 1-2 MiB L2 cache."""
-
-_HEADROOM_BITS = 62  # one bit of int64 is the sign; one keeps the roundings from overflowing
-_EXPONENT_LIMIT = 900  # keeps w · 2^s a normal float64 for every weight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,48 +72,6 @@ class TensorSpec:
         return math.prod(self.shape)
 
 
-def weight_units(weight: float) -> int:
-    """Return the weight in units of `WEIGHT_UNIT`, rounded to the nearest.
-
-    Raises:
-        ValueError: it is not finite, is below half a unit, or is above `MAX_UNITS` units.
-    """
-    units = round(weight / WEIGHT_UNIT) if math.isfinite(weight) else 0
-    if not 1 <= units <= MAX_UNITS:
-        raise ValueError(
-            f"Expected a weight from {WEIGHT_UNIT} to {MAX_UNITS * WEIGHT_UNIT:.0f}, got {weight}."
-        )
-    return units
-
-
-def exponent(max_abs: float, max_weight_sum: float) -> int:
-    """Return the largest s, at most 900, with `max_abs · max_weight_sum · 2^s <= 2^62`.
-
-    Args:
-        max_abs: bound of |x| over all values of all updates, > 0.
-        max_weight_sum: bound of the sum of all weights, in (0, `MAX_WEIGHT_SUM`].
-
-    Raises:
-        ValueError: a bound is out of range, or their product is too large for any safe s.
-    """
-    if not (math.isfinite(max_abs) and max_abs > 0):
-        raise ValueError(f"Expected a finite max_abs > 0, got {max_abs}.")
-    if not 0 < max_weight_sum <= MAX_WEIGHT_SUM:
-        raise ValueError(
-            f"Expected max_weight_sum in (0, {MAX_WEIGHT_SUM:.0f}], got {max_weight_sum}."
-        )
-    # Rationals, because a log2 rounded the wrong way would give away the headroom's proof.
-    reach = Fraction(max_abs) * Fraction(max_weight_sum)
-    ceil_log2 = reach.numerator.bit_length() - reach.denominator.bit_length()
-    while Fraction(2) ** ceil_log2 < reach:
-        ceil_log2 += 1
-    while Fraction(2) ** (ceil_log2 - 1) >= reach:
-        ceil_log2 -= 1
-    if _HEADROOM_BITS - ceil_log2 < -_EXPONENT_LIMIT:
-        raise ValueError(f"Expected max_abs below 2^900, got {max_abs}.")
-    return min(_HEADROOM_BITS - ceil_log2, _EXPONENT_LIMIT)
-
-
 class _Entry:
     """The sums of one tensor. Nothing is allocated before something covers it."""
 
@@ -126,6 +82,14 @@ class _Entry:
         self.sums: Ints | None = None  # [size]
         self.weight_all = 0  # units that cover every coordinate
         self.weights: Ints | None = None  # [size], units per coordinate on top of weight_all
+
+    def add_weight(self, coverage: Coverage, units: int) -> None:
+        if isinstance(coverage, Full):
+            self.weight_all += units
+            return
+        if self.weights is None:
+            self.weights = np.zeros(self.spec.size, np.int64)
+        coverage.add_constant(self.weights, self.spec.shape, units, BLOCK)
 
     def merge(self, other: "_Entry") -> None:
         self.sums = _sum(self.sums, other.sums)
@@ -153,7 +117,7 @@ class Partial:
     __slots__ = ("_draining", "_entries", "_exponent")
 
     def __init__(self, specs: Mapping[Key, TensorSpec], exponent: int) -> None:
-        if not -_EXPONENT_LIMIT <= exponent <= _EXPONENT_LIMIT:
+        if not -EXPONENT_LIMIT <= exponent <= EXPONENT_LIMIT:
             raise ValueError(f"Expected an exponent from -900 to 900, got {exponent}.")
         self._entries = {key: _Entry(spec) for key, spec in specs.items()}
         self._exponent = exponent
@@ -199,10 +163,11 @@ class Partial:
         if entry.sums is None:
             entry.sums = np.zeros(entry.spec.size, np.int64)
         view = coverage.view(entry.sums, shape)
-        scaler = _Scaler(units, self._exponent, min(BLOCK, count))
+        scaler = Scaler(units, self._exponent, min(BLOCK, count))
         for index, block in coverage.blocks(shape, BLOCK):
-            view[index] += scaler.addends(read(math.prod(block)), block)
-        self._add_weight(entry, coverage, units)
+            size = math.prod(block)
+            coverage.accumulate(view, index, scaler.addends(read(size), size).reshape(block))
+        entry.add_weight(coverage, units)
 
     def add_array(self, key: Key, coverage: Coverage, units: int, values: NDArray[Any]) -> None:
         """Add one part of one update whose values are at hand, in any shape of the right size.
@@ -267,11 +232,11 @@ class Partial:
             return np.zeros(stop - start), False
         mean = entry.sums[start:stop].astype(np.float64)
         if entry.weights is None:
-            mean /= math.ldexp(entry.weight_all, self._exponent - _UNIT_BITS)
+            mean /= math.ldexp(entry.weight_all, self._exponent - UNIT_BITS)
             return mean, True
         weights = (entry.weights[start:stop] + entry.weight_all).astype(np.float64)
         covered = weights > 0
-        weights *= math.ldexp(1.0, self._exponent - _UNIT_BITS)
+        weights *= math.ldexp(1.0, self._exponent - UNIT_BITS)
         np.divide(mean, weights, out=mean, where=covered)
         return mean, covered
 
@@ -339,49 +304,12 @@ class Partial:
             )
         return entry
 
-    @staticmethod
-    def _add_weight(entry: _Entry, coverage: Coverage, units: int) -> None:
-        if isinstance(coverage, Full):
-            entry.weight_all += units
-            return
-        if entry.weights is None:
-            entry.weights = np.zeros(entry.spec.size, np.int64)
-        view = coverage.view(entry.weights, entry.spec.shape)
-        for index, _ in coverage.blocks(entry.spec.shape, BLOCK):
-            view[index] += units
-
     def _check_same_round(self, other: "Partial") -> None:
         if self.specs != other.specs or self._exponent != other.exponent:
             raise ValueError(
                 f"Expected a partial of the same round ({len(self._entries)} tensors, exponent "
                 f"{self._exponent}), got {len(other.specs)} tensors, exponent {other.exponent}."
             )
-
-
-_UNIT_BITS = 20  # WEIGHT_UNIT = 2^-20
-
-
-class _Scaler:
-    """Turns values into addends, `rint(x · w · 2^s)`, within two reused buffers."""
-
-    __slots__ = ("_floats", "_ints", "_scale")
-
-    def __init__(self, units: int, exponent: int, capacity: int) -> None:
-        self._scale = math.ldexp(units, exponent - _UNIT_BITS)  # exact: units <= 2^53
-        self._floats = np.empty(capacity, np.float64)
-        self._ints = np.empty(capacity, np.int64)
-
-    def addends(self, values: NDArray[Any], shape: Shape) -> Ints:
-        count = math.prod(shape)
-        if values.shape != (count,):
-            raise ValueError(f"Expected the next {count} values, 1-D, got shape {values.shape}.")
-        floats, ints = self._floats[:count], self._ints[:count]
-        # Four passes over a cached block: faster than ufuncs that cast on the way (2.4 GB/s).
-        np.copyto(floats, values)
-        np.multiply(floats, self._scale, out=floats)
-        np.rint(floats, out=floats)
-        np.copyto(ints, floats, casting="unsafe")
-        return ints.reshape(shape)
 
 
 def _sum(a: Ints | None, b: Ints | None) -> Ints | None:

@@ -179,20 +179,26 @@ def _step_tensor(  # noqa: PLR0917 - one tensor's share of blockwise's arguments
     new = np.empty_like(flat)
     old = {slot: None if array is None else array.reshape(-1) for slot, array in slots.items()}
     memory = {slot: np.empty(flat.size, slot_dtype(value.dtype)) for slot in slots}
-    for start in range(0, flat.size, BLOCK):
-        at = slice(start, min(start + BLOCK, flat.size))
-        mean, covered = partial.mean_block((DELTA, tensor), at.start, at.stop)
-        work = {slot: _load(array, at, initial[slot]) for slot, array in old.items()}
-        before = {slot: block.copy() for slot, block in work.items()}
-        try:
-            with np.errstate(over="raise", invalid="raise", divide="raise", under="ignore"):
-                new[at] = np.where(covered, _plus(flat[at], change(mean, work)), flat[at])
+    try:
+        with np.errstate(over="raise", invalid="raise", divide="raise", under="ignore"):
+            for start in range(0, flat.size, BLOCK):
+                at = slice(start, min(start + BLOCK, flat.size))
+                mean, covered = partial.mean_block((DELTA, tensor), at.start, at.stop)
+                work = {slot: _load(array, at, initial[slot]) for slot, array in old.items()}
+                step = change(mean, work)
+                new[at] = _where(covered, _plus(flat[at], _where(covered, step, 0.0)), flat[at])
                 for slot, block in work.items():
-                    memory[slot][at] = np.where(covered, block, before[slot])
-        except FloatingPointError as error:
-            raise OverflowError(f"Expected {tensor} to fit {value.dtype}, got: {error}.") from error
+                    before = _load(old[slot], at, initial[slot])
+                    memory[slot][at] = _where(covered, block, before)
+    except FloatingPointError as error:
+        raise OverflowError(f"Expected {tensor} to fit {value.dtype}, got: {error}.") from error
     shape = value.shape
     return new.reshape(shape), {slot: array.reshape(shape) for slot, array in memory.items()}
+
+
+def _where(covered: NDArray[np.bool_] | bool, new: NDArray[Any], old: Any) -> NDArray[Any]:
+    """Return `new` where covered, else `old`; a whole block needs no copy."""
+    return new if covered is True else np.where(covered, new, old)
 
 
 def slot_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:

@@ -1,0 +1,172 @@
+"""Server optimizers: the mean delta taken as a gradient's stand-in (pseudo-gradient).
+
+Legend: Δ mean delta, x parameters, m momentum, v variance, η server learning rate, β decay rates,
+τ adaptivity.
+
+    FedAvgM     m ← β·m + Δ;               x ← x + η·m
+    adaptive    m ← β1·m + (1 - β1)·Δ;     x ← x + η·m / (√v + τ),  with v started at τ² and
+      FedAdagrad    v ← v + Δ²
+      FedAdam       v ← β2·v + (1 - β2)·Δ²
+      FedYogi       v ← v - (1 - β2)·Δ²·sign(v - Δ²)
+
+There is no bias correction: the paper's algorithm has none.
+
+References:
+    Reddi et al. 2021, Adaptive Federated Optimization, https://arxiv.org/abs/2003.00295,
+    Algorithm 2.
+    Hsu, Qi, Brown 2019, Measuring the Effects of Non-Identical Data Distribution for Federated
+    Visual Classification, https://arxiv.org/abs/1909.06335, section 4.2.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from fedloom.strategies.algebra import Floats, Params, Partial
+from fedloom.strategies.base import DELTA, ClientRule, State, blockwise
+from fedloom.strategies.checks import check_number
+from fedloom.strategies.rules import Plain
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FedAvgM:
+    """Federated averaging with server momentum (Hsu et al. 2019).
+
+    Attributes:
+        server_learning_rate: η > 0.
+        momentum: β in [0, 1).
+        rule: what the devices do.
+
+    Raises:
+        TypeError: a setting has the wrong type.
+        ValueError: a setting is out of range.
+    """
+
+    needs: ClassVar[Literal["sum"]] = "sum"
+    groups: ClassVar[tuple[str, ...]] = (DELTA,)
+
+    server_learning_rate: float = 1.0
+    momentum: float = 0.9
+    rule: ClientRule = field(default_factory=Plain)
+
+    def __post_init__(self) -> None:
+        check_number("server_learning_rate", self.server_learning_rate, above=0)
+        check_number("momentum", self.momentum, at_least=0, below=1)
+
+    def init(self, model: Params) -> State:  # noqa: ARG002 - slots come with the first cover
+        """Return the state before the first round."""
+        return State()
+
+    def finish(
+        self, state: State, model: Params, partial: Partial
+    ) -> tuple[dict[str, NDArray[Any]], State]:
+        """Return the next model and state; see `Strategy.finish`."""
+        initial = {"momentum": 0.0}
+        new_model, slots = blockwise(self._change, model, partial, state.slots, initial=initial)
+        return new_model, State(step=state.step + 1, slots=slots)
+
+    def _change(self, delta: Floats, slots: dict[str, Floats]) -> Floats:
+        m = slots["momentum"]
+        m *= self.momentum
+        m += delta
+        return self.server_learning_rate * m
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Adaptive:
+    """What the three adaptive optimizers share; they differ in how v follows Δ².
+
+    Attributes:
+        server_learning_rate: η > 0.
+        beta_1: decay of the momentum, in [0, 1).
+        tau: adaptivity τ > 0, the size of |Δ| under which steps stop growing relative to it.
+        rule: what the devices do.
+
+    Raises:
+        TypeError: a setting has the wrong type.
+        ValueError: a setting is out of range.
+    """
+
+    needs: ClassVar[Literal["sum"]] = "sum"
+    groups: ClassVar[tuple[str, ...]] = (DELTA,)
+
+    server_learning_rate: float = 0.1
+    beta_1: float = 0.9
+    tau: float = 1e-3
+    rule: ClientRule = field(default_factory=Plain)
+
+    def __post_init__(self) -> None:
+        check_number("server_learning_rate", self.server_learning_rate, above=0)
+        check_number("beta_1", self.beta_1, at_least=0, below=1)
+        check_number("tau", self.tau, above=0)
+
+    def init(self, model: Params) -> State:  # noqa: ARG002 - slots come with the first cover
+        """Return the state before the first round."""
+        return State()
+
+    def finish(
+        self, state: State, model: Params, partial: Partial
+    ) -> tuple[dict[str, NDArray[Any]], State]:
+        """Return the next model and state; see `Strategy.finish`."""
+        initial = {"momentum": 0.0, "variance": self.tau**2}
+        new_model, slots = blockwise(self._change, model, partial, state.slots, initial=initial)
+        return new_model, State(step=state.step + 1, slots=slots)
+
+    def _change(self, delta: Floats, slots: dict[str, Floats]) -> Floats:
+        m, v = slots["momentum"], slots["variance"]
+        m *= self.beta_1
+        m += (1 - self.beta_1) * delta
+        self._follow(v, np.square(delta))
+        return self.server_learning_rate * m / (np.sqrt(v) + self.tau)
+
+    def _follow(self, v: Floats, square: Floats) -> None:
+        """Move v, in place, with Δ²."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FedAdagrad(_Adaptive):
+    """Adagrad on the server (Reddi et al. 2021); without momentum by default, as in the paper."""
+
+    beta_1: float = 0.0
+
+    def _follow(self, v: Floats, square: Floats) -> None:
+        v += square
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FedAdam(_Adaptive):
+    """Adam on the server (Reddi et al. 2021).
+
+    Attributes:
+        beta_2: decay of the variance, in [0, 1).
+    """
+
+    beta_2: float = 0.99
+
+    def __post_init__(self) -> None:
+        _Adaptive.__post_init__(self)
+        check_number("beta_2", self.beta_2, at_least=0, below=1)
+
+    def _follow(self, v: Floats, square: Floats) -> None:
+        v *= self.beta_2
+        v += (1 - self.beta_2) * square
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FedYogi(_Adaptive):
+    """Yogi on the server (Reddi et al. 2021): v moves by a share of Δ², whatever its own size.
+
+    Attributes:
+        beta_2: 1 - the share, in [0, 1).
+    """
+
+    beta_2: float = 0.99
+
+    def __post_init__(self) -> None:
+        _Adaptive.__post_init__(self)
+        check_number("beta_2", self.beta_2, at_least=0, below=1)
+
+    def _follow(self, v: Floats, square: Floats) -> None:
+        v -= (1 - self.beta_2) * square * np.sign(v - square)

@@ -1,0 +1,98 @@
+"""Strategies and client rules by name, for settings that arrive as text.
+
+Names and settings come from run files and from the wire, so every mistake is answered with what
+was expected and what is known.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, fields
+from difflib import get_close_matches
+from typing import Any, Final, TypeVar
+
+from fedloom.strategies.averaging import FedAvg
+from fedloom.strategies.base import ClientRule, Strategy
+from fedloom.strategies.optimizers import FedAdagrad, FedAdam, FedAvgM, FedYogi
+from fedloom.strategies.rules import FedProx, Plain
+
+T = TypeVar("T")
+
+STRATEGIES: Final[dict[str, Callable[..., Strategy]]] = {
+    "fedavg": FedAvg,
+    "fedavgm": FedAvgM,
+    "fedadagrad": FedAdagrad,
+    "fedadam": FedAdam,
+    "fedyogi": FedYogi,
+}
+CLIENT_RULES: Final[dict[str, Callable[..., ClientRule]]] = {"plain": Plain, "fedprox": FedProx}
+
+
+def strategy(
+    name: str, settings: Mapping[str, object] | None = None, *, rule: ClientRule | None = None
+) -> Strategy:
+    """Return the strategy of this name.
+
+    >>> strategy("fedavg", {"server_learning_rate": 0.5}, rule=client_rule("fedprox", {"mu": 1}))
+    FedAvg(server_learning_rate=0.5, rule=FedProx(mu=1))
+
+    Args:
+        name: a key of `STRATEGIES`.
+        settings: its dataclass's fields; those left out keep their defaults.
+        rule: what the devices do; plain local training by default.
+
+    Raises:
+        TypeError: a setting has the wrong type.
+        ValueError: the name or a setting is unknown, missing, or out of range.
+    """
+    build = _lookup("strategy", name, STRATEGIES)
+    _check_settings(name, build, settings or {})
+    composed = {} if rule is None else {"rule": rule}
+    return build(**dict(settings or {}), **composed)
+
+
+def client_rule(name: str, settings: Mapping[str, object] | None = None) -> ClientRule:
+    """Return the client rule of this name.
+
+    >>> client_rule("fedprox", {"mu": 0.01})
+    FedProx(mu=0.01)
+
+    Args:
+        name: a key of `CLIENT_RULES`.
+        settings: its dataclass's fields.
+
+    Raises:
+        TypeError: a setting has the wrong type.
+        ValueError: the name or a setting is unknown, missing, or out of range.
+    """
+    build = _lookup("client rule", name, CLIENT_RULES)
+    _check_settings(name, build, settings or {})
+    return build(**dict(settings or {}))
+
+
+def _lookup(kind: str, name: str, known: Mapping[str, T]) -> T:
+    if name not in known:
+        raise ValueError(f"Expected a {kind}, got {name!r}; {_hint(name, known)}.")
+    return known[name]
+
+
+def _check_settings(name: str, build: Any, settings: Mapping[str, object]) -> None:
+    """Raise `ValueError` for a setting that is not one, or one that has to be there."""
+    known = {field.name: field for field in fields(build) if field.name != "rule"}
+    for setting in settings:
+        if setting not in known:
+            raise ValueError(
+                f"Expected a setting of {name}, got {setting!r}; {_hint(setting, known)}."
+            )
+    for setting, field in known.items():
+        required = field.default is MISSING and field.default_factory is MISSING
+        if required and setting not in settings:
+            raise ValueError(
+                f"Expected {name} to have the setting {setting}, got {sorted(settings)}; "
+                f"{_hint(setting, known)}."
+            )
+
+
+def _hint(name: object, known: Iterable[str]) -> str:
+    names = sorted(known)
+    nearest = get_close_matches(str(name), names, n=1)
+    listed = f"known: {', '.join(names) or 'none'}"
+    return f"did you mean {nearest[0]!r}? {listed}" if nearest and nearest[0] != name else listed

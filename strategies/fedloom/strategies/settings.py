@@ -1,0 +1,115 @@
+"""What a round asks of local training: how long, in which batches, at which learning rate.
+
+References:
+    Goyal et al. 2017, Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour,
+    https://arxiv.org/abs/1706.02677, sections 2.1 (linear scaling) and 2.2 (gradual warm-up).
+    Here a round plays the part of their iteration, and what all clients of a round step on
+    together plays the part of their minibatch.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+from fedloom.strategies.checks import check_count, check_number
+
+Scaling: TypeAlias = Literal["none", "linear"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundSettings:
+    """What one round's clients are told.
+
+    Attributes:
+        epochs: passes over the local examples, or None where `steps` counts.
+        steps: optimizer steps, or None where `epochs` counts.
+        batch_size: examples in a step; 0 for all there are.
+        learning_rate: already warmed up and scaled.
+    """
+
+    epochs: int | None
+    steps: int | None
+    batch_size: int
+    learning_rate: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalTraining:
+    """How clients train, over a whole run. `steps=1, batch_size=None` makes FedAvg FedSGD.
+
+    Attributes:
+        epochs: passes over the local examples; exactly one of epochs and steps is set.
+        steps: optimizer steps.
+        batch_size: examples in a step; None for all there are.
+        learning_rate: the base rate, > 0, before warm-up and scaling.
+        warmup_rounds: rounds before the full rate is reached, climbing in equal steps. With
+            linear scaling they climb from the base rate, as in the paper; without it from
+            learning_rate / (warmup_rounds + 1).
+        scaling: "linear" multiplies the rate by batch_size · cohort / base_batch_size.
+        base_batch_size: the batch that the base rate was tuned for; with linear scaling only.
+
+    Raises:
+        TypeError: a setting has the wrong type.
+        ValueError: a setting is out of range, or two do not go together.
+    """
+
+    epochs: int | None = None
+    steps: int | None = None
+    batch_size: int | None = None
+    learning_rate: float
+    warmup_rounds: int = 0
+    scaling: Scaling = "none"
+    base_batch_size: int | None = None
+
+    def __post_init__(self) -> None:
+        if (self.epochs is None) == (self.steps is None):
+            raise ValueError(
+                f"Expected either epochs or steps, got epochs={self.epochs}, steps={self.steps}."
+            )
+        for name in ("epochs", "steps", "batch_size", "base_batch_size"):
+            if getattr(self, name) is not None:
+                check_count(name, getattr(self, name))
+        check_number("learning_rate", self.learning_rate, above=0)
+        check_count("warmup_rounds", self.warmup_rounds, at_least=0)
+        if self.scaling not in get_args(Scaling):
+            raise ValueError(
+                f"Expected a scaling, got {self.scaling!r}; known: {', '.join(get_args(Scaling))}."
+            )
+        linear, batches = self.scaling == "linear", (self.batch_size, self.base_batch_size)
+        if (linear and None in batches) or (not linear and self.base_batch_size is not None):
+            raise ValueError(
+                "Expected batch_size and base_batch_size with linear scaling, and no "
+                f"base_batch_size without it, got {batches} with {self.scaling}."
+            )
+
+    def at(self, round: int, cohort: int) -> RoundSettings:  # noqa: A002 - the field's word
+        """Return the settings of one round.
+
+        Args:
+            round: the round's number; the first is 1.
+            cohort: how many clients' updates the round means to average, >= 1.
+
+        Raises:
+            TypeError: an argument is not a whole number.
+            ValueError: an argument is below 1.
+        """
+        check_count("round", round)
+        check_count("cohort", cohort)
+        return RoundSettings(
+            epochs=self.epochs,
+            steps=self.steps,
+            batch_size=self.batch_size or 0,
+            learning_rate=self._learning_rate(round - 1, cohort),
+        )
+
+    def _learning_rate(self, rounds_done: int, cohort: int) -> float:
+        full = start = self.learning_rate
+        if self.scaling == "linear":
+            assert self.batch_size is not None
+            assert self.base_batch_size is not None
+            full *= self.batch_size * cohort / self.base_batch_size
+            start = min(start, full)
+        else:
+            start /= self.warmup_rounds + 1
+        if rounds_done >= self.warmup_rounds:
+            return full
+        return start + (full - start) * rounds_done / self.warmup_rounds
