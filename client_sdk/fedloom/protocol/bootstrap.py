@@ -24,6 +24,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509 import verification
 from fedloom.protocol.errors import Code, Refusal, UnavailableError, UsageError
+from fedloom.protocol.identity import UNREADABLE
 
 _DER = 2  # _ssl.ENCODING_DER, which no public module exports
 
@@ -64,6 +65,8 @@ def presented_chain(host: str, port: int, timeout_s: float) -> list[bytes]:
         UsageError: host or port cannot be an address.
         UnavailableError: no TLS handshake was possible.
     """
+    if not 1 <= port <= 65535:  # getaddrinfo would take it modulo 65536 without a word
+        raise UsageError(f"Expected a port from 1 to 65535, got {port}")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE  # read, not trusted: `verified_root` decides
@@ -85,10 +88,8 @@ def presented_chain(host: str, port: int, timeout_s: float) -> list[bytes]:
             f"Cannot reach {host}:{port} ({error}): check that the server runs, the address and "
             "the firewall"
         ) from error
-    except (UnicodeError, OverflowError, ValueError) as error:
-        raise UsageError(
-            f"Expected a host name or IP address and a port, got {host!r} and {port} ({error})"
-        ) from error
+    except ValueError as error:  # UnicodeError is one
+        raise UsageError(f"Expected a host name or IP address, got {host!r} ({error})") from error
 
 
 def verified_root(chain: Sequence[bytes], host: str, pin: bytes, now: datetime) -> bytes:
@@ -121,7 +122,7 @@ def verified_root(chain: Sequence[bytes], host: str, pin: bytes, now: datetime) 
     try:
         root, leaf, *others = (x509.load_der_x509_certificate(der) for der in (root_der, *chain))
         _verify(root, leaf, others, host, now)
-    except ValueError as error:
+    except UNREADABLE as error:
         raise Refusal(
             Code.WRONG_IDENTITY,
             f"{host} presents a certificate that cannot be read: check host and port",
@@ -188,7 +189,7 @@ def _subject(host: str) -> x509.DNSName | x509.IPAddress:
 def _names(leaf: x509.Certificate) -> list[str]:
     try:
         names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except (x509.ExtensionNotFound, x509.DuplicateExtension):
+    except UNREADABLE:
         return []
     return [
         str(name.value).lower() for name in names if isinstance(name, x509.DNSName | x509.IPAddress)

@@ -16,6 +16,7 @@ from datetime import datetime, timedelta
 from functools import lru_cache
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import (
@@ -31,6 +32,16 @@ from fedloom.protocol.errors import Code, IntegrityError, Refusal, UsageError
 _CLIENT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _FEDERATION = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _SPIFFE = re.compile(rf"spiffe://({_FEDERATION.pattern})/client/({_CLIENT_NAME.pattern})")
+
+UNREADABLE = (
+    ValueError,
+    UnsupportedAlgorithm,
+    x509.DuplicateExtension,
+    x509.ExtensionNotFound,
+    x509.InvalidVersion,
+    x509.UnsupportedGeneralNameType,
+)
+"""All that `cryptography` raises on foreign bytes; most of these are no ValueError."""
 
 _RENEW_AT = 2 / 3
 _JITTER_SPAN = 0.1
@@ -116,7 +127,7 @@ def peer_from_certificate(certificate: x509.Certificate) -> Peer:
     try:
         extension = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
         uris = extension.value.get_values_for_type(x509.UniformResourceIdentifier)
-    except (x509.ExtensionNotFound, x509.DuplicateExtension, ValueError) as error:
+    except UNREADABLE as error:
         raise _not_ours(repr(error)) from None
     if len(uris) != 1:
         raise _not_ours(f"{len(uris)} URIs")
@@ -140,7 +151,7 @@ def peer_from_pem(pem: bytes) -> Peer:
     """
     try:
         certificate = x509.load_pem_x509_certificate(pem)
-    except ValueError as error:
+    except UNREADABLE as error:
         raise _not_ours(repr(error)) from None
     return peer_from_certificate(certificate)
 
@@ -163,7 +174,7 @@ def key_from_pem(pem: bytes) -> ec.EllipticCurvePrivateKey:
     """
     try:
         key = load_pem_private_key(pem, password=None)
-    except (ValueError, TypeError) as error:
+    except (*UNREADABLE, TypeError) as error:  # TypeError: it has a password
         raise IntegrityError(f"Expected a private key in PEM form: {error}") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP256R1):
         raise IntegrityError("Expected a P-256 private key, got one of another kind")
@@ -187,7 +198,7 @@ def validity(pem: bytes) -> tuple[datetime, datetime]:
     """
     try:
         certificate = x509.load_pem_x509_certificate(pem)
-    except ValueError as error:
+    except UNREADABLE as error:
         raise IntegrityError(f"Expected a certificate in PEM form: {error}") from None
     return certificate.not_valid_before_utc, certificate.not_valid_after_utc
 

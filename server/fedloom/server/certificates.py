@@ -18,12 +18,11 @@ from datetime import datetime, timedelta
 from ipaddress import ip_address
 
 from cryptography import x509
-from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from fedloom.protocol.errors import Code, Refusal, UsageError
-from fedloom.protocol.identity import check_client_name, spiffe_uri
+from fedloom.protocol.identity import UNREADABLE, check_client_name, spiffe_uri
 
 ROOT_LIFE = timedelta(days=3652)
 ISSUING_LIFE = timedelta(days=730)
@@ -129,7 +128,7 @@ def read_csr(csr_pem: bytes) -> ec.EllipticCurvePublicKey:
         if not isinstance(key, ec.EllipticCurvePublicKey) or key.curve.name != "secp256r1":
             raise _wrong_key(key)
         proven = request.is_signature_valid
-    except (ValueError, UnsupportedAlgorithm) as error:
+    except UNREADABLE as error:
         raise Refusal(
             Code.BAD_CSR,
             "Expected a PKCS#10 certificate request in PEM over a P-256 key, got what cannot be "

@@ -29,6 +29,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from fedloom.protocol import tokens
 from fedloom.protocol.errors import IntegrityError, UsageError
 from fedloom.protocol.identity import (
+    UNREADABLE,
     Peer,
     check_federation,
     generate_key,
@@ -136,7 +137,7 @@ class Authority:
             issuing = x509.load_pem_x509_certificate(issuing_pem)
             issuing.verify_directly_issued_by(root)
             return cls(directory, root, _issuer(key_from_pem(issuing_pem), issuing))
-        except (ValueError, TypeError, InvalidSignature) as error:
+        except (*UNREADABLE, TypeError, InvalidSignature) as error:
             raise IntegrityError(
                 f"The certificates in {directory} do not belong together ({error!r}): restore the "
                 "folder from a backup"
@@ -225,7 +226,7 @@ class Authority:
             return self._bundle(key, chain[0], _pem(*chain))
         except FileNotFoundError:
             return None
-        except (ValueError, IntegrityError, x509.ExtensionNotFound) as error:
+        except (*UNREADABLE, IntegrityError) as error:
             _log.warning("server.pem cannot be read (%s); making a new one", error)
             return None
 

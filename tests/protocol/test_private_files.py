@@ -1,0 +1,100 @@
+"""Keys rest under their owner's eyes alone, whole or not at all."""
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from fedloom.protocol.errors import UsageError
+from fedloom.protocol.private_files import private_directory, read_private, write_private
+
+
+def _mode(path):
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_file_is_0600_in_a_directory_0700_whatever_the_umask(tmp_path):
+    """Neither a lax nor a strict umask changes who can read a key."""
+    for umask in (0o000, 0o022, 0o077):
+        before = os.umask(umask)
+        try:
+            path = tmp_path / f"{umask:o}" / "keys" / "key.pem"
+            write_private(path, b"secret")
+        finally:
+            os.umask(before)
+        assert (_mode(path), _mode(path.parent)) == (0o600, 0o700)
+
+
+def test_file_is_never_open_to_others_on_the_way(tmp_path, monkeypatch):
+    """At the rename the complete temporary file already has mode 0600."""
+    seen = []
+    rename = Path.replace
+
+    def spy(self, target):
+        seen.append((_mode(self), self.read_bytes()))
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "replace", spy)
+    write_private(tmp_path / "keys" / "key.pem", b"secret")
+    assert seen == [(0o600, b"secret")]
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_no_litter(tmp_path, monkeypatch):
+    """A disk that fails before the rename costs the new bytes only."""
+    path = tmp_path / "keys" / "key.pem"
+    write_private(path, b"old")
+
+    def fail(descriptor):
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="no space"):
+        write_private(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_file_is_replaced_whole_and_narrowed(tmp_path):
+    """Writing over a file that stood open gives a file that does not."""
+    folder = private_directory(tmp_path / "keys")
+    path = folder / "key.pem"
+    path.write_bytes(b"a much longer old content")
+    path.chmod(0o644)
+    write_private(path, b"new")
+    assert (read_private(path), _mode(path)) == (b"new", 0o600)
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o707, 0o777])
+def test_a_directory_that_others_can_write_to_is_refused(tmp_path, mode):
+    """Others could put their own key in place of ours."""
+    folder = tmp_path / "keys"
+    folder.mkdir()
+    folder.chmod(mode)
+    with pytest.raises(UsageError, match=f"its mode is {mode:o}: chmod go-w"):
+        write_private(folder / "key.pem", b"secret")
+
+
+def test_a_file_in_the_directorys_place_is_refused(tmp_path):
+    """A message says so instead of an errno."""
+    (tmp_path / "keys").write_bytes(b"")
+    with pytest.raises(UsageError, match="is a file"):
+        private_directory(tmp_path / "keys")
+
+
+@pytest.mark.parametrize("mode", [0o604, 0o620, 0o666])
+def test_a_key_that_others_could_read_or_change_is_not_used(tmp_path, mode):
+    """A key that stood open is named with what to do about it."""
+    path = tmp_path / "keys" / "key.pem"
+    write_private(path, b"secret")
+    path.chmod(mode)
+    with pytest.raises(UsageError, match=f"it is {mode:o}: chmod 600"):
+        read_private(path)
+
+
+@pytest.mark.parametrize("mode", [0o400, 0o600, 0o440])
+def test_a_key_for_owner_and_reading_group_is_used(tmp_path, mode):
+    """Container platforms mount secrets readable by a group."""
+    path = tmp_path / "keys" / "key.pem"
+    write_private(path, b"secret")
+    path.chmod(mode)
+    assert read_private(path) == b"secret"
