@@ -1,0 +1,251 @@
+"""The authority's folder: made whole, kept private, renewed in time, never overwritten."""
+
+import stat
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.x509 import verification
+from fedloom.protocol.errors import IntegrityError, UsageError
+from fedloom.protocol.identity import build_csr, generate_key, key_from_pem
+from fedloom.server import pki
+from fedloom.server.pki import Authority
+
+NOW = datetime(2026, 3, 1, tzinfo=UTC)
+DAY = timedelta(days=1)
+CSR = build_csr(generate_key())
+NAMES = ["localhost", "127.0.0.1"]
+
+
+@pytest.fixture
+def directory(tmp_path):
+    """The folder of a fresh authority."""
+    Authority.create(tmp_path / "pki", "demo", NOW)
+    return tmp_path / "pki"
+
+
+def _verify_client(authority, chain_pem, now):
+    root = x509.load_pem_x509_certificate(authority.root_pem)
+    leaf, *others = x509.load_pem_x509_certificates(chain_pem)
+    policy = verification.PolicyBuilder().store(verification.Store([root])).time(now)
+    return policy.build_client_verifier().verify(leaf, others)
+
+
+def test_keys_are_0600_in_a_directory_0700(directory):
+    """Only the root certificate may be read by others."""
+    Authority.load(directory).ensure_server_certificate(NAMES, NOW)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in directory.iterdir()}
+    assert modes == {
+        "root.key": 0o600,
+        "root.pem": 0o644,
+        "issuing.pem": 0o600,
+        "server.pem": 0o600,
+    }
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    for name in ("root.key", "issuing.pem", "server.pem"):
+        assert b"PRIVATE KEY" in (directory / name).read_bytes()
+    assert b"PRIVATE KEY" not in (directory / "root.pem").read_bytes()
+
+
+def test_what_was_created_can_be_loaded(directory):
+    """Federation, root and pin come back, and certificates of both halves agree."""
+    authority = Authority.load(directory)
+    assert authority.federation == "demo"
+    assert authority.root_pem == (directory / "root.pem").read_bytes()
+    chain, peer = authority.issue_client(CSR, "dev-1", 3600, NOW)
+    assert peer.federation == "demo"
+    assert _verify_client(Authority.load(directory), chain, NOW)
+
+
+def test_an_authority_is_never_overwritten(directory):
+    """A second init names the folder and leaves every byte as it was."""
+    before = {path: path.read_bytes() for path in directory.iterdir()}
+    with pytest.raises(UsageError, match="never overwritten"):
+        Authority.create(directory, "demo", NOW)
+    assert {path: path.read_bytes() for path in directory.iterdir()} == before
+    assert list(directory.parent.iterdir()) == [directory]
+
+
+def test_an_empty_folder_is_taken(tmp_path):
+    """A mounted or prepared folder need not be removed first."""
+    (tmp_path / "pki").mkdir()
+    Authority.create(tmp_path / "pki", "demo", NOW)
+    assert stat.S_IMODE((tmp_path / "pki").stat().st_mode) == 0o700
+
+
+def test_a_creation_that_fails_leaves_nothing(tmp_path, monkeypatch):
+    """Half an authority would block the next attempt."""
+
+    def fail(*args):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(pki, "_renew_issuer", fail)
+    with pytest.raises(OSError, match="disk full"):
+        Authority.create(tmp_path / "pki", "demo", NOW)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_creation_that_loses_a_race_leaves_the_winner(tmp_path, monkeypatch):
+    """Two inits at once: the rename replaces no folder with something in it."""
+    rename = Path.rename
+
+    def lose(self, target):
+        Path(target).mkdir()
+        (Path(target) / "root.pem").write_bytes(b"winner")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", lose)
+    with pytest.raises(OSError, match="not empty"):
+        Authority.create(tmp_path / "pki", "demo", NOW)
+    assert (tmp_path / "pki" / "root.pem").read_bytes() == b"winner"
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_federation_name_that_is_not_allowed_is_refused(tmp_path):
+    """It is part of every client's name."""
+    with pytest.raises(UsageError, match="federation name"):
+        Authority.create(tmp_path / "pki", "My Hospital", NOW)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_without_an_authority_says_how_to_make_one(tmp_path):
+    """The message names the command."""
+    with pytest.raises(UsageError, match=r"root\.pem is missing.*fedloom server init"):
+        Authority.load(tmp_path / "pki")
+
+
+def test_an_issuing_key_that_others_can_read_is_not_used(directory):
+    """Loading says which file and what to do."""
+    (directory / "issuing.pem").chmod(0o644)
+    with pytest.raises(UsageError, match=r"issuing\.pem.*chmod 600"):
+        Authority.load(directory)
+
+
+def test_files_that_do_not_belong_together_are_an_integrity_error(directory, tmp_path):
+    """A mixed-up restore is noticed at the start, not at the first client."""
+    Authority.create(tmp_path / "other", "demo", NOW)
+    (directory / "issuing.pem").write_bytes((tmp_path / "other" / "issuing.pem").read_bytes())
+    with pytest.raises(IntegrityError, match="do not belong together"):
+        Authority.load(directory)
+
+
+def test_an_issuing_key_that_fits_no_certificate_is_an_integrity_error(directory):
+    """The key and the certificate of the issuing authority are checked against each other."""
+    pem = (directory / "issuing.pem").read_bytes()
+    _, marker, certificate = pem.partition(b"-----BEGIN CERTIFICATE-----")
+    stranger = (directory / "root.key").read_bytes()
+    (directory / "issuing.pem").write_bytes(stranger + marker + certificate)
+    with pytest.raises(IntegrityError, match="do not belong together"):
+        Authority.load(directory)
+
+
+@pytest.mark.parametrize("name", ["root.pem", "issuing.pem"])
+def test_damaged_files_are_an_integrity_error(directory, name):
+    """Garbage does not surface as a traceback of the parser."""
+    (directory / name).write_bytes(b"garbage")
+    with pytest.raises(IntegrityError):
+        Authority.load(directory)
+
+
+def test_the_server_certificate_is_kept_while_it_is_good(directory):
+    """Restarts do not change the key that the server presents."""
+    first = Authority.load(directory).ensure_server_certificate(NAMES, NOW)
+    again = Authority.load(directory).ensure_server_certificate(reversed(NAMES), NOW + 59 * DAY)
+    assert again == first
+    assert first.not_after == NOW + 90 * DAY
+    assert set(first.names) == set(NAMES)
+
+
+def test_the_bundle_is_what_a_server_presents(directory):
+    """Its chain ends in the root, so that a pin can find it, and its key fits the leaf."""
+    authority = Authority.load(directory)
+    bundle = authority.ensure_server_certificate(NAMES, NOW)
+    leaf, issuing, root = x509.load_pem_x509_certificates(bundle.chain_pem)
+    leaf.verify_directly_issued_by(issuing)
+    issuing.verify_directly_issued_by(root)
+    assert bundle.root_pem == authority.root_pem
+    assert bundle.chain_pem.endswith(authority.root_pem)
+    assert key_from_pem(bundle.key_pem).public_key() == leaf.public_key()
+    assert "PRIVATE" not in repr(bundle)
+
+
+@pytest.mark.parametrize(
+    ("names", "now"),
+    [
+        (NAMES, NOW + 61 * DAY),
+        (NAMES, NOW + 400 * DAY),
+        (["localhost"], NOW),
+        ([*NAMES, "fl.example.org"], NOW),
+    ],
+)
+def test_the_server_certificate_is_renewed_when_due_or_renamed(directory, names, now):
+    """Past two thirds of its life, or for other names, there is a new one, and it is kept."""
+    authority = Authority.load(directory)
+    first = authority.ensure_server_certificate(NAMES, NOW)
+    second = authority.ensure_server_certificate(names, now)
+    assert second.chain_pem != first.chain_pem
+    assert second.key_pem != first.key_pem
+    assert set(second.names) == set(names)
+    assert second.not_after == now + 90 * DAY
+    assert Authority.load(directory).ensure_server_certificate(names, now) == second
+
+
+@pytest.mark.parametrize("damage", ["garbage", "foreign root", "foreign key"])
+def test_a_server_certificate_that_cannot_be_used_is_replaced(directory, tmp_path, damage):
+    """It holds nothing that could not be made again, so a damaged one stops nobody."""
+    authority = Authority.load(directory)
+    good = authority.ensure_server_certificate(NAMES, NOW)
+    other = Authority.create(tmp_path / "other", "demo", NOW).issue_server(NAMES, 3600, NOW)
+    (directory / "server.pem").write_bytes(
+        {
+            "garbage": b"garbage",
+            "foreign root": other.key_pem + other.chain_pem,
+            "foreign key": other.key_pem + good.chain_pem,
+        }[damage]
+    )
+    bundle = authority.ensure_server_certificate(NAMES, NOW)
+    assert bundle.chain_pem.endswith(authority.root_pem)
+    assert Authority.load(directory).ensure_server_certificate(NAMES, NOW) == bundle
+
+
+def test_the_issuing_authority_is_renewed_and_older_clients_stay_good(directory):
+    """Past two thirds of its two years the root signs a new one; both chains lead to the root."""
+    authority = Authority.load(directory)
+    late = NOW + 500 * DAY
+    old_chain, _ = authority.issue_client(CSR, "dev-1", 800 * 86400, NOW)
+    new_chain, peer = authority.issue_client(CSR, "dev-2", 400 * 86400, late)
+    assert old_chain.count(b"BEGIN") == new_chain.count(b"BEGIN") == 2
+    assert (
+        x509.load_pem_x509_certificates(old_chain)[1]
+        != (x509.load_pem_x509_certificates(new_chain)[1])
+    )
+    assert peer.not_after == late + 400 * DAY
+    assert _verify_client(authority, old_chain, late)
+    assert _verify_client(authority, new_chain, late)
+    kept = Authority.load(directory).issue_client(CSR, "dev-3", 3600, late)[0]
+    assert (
+        x509.load_pem_x509_certificates(kept)[1] == (x509.load_pem_x509_certificates(new_chain)[1])
+    )
+
+
+def test_a_root_key_kept_elsewhere_is_asked_for_only_at_the_end(directory, caplog):
+    """Past two thirds the log warns while the issuing authority goes on; past its end it stops."""
+    (directory / "root.key").unlink()
+    authority = Authority.load(directory)
+    authority.issue_client(CSR, "dev-1", 3600, NOW)
+    assert caplog.records == []
+    _, peer = authority.issue_client(CSR, "dev-1", 3600, NOW + 600 * DAY)
+    assert peer.client == "dev-1"
+    assert "bring root.key back" in caplog.text
+    with pytest.raises(UsageError, match=r"put root\.key back"):
+        authority.issue_client(CSR, "dev-1", 3600, NOW + 731 * DAY)
+
+
+def test_nothing_outlives_the_root(directory):
+    """An issuing authority made in the root's last year ends with the root."""
+    authority = Authority.load(directory)
+    root = x509.load_pem_x509_certificate(authority.root_pem)
+    chain, peer = authority.issue_client(CSR, "dev-1", 10**9, NOW + 3500 * DAY)
+    assert peer.not_after == root.not_valid_after_utc
+    assert _verify_client(authority, chain, NOW + 3501 * DAY)

@@ -1,0 +1,154 @@
+"""The credentials in a real handshake: grpc.aio on both sides, over loopback."""
+
+import asyncio
+import contextlib
+import ssl
+from datetime import UTC, datetime, timedelta
+
+import grpc
+import pytest
+from fedloom.protocol import bootstrap
+from fedloom.protocol.identity import build_csr, generate_key, key_to_pem, peer_from_pem
+from fedloom.server.pki import Authority
+
+NOW = datetime.now(UTC)
+METHOD = "/test.Echo/WhoAmI"
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory):
+    """The federation of the server."""
+    return Authority.create(tmp_path_factory.mktemp("ours") / "pki", "demo", NOW)
+
+
+@pytest.fixture(scope="module")
+def foreign(tmp_path_factory):
+    """Another federation that calls itself the same."""
+    return Authority.create(tmp_path_factory.mktemp("theirs") / "pki", "demo", NOW)
+
+
+class _Server:
+    """A grpc.aio server that answers with the certificate of who called."""
+
+    def __init__(self, authority, *, mutual=True):
+        self.calls = 0
+        bundle = authority.ensure_server_certificate(["localhost", "127.0.0.1"], NOW)
+        credentials = grpc.ssl_server_credentials(
+            [(bundle.key_pem, bundle.chain_pem)],
+            root_certificates=bundle.root_pem if mutual else None,
+            require_client_auth=mutual,
+        )
+        self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        handler = grpc.unary_unary_rpc_method_handler(self._who)
+        self._server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler("test.Echo", {"WhoAmI": handler}),)
+        )
+        self.port = self._server.add_secure_port("127.0.0.1:0", credentials)
+
+    async def _who(self, request, context):
+        self.calls += 1
+        return context.auth_context().get("x509_pem_cert", [b""])[0]
+
+    async def __aenter__(self):
+        await self._server.start()
+        return self
+
+    async def __aexit__(self, *error):
+        await self._server.stop(None)
+
+
+def _client(authority, ttl_s=3600, now=NOW):
+    key = generate_key()
+    chain, peer = authority.issue_client(build_csr(key), "dev-1", ttl_s, now)
+    return key_to_pem(key), chain, peer
+
+
+async def _call(port, root_pem, key_pem=None, chain_pem=None):
+    credentials = grpc.ssl_channel_credentials(root_pem, key_pem, chain_pem)
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    async with grpc.aio.secure_channel(f"localhost:{port}", credentials, options) as channel:
+        return await channel.unary_unary(METHOD)(b"", timeout=10)
+
+
+def test_an_enrolled_client_is_accepted_and_known(authority):
+    """The server reads from the connection the very peer that was issued."""
+    key, chain, peer = _client(authority)
+
+    async def scenario():
+        async with _Server(authority) as server:
+            return await _call(server.port, authority.root_pem, key, chain)
+
+    assert peer_from_pem(asyncio.run(scenario())) == peer
+
+
+def _refused(server_of, root_pem, key=None, chain=None, *, mutual=True):
+    async def scenario():
+        async with _Server(server_of, mutual=mutual) as server:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await _call(server.port, root_pem, key, chain)
+            return caught.value.code(), server.calls
+
+    assert asyncio.run(scenario()) == (grpc.StatusCode.UNAVAILABLE, 0)
+
+
+def test_a_foreign_authoritys_client_is_refused_in_the_handshake(authority, foreign):
+    """The same name from another authority never reaches a handler."""
+    key, chain, _ = _client(foreign)
+    _refused(authority, authority.root_pem, key, chain)
+
+
+def test_a_client_without_a_certificate_is_refused_in_the_handshake(authority):
+    """The fleet port asks everyone."""
+    _refused(authority, authority.root_pem)
+
+
+def test_an_expired_client_is_refused_in_the_handshake(authority):
+    """A new connection does not take a certificate that has ended."""
+    key, chain, _ = _client(authority, ttl_s=60, now=NOW - timedelta(hours=1))
+    _refused(authority, authority.root_pem, key, chain)
+
+
+def test_a_server_certificate_does_not_make_a_client(authority):
+    """Its purpose is checked in the handshake."""
+    bundle = authority.issue_server(["localhost"], 3600, NOW)
+    _refused(authority, authority.root_pem, bundle.key_pem, bundle.chain_pem)
+
+
+def test_a_client_turns_a_foreign_server_away(authority, foreign):
+    """The pinned root is the only one that the client trusts."""
+    _refused(foreign, authority.root_pem, mutual=False)
+
+
+def test_tls_1_3_is_negotiated_with_an_independent_client(authority, tmp_path):
+    """OpenSSL verifies the server strictly, presents its certificate, and speaks TLS 1.3."""
+    key, chain, _ = _client(authority)
+    identity = tmp_path / "identity.pem"
+    identity.write_bytes(key + chain)
+    context = ssl.create_default_context(cadata=authority.root_pem.decode())
+    context.verify_flags |= ssl.VERIFY_X509_STRICT
+    context.load_cert_chain(identity)
+    context.set_alpn_protocols(["h2"])
+
+    async def scenario():
+        async with _Server(authority) as server:
+            _, writer = await asyncio.open_connection("localhost", server.port, ssl=context)
+            tls = writer.get_extra_info("ssl_object")
+            version, protocol = tls.version(), tls.selected_alpn_protocol()
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+            return version, protocol
+
+    assert asyncio.run(scenario()) == ("TLSv1.3", "h2")
+
+
+def test_first_contact_with_a_real_enrolment_port(authority):
+    """A device with nothing but the pin gets the root from gRPC's TLS and calls with it."""
+
+    async def scenario():
+        async with _Server(authority, mutual=False) as server:
+            arguments = ("localhost", server.port, authority.root_pin, 10)
+            root = await asyncio.to_thread(bootstrap.fetch_root, *arguments)
+            return root, await _call(server.port, root)
+
+    assert asyncio.run(scenario()) == (authority.root_pem, b"")
