@@ -94,7 +94,8 @@ class Round:
 
         Args:
             config: the five knobs.
-            select: draws the cohort and its replacements.
+            select: draws the cohort and its replacements; what it returns is checked, and
+                anything but the asked number of different candidates is a ValueError.
             now: monotonic seconds.
             available: clients that are idle already. Those named here are drawn from together,
                 so that the draw does not depend on the order in which they attended.
@@ -413,7 +414,7 @@ class Round:
         )
 
     def _extend(self, event: ExtendDeadline) -> list[RoundEffect]:
-        if not (isfinite(event.seconds) and event.seconds > 0):
+        if not (event.seconds > 0 and isfinite(self._deadline + event.seconds)):
             raise OperatorRefused(f"Expected seconds={event.seconds} > 0 and finite.")
         self._deadline += event.seconds
         return []

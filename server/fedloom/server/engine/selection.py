@@ -74,21 +74,30 @@ class Bench:
         Raises:
             ValueError: the selection function did not return `count` different candidates.
         """
-        chosen = self._select(sorted(self._idle), count)
-        if len(chosen) != count or not set(chosen) <= self._idle or len(set(chosen)) != count:
-            raise ValueError(f"Expected {count} different candidates, got {chosen[:10]}.")
+        chosen = self._draw(self._idle, count)
         self._idle.difference_update(chosen)
         self._fresh.difference_update(chosen)
         return chosen
 
     def pop(self) -> str | None:
-        """The idle client whose turn it is, or None when nobody is idle."""
+        """The idle client whose turn it is, or None when nobody is idle.
+
+        Raises:
+            ValueError: the selection function did not return each candidate once.
+        """
         while self._idle:
             if not self._drawn:
-                self._drawn = self._select(sorted(self._fresh), len(self._fresh))[::-1]
+                self._drawn = self._draw(self._fresh, len(self._fresh))[::-1]
                 self._fresh.clear()
             client = self._drawn.pop()
             if client in self._idle:
                 self.discard(client)
                 return client
         return None
+
+    def _draw(self, candidates: set[str], count: int) -> list[str]:
+        chosen = self._select(sorted(candidates), count)
+        different = set(chosen)
+        if len(chosen) != count or len(different) != count or not different <= candidates:
+            raise ValueError(f"Expected {count} different candidates, got {chosen[:10]}.")
+        return chosen

@@ -1,0 +1,543 @@
+"""What a round does with clients that report, fail, vanish and return, and with its operator."""
+
+import pytest
+from fedloom.protocol.errors import Code, IntegrityError
+from fedloom.server.engine import (
+    Abandon,
+    Abort,
+    Attended,
+    ClientFailed,
+    Close,
+    CloseNow,
+    CommitFailed,
+    Committed,
+    ExtendDeadline,
+    Left,
+    Offer,
+    OfferAccepted,
+    OfferDeclined,
+    Opened,
+    OperatorRefused,
+    Pause,
+    Phase,
+    Recruited,
+    Resume,
+    Round,
+    RoundConfig,
+    RoundState,
+    UpdateAccepted,
+    UpdateRefused,
+    Wake,
+    Withdraw,
+)
+
+CLOSED = "the round has closed"
+
+
+def first(candidates, count):
+    """Select in alphabetical order, so that the tests can name who is chosen."""
+    return list(candidates[:count])
+
+
+def config(**changes):
+    """Knobs for three clients, two of whom will do."""
+    settings = {"goal": 3, "quorum": 2, "deadline_s": 100.0, "patience_s": 10.0}
+    return RoundConfig(**(settings | changes))
+
+
+def opened(available="abc", **changes):
+    """A round that opened at time 0 with everyone available."""
+    round_ = Round(config(**changes), select=first, now=0.0, available=available)
+    effects = round_.handle(Wake(), 0.0)
+    assert round_.state is RoundState.REPORTING
+    assert effects[0] == Opened(tuple(round_.phases))
+    return round_
+
+
+def restored(**changes):
+    """A round of three, restored at time 1000 with 50 seconds left."""
+    settings = {
+        "select": first,
+        "state": RoundState.REPORTING,
+        "cohort": dict.fromkeys("abc", Phase.TRAINING),
+        "accepted": set(),
+        "deadline_left_s": 50.0,
+        "now": 1000.0,
+    }
+    return Round.restore(config(), **(settings | changes))
+
+
+# ---- selecting -------------------------------------------------------------------------------
+
+
+def test_a_round_opens_when_its_goal_is_available():
+    """The cohort is announced before anybody is offered the task."""
+    round_ = Round(config(), select=first, now=0.0)
+    assert round_.handle(Attended("b"), 1.0) == []
+    assert round_.handle(Attended("a"), 2.0) == []
+    effects = round_.handle(Attended("c"), 3.0)
+    assert effects == [Opened(("a", "b", "c")), Offer("a"), Offer("b"), Offer("c")]
+    assert round_.wake_at == 103.0
+
+
+def test_a_round_with_enough_clients_asks_to_be_woken_at_once():
+    """Those available from the start are drawn from together, at the first Wake."""
+    round_ = Round(config(), select=first, now=7.0, available="cba")
+    assert round_.wake_at == 7.0
+    assert round_.handle(Wake(), 7.0)[0] == Opened(("a", "b", "c"))
+
+
+def test_a_client_that_left_is_not_chosen():
+    """Only clients in contact are candidates."""
+    round_ = Round(config(), select=first, now=0.0)
+    for event in (Attended("a"), Attended("b"), Left("a"), Attended("c")):
+        assert round_.handle(event, 1.0) == []
+    assert round_.handle(Attended("d"), 2.0)[0] == Opened(("b", "c", "d"))
+
+
+def test_a_client_that_attends_twice_is_one_candidate():
+    """Two streams of one client do not make two clients."""
+    round_ = Round(config(goal=2, quorum=1), select=first, now=0.0)
+    round_.handle(Attended("a"), 1.0)
+    assert round_.handle(Attended("a"), 2.0) == []
+    assert round_.state is RoundState.SELECTING
+
+
+@pytest.mark.parametrize(("available", "chosen"), [(3, 3), (4, 4), (5, 5), (9, 5)])
+def test_over_selection_takes_what_is_available(available, chosen):
+    """A goal of 3 with a factor of 1.5 asks five when five are there."""
+    round_ = Round(
+        config(over_selection=1.5), select=first, now=0.0, available="abcdefghi"[:available]
+    )
+    round_.handle(Wake(), 0.0)
+    assert len(round_.phases) == chosen
+    assert round_.available == available - chosen
+
+
+# ---- reporting -------------------------------------------------------------------------------
+
+
+def test_a_round_closes_at_its_goal():
+    """The last update that was wanted closes the round and frees the others."""
+    round_ = opened("abcde", over_selection=5 / 3)
+    round_.handle(OfferAccepted("e"), 1.0)
+    for client in "ab":
+        assert round_.handle(UpdateAccepted(client), 1.0) == []
+    effects = round_.handle(UpdateAccepted("c"), 2.0)
+    assert effects == [Close(), Withdraw("d", CLOSED), Withdraw("e", CLOSED)]
+    assert round_.state is RoundState.CLOSING
+    assert round_.wake_at is None
+
+
+def test_an_update_counts_once():
+    """A repeat neither counts nor closes the round."""
+    round_ = opened()
+    for _ in range(5):
+        assert round_.handle(UpdateAccepted("a"), 1.0) == []
+    assert round_.accepted == 1
+
+
+def test_a_strangers_update_does_not_count():
+    """The engine does not count what is not of the cohort."""
+    round_ = opened("abcd")
+    assert round_.handle(UpdateAccepted("d"), 1.0) == []
+    assert round_.accepted == 0
+
+
+@pytest.mark.parametrize(
+    ("event", "phase"),
+    [
+        (OfferDeclined("a", "on battery"), Phase.DECLINED),
+        (ClientFailed("a", "no disk"), Phase.FAILED),
+        (UpdateRefused("a", "not_finite"), Phase.REFUSED),
+    ],
+)
+def test_a_member_that_is_out_is_replaced(event, phase):
+    """An idle client takes the place; the one that is out is not asked again."""
+    round_ = opened("abcd")
+    assert round_.handle(event, 1.0) == [Recruited("d"), Offer("d")]
+    assert round_.phases["a"] is phase
+    assert round_.handle(event, 1.0) == []
+    assert round_.handle(Attended("a"), 2.0) == []
+
+
+def test_a_free_place_goes_to_the_next_newcomer():
+    """With nobody idle the place stays free until somebody attends."""
+    round_ = opened()
+    assert round_.handle(ClientFailed("a"), 1.0) == []
+    assert round_.handle(Attended("z"), 2.0) == [Recruited("z"), Offer("z")]
+    assert round_.handle(Attended("y"), 3.0) == []
+
+
+def test_a_lost_member_is_replaced_when_patience_runs_out():
+    """Not a moment earlier, and the timer is asked for."""
+    round_ = opened("abcd")
+    assert round_.handle(Left("a"), 5.0) == []
+    assert round_.wake_at == 15.0
+    assert round_.handle(Wake(), 14.9) == []
+    assert round_.handle(Wake(), 15.0) == [Recruited("d"), Offer("d")]
+    assert round_.phases["a"] is Phase.LOST
+    assert round_.wake_at == 100.0
+
+
+def test_a_member_that_returns_in_time_is_offered_its_task_again():
+    """It keeps its place and nobody is recruited."""
+    round_ = opened("abcd")
+    round_.handle(OfferAccepted("a"), 1.0)
+    round_.handle(Left("a"), 5.0)
+    assert round_.handle(Attended("a"), 14.0) == [Offer("a", again=True)]
+    assert round_.handle(Wake(), 15.0) == []
+    assert round_.phases["a"] is Phase.OFFERED
+
+
+def test_patience_starts_anew_with_each_absence():
+    """An earlier absence that ended does not shorten a later one."""
+    round_ = opened("abcd")
+    for event, now in ((Left("a"), 0.0), (Attended("a"), 8.0), (Left("a"), 9.0)):
+        round_.handle(event, now)
+    assert round_.handle(Wake(), 18.9) == []
+    assert round_.handle(Wake(), 19.0) == [Recruited("d"), Offer("d")]
+
+
+def test_a_lost_member_that_returns_is_welcome():
+    """Its replacement works on; whoever reports first counts."""
+    round_ = opened("abcd")
+    round_.handle(Left("a"), 0.0)
+    round_.handle(Wake(), 10.0)
+    assert round_.handle(Attended("a"), 11.0) == [Offer("a", again=True)]
+    for client in "ab":
+        round_.handle(UpdateAccepted(client), 12.0)
+    effects = round_.handle(UpdateAccepted("c"), 13.0)
+    assert effects == [Close(), Withdraw("d", CLOSED)]
+
+
+def test_a_member_that_reported_is_not_offered_again():
+    """It may come and go; it is done."""
+    round_ = opened()
+    round_.handle(UpdateAccepted("a"), 1.0)
+    round_.handle(Left("a"), 2.0)
+    assert round_.wake_at == 100.0
+    assert round_.handle(Attended("a"), 3.0) == []
+
+
+def test_an_update_from_a_member_out_of_contact_counts():
+    """Uploads do not need the stream."""
+    round_ = opened()
+    round_.handle(Left("a"), 1.0)
+    round_.handle(UpdateAccepted("a"), 2.0)
+    assert round_.wake_at == 100.0
+    assert round_.accepted == 1
+
+
+def test_a_round_closes_when_nobody_is_left_to_wait_for():
+    """With its quorum met and everyone else out, waiting for the deadline gains nothing."""
+    round_ = opened()
+    round_.handle(UpdateAccepted("a"), 1.0)
+    round_.handle(Left("c"), 2.0)
+    assert round_.handle(UpdateAccepted("b"), 3.0) == []
+    assert round_.handle(Wake(), 12.0) == [Close(), Withdraw("c", CLOSED)]
+
+
+def test_a_round_under_quorum_waits_for_newcomers():
+    """Everyone out and nobody idle: clients may still attend before the deadline."""
+    round_ = opened()
+    for client in "abc":
+        assert round_.handle(ClientFailed(client), 1.0) == []
+    assert round_.state is RoundState.REPORTING
+    assert round_.handle(Attended("d"), 50.0) == [Recruited("d"), Offer("d")]
+
+
+def test_a_silent_member_is_waited_for_until_the_deadline():
+    """In contact but without a word: only the deadline ends the wait."""
+    round_ = opened()
+    for client in "ab":
+        round_.handle(UpdateAccepted(client), 1.0)
+    assert round_.handle(Wake(), 99.9) == []
+    assert round_.handle(Wake(), 100.0) == [Close(), Withdraw("c", CLOSED)]
+
+
+def test_a_round_under_quorum_is_abandoned_at_its_deadline():
+    """The reason says what was expected and what came."""
+    round_ = opened()
+    round_.handle(UpdateAccepted("a"), 1.0)
+    reason = "quorum not reached: expected at least 2 updates by the deadline, got 1"
+    effects = round_.handle(Wake(), 100.0)
+    assert effects == [Abandon(reason), Withdraw("b", reason), Withdraw("c", reason)]
+    assert (round_.state, round_.reason) == (RoundState.ABANDONED, reason)
+
+
+def test_an_overdue_deadline_acts_on_any_event():
+    """A shell that was late with its Wake does not keep the round open."""
+    round_ = opened()
+    effects = round_.handle(OfferAccepted("a"), 101.0)
+    assert isinstance(effects[0], Abandon)
+
+
+def test_an_update_that_arrives_with_the_deadline_counts():
+    """The event goes before what is due at the same time."""
+    round_ = opened()
+    round_.handle(UpdateAccepted("a"), 1.0)
+    assert round_.handle(UpdateAccepted("b"), 100.0) == [Close(), Withdraw("c", CLOSED)]
+
+
+def test_time_does_not_run_backwards():
+    """An earlier time than the last counts as the last."""
+    round_ = opened("abcd")
+    round_.handle(OfferAccepted("a"), 50.0)
+    round_.handle(Left("a"), 1.0)
+    assert round_.wake_at == 60.0
+
+
+# ---- after closing ---------------------------------------------------------------------------
+
+
+def test_late_update_is_refused_after_close():
+    """Members are told that the round closed, strangers that they were never in it."""
+    round_ = opened("abcd")
+    assert round_.refusal_for("a") is None
+    assert round_.refusal_for("d") is Code.NOT_IN_COHORT
+    round_.handle(UpdateAccepted("a"), 1.0)
+    round_.handle(CloseNow(), 1.0)
+    assert round_.refusal_for("b") is Code.ROUND_CLOSED
+    assert round_.refusal_for("d") is Code.NOT_IN_COHORT
+
+
+def test_an_update_in_flight_at_close_still_counts():
+    """It was made durable before the fold, so it is part of the result."""
+    round_ = opened()
+    round_.handle(UpdateAccepted("a"), 1.0)
+    round_.handle(CloseNow(), 1.0)
+    for _ in range(2):
+        assert round_.handle(UpdateAccepted("b"), 1.0) == []
+    assert round_.accepted == 2
+
+
+@pytest.mark.parametrize("end", [Committed(), CommitFailed("the strategy raised")])
+def test_a_member_that_returns_too_late_is_told(end):
+    """It may have missed the withdrawal while it was out of contact."""
+    round_ = opened()
+    round_.handle(UpdateAccepted("a"), 1.0)
+    round_.handle(CloseNow(), 1.0)
+    assert round_.handle(Attended("b"), 2.0) == [Withdraw("b", CLOSED)]
+    round_.handle(end, 3.0)
+    assert round_.handle(Attended("b"), 4.0) == [Withdraw("b", round_.reason or CLOSED)]
+    assert round_.handle(Attended("a"), 4.0) == []
+    assert round_.handle(Attended("z"), 4.0) == []
+
+
+def test_a_commit_that_fails_abandons_the_round():
+    """The reason is kept."""
+    round_ = opened()
+    round_.handle(UpdateAccepted("a"), 1.0)
+    round_.handle(CloseNow(), 1.0)
+    assert round_.handle(CommitFailed("no disk"), 2.0) == [Abandon("no disk")]
+    assert (round_.is_over, round_.reason) == (True, "no disk")
+
+
+# ---- the operator ----------------------------------------------------------------------------
+
+
+def test_a_pause_moves_the_deadline_and_patience():
+    """Forty seconds of pause give forty seconds more to everything."""
+    round_ = opened("abcd")
+    round_.handle(Left("a"), 5.0)
+    round_.handle(Pause(), 10.0)
+    assert (round_.paused, round_.wake_at) == (True, None)
+    assert round_.deadline_left_s(30.0) == 90.0
+    assert round_.handle(Wake(), 40.0) == []
+    assert round_.handle(Resume(), 50.0) == []
+    assert round_.wake_at == 55.0
+    assert round_.deadline_left_s(50.0) == 90.0
+    assert round_.handle(Wake(), 55.0) == [Recruited("d"), Offer("d")]
+    assert round_.wake_at == 140.0
+
+
+def test_a_member_that_leaves_in_a_pause_has_its_whole_patience_after_it():
+    """Patience does not run while the round is paused."""
+    round_ = opened()
+    round_.handle(Pause(), 10.0)
+    round_.handle(Left("a"), 40.0)
+    round_.handle(Resume(), 50.0)
+    assert round_.wake_at == 60.0
+
+
+def test_updates_count_in_a_pause_and_close_after_it():
+    """Nothing is lost by a pause, and nothing moves on in it."""
+    round_ = opened()
+    round_.handle(Pause(), 1.0)
+    for client in "abc":
+        assert round_.handle(UpdateAccepted(client), 2.0) == []
+    assert round_.handle(Resume(), 3.0) == [Close()]
+
+
+def test_a_paused_round_does_not_open():
+    """Candidates gather; the round opens when it is resumed."""
+    round_ = Round(config(), select=first, now=0.0)
+    round_.handle(Pause(), 0.0)
+    for client in "abc":
+        assert round_.handle(Attended(client), 1.0) == []
+    assert round_.handle(Resume(), 5.0)[0] == Opened(("a", "b", "c"))
+    assert round_.wake_at == 105.0
+
+
+def test_nobody_is_recruited_in_a_pause():
+    """Free places are filled when the round is resumed."""
+    round_ = opened("abcd")
+    round_.handle(Pause(), 1.0)
+    assert round_.handle(ClientFailed("a"), 2.0) == []
+    assert round_.handle(Resume(), 3.0) == [Recruited("d"), Offer("d")]
+
+
+def test_a_pause_does_not_nest():
+    """A second pause and a resume without one are refused."""
+    round_ = opened()
+    with pytest.raises(OperatorRefused, match="paused, got one that runs"):
+        round_.handle(Resume(), 1.0)
+    round_.handle(Pause(), 1.0)
+    with pytest.raises(OperatorRefused, match="paused already"):
+        round_.handle(Pause(), 2.0)
+
+
+def test_abort_withdraws_from_everyone_at_work():
+    """The operator's reason reaches the clients."""
+    round_ = opened()
+    round_.handle(UpdateAccepted("a"), 1.0)
+    round_.handle(ClientFailed("b"), 1.0)
+    assert round_.handle(Abort("wrong data"), 2.0) == [
+        Abandon("wrong data"),
+        Withdraw("c", "wrong data"),
+    ]
+
+
+def test_close_now_takes_one_update():
+    """The quorum binds the deadline, not the operator."""
+    round_ = opened()
+    with pytest.raises(OperatorRefused, match="at least 1 accepted update"):
+        round_.handle(CloseNow(), 1.0)
+    round_.handle(UpdateAccepted("a"), 1.0)
+    assert round_.handle(CloseNow(), 2.0)[0] == Close()
+
+
+def test_close_now_works_in_a_pause():
+    """A round that closes is not paused any more."""
+    round_ = opened()
+    round_.handle(UpdateAccepted("a"), 1.0)
+    round_.handle(Pause(), 2.0)
+    assert round_.handle(CloseNow(), 3.0)[0] == Close()
+    assert not round_.paused
+
+
+def test_the_deadline_can_be_extended():
+    """By what was asked, in a pause as well."""
+    round_ = opened()
+    round_.handle(ExtendDeadline(20.0), 1.0)
+    assert round_.wake_at == 120.0
+    round_.handle(Pause(), 2.0)
+    round_.handle(ExtendDeadline(5.0), 3.0)
+    round_.handle(Resume(), 4.0)
+    assert round_.wake_at == 127.0
+    assert round_.handle(Wake(), 126.9) == []
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf"), 1.7976931348623157e308])
+def test_an_extension_must_be_some_seconds(seconds):
+    """Anything else is refused and leaves the deadline."""
+    round_ = opened(deadline_s=1e308)
+    with pytest.raises(OperatorRefused, match="Expected seconds="):
+        round_.handle(ExtendDeadline(seconds), 1.0)
+    assert round_.wake_at == 1e308
+
+
+# ---- after a crash ---------------------------------------------------------------------------
+
+
+def test_a_restored_round_waits_for_its_members_to_return():
+    """They are out of contact, their patience starts now, and they keep their task."""
+    round_ = restored(accepted={"a"}, available="dab")
+    assert round_.wake_at == 1000.0
+    assert round_.handle(Wake(), 1000.0) == []
+    assert round_.wake_at == 1010.0
+    assert round_.handle(Attended("b"), 1002.0) == [Offer("b", again=True)]
+    assert round_.handle(Wake(), 1010.0) == [Recruited("d"), Offer("d")]
+    assert round_.phases["c"] is Phase.LOST
+    assert round_.wake_at == 1050.0
+
+
+def test_a_restored_round_that_reached_its_goal_closes():
+    """The crash came between the last update and the close."""
+    round_ = restored(accepted={"a", "b", "c"})
+    assert round_.wake_at == 1000.0
+    assert round_.handle(Wake(), 1000.0) == [Close()]
+
+
+def test_a_round_restored_after_its_deadline_ends():
+    """Time went by while the server was down."""
+    round_ = restored(accepted={"a", "b"}, deadline_left_s=-3.0)
+    assert round_.handle(Wake(), 1000.0)[0] == Close()
+
+
+def test_a_round_restored_while_closing_asks_for_its_commit_once_more():
+    """Once, whatever event comes first."""
+    for event in (Wake(), Attended("z"), UpdateAccepted("a")):
+        round_ = restored(state=RoundState.CLOSING, accepted={"a"}, deadline_left_s=0.0)
+        assert round_.wake_at == 1000.0
+        assert round_.handle(event, 1000.0) == [Close()]
+        assert round_.wake_at is None
+        assert round_.handle(Wake(), 1001.0) == []
+        assert round_.handle(Committed(), 1002.0) == []
+        assert round_.state is RoundState.COMMITTED
+
+
+def test_a_round_restored_in_a_pause_stays_paused():
+    """Its clock starts when the operator says so."""
+    round_ = restored(accepted={"a", "b", "c"}, paused=True)
+    assert (round_.wake_at, round_.deadline_left_s(2000.0)) == (None, 50.0)
+    assert round_.handle(Wake(), 1500.0) == []
+    assert round_.handle(Resume(), 2000.0) == [Close()]
+
+
+def test_what_is_durable_outweighs_the_stored_phase():
+    """An update in the ledger counts; one that is not there does not."""
+    phases = {"a": Phase.REPORTED, "b": Phase.OFFERED, "c": Phase.DECLINED, "d": Phase.LOST}
+    round_ = restored(cohort=phases, accepted={"b"})
+    assert dict(round_.phases) == phases | {"a": Phase.OFFERED, "b": Phase.REPORTED}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"accepted": {"z"}}, "Expected updates of the cohort alone, got z's"),
+        ({"state": RoundState.SELECTING}, "reporting or closing, got selecting"),
+    ],
+)
+def test_a_stored_round_that_contradicts_itself_is_refused(changes, message):
+    """Better to stop than to count what nobody can vouch for."""
+    with pytest.raises(IntegrityError, match=message):
+        restored(**changes)
+
+
+# ---- what the status page reads --------------------------------------------------------------
+
+
+def test_counts_name_every_phase():
+    """Zeros included, and they sum to the cohort."""
+    round_ = opened("abcd")
+    for event in (OfferAccepted("a"), UpdateAccepted("b"), ClientFailed("c")):
+        round_.handle(event, 1.0)
+    counts = round_.counts()
+    assert set(counts) == set(Phase)
+    expected = {Phase.TRAINING: 1, Phase.REPORTED: 1, Phase.FAILED: 1, Phase.OFFERED: 1}
+    assert {phase: count for phase, count in counts.items() if count} == expected
+
+
+def test_the_views_are_read_only():
+    """The page cannot change the round."""
+    with pytest.raises(TypeError):
+        opened().phases["a"] = Phase.LOST
+
+
+def test_there_is_no_deadline_before_the_round_opens():
+    """None, not infinity, reaches the page."""
+    assert Round(config(), select=first, now=0.0).deadline_left_s(5.0) is None
+    assert opened().deadline_left_s(1.0) == 99.0
+    assert opened().deadline_left_s(101.0) == 0.0

@@ -1,0 +1,329 @@
+"""Whatever happens, in whatever order and at whatever time, a round keeps its promises.
+
+A `Witness` feeds a round events under simulated time and checks every answer against a model of
+its own, which is a few sets and knows nothing of how the round works.
+"""
+
+from fedloom.protocol.errors import Code
+from fedloom.server.engine import (
+    Abandon,
+    Abort,
+    Attended,
+    ClientFailed,
+    Close,
+    CloseNow,
+    CommitFailed,
+    Committed,
+    ExtendDeadline,
+    Left,
+    Offer,
+    OfferAccepted,
+    OfferDeclined,
+    Opened,
+    OperatorRefused,
+    Pause,
+    Phase,
+    Recruited,
+    Resume,
+    Round,
+    RoundConfig,
+    RoundState,
+    UpdateAccepted,
+    UpdateRefused,
+    Wake,
+    Withdraw,
+    uniform,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+CLIENTS = [f"c{number}" for number in range(9)]
+MOVES = {
+    RoundState.SELECTING: {RoundState.SELECTING, RoundState.REPORTING, RoundState.ABANDONED},
+    RoundState.REPORTING: {RoundState.REPORTING, RoundState.CLOSING, RoundState.ABANDONED},
+    RoundState.CLOSING: {RoundState.CLOSING, RoundState.COMMITTED, RoundState.ABANDONED},
+    RoundState.COMMITTED: {RoundState.COMMITTED},
+    RoundState.ABANDONED: {RoundState.ABANDONED},
+}
+OPERATOR = (Pause, Resume, Abort, CloseNow, ExtendDeadline)
+OUT = (OfferDeclined, ClientFailed, UpdateRefused)
+AT_WORK = (Phase.OFFERED, Phase.TRAINING)
+UNFINISHED = (*AT_WORK, Phase.LOST)
+
+
+class Witness:
+    """Feeds one round and checks what it answers."""
+
+    def __init__(self, round_, now):
+        self.round = round_
+        self.now = now
+        self.cohort = set(round_.phases)
+        self.offered = set(round_.phases)  # first offers seen, or sent before a restart
+        self.reported = {c for c, phase in round_.phases.items() if phase is Phase.REPORTED}
+        self.out = {c for c, phase in round_.phases.items() if phase not in UNFINISHED}
+        self.closed = 0
+        self.abandoned = 0
+        self.reopened = round_.state is RoundState.CLOSING
+
+    def feed(self, event, after_s=0.0):
+        """Let time pass, let the event happen, and check everything."""
+        self.now += after_s
+        before, frozen = self.round.state, self._snapshot()
+        self._expect(event, before)
+        try:
+            effects = self.round.handle(event, self.now)
+        except OperatorRefused:
+            assert isinstance(event, OPERATOR)
+            assert self._snapshot() == frozen
+            return []
+        for position, effect in enumerate(effects):
+            self._note(effect, position, effects, event)
+        assert self.round.state in self._reachable(before)
+        self._check_standing()
+        return effects
+
+    def _expect(self, event, state):
+        counting = state in (RoundState.REPORTING, RoundState.CLOSING)
+        if isinstance(event, UpdateAccepted) and counting and event.client in self.cohort:
+            self.reported.add(event.client)
+            self.out.add(event.client)
+        if isinstance(event, OUT) and state is RoundState.REPORTING:
+            self.out |= {event.client} & self.cohort
+        if isinstance(event, Committed) and self.reopened:
+            self.closed = 1  # its shell found the commit done, and need not be asked again
+
+    def _snapshot(self):
+        return (self.round.state, dict(self.round.phases), self.round.accepted, self.round.paused)
+
+    def _reachable(self, state):
+        # One event may open a round and, long overdue, end it as well.
+        return MOVES[state] | {s for reached in MOVES[state] for s in MOVES[reached]}
+
+    def _note(self, effect, position, effects, event):
+        match effect:
+            case Opened(cohort):
+                assert position == 0
+                self._note_cohort(cohort)
+            case Recruited(client):
+                assert client not in self.cohort
+                self.cohort.add(client)
+            case Offer(client, again=True):
+                assert event == Attended(client)
+                assert client in self.offered - self.out
+            case Offer(client):
+                assert client in self.cohort - self.offered
+                self.offered.add(client)
+            case Close():
+                self._note_close(effects[position + 1 :], event)
+            case Abandon(reason):
+                self.abandoned += 1
+                assert reason == self.round.reason
+                if not isinstance(event, CommitFailed):
+                    self._check_withdrawn(effects[position + 1 :])
+            case Withdraw(client, reason):
+                assert reason
+                assert client in self.cohort - self.out
+
+    def _note_cohort(self, cohort):
+        config = self.round.config
+        assert not self.cohort
+        assert config.goal <= len(cohort) <= config.cohort_size
+        self.cohort = set(cohort)
+        assert len(self.cohort) == len(cohort)
+
+    def _note_close(self, following, event):
+        self.closed += 1
+        by_command = self.reopened or isinstance(event, CloseNow)
+        assert len(self.reported) >= (1 if by_command else self.round.config.quorum)
+        if not self.reopened:
+            self._check_withdrawn(following)
+
+    def _check_withdrawn(self, effects):
+        assert all(isinstance(effect, Withdraw) for effect in effects)
+        clients = [effect.client for effect in effects]
+        assert len(set(clients)) == len(clients)
+        assert set(clients) == self.cohort - self.out
+
+    def _check_standing(self):
+        round_, config = self.round, self.round.config
+        assert set(round_.phases) == self.cohort == self.offered
+        assert round_.accepted == len(self.reported) == round_.counts()[Phase.REPORTED]
+        assert sum(round_.counts().values()) == len(self.cohort)
+        assert {c for c, phase in round_.phases.items() if phase not in UNFINISHED} == self.out
+        assert self.closed <= 1
+        assert self.closed == (round_.state in (RoundState.CLOSING, RoundState.COMMITTED)) or (
+            round_.state is RoundState.ABANDONED
+        )
+        assert self.abandoned == (round_.state is RoundState.ABANDONED)
+        ticking = round_.state is RoundState.REPORTING and not round_.paused
+        assert (round_.wake_at is not None) == ticking
+        assert round_.wake_at is None or round_.wake_at > self.now
+        if ticking:
+            at_work = sum(round_.counts()[phase] for phase in AT_WORK)
+            assert round_.accepted < config.goal
+            assert at_work or round_.accepted < config.quorum
+            assert not round_.available or round_.accepted + at_work >= config.goal
+        if round_.state is RoundState.SELECTING and not round_.paused:
+            assert round_.available < config.goal
+        for client in CLIENTS:
+            if client not in self.cohort:
+                assert round_.refusal_for(client) is Code.NOT_IN_COHORT
+            elif round_.state is RoundState.REPORTING:
+                assert round_.refusal_for(client) is None
+            else:
+                assert round_.refusal_for(client) is Code.ROUND_CLOSED
+
+    def run_out(self):
+        """Follow `wake_at` and nothing else until it names no more times."""
+        wakes = 0
+        while (at := self.round.wake_at) is not None:
+            self.now = at
+            self.feed(Wake())
+            wakes += 1
+            assert wakes <= len(self.cohort) + 2
+
+
+clients = st.sampled_from(CLIENTS)
+from_clients = st.one_of(
+    *(st.builds(kind, clients) for kind in (Attended, Attended, Left, OfferAccepted)),
+    *(st.builds(kind, clients) for kind in (UpdateAccepted, *OUT)),
+)
+from_shell = st.one_of(
+    st.builds(Wake), st.builds(Committed), st.builds(CommitFailed, st.just("no disk"))
+)
+from_operators = st.one_of(
+    st.builds(Pause),
+    st.builds(Resume),
+    st.builds(CloseNow),
+    st.builds(ExtendDeadline, st.floats(-1, 30)),
+    st.builds(Abort, st.just("enough")),
+)
+gaps = st.one_of(st.just(0.0), st.floats(0, 4), st.floats(0, 1e-9), st.just(40.0))
+# Mostly clients: an operator who aborts every third event would leave little to see.
+steps = st.lists(
+    st.tuples(
+        st.one_of(from_clients, from_clients, from_clients, from_shell, from_operators), gaps
+    ),
+    max_size=40,
+)
+phases = st.sampled_from(Phase)
+
+
+@st.composite
+def configs(draw):
+    """Small rounds with every knob in play."""
+    goal = draw(st.integers(1, 5))
+    return RoundConfig(
+        goal=goal,
+        over_selection=draw(st.sampled_from([1.0, 1.1, 1.5, 2.0])),
+        quorum=draw(st.integers(1, goal)),
+        deadline_s=draw(st.sampled_from([5.0, 33.3, 1e6])),
+        patience_s=draw(st.sampled_from([0.0, 0.1, 2.0])),
+    )
+
+
+@st.composite
+def rounds(draw, start):
+    """A round that begins, or one that is restored, at some time."""
+    config, select = draw(configs()), uniform(draw(st.integers(0, 9)), 1)
+    available = draw(st.sets(clients))
+    if draw(st.booleans()):
+        return Round(config, select=select, now=start, available=available)
+    cohort = draw(st.dictionaries(clients, phases, min_size=1))
+    state = draw(st.sampled_from([RoundState.REPORTING, RoundState.CLOSING]))
+    fewest = 1 if state is RoundState.CLOSING else 0
+    return Round.restore(
+        config,
+        select=select,
+        state=state,
+        cohort=cohort,
+        accepted=draw(st.sets(st.sampled_from(sorted(cohort)), min_size=fewest)),
+        deadline_left_s=draw(st.floats(-5, 50)),
+        now=start,
+        available=available,
+        paused=draw(st.booleans()),
+    )
+
+
+starts = st.floats(0, 1e7)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data(), starts, steps)
+def test_a_round_keeps_its_invariants(data, start, steps):
+    """After every event of any sequence, from a fresh or a restored round."""
+    witness = Witness(data.draw(rounds(start)), start)
+    for event, after_s in steps:
+        witness.feed(event, after_s)
+    witness.run_out()
+    assert witness.round.paused or witness.round.state is not RoundState.REPORTING
+
+
+@settings(max_examples=200, deadline=None)
+@given(configs(), starts, steps, st.integers(0, 3))
+def test_a_restart_loses_nothing(config, start, steps, seed):
+    """A round restored from what its shell stores counts the same, and waits as long."""
+    witness = Witness(Round(config, select=uniform(seed, 1), now=start), start)
+    witness.feed(Wake())
+    for event, after_s in steps:
+        witness.feed(event, after_s)
+    old = witness.round
+    if old.state not in (RoundState.REPORTING, RoundState.CLOSING):
+        return
+    left = old.deadline_left_s(witness.now)
+    new = Round.restore(
+        config,
+        select=uniform(seed, 1),
+        state=old.state,
+        cohort=old.phases,
+        accepted={c for c, phase in old.phases.items() if phase is Phase.REPORTED},
+        deadline_left_s=left,
+        now=0.0,
+        paused=old.paused,
+    )
+    assert (new.state, new.accepted, dict(new.phases)) == (
+        old.state,
+        old.accepted,
+        dict(old.phases),
+    )
+    assert (new.paused, new.deadline_left_s(0.0)) == (old.paused, left)
+    again = Witness(new, 0.0)
+    again.closed = 0
+    again.feed(Wake())
+    again.run_out()
+    assert new.paused or new.state is not RoundState.REPORTING
+
+
+@settings(max_examples=150, deadline=None)
+@given(configs(), steps, st.floats(1, 1e4))
+def test_a_pause_only_shifts_time(config, steps, pause_s):
+    """Pausing and resuming in the middle leads to the same effects, later by the pause."""
+    steps = [step for step in steps if not isinstance(step[0], (Pause, Resume, ExtendDeadline))]
+    config = RoundConfig(
+        goal=config.goal,
+        over_selection=config.over_selection,
+        quorum=config.quorum,
+        deadline_s=round(config.deadline_s),
+        patience_s=round(config.patience_s),
+    )
+    half = len(steps) // 2
+    pause_s = float(round(pause_s))
+
+    def play(pause_s):
+        round_ = Round(config, select=uniform(0, 1), now=0.0, available=CLIENTS[:6])
+        effects, now = round_.handle(Wake(), 0.0), 0.0
+        for place, (event, after_s) in enumerate(steps):
+            now += round(after_s)  # whole seconds, so that a shift by the pause rounds nothing
+            if place == half:
+                effects += round_.handle(Wake(), now)
+            if place == half and pause_s and round_.is_open:
+                effects += round_.handle(Pause(), now)
+                now += pause_s
+                effects += round_.handle(Resume(), now)
+            try:
+                effects += round_.handle(event, now)
+            except OperatorRefused:
+                effects.append("refused")
+        return effects, round_.state, dict(round_.phases)
+
+    assert play(pause_s) == play(0.0)

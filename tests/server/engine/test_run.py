@@ -1,0 +1,207 @@
+"""Which round a run opens next, and when it stops to ask."""
+
+import pytest
+from fedloom.server.engine import (
+    AbortRound,
+    Break,
+    Finish,
+    OpenRound,
+    OperatorRefused,
+    Pause,
+    PauseRound,
+    Resume,
+    ResumeRound,
+    RoundAbandoned,
+    RoundCommitted,
+    RoundKind,
+    Run,
+    RunConfig,
+    RunState,
+    Started,
+    Stop,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+
+TRAIN, EVALUATE = RoundKind.TRAIN, RoundKind.EVALUATE
+
+
+def started(**changes):
+    """A run of two rounds that has opened its first."""
+    run = Run(RunConfig(**({"rounds": 2} | changes)))
+    assert run.handle(Started()) == [OpenRound(1, TRAIN)]
+    return run
+
+
+def test_a_run_goes_from_round_to_round_and_finishes():
+    """Training rounds first, the evaluation last, numbers rising by one."""
+    run = started(evaluate_last=True)
+    assert run.handle(RoundCommitted(TRAIN)) == [OpenRound(2, TRAIN)]
+    assert run.handle(RoundCommitted(TRAIN)) == [OpenRound(3, EVALUATE)]
+    assert run.handle(RoundCommitted(EVALUATE)) == [Finish()]
+    assert run.state is RunState.FINISHED
+
+
+def test_a_run_without_evaluation_ends_with_its_last_round():
+    """No round of evaluation is opened unless asked for."""
+    run = started(rounds=1)
+    assert run.handle(RoundCommitted(TRAIN)) == [Finish()]
+
+
+def test_an_abandoned_round_is_followed_by_another():
+    """Its number is not used again."""
+    run = started()
+    assert run.handle(RoundAbandoned("quorum")) == [OpenRound(2, TRAIN)]
+    assert run.handle(RoundCommitted(TRAIN)) == [OpenRound(3, TRAIN)]
+
+
+def test_rounds_abandoned_in_a_row_pause_the_run():
+    """The operator reads why, and resuming gives as many attempts again."""
+    run = started()
+    for number in (2, 3):
+        assert run.handle(RoundAbandoned("quorum")) == [OpenRound(number, TRAIN)]
+    assert run.handle(RoundAbandoned("no quorum")) == []
+    assert run.state is RunState.PAUSED
+    assert run.reason == "3 rounds in a row were abandoned; the last one: no quorum"
+    assert run.handle(Resume()) == [OpenRound(4, TRAIN)]
+    assert run.reason == ""
+    for number in (5, 6):
+        assert run.handle(RoundAbandoned("quorum")) == [OpenRound(number, TRAIN)]
+
+
+def test_a_commit_ends_the_row():
+    """Two, a commit, and two more do not make three in a row."""
+    run = started(rounds=3)
+    for event in [RoundAbandoned("q")] * 2 + [RoundCommitted(TRAIN)] + [RoundAbandoned("q")] * 2:
+        run.handle(event)
+    assert run.state is RunState.RUNNING
+
+
+def test_a_fault_pauses_the_run_at_once():
+    """A strategy that raised would raise again."""
+    run = started()
+    assert run.handle(RoundAbandoned("ValueError: no such tensor", fault=True)) == []
+    assert (run.state, run.reason) == (RunState.PAUSED, "ValueError: no such tensor")
+    assert run.handle(Resume()) == [OpenRound(2, TRAIN)]
+
+
+def test_pause_and_resume_reach_the_open_round():
+    """The round goes on where it was."""
+    run = started()
+    assert run.handle(Pause()) == [PauseRound()]
+    assert run.handle(Resume()) == [ResumeRound()]
+    assert run.progress.opened == 1
+
+
+def test_a_round_that_commits_in_a_pause_counts():
+    """The next one opens when the run is resumed."""
+    run = started()
+    run.handle(Pause())
+    assert run.handle(RoundCommitted(TRAIN)) == []
+    assert run.handle(Resume()) == [OpenRound(2, TRAIN)]
+
+
+def test_the_last_commit_finishes_a_paused_run():
+    """There is nothing left to resume."""
+    run = started(rounds=1)
+    run.handle(Pause())
+    assert run.handle(RoundCommitted(TRAIN)) == [Finish()]
+
+
+def test_a_fault_in_a_pause_is_the_reason_shown():
+    """Worth more to the operator than that they paused it."""
+    run = started()
+    run.handle(Pause())
+    assert run.handle(RoundAbandoned("the strategy raised", fault=True)) == []
+    assert run.reason == "the strategy raised"
+
+
+def test_stop_aborts_the_open_round():
+    """A round that was closing all the same still counts."""
+    run = started()
+    assert run.handle(Stop()) == [AbortRound("stopped by the operator")]
+    assert run.handle(RoundCommitted(TRAIN)) == []
+    assert (run.state, run.progress.trained, run.progress.open_kind) == (RunState.STOPPED, 1, None)
+
+
+def test_a_run_that_breaks_says_why():
+    """It fails with the reason and does not go on."""
+    run = started()
+    assert run.handle(Break("model 1f3a is gone")) == [AbortRound("model 1f3a is gone")]
+    assert (run.state, run.reason) == (RunState.FAILED, "model 1f3a is gone")
+    with pytest.raises(OperatorRefused, match="resume, got one failed"):
+        run.handle(Resume())
+
+
+def test_a_second_start_opens_no_second_round():
+    """One round is open at a time."""
+    assert started().handle(Started()) == []
+
+
+def restart(run):
+    """The run as a restarted server sees it."""
+    return Run(run.config, state=run.state, reason=run.reason, progress=run.progress)
+
+
+class RunWitness:
+    """Feeds one run, restarts it after every event, and checks it against a model of its own."""
+
+    def __init__(self):
+        self.run = Run(RunConfig(rounds=3, evaluate_last=True, max_abandoned=2))
+        self.open_kind = None
+        self.number = 0
+        self.commits = 0
+
+    def feed(self, event):
+        """Let the event happen and check everything."""
+        before = self.run.state
+        if isinstance(event, RoundCommitted | RoundAbandoned):
+            self.commits += isinstance(event, RoundCommitted)
+            self.open_kind = None
+        try:
+            effects = self.run.handle(event)
+        except OperatorRefused:
+            effects = []
+        if before in (RunState.FINISHED, RunState.STOPPED, RunState.FAILED):
+            assert (self.run.state, effects) == (before, [])
+        for effect in effects:
+            self._note(effect)
+        self._check_standing()
+        self.run = restart(self.run)
+
+    def _note(self, effect):
+        match effect:
+            case OpenRound(number, kind):
+                assert self.open_kind is None
+                assert self.run.state is RunState.RUNNING
+                assert number == self.number + 1
+                self.open_kind, self.number = kind, number
+            case Finish():
+                assert self.run.state is RunState.FINISHED
+                assert self.commits == 4
+            case _:
+                assert self.open_kind is not None
+
+    def _check_standing(self):
+        progress = self.run.progress
+        assert (progress.opened, progress.open_kind) == (self.number, self.open_kind)
+        assert progress.trained + progress.evaluated == self.commits
+        assert self.run.state is not RunState.RUNNING or self.open_kind is not None
+
+
+ends_of_rounds = st.sampled_from(["commit", "abandon", "fault"])
+commands = st.sampled_from([Pause(), Resume(), Started(), Stop(), Break("no model")])
+
+
+@given(st.lists(st.one_of(ends_of_rounds, ends_of_rounds, commands)))
+def test_a_run_keeps_its_invariants_across_restarts(steps):
+    """One round at a time, numbers without gaps, commits counted once, ends that stay ends."""
+    witness = RunWitness()
+    witness.feed(Started())
+    for step in steps:
+        if not isinstance(step, str):
+            witness.feed(step)
+        elif witness.open_kind is not None:
+            fault = step == "fault"
+            commit = RoundCommitted(witness.open_kind)
+            witness.feed(commit if step == "commit" else RoundAbandoned("quorum", fault=fault))

@@ -1,0 +1,109 @@
+"""A draw depends on the seed, the round and the candidates, and is fair."""
+
+from collections import Counter
+
+import pytest
+from fedloom.server.engine import ClientFailed, Round, RoundConfig, Wake, uniform
+from fedloom.server.engine.selection import Bench
+from hypothesis import given
+from hypothesis import strategies as st
+
+NAMES = [f"client-{number:02}" for number in range(12)]
+SEEDS = st.integers(-(2**70), 2**70)
+
+
+@given(SEEDS, st.integers(0, 2**32), st.sets(st.text(), max_size=30), st.data())
+def test_a_draw_is_of_different_candidates(seed, number, candidates, data):
+    """As many as asked for, none twice, none from elsewhere, and the same each time."""
+    count = data.draw(st.integers(0, len(candidates)))
+    chosen = uniform(seed, number)(sorted(candidates), count)
+    assert len(set(chosen)) == len(chosen) == count
+    assert set(chosen) <= candidates
+    assert uniform(seed, number)(sorted(candidates), count) == chosen
+
+
+@given(st.permutations(NAMES), SEEDS)
+def test_the_order_of_attendance_does_not_matter(arrivals, seed):
+    """The same clients give the same cohort and the same replacements in the same order."""
+
+    def play(available):
+        config = RoundConfig(goal=3, quorum=1)
+        round_ = Round(config, select=uniform(seed, 4), now=0.0, available=available)
+        round_.handle(Wake(), 0.0)
+        for client in list(round_.phases):
+            round_.handle(ClientFailed(client), 1.0)
+        return list(round_.phases)
+
+    assert play(arrivals) == play(NAMES)
+
+
+def test_a_draw_is_known_for_ever():
+    """A stored seed gives this cohort on every machine and with every NumPy."""
+    assert uniform(2026, 7)(NAMES, 4) == ["client-08", "client-10", "client-00", "client-09"]
+
+
+def test_seeds_and_rounds_give_different_draws():
+    """Neighbouring keys are unrelated."""
+    draws = {tuple(uniform(seed, number)(NAMES, 12)) for seed in range(10) for number in range(10)}
+    assert len(draws) == 100
+
+
+def test_every_client_and_every_pair_is_equally_likely():
+    """Over 4,000 rounds each count is within five standard deviations of its expectation."""
+    rounds, count, size = 4000, 4, len(NAMES)
+    clients, pairs = Counter(), Counter()
+    for number in range(rounds):
+        chosen = sorted(uniform(1, number)(NAMES, count))
+        clients.update(chosen)
+        pairs.update((a, b) for a in chosen for b in chosen if a < b)
+    for seen, probability in ((clients, count / size), (pairs, count * 3 / (size * 11))):
+        deviation = (rounds * probability * (1 - probability)) ** 0.5
+        assert all(abs(n - rounds * probability) < 5 * deviation for n in seen.values())
+    assert len(pairs) == size * (size - 1) // 2
+
+
+def test_replacements_are_drawn_apart_from_the_cohort():
+    """Those left over are not ordered by the numbers that left them over: each may come next."""
+    following = Counter()
+    for number in range(3000):
+        bench = Bench(uniform(3, number), NAMES[:4])
+        bench.take(1)
+        following[bench.pop()] += 1
+    assert all(abs(n - 750) < 5 * (3000 * 3 / 16) ** 0.5 for n in following.values())
+
+
+def test_the_bench_forgets_those_who_left_and_knows_those_who_returned():
+    """A place goes to somebody who is idle now, once."""
+    bench = Bench(uniform(0, 0), "abcd")
+    first = bench.pop()
+    rest = sorted(set("abcd") - {first})
+    bench.discard(rest[0])
+    bench.discard(rest[1])
+    bench.add(rest[1])
+    bench.add("z")
+    assert len(bench) == 3
+    assert {bench.pop() for _ in range(3)} == {rest[1], rest[2], "z"}
+    assert bench.pop() is None
+
+
+def test_a_client_that_comes_and_goes_costs_nothing():
+    """A hundred thousand flaps leave nothing behind."""
+    bench = Bench(uniform(0, 0), "ab")
+    bench.pop()
+    for _ in range(100_000):
+        bench.add("z")
+        bench.discard("z")
+    assert len(bench) == 1
+    assert len(bench._drawn) + len(bench._fresh) <= 2
+
+
+@pytest.mark.parametrize(
+    "wrong", [lambda c, n: [], lambda c, n: ["a"] * n, lambda c, n: ["stranger", "a"][:n]]
+)
+def test_a_selection_that_breaks_its_promise_is_named(wrong):
+    """A cohort with strangers or repeats would break every invariant of the round."""
+    bench = Bench(wrong, "abc")
+    with pytest.raises(ValueError, match="Expected 2 different candidates"):
+        bench.take(2)
+    with pytest.raises(ValueError, match="Expected 3 different candidates"):
+        bench.pop()
