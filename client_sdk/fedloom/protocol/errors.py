@@ -87,6 +87,11 @@ class Code(StrEnum):
         """The gRPC status that carries this refusal."""
         return _STATUS.get(self, grpc.StatusCode.INVALID_ARGUMENT)
 
+    @property
+    def blames_update(self) -> bool:
+        """Whether sending the same update again would be refused again."""
+        return self in _BAD_UPDATE
+
 
 _STATUS = {
     Code.STALE_ROUND: grpc.StatusCode.FAILED_PRECONDITION,
@@ -110,6 +115,24 @@ _STATUS = {
     Code.BUSY: grpc.StatusCode.UNAVAILABLE,
     Code.OUT_OF_SPACE: grpc.StatusCode.UNAVAILABLE,
 }
+
+
+_BAD_UPDATE = frozenset(
+    {
+        Code.WRONG_MODEL,
+        Code.MALFORMED,
+        Code.UNKNOWN_TENSOR,
+        Code.DUPLICATE_TENSOR,
+        Code.WRONG_SHAPE,
+        Code.WRONG_DTYPE,
+        Code.NOT_FINITE,
+        Code.MAGNITUDE_TOO_LARGE,
+        Code.NORM_TOO_LARGE,
+        Code.WEIGHT_OUT_OF_RANGE,
+        Code.TOO_LARGE,
+        Code.OVERLONG,
+    }
+)
 
 
 class Refusal(FedloomError):  # noqa: N818 - a refusal is the field's word for it

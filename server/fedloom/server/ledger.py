@@ -37,6 +37,7 @@ certificates = sa.Table(
     sa.Column("client", sa.ForeignKey("clients.name"), nullable=False, index=True),
     sa.Column("issued_at", sa.Float, nullable=False),
     sa.Column("not_after", sa.Float, nullable=False),
+    sa.Column("revoked_at", sa.Float),
 )
 tokens = sa.Table(
     "tokens",
@@ -256,16 +257,16 @@ class Ledger:
             Refusal: UNKNOWN_CLIENT or REVOKED.
         """
         row = self._row(
-            sa.select(clients.c.status, clients.c.revoked_at, certificates.c.issued_at)
-            .join(certificates, certificates.c.client == clients.c.name)
-            .where(certificates.c.serial == serial, clients.c.name == client)
+            sa.select(certificates.c.revoked_at).where(
+                certificates.c.serial == serial, certificates.c.client == client
+            )
         )
         if row is None:
             raise Refusal(
                 Code.UNKNOWN_CLIENT,
                 f"Expected a certificate that this server issued to {client!r}: enrol again.",
             )
-        if row["status"] != "active":
+        if row["revoked_at"] is not None:
             raise Refusal(
                 Code.REVOKED, f"The client {client!r} was revoked: ask the operator for a token."
             )
@@ -273,11 +274,16 @@ class Ledger:
     def revoke(self, client: str) -> bool:
         """Revoke a client and all its certificates; False if there is no such client."""
         with self._write() as connection:
-            connection.execute(certificates.delete().where(certificates.c.client == client))
+            now = time.time()
+            connection.execute(
+                certificates.update()
+                .where(certificates.c.client == client, certificates.c.revoked_at.is_(None))
+                .values(revoked_at=now)
+            )
             done = connection.execute(
                 clients.update()
                 .where(clients.c.name == client)
-                .values(status="revoked", revoked_at=time.time())
+                .values(status="revoked", revoked_at=now)
             )
         return done.rowcount == 1
 

@@ -1,0 +1,348 @@
+"""Runs in the world: each one's rounds, one after another, and all of them across restarts."""
+
+import asyncio
+import json
+import logging
+import secrets
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from fedloom.protocol.errors import Code, FedloomError, Refusal, UsageError
+from fedloom.protocol.manifest import Manifest
+from fedloom.server.engine import (
+    Abort,
+    AbortRound,
+    CloseNow,
+    ExtendDeadline,
+    Finish,
+    OpenRound,
+    Pause,
+    PauseRound,
+    Resume,
+    ResumeRound,
+    RoundAbandoned,
+    RoundCommitted,
+    RoundEvent,
+    RoundKind,
+    Run,
+    RunEffect,
+    RunEvent,
+    RunProgress,
+    RunState,
+    Started,
+    Stop,
+)
+from fedloom.server.ledger import Row, require_run
+from fedloom.server.round_shell import Outcome, RoundPlan, RoundShell
+from fedloom.server.spec import RunSpec, parse
+from fedloom.server.world import World
+
+log = logging.getLogger(__name__)
+
+ACTIVE = (RunState.RUNNING.value, RunState.PAUSED.value)
+
+
+class RunDriver:
+    """One active run.
+
+    Args:
+        row: the run's row in the ledger.
+        manifest: of its model.
+        world: shared parts.
+        runs: where to say that it has ended.
+    """
+
+    def __init__(self, row: Row, manifest: Manifest, world: World, runs: "Runs") -> None:
+        self.id: str = row["id"]
+        self.spec: RunSpec = parse(row["spec"])
+        self.engine: Run
+        self.round: RoundShell | None = None
+        self._manifest = manifest
+        self._limits = self.spec.limits(manifest)
+        self._model: str = row["model"]
+        self._strategy_state: str | None = row["strategy_state"]
+        self._world = world
+        self._runs = runs
+        self._pending: set[asyncio.Task[None]] = set()
+
+    async def start(self, row: Row) -> None:
+        """Begin, or go on where the ledger says the run stood."""
+        world = self._world
+        open_round = await world.in_ledger(world.ledger.open_round_of, self.id)
+        rows = await world.in_ledger(world.ledger.list_rounds, self.id)
+        progress = RunProgress(
+            opened=row["last_round"],
+            trained=row["committed"],
+            evaluated=any(r["kind"] == "evaluate" and r["state"] == "committed" for r in rows),
+            abandoned_in_a_row=row["abandoned_in_a_row"],
+            open_kind=RoundKind(open_round["kind"]) if open_round else None,
+        )
+        state = RunState(row["state"])
+        self.engine = Run(
+            self.spec.run_config(), state=state, reason=row["reason"], progress=progress
+        )
+        world.fleet.listen(self)
+        if open_round is not None:
+            shell = self._shell(open_round["number"], RoundKind(open_round["kind"]))
+            await shell.restore(open_round, paused=state is RunState.PAUSED)
+            self.round = shell
+        self.feed(Started())
+
+    async def stop(self) -> None:
+        """Leave everything as it is; a later start goes on with it."""
+        if self.round is not None:
+            await self.round.stop()
+
+    # ---- operator ----------------------------------------------------------------------------
+
+    def command(self, action: str, argument: float | str = "") -> None:
+        """Do what an operator asks.
+
+        Raises:
+            UsageError: it does not fit the state of the run or of its round.
+        """
+        match action:
+            case "pause":
+                self.feed(Pause())
+            case "resume":
+                self.feed(Resume())
+            case "stop":
+                self.feed(Stop())
+            case "close":
+                self._to_round(CloseNow())
+            case "abort":
+                self._to_round(Abort(str(argument) or "aborted by the operator"))
+            case "extend":
+                self._to_round(ExtendDeadline(float(argument)))
+                self._store_deadline()
+            case _:
+                raise UsageError(f"Expected a known action, got {action!r}.")
+
+    def _to_round(self, event: RoundEvent) -> None:
+        if self.round is None:
+            raise UsageError("Expected a run with an open round, got one without.")
+        self.round.feed(event)
+
+    def _store_deadline(self) -> None:
+        assert self.round is not None
+        ledger, shell = self._world.ledger, self.round
+        deadline_at = shell.deadline_at()
+        if deadline_at is not None:
+            self._later(ledger.set_deadline, self.id, shell.plan.number, deadline_at)
+
+    # ---- rounds ------------------------------------------------------------------------------
+
+    def feed(self, event: RunEvent) -> None:
+        """Tell the run's engine what happened and do what it asks for.
+
+        Raises:
+            OperatorRefused: the operator's command does not fit.
+        """
+        before = (self.engine.state, self.engine.reason)
+        effects = self.engine.handle(event)
+        after = (self.engine.state, self.engine.reason)
+        if after != before:
+            self._store_state()
+        for effect in effects:
+            self._perform(effect)
+        ended = self.engine.state not in (RunState.RUNNING, RunState.PAUSED)
+        if ended and self.engine.progress.open_kind is None:
+            self._runs.ended(self)
+
+    def _perform(self, effect: RunEffect) -> None:
+        match effect:
+            case OpenRound(number, kind):
+                self.round = self._shell(number, kind)
+                self.round.begin()
+            case PauseRound():
+                self._tell(Pause())
+            case ResumeRound():
+                self._tell(Resume())
+                self._store_deadline()
+            case AbortRound(reason):
+                if self.round is not None and self.round.engine.is_open:
+                    self._tell(Abort(reason))
+            case Finish():
+                log.info("run %s finished with model %s", self.id, self._model[:12])
+
+    def _tell(self, event: RoundEvent) -> None:
+        if self.round is not None:
+            self.round.feed(event)
+
+    def _store_state(self) -> None:
+        state = self.engine.state
+        ended = state not in (RunState.RUNNING, RunState.PAUSED)
+        if state is not RunState.RUNNING:
+            log.info("run %s is %s: %s", self.id, state.value, self.engine.reason or "done")
+        ledger = self._world.ledger
+        self._later(
+            partial(ledger.set_run_state, self.id, state.value, self.engine.reason, ended=ended)
+        )
+
+    def _later(self, call: Any, *args: Any) -> None:
+        task = asyncio.ensure_future(self._world.in_ledger(call, *args))
+        self._pending.add(task)
+        task.add_done_callback(self._pending.discard)
+
+    async def settled(self) -> None:
+        """Wait until what was asked to be stored is stored."""
+        if self._pending:
+            await asyncio.wait(self._pending)
+
+    def _shell(self, number: int, kind: RoundKind) -> RoundShell:
+        limits = self._limits
+        if kind is RoundKind.EVALUATE:
+            limits = replace(limits, groups=())
+        plan = RoundPlan(
+            run=self.id,
+            number=number,
+            kind=kind,
+            trained=self.engine.progress.trained,
+            spec=self.spec,
+            model=self._model,
+            strategy_state=self._strategy_state,
+            manifest=self._manifest,
+            limits=limits,
+        )
+        return RoundShell(plan, self._world, self, self._round_ended)
+
+    def _round_ended(self, outcome: Outcome) -> None:
+        shell, self.round = self.round, None
+        assert shell is not None
+        if outcome.model is None:
+            self.feed(RoundAbandoned(outcome.reason, fault=outcome.fault))
+            return
+        self._model, self._strategy_state = outcome.model, outcome.strategy_state
+        self.feed(RoundCommitted(shell.plan.kind))
+
+    # ---- the fleet's listener ----------------------------------------------------------------
+
+    def client_available(self, client: str) -> None:
+        """A client is connected and idle."""
+        if self.round is not None:
+            self.round.client_available(client)
+
+    def client_left(self, client: str) -> None:
+        """A client's stream ended, or another run took it."""
+        if self.round is not None:
+            self.round.client_left(client)
+
+    def claims(self, client: str) -> bool:
+        """Does the open round wait for this client?"""
+        return self.round is not None and self.round.claims(client)
+
+    # ---- views -------------------------------------------------------------------------------
+
+    def status(self) -> dict[str, Any]:
+        """What happens right now, beyond what the ledger holds."""
+        live: dict[str, Any] = {"clients_available": len(self._world.fleet.available())}
+        if self.round is not None:
+            live["round"] = self.round.status()
+        return live
+
+
+class Runs:
+    """All active runs of a server."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._drivers: dict[str, RunDriver] = {}
+
+    async def start(self) -> None:
+        """Go on with every run that was active."""
+        world = self._world
+        for row in await world.in_ledger(world.ledger.list_runs, ACTIVE):
+            try:
+                await self._drive(row)
+            except FedloomError as error:
+                log.exception("run %s cannot go on", row["id"])
+                await world.in_ledger(
+                    partial(world.ledger.set_run_state, row["id"], "failed", str(error), ended=True)
+                )
+
+    async def stop(self) -> None:
+        """Leave every run as it is."""
+        for driver in self._drivers.values():
+            await driver.stop()
+            await driver.settled()
+
+    async def _drive(self, row: Row) -> None:
+        world = self._world
+        manifest = await world.in_disk(world.models.manifest, row["model"])
+        driver = RunDriver(row, manifest, world, self)
+        self._drivers[driver.id] = driver
+        await driver.start(row)
+
+    async def submit(self, values: Mapping[str, Any], model: str) -> str:
+        """Start a run from a model that is in the store.
+
+        Args:
+            values: the specification, as parsed TOML or JSON.
+            model: digest.
+
+        Returns:
+            The run's id.
+
+        Raises:
+            UsageError: the specification or the model does not do.
+        """
+        spec = parse(values)
+        world = self._world
+        manifest = await world.in_disk(world.models.manifest, model)
+        run = f"{spec.name}-{secrets.token_hex(3)}"
+        row: dict[str, Any] = {
+            "id": run,
+            "name": spec.name,
+            "spec": spec.as_dict(),
+            "state": RunState.RUNNING.value,
+            "reason": "",
+            "model": model,
+        }
+        await world.in_ledger(world.ledger.add_run, row, manifest.size_bytes)
+        stored = await world.in_ledger(world.ledger.run, run)
+        await self._drive(require_run(stored, run))
+        log.info("run %s submitted: %s", run, json.dumps(spec.as_dict(), sort_keys=True))
+        return run
+
+    def get(self, run: str) -> RunDriver | None:
+        """An active run."""
+        return self._drivers.get(run)
+
+    def round(self, key: tuple[str, int]) -> RoundShell:
+        """The open round that a message speaks of.
+
+        Raises:
+            Refusal: UNKNOWN_RUN, STALE_ROUND or FUTURE_ROUND.
+        """
+        driver = self._drivers.get(key[0])
+        if driver is None:
+            raise Refusal(Code.UNKNOWN_RUN, f"Expected an active run, got {key[0][:80]!r}.")
+        latest = driver.engine.progress.opened
+        if key[1] > latest:
+            raise Refusal(
+                Code.FUTURE_ROUND, f"Expected a round of at most {latest}, got {key[1]}."
+            )
+        if driver.round is None or key[1] != driver.round.plan.number:
+            raise Refusal(Code.STALE_ROUND, f"Expected round {latest}, got {key[1]}, which is over.")
+        return driver.round
+
+    async def command(self, run: str, action: str, argument: float | str = "") -> None:
+        """Do what an operator asks, and return when it is stored.
+
+        Raises:
+            UsageError: there is no such active run, or the action does not fit its state.
+        """
+        driver = self._drivers.get(run)
+        if driver is None:
+            world = self._world
+            row = require_run(await world.in_ledger(world.ledger.run, run), run)
+            raise UsageError(f"Expected an active run, got one that is {row['state']}.")
+        driver.command(action, argument)
+        await driver.settled()
+
+    def ended(self, driver: RunDriver) -> None:
+        """A run needs nobody any more."""
+        if self._drivers.pop(driver.id, None) is not None:
+            self._world.fleet.forget(driver)

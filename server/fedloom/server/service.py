@@ -1,0 +1,419 @@
+"""The fleet service: presence and offers on one stream, models out, updates in.
+
+Thin: who calls is `Identify`'s, whether an update may come is the round's, what its bytes are
+worth is the checker's. Here they meet the wire. Every refusal goes to the log, the ledger and the
+caller, and disturbs nobody else.
+"""
+
+import asyncio
+import hashlib
+import logging
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+import grpc
+
+from fedloom.protocol import wire
+from fedloom.protocol.errors import Code, Refusal
+from fedloom.protocol.faults import crossing
+from fedloom.protocol.updates import BodyChecker, PlannedPart, header_limit_bytes
+from fedloom.protocol.v1 import enrolment_pb2, fleet_pb2
+from fedloom.protocol.version import PROTOCOL_VERSIONS, __version__
+from fedloom.server.fleet import Session
+from fedloom.server.fold import metrics_of
+from fedloom.server.identify import Context, Identify
+from fedloom.server.ledger import AcceptedUpdate
+from fedloom.server.pki import Authority
+from fedloom.server.round_shell import RoundShell
+from fedloom.server.runs import Runs
+from fedloom.server.spool import SpoolFile
+from fedloom.server.world import World
+
+log = logging.getLogger(__name__)
+
+READ_TIMEOUT_S = 60.0
+"""Longest silence in the middle of an upload, and before the first message of a stream."""
+
+RESCAN_BYTES = 1 << 20
+
+
+class FleetService:
+    """Handlers of `fedloom.v1.Fleet`.
+
+    Args:
+        world: shared parts.
+        runs: where rounds are found.
+        authority: renews certificates; None on plaintext loopback.
+    """
+
+    def __init__(self, world: World, runs: Runs, authority: Authority | None) -> None:
+        self._world = world
+        self._runs = runs
+        self._authority = authority
+        self._identify = Identify(world, plaintext=authority is None)
+        self._slots = asyncio.Semaphore(world.config.max_concurrent_uploads)
+        self._uploading: set[tuple[str, int, str]] = set()
+
+    def handlers(self) -> grpc.GenericRpcHandler[Any, Any]:
+        """What to register with a server."""
+        return grpc.method_handlers_generic_handler(
+            wire.FLEET_SERVICE,
+            {
+                "Attend": grpc.stream_stream_rpc_method_handler(
+                    self.attend,
+                    request_deserializer=fleet_pb2.ClientMessage.FromString,
+                    response_serializer=fleet_pb2.ServerMessage.SerializeToString,
+                ),
+                "Renew": grpc.unary_unary_rpc_method_handler(
+                    self.renew,
+                    request_deserializer=enrolment_pb2.RenewRequest.FromString,
+                    response_serializer=enrolment_pb2.IssuedCertificate.SerializeToString,
+                ),
+                "Download": grpc.unary_stream_rpc_method_handler(
+                    self.download, request_deserializer=fleet_pb2.DownloadRequest.FromString
+                ),
+                "Upload": grpc.stream_stream_rpc_method_handler(self.upload),
+            },
+        )
+
+    # ---- presence ----------------------------------------------------------------------------
+
+    async def attend(self, _: object, context: Context) -> None:
+        """A client's stream, from its hello to its end."""
+        async with self._refusals(context) as refusing:
+            client, peer = await self._identify(context)
+            refusing.client = client
+            hello = await self._hello(context, client)
+            handler = asyncio.current_task()
+            assert handler is not None
+            session = Session(client, peer, context.write, handler)
+            welcome = fleet_pb2.Welcome(
+                protocol_version=max(set(hello.protocol_versions) & set(PROTOCOL_VERSIONS)),
+                federation=self._world.config.federation,
+                server_version=__version__,
+            )
+            await session.send(fleet_pb2.ServerMessage(welcome=welcome))
+            self._world.fleet.attend(session)
+            log.info("%s attends (%s)", client, hello.sdk_version)
+            try:
+                await self._listen(session, context)
+            except asyncio.CancelledError:
+                if session.refusal is None:
+                    raise
+                raise session.refusal from None
+            finally:
+                self._world.fleet.leave(session)
+                log.info("%s left", client)
+
+    async def _hello(self, context: Context, client: str) -> fleet_pb2.Hello:
+        async with asyncio.timeout(READ_TIMEOUT_S):
+            message = await context.read()
+        if message is grpc.aio.EOF or message.WhichOneof("kind") != "hello":
+            raise Refusal(Code.MALFORMED, "Expected a hello first.")
+        hello: fleet_pb2.Hello = message.hello
+        if hello.client != client:
+            raise _wrong_identity(client, hello.client)
+        if not set(hello.protocol_versions) & set(PROTOCOL_VERSIONS):
+            raise Refusal(
+                Code.VERSION_UNSUPPORTED,
+                f"Expected a protocol version of {list(PROTOCOL_VERSIONS)}, "
+                f"got {list(hello.protocol_versions)}: upgrade the older side.",
+            )
+        return hello
+
+    async def _listen(self, session: Session, context: Context) -> None:
+        while (message := await context.read()) is not grpc.aio.EOF:
+            match message.WhichOneof("kind"):
+                case "offer_reply":
+                    reply = message.offer_reply
+                    if shell := self._shell(reply.task):
+                        shell.client_replied(session.client, reply)
+                case "task_failed":
+                    failed = message.task_failed
+                    if shell := self._shell(failed.task):
+                        shell.client_failed(session.client, failed.reason[:500])
+                case _:
+                    raise Refusal(Code.MALFORMED, "Expected an offer_reply or a task_failed.")
+
+    def _shell(self, key: fleet_pb2.TaskKey) -> RoundShell | None:
+        """The round that a message is about, if it is still open."""
+        try:
+            return self._runs.round((key.run, key.round))
+        except Refusal:
+            return None
+
+    # ---- certificates ------------------------------------------------------------------------
+
+    async def renew(
+        self, request: enrolment_pb2.RenewRequest, context: Context
+    ) -> enrolment_pb2.IssuedCertificate:
+        """A new certificate for the client that holds a good one."""
+        async with self._refusals(context) as refusing:
+            client, _ = await self._identify(context)
+            refusing.client = client
+            if self._authority is None:
+                raise Refusal(Code.NO_CERTIFICATE, "There are no certificates on plaintext.")
+            issued = await issue(self._world, self._authority, request.csr_pem, client)
+            reply, serial, not_after = issued
+            world = self._world
+            await world.in_ledger(world.ledger.add_certificate, serial, client, not_after)
+            log.info("%s renewed its certificate", client)
+            return reply
+        raise AssertionError("aborted")
+
+    # ---- models out --------------------------------------------------------------------------
+
+    async def download(
+        self, request: fleet_pb2.DownloadRequest, context: Context
+    ) -> AsyncIterator[bytes]:
+        """A model's bytes from an offset on."""
+        async with self._refusals(context) as refusing:
+            refusing.client, _ = await self._identify(context)
+            world = self._world
+            if not await world.in_ledger(world.ledger.knows_model, request.digest):
+                raise Refusal(
+                    Code.UNKNOWN_MODEL, f"Expected a model of this server, got {request.digest!r}."
+                )
+            handle = os.open(world.models.path(request.digest), os.O_RDONLY)
+            try:
+                offset = request.offset
+                while chunk := os.pread(handle, wire.CHUNK_BYTES, offset):
+                    yield chunk
+                    offset += len(chunk)
+            finally:
+                os.close(handle)
+
+    # ---- updates in --------------------------------------------------------------------------
+
+    async def upload(self, _: object, context: Context) -> None:
+        """An update: its header in, `proceed` out, its body in, `accepted` out."""
+        async with self._refusals(context) as refusing:
+            client, _peer = await self._identify(context)
+            refusing.client = client
+            async with asyncio.timeout(READ_TIMEOUT_S):
+                raw = await context.read()
+            header = self._parse_header(raw)
+            refusing.key = (header.task.run, header.task.round)
+            if header.client != client:
+                raise _wrong_identity(client, header.client)
+            repeated = await self._receive(header, context, refusing)
+            reply = fleet_pb2.UploadReply(accepted=fleet_pb2.Accepted(repeated=repeated))
+            await context.write(reply.SerializeToString())
+
+    def _parse_header(self, raw: bytes) -> fleet_pb2.UpdateHeader:
+        try:
+            if not isinstance(raw, bytes):
+                raise Refusal(Code.MALFORMED, "Expected an update header, got the end of stream.")
+            return fleet_pb2.UpdateHeader.FromString(raw)
+        except ValueError as error:  # protobuf's DecodeError is one
+            raise Refusal(Code.MALFORMED, "Expected an update header as protobuf.") from error
+
+    async def _receive(
+        self, header: fleet_pb2.UpdateHeader, context: Context, refusing: "_Refusing"
+    ) -> bool:
+        identity = hashlib.sha256(header.SerializeToString(deterministic=True)).hexdigest()
+        key = (header.task.run, header.task.round)
+        if await self._known(key, header, identity):
+            return True
+        shell = self._runs.round(key)
+        longest = header_limit_bytes(shell.plan.manifest, len(shell.plan.limits.groups))
+        if header.ByteSize() > longest:
+            raise Refusal(
+                Code.TOO_LARGE, f"Expected a header of at most {longest} bytes, got more."
+            )
+        refusing.shell = shell
+        planned = shell.admit(header)
+        slot = (*key, header.client)
+        if slot in self._uploading:
+            raise Refusal(Code.BUSY, "Another upload of this update is under way: try again.")
+        self._uploading.add(slot)
+        try:
+            if not header.size_bytes:
+                return not await self._accept(shell, header, identity, "", 0.0)
+            async with self._slots:
+                shell.check_open(header.client)  # it may have closed while this one waited
+                return await self._receive_body(shell, header, planned, identity, context)
+        finally:
+            self._uploading.discard(slot)
+
+    async def _known(
+        self, key: tuple[str, int], header: fleet_pb2.UpdateHeader, identity: str
+    ) -> bool:
+        """Was this very update accepted before, in this round or an earlier one?"""
+        world = self._world
+        row = await world.in_ledger(world.ledger.find_update, *key, header.client)
+        if row is None:
+            return False
+        if row["identity"] != identity:
+            raise Refusal(
+                Code.CONFLICTING_UPDATE,
+                "Expected a repeat of the update that was accepted for this round, got another.",
+            )
+        return True
+
+    async def _receive_body(
+        self,
+        shell: RoundShell,
+        header: fleet_pb2.UpdateHeader,
+        planned: list[PlannedPart],
+        identity: str,
+        context: Context,
+    ) -> bool:
+        world, plan = self._world, shell.plan
+        checker = BodyChecker(header, planned, plan.limits, plan.manifest)
+        try:
+            file = world.spool.open(plan.run, plan.number, header)
+        except OSError as error:
+            raise _no_room(error) from error
+        try:
+            await self._rescan(file, checker)
+            proceed = fleet_pb2.UploadReply(proceed=fleet_pb2.Proceed(offset=file.received))
+            await context.write(proceed.SerializeToString())
+            await self._read_body(file, checker, context)
+            try:
+                stats = checker.finish()
+            except Refusal:
+                file.restart()  # what came is not what was announced
+                raise
+            await world.in_disk(file.sync)
+            crossing("upload.synced")
+        except OSError as error:
+            raise _no_room(error) from error
+        finally:
+            file.close()
+        return not await self._accept(shell, header, identity, file.name, stats.norm)
+
+    async def _rescan(self, file: SpoolFile, checker: BodyChecker) -> None:
+        """Check what came before a cut, in a thread: it may be long."""
+
+        def rescan() -> None:
+            while checker.received < file.received:
+                left = file.received - checker.received
+                checker.feed(file.read(checker.received, min(RESCAN_BYTES, left)))
+
+        if file.received:
+            try:
+                await self._world.in_disk(rescan)
+            except Refusal:
+                file.restart()
+                raise
+
+    async def _read_body(self, file: SpoolFile, checker: BodyChecker, context: Context) -> None:
+        while file.received < file.size_bytes:
+            async with asyncio.timeout(READ_TIMEOUT_S):
+                chunk = await context.read()
+            if chunk is grpc.aio.EOF:
+                raise Refusal(
+                    Code.TRUNCATED,
+                    f"Expected {file.size_bytes} bytes as declared, got {file.received}.",
+                )
+            checker.feed(chunk)
+            file.append(chunk)
+            crossing("upload.chunk")
+        async with asyncio.timeout(READ_TIMEOUT_S):
+            rest = await context.read()
+        if rest is not grpc.aio.EOF:
+            raise Refusal(Code.OVERLONG, f"Expected {file.size_bytes} bytes as declared, got more.")
+
+    async def _accept(
+        self,
+        shell: RoundShell,
+        header: fleet_pb2.UpdateHeader,
+        identity: str,
+        file: str,
+        norm: float,
+    ) -> bool:
+        update = AcceptedUpdate(
+            run=shell.plan.run,
+            round=shell.plan.number,
+            client=header.client,
+            identity=identity,
+            file=file,
+            size_bytes=header.size_bytes,
+            weight=header.weight,
+            norm=norm,
+            training=metrics_of(header.training),
+            evaluation=metrics_of(header.evaluation),
+        )
+        # A caller that goes away now must not leave a committed row that the round never heard of.
+        return await asyncio.shield(asyncio.ensure_future(shell.accept(update)))
+
+    # ---- refusals ----------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _refusals(self, context: Context) -> AsyncIterator["_Refusing"]:
+        refusing = _Refusing()
+        try:
+            yield refusing
+        except TimeoutError:
+            refusal = Refusal(Code.TRUNCATED, f"Expected a message within {READ_TIMEOUT_S:.0f} s.")
+            await self._refuse(context, refusing, refusal)
+        except Refusal as refusal:
+            await self._refuse(context, refusing, refusal)
+
+    async def _refuse(self, context: Context, refusing: "_Refusing", refusal: Refusal) -> None:
+        client, (run, number) = refusing.client, refusing.key
+        log.warning(
+            "refused %s (run %s, round %d): %s: %s %s",
+            client or context.peer(), run, number, refusal.code, refusal, refusal.detail,
+        )  # fmt: skip
+        world = self._world
+        await world.in_ledger(world.ledger.add_refusal, client, run[:80], number, refusal)
+        if refusing.shell is not None:
+            refusing.shell.refused(client, refusal)
+        await abort(context, refusal)
+
+
+class _Refusing:
+    """Whom a refusal would be about."""
+
+    def __init__(self) -> None:
+        self.client = ""
+        self.key = ("", 0)
+        self.shell: RoundShell | None = None
+
+
+async def abort(context: Context, refusal: Refusal) -> None:
+    """End a call with a typed refusal."""
+    await context.abort(
+        refusal.code.status, str(refusal)[:1000], wire.refusal_metadata(refusal)
+    )
+
+
+async def issue(
+    world: World, authority: Authority, csr_pem: bytes, client: str
+) -> tuple[enrolment_pb2.IssuedCertificate, str, float]:
+    """Certify a client's key; returns the reply, the serial and the end of its life."""
+    chain, peer = await world.in_disk(
+        authority.issue_client,
+        csr_pem,
+        client,
+        world.config.client_certificate_s,
+        datetime.now(UTC),
+    )
+    reply = enrolment_pb2.IssuedCertificate(
+        federation=authority.federation,
+        client=client,
+        chain_pem=chain,
+        root_pem=authority.root_pem,
+    )
+    return reply, peer.serial, peer.not_after.timestamp()
+
+
+def _wrong_identity(client: str, claimed: str) -> Refusal:
+    return Refusal(
+        Code.WRONG_IDENTITY,
+        f"Expected the name in the certificate, {client!r}, got {claimed[:80]!r}.",
+    )
+
+
+def _no_room(error: OSError) -> Refusal:
+    return Refusal(
+        Code.OUT_OF_SPACE, "The server cannot store the update now: try later.", detail=repr(error)
+    )
+
+
+Handler = Callable[..., Awaitable[object]]

@@ -1,0 +1,62 @@
+"""What every part of a running server shares: storage, sessions, and the threads that block.
+
+Blocking work leaves the event loop by one of three doors: the ledger's thread, which makes its
+transactions one sequence; the fold's thread, which owns every sum; and a few threads for syncs.
+"""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import ParamSpec, TypeVar
+
+from fedloom.server.config import ServerConfig
+from fedloom.server.fleet import Fleet
+from fedloom.server.ledger import Ledger
+from fedloom.server.models import ModelStore
+from fedloom.server.spool import Spool
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Thread:
+    """A pool of threads that coroutines hand blocking calls to."""
+
+    def __init__(self, name: str, size: int = 1) -> None:
+        self._pool = ThreadPoolExecutor(size, thread_name_prefix=name)
+
+    async def __call__(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run `call` in the pool. It runs to its end even if the caller is cancelled."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._pool, lambda: call(*args, **kwargs))
+
+    def close(self) -> None:
+        """Finish what has begun and end the threads."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+@dataclass(slots=True)
+class World:
+    """The parts of a server that outlive any run.
+
+    Attributes:
+        in_ledger: calls the ledger's methods; one at a time, in order.
+        in_fold: calls that own a sum; one at a time.
+        in_disk: syncs and file copies.
+    """
+
+    config: ServerConfig
+    ledger: Ledger
+    models: ModelStore
+    spool: Spool
+    fleet: Fleet = field(default_factory=Fleet)
+    in_ledger: Thread = field(default_factory=lambda: Thread("ledger"))
+    in_fold: Thread = field(default_factory=lambda: Thread("fold"))
+    in_disk: Thread = field(default_factory=lambda: Thread("disk", 4))
+
+    def close(self) -> None:
+        """Let everything go, in order."""
+        for thread in (self.in_fold, self.in_disk, self.in_ledger):
+            thread.close()
+        self.ledger.close()
