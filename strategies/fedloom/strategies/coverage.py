@@ -80,7 +80,10 @@ class Slice:
 
     def view(self, flat: NDArray[Any], shape: Shape) -> NDArray[Any]:
         """Return the box of the flat tensor, N-d, as `blocks` indexes it."""
-        return flat.reshape(shape)[tuple(slice(start, stop) for start, stop in self.ranges)]
+        # The ellipsis keeps 0-d a view, not a scalar.
+        box: tuple[Any, ...] = (*(slice(start, stop) for start, stop in self.ranges), ...)
+        view: NDArray[Any] = flat.reshape(shape)[box]
+        return view
 
     def blocks(self, shape: Shape, limit: int) -> Iterator[Block]:  # noqa: ARG002 - the box suffices
         """Yield boxes of whole rows, of at most `limit` values each.

@@ -1,0 +1,94 @@
+"""Names and settings become strategies, or errors that say what is known."""
+
+import dataclasses
+import doctest
+
+import pytest
+from fedloom.strategies import (
+    CLIENT_RULES,
+    STRATEGIES,
+    FedAdam,
+    FedProx,
+    Plain,
+    client_rule,
+    registry,
+    strategy,
+)
+
+
+def test_a_strategy_is_built_from_its_settings():
+    """Settings are the dataclass's fields; those left out keep their defaults."""
+    settings = {"server_learning_rate": 0.1, "beta_1": 0.5, "beta_2": 0.9, "tau": 1}
+    assert strategy("fedadam", settings) == FedAdam(**settings)
+    assert strategy("fedadam") == FedAdam()
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_every_strategy_has_defaults_and_takes_any_rule(name):
+    """All of them work as they come, need only the sum, and are frozen."""
+    algorithm = strategy(name, rule=FedProx(mu=1))
+    assert algorithm.rule == FedProx(mu=1)
+    assert strategy(name).rule == Plain()
+    assert algorithm.needs == "sum"
+    assert algorithm.groups == ("delta",)
+    assert algorithm.init({}).step == 0
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        algorithm.server_learning_rate = 2.0
+
+
+BAD_STRATEGIES = [
+    ("fedadm", {}, ValueError, "Expected a strategy, got 'fedadm'; did you mean 'fedadam'"),
+    ("x", {}, ValueError, "known: fedadagrad, fedadam, fedavg, fedavgm, fedyogi"),
+    ("fedadam", {"beta1": 0.9}, ValueError, "got 'beta1'; did you mean 'beta_1'"),
+    ("fedavg", {"momentum": 0.9}, ValueError, "known: server_learning_rate"),
+    ("fedavg", {"rule": "plain"}, ValueError, "Expected a setting of fedavg, got 'rule'"),
+    ("fedavg", {"server_learning_rate": 0}, ValueError, "server_learning_rate > 0, got 0"),
+    ("fedavg", {"server_learning_rate": "1"}, TypeError, "to be a number, got '1'"),
+    ("fedavg", {"server_learning_rate": True}, TypeError, "to be a number, got True"),
+    ("fedavg", {"server_learning_rate": float("inf")}, ValueError, "finite"),
+    ("fedavgm", {"momentum": 1}, ValueError, "momentum >= 0 and < 1, got 1"),
+    ("fedavgm", {"momentum": -0.1}, ValueError, "momentum >= 0 and < 1"),
+    ("fedadam", {"beta_1": 1.0}, ValueError, "beta_1"),
+    ("fedadam", {"beta_2": 1.0}, ValueError, "beta_2"),
+    ("fedyogi", {"beta_2": -1}, ValueError, "beta_2"),
+    ("fedadagrad", {"tau": 0}, ValueError, "tau > 0"),
+    ("fedadagrad", {"beta_2": 0.5}, ValueError, "known: beta_1, server_learning_rate, tau"),
+]
+
+
+@pytest.mark.parametrize(("name", "settings", "error", "message"), BAD_STRATEGIES)
+def test_what_is_no_strategy_is_answered_with_what_is(name, settings, error, message):
+    """Expected X, got Y; known: the alternatives."""
+    with pytest.raises(error, match=message):
+        strategy(name, settings)
+
+
+BAD_RULES = [
+    ("fedpox", {}, ValueError, "did you mean 'fedprox'"),
+    ("fedprox", {}, ValueError, "Expected fedprox to have the setting mu"),
+    ("fedprox", {"mu": -1}, ValueError, "mu >= 0"),
+    ("fedprox", {"mu": None}, TypeError, "mu to be a number"),
+    ("plain", {"mu": 1}, ValueError, "known: none"),
+]
+
+
+@pytest.mark.parametrize(("name", "settings", "error", "message"), BAD_RULES)
+def test_what_is_no_client_rule_is_answered_with_what_is(name, settings, error, message):
+    """Expected X, got Y; known: the alternatives."""
+    with pytest.raises(error, match=message):
+        client_rule(name, settings)
+
+
+def test_rules_are_listed_under_their_own_names():
+    """The name that a rule carries is the one that finds it."""
+    assert {name: build.name for name, build in CLIENT_RULES.items()} == {
+        "plain": "plain",
+        "fedprox": "fedprox",
+    }
+
+
+def test_examples_in_the_docstrings_run():
+    """What the registry's documentation shows is what happens."""
+    results = doctest.testmod(registry)
+    assert results.attempted >= 2
+    assert results.failed == 0
