@@ -2,9 +2,10 @@
 
 from collections import Counter
 
+import numpy as np
 import pytest
 from fedloom.server.engine import ClientFailed, Round, RoundConfig, Wake, uniform
-from fedloom.server.engine.selection import Bench
+from fedloom.server.engine.selection import Bench, _smallest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -40,6 +41,14 @@ def test_the_order_of_attendance_does_not_matter(arrivals, seed):
 def test_a_draw_is_known_for_ever():
     """A stored seed gives this cohort on every machine and with every NumPy."""
     assert uniform(2026, 7)(NAMES, 4) == ["client-08", "client-10", "client-00", "client-09"]
+
+
+@given(st.lists(st.integers(0, 20), max_size=40), st.data())
+def test_the_smallest_are_found_without_sorting_all(numbers, data):
+    """Ties aside, which 64-bit draws do not have, the same places as a full sort gives."""
+    count = data.draw(st.integers(0, len(numbers)))
+    array = np.array(numbers, dtype=np.uint64)
+    assert [numbers[place] for place in _smallest(array, count)] == sorted(numbers)[:count]
 
 
 def test_seeds_and_rounds_give_different_draws():
@@ -94,7 +103,7 @@ def test_a_client_that_comes_and_goes_costs_nothing():
         bench.add("z")
         bench.discard("z")
     assert len(bench) == 1
-    assert len(bench._drawn) + len(bench._fresh) <= 2
+    assert len(bench._drawn) <= 1
 
 
 @pytest.mark.parametrize(
@@ -105,5 +114,6 @@ def test_a_selection_that_breaks_its_promise_is_named(wrong):
     bench = Bench(wrong, "abc")
     with pytest.raises(ValueError, match="Expected 2 different candidates"):
         bench.take(2)
-    with pytest.raises(ValueError, match="Expected 3 different candidates"):
+    bench = Bench(wrong, [*"abcdefghi"])
+    with pytest.raises(ValueError, match="Expected 2 different candidates"):
         bench.pop()

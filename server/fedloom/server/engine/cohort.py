@@ -4,7 +4,7 @@ Invariants: a member is in one phase; `accepted` counts each member once; only m
 round waits for are out of contact, in the order in which their patience runs out.
 """
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from math import inf
@@ -31,15 +31,13 @@ _UNFINISHED = _AT_WORK | {Phase.LOST}
 class Cohort:
     """Phases by client, counted as they change: O(1) for each change."""
 
-    __slots__ = ("_away", "_counts", "_phases", "accepted", "at_work")
+    __slots__ = ("_away", "_counts", "_phases")
 
     def __init__(self) -> None:
         self._phases: dict[str, Phase] = {}
-        self._counts: Counter[Phase] = Counter()
+        self._counts = dict.fromkeys(Phase, 0)
         # An OrderedDict and not a dict: the first key of a dict whose front was deleted is O(n).
         self._away: OrderedDict[str, float] = OrderedDict()
-        self.accepted = 0
-        self.at_work = 0  # offered or training, in contact or within patience
 
     def __len__(self) -> int:
         return len(self._phases)
@@ -52,9 +50,19 @@ class Cohort:
         """Client to phase, in the order of joining; a live view."""
         return MappingProxyType(self._phases)
 
+    @property
+    def accepted(self) -> int:
+        """Updates counted so far."""
+        return self._counts[Phase.REPORTED]
+
+    @property
+    def at_work(self) -> int:
+        """Members that the round waits for: in contact, or out of it but within patience."""
+        return self._counts[Phase.OFFERED] + self._counts[Phase.TRAINING]
+
     def counts(self) -> dict[Phase, int]:
         """Members in each phase, zeros included."""
-        return {phase: self._counts[phase] for phase in Phase}
+        return dict(self._counts)
 
     def unfinished(self) -> Iterator[str]:
         """Members that may still be at work: offered, training or lost."""
@@ -67,14 +75,10 @@ class Cohort:
     def put(self, client: str, phase: Phase) -> None:
         """Let a client join, or move to another phase."""
         before = self._phases.get(client)
-        self._phases[client] = phase
-        self._counts[phase] += 1
-        self.at_work += phase in _AT_WORK
-        self.accepted += phase is Phase.REPORTED
         if before is not None:
             self._counts[before] -= 1
-            self.at_work -= before in _AT_WORK
-            self.accepted -= before is Phase.REPORTED
+        self._counts[phase] += 1
+        self._phases[client] = phase
 
     def start_training(self, client: str) -> None:
         """Note that an offer was taken up."""

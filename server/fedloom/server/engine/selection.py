@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2b
 
 import numpy as np
+from numpy.typing import NDArray
 
 Select = Callable[[Sequence[str], int], list[str]]
 """(candidates in sorted order, count) -> that many of them, in the order drawn."""
@@ -34,39 +35,45 @@ def uniform(seed: int, round_number: int) -> Select:
         digest = blake2b("\0".join(candidates).encode(), digest_size=16).digest()
         counter = np.concatenate([np.zeros(2, np.uint64), np.frombuffer(digest, "<u8")])
         numbers = np.random.Philox(key=key, counter=counter).random_raw(len(candidates))
-        order = np.argsort(numbers, kind="stable")[:count]
-        return [candidates[place] for place in order.tolist()]
+        return [candidates[place] for place in _smallest(numbers, count).tolist()]
 
     return select
+
+
+def _smallest(numbers: NDArray[np.uint64], count: int) -> NDArray[np.intp]:
+    """Where the `count` smallest numbers are, smallest first: O(n + count log count)."""
+    if not 0 < count < len(numbers):
+        return np.argsort(numbers, kind="stable")[:count]
+    places = np.sort(np.argpartition(numbers, count - 1)[:count])
+    return places[np.argsort(numbers[places], kind="stable")]
 
 
 class Bench:
     """The idle clients outside a cohort: who is chosen first, and who takes a free place next.
 
-    Places are drawn for all who wait at once and handed out one by one, so that a replacement
-    costs O(log n) amortised, and the order of attendance does not matter among those who wait.
+    Places are drawn for an eighth of those who wait at a time and handed out one by one: that is
+    O(1) for each replacement, amortised, and the order of attendance does not matter among those
+    who wait.
     """
 
-    __slots__ = ("_drawn", "_fresh", "_idle", "_select")
+    __slots__ = ("_drawn", "_idle", "_select")
 
     def __init__(self, select: Select, idle: Iterable[str] = ()) -> None:
         self._select = select
-        self._idle = set(idle)
-        self._fresh = set(self._idle)  # idle and not yet drawn
-        self._drawn: list[str] = []  # last one first; may hold clients that have left
+        # A dict for its order: names that came sorted are sorted again in O(n).
+        self._idle = dict.fromkeys(idle)
+        self._drawn: list[str] = []  # the next one last; those who left since are passed over
 
     def __len__(self) -> int:
         return len(self._idle)
 
     def add(self, client: str) -> None:
         """Count a client among the idle."""
-        self._idle.add(client)
-        self._fresh.add(client)
+        self._idle[client] = None
 
     def discard(self, client: str) -> None:
         """Forget a client, if it was there."""
-        self._idle.discard(client)
-        self._fresh.discard(client)
+        self._idle.pop(client, None)
 
     def take(self, count: int) -> list[str]:
         """Draw a cohort of `count` idle clients.
@@ -74,30 +81,30 @@ class Bench:
         Raises:
             ValueError: the selection function did not return `count` different candidates.
         """
-        chosen = self._draw(self._idle, count)
-        self._idle.difference_update(chosen)
-        self._fresh.difference_update(chosen)
+        chosen = self._draw(count)
+        for client in chosen:
+            del self._idle[client]
         return chosen
 
     def pop(self) -> str | None:
         """The idle client whose turn it is, or None when nobody is idle.
 
         Raises:
-            ValueError: the selection function did not return each candidate once.
+            ValueError: the selection function did not return as many different candidates as
+                it was asked for.
         """
         while self._idle:
             if not self._drawn:
-                self._drawn = self._draw(self._fresh, len(self._fresh))[::-1]
-                self._fresh.clear()
+                self._drawn = self._draw(-(-len(self._idle) // 8))[::-1]
             client = self._drawn.pop()
             if client in self._idle:
-                self.discard(client)
+                del self._idle[client]
                 return client
         return None
 
-    def _draw(self, candidates: set[str], count: int) -> list[str]:
-        chosen = self._select(sorted(candidates), count)
+    def _draw(self, count: int) -> list[str]:
+        chosen = self._select(sorted(self._idle), count)
         different = set(chosen)
-        if len(chosen) != count or len(different) != count or not different <= candidates:
+        if len(chosen) != count or len(different) != count or different - self._idle.keys():
             raise ValueError(f"Expected {count} different candidates, got {chosen[:10]}.")
         return chosen
