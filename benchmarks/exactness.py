@@ -88,9 +88,7 @@ def main():
             rows.append({"clients": clients, "weights": weighting, "method": name, **result})
 
     print(f"deltas of 0.01, {arguments.size} coordinates, weights up to 1000")
-    print(
-        f"{'clients':>7}  {'weights':10}{'method':34}{'max error':>10}{'mean':>9}{'order shows':>13}"
-    )
+    print(f"{'clients':>7}  {'weights':10}{'method':34}{'max error':>10}{'mean':>9}{'order':>7}")
     for row in rows:
         print(
             f"{row['clients']:7}  {row['weights']:10}{row['method']:34}{row['max_error']:10.1e}"

@@ -118,7 +118,7 @@ def test_a_restart_from_a_checkpoint_does_not_change_a_bit(items, done):
     assert resumed.specs == SPECS
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.data(), st.sampled_from([(5, 3), (2, 3, 5), (2, 2, 2, 3), (7,), ()]))
 def test_the_size_of_blocks_does_not_show(data, shape):
     """However small the blocks are, every coverage lists its coordinates in row-major order."""
@@ -162,6 +162,9 @@ def test_blocks_of_a_large_tensor_join_up(kind):
     np.testing.assert_array_equal(np.broadcast_to(covered, mean.shape).reshape(shape), where)
     np.testing.assert_allclose(mean.reshape(shape)[where], values[where], rtol=0, atol=1e-15)
     assert max(reads) <= BLOCK
+    at_hand = Partial(partial.specs, partial.exponent)
+    at_hand.add_array(key, coverage, weight_units(3), values[where])
+    assert at_hand == partial
 
 
 def iter_reader(values, reads):
