@@ -24,13 +24,20 @@ log = logging.getLogger(__name__)
 
 
 class EnrolmentService:
-    """Handlers of `fedloom.v1.Enrolment`."""
+    """Handlers of `fedloom.v1.Enrolment`.
 
-    def __init__(self, world: World, authority: Authority) -> None:
+    Args:
+        world: shared parts.
+        authority: issues the certificates.
+        fleet_port: where enrolled clients connect.
+    """
+
+    def __init__(self, world: World, authority: Authority, fleet_port: int) -> None:
         self._world = world
+        self._fleet_port = fleet_port
         self._authority = authority
 
-    def handlers(self) -> grpc.GenericRpcHandler[Any, Any]:
+    def handlers(self) -> grpc.GenericRpcHandler:
         """What to register with a server."""
         return grpc.method_handlers_generic_handler(
             wire.ENROLMENT_SERVICE,
@@ -77,5 +84,6 @@ class EnrolmentService:
         client = row["client"]
         reply, serial, not_after = await issue(world, self._authority, request.csr_pem, client)
         await world.in_ledger(world.ledger.enrol, token.id, serial, not_after)
+        reply.fleet_port = self._fleet_port
         log.info("%s enrolled", client)
         return reply

@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 import logging
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
@@ -57,7 +57,7 @@ class FleetService:
         self._slots = asyncio.Semaphore(world.config.max_concurrent_uploads)
         self._uploading: set[tuple[str, int, str]] = set()
 
-    def handlers(self) -> grpc.GenericRpcHandler[Any, Any]:
+    def handlers(self) -> grpc.GenericRpcHandler:
         """What to register with a server."""
         return grpc.method_handlers_generic_handler(
             wire.FLEET_SERVICE,
@@ -103,6 +103,7 @@ class FleetService:
             except asyncio.CancelledError:
                 if session.refusal is None:
                     raise
+                handler.uncancel()
                 raise session.refusal from None
             finally:
                 self._world.fleet.leave(session)
@@ -415,5 +416,3 @@ def _no_room(error: OSError) -> Refusal:
         Code.OUT_OF_SPACE, "The server cannot store the update now: try later.", detail=repr(error)
     )
 
-
-Handler = Callable[..., Awaitable[object]]

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#fedloom/protocol/v1/enrolment.proto\x12\nfedloom.v1\"I\n\x0c\x45nrolRequest\x12\x19\n\x11protocol_versions\x18\x01 \x03(\r\x12\r\n\x05token\x18\x02 \x01(\t\x12\x0f\n\x07\x63sr_pem\x18\x03 \x01(\x0c\"\x1f\n\x0cRenewRequest\x12\x0f\n\x07\x63sr_pem\x18\x01 \x01(\x0c\"\\\n\x11IssuedCertificate\x12\x12\n\nfederation\x18\x01 \x01(\t\x12\x0e\n\x06\x63lient\x18\x02 \x01(\t\x12\x11\n\tchain_pem\x18\x03 \x01(\x0c\x12\x10\n\x08root_pem\x18\x04 \x01(\x0c\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#fedloom/protocol/v1/enrolment.proto\x12\nfedloom.v1\"I\n\x0c\x45nrolRequest\x12\x19\n\x11protocol_versions\x18\x01 \x03(\r\x12\r\n\x05token\x18\x02 \x01(\t\x12\x0f\n\x07\x63sr_pem\x18\x03 \x01(\x0c\"\x1f\n\x0cRenewRequest\x12\x0f\n\x07\x63sr_pem\x18\x01 \x01(\x0c\"p\n\x11IssuedCertificate\x12\x12\n\nfederation\x18\x01 \x01(\t\x12\x0e\n\x06\x63lient\x18\x02 \x01(\t\x12\x11\n\tchain_pem\x18\x03 \x01(\x0c\x12\x10\n\x08root_pem\x18\x04 \x01(\x0c\x12\x12\n\nfleet_port\x18\x05 \x01(\rb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,5 +36,5 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RENEWREQUEST']._serialized_start=126
   _globals['_RENEWREQUEST']._serialized_end=157
   _globals['_ISSUEDCERTIFICATE']._serialized_start=159
-  _globals['_ISSUEDCERTIFICATE']._serialized_end=251
+  _globals['_ISSUEDCERTIFICATE']._serialized_end=271
 # @@protoc_insertion_point(module_scope)

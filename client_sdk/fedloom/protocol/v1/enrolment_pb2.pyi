@@ -23,13 +23,15 @@ class RenewRequest(_message.Message):
     def __init__(self, csr_pem: _Optional[bytes] = ...) -> None: ...
 
 class IssuedCertificate(_message.Message):
-    __slots__ = ("federation", "client", "chain_pem", "root_pem")
+    __slots__ = ("federation", "client", "chain_pem", "root_pem", "fleet_port")
     FEDERATION_FIELD_NUMBER: _ClassVar[int]
     CLIENT_FIELD_NUMBER: _ClassVar[int]
     CHAIN_PEM_FIELD_NUMBER: _ClassVar[int]
     ROOT_PEM_FIELD_NUMBER: _ClassVar[int]
+    FLEET_PORT_FIELD_NUMBER: _ClassVar[int]
     federation: str
     client: str
     chain_pem: bytes
     root_pem: bytes
-    def __init__(self, federation: _Optional[str] = ..., client: _Optional[str] = ..., chain_pem: _Optional[bytes] = ..., root_pem: _Optional[bytes] = ...) -> None: ...
+    fleet_port: int
+    def __init__(self, federation: _Optional[str] = ..., client: _Optional[str] = ..., chain_pem: _Optional[bytes] = ..., root_pem: _Optional[bytes] = ..., fleet_port: _Optional[int] = ...) -> None: ...

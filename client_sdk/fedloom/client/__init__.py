@@ -1,0 +1,42 @@
+"""Federated learning on a device: write a `Client`, then `run` it.
+
+    from fedloom.client import Client, run
+
+    class Digits(Client):
+        def train(self, params, task): ...      # returns params, num_examples, metrics
+        def evaluate(self, params, task): ...   # returns num_examples, metrics
+
+    run(Digits(), config="client.toml")
+
+`fedloom.client.torch` makes one from a PyTorch module. This package needs neither torch nor any
+library of the server.
+"""
+
+from fedloom.client.agent import Agent, run
+from fedloom.client.api import (
+    Client,
+    Kind,
+    MaskOf,
+    Metrics,
+    Params,
+    SliceOf,
+    Task,
+    Update,
+    Weighting,
+)
+from fedloom.client.config import ClientConfig
+
+__all__ = [
+    "Agent",
+    "Client",
+    "ClientConfig",
+    "Kind",
+    "MaskOf",
+    "Metrics",
+    "Params",
+    "SliceOf",
+    "Task",
+    "Update",
+    "Weighting",
+    "run",
+]

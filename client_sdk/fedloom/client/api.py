@@ -1,0 +1,144 @@
+"""What a client's author writes against: `Client`, the `Task` it gets and the `Update` it returns."""
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedloom.strategies import ClientRule, RoundSettings
+
+Params: TypeAlias = dict[str, NDArray[Any]]
+Metrics: TypeAlias = Mapping[str, float]
+Scalar: TypeAlias = bool | int | float | str
+
+
+class Kind(StrEnum):
+    """What a task is for."""
+
+    TRAIN = "train"
+    EVALUATE = "evaluate"
+
+
+class Weighting(StrEnum):
+    """Where the weight of an update comes from."""
+
+    EXAMPLES = "examples"
+    CLIENT = "client"
+    UNIFORM = "uniform"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What the server asks of a client in a round.
+
+    Attributes:
+        run: id of the run.
+        round: number of the round in it, from 1.
+        kind: training or evaluation.
+        settings: epochs or steps, batch size (0: all in one batch) and learning rate.
+        rule: changes local gradients, `gradient(grad, param, anchor)`; `plain` changes nothing.
+        config: what the run's author passes to the client's code.
+        seed: for the client's randomness; the same whenever this task is offered to this client.
+        deadline_s: seconds left to report when the task was offered.
+        weighting: with `CLIENT`, `train` must return an `Update` that has a weight.
+    """
+
+    run: str
+    round: int
+    kind: Kind
+    settings: RoundSettings
+    rule: ClientRule
+    config: Mapping[str, Scalar]
+    seed: int
+    deadline_s: float
+    weighting: Weighting
+    _stopping: threading.Event = field(default_factory=threading.Event, repr=False, compare=False)
+
+    def should_stop(self) -> bool:
+        """Whether the round no longer wants the result: stop soon and return anything."""
+        return self._stopping.is_set()
+
+    def stop(self) -> None:
+        """Ask the training code to stop."""
+        self._stopping.set()
+
+
+@dataclass(frozen=True, slots=True)
+class SliceOf:
+    """A box of a tensor.
+
+    Attributes:
+        values: in the shape of the box.
+        ranges: one half-open `(start, stop)` per dimension of the tensor.
+    """
+
+    values: NDArray[Any]
+    ranges: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MaskOf:
+    """Some coordinates of a tensor.
+
+    Attributes:
+        values: in the shape of the tensor; only those under the mask are sent.
+        mask: bool, in the shape of the tensor.
+    """
+
+    values: NDArray[Any]
+    mask: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What training gave.
+
+    Attributes:
+        params: new values, for all tensors or some, whole (an array) or in part.
+        num_examples: trained on.
+        metrics: whatever should be averaged over the clients.
+        weight: of this update, where the run weights by client.
+    """
+
+    params: Mapping[str, "NDArray[Any] | SliceOf | MaskOf"]
+    num_examples: int
+    metrics: Metrics = field(default_factory=dict)
+    weight: float | None = None
+
+
+Trained: TypeAlias = (
+    "Update | tuple[Mapping[str, NDArray[Any] | SliceOf | MaskOf], int, Mapping[str, float]]"
+)
+
+
+class Client:
+    """Subclass this. Both methods run in a thread of their own, never both at once."""
+
+    def train(self, params: Params, task: Task) -> Trained:
+        """Train on local data.
+
+        Args:
+            params: the model as the server sent it; private copies, change them as you like.
+            task: how to train.
+
+        Returns:
+            New parameters (all or some of them), the number of examples and metrics; or an
+            `Update`.
+        """
+        raise NotImplementedError
+
+    def evaluate(self, params: Params, task: Task) -> tuple[int, Metrics]:
+        """Evaluate on local data; leave it out where there is nothing to evaluate on.
+
+        Returns:
+            The number of examples and metrics.
+        """
+        raise NotImplementedError
+
+    def can_evaluate(self) -> bool:
+        """Whether `evaluate` is there."""
+        return type(self).evaluate is not Client.evaluate

@@ -1,0 +1,74 @@
+"""Enrolment: a token from the operator becomes this device's identity.
+
+The private key is made here and never leaves; what goes out is a certificate request. The server
+is trusted at first contact because the token pins its root.
+"""
+
+import asyncio
+from pathlib import Path
+
+import grpc
+
+from fedloom.client.config import TEMPLATE
+from fedloom.client.store import ClientStore
+from fedloom.protocol import identity, wire
+from fedloom.protocol.bootstrap import fetch_root
+from fedloom.protocol.errors import UsageError
+from fedloom.protocol.tokens import parse_token
+from fedloom.protocol.v1 import enrolment_pb2
+from fedloom.protocol.version import PROTOCOL_VERSIONS
+
+CONTACT_S = 20.0
+
+
+async def enrol(server: str, token: str, config: Path) -> str:
+    """Enrol this device and write its settings.
+
+    Args:
+        server: host:port of the server's enrolment port.
+        token: as the operator gave it.
+        config: the client.toml to write; the state goes to `client-state` beside it.
+
+    Returns:
+        The name that this client has from now on.
+
+    Raises:
+        Refusal: the token or the server is not what it must be.
+        UnavailableError: the server cannot be reached.
+        UsageError: `server` is not host:port, or there is a client.toml already.
+    """
+    host, _, port = server.rpartition(":")
+    if not host or not port.isdigit():
+        raise UsageError(f"Expected --server as host:port, got {server!r}.")
+    if config.exists():
+        raise UsageError(f"Expected no {config} yet, got one: move it away to enrol anew.")
+    pin = parse_token(token).pin
+    root = await asyncio.to_thread(fetch_root, host.strip("[]"), int(port), pin, CONTACT_S)
+    key = identity.generate_key()
+    request = enrolment_pb2.EnrolRequest(
+        protocol_versions=PROTOCOL_VERSIONS, token=token.strip(), csr_pem=identity.build_csr(key)
+    )
+    issued = await _call(server, root, request)
+    config.parent.mkdir(parents=True, exist_ok=True)
+    store = ClientStore(config.parent / "client-state")
+    store.save_identity(identity.key_to_pem(key), issued.chain_pem, issued.root_pem)
+    text = TEMPLATE.format(server=f"{host}:{issued.fleet_port}", state_dir="client-state")
+    config.write_text(text)
+    return issued.client
+
+
+async def _call(
+    server: str, root: bytes, request: enrolment_pb2.EnrolRequest
+) -> enrolment_pb2.IssuedCertificate:
+    credentials = grpc.ssl_channel_credentials(root_certificates=root)
+    async with grpc.aio.secure_channel(server, credentials, wire.COMMON_OPTIONS) as channel:
+        method = channel.unary_unary(
+            wire.ENROL,
+            request_serializer=enrolment_pb2.EnrolRequest.SerializeToString,
+            response_deserializer=enrolment_pb2.IssuedCertificate.FromString,
+        )
+        try:
+            issued: enrolment_pb2.IssuedCertificate = await method(request, timeout=CONTACT_S)
+        except grpc.aio.AioRpcError as error:
+            raise wire.error_from_rpc(error, server) from error
+    return issued

@@ -1,0 +1,150 @@
+"""A client's state directory: its identity, the models it received and the updates it owes.
+
+Invariants: the private key never leaves it; an update whose header is here is whole, and is sent
+rather than trained again if its task is offered once more; a model under its digest is whole.
+"""
+
+import hashlib
+import os
+from pathlib import Path
+
+from crc32c import crc32c
+
+from fedloom.protocol.errors import UsageError
+from fedloom.protocol.private_files import private_directory, read_private, write_private
+from fedloom.protocol.v1 import fleet_pb2
+
+KEEP_MODELS = 2
+_READ_BYTES = 1 << 20
+
+
+class ClientStore:
+    """The files of one client.
+
+    Args:
+        directory: created if needed, mode 0700.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = private_directory(directory)
+        self._models = directory / "models"
+        self._outbox = directory / "outbox"
+        for folder in (self._models, self._outbox):
+            folder.mkdir(exist_ok=True)
+        self._verified: set[str] = set()
+
+    # ---- identity ----------------------------------------------------------------------------
+
+    def save_identity(self, key_pem: bytes, chain_pem: bytes, root_pem: bytes) -> None:
+        """Keep a key with its certificate chain, and the root that proves the server."""
+        write_private(self._directory / "root.pem", root_pem)
+        write_private(self._directory / "identity.pem", key_pem + chain_pem)
+
+    def identity(self) -> tuple[bytes, bytes]:
+        """Key and chain in one PEM, and the root.
+
+        Raises:
+            UsageError: this client is not enrolled.
+        """
+        try:
+            return (
+                read_private(self._directory / "identity.pem"),
+                read_private(self._directory / "root.pem"),
+            )
+        except FileNotFoundError:
+            raise UsageError(
+                f"Expected an identity in {self._directory}, got none: "
+                "run `fedloom client enroll` with a token from the operator."
+            ) from None
+
+    # ---- models ------------------------------------------------------------------------------
+
+    def model_path(self, digest: str) -> Path:
+        """Where a whole model lies."""
+        return self._models / f"{digest}.safetensors"
+
+    def part_path(self, digest: str) -> Path:
+        """Where a model is being received."""
+        return self._models / f"{digest}.part"
+
+    def has_model(self, digest: str) -> bool:
+        """Is the model here, whole? Checked once in a process's life."""
+        path = self.model_path(digest)
+        if digest in self._verified:
+            return path.exists()
+        if not path.exists():
+            return False
+        with path.open("rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != digest:
+                path.unlink()
+                return False
+        self._verified.add(digest)
+        return True
+
+    def adopt_model(self, digest: str) -> Path:
+        """The part is whole and verified; older models make room."""
+        path = self.model_path(digest)
+        self.part_path(digest).replace(path)
+        self._verified.add(digest)
+        kept = sorted(self._models.glob("*.safetensors"), key=lambda p: p.stat().st_mtime_ns)
+        for old in kept[:-KEEP_MODELS]:
+            old.unlink()
+        for part in self._models.glob("*.part"):
+            part.unlink()
+        return path
+
+    # ---- updates that are owed ---------------------------------------------------------------
+
+    def body_path(self, run: str, number: int) -> Path:
+        """Where the body of an update lies, or is being written."""
+        return self._outbox / f"{run}.{number}.body"
+
+    def owe(self, header: fleet_pb2.UpdateHeader) -> None:
+        """The body is written: from now on this update is what the client sends."""
+        path = self._header_path(header.task.run, header.task.round)
+        temporary = path.with_suffix(".tmp")
+        temporary.write_bytes(header.SerializeToString())
+        temporary.replace(path)
+
+    def owed(self, task: fleet_pb2.Task) -> fleet_pb2.UpdateHeader | None:
+        """The update that was made for this task before, if it is whole."""
+        path = self._header_path(task.key.run, task.key.round)
+        if not path.exists():
+            return None
+        header = fleet_pb2.UpdateHeader.FromString(path.read_bytes())
+        body = self.body_path(task.key.run, task.key.round)
+        whole = header.model_digest == task.model.digest and _crc(body) == header.crc32c
+        return header if whole else None
+
+    def settle(self, run: str, number: int) -> None:
+        """The update was accepted, or nobody wants it any more."""
+        self._header_path(run, number).unlink(missing_ok=True)
+        self.body_path(run, number).unlink(missing_ok=True)
+
+    def settle_others(self, run: str, number: int) -> None:
+        """Nothing is owed but, perhaps, the update of this round."""
+        for path in self._outbox.iterdir():
+            if not path.name.startswith(f"{run}.{number}."):
+                path.unlink()
+
+    def _header_path(self, run: str, number: int) -> Path:
+        return self._outbox / f"{run}.{number}.header"
+
+
+def _crc(path: Path) -> int:
+    checksum = 0
+    if path.exists():
+        with path.open("rb") as file:
+            while block := file.read(_READ_BYTES):
+                checksum = crc32c(block, checksum)
+    return checksum
+
+
+def append(handle: int, data: bytes, offset: int) -> int:
+    """Write all of `data` at `offset`; returns the offset after it."""
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(handle, view, offset)
+        offset += written
+        view = view[written:]
+    return offset

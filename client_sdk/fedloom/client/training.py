@@ -1,0 +1,211 @@
+"""From a task to an update on disk: the author's code runs, and what it returns is checked here.
+
+Only differences leave the device: new values less the received ones, for the coordinates that the
+author returned. A mistake in what `train` returns is the author's to mend and is said in words
+that name the tensor.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedloom.client.api import Client, Kind, MaskOf, Params, SliceOf, Task, Update, Weighting
+from fedloom.client.store import ClientStore
+from fedloom.protocol.container import DTYPES, read_params
+from fedloom.protocol.errors import UsageError
+from fedloom.protocol.faults import crossing
+from fedloom.protocol.manifest import Manifest, read_manifest
+from fedloom.protocol.updates import TensorPart, write_body
+from fedloom.protocol.v1 import fleet_pb2
+from fedloom.strategies import (
+    DELTA,
+    Coverage,
+    Full,
+    Mask,
+    RoundSettings,
+    Slice,
+    client_rule,
+)
+
+_KINDS = {fleet_pb2.TASK_KIND_TRAIN: Kind.TRAIN, fleet_pb2.TASK_KIND_EVALUATE: Kind.EVALUATE}
+_WEIGHTINGS = {
+    fleet_pb2.WEIGHTING_EXAMPLES: Weighting.EXAMPLES,
+    fleet_pb2.WEIGHTING_CLIENT: Weighting.CLIENT,
+    fleet_pb2.WEIGHTING_UNIFORM: Weighting.UNIFORM,
+}
+
+Returned: TypeAlias = "NDArray[Any] | SliceOf | MaskOf"
+
+
+def task_from_message(message: fleet_pb2.Task) -> Task:
+    """What an offer asks, as the author's code sees it.
+
+    Raises:
+        UsageError: this version of the client knows no such kind, weighting or rule.
+    """
+    train = message.train
+    length = train.WhichOneof("length")
+    try:
+        return Task(
+            run=message.key.run,
+            round=message.key.round,
+            kind=_KINDS[message.kind],
+            settings=RoundSettings(
+                epochs=train.epochs if length == "epochs" else None,
+                steps=train.steps if length == "steps" else None,
+                batch_size=train.batch_size,
+                learning_rate=train.learning_rate,
+            ),
+            rule=client_rule(message.rule.name, dict(message.rule.settings)),
+            config={name: _scalar(value) for name, value in message.config.items()},
+            seed=message.seed,
+            deadline_s=message.deadline_s,
+            weighting=_WEIGHTINGS[message.weighting],
+        )
+    except (KeyError, ValueError, TypeError) as error:
+        raise UsageError(f"Expected a task that this version knows, got: {error}.") from error
+
+
+def _scalar(value: fleet_pb2.Scalar) -> bool | int | float | str:
+    kind = value.WhichOneof("kind")
+    found: bool | int | float | str = getattr(value, kind) if kind else ""
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A task to be done by an author's client.
+
+    Attributes:
+        client: the author's.
+        task: what the author sees.
+        message: what the server sent.
+        name: of this client.
+        store: where the model is and the update goes.
+    """
+
+    client: Client
+    task: Task
+    message: fleet_pb2.Task
+    name: str
+    store: ClientStore
+
+    def run(self) -> fleet_pb2.UpdateHeader:
+        """Evaluate and train, and leave the update in the outbox. Blocks; runs in a thread.
+
+        Raises:
+            UsageError: what the author's code returned does not do.
+        """
+        path = self.store.model_path(self.message.model.digest)
+        task = self.task
+        header = fleet_pb2.UpdateHeader(
+            task=self.message.key,
+            client=self.name,
+            model_digest=self.message.model.digest,
+            weight=1.0,
+        )
+        wants_evaluation = self.message.evaluate or task.kind is Kind.EVALUATE
+        if wants_evaluation and self.client.can_evaluate():
+            num_examples, metrics = self.client.evaluate(read_params(path, writable=True), task)
+            _set_metrics(header.evaluation, num_examples, metrics)
+        if task.kind is Kind.TRAIN:
+            crossing("client.train.before")
+            trained = self.client.train(read_params(path, writable=True), task)
+            crossing("client.train.after")
+            self._write(header, _as_update(trained), path)
+        else:
+            self.store.body_path(task.run, task.round).write_bytes(b"")
+        self.store.owe(header)
+        crossing("client.outbox.written")
+        return header
+
+    def _write(self, header: fleet_pb2.UpdateHeader, update: Update, path: Path) -> None:
+        header.weight = _weight(update, self.task.weighting)
+        _set_metrics(header.training, update.num_examples, update.metrics)
+        manifest = read_manifest(path)
+        body = self.store.body_path(self.task.run, self.task.round)
+        parts = _differences(update.params, read_params(path), manifest)
+        described, header.size_bytes, header.crc32c = write_body(body, parts, manifest)
+        header.parts.extend(described)
+
+
+def _as_update(trained: object) -> Update:
+    if isinstance(trained, Update):
+        return trained
+    if isinstance(trained, tuple) and len(trained) == 3:  # noqa: PLR2004
+        params, num_examples, metrics = trained
+        return Update(params, num_examples, metrics)
+    raise UsageError(
+        "Expected train to return (params, num_examples, metrics) or an Update, "
+        f"got {type(trained).__name__}."
+    )
+
+
+def _weight(update: Update, weighting: Weighting) -> float:
+    match weighting:
+        case Weighting.EXAMPLES:
+            return float(update.num_examples)
+        case Weighting.UNIFORM:
+            return 1.0
+        case Weighting.CLIENT:
+            if update.weight is None:
+                raise UsageError(
+                    "Expected train to return an Update with a weight: this run weights by client."
+                )
+            return float(update.weight)
+
+
+def _set_metrics(
+    message: fleet_pb2.Metrics, num_examples: int, metrics: Mapping[str, float]
+) -> None:
+    message.num_examples = int(num_examples)
+    for name, value in metrics.items():
+        message.values[name] = float(value)
+
+
+def _differences(
+    new: Mapping[str, Returned], received: Params, manifest: Manifest
+) -> Iterator[TensorPart]:
+    for name, value in new.items():
+        if name not in received:
+            raise UsageError(
+                f"Expected tensors of the model ({', '.join(list(received)[:8])}, …), "
+                f"got {name!r} from train."
+            )
+        old = received[name]
+        dtype = DTYPES[manifest.wire_dtype(name)]
+        coverage, values, before = _covered(name, value, old)
+        yield TensorPart(DELTA, name, coverage, np.subtract(values, before, dtype=dtype))
+
+
+def _covered(
+    name: str, value: Returned, old: NDArray[Any]
+) -> tuple[Coverage, NDArray[Any], NDArray[Any]]:
+    """The coverage of a returned value, its new values and the received ones under it."""
+    match value:
+        case SliceOf(values, ranges):
+            covered = Slice(tuple((int(a), int(b)) for a, b in ranges))
+            try:
+                covered.check(old.shape)
+            except ValueError as error:
+                raise UsageError(f"{name}: {error}") from None
+            _check_shape(name, np.asarray(values).shape, covered.shape)
+            return covered, np.asarray(values), old[tuple(slice(a, b) for a, b in covered.ranges)]
+        case MaskOf(values, mask):
+            _check_shape(name, np.asarray(values).shape, old.shape)
+            _check_shape(f"{name} (mask)", mask.shape, old.shape)
+            bits = np.ascontiguousarray(mask, dtype=np.bool_)
+            return Mask(bits.reshape(-1)), np.asarray(values)[bits], old[bits]
+        case _:
+            values = np.asarray(value)
+            _check_shape(name, values.shape, old.shape)
+            return Full(), values, old
+
+
+def _check_shape(name: str, got: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    if got != expected:
+        raise UsageError(f"Expected shape {expected} for {name!r} from train, got {got}.")

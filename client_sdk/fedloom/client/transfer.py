@@ -1,0 +1,156 @@
+"""Models in and updates out, resumed at the byte where they were cut."""
+
+import asyncio
+import hashlib
+import os
+from typing import Any
+
+import grpc
+
+from fedloom.client.store import ClientStore, append
+from fedloom.protocol import wire
+from fedloom.protocol.errors import (
+    Code,
+    FedloomError,
+    IntegrityError,
+    Refusal,
+    UnavailableError,
+)
+from fedloom.protocol.faults import crossing
+from fedloom.protocol.v1 import fleet_pb2
+
+_HASH_INLINE_BYTES = 1 << 20
+
+Metadata = tuple[tuple[str, str], ...]
+
+
+async def download(
+    channel: grpc.aio.Channel,
+    model: fleet_pb2.ModelRef,
+    store: ClientStore,
+    server: str,
+    metadata: Metadata = (),
+) -> None:
+    """Fetch a model into the store, going on where an earlier attempt was cut.
+
+    Raises:
+        Refusal: the server does not give it.
+        UnavailableError: the connection broke; try again.
+        IntegrityError: what came is not what was promised.
+    """
+    part = store.part_path(model.digest)
+    handle = os.open(part, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        offset = os.fstat(handle).st_size
+        if offset > model.size_bytes:
+            os.ftruncate(handle, 0)
+            offset = 0
+        digest = await asyncio.to_thread(_hash_of, handle, offset)
+        call = channel.unary_stream(
+            wire.DOWNLOAD, request_serializer=fleet_pb2.DownloadRequest.SerializeToString
+        )(fleet_pb2.DownloadRequest(digest=model.digest, offset=offset), metadata=metadata)
+        try:
+            async for chunk in call:
+                if offset + len(chunk) > model.size_bytes:
+                    call.cancel()
+                    raise IntegrityError(
+                        f"Expected a model of {model.size_bytes} bytes, got more from {server}."
+                    )
+                offset = append(handle, chunk, offset)
+                digest.update(chunk)
+                crossing("client.download.chunk")
+        except grpc.aio.AioRpcError as error:
+            raise wire.error_from_rpc(error, server) from error
+    finally:
+        os.close(handle)
+    if offset < model.size_bytes:
+        raise UnavailableError(f"Expected {model.size_bytes} bytes of a model, got {offset}.")
+    if digest.hexdigest() != model.digest:
+        part.unlink()
+        raise IntegrityError(f"Expected a model {model.digest[:12]}, got other bytes: trying again.")
+    store.adopt_model(model.digest)
+
+
+def _hash_of(handle: int, size: int) -> "hashlib._Hash":
+    digest = hashlib.sha256()
+    offset = 0
+    while offset < size:
+        block = os.pread(handle, min(wire.CHUNK_BYTES, size - offset), offset)
+        digest.update(block)
+        offset += len(block)
+    return digest
+
+
+async def upload(
+    channel: grpc.aio.Channel,
+    header: fleet_pb2.UpdateHeader,
+    store: ClientStore,
+    server: str,
+    metadata: Metadata = (),
+) -> bool:
+    """Send an update; returns whether it had been accepted before.
+
+    Raises:
+        Refusal: the server turned it away.
+        UnavailableError: the connection broke; try again.
+    """
+    call = channel.stream_stream(wire.UPLOAD)(metadata=metadata)
+    try:
+        await call.write(header.SerializeToString())
+        reply = await _reply(call, server)
+        if reply.WhichOneof("kind") == "proceed":
+            await _send_body(call, header, store, reply.proceed.offset)
+            await call.done_writing()
+            reply = await _reply(call, server)
+        else:
+            await call.done_writing()
+    except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+        raise await failure(call, server) from error
+    finally:
+        call.cancel()
+    return reply.accepted.repeated
+
+
+async def _send_body(
+    call: Any, header: fleet_pb2.UpdateHeader, store: ClientStore, offset: int
+) -> None:
+    handle = os.open(store.body_path(header.task.run, header.task.round), os.O_RDONLY)
+    try:
+        while chunk := os.pread(handle, wire.CHUNK_BYTES, offset):
+            await call.write(chunk)
+            offset += len(chunk)
+            crossing("client.upload.chunk")
+    finally:
+        os.close(handle)
+
+
+async def _reply(call: Any, server: str) -> fleet_pb2.UploadReply:
+    raw = await call.read()
+    if raw is grpc.aio.EOF:
+        raise await failure(call, server)
+    return fleet_pb2.UploadReply.FromString(raw)
+
+
+async def failure(call: Any, server: str) -> FedloomError:
+    """Why a call ended early."""
+    code = await call.code()
+    if code is grpc.StatusCode.OK:
+        return UnavailableError(f"Expected a reply from {server}, got the end of the call.")
+    error = grpc.aio.AioRpcError(
+        code,
+        await call.initial_metadata(),
+        await call.trailing_metadata(),
+        details=await call.details(),
+    )
+    return wire.error_from_rpc(error, server)
+
+
+RETRYABLE = frozenset({Code.BUSY, Code.OUT_OF_SPACE, Code.TRUNCATED, Code.BAD_CHECKSUM})
+"""Refusals after which the same update may be sent again."""
+
+
+def may_retry(error: FedloomError) -> bool:
+    """Is sending again worth while?"""
+    if isinstance(error, Refusal):
+        return error.code in RETRYABLE
+    return isinstance(error, UnavailableError | IntegrityError)

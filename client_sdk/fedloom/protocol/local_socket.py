@@ -1,0 +1,41 @@
+"""Where a server's operator socket lies, and how to name it to the kernel.
+
+A Unix socket's address holds at most 107 bytes on Linux (unix(7)), and state directories are often
+deeper than that. There the address goes through the folder's open descriptor instead, which is
+short however deep the folder lies. The alternative, changing the working directory, would change it
+for every thread.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fedloom.protocol.errors import UsageError
+
+NAME = "control.sock"
+MAX_BYTES = 107
+
+
+@contextmanager
+def address(path: Path) -> Iterator[str]:
+    """Yield an address of the socket at `path`, good while the context is open.
+
+    Raises:
+        UsageError: the path is too long and this system has no way around that.
+        OSError: the folder cannot be opened.
+    """
+    if len(os.fsencode(path)) <= MAX_BYTES:
+        yield str(path)
+        return
+    descriptors = Path("/proc/self/fd")
+    if not descriptors.is_dir():
+        raise UsageError(
+            f"Expected a socket path of at most {MAX_BYTES} bytes, got {path}: "
+            "choose a state directory that is less deep."
+        )
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield str(descriptors / str(folder) / path.name)
+    finally:
+        os.close(folder)
