@@ -47,8 +47,8 @@ def test_a_config_does_not_change():
 
 @pytest.mark.parametrize(
     ("goal", "factor", "size"),
-    [(10, 1.1, 11), (10, 1.0, 10), (3, 1.3, 4), (1, 1.01, 2), (7, 2.0, 14)],
+    [(100, 1.1, 110), (10, 1.0, 10), (3, 1.3, 4), (1, 1.01, 2), (7, 2.0, 14)],
 )
 def test_the_cohort_is_the_goal_times_the_factor_rounded_up(goal, factor, size):
-    """Without the extra client that floating point would add to 10 × 1.1."""
+    """Without the extra client that floating point would add to 100 × 1.1."""
     assert RoundConfig(goal=goal, over_selection=factor).cohort_size == size

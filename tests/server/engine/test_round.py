@@ -199,6 +199,37 @@ def test_patience_starts_anew_with_each_absence():
     assert round_.handle(Wake(), 19.0) == [Recruited("d"), Offer("d")]
 
 
+def test_a_second_goodbye_does_not_extend_patience():
+    """Absence counts from its beginning."""
+    round_ = opened()
+    round_.handle(Left("a"), 0.0)
+    round_.handle(Left("a"), 5.0)
+    assert round_.wake_at == 10.0
+
+
+def test_a_member_that_failed_while_out_of_contact_is_not_lost_later():
+    """Its place is filled once, and it stays what it is."""
+    round_ = opened("abcd")
+    round_.handle(Left("a"), 0.0)
+    assert round_.handle(ClientFailed("a"), 1.0) == [Recruited("d"), Offer("d")]
+    assert round_.handle(Wake(), 10.0) == []
+    assert round_.phases["a"] is Phase.FAILED
+
+
+def test_overdue_patience_acts_on_any_event():
+    """A shell that was late with its Wake does not keep a place taken."""
+    round_ = opened("abcd")
+    round_.handle(Left("a"), 0.0)
+    assert round_.handle(OfferAccepted("b"), 10.5) == [Recruited("d"), Offer("d")]
+
+
+def test_an_idle_client_that_left_is_not_recruited():
+    """Only clients in contact take a place."""
+    round_ = opened("abcde")
+    round_.handle(Left("d"), 0.0)
+    assert round_.handle(ClientFailed("a"), 1.0) == [Recruited("e"), Offer("e")]
+
+
 def test_a_lost_member_that_returns_is_welcome():
     """Its replacement works on; whoever reports first counts."""
     round_ = opened("abcd")
@@ -501,6 +532,14 @@ def test_what_is_durable_outweighs_the_stored_phase():
     phases = {"a": Phase.REPORTED, "b": Phase.OFFERED, "c": Phase.DECLINED, "d": Phase.LOST}
     round_ = restored(cohort=phases, accepted={"b"})
     assert dict(round_.phases) == phases | {"a": Phase.OFFERED, "b": Phase.REPORTED}
+
+
+def test_a_restored_round_has_as_many_places_as_before():
+    """Those who were recruited took the places of others, and made no new ones."""
+    phases = dict.fromkeys("abcd", Phase.TRAINING) | {"a": Phase.FAILED}
+    round_ = restored(cohort=phases, available="yz")
+    assert round_.handle(Wake(), 1000.0) == []
+    assert round_.handle(ClientFailed("b"), 1001.0) == [Recruited("y"), Offer("y")]
 
 
 @pytest.mark.parametrize(

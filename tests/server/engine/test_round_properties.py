@@ -4,6 +4,9 @@ A `Witness` feeds a round events under simulated time and checks every answer ag
 its own, which is a few sets and knows nothing of how the round works.
 """
 
+from random import Random
+
+import pytest
 from fedloom.protocol.errors import Code
 from fedloom.server.engine import (
     Abandon,
@@ -257,6 +260,39 @@ def test_a_round_keeps_its_invariants(data, start, steps):
         witness.feed(event, after_s)
     witness.run_out()
     assert witness.round.paused or witness.round.state is not RoundState.REPORTING
+
+
+KINDS = (Attended, Left, OfferAccepted, UpdateAccepted, *OUT)
+WEIGHTS = (8, 6, 3, 3, 1, 1, 1)
+
+
+def a_step(draw):
+    """What is likely on a bad day: clients come and go, few finish, an operator looks in."""
+    dice = draw.random()
+    if dice < 0.05:
+        return Wake()
+    if dice < 0.08:
+        return draw.choice([Pause(), Resume(), Resume(), ExtendDeadline(5.0)])
+    if dice < 0.082:
+        return draw.choice([CloseNow(), Abort("enough"), Committed(), CommitFailed("no disk")])
+    return draw.choices(KINDS, WEIGHTS)[0](draw.choice(CLIENTS))
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_a_long_round_keeps_its_invariants(seed):
+    """Three hundred events deep, where short sequences do not get."""
+    draw = Random(seed)
+    config = RoundConfig(
+        goal=draw.randint(2, 6),
+        over_selection=draw.choice([1.0, 1.5]),
+        quorum=draw.randint(1, 2),
+        deadline_s=draw.choice([100.0, 1000.0]),
+        patience_s=draw.choice([0.0, 1.0, 5.0]),
+    )
+    witness = Witness(Round(config, select=uniform(seed, 1), now=0.0), 0.0)
+    for _ in range(300):
+        witness.feed(a_step(draw), draw.expovariate(2.0))
+    witness.run_out()
 
 
 @settings(max_examples=200, deadline=None)

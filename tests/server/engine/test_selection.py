@@ -82,16 +82,21 @@ def test_replacements_are_drawn_apart_from_the_cohort():
 
 
 def test_the_bench_forgets_those_who_left_and_knows_those_who_returned():
-    """A place goes to somebody who is idle now, once."""
-    bench = Bench(uniform(0, 0), "abcd")
-    first = bench.pop()
-    rest = sorted(set("abcd") - {first})
-    bench.discard(rest[0])
-    bench.discard(rest[1])
-    bench.add(rest[1])
-    bench.add("z")
-    assert len(bench) == 3
-    assert {bench.pop() for _ in range(3)} == {rest[1], rest[2], "z"}
+    """Those whose place was drawn already included: a place goes to somebody idle, once."""
+    for left_over in range(3):
+        bench = Bench(uniform(0, 0), map(str, range(24)))
+        places = [bench.pop()]
+        gone, back = bench._drawn[-1], bench._drawn[-2]  # drawn, and waiting for a free place
+        bench.discard(gone)
+        bench.discard(back)
+        bench.add(back)
+        bench.add("newcomer")
+        assert len(bench) == 23
+        places += [bench.pop() for _ in range(23 - left_over)]
+        assert gone not in places
+        assert len(set(places)) == len(places)
+        assert len(bench) == left_over
+    assert {bench.pop(), bench.pop()} | set(places) >= {back, "newcomer"}
     assert bench.pop() is None
 
 

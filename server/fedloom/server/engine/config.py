@@ -9,7 +9,7 @@ from math import ceil, inf
 
 from fedloom.protocol.errors import UsageError
 
-_ROUNDING = 1e-9  # 10 × 1.1 is 11.000000000000002, and nobody means a cohort of 12 by it
+_ROUNDING = 1e-9  # 100 × 1.1 is 110.00000000000001; nobody means a cohort of 111 by it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
