@@ -2,15 +2,16 @@
 
 import hashlib
 import os
+import secrets
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from numpy.typing import NDArray
-
 from fedloom.protocol.container import read_params, sync_directory, write_params
 from fedloom.protocol.errors import IntegrityError
 from fedloom.protocol.manifest import Manifest, read_manifest
+from numpy.typing import NDArray
 
 _READ_BYTES = 1 << 20
 
@@ -54,15 +55,35 @@ class ModelStore:
             UsageError: it holds what cannot be averaged.
         """
         read_manifest(source)
+        temporary = self.temporary()
+        try:
+            shutil.copyfile(source, temporary)
+            return self.take(temporary)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def temporary(self) -> Path:
+        """A path of its own in the store's folder, for `take`; swept when the store opens."""
+        return self._directory / f"{os.getpid()}-{secrets.token_hex(8)}.tmp"
+
+    def take(self, temporary: Path) -> str:
+        """Make a file that lies in the store's folder part of the store; return its digest.
+
+        Raises:
+            IntegrityError: it is not a whole safetensors file.
+            UsageError: it holds what cannot be averaged.
+        """
+        read_manifest(temporary)
         digest = hashlib.sha256()
-        temporary = self._directory / f"{os.getpid()}-add.tmp"
-        with source.open("rb") as original, temporary.open("wb") as copy:
-            while block := original.read(_READ_BYTES):
+        with temporary.open("rb") as file:
+            while block := file.read(_READ_BYTES):
                 digest.update(block)
-                copy.write(block)
-            copy.flush()
-            os.fdatasync(copy.fileno())
+            os.fdatasync(file.fileno())
         return self._adopt(temporary, digest.hexdigest())
+
+    def find(self, prefix: str) -> list[str]:
+        """Digests of stored models that begin with `prefix` (hex digits)."""
+        return sorted(path.stem for path in self._directory.glob(f"{prefix}*.safetensors"))
 
     def _adopt(self, temporary: Path, digest: str) -> str:
         temporary.replace(self.path(digest))

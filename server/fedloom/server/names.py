@@ -1,0 +1,26 @@
+"""Readable names for clients that were given none: `calm-heron-27`.
+
+A hundred thousand of them: whoever draws one checks that it is free.
+"""
+
+import secrets
+
+_QUALITIES = (
+    "amber", "bold", "brave", "brisk", "bright", "calm", "clear", "clever", "cool", "coral",
+    "crisp", "deft", "eager", "early", "fair", "fleet", "fond", "gentle", "glad", "golden",
+    "grand", "happy", "hardy", "keen", "kind", "light", "lively", "lucky", "mellow", "merry",
+    "mild", "neat", "noble", "plain", "proud", "quick", "quiet", "rapid", "ready", "silver",
+    "sleek", "smart", "solid", "steady", "still", "sunny", "swift", "tidy", "warm", "wise",
+)  # fmt: skip
+_ANIMALS = (
+    "badger", "beaver", "bison", "crane", "deer", "dolphin", "eagle", "egret", "falcon", "finch",
+    "fox", "gecko", "goose", "hare", "hawk", "heron", "ibex", "jay", "kestrel", "lark",
+    "lynx", "magpie", "marten", "mole", "moose", "newt", "osprey", "otter", "owl", "panda",
+    "petrel", "plover", "puffin", "quail", "raven", "robin", "salmon", "seal", "shrew", "stork",
+)  # fmt: skip
+
+
+def draw_name() -> str:
+    """Draw a name that is easy to read out and to type."""
+    number = 1 + secrets.randbelow(99)
+    return f"{secrets.choice(_QUALITIES)}-{secrets.choice(_ANIMALS)}-{number}"

@@ -1,0 +1,147 @@
+"""Routes about the server itself, its tokens and its clients."""
+
+import hashlib
+import logging
+import ssl
+import time
+from typing import Any
+
+import sqlalchemy.exc
+from fastapi import APIRouter
+from fedloom.protocol import tokens
+from fedloom.protocol.errors import Code, Refusal
+from fedloom.protocol.identity import check_client_name
+from fedloom.protocol.version import __version__
+from fedloom.server.names import draw_name
+from fedloom.server.pki import Authority
+from fedloom.server.routes.parts import FAULTS, ConflictError, Here, NotFoundError, Parts
+from fedloom.server.routes.views import (
+    ClientList,
+    ClientView,
+    IssuedToken,
+    NewToken,
+    ServerView,
+    TokenList,
+    TokenStatus,
+    TokenView,
+)
+from fedloom.server.runs import ACTIVE
+
+log = logging.getLogger(__name__)
+
+router = APIRouter(responses=FAULTS)
+
+
+@router.get("/server", tags=["server"])
+async def server(here: Here) -> ServerView:
+    """What this server is and how it does."""
+    world = here.world
+    active = await world.in_ledger(world.ledger.list_runs, ACTIVE)
+    now = time.time()
+    return ServerView(
+        federation=world.config.federation,
+        version=__version__,
+        started_at=here.started_at,
+        uptime_s=now - here.started_at,
+        clients_online=len(world.fleet),
+        runs_active=len(active),
+        fleet=here.fleet,
+        enrolment=here.enrolment,
+        names=list(world.config.names),
+        tls=here.authority is not None,
+        root_sha256=_root_sha256(here.authority),
+        max_model_bytes=world.config.max_model_bytes,
+    )
+
+
+def _root_sha256(authority: Authority | None) -> str | None:
+    if authority is None:
+        return None
+    return hashlib.sha256(ssl.PEM_cert_to_DER_cert(authority.root_pem.decode())).hexdigest()
+
+
+@router.post("/tokens", tags=["tokens"], status_code=201)
+async def create_token(here: Here, wish: NewToken) -> IssuedToken:
+    """Make a one-time token. Its text is in this answer and nowhere else."""
+    if here.authority is None:
+        raise ConflictError(
+            "Expected a server with certificates, got one on plaintext, where clients need no "
+            "token: run it without --plaintext-loopback."
+        )
+    client = await _free_name(here) if wish.client is None else check_client_name(wish.client)
+    created_at = time.time()
+    expires_at = created_at + wish.ttl_s
+    token = await _store_token(here, here.authority.root_pin, client, expires_at)
+    log.info("token %s made for %s", token.id, client)
+    return IssuedToken(
+        id=token.id,
+        client=client,
+        token=token.text(),
+        created_at=created_at,
+        expires_at=expires_at,
+        enrolment=here.enrolment,
+    )
+
+
+async def _store_token(here: Parts, pin: bytes, client: str, expires_at: float) -> tokens.Token:
+    world = here.world
+    while True:
+        token = tokens.make_token(pin)
+        hashed = tokens.secret_hash(token.secret)
+        try:
+            await world.in_ledger(world.ledger.add_token, token.id, hashed, client, expires_at)
+        except sqlalchemy.exc.IntegrityError:
+            continue  # the short id was drawn before
+        return token
+
+
+async def _free_name(here: Parts) -> str:
+    world = here.world
+    taken = {row["client"] for row in await world.in_ledger(world.ledger.list_tokens)}
+    taken |= {row["name"] for row in await world.in_ledger(world.ledger.list_clients)}
+    while (name := draw_name()) in taken:
+        pass
+    return name
+
+
+@router.get("/tokens", tags=["tokens"])
+async def list_tokens(here: Here) -> TokenList:
+    """All tokens, newest first, without their secrets."""
+    rows = await here.world.in_ledger(here.world.ledger.list_tokens)
+    now = time.time()
+    return TokenList(tokens=[TokenView(**row, status=_token_status(row, now)) for row in rows])
+
+
+def _token_status(row: dict[str, Any], now: float) -> TokenStatus:
+    if row["used_at"] is not None:
+        return TokenStatus.USED
+    return TokenStatus.EXPIRED if now >= row["expires_at"] else TokenStatus.UNUSED
+
+
+@router.get("/clients", tags=["clients"])
+async def list_clients(here: Here) -> ClientList:
+    """All clients that ever enrolled, by name."""
+    rows = await here.world.in_ledger(here.world.ledger.list_clients)
+    return ClientList(clients=[_client(here, row) for row in rows])
+
+
+def _client(here: Parts, row: dict[str, Any]) -> ClientView:
+    session = here.world.fleet.get(row["name"])
+    task = None if session is None or session.task is None else "{}/{}".format(*session.task)
+    return ClientView(**row, online=session is not None, task=task)
+
+
+@router.post("/clients/{name}/revoke", tags=["clients"])
+async def revoke_client(here: Here, name: str) -> ClientView:
+    """Revoke a client and all its certificates, and cut its connection at once."""
+    world = here.world
+    if not await world.in_ledger(world.ledger.revoke, name):
+        raise NotFoundError(
+            f"Expected an enrolled client, got {name[:80]!r}: see `fedloom client list`."
+        )
+    session = world.fleet.get(name)
+    if session is not None:
+        session.end(Refusal(Code.REVOKED, f"The client {name!r} was revoked by the operator."))
+    log.warning("%s revoked", name)
+    rows = await world.in_ledger(world.ledger.list_clients)
+    return next(_client(here, row) for row in rows if row["name"] == name)

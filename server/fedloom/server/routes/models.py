@@ -1,0 +1,131 @@
+"""Routes about models: safetensors files in and out, as streams of bounded memory."""
+
+import logging
+from pathlib import Path
+from typing import Annotated, BinaryIO, ClassVar
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import FileResponse
+from fedloom.protocol.errors import IntegrityError, UnavailableError, UsageError
+from fedloom.server.routes.parts import FAULTS, Here, Parts
+from fedloom.server.routes.views import ErrorReply, ModelList, ModelView, StoredModel
+from starlette.requests import ClientDisconnect
+
+log = logging.getLogger(__name__)
+
+BLOCK_BYTES = 4 << 20
+MEDIA_TYPE = "application/octet-stream"
+
+_BODY = {"content": {MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}}}
+
+router = APIRouter(tags=["models"], responses=FAULTS)
+
+
+class TooLargeError(UsageError):
+    """A body is larger than the server takes."""
+
+
+class BadModelError(IntegrityError):
+    """A body is not a model."""
+
+
+class _BlockResponse(FileResponse):
+    """A file in blocks large enough that switching threads costs nothing beside them."""
+
+    chunk_size: ClassVar[int] = 1 << 20  # type: ignore[misc]
+
+
+@router.put(
+    "/models",
+    status_code=201,
+    openapi_extra={"requestBody": {**_BODY, "required": True}},
+    responses={413: {"model": ErrorReply, "description": "Over max_model_bytes."}},
+)
+async def add_model(here: Here, request: Request) -> StoredModel:
+    """Store a model, sent as the bytes of a safetensors file. Doing it twice changes nothing."""
+    models, in_disk = here.world.models, here.world.in_disk
+    limit = here.world.config.max_model_bytes
+    declared = request.headers.get("content-length", "0")
+    if declared.isdigit():
+        _check_size(int(declared), limit)
+    temporary = models.temporary()
+    try:
+        await _receive(request, temporary, here, limit)
+        digest = await in_disk(models.take, temporary)
+        manifest = await in_disk(models.manifest, digest)
+    except IntegrityError as error:
+        raise BadModelError(str(error).replace(str(temporary), "the body")) from error
+    except UsageError as error:
+        raise type(error)(str(error).replace(str(temporary), "the body")) from error
+    except OSError as error:
+        raise UnavailableError(f"The model could not be stored: {error}.") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+    log.info("model %s stored, %d bytes", digest[:12], manifest.size_bytes)
+    return StoredModel(
+        digest=digest,
+        size_bytes=manifest.size_bytes,
+        num_tensors=len(manifest.specs),
+        num_values=sum(spec.size for spec in manifest.specs.values()),
+    )
+
+
+async def _receive(request: Request, path: Path, here: Parts, limit: int) -> None:
+    """Write a body to a file, a block at a time, off the event loop."""
+    block = bytearray()
+    size = 0
+    with path.open("wb", buffering=0) as file:
+        try:
+            async for chunk in request.stream():
+                block += chunk
+                if len(block) >= BLOCK_BYTES:
+                    size = await _flush(here, file, block, size, limit)
+        except ClientDisconnect as error:
+            raise UnavailableError("Expected a whole body, got one that broke off.") from error
+        await _flush(here, file, block, size, limit)
+
+
+async def _flush(here: Parts, file: BinaryIO, block: bytearray, size: int, limit: int) -> int:
+    size += len(block)
+    _check_size(size, limit)
+    await here.world.in_disk(_write_all, file, bytes(block))
+    block.clear()
+    return size
+
+
+def _write_all(file: BinaryIO, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[file.write(view) :]
+
+
+def _check_size(size: int, limit: int) -> None:
+    if size > limit:
+        raise TooLargeError(
+            f"Expected a model of at most {limit} bytes, got {size} or more: "
+            "raise max_model_bytes in server.toml."
+        )
+
+
+@router.get("/models")
+async def list_models(
+    here: Here, run: Annotated[str, Query(description="a run's id or a unique prefix")] = ""
+) -> ModelList:
+    """Models that runs began with or committed, oldest first, of one run or of all."""
+    run = await here.run_id(run) if run else ""
+    rows = await here.world.in_ledger(here.world.ledger.list_models, run)
+    return ModelList(models=[ModelView(**row) for row in rows])
+
+
+@router.get(
+    "/models/{digest}",
+    response_class=_BlockResponse,
+    responses={200: {"content": _BODY["content"], "description": "A safetensors file."}},
+)
+async def get_model(here: Here, digest: str) -> FileResponse:
+    """A model's file. Its digest comes as the ETag, so that the receiver can verify it."""
+    digest = await here.digest(digest)
+    path = here.world.models.path(digest)
+    return _BlockResponse(
+        path, media_type=MEDIA_TYPE, filename=path.name, headers={"etag": f'"{digest}"'}
+    )

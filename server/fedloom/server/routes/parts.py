@@ -1,0 +1,95 @@
+"""What every route needs: the server's parts, and errors that say which status they are."""
+
+import re
+import time
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from fastapi import Depends, Request
+from fedloom.protocol.errors import UsageError
+from fedloom.server.pki import Authority
+from fedloom.server.routes.views import ErrorReply
+from fedloom.server.runs import Runs
+from fedloom.server.world import World
+
+FAULTS: dict[int | str, dict[str, object]] = {
+    404: {"model": ErrorReply, "description": "There is no such thing."},
+    409: {"model": ErrorReply, "description": "It does not fit the state of things."},
+    422: {"model": ErrorReply, "description": "The request is not what it must be."},
+}
+
+_DIGEST_PREFIX = re.compile(r"[0-9a-f]{4,64}")
+
+
+class NotFoundError(UsageError):
+    """There is no such thing."""
+
+
+class ConflictError(UsageError):
+    """It does not fit the state of things."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What the routes work on.
+
+    Attributes:
+        fleet: host:port where enrolled clients connect.
+        enrolment: host:port where tokens are used.
+    """
+
+    world: World
+    runs: Runs
+    authority: Authority | None
+    fleet: str
+    enrolment: str
+    started_at: float = field(default_factory=time.time)
+
+    async def run_id(self, reference: str) -> str:
+        """The one run whose id is, or begins with, `reference`.
+
+        Raises:
+            NotFoundError: there is none.
+            UsageError: there are several.
+        """
+        ledger = self.world.ledger
+        if await self.world.in_ledger(ledger.run, reference) is not None:
+            return reference
+        rows = await self.world.in_ledger(ledger.list_runs)
+        return _only(reference, [r["id"] for r in rows if r["id"].startswith(reference)], "run")
+
+    async def digest(self, reference: str) -> str:
+        """The one stored model whose digest is, or begins with, `reference`.
+
+        Raises:
+            NotFoundError: there is none.
+            UsageError: there are several, or it is no digest.
+        """
+        if not _DIGEST_PREFIX.fullmatch(reference):
+            raise UsageError(
+                f"Expected a model's digest, or its first 4 digits or more, got {reference[:80]!r}."
+            )
+        found = await self.world.in_disk(self.world.models.find, reference)
+        return _only(reference, found, "model")
+
+
+def _only(reference: str, found: list[str], what: str) -> str:
+    if not found:
+        raise NotFoundError(
+            f"Expected a {what} of this server, got {reference[:80]!r}: see `fedloom {what} list`."
+        )
+    if len(found) > 1:
+        shown = ", ".join(sorted(found)[:5]) + (", ..." if len(found) > 5 else "")
+        raise UsageError(
+            f"Expected one {what} that begins with {reference!r}, got {len(found)}: {shown}."
+        )
+    return found[0]
+
+
+def _parts(request: Request) -> Parts:
+    parts: Parts = request.app.state.parts
+    return parts
+
+
+Here = Annotated[Parts, Depends(_parts)]
+"""The server's parts, as a route asks for them."""

@@ -1,0 +1,105 @@
+"""Routes about runs: submit, watch, steer."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Body, Query
+from fedloom.protocol.errors import UsageError
+from fedloom.server.ledger import Row, require_run
+from fedloom.server.routes.parts import FAULTS, ConflictError, Here, Parts
+from fedloom.server.routes.views import (
+    Action,
+    ActionArguments,
+    NewRun,
+    RefusalList,
+    RefusalView,
+    RunDetail,
+    RunList,
+    RunView,
+)
+
+router = APIRouter(prefix="/runs", tags=["runs"], responses=FAULTS)
+
+
+@router.post("", status_code=201)
+async def submit(here: Here, new: NewRun) -> RunView:
+    """Start a run from a stored model."""
+    digest = await here.digest(new.model)
+    run = await here.runs.submit(new.spec, digest)
+    return _summary(await _row(here, run))
+
+
+@router.get("")
+async def list_runs(here: Here) -> RunList:
+    """All runs, oldest first."""
+    rows = await here.world.in_ledger(here.world.ledger.list_runs)
+    return RunList(runs=[_summary(row) for row in rows])
+
+
+@router.get("/{run}")
+async def status(here: Here, run: str) -> RunDetail:
+    """A run: what was asked for, every round so far, and what happens right now."""
+    run = await here.run_id(run)
+    row = await _row(here, run)
+    rounds = await here.world.in_ledger(here.world.ledger.list_rounds, run)
+    driver = here.runs.get(run)
+    return RunDetail.model_validate(
+        {
+            **_summary(row).model_dump(),
+            "spec": row["spec"],
+            "rounds": [{**r, **_measured(r)} for r in rounds],
+            "live": driver.status() if driver is not None else None,
+        }
+    )
+
+
+@router.get("/{run}/refusals")
+async def list_refusals(
+    here: Here, run: str, limit: Annotated[int, Query(ge=1, le=100_000)] = 1000
+) -> RefusalList:
+    """What clients sent for a run and had turned away, newest first."""
+    run = await here.run_id(run)
+    rows = await here.world.in_ledger(here.world.ledger.list_refusals, run, limit)
+    return RefusalList(refusals=[RefusalView(**row) for row in rows])
+
+
+@router.post("/{run}/{action}")
+async def steer(
+    here: Here,
+    run: str,
+    action: Action,
+    arguments: Annotated[ActionArguments | None, Body()] = None,
+) -> RunView:
+    """Pause, resume or stop a run; close, abort or extend its open round."""
+    arguments = arguments or ActionArguments()
+    run = await here.run_id(run)
+    argument = _argument(action, arguments)
+    try:
+        await here.runs.command(run, action.value, argument)
+    except UsageError as error:
+        raise ConflictError(str(error)) from error
+    return _summary(await _row(here, run))
+
+
+def _argument(action: Action, arguments: ActionArguments) -> float | str:
+    if action is not Action.EXTEND:
+        return arguments.reason
+    if arguments.seconds is None:
+        raise UsageError("Expected how many seconds to extend the deadline by, got none.")
+    return arguments.seconds
+
+
+async def _row(here: Parts, run: str) -> Row:
+    return require_run(await here.world.in_ledger(here.world.ledger.run, run), run)
+
+
+def _summary(row: Row) -> RunView:
+    return RunView(
+        **{name: row[name] for name in RunView.model_fields if name in row},
+        rounds_total=row["spec"]["rounds"],
+        rounds_committed=row["committed"],
+    )
+
+
+def _measured(row: Row) -> dict[str, Any]:
+    """An empty measurement is none."""
+    return {name: row[name] or None for name in ("training", "evaluation")}

@@ -1,0 +1,258 @@
+"""What the HTTP API takes and gives: its contract, and the source of its OpenAPI description.
+
+Times are seconds since the epoch, UTC; null where something has not happened. A list comes in an
+object under its own name, so that more can stand beside it later.
+"""
+
+from enum import StrEnum
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+MAX_TTL_S = 366 * 24 * 3600.0
+
+
+class _In(BaseModel):
+    """A request: an unknown field is a mistake, not a wish."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Fault(BaseModel):
+    """Why a request was not done: what was expected, what came, what to do."""
+
+    message: str
+    kind: Annotated[
+        str,
+        Field(
+            description="usage, not_found, conflict, refused, integrity, unavailable or internal"
+        ),
+    ]
+    code: Annotated[str | None, Field(description="the refusal's code, where kind is refused")]
+
+
+class ErrorReply(BaseModel):
+    """The body of every answer that is not a success."""
+
+    error: Fault
+
+
+class ServerView(BaseModel):
+    """A running server."""
+
+    federation: str
+    version: str
+    started_at: float
+    uptime_s: float
+    clients_online: int
+    runs_active: int
+    fleet: Annotated[str, Field(description="host:port for enrolled clients")]
+    enrolment: Annotated[str, Field(description="host:port for devices with a token")]
+    names: Annotated[list[str], Field(description="names in the server's certificate")]
+    tls: bool
+    root_sha256: Annotated[str | None, Field(description="of the root certificate's DER, hex")]
+    max_model_bytes: int
+
+
+class NewToken(_In):
+    """A wish for a token."""
+
+    client: Annotated[str | None, Field(description="null for a generated, readable name")] = None
+    ttl_s: Annotated[float, Field(gt=0, le=MAX_TTL_S, description="seconds until it expires")] = (
+        24 * 3600.0
+    )
+
+
+class IssuedToken(BaseModel):
+    """A token, shown this once."""
+
+    id: str
+    client: str
+    token: Annotated[str, Field(description="what the device needs; the server keeps its hash")]
+    created_at: float
+    expires_at: float
+    enrolment: Annotated[str, Field(description="host:port where it is used")]
+
+
+class TokenStatus(StrEnum):
+    """What a token is still good for."""
+
+    UNUSED = "unused"
+    USED = "used"
+    EXPIRED = "expired"
+
+
+class TokenView(BaseModel):
+    """A token, without its secret."""
+
+    id: str
+    client: str
+    status: TokenStatus
+    created_at: float
+    expires_at: float
+    used_at: float | None
+
+
+class TokenList(BaseModel):
+    """Tokens, newest first."""
+
+    tokens: list[TokenView]
+
+
+class ClientView(BaseModel):
+    """An enrolled client."""
+
+    name: str
+    status: Annotated[str, Field(description="active or revoked")]
+    online: bool
+    task: Annotated[str | None, Field(description="RUN/ROUND that occupies it")]
+    enrolled_at: float
+    revoked_at: float | None
+    certificate_until: float | None
+
+
+class ClientList(BaseModel):
+    """Clients by name."""
+
+    clients: list[ClientView]
+
+
+class StoredModel(BaseModel):
+    """A model file in the store."""
+
+    digest: Annotated[str, Field(description="SHA-256 of the file, hex")]
+    size_bytes: int
+    num_tensors: int
+    num_values: int
+
+
+class ModelView(BaseModel):
+    """A model that a run began with (round 0) or committed."""
+
+    digest: str
+    run: str
+    round: int
+    size_bytes: int
+    created_at: float
+
+
+class ModelList(BaseModel):
+    """Models, oldest first."""
+
+    models: list[ModelView]
+
+
+class NewRun(_In):
+    """A run to start."""
+
+    spec: Annotated[dict[str, Any], Field(description="as in run.toml")]
+    model: Annotated[str, Field(description="digest of a stored model, or a unique prefix")]
+
+
+class RunView(BaseModel):
+    """A run, in short."""
+
+    id: str
+    name: str
+    state: Annotated[str, Field(description="running, paused, finished, stopped or failed")]
+    reason: str
+    created_at: float
+    ended_at: float | None
+    model: Annotated[str, Field(description="digest of the current model")]
+    rounds_total: Annotated[int, Field(description="training rounds wanted")]
+    rounds_committed: Annotated[int, Field(description="training rounds done")]
+
+
+class RunList(BaseModel):
+    """Runs, oldest first."""
+
+    runs: list[RunView]
+
+
+class RoundView(BaseModel):
+    """A round of a run."""
+
+    number: int
+    kind: Annotated[str, Field(description="train or evaluate")]
+    state: Annotated[str, Field(description="reporting, closing, committed or abandoned")]
+    reason: str
+    opened_at: float
+    deadline_at: float
+    closed_at: float | None
+    accepted: Annotated[int, Field(description="updates that counted")]
+    model_in: str
+    model_out: str | None
+    training: Annotated[
+        dict[str, Any] | None, Field(description="num_examples, and the weighted mean of values")
+    ]
+    evaluation: Annotated[dict[str, Any] | None, Field(description="likewise, of the model in")]
+
+
+class LiveRound(BaseModel):
+    """The round that is open right now, as its engine sees it."""
+
+    number: int
+    kind: str
+    state: str
+    paused: bool
+    clients: Annotated[dict[str, int], Field(description="how many members are in each phase")]
+    members: Annotated[dict[str, str], Field(description="phase of each member of the cohort")]
+    available: int
+    accepted: int
+    goal: int
+    quorum: int
+    deadline_left_s: float | None
+
+
+class LiveView(BaseModel):
+    """What happens in an active run right now."""
+
+    clients_available: int
+    round: LiveRound | None = None
+
+
+class RunDetail(RunView):
+    """A run with all its rounds."""
+
+    spec: dict[str, Any]
+    rounds: list[RoundView]
+    live: Annotated[LiveView | None, Field(description="null once the run has ended")]
+
+
+class RefusalView(BaseModel):
+    """Something a client sent that was turned away."""
+
+    at: float
+    client: str
+    run: str
+    round: int
+    code: str
+    message: str
+    detail: Annotated[str, Field(description="for the operator alone")]
+
+
+class RefusalList(BaseModel):
+    """Refusals, newest first."""
+
+    refusals: list[RefusalView]
+
+
+class Action(StrEnum):
+    """What an operator can do to a run or to its open round."""
+
+    PAUSE = "pause"
+    RESUME = "resume"
+    STOP = "stop"
+    CLOSE = "close"
+    ABORT = "abort"
+    EXTEND = "extend"
+
+
+class ActionArguments(_In):
+    """What some actions need."""
+
+    reason: Annotated[str, Field(max_length=500, description="for abort")] = ""
+    seconds: Annotated[
+        float | None,
+        Field(gt=0, allow_inf_nan=False, description="for extend: added to the deadline"),
+    ] = None
