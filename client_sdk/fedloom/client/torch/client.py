@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from fedloom.client.api import Client, Task
+from fedloom.client.api import Client, Kind, Task
 from fedloom.client.torch import batches, loop, modules
 from fedloom.client.torch.memory import LocalMemory
 from fedloom.protocol.errors import UsageError
@@ -92,8 +92,8 @@ class TorchClient(Client):
 
         Args:
             params: the round's model by name.
-            task: its `settings`, `rule` and `seed` are followed; where it has a `should_stop`, that
-                is asked before each step, and training ends early when it says so.
+            task: its `settings`, `rule` and `seed` are followed; training ends early once it
+                `should_stop`.
 
         Returns:
             The tensors to send, sharing memory with the module until the next call; the number of
@@ -123,10 +123,16 @@ class TorchClient(Client):
         """
         if self._evaluate is None:
             return 0, {}
-        self._load(params, self._home(params), task.run, None)
+        # Before the training of a task that also evaluates, what that task began with counts.
+        round_ = task.round if task.kind is Kind.TRAIN else None
+        self._load(params, self._home(params), task.run, round_)
         in_order = batches.in_order(self._evaluate, _EVALUATION_BATCH)
         totals = loop.measure(self.model, in_order, self._loss)
         return totals.num_examples, totals.metrics()
+
+    def can_evaluate(self) -> bool:
+        """Whether there is data to evaluate on."""
+        return self._evaluate is not None
 
     def _fit(self, anchored: set[str], task: Task) -> loop.Totals:
         trainable = [param for param in self.model.parameters() if param.requires_grad]
@@ -142,7 +148,7 @@ class TorchClient(Client):
             self._loss,
             self._optimizer(trainable, lr=task.settings.learning_rate),
             correct=self._correction(anchored, task),
-            should_stop=getattr(task, "should_stop", _never),
+            should_stop=task.should_stop,
         )
 
     def _correction(self, anchored: set[str], task: Task) -> loop.Correction:
@@ -184,7 +190,3 @@ class TorchClient(Client):
 
 def _nothing() -> None:
     """Leave gradients as they are."""
-
-
-def _never() -> bool:
-    return False

@@ -1,0 +1,1 @@
+"""Data, partitions and runs that emulate a fleet on one machine."""

@@ -1,0 +1,1 @@
+"""The main job end to end: real processes train a real model on handwritten digits."""
