@@ -37,7 +37,7 @@ tune_allocator()
 import grpc  # noqa: E402 - after the allocator
 
 from fedloom.protocol import wire  # noqa: E402
-from fedloom.server import api  # noqa: E402
+from fedloom.server import api, control  # noqa: E402
 from fedloom.server.enrolment import EnrolmentService  # noqa: E402
 from fedloom.server.ledger import Ledger  # noqa: E402
 from fedloom.server.models import ModelStore  # noqa: E402
@@ -142,7 +142,9 @@ class Server:
 
     async def _start(self) -> None:
         state_dir, config = self._state_dir, self.config
-        control = await self._stack.enter_async_context(api.listening(state_dir / "control.sock"))
+        listener = await self._stack.enter_async_context(
+            control.listening(state_dir / "control.sock")
+        )
         authority = None if self._plaintext else Authority.load(state_dir / "pki")
         world = World(
             config=config,
@@ -169,8 +171,14 @@ class Server:
         await server.start()
         self._stack.push_async_callback(server.stop, GRACE_S)
         self._background(_sweep(world))
-        app = api.create_app(world, runs, authority)
-        self._background(api.serve(app, control))
+        app = api.create_app(
+            world,
+            runs,
+            authority,
+            fleet=_with_port(config.fleet, self.fleet_port),
+            enrolment=_with_port(config.enrolment, self.enrolment_port),
+        )
+        self._background(control.serve(app, listener))
         log.info("fleet on port %d, enrolment on port %d", self.fleet_port, self.enrolment_port)
 
     async def _start_enrolment(
@@ -211,6 +219,10 @@ def _bind(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredent
             f"Expected to listen on {address}, got: {error}. Is another server running there?"
         ) from error
     return port
+
+
+def _with_port(address: str, port: int) -> str:
+    return f"{address.rpartition(':')[0]}:{port}" if port else ""
 
 
 def _require_loopback(address: str) -> None:

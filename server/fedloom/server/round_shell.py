@@ -528,11 +528,12 @@ class RoundShell:
             ),
             config={name: _scalar(value) for name, value in spec.config.items()},
             deadline_s=self.engine.deadline_left_s(self._now()) or 0.0,
-            seed=_seed(spec.seed, plan.number, client),
+            seed=task_seed(spec.seed, plan.number, client),
         )
 
 
-def _seed(seed: int, number: int, client: str) -> int:
+def task_seed(seed: int, number: int, client: str) -> int:
+    """The seed of a client's randomness in a round; depends on nothing else."""
     text = f"{seed}\0{number}\0{client}".encode()
     return int.from_bytes(blake2b(text, digest_size=8).digest(), "little") >> 1
 

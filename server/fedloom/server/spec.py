@@ -57,7 +57,7 @@ class RunSpec:
     train: Mapping[str, Any]
     max_abs: float = 1024.0
     max_norm: float | None = None
-    max_weight: float = float(1 << 20)
+    max_weight: float = float(1 << 18)
     config: Mapping[str, Scalar]
 
     def __post_init__(self) -> None:
@@ -116,7 +116,8 @@ class RunSpec:
 
     def exponent(self) -> int:
         """The fixed point of a round's sums; it follows from the specification alone."""
-        return exponent(self.max_abs, self.max_weight * self.capacity)
+        heaviest = 1.0 if self.weighting == "uniform" else self.max_weight
+        return exponent(self.max_abs, heaviest * self.capacity)
 
     def limits(self, manifest: Manifest) -> Limits:
         """What the door accepts."""

@@ -1,0 +1,341 @@
+"""The crash test: real processes, killed again and again, and a result that must not notice.
+
+A server and a few client processes do a run of federated averaging. A seeded plan arms each new
+process with a place to die at (`fedloom.protocol.faults`) or a moment, by SIGKILL; whoever dies is
+started again. In the end the model must have the bits that the run has without faults, every
+acknowledged update must be in the ledger, and none twice.
+
+By hand: python tests/support/crash.py --kills 2000 --seed 7
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+from fedloom.client.enrol import enrol
+from fedloom.protocol import tokens
+from fedloom.protocol.container import read_params, write_file
+from fedloom.server import config as server_config
+from fedloom.server.ledger import Ledger
+from fedloom.server.models import ModelStore
+from fedloom.server.pki import Authority
+from fedloom.server.round_shell import task_seed
+from fedloom.server.spec import parse
+from fedloom.strategies import DELTA, Full, Partial, weight_units
+from fedloom.strategies.algebra import TensorSpec
+
+sys.path.insert(0, str(Path(__file__).parent))
+from crash_client import local_step
+
+SERVER_PLACES = {
+    # place: most crossings to wait for before dying there
+    "round.opened": 1,
+    "offer.sent": 18,
+    "upload.chunk": 40,
+    "upload.synced": 17,
+    "accept.before": 17,
+    "accept.after": 17,
+    "fold.after": 17,
+    "checkpoint.before": 1,
+    "checkpoint.after": 1,
+    "round.closing": 1,
+    "commit.model": 1,
+    "commit.stored": 1,
+    "commit.ledger": 1,
+}
+CLIENT_PLACES = {
+    "client.download.chunk": 2,
+    "client.train.before": 3,
+    "client.train.after": 3,
+    "client.outbox.written": 4,
+    "client.upload.chunk": 8,
+}
+NUM_CLIENTS = 18
+NUM_PROCESSES = 3
+DEADLINE_S = 600.0
+RESTART_PAUSE_S = 0.05
+
+
+@dataclass
+class Report:
+    """What a crash test saw."""
+
+    kills: dict = field(default_factory=dict)
+    rounds: int = 0
+    resumed_s: list = field(default_factory=list)
+    same_bits: bool = False
+    lost: list = field(default_factory=list)
+    counted: dict = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def num_kills(self):
+        return sum(self.kills.values())
+
+
+class Process:
+    """A process that is started again whenever it dies."""
+
+    def __init__(self, name, command, places, log):
+        self.name = name
+        self.command = command
+        self.places = places
+        self.log = log
+        self.popen = None
+        self.place = None
+        self.kill_at = None
+
+    def start(self, rng, armed):
+        environment = dict(os.environ)
+        environment.pop("FEDLOOM_KILL", None)
+        self.place, self.kill_at = None, None
+        if armed:
+            self.place = rng.choice([*self.places, "any moment"])
+            if self.place == "any moment":
+                self.kill_at = time.monotonic() + rng.uniform(0.2, 2.5)
+            else:
+                count = rng.randint(1, self.places[self.place])
+                environment["FEDLOOM_KILL"] = f"{self.place}:{count}"
+        self.popen = subprocess.Popen(
+            self.command, env=environment, stdout=self.log, stderr=subprocess.STDOUT
+        )
+
+    def died(self):
+        if self.kill_at is not None and time.monotonic() >= self.kill_at:
+            self.popen.send_signal(signal.SIGKILL)
+            self.kill_at = None
+            self.popen.wait()
+        code = self.popen.poll()
+        if code is None:
+            return False
+        if code != -signal.SIGKILL:
+            raise AssertionError(f"{self.name} ended by itself with {code}: see its log")
+        return True
+
+    def end(self):
+        if self.popen is not None and self.popen.poll() is None:
+            self.popen.terminate()
+            try:
+                self.popen.wait(20)
+            except subprocess.TimeoutExpired:
+                self.popen.kill()
+                self.popen.wait()
+
+
+def free_port():
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
+
+
+def spec(rounds):
+    return {
+        "name": "crash",
+        "rounds": rounds,
+        "evaluate": False,
+        "cohort": {"goal": NUM_CLIENTS, "quorum": NUM_CLIENTS, "deadline_s": 3600.0,
+                   "patience_s": 3600.0},
+        "train": {"epochs": 1, "batch_size": 8, "learning_rate": 0.1},
+    }  # fmt: skip
+
+
+def expected_model(initial, rounds):
+    """The model of a run without faults, from the algebra alone."""
+    run = parse(spec(rounds))
+    specs = {(DELTA, n): TensorSpec(shape=a.shape, dtype=a.dtype) for n, a in initial.items()}
+    strategy = run.build_strategy()
+    params, state = dict(initial), strategy.init(initial)
+    for number in range(1, rounds + 1):
+        partial = Partial(specs, run.exponent())
+        for client in range(NUM_CLIENTS):
+            seed = task_seed(run.seed, number, f"c{client}")
+            new = local_step(params, seed)
+            for name, value in new.items():
+                delta = np.subtract(value, params[name], dtype=np.float32)
+                partial.add_array((DELTA, name), Full(), weight_units(1 + seed % 1000), delta)
+        params, state = strategy.finish(state, params, partial)
+    return params
+
+
+class CrashTest:
+    """One run under fire."""
+
+    def __init__(self, directory, kills, seed, rounds):
+        self.directory = directory
+        self.kills = kills
+        self.rng = random.Random(seed)
+        self.rounds = rounds
+        self.state = directory / "server"
+        self.ready = directory / "ready"
+        self.report = Report(rounds=rounds)
+        self.log = (directory / "log").open("wb")
+        self.initial = {
+            "weight": np.zeros((1000, 700), np.float32),
+            "bias": np.zeros(700, np.float32),
+        }
+
+    def prepare(self):
+        self.state.mkdir()
+        config = server_config.ServerConfig(
+            fleet=f"127.0.0.1:{free_port()}", enrolment=f"127.0.0.1:{free_port()}"
+        )
+        server_config.write(self.state, config)
+        authority = Authority.create(self.state / "pki", config.federation, datetime.now(UTC))
+        ledger = Ledger.in_directory(self.state)
+        self.tokens = []
+        for client in range(NUM_CLIENTS):
+            token = tokens.make_token(authority.root_pin)
+            hashed = tokens.secret_hash(token.secret)
+            ledger.add_token(token.id, hashed, f"c{client}", time.time() + 600)
+            self.tokens.append(token.text())
+        ledger.close()
+        self.enrolment = config.enrolment
+        command = "from fedloom.server.app import run; from pathlib import Path; import logging, sys;"
+        command += "logging.basicConfig(level=logging.INFO); run(Path(sys.argv[1]), ready=sys.argv[2])"
+        self.server = Process(
+            "server",
+            [sys.executable, "-c", command, str(self.state), str(self.ready)],
+            SERVER_PLACES,
+            self.log,
+        )
+
+    def start_server(self, *, armed):
+        self.ready.unlink(missing_ok=True)
+        self.started = time.monotonic()
+        self.server.start(self.rng, armed)
+
+    async def enrol_all(self):
+        while not self.ready.exists():
+            await asyncio.sleep(0.02)
+        for client, token in enumerate(self.tokens):
+            config = self.directory / f"c{client}" / "client.toml"
+            await enrol(self.enrolment, token, config)
+            text = config.read_text().replace("reconnect_s = 60.0", "reconnect_s = 0.5")
+            config.write_text(text)
+
+    def submit(self):
+        """Put the run into the ledger while no server is up: it begins when one is."""
+        models = ModelStore(self.state / "models")
+        write_file(self.directory / "initial.safetensors", self.initial)
+        digest = models.add(self.directory / "initial.safetensors")
+        run = parse(spec(self.rounds))
+        ledger = Ledger.in_directory(self.state)
+        ledger.add_run(
+            {"id": "crash-1", "name": run.name, "spec": run.as_dict(), "state": "running",
+             "reason": "", "model": digest},
+            models.path(digest).stat().st_size,
+        )  # fmt: skip
+        ledger.close()
+
+    def run(self):
+        begun = time.monotonic()
+        self.prepare()
+        try:
+            self.start_server(armed=False)
+            asyncio.run(self.enrol_all())
+            self.server.end()
+            self.submit()
+            self.fire()
+            self.judge()
+        finally:
+            for process in (self.server, *getattr(self, "clients", [])):
+                process.end()
+            self.log.close()
+        self.report.seconds = time.monotonic() - begun
+        return self.report
+
+    def fire(self):
+        each = NUM_CLIENTS // NUM_PROCESSES
+        script = str(Path(__file__).with_name("crash_client.py"))
+        self.clients = []
+        for number in range(NUM_PROCESSES):
+            names = [f"c{number * each + i}" for i in range(each)]
+            configs = [str(self.directory / name / "client.toml") for name in names]
+            command = [sys.executable, script, *configs]
+            self.clients.append(Process(f"clients {number}", command, CLIENT_PLACES, self.log))
+        self.start_server(armed=self.kills > 0)
+        for process in self.clients:
+            process.start(self.rng, armed=self.kills > 0)
+        deadline = time.monotonic() + DEADLINE_S + 3 * self.kills
+        ledger = Ledger.in_directory(self.state)
+        waiting_since = self.started
+        last_look = 0.0
+        while True:
+            if time.monotonic() > deadline:
+                raise AssertionError(f"no end in sight: {json.dumps(self.report.kills)}")
+            time.sleep(0.01)
+            if waiting_since is not None and self.ready.exists():
+                self.report.resumed_s.append(time.monotonic() - waiting_since)
+                waiting_since = None
+            for process in (self.server, *self.clients):
+                if process.died():
+                    place = f"{process.name.split()[0]}: {process.place}"
+                    self.report.kills[place] = self.report.kills.get(place, 0) + 1
+                    time.sleep(RESTART_PAUSE_S)
+                    armed = self.report.num_kills < self.kills
+                    if process is self.server:
+                        self.start_server(armed=armed)
+                        waiting_since = self.started
+                    else:
+                        process.start(self.rng, armed)
+            if time.monotonic() - last_look > 0.3:
+                last_look = time.monotonic()
+                if ledger.run("crash-1")["state"] == "finished":
+                    ledger.close()
+                    return
+
+    def judge(self):
+        ledger = Ledger.in_directory(self.state)
+        rounds = ledger.list_rounds("crash-1")
+        self.report.counted = {r["number"]: r["accepted"] for r in rounds}
+        model = ledger.run("crash-1")["model"]
+        held = {(u["round"], u["client"]) for r in rounds for u in ledger.accepted("crash-1", r["number"])}
+        ledger.close()
+        self.log.flush()
+        log = (self.directory / "log").read_text(errors="replace")
+        acknowledged = [line for line in log.splitlines() if line.endswith("update accepted")]
+        rounds_acknowledged = {int(line.split("round ")[1].split()[0]) for line in acknowledged}
+        self.report.lost = sorted(rounds_acknowledged - {number for number, _ in held})
+        got = read_params(self.state / "models" / f"{model}.safetensors")
+        wanted = expected_model(self.initial, self.rounds)
+        self.report.same_bits = all(
+            got[name].tobytes() == wanted[name].tobytes() for name in wanted
+        )
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--rounds", type=int, default=0, help="default: a round for two kills")
+    parser.add_argument("--keep", type=Path, help="work in this folder and leave it")
+    arguments = parser.parse_args()
+    rounds = arguments.rounds or max(4, arguments.kills // 2)
+    with tempfile.TemporaryDirectory() as temporary:
+        directory = arguments.keep or Path(temporary)
+        directory.mkdir(exist_ok=True, parents=True)
+        report = CrashTest(directory, arguments.kills, arguments.seed, rounds).run()
+    print(f"{report.num_kills} kills over {report.rounds} rounds in {report.seconds:.0f} s")
+    for place, number in sorted(report.kills.items()):
+        print(f"  {number:5d}  {place}")
+    print(f"server ready again within {max(report.resumed_s):.2f} s, at most")
+    exact = all(n == NUM_CLIENTS for n in report.counted.values())
+    print(f"updates counted once: {exact}; acknowledged but lost: {report.lost or 'none'}")
+    print(f"same bits as without faults: {report.same_bits}")
+    return 0 if report.same_bits and exact and not report.lost else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
