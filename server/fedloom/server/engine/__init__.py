@@ -26,7 +26,7 @@ from .events import (
     UpdateRefused,
     Wake,
 )
-from .round import IGNORE, REFUSE, Round, RoundState, Verdict
+from .round import Round
 from .run import (
     AbortRound,
     Break,
@@ -41,11 +41,11 @@ from .run import (
     RunEffect,
     RunEvent,
     RunProgress,
-    RunState,
     Started,
     Stop,
 )
 from .selection import Select, uniform
+from .states import IGNORE, REFUSE, RoundState, RunState, Verdict
 
 __all__ = [
     "IGNORE",

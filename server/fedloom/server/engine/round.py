@@ -13,7 +13,6 @@ After handling, `wake_at` is None or later than `now`. Handling raises nothing b
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from enum import Enum, StrEnum
 from math import inf, isfinite
 from typing import Any, ClassVar
 
@@ -42,27 +41,7 @@ from .events import (
     Wake,
 )
 from .selection import Bench, Select
-
-
-class RoundState(StrEnum):
-    """Where a round stands."""
-
-    SELECTING = "selecting"
-    REPORTING = "reporting"
-    CLOSING = "closing"
-    COMMITTED = "committed"
-    ABANDONED = "abandoned"
-
-
-class Verdict(Enum):
-    """What the table says where no method is called."""
-
-    IGNORE = "ignore"
-    REFUSE = "refuse"
-
-
-IGNORE = Verdict.IGNORE
-REFUSE = Verdict.REFUSE
+from .states import IGNORE, REFUSE, RoundState, Verdict
 
 _WAKE = Wake()
 _AT_ONCE = -inf
@@ -327,13 +306,11 @@ class Round:
 
     def _recruit(self) -> list[RoundEffect]:
         effects: list[RoundEffect] = []
-        cohort = self._cohort
-        while cohort.accepted + cohort.at_work < self._places:
-            client = self._bench.pop()
-            if client is None:
-                break
-            cohort.put(client, Phase.OFFERED)
-            effects += [Recruited(client), Offer(client)]
+        free = self._places - self._cohort.accepted - self._cohort.at_work
+        while free > 0 and (client := self._bench.pop()) is not None:
+            self._cohort.put(client, Phase.OFFERED)
+            effects += (Recruited(client), Offer(client))
+            free -= 1
         return effects
 
     def _time_passed(self, _: Wake) -> list[RoundEffect]:
@@ -440,6 +417,24 @@ class Round:
         self._paused_at, self._check_at = None, _AT_ONCE  # do at once what the pause held back
         return []
 
+    _OVER: ClassVar[Mapping[type[RoundEvent], "Action"]] = {
+        Attended: _came_too_late,
+        Left: IGNORE,
+        OfferAccepted: IGNORE,
+        OfferDeclined: IGNORE,
+        ClientFailed: IGNORE,
+        UpdateAccepted: IGNORE,
+        UpdateRefused: IGNORE,
+        Wake: IGNORE,
+        Pause: REFUSE,
+        Resume: REFUSE,
+        Abort: REFUSE,
+        CloseNow: REFUSE,
+        ExtendDeadline: REFUSE,
+        Committed: IGNORE,
+        CommitFailed: IGNORE,
+    }
+
     TABLE: ClassVar[Mapping[RoundState, Mapping[type[RoundEvent], "Action"]]] = {
         RoundState.SELECTING: {
             Attended: _candidate_came,
@@ -492,40 +487,8 @@ class Round:
             Committed: _committed,
             CommitFailed: _commit_failed,
         },
-        RoundState.COMMITTED: {
-            Attended: _came_too_late,
-            Left: IGNORE,
-            OfferAccepted: IGNORE,
-            OfferDeclined: IGNORE,
-            ClientFailed: IGNORE,
-            UpdateAccepted: IGNORE,
-            UpdateRefused: IGNORE,
-            Wake: IGNORE,
-            Pause: REFUSE,
-            Resume: REFUSE,
-            Abort: REFUSE,
-            CloseNow: REFUSE,
-            ExtendDeadline: REFUSE,
-            Committed: IGNORE,
-            CommitFailed: IGNORE,
-        },
-        RoundState.ABANDONED: {
-            Attended: _came_too_late,
-            Left: IGNORE,
-            OfferAccepted: IGNORE,
-            OfferDeclined: IGNORE,
-            ClientFailed: IGNORE,
-            UpdateAccepted: IGNORE,
-            UpdateRefused: IGNORE,
-            Wake: IGNORE,
-            Pause: REFUSE,
-            Resume: REFUSE,
-            Abort: REFUSE,
-            CloseNow: REFUSE,
-            ExtendDeadline: REFUSE,
-            Committed: IGNORE,
-            CommitFailed: IGNORE,
-        },
+        RoundState.COMMITTED: _OVER,
+        RoundState.ABANDONED: _OVER,
     }
 
 

@@ -13,17 +13,7 @@ from typing import Any, ClassVar
 from .config import RunConfig
 from .errors import OperatorRefused
 from .events import Pause, Resume
-from .round import IGNORE, REFUSE, Verdict
-
-
-class RunState(StrEnum):
-    """Where a run stands."""
-
-    RUNNING = "running"
-    PAUSED = "paused"
-    FINISHED = "finished"
-    STOPPED = "stopped"
-    FAILED = "failed"
+from .states import IGNORE, REFUSE, RunState, Verdict
 
 
 class RoundKind(StrEnum):
