@@ -13,6 +13,7 @@ import asyncio
 import json
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -24,6 +25,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
+
 from fedloom.client.enrol import enrol
 from fedloom.protocol import tokens
 from fedloom.protocol.container import read_params, write_file
@@ -76,6 +78,7 @@ class Report:
     rounds: int = 0
     resumed_s: list = field(default_factory=list)
     same_bits: bool = False
+    acknowledged: int = 0
     lost: list = field(default_factory=list)
     counted: dict = field(default_factory=dict)
     seconds: float = 0.0
@@ -181,6 +184,8 @@ class CrashTest:
         self.ready = directory / "ready"
         self.report = Report(rounds=rounds)
         self.log = (directory / "log").open("wb")
+        self.clients = []
+        self.waiting_since = None
         self.initial = {
             "weight": np.zeros((1000, 700), np.float32),
             "bias": np.zeros(700, np.float32),
@@ -202,8 +207,11 @@ class CrashTest:
             self.tokens.append(token.text())
         ledger.close()
         self.enrolment = config.enrolment
-        command = "from fedloom.server.app import run; from pathlib import Path; import logging, sys;"
-        command += "logging.basicConfig(level=logging.INFO); run(Path(sys.argv[1]), ready=sys.argv[2])"
+        command = (
+            "import logging, sys; from pathlib import Path; from fedloom.server.app import run;"
+            "logging.basicConfig(level=logging.INFO);"
+            "run(Path(sys.argv[1]), ready=Path(sys.argv[2]))"
+        )
         self.server = Process(
             "server",
             [sys.executable, "-c", command, str(self.state), str(self.ready)],
@@ -213,11 +221,11 @@ class CrashTest:
 
     def start_server(self, *, armed):
         self.ready.unlink(missing_ok=True)
-        self.started = time.monotonic()
+        self.waiting_since = time.monotonic()
         self.server.start(self.rng, armed)
 
     async def enrol_all(self):
-        while not self.ready.exists():
+        while not self.ready.exists():  # noqa: ASYNC110 - another process makes it
             await asyncio.sleep(0.02)
         for client, token in enumerate(self.tokens):
             config = self.directory / f"c{client}" / "client.toml"
@@ -250,16 +258,16 @@ class CrashTest:
             self.fire()
             self.judge()
         finally:
-            for process in (self.server, *getattr(self, "clients", [])):
+            for process in (self.server, *self.clients):
                 process.end()
             self.log.close()
         self.report.seconds = time.monotonic() - begun
         return self.report
 
     def fire(self):
+        """Start everybody, kill and start again, until the run has finished."""
         each = NUM_CLIENTS // NUM_PROCESSES
         script = str(Path(__file__).with_name("crash_client.py"))
-        self.clients = []
         for number in range(NUM_PROCESSES):
             names = [f"c{number * each + i}" for i in range(each)]
             configs = [str(self.directory / name / "client.toml") for name in names]
@@ -269,45 +277,52 @@ class CrashTest:
         for process in self.clients:
             process.start(self.rng, armed=self.kills > 0)
         deadline = time.monotonic() + DEADLINE_S + 3 * self.kills
-        ledger = Ledger.in_directory(self.state)
-        waiting_since = self.started
-        last_look = 0.0
-        while True:
+        while not self.finished():
             if time.monotonic() > deadline:
                 raise AssertionError(f"no end in sight: {json.dumps(self.report.kills)}")
-            time.sleep(0.01)
-            if waiting_since is not None and self.ready.exists():
-                self.report.resumed_s.append(time.monotonic() - waiting_since)
-                waiting_since = None
-            for process in (self.server, *self.clients):
-                if process.died():
-                    place = f"{process.name.split()[0]}: {process.place}"
-                    self.report.kills[place] = self.report.kills.get(place, 0) + 1
-                    time.sleep(RESTART_PAUSE_S)
-                    armed = self.report.num_kills < self.kills
-                    if process is self.server:
-                        self.start_server(armed=armed)
-                        waiting_since = self.started
-                    else:
-                        process.start(self.rng, armed)
-            if time.monotonic() - last_look > 0.3:
-                last_look = time.monotonic()
-                if ledger.run("crash-1")["state"] == "finished":
-                    ledger.close()
-                    return
+            for _ in range(30):
+                time.sleep(0.01)
+                self.look()
+
+    def look(self):
+        """Notice who is ready and who has died."""
+        if self.waiting_since is not None and self.ready.exists():
+            self.report.resumed_s.append(time.monotonic() - self.waiting_since)
+            self.waiting_since = None
+        for process in (self.server, *self.clients):
+            if process.died():
+                place = f"{process.name.split()[0]}: {process.place}"
+                self.report.kills[place] = self.report.kills.get(place, 0) + 1
+                time.sleep(RESTART_PAUSE_S)
+                armed = self.report.num_kills < self.kills
+                if process is self.server:
+                    self.start_server(armed=armed)
+                else:
+                    process.start(self.rng, armed)
+
+    def finished(self):
+        ledger = Ledger.in_directory(self.state)
+        state = ledger.run("crash-1")["state"]
+        ledger.close()
+        return state == "finished"
 
     def judge(self):
         ledger = Ledger.in_directory(self.state)
         rounds = ledger.list_rounds("crash-1")
         self.report.counted = {r["number"]: r["accepted"] for r in rounds}
         model = ledger.run("crash-1")["model"]
-        held = {(u["round"], u["client"]) for r in rounds for u in ledger.accepted("crash-1", r["number"])}
+        held = {
+            (u["round"], u["client"])
+            for r in rounds
+            for u in ledger.accepted("crash-1", r["number"])
+        }
         ledger.close()
         self.log.flush()
         log = (self.directory / "log").read_text(errors="replace")
-        acknowledged = [line for line in log.splitlines() if line.endswith("update accepted")]
-        rounds_acknowledged = {int(line.split("round ")[1].split()[0]) for line in acknowledged}
-        self.report.lost = sorted(rounds_acknowledged - {number for number, _ in held})
+        pattern = re.compile(r"(c\d+): update of round (\d+) of \S+ accepted")
+        acknowledged = {(int(number), client) for client, number in pattern.findall(log)}
+        self.report.acknowledged = len(acknowledged)
+        self.report.lost = sorted(acknowledged - held)
         got = read_params(self.state / "models" / f"{model}.safetensors")
         wanted = expected_model(self.initial, self.rounds)
         self.report.same_bits = all(
@@ -332,7 +347,8 @@ def main():
         print(f"  {number:5d}  {place}")
     print(f"server ready again within {max(report.resumed_s):.2f} s, at most")
     exact = all(n == NUM_CLIENTS for n in report.counted.values())
-    print(f"updates counted once: {exact}; acknowledged but lost: {report.lost or 'none'}")
+    print(f"updates counted once: {exact}")
+    print(f"acknowledgements seen: {report.acknowledged}, lost: {report.lost or 'none'}")
     print(f"same bits as without faults: {report.same_bits}")
     return 0 if report.same_bits and exact and not report.lost else 1
 

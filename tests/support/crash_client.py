@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+
 from fedloom.client import Agent, Client
 from fedloom.client.config import load
 

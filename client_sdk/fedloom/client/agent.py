@@ -235,7 +235,7 @@ class Agent:
         try:
             header = await self._update(offer, task)
             await self._persist(lambda: self._upload(header))
-            log.info("round %d of %s: update accepted", task.round, task.run)
+            log.info("%s: update of round %d of %s accepted", self._peer_name, task.round, task.run)
             self._store.settle(*key)
         except Refusal as refusal:
             log.warning("round %d of %s: %s: %s", task.round, task.run, refusal.code, refusal)
@@ -339,16 +339,14 @@ class Agent:
             issued = await method(request, timeout=CONNECT_S)
         except grpc.aio.AioRpcError as error:
             raise wire.error_from_rpc(error, self._config.server) from error
-        self._store.save_identity(
-            identity.key_to_pem(key), issued.chain_pem, issued.root_pem
-        )
+        self._store.save_identity(identity.key_to_pem(key), issued.chain_pem, issued.root_pem)
         log.info("certificate renewed")
 
 
 async def _in_thread(call: Callable[[], T], task: Task) -> T:
     """Run blocking code in a daemon thread: it must not keep a stopping process alive.
 
-    When cancelled, the code is asked to stop and is waited for, so that two trainings never overlap.
+    When cancelled, the code is asked to stop and is waited for: two trainings never overlap.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()

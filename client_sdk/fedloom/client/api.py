@@ -1,4 +1,4 @@
-"""What a client's author writes against: `Client`, the `Task` it gets and the `Update` it returns."""
+"""What a client's author writes against: `Client`, the `Task` it gets, the `Update` it returns."""
 
 import threading
 from collections.abc import Mapping

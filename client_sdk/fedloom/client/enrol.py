@@ -40,8 +40,7 @@ async def enrol(server: str, token: str, config: Path) -> str:
     host, _, port = server.rpartition(":")
     if not host or not port.isdigit():
         raise UsageError(f"Expected --server as host:port, got {server!r}.")
-    if config.exists():
-        raise UsageError(f"Expected no {config} yet, got one: move it away to enrol anew.")
+    _check_new(config)
     pin = parse_token(token).pin
     root = await asyncio.to_thread(fetch_root, host.strip("[]"), int(port), pin, CONTACT_S)
     key = identity.generate_key()
@@ -49,12 +48,22 @@ async def enrol(server: str, token: str, config: Path) -> str:
         protocol_versions=PROTOCOL_VERSIONS, token=token.strip(), csr_pem=identity.build_csr(key)
     )
     issued = await _call(server, root, request)
+    await asyncio.to_thread(_keep, config, identity.key_to_pem(key), issued, host)
+    return issued.client
+
+
+def _check_new(config: Path) -> None:
+    if config.exists():
+        raise UsageError(f"Expected no {config} yet, got one: move it away to enrol anew.")
+
+
+def _keep(config: Path, key_pem: bytes, issued: enrolment_pb2.IssuedCertificate, host: str) -> None:
+    """Write the identity, then the settings that point at it."""
     config.parent.mkdir(parents=True, exist_ok=True)
     store = ClientStore(config.parent / "client-state")
-    store.save_identity(identity.key_to_pem(key), issued.chain_pem, issued.root_pem)
-    text = TEMPLATE.format(server=f"{host}:{issued.fleet_port}", state_dir="client-state")
-    config.write_text(text)
-    return issued.client
+    store.save_identity(key_pem, issued.chain_pem, issued.root_pem)
+    fleet = f"{host}:{issued.fleet_port}"
+    config.write_text(TEMPLATE.format(server=fleet, state_dir="client-state"))
 
 
 async def _call(

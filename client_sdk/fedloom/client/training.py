@@ -136,7 +136,7 @@ class Work:
 def _as_update(trained: object) -> Update:
     if isinstance(trained, Update):
         return trained
-    if isinstance(trained, tuple) and len(trained) == 3:  # noqa: PLR2004
+    if isinstance(trained, tuple) and len(trained) == 3:
         params, num_examples, metrics = trained
         return Update(params, num_examples, metrics)
     raise UsageError(

@@ -46,7 +46,7 @@ async def download(
             os.ftruncate(handle, 0)
             offset = 0
         digest = await asyncio.to_thread(_hash_of, handle, offset)
-        call = channel.unary_stream(
+        call: Any = channel.unary_stream(
             wire.DOWNLOAD, request_serializer=fleet_pb2.DownloadRequest.SerializeToString
         )(fleet_pb2.DownloadRequest(digest=model.digest, offset=offset), metadata=metadata)
         try:
@@ -67,7 +67,9 @@ async def download(
         raise UnavailableError(f"Expected {model.size_bytes} bytes of a model, got {offset}.")
     if digest.hexdigest() != model.digest:
         part.unlink()
-        raise IntegrityError(f"Expected a model {model.digest[:12]}, got other bytes: trying again.")
+        raise IntegrityError(
+            f"Expected a model {model.digest[:12]}, got other bytes: trying again."
+        )
     store.adopt_model(model.digest)
 
 
@@ -94,7 +96,7 @@ async def upload(
         Refusal: the server turned it away.
         UnavailableError: the connection broke; try again.
     """
-    call = channel.stream_stream(wire.UPLOAD)(metadata=metadata)
+    call: Any = channel.stream_stream(wire.UPLOAD)(metadata=metadata)
     try:
         await call.write(header.SerializeToString())
         reply = await _reply(call, server)

@@ -23,6 +23,7 @@ from typing import Any
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509 import verification
+
 from fedloom.protocol.errors import Code, Refusal, UnavailableError, UsageError
 from fedloom.protocol.identity import UNREADABLE
 

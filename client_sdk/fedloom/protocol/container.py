@@ -145,7 +145,7 @@ def _entry(name: str, value: object) -> TensorInfo:
         raise Refusal(
             Code.WRONG_DTYPE, f"Expected a dtype of {', '.join(DTYPES)} for {name!r}, got {dtype}."
         )
-    if not all(type(n) is int and 0 <= n < 2**48 for n in shape) or len(shape) > 32:  # noqa: PLR2004
+    if not all(type(n) is int and 0 <= n < 2**48 for n in shape) or len(shape) > 32:
         raise _malformed(f"at most 32 non-negative dimensions for {name!r}", repr(shape)[:80])
     info = TensorInfo(name, dtype, tuple(shape), start, stop)
     size_bytes = info.size * DTYPES[dtype].itemsize
@@ -286,16 +286,18 @@ def write_params(
         params: arrays by name.
         dtypes: container dtypes by name where they differ from the arrays' own.
     """
-    stored = {n: (dtypes or {}).get(n) or dtype_name(np.asarray(a).dtype) for n, a in params.items()}
+    stored = {
+        n: (dtypes or {}).get(n) or dtype_name(np.asarray(a).dtype) for n, a in params.items()
+    }
     header, layout = build_header(
         Entry(name, stored[name], np.asarray(array).shape) for name, array in params.items()
     )
     digest = hashlib.sha256(header)
     file.write(header)
     for name in layout.tensors:
-        data = memoryview(np.ascontiguousarray(narrow(np.asarray(params[name]), stored[name])))
-        if data.nbytes:
-            raw = data.cast("B")
+        array = np.ascontiguousarray(narrow(np.asarray(params[name]), stored[name])).reshape(-1)
+        if array.size:
+            raw = array.view(np.uint8).data
             digest.update(raw)
             file.write(raw)
     return digest.hexdigest()

@@ -25,6 +25,7 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     load_pem_private_key,
 )
+
 from fedloom.protocol.errors import Code, IntegrityError, Refusal, UsageError
 
 # 64 is the longest common name that X.520 allows. The first character keeps names from being

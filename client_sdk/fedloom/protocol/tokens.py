@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
+
 from fedloom.protocol.errors import Code, Refusal
 
 _SCHEME = "fl1"

@@ -156,7 +156,9 @@ def header_limit_bytes(manifest: Manifest, groups: int) -> int:
     return 64 * 1024 + groups * names
 
 
-def check_header(header: fleet_pb2.UpdateHeader, limits: Limits, manifest: Manifest) -> list[PlannedPart]:
+def check_header(
+    header: fleet_pb2.UpdateHeader, limits: Limits, manifest: Manifest
+) -> list[PlannedPart]:
     """Check everything that can be checked before the body: weight, size, metrics, coverage.
 
     Raises:
@@ -236,9 +238,7 @@ def _plan(part: fleet_pb2.Part, limits: Limits, manifest: Manifest) -> PlannedPa
     if kind == "full":
         return PlannedPart(part.group, part.tensor, part.values, spec.shape, dtype)
     if kind == "mask":
-        return PlannedPart(
-            part.group, part.tensor, part.values, None, dtype, mask=part.mask.bits
-        )
+        return PlannedPart(part.group, part.tensor, part.values, None, dtype, mask=part.mask.bits)
     if kind == "slice":
         covered = Slice(tuple((r.start, r.stop) for r in part.slice.ranges))
         try:
@@ -353,9 +353,7 @@ class BodyChecker:
                 MAGNITUDE_TOO_LARGE or NORM_TOO_LARGE.
         """
         if self.received + len(chunk) > self._size:
-            raise Refusal(
-                Code.OVERLONG, f"Expected {self._size} bytes as declared, got more."
-            )
+            raise Refusal(Code.OVERLONG, f"Expected {self._size} bytes as declared, got more.")
         self.received += len(chunk)
         self._crc = crc32c(chunk, self._crc)
         data = memoryview(chunk)
@@ -393,7 +391,7 @@ class BodyChecker:
                 f"got {layout.size_bytes}.",
             )
         self._layout = layout
-        self._pending = [info for info in reversed(layout.tensors.values()) if info.size]
+        self._pending = [info for info in layout.tensors.values() if info.size][::-1]
         return data[wanted:]
 
     def _feed_data(self, data: memoryview) -> None:
@@ -472,4 +470,3 @@ class BodyChecker:
             values = self._layout.tensors[part.values].size
             if self._popcount[bits] != values:
                 raise _wrong_shape(part.tensor, (self._popcount[bits],), (values,))
-

@@ -10,6 +10,8 @@ import logging
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
 from fedloom.protocol.errors import (
     FedloomError,
     IntegrityError,
@@ -29,7 +31,6 @@ from fedloom.server.routes.parts import ConflictError, NotFoundError, Parts
 from fedloom.server.routes.views import ErrorReply, Fault
 from fedloom.server.runs import Runs
 from fedloom.server.world import World
-from starlette.exceptions import HTTPException
 
 __all__ = ["create_app", "listening", "serve"]
 

@@ -9,6 +9,7 @@ import sys
 from contextlib import AsyncExitStack, suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Self
 
 from fedloom.protocol.errors import Code, Refusal, UnavailableError, UsageError
 from fedloom.server import config as configuration
@@ -80,7 +81,9 @@ class Certificates:
     def credentials(self, *, ask_client: bool) -> grpc.ServerCredentials:
         """Credentials for a port that does or does not ask its peers for certificates."""
         return grpc.dynamic_ssl_server_credentials(
-            _configuration(self._bundle), self._fetch, require_client_authentication=ask_client
+            _configuration(self._bundle),
+            self._fetch,  # type: ignore[arg-type] # None means no change, its docstring says
+            require_client_authentication=ask_client,
         )
 
     def _fetch(self) -> grpc.ServerCertificateConfiguration | None:
@@ -129,7 +132,7 @@ class Server:
         if plaintext:
             _require_loopback(self.config.fleet)
 
-    async def __aenter__(self) -> "Server":
+    async def __aenter__(self) -> Self:
         try:
             await self._start()
         except BaseException:
@@ -164,9 +167,7 @@ class Server:
             self.fleet_port = _bind(server, config.fleet, None)
         else:
             certificates = Certificates(authority, config.names)
-            self.fleet_port = _bind(
-                server, config.fleet, certificates.credentials(ask_client=True)
-            )
+            self.fleet_port = _bind(server, config.fleet, certificates.credentials(ask_client=True))
             await self._start_enrolment(world, authority, certificates)
         await server.start()
         self._stack.push_async_callback(server.stop, GRACE_S)
@@ -245,7 +246,14 @@ async def _sweep(world: World) -> None:
                 session.end(Refusal(Code.EXPIRED, "The certificate has ended: renew it."))
 
 
-def run(state_dir: Path, *, plaintext: bool = False, ready: str = "") -> None:
+def _announce(path: Path, server: Server) -> None:
+    """Write the ports for whoever waits, whole or not at all."""
+    draft = path.with_name(path.name + ".tmp")
+    draft.write_text(f"{server.fleet_port} {server.enrolment_port}\n")
+    draft.replace(path)
+
+
+def run(state_dir: Path, *, plaintext: bool = False, ready: Path | None = None) -> None:
     """Serve until SIGTERM or SIGINT.
 
     Args:
@@ -260,8 +268,8 @@ def run(state_dir: Path, *, plaintext: bool = False, ready: str = "") -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stopping.set)
         async with Server(state_dir, plaintext=plaintext) as server:
-            if ready:
-                Path(ready).write_text(f"{server.fleet_port} {server.enrolment_port}\n")
+            if ready is not None:
+                _announce(ready, server)
             await stopping.wait()
             log.info("stopping")
 

@@ -21,6 +21,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
 from fedloom.protocol.errors import Code, Refusal, UsageError
 from fedloom.protocol.identity import UNREADABLE, check_client_name, spiffe_uri
 

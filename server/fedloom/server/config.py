@@ -90,7 +90,7 @@ def build(values: dict[str, Any], where: str) -> ServerConfig:
             f"{where}: expected settings of {', '.join(known)}, got {', '.join(unknown)}."
         )
     defaults = ServerConfig()
-    checked = {}
+    checked: dict[str, Any] = {}
     for name, value in values.items():
         default = getattr(defaults, name)
         wanted = float if isinstance(default, float) else type(default)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import uvicorn
 from fastapi import FastAPI
+
 from fedloom.protocol import local_socket
 from fedloom.protocol.errors import UnavailableError
 

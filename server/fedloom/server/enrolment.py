@@ -7,7 +7,6 @@ those that have none yet.
 import hmac
 import logging
 import time
-from typing import Any
 
 import grpc
 

@@ -87,14 +87,14 @@ def add_update(partial: Partial, path: Path, header: fleet_pb2.UpdateHeader) -> 
         layout = read_layout_at(handle)
         for part in header.parts:
             reader = _Reader(handle, layout, part.values)
-            partial.add((part.group, part.tensor), _coverage(part, handle, layout, partial), units, reader)
+            partial.add(
+                (part.group, part.tensor), _coverage(part, handle, layout, partial), units, reader
+            )
     finally:
         os.close(handle)
 
 
-def _coverage(
-    part: fleet_pb2.Part, handle: int, layout: Layout, partial: Partial
-) -> Coverage:
+def _coverage(part: fleet_pb2.Part, handle: int, layout: Layout, partial: Partial) -> Coverage:
     kind = part.WhichOneof("coverage")
     if kind == "slice":
         return Slice(tuple((r.start, r.stop) for r in part.slice.ranges))
@@ -123,8 +123,7 @@ class _Reader:
         if count > self._buffer.size:
             self._buffer = np.empty(count, self._dtype)
         values = self._buffer[:count]
-        raw = memoryview(values).cast("B") if count else memoryview(b"")
-        got = os.preadv(self._handle, [raw], self._position) if count else 0
+        got = os.preadv(self._handle, [values.view(np.uint8).data], self._position) if count else 0
         if got != count * self._dtype.itemsize:
             raise IntegrityError(f"Expected {count * self._dtype.itemsize} bytes, got {got}.")
         self._position += got

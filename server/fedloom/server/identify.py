@@ -53,7 +53,7 @@ class Identify:
         if self._plaintext:
             metadata = dict(context.invocation_metadata() or ())
             return check_client_name(str(metadata.get(wire.CLIENT_KEY, ""))), None
-        pem = context.auth_context().get("x509_pem_cert", [b""])[0]
+        pem = next(iter(context.auth_context().get("x509_pem_cert", ())), b"")
         peer = peer_from_pem(pem)
         check_not_expired(peer, datetime.now(UTC))
         world = self._world

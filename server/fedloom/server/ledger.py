@@ -358,9 +358,7 @@ class Ledger:
         with self._write() as connection:
             connection.execute(
                 cohorts.update()
-                .where(
-                    cohorts.c.run == run, cohorts.c.round == number, cohorts.c.client == client
-                )
+                .where(cohorts.c.run == run, cohorts.c.round == number, cohorts.c.client == client)
                 .values(phase=phase, reason=reason)
             )
 
@@ -376,9 +374,7 @@ class Ledger:
     def open_round_of(self, run: str) -> Row | None:
         """The round of a run that is neither committed nor abandoned, if any."""
         return self._row(
-            sa.select(rounds).where(
-                rounds.c.run == run, rounds.c.state.in_([REPORTING, CLOSING])
-            )
+            sa.select(rounds).where(rounds.c.run == run, rounds.c.state.in_([REPORTING, CLOSING]))
         )
 
     def list_rounds(self, run: str) -> list[dict[str, Any]]:
@@ -489,9 +485,7 @@ class Ledger:
         with self._write() as connection:
             connection.execute(
                 rounds.update()
-                .where(
-                    rounds.c.run == run, rounds.c.number == number, rounds.c.state == REPORTING
-                )
+                .where(rounds.c.run == run, rounds.c.number == number, rounds.c.state == REPORTING)
                 .values(state=CLOSING, closed_at=time.time())
             )
         return self.accepted(run, number)

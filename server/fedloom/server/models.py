@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from numpy.typing import NDArray
+
 from fedloom.protocol.container import read_params, sync_directory, write_params
 from fedloom.protocol.errors import IntegrityError
 from fedloom.protocol.manifest import Manifest, read_manifest
-from numpy.typing import NDArray
 
 _READ_BYTES = 1 << 20
 

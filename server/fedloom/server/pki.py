@@ -26,6 +26,7 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
+
 from fedloom.protocol import tokens
 from fedloom.protocol.errors import IntegrityError, UsageError
 from fedloom.protocol.identity import (

@@ -342,7 +342,8 @@ class RoundShell:
     def _fold_in_thread(self, client: str, file: str) -> list[str]:
         if not file or client in self._folder.folded:
             return []
-        due = self._folder.fold(client, self._world.spool.path(file), self._world.spool.header(file))
+        spool = self._world.spool
+        due = self._folder.fold(client, spool.path(file), spool.header(file))
         crossing("fold.after")
         return self._folder.save(self._checkpoint) if due else []
 
@@ -367,7 +368,9 @@ class RoundShell:
                 await world.in_ledger(world.ledger.open_round, self._row(), cohort)
                 self._stored = True
                 crossing("round.opened")
-                log.info("round %d of %s opened for %d", self.plan.number, self.plan.run, len(cohort))
+                log.info(
+                    "round %d of %s opened for %d", self.plan.number, self.plan.run, len(cohort)
+                )
             case Recruited(client):
                 await world.in_ledger(world.ledger.recruit, *self._key, client)
             case Offer(client):
@@ -444,7 +447,11 @@ class RoundShell:
         return json.dumps({"step": state.step, "arrays": arrays})
 
     async def _fail(self, error: Exception) -> Outcome:
-        reason = f"{type(error).__name__}: {error}" if not isinstance(error, FedloomError) else f"{error}"
+        reason = (
+            f"{type(error).__name__}: {error}"
+            if not isinstance(error, FedloomError)
+            else f"{error}"
+        )
         self.feed(Abort(reason) if self.engine.is_open else CommitFailed(reason))
         return await self._abandon(reason, fault=True)
 
@@ -538,7 +545,7 @@ def task_seed(seed: int, number: int, client: str) -> int:
     return int.from_bytes(blake2b(text, digest_size=8).digest(), "little") >> 1
 
 
-def _scalar(value: bool | int | float | str) -> fleet_pb2.Scalar:
+def _scalar(value: bool | float | str) -> fleet_pb2.Scalar:
     match value:
         case bool():
             return fleet_pb2.Scalar(bool_value=value)

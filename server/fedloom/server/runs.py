@@ -321,11 +321,11 @@ class Runs:
             raise Refusal(Code.UNKNOWN_RUN, f"Expected an active run, got {key[0][:80]!r}.")
         latest = driver.engine.progress.opened
         if key[1] > latest:
-            raise Refusal(
-                Code.FUTURE_ROUND, f"Expected a round of at most {latest}, got {key[1]}."
-            )
+            raise Refusal(Code.FUTURE_ROUND, f"Expected a round of at most {latest}, got {key[1]}.")
         if driver.round is None or key[1] != driver.round.plan.number:
-            raise Refusal(Code.STALE_ROUND, f"Expected round {latest}, got {key[1]}, which is over.")
+            raise Refusal(
+                Code.STALE_ROUND, f"Expected round {latest}, got {key[1]}, which is over."
+            )
         return driver.round
 
     async def command(self, run: str, action: str, argument: float | str = "") -> None:

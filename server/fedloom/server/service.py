@@ -12,7 +12,6 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
-from typing import Any
 
 import grpc
 
@@ -167,9 +166,7 @@ class FleetService:
 
     # ---- models out --------------------------------------------------------------------------
 
-    async def download(
-        self, request: fleet_pb2.DownloadRequest, context: Context
-    ) -> AsyncIterator[bytes]:
+    async def download(self, request: fleet_pb2.DownloadRequest, context: Context) -> None:
         """A model's bytes from an offset on."""
         async with self._refusals(context) as refusing:
             refusing.client, _ = await self._identify(context)
@@ -182,8 +179,11 @@ class FleetService:
             try:
                 offset = request.offset
                 while chunk := os.pread(handle, wire.CHUNK_BYTES, offset):
-                    yield chunk
+                    await context.write(chunk)
                     offset += len(chunk)
+            except grpc.aio.InternalError:
+                log.info("%s went away in the middle of a download", refusing.client)
+                raise asyncio.CancelledError from None
             finally:
                 os.close(handle)
 
@@ -379,9 +379,7 @@ class _Refusing:
 
 async def abort(context: Context, refusal: Refusal) -> None:
     """End a call with a typed refusal."""
-    await context.abort(
-        refusal.code.status, str(refusal)[:1000], wire.refusal_metadata(refusal)
-    )
+    await context.abort(refusal.code.status, str(refusal)[:1000], wire.refusal_metadata(refusal))
 
 
 async def issue(
@@ -415,4 +413,3 @@ def _no_room(error: OSError) -> Refusal:
     return Refusal(
         Code.OUT_OF_SPACE, "The server cannot store the update now: try later.", detail=repr(error)
     )
-

@@ -13,6 +13,7 @@ import os
 from collections import deque
 from pathlib import Path
 
+from fedloom.protocol.errors import IntegrityError
 from fedloom.protocol.v1 import fleet_pb2
 
 _COUNT = 8
@@ -112,14 +113,22 @@ class Spool:
             return os.open(path, os.O_RDWR)
         return os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
 
-    def header(self, name: str) -> fleet_pb2.UpdateHeader | None:
-        """The header of a spool file, or None if it holds none."""
+    def header(self, name: str) -> fleet_pb2.UpdateHeader:
+        """The header of an accepted update's file.
+
+        Raises:
+            IntegrityError: the file is gone or damaged.
+        """
+        if not self.path(name).exists():
+            raise IntegrityError(f"Expected the accepted update {name} in the spool, got no file.")
         handle = os.open(self._directory / name, os.O_RDONLY)
         try:
             footer = _read_footer(handle)
         finally:
             os.close(handle)
-        return None if footer is None else fleet_pb2.UpdateHeader.FromString(footer[0])
+        if footer is None:
+            raise IntegrityError(f"Expected a footer at the end of {name}, got none.")
+        return fleet_pb2.UpdateHeader.FromString(footer[0])
 
     def release(self, name: str) -> None:
         """This file's content is no longer needed."""
