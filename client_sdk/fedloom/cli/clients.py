@@ -1,0 +1,150 @@
+"""`fedloom client`: the device's own commands, and what the operator does with devices."""
+
+import asyncio
+import os
+from pathlib import Path
+
+import click
+
+from fedloom.cli import output
+from fedloom.cli.lazy import OrderedGroup
+from fedloom.cli.options import directory_option, json_option
+
+
+@click.group(cls=OrderedGroup)
+def client() -> None:
+    """Enrol and run a device; list and revoke them.
+
+    `enroll` and `run` are for the device, `list` and `revoke` for the operator.
+    """
+
+
+@client.command()
+@click.option("--server", required=True, metavar="HOST:PORT", help="The server's enrolment port.")
+@click.option(
+    "--token",
+    required=True,
+    envvar="FEDLOOM_TOKEN",
+    show_envvar=True,
+    metavar="TOKEN|@FILE",
+    help="As the operator gave it; @FILE reads it from a file, out of other users' sight.",
+)
+@click.option(
+    "--dir",
+    "directory",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path(),
+    metavar="DIR",
+    help="Where client.toml and the device's keys go; this folder if left out.",
+)
+@json_option
+def enroll(server: str, token: str, directory: Path) -> None:
+    r"""Make this device a client: its key is made here and never leaves.
+
+    The token says which server to trust and proves to it that this device was invited.
+
+    \b
+    Example:
+      fedloom client enroll --server fl.example.org:7444 --token @ward-3.token
+    """
+    from fedloom.client.enrol import enrol  # noqa: PLC0415 - the operator's commands need no grpc
+
+    config = directory / "client.toml"
+    text = Path(token[1:]).read_text() if token.startswith("@") else token
+    name = asyncio.run(enrol(server, text, config))
+    output.emit(
+        {"client": name, "config": str(config)},
+        lambda: click.echo(
+            f"Enrolled as {name}; settings in {config}.\n"
+            f"Next:\n  fedloom client run my_client.py:client --config {config}"
+        ),
+    )
+
+
+@client.command()
+@click.argument("code", metavar="FILE.py:NAME|MODULE:NAME")
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=Path("client.toml"),
+    show_default=True,
+    help="As `fedloom client enroll` wrote it.",
+)
+@click.option(
+    "--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True
+)
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    show_default=True,
+)
+def run(code: str, config: Path, log_format: str, log_level: str) -> None:
+    r"""Attend the server and train when asked, until stopped.
+
+    NAME is a `fedloom.client.Client`, or a class or function that makes one without arguments.
+
+    \b
+    Examples:
+      fedloom client run my_client.py:client
+      fedloom client run my_package.clients:Digits --config /etc/fedloom/client.toml
+    """
+    from fedloom.cli.loading import load_client  # noqa: PLC0415 - as above
+    from fedloom.cli.logs import set_up  # noqa: PLC0415
+    from fedloom.client import run as attend  # noqa: PLC0415
+
+    set_up(log_format, log_level)
+    attend(load_client(code), config=config)
+
+
+@client.command("list")
+@directory_option
+@json_option
+def list_clients(directory: Path) -> None:
+    r"""List enrolled clients: who is online, at what, and until when certificates last.
+
+    \b
+    Example:
+      fedloom client list
+    """
+    from fedloom.cli.control import Control  # noqa: PLC0415 - devices need no http
+
+    found = Control(directory).get("clients")
+    rows = [
+        (
+            c["name"],
+            output.state(c["status"]),
+            "[green]●[/] online" if c["online"] else "[dim]○ offline[/]",
+            output.escape(c["task"] or "-"),
+            output.ahead(c["certificate_until"]),
+            output.moment(c["enrolled_at"]),
+        )
+        for c in found["clients"]
+    ]
+    output.emit(
+        found,
+        lambda: output.print_table(
+            ("NAME", "STATUS", "PRESENCE", "TASK", "CERTIFICATE ENDS", "ENROLLED"),
+            rows,
+            "No clients yet: invite one with `fedloom token create`.",
+        ),
+    )
+
+
+@client.command()
+@click.argument("name")
+@directory_option
+@json_option
+def revoke(name: str, directory: Path) -> None:
+    r"""Revoke a client and its certificates; its connection is cut at once.
+
+    To let it in again, give it a new token.
+
+    \b
+    Example:
+      fedloom client revoke ward-3
+    """
+    from fedloom.cli.control import Control  # noqa: PLC0415 - as above
+
+    revoked = Control(directory).post("clients", name, "revoke")
+    output.emit(revoked, lambda: click.echo(f"{name} is revoked.{os.linesep}", nl=False))

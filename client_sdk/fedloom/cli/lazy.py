@@ -1,0 +1,90 @@
+"""Command groups that load their commands when asked for them, not before.
+
+`fedloom client run` starts on small devices, so naming a command must not import what another one
+needs. The server and the simulator are optional extras: their commands are known here by name only,
+and a missing extra is answered with the command that installs it.
+"""
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+EXTRAS = {"fedloom.server": "server", "fedloom.simulation": "sim"}
+"""Which extra brings a package's dependencies."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lazy:
+    """A command that is not loaded yet.
+
+    Attributes:
+        target: `module:attribute`.
+        help: what the list of commands says about it.
+    """
+
+    target: str
+    help: str
+
+
+def load(target: str) -> Any:
+    """Import `module:attribute`.
+
+    Raises:
+        UsageError: the extra that the module needs is not installed.
+    """
+    module, _, attribute = target.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except ModuleNotFoundError as error:
+        package = ".".join(module.split(".")[:2])
+        missing = error.name or module
+        if package not in EXTRAS or (missing.startswith("fedloom.") and missing != package):
+            raise
+        from fedloom.protocol.errors import UsageError  # noqa: PLC0415 - it imports grpc
+
+        raise UsageError(
+            f"This needs an extra that is not installed ({missing} is missing): "
+            f"pip install 'fedloom[{EXTRAS[package]}]'"
+        ) from error
+
+
+class LazyGroup(click.Group):
+    """A group, some of whose commands are loaded on first use.
+
+    Args:
+        lazy: such commands by name.
+    """
+
+    def __init__(self, *args: Any, lazy: Mapping[str, Lazy] | None = None, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self._lazy = dict(lazy or {})
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Every command, in the order in which they were given."""
+        return [*self._lazy, *(n for n in super().list_commands(ctx) if n not in self._lazy)]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """A command, loaded if need be."""
+        if cmd_name in self._lazy and cmd_name not in self.commands:
+            self.add_command(load(self._lazy[cmd_name].target), cmd_name)
+        return super().get_command(ctx, cmd_name)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands without loading any."""
+        rows = []
+        for name in self.list_commands(ctx):
+            lazy = self._lazy.get(name)
+            rows.append((name, lazy.help if lazy else self.commands[name].get_short_help_str(80)))
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+
+class OrderedGroup(click.Group):
+    """A group that lists its commands in the order of their definition: as they are used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        """Every command, in order."""
+        return list(self.commands)

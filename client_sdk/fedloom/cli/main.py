@@ -1,0 +1,127 @@
+"""The entry point: groups by name, and every error as one line and an exit code.
+
+Invariant: importing this imports nothing but click, so that help and shell completion are instant
+and a command pays only for what it uses.
+"""
+
+import errno
+import json
+import os
+import traceback
+from typing import Any, NoReturn
+
+import click
+
+from fedloom.cli.lazy import Lazy, LazyGroup
+from fedloom.cli.output import JSON
+from fedloom.protocol.version import __version__
+
+TRACEBACK = "FEDLOOM_TRACEBACK"
+
+COMMANDS = {
+    "server": Lazy("fedloom.server.commands:server", "Make a server and run it."),
+    "token": Lazy("fedloom.cli.tokens:token", "Invite devices by one-time tokens."),
+    "client": Lazy("fedloom.cli.clients:client", "Enrol and run a device; list and revoke them."),
+    "run": Lazy("fedloom.cli.runs:run", "Submit training runs, watch and steer them."),
+    "model": Lazy("fedloom.cli.models:model", "List models and export them as safetensors."),
+}
+
+EPILOG = f"""\
+\b
+A first run, on one machine:
+  fedloom server init
+  fedloom server run &
+  fedloom token create --client laptop
+  fedloom client enroll --server localhost:7444 --token TOKEN
+  fedloom client run my_client.py:client &
+  fedloom run template > run.toml
+  fedloom run submit run.toml --model init.safetensors
+  fedloom run status --watch
+
+\b
+Exit codes:
+  0  done
+  1  something unexpected: a fault in fedloom, or a run that failed (run status --watch)
+  2  wrong settings or arguments, or a command that does not fit the state of things
+  3  the other side refused
+  4  stored bytes are not what they were
+  5  not reachable or no room: try later
+  130  interrupted
+
+\b
+With --json, errors too are one JSON document: {{"error": {{"kind", "message", ...}}}}.
+Set {TRACEBACK}=1 to see where an unexpected error came from.
+"""
+
+
+class Root(LazyGroup):
+    """The command `fedloom`."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; an error becomes one line and an exit code."""
+        try:
+            return super().invoke(ctx)
+        except (click.exceptions.Exit, click.Abort):
+            raise
+        except KeyboardInterrupt:
+            ctx.exit(130)
+        except Exception as error:
+            if isinstance(error, OSError) and error.errno == errno.EPIPE:
+                raise  # click ends quietly when nobody reads any more
+            _report(ctx, error)
+
+
+def _report(ctx: click.Context, error: Exception) -> NoReturn:
+    """Say what went wrong and end with the exit code for it."""
+    if isinstance(error, click.ClickException):
+        if not ctx.meta.get(JSON):
+            raise error
+        fault: dict[str, Any] = {"kind": "usage", "message": error.format_message()}
+        code = error.exit_code
+    else:
+        fault, code = _describe(error)
+        if os.environ.get(TRACEBACK):
+            traceback.print_exception(error)
+    if ctx.meta.get(JSON):
+        click.echo(json.dumps({"error": {**fault, "exit_code": code}}, indent=2))
+    else:
+        click.echo(f"error: {fault['message']}", err=True)
+    ctx.exit(code)
+
+
+def _describe(error: Exception) -> tuple[dict[str, Any], int]:
+    from fedloom.protocol import errors  # noqa: PLC0415 - it imports grpc
+
+    if isinstance(error, OSError):
+        error = errors.UnavailableError(f"{error}")
+    if isinstance(error, errors.Refusal):
+        return {"kind": "refused", "message": str(error), "code": error.code}, error.exit_code
+    if isinstance(error, errors.FedloomError):
+        kinds: dict[type[errors.FedloomError], str] = {
+            errors.UsageError: "usage",
+            errors.IntegrityError: "integrity",
+            errors.UnavailableError: "unavailable",
+        }
+        kind = next((k for c, k in kinds.items() if isinstance(error, c)), "internal")
+        return {"kind": kind, "message": str(error)}, error.exit_code
+    message = f"unexpected {type(error).__name__}: {error} ({TRACEBACK}=1 shows where)"
+    return {"kind": "internal", "message": message}, 1
+
+
+@click.group(
+    cls=Root,
+    lazy=COMMANDS,
+    epilog=EPILOG,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(__version__, prog_name="fedloom", message="%(prog)s %(version)s")
+def main() -> None:
+    """Federated learning that is exact, crash-safe, and the same in simulation and deployment.
+
+    An operator makes a server, invites devices by tokens and submits runs. A device enrols once
+    and then trains when asked; its data stay where they are.
+    """
+
+
+if __name__ == "__main__":
+    main()

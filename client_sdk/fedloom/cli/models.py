@@ -1,0 +1,106 @@
+"""`fedloom model`: what runs began with and what they made."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fedloom.cli import output
+from fedloom.cli.control import Control
+from fedloom.cli.lazy import OrderedGroup
+from fedloom.cli.options import directory_option, json_option
+from fedloom.cli.which import newest
+from fedloom.protocol.errors import UsageError
+
+
+@click.group(cls=OrderedGroup)
+def model() -> None:
+    """List models and export them as safetensors."""
+
+
+@model.command("list")
+@click.argument("run", required=False)
+@directory_option
+@json_option
+def list_models(run: str | None, directory: Path) -> None:
+    r"""List models, oldest first: of one RUN, or of all. Round 0 is what a run began with.
+
+    \b
+    Example:
+      fedloom model list digits
+    """
+    found = Control(directory).get("models", **({"run": run} if run else {}))
+    rows = [
+        (
+            m["digest"][:12],
+            output.escape(m["run"]),
+            str(m["round"]),
+            output.size(m["size_bytes"]),
+            output.moment(m["created_at"]),
+        )
+        for m in found["models"]
+    ]
+    output.emit(
+        found,
+        lambda: output.print_table(
+            ("DIGEST", "RUN", ">ROUND", ">SIZE", "MADE"),
+            rows,
+            "No models yet: submit a run with `fedloom run submit`.",
+        ),
+    )
+
+
+@model.command()
+@click.argument("which", metavar="[RUN|DIGEST]", required=False)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    required=True,
+    metavar="FILE",
+    help="Where to write it; replaced if it exists.",
+)
+@click.option("--round", "number", type=int, help="The model that this round committed.")
+@directory_option
+@json_option
+def export(which: str | None, out: Path, number: int | None, directory: Path) -> None:
+    r"""Write a model to a file, verified against its digest.
+
+    A run's newest model, or that of one of its rounds, or any model by its digest; without an
+    argument, the newest run's. Any safetensors library reads the file.
+
+    \b
+    Examples:
+      fedloom model export --out model.safetensors
+      fedloom model export digits --round 5 --out round5.safetensors
+    """
+    control = Control(directory)
+    digest, size_bytes = control.download("models", _digest(control, which, number), out=out)
+    document = {"digest": digest, "size_bytes": size_bytes, "file": str(out)}
+    output.emit(document, lambda: click.echo(f"{out}: {output.size(size_bytes)}, SHA-256 {digest}"))
+
+
+def _digest(control: Control, which: str | None, number: int | None) -> str:
+    """Which model is meant: a run's, if a run is called that, or else one by its digest."""
+    runs: list[dict[str, Any]] = control.get("runs")["runs"]
+    which = which or newest(runs)
+    matches = [r for r in runs if r["id"] == which] or [
+        r for r in runs if r["id"].startswith(which)
+    ]
+    if len(matches) > 1:
+        several = ", ".join(r["id"] for r in matches[:5])
+        raise UsageError(f"Expected one run that begins with {which!r}, got {several}.")
+    if not matches and number is not None:
+        raise UsageError(f"Expected a run with --round, got {which!r}: see `fedloom run list`.")
+    if not matches:
+        return which
+    run = matches[0]
+    return str(run["model"]) if number is None else _of_round(control, run["id"], number)
+
+
+def _of_round(control: Control, run: str, number: int) -> str:
+    models = control.get("models", run=run)["models"]
+    for found in models:
+        if found["round"] == number:
+            return str(found["digest"])
+    known = ", ".join(str(m["round"]) for m in models)
+    raise UsageError(f"Expected a round of {run} with a model ({known}), got {number}.")

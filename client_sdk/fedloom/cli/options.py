@@ -1,0 +1,67 @@
+"""Options and types that commands share."""
+
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from fedloom.cli.output import JSON
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+DEFAULT_DIR = "./fedloom-server"
+
+_UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+_DURATION = re.compile(r"(\d+(?:\.\d*)?)\s*([a-z]*)")
+
+
+class Duration(click.ParamType[float]):
+    """Seconds, written as `90`, `90s`, `15m`, `24h`, `7d` or `2w`."""
+
+    name = "duration"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Seconds, of text or of a number."""
+        if isinstance(value, int | float):
+            return float(value)
+        match = _DURATION.fullmatch(value.strip().lower())
+        unit = _UNITS.get(match[2] or "s") if match else None
+        if match is None or unit is None or not math.isfinite(seconds := float(match[1]) * unit):
+            self.fail(f"expected a time like 90s, 15m, 24h or 7d, got {value!r}", param, ctx)
+        return seconds
+
+
+def directory_option(function: F) -> F:
+    """`--dir`: which server's state directory."""
+    return click.option(
+        "--dir",
+        "directory",
+        type=click.Path(path_type=Path),
+        envvar="FEDLOOM_DIR",
+        default=DEFAULT_DIR,
+        show_default=True,
+        show_envvar=True,
+        metavar="DIR",
+        help="The server's state directory.",
+    )(function)
+
+
+def json_option(function: F) -> F:
+    """`--json`: one JSON document instead of text for people."""
+
+    def remember(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+        ctx.meta[JSON] = value
+
+    return click.option(
+        "--json",
+        is_flag=True,
+        is_eager=True,  # known before another option is found wrong
+        expose_value=False,
+        callback=remember,
+        help="Print one JSON document.",
+    )(function)

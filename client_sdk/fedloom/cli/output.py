@@ -1,0 +1,130 @@
+"""What commands print: one JSON document for machines, or text and tables for people."""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+JSON = "fedloom.json"
+"""Key in a click context's meta: does the caller want JSON?"""
+
+_STEPS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"))
+
+
+def wants_json() -> bool:
+    """Was `--json` given?"""
+    return bool(click.get_current_context().meta.get(JSON))
+
+
+def emit(document: Any, human: Callable[[], None]) -> None:
+    """Print `document` as JSON if that was asked for, else whatever `human` prints."""
+    if wants_json():
+        click.echo(json.dumps(document, indent=2, ensure_ascii=False))
+    else:
+        human()
+
+
+def console(*, stderr: bool = False) -> "Console":
+    """Where tables go; without a terminal lines are as long as they need to be."""
+    from rich.console import Console  # noqa: PLC0415 - 60 ms that scripts need not wait
+
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stream.isatty() else 10_000
+    return Console(file=stream, width=width, highlight=False)
+
+
+def make_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> "Table":
+    """Make a table. A `>` before a column's name aligns it right, a `~` lets it wrap."""
+    from rich.table import Table  # noqa: PLC0415 - as above
+
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
+    for column in columns:
+        table.add_column(
+            column.lstrip(">~"),
+            justify="right" if column.startswith(">") else "left",
+            no_wrap=not column.startswith("~"),
+        )
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], empty: str) -> None:
+    """Print a table, or, where there are no rows, what to do about it."""
+    if rows:
+        console().print(make_table(columns, rows))
+    else:
+        click.echo(empty)
+
+
+def escape(text: str) -> str:
+    """Keep rich from reading brackets in somebody's text as markup."""
+    return text.replace("[", r"\[")
+
+
+def state(name: str) -> str:
+    """A state in its colour."""
+    colours = {
+        "running": "cyan", "reporting": "cyan", "selecting": "cyan", "closing": "cyan",
+        "finished": "green", "committed": "green", "active": "green", "unused": "green",
+        "paused": "yellow", "stopped": "yellow", "expired": "yellow",
+        "failed": "red", "abandoned": "red", "revoked": "red",
+    }  # fmt: skip
+    return f"[{colours[name]}]{name}[/]" if name in colours else escape(name)
+
+
+def duration(seconds: float) -> str:
+    """A time span in its two largest units: `850 ms`, `12.3 s`, `2 min 05 s`, `6 d 23 h`."""
+    if seconds < 0:
+        return f"-{duration(-seconds)}"
+    if seconds < 0.9995:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    minutes = whole // 60
+    if minutes < 24 * 60:
+        return f"{minutes // 60} h {minutes % 60:02d} min"
+    return f"{minutes // 1440} d {minutes // 60 % 24:02d} h"
+
+
+def size(num_bytes: float) -> str:
+    """A size in binary units: `184 B`, `38.1 MiB`."""
+    if num_bytes < 1024:
+        return f"{num_bytes:.0f} B"
+    for unit in ("KiB", "MiB", "GiB", "TiB"):
+        num_bytes /= 1024
+        if num_bytes < 1023.95 or unit == "TiB":
+            break
+    return f"{num_bytes:.1f} {unit}"
+
+
+def moment(at: float | None) -> str:
+    """A moment in local time, the date only where it is not today."""
+    if at is None:
+        return "-"
+    then, now = time.localtime(at), time.localtime()
+    return time.strftime("%H:%M:%S" if then[:3] == now[:3] else "%Y-%m-%d %H:%M", then)
+
+
+def ahead(at: float | None) -> str:
+    """How long until a moment, or that it is over."""
+    if at is None:
+        return "-"
+    left = at - time.time()
+    return f"in {duration(left)}" if left > 0 else f"{duration(-left)} ago"
+
+
+def metrics(measured: dict[str, Any] | None) -> str:
+    """What was measured, by name: `accuracy 0.9712  loss 0.1034`."""
+    values = (measured or {}).get("values") or {}
+    return "  ".join(f"{escape(name)} {value:.4g}" for name, value in sorted(values.items()))

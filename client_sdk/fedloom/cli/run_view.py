@@ -1,0 +1,135 @@
+"""A run as people see it: how far it is, what its open round does, what its rounds brought."""
+
+import time
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from fedloom.cli import output
+from fedloom.cli.control import Control
+from fedloom.cli.which import ACTIVE
+
+REFRESH_S = 0.5
+ROWS = 15
+
+
+def watch(control: Control, run: str, *, quiet: bool) -> dict[str, Any]:
+    """Show a run until it ends, and return it as it ended.
+
+    Args:
+        control: the server.
+        run: id.
+        quiet: show nothing.
+    """
+    console = output.console(stderr=quiet)
+    found: dict[str, Any] = control.get("runs", run)
+    if quiet or not console.is_terminal:
+        found = _follow(control, found)
+        if not quiet:
+            console.print(render(found, rows=ROWS))
+        return found
+    with Live(render(found, rows=ROWS), console=console, auto_refresh=False) as live:
+        while found["state"] in ACTIVE:
+            time.sleep(REFRESH_S)
+            found = control.get("runs", found["id"])
+            live.update(render(found, rows=ROWS), refresh=True)
+    return found
+
+
+def _follow(control: Control, found: dict[str, Any]) -> dict[str, Any]:
+    while found["state"] in ACTIVE:
+        time.sleep(REFRESH_S)
+        found = control.get("runs", found["id"])
+    return found
+
+
+def render(found: dict[str, Any], rows: int | None) -> RenderableType:
+    """Draw a run.
+
+    Args:
+        found: as the API tells it.
+        rows: how many of the last rounds to list; None for all.
+    """
+    parts: list[RenderableType] = [_headline(found), _facts(found)]
+    live = found["live"]
+    if live is not None:
+        parts.append(_open_round(live, found))
+    rounds = found["rounds"] if rows is None else found["rounds"][-rows:]
+    if rounds:
+        parts += [Text(), _rounds(rounds)]
+    hidden = len(found["rounds"]) - len(rounds)
+    if hidden:
+        parts.append(Text(f"{hidden} earlier rounds: --all shows them.", style="dim"))
+    return Group(*parts)
+
+
+def _headline(found: dict[str, Any]) -> RenderableType:
+    done, total = found["rounds_committed"], found["rounds_total"]
+    line = Table.grid(padding=(0, 2))
+    line.add_row(
+        f"[bold]{output.escape(found['id'])}[/]",
+        output.state(found["state"]),
+        f"{done} of {total} rounds",
+        ProgressBar(total=total, completed=done, width=32),
+    )
+    return line
+
+
+def _facts(found: dict[str, Any]) -> RenderableType:
+    end = found["ended_at"] or time.time()
+    facts = [
+        f"model {found['model'][:12]}",
+        f"{found['spec']['strategy']['name']}",
+        f"started {output.moment(found['created_at'])}",
+        output.duration(end - found["created_at"]),
+    ]
+    line = Text(" · ".join(facts), style="dim")
+    if found["reason"]:
+        line.append(f"\n{found['reason']}", style="red" if found["state"] == "failed" else "yellow")
+    return line
+
+
+def _open_round(live: dict[str, Any], found: dict[str, Any]) -> RenderableType:
+    now = live["round"]
+    if now is None:
+        return Text(f"no round is open · {live['clients_available']} clients idle", style="dim")
+    line = Text(f"round {now['number']} ({now['kind']}) ", style="cyan")
+    if now["state"] == "selecting":
+        waiting = f"waits for {now['goal']} clients, {now['available']} are here"
+        return line.append(waiting, style="yellow" if found["state"] == "running" else "dim")
+    line.append(f"{now['state']} · {now['accepted']} of {now['goal']} updates", style="default")
+    phases = ", ".join(f"{n} {phase}" for phase, n in now["clients"].items() if n)
+    left_s = now["deadline_left_s"]
+    if phases:
+        line.append(f" · {phases}", style="default")
+    if now["paused"]:
+        line.append(" · paused", style="yellow")
+    elif left_s is not None:
+        line.append(f" · {output.duration(max(left_s, 0))} left", style="dim")
+    return line
+
+
+def _rounds(rounds: list[dict[str, Any]]) -> RenderableType:
+    rows = [
+        (
+            str(r["number"]),
+            r["kind"],
+            output.state(r["state"]),
+            str(r["accepted"]),
+            output.duration((r["closed_at"] or time.time()) - r["opened_at"]),
+            output.metrics(r["training"]),
+            output.metrics(r["evaluation"]),
+            output.escape(r["reason"]),
+        )
+        for r in rounds
+    ]
+    columns = [">ROUND", "KIND", "STATE", ">UPDATES", ">TOOK", "TRAINING", "EVALUATION", "~NOTE"]
+    # A column that says nothing takes room from those that do.
+    kept = [i for i in range(len(columns)) if i < 5 or any(row[i] for row in rows)]
+    return output.make_table(
+        [columns[i] for i in kept], [tuple(row[i] for i in kept) for row in rows]
+    )

@@ -1,0 +1,312 @@
+"""`fedloom run`: submit training runs, watch and steer them."""
+
+import tomllib
+from contextlib import AbstractContextManager, nullcontext
+from importlib import resources
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import click
+
+from fedloom.cli import output
+from fedloom.cli.control import Control
+from fedloom.cli.lazy import OrderedGroup
+from fedloom.cli.options import Duration, directory_option, json_option
+from fedloom.cli.which import newest, only_active
+from fedloom.protocol.errors import UsageError
+
+PROGRESS_BYTES = 32 << 20
+"""Uploads from this size on show their progress."""
+
+
+@click.group(cls=OrderedGroup)
+def run() -> None:
+    """Submit training runs, watch and steer them.
+
+    RUN is a run's id, or as much of its beginning as no other run has.
+    """
+
+
+@run.command()
+@json_option
+def template() -> None:
+    r"""Print a run.toml with every setting, its default and what it means.
+
+    \b
+    Example:
+      fedloom run template > run.toml
+    """
+    text = resources.files("fedloom.cli").joinpath("run.toml").read_text("utf-8")
+    output.emit({"template": text}, lambda: click.echo(text, nl=False))
+
+
+@run.command()
+@click.argument("spec", metavar="RUN.toml", type=click.Path(path_type=Path, dir_okay=False))
+@click.option(
+    "--model",
+    required=True,
+    metavar="FILE|DIGEST",
+    help="What to begin with: a safetensors file, or the digest of a model on the server.",
+)
+@click.option("--watch", is_flag=True, help="Then watch it until it ends.")
+@directory_option
+@json_option
+def submit(spec: Path, model: str, watch: bool, directory: Path) -> None:
+    r"""Start a run from an initial model.
+
+    \b
+    Examples:
+      fedloom run submit run.toml --model init.safetensors
+      fedloom run submit run.toml --model 25eb5eeb --watch
+    """
+    values = _read(spec)
+    control = Control(directory)
+    digest = _upload(control, Path(model)) if Path(model).is_file() else _as_digest(model)
+    started = control.post("runs", body={"spec": values, "model": digest})
+    if watch:
+        _watch(control, started["id"])
+        return
+    output.emit(
+        started,
+        lambda: click.echo(
+            f"Run {started['id']} is {started['state']}.\n"
+            f"Next:\n  fedloom run status {started['id']} --watch"
+        ),
+    )
+
+
+def _read(spec: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(spec.read_text("utf-8"))
+    except FileNotFoundError:
+        raise UsageError(
+            f"Expected a run's settings in {spec}, got no such file: "
+            "`fedloom run template` prints one to begin with."
+        ) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"Expected TOML in {spec}: {error}.") from None
+
+
+def _as_digest(text: str) -> str:
+    if len(text) < 4 or not set(text) <= set("0123456789abcdef"):
+        raise UsageError(f"Expected --model as a file or a digest, got {text!r}: no such file.")
+    return text
+
+
+def _upload(control: Control, path: Path) -> str:
+    size_bytes = path.stat().st_size
+    with path.open("rb") as file, _progress(file, size_bytes) as body:
+        stored = control.upload("models", file=body, size_bytes=size_bytes)
+    return str(stored["digest"])
+
+
+def _progress(file: BinaryIO, size_bytes: int) -> AbstractContextManager[BinaryIO]:
+    console = output.console(stderr=True)
+    if size_bytes < PROGRESS_BYTES or output.wants_json() or not console.is_terminal:
+        return nullcontext(file)
+    from rich.progress import wrap_file  # noqa: PLC0415 - only where it is seen
+
+    return wrap_file(file, size_bytes, description="Uploading", console=console, transient=True)
+
+
+@run.command()
+@click.argument("run", required=False)
+@click.option("--watch", is_flag=True, help="Refresh until the run ends; exit with 1 if it failed.")
+@click.option("--all", "everything", is_flag=True, help="Show all rounds, not the last few.")
+@directory_option
+@json_option
+def status(run: str | None, watch: bool, everything: bool, directory: Path) -> None:
+    r"""Show a run: its progress, its open round and what its rounds brought. The newest by default.
+
+    \b
+    Examples:
+      fedloom run status
+      fedloom run status digits --watch
+      fedloom run status --json | jq '.rounds[-1].evaluation.values'
+    """
+    control = Control(directory)
+    run = run or newest(control.get("runs")["runs"])
+    if watch:
+        _watch(control, run)
+        return
+    found = control.get("runs", run)
+
+    def show() -> None:
+        from fedloom.cli.run_view import render  # noqa: PLC0415 - it imports rich
+
+        output.console().print(render(found, rows=None if everything else 15))
+
+    output.emit(found, show)
+
+
+def _watch(control: Control, run: str) -> None:
+    from fedloom.cli.run_view import watch as follow  # noqa: PLC0415 - as above
+
+    found = follow(control, run, quiet=output.wants_json())
+    output.emit(found, lambda: None)
+    if found["state"] == "failed":
+        click.get_current_context().exit(1)
+
+
+@run.command("list")
+@directory_option
+@json_option
+def list_runs(directory: Path) -> None:
+    r"""List all runs, oldest first.
+
+    \b
+    Example:
+      fedloom run list
+    """
+    found = Control(directory).get("runs")
+    rows = [
+        (
+            output.escape(r["id"]),
+            output.state(r["state"]),
+            f"{r['rounds_committed']}/{r['rounds_total']}",
+            output.moment(r["created_at"]),
+            output.duration(r["ended_at"] - r["created_at"]) if r["ended_at"] else "-",
+            r["model"][:12],
+            output.escape(r["reason"]),
+        )
+        for r in found["runs"]
+    ]
+    output.emit(
+        found,
+        lambda: output.print_table(
+            ("ID", "STATE", ">ROUNDS", "STARTED", ">TOOK", "MODEL", "~REASON"),
+            rows,
+            "No runs yet: submit one with `fedloom run submit`.",
+        ),
+    )
+
+
+@run.command()
+@click.argument("run", required=False)
+@click.option("--limit", type=click.IntRange(1, 100_000), default=50, show_default=True)
+@directory_option
+@json_option
+def refusals(run: str | None, limit: int, directory: Path) -> None:
+    r"""List what clients sent and had turned away, newest first. The newest run's by default.
+
+    \b
+    Example:
+      fedloom run refusals digits
+    """
+    control = Control(directory)
+    run = run or newest(control.get("runs")["runs"])
+    found = control.get("runs", run, "refusals", limit=limit)
+    rows = [
+        (
+            output.moment(r["at"]),
+            output.escape(r["client"] or "-"),
+            str(r["round"]),
+            f"[yellow]{r['code']}[/]",
+            output.escape(r["message"]),
+        )
+        for r in found["refusals"]
+    ]
+    output.emit(
+        found,
+        lambda: output.print_table(
+            ("WHEN", "CLIENT", ">ROUND", "CODE", "~MESSAGE"), rows, "Nothing was refused."
+        ),
+    )
+
+
+def _steer(directory: Path, run: str | None, action: str, body: dict[str, Any]) -> None:
+    control = Control(directory)
+    run = run or only_active(control.get("runs")["runs"])
+    after = control.post("runs", run, action, body=body)
+    reason = f" ({after['reason']})" if after["reason"] else ""
+    output.emit(after, lambda: click.echo(f"Run {after['id']} is {after['state']}{reason}."))
+
+
+@run.command()
+@click.argument("run", required=False)
+@directory_option
+@json_option
+def pause(run: str | None, directory: Path) -> None:
+    r"""Pause a run: its open round stops its clock, and no other one opens.
+
+    Like all that steers, it takes the only active run if none is named.
+
+    \b
+    Example:
+      fedloom run pause digits
+    """
+    _steer(directory, run, "pause", {})
+
+
+@run.command()
+@click.argument("run", required=False)
+@directory_option
+@json_option
+def resume(run: str | None, directory: Path) -> None:
+    r"""Go on with a paused run.
+
+    \b
+    Example:
+      fedloom run resume digits
+    """
+    _steer(directory, run, "resume", {})
+
+
+@run.command()
+@click.argument("run", required=False)
+@directory_option
+@json_option
+def stop(run: str | None, directory: Path) -> None:
+    r"""End a run for good; its open round is dropped and its last model stays.
+
+    \b
+    Example:
+      fedloom run stop digits
+    """
+    _steer(directory, run, "stop", {})
+
+
+@run.command()
+@click.argument("run", required=False)
+@directory_option
+@json_option
+def close(run: str | None, directory: Path) -> None:
+    r"""Close the open round now, with the updates that it has; it takes a quorum.
+
+    \b
+    Example:
+      fedloom run close digits
+    """
+    _steer(directory, run, "close", {})
+
+
+@run.command()
+@click.argument("run", required=False)
+@click.option("--reason", default="", help="For the record.")
+@directory_option
+@json_option
+def abort(run: str | None, reason: str, directory: Path) -> None:
+    r"""Drop the open round with its updates; the run goes on with another one.
+
+    \b
+    Example:
+      fedloom run abort digits --reason "a shard was mislabelled"
+    """
+    _steer(directory, run, "abort", {"reason": reason})
+
+
+@run.command()
+@click.argument("run", required=False)
+@click.option(
+    "--by", "seconds", type=Duration(), required=True, metavar="TIME", help="Like 90s, 15m or 2h."
+)
+@directory_option
+@json_option
+def extend(run: str | None, seconds: float, directory: Path) -> None:
+    r"""Give the open round more time.
+
+    \b
+    Example:
+      fedloom run extend digits --by 10m
+    """
+    _steer(directory, run, "extend", {"seconds": seconds})
