@@ -1,0 +1,59 @@
+# The everyday commands. `make` alone lists them.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+KILLS  ?= 1000
+SEED   ?= 1
+DATA   ?= digits
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint types arrows unit crash format generate clean
+
+help: ## list the commands
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
+
+$(VENV)/bin/pip:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.sim: pyproject.toml constraints.txt | $(VENV)/bin/pip
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[sim]'
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/pip
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@ $(VENV)/.sim
+
+demo: $(VENV)/.sim ## a server, eight clients and a model: DATA=digits, or DATA=mnist DATA_DIR=folder
+	fedloom demo --data $(DATA) $(if $(DATA_DIR),--data-dir '$(DATA_DIR)')
+
+test: lint types arrows unit ## everything that must hold before a change lands
+
+lint: $(VENV)/.dev ## style, formatting, and generated code that has not drifted
+	ruff check .
+	ruff format --check .
+	scripts/protogen.sh --check
+
+types: $(VENV)/.dev ## static types
+	MYPYPATH=server:client_sdk:strategies:simulations mypy \
+	  -p fedloom.protocol -p fedloom.client -p fedloom.cli -p fedloom.strategies \
+	  -p fedloom.server -p fedloom.simulation
+
+arrows: $(VENV)/.dev ## which package may import which
+	lint-imports
+
+unit: $(VENV)/.dev ## unit, property and end-to-end tests
+	pytest -n 2 --dist worksteal
+
+crash: $(VENV)/.dev ## kill servers and clients KILLS times (1000) and compare the bits
+	python tests/support/crash.py --kills $(KILLS) --seed $(SEED)
+
+format: $(VENV)/.dev ## put the code into form
+	ruff check --fix .
+	ruff format .
+
+generate: $(VENV)/.dev ## make the protobuf modules anew
+	scripts/protogen.sh
+
+clean: ## remove the virtual environment and everything made
+	rm -rf $(VENV) out .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
