@@ -1,0 +1,393 @@
+"""Rounds as clients and operators live them: late, lost, silent, paused, aborted, closed."""
+
+import asyncio
+from datetime import UTC, datetime
+
+import numpy as np
+import pytest
+
+from fedloom.client import Client, MaskOf, SliceOf, Update
+from fedloom.protocol import identity
+from fedloom.protocol.errors import Refusal, UsageError
+from support.agents import Adder, Agents, Held, result, submit, until
+from support.federation import Federation
+
+pytestmark = pytest.mark.e2e
+
+ZEROS = {"w": np.zeros((4, 3), np.float32), "b": np.zeros(5, np.float64)}
+
+
+def play(tmp_path, scenario):
+    """Run a scenario against a server of its own."""
+
+    async def main():
+        server = tmp_path / "server"
+        server.mkdir()
+        federation = await Federation(server).start()
+        agents = Agents(federation, tmp_path)
+        try:
+            async with asyncio.timeout(60):
+                await scenario(federation, agents)
+        finally:
+            await agents.stop()
+            await federation.stop()
+
+    asyncio.run(main())
+
+
+def rounds_of(federation, run):
+    return federation.ledger.list_rounds(run)
+
+
+def test_a_round_is_the_weighted_mean_and_keeps_what_nobody_sent(tmp_path):
+    """Whole, sliced, masked and absent tensors are averaged over the weight that covered them."""
+
+    class Slicer(Client):
+        def train(self, params, task):
+            return Update({"w": SliceOf(np.full((2, 1), 4.0), ((1, 3), (0, 1)))}, 3)
+
+    class Masker(Client):
+        def train(self, params, task):
+            mask = np.zeros((4, 3), bool)
+            mask[0] = True
+            return Update({"w": MaskOf(np.full((4, 3), 8.0), mask)}, 1)
+
+    class Partial(Client):
+        def train(self, params, task):
+            return {"w": params["w"] + 1}, 1, {}
+
+    async def scenario(federation, agents):
+        await agents.start("slicer", Slicer())
+        await agents.start("masker", Masker())
+        await agents.start("partial", Partial())
+        run = await submit(federation, ZEROS, cohort={"goal": 3, "quorum": 3})
+        await federation.ended(run)
+        wanted = np.full((4, 3), 1.0, np.float32)
+        wanted[1:3, 0] = (3 * 4 + 1 * 1) / 4
+        wanted[0] = (8 + 1) / 2
+        model = result(federation, run)
+        np.testing.assert_array_equal(model["w"], wanted)
+        np.testing.assert_array_equal(model["b"], ZEROS["b"])
+
+    play(tmp_path, scenario)
+
+
+@pytest.mark.parametrize(
+    ("weighting", "wanted"), [("examples", 2.5), ("uniform", 2.0), ("client", 1.2)]
+)
+def test_the_weight_is_what_the_run_says(tmp_path, weighting, wanted):
+    """Examples, equal shares or the client's own word decide how much an update counts."""
+
+    class Weighted(Adder):
+        def train(self, params, task):
+            new, num_examples, metrics = super().train(params, task)
+            own = 9.0 if self.step == 1.0 else 1.0
+            weight = own if task.weighting == "client" else None
+            return Update(new, num_examples, metrics, weight)
+
+    async def scenario(federation, agents):
+        await agents.start("light", Weighted(1.0, 1))
+        await agents.start("heavy", Weighted(3.0, 3))
+        run = await submit(federation, ZEROS, weighting=weighting, cohort={"goal": 2, "quorum": 2})
+        await federation.ended(run)
+        np.testing.assert_allclose(result(federation, run)["b"], wanted, rtol=1e-12)
+
+    play(tmp_path, scenario)
+
+
+def test_a_late_client_is_told_that_the_round_has_closed(tmp_path):
+    """The goal closes the round; the slow one's task is withdrawn and the next round takes it."""
+
+    async def scenario(federation, agents):
+        slow = Held(step=100.0)
+        await agents.start("slow", slow)
+        await agents.start("fast", Adder())
+        run = await submit(federation, ZEROS, rounds=2, cohort={"goal": 1, "over_selection": 2.0})
+        await federation.ended(run)
+        first, second = rounds_of(federation, run)
+        assert (first["accepted"], first["state"]) == (1, "committed")
+        assert second["state"] == "committed"
+        np.testing.assert_array_equal(result(federation, run)["b"], 2.0)
+
+    play(tmp_path, scenario)
+
+
+def test_a_silent_client_costs_the_deadline_and_no_more(tmp_path):
+    """At the deadline a quorum commits what came, and less than a quorum abandons the round."""
+
+    async def scenario(federation, agents):
+        await agents.start("silent", Held())
+        await agents.start("fast", Adder())
+        run = await submit(federation, ZEROS, cohort={"goal": 2, "quorum": 1, "deadline_s": 0.7})
+        await federation.ended(run)
+        (only,) = rounds_of(federation, run)
+        assert (only["state"], only["accepted"]) == ("committed", 1)
+        run = await submit(federation, ZEROS, cohort={"goal": 2, "quorum": 2, "deadline_s": 0.3})
+        await until(lambda: federation.ledger.run(run)["state"] == "paused")
+        states = [(r["state"], r["accepted"]) for r in rounds_of(federation, run)]
+        assert states == [("abandoned", 1)] * 3
+        assert "quorum not reached" in federation.ledger.run(run)["reason"]
+        np.testing.assert_array_equal(result(federation, run)["b"], ZEROS["b"])
+
+    play(tmp_path, scenario)
+
+
+def test_a_lost_client_is_replaced_when_patience_ends(tmp_path):
+    """Another idle client takes the place of one that went away and did not come back."""
+
+    async def scenario(federation, agents):
+        names = ["a", "b", "c"]
+        clients = {name: Held(step=float(i + 1)) for i, name in enumerate(names)}
+        for name, client in clients.items():
+            await agents.start(name, client)
+        run = await submit(federation, ZEROS, cohort={"goal": 2, "quorum": 2, "patience_s": 0.3})
+        await until(lambda: sum(c.begun.is_set() for c in clients.values()) == 2)
+        lost, kept = [n for n in names if clients[n].begun.is_set()]
+        (spare,) = set(names) - {lost, kept}
+        await agents.stop(lost)
+        await until(clients[spare].begun.is_set)
+        for client in clients.values():
+            client.let_go.set()
+        await federation.ended(run)
+        (only,) = rounds_of(federation, run)
+        assert (only["state"], only["accepted"]) == ("committed", 2)
+        reported = {u["client"] for u in federation.ledger.accepted(run, 1)}
+        assert reported == {kept, spare}
+
+    play(tmp_path, scenario)
+
+
+def test_a_client_that_raises_is_replaced_or_left_out(tmp_path):
+    """An exception in the author's code ends that client's part and nobody else's."""
+
+    class Broken(Client):
+        def train(self, params, task):
+            raise ZeroDivisionError("no data")
+
+    class Wrong(Client):
+        def train(self, params, task):
+            return {"nonsense": np.zeros(3)}, 1, {}
+
+    async def scenario(federation, agents):
+        await agents.start("broken", Broken())
+        await agents.start("wrong", Wrong())
+        await agents.start("fine", Adder())
+        run = await submit(federation, ZEROS, cohort={"goal": 3, "quorum": 1})
+        await federation.ended(run)
+        (only,) = rounds_of(federation, run)
+        assert (only["state"], only["accepted"]) == ("committed", 1)
+        await federation.settled()
+        members = {m["client"]: m for m in federation.ledger.cohort(run, 1)}
+        assert members["broken"]["phase"] == "failed"
+        assert "ZeroDivisionError: no data" in members["broken"]["reason"]
+        assert "nonsense" in members["wrong"]["reason"]
+
+    play(tmp_path, scenario)
+
+
+def test_pause_holds_a_round_and_resume_lets_it_close(tmp_path):
+    """In a pause updates still count, but nothing closes and no deadline passes."""
+
+    async def scenario(federation, agents):
+        held = Held()
+        await agents.start("held", held)
+        run = await submit(federation, ZEROS, cohort={"goal": 1, "deadline_s": 0.6})
+        await until(held.begun.is_set)
+        await federation.server.runs.command(run, "pause")
+        assert federation.ledger.run(run)["state"] == "paused"
+        held.let_go.set()
+        await until(lambda: rounds_of(federation, run)[0]["accepted"] == 1)
+        await asyncio.sleep(0.8)  # longer than the deadline
+        assert rounds_of(federation, run)[0]["state"] == "reporting"
+        await federation.server.runs.command(run, "resume")
+        await federation.ended(run)
+        assert rounds_of(federation, run)[0]["state"] == "committed"
+        with pytest.raises(UsageError, match="finished"):
+            await federation.server.runs.command(run, "pause")
+
+    play(tmp_path, scenario)
+
+
+def test_an_operator_aborts_closes_extends_and_stops(tmp_path):
+    """Each command does what it says, and says why where it cannot."""
+
+    async def scenario(federation, agents):
+        command = federation.server.runs.command
+        held, fast = Held(), Adder()
+        await agents.start("held", held)
+        cohort = {"goal": 2, "quorum": 2, "deadline_s": 60.0}
+        run = await submit(federation, ZEROS, cohort=cohort)
+        await agents.start("fast", fast)
+        await until(held.begun.is_set)
+        await until(lambda: rounds_of(federation, run)[0]["accepted"] == 1)
+
+        before = rounds_of(federation, run)[0]["deadline_at"]
+        await command(run, "extend", 100.0)
+        after = rounds_of(federation, run)[0]["deadline_at"]
+        assert after - before == pytest.approx(100.0, abs=1.0)
+
+        await command(run, "abort", "wrong data")
+        await until(lambda: rounds_of(federation, run)[0]["state"] == "abandoned")
+        assert "wrong data" in rounds_of(federation, run)[0]["reason"]
+
+        await until(lambda: len(rounds_of(federation, run)) == 2)
+        await until(lambda: rounds_of(federation, run)[1]["accepted"] == 1)
+        await command(run, "close")
+        await federation.ended(run)
+        assert rounds_of(federation, run)[1]["state"] == "committed"
+        np.testing.assert_array_equal(result(federation, run)["b"], 1.0)
+
+        other = await submit(federation, ZEROS, rounds=100, cohort=cohort)
+        await until(lambda: len(rounds_of(federation, other)) == 1)
+        await command(other, "stop")
+        await federation.ended(other)
+        assert federation.ledger.run(other)["state"] == "stopped"
+        with pytest.raises(UsageError, match="stopped"):
+            await command(other, "resume")
+
+    play(tmp_path, scenario)
+
+
+def test_a_paused_run_stays_paused_over_a_restart(tmp_path):
+    """What an operator said outlives the server, and the open round goes on from its updates."""
+
+    async def scenario(federation, agents):
+        held, fast = Held(2.0), Adder(4.0)
+        await agents.start("held", held)
+        await agents.start("fast", fast)
+        run = await submit(federation, ZEROS, cohort={"goal": 2, "quorum": 2})
+        await until(held.begun.is_set)
+        await until(lambda: rounds_of(federation, run)[0]["accepted"] == 1)
+        await federation.server.runs.command(run, "pause")
+        port = federation.server.fleet_port
+        await federation.server.__aexit__(None, None, None)
+        toml = federation.directory / "server.toml"
+        toml.write_text(
+            toml.read_text().replace('fleet = "127.0.0.1:0"', f'fleet = "127.0.0.1:{port}"')
+        )
+        held.let_go.set()
+        await federation.start()
+        await until(lambda: rounds_of(federation, run)[0]["accepted"] == 2)
+        assert rounds_of(federation, run)[0]["state"] == "reporting"
+        assert federation.server.runs.get(run).engine.state == "paused"
+        await federation.server.runs.command(run, "resume")
+        await federation.ended(run)
+        np.testing.assert_array_equal(result(federation, run)["b"], 3.0)
+
+    play(tmp_path, scenario)
+
+
+def test_two_runs_share_a_fleet(tmp_path):
+    """A client works for one run at a time, and both runs end."""
+
+    async def scenario(federation, agents):
+        for name in ("a", "b", "c"):
+            await agents.start(name, Adder())
+        settings = {"rounds": 4, "cohort": {"goal": 2, "quorum": 2}}
+        first, second = [await submit(federation, ZEROS, **settings) for _ in range(2)]
+        await federation.ended(first)
+        await federation.ended(second)
+        for run in (first, second):
+            assert [r["accepted"] for r in rounds_of(federation, run)] == [2] * 4
+            np.testing.assert_array_equal(result(federation, run)["b"], 4.0)
+
+    play(tmp_path, scenario)
+
+
+def test_server_optimizers_and_client_rules_travel(tmp_path):
+    """FedAdam with FedProx runs over the wire: state survives between rounds, the rule arrives."""
+    seen = []
+
+    class Curious(Adder):
+        def train(self, params, task):
+            seen.append((task.rule.name, task.rule.settings(), task.settings.learning_rate))
+            return super().train(params, task)
+
+    async def scenario(federation, agents):
+        await agents.start("a", Curious())
+        run = await submit(
+            federation,
+            ZEROS,
+            rounds=3,
+            strategy={"name": "fedadam", "server_learning_rate": 0.1},
+            rule={"name": "fedprox", "mu": 0.25},
+            train={"epochs": 1, "learning_rate": 0.3, "batch_size": 8, "warmup_rounds": 2},
+            cohort={"goal": 1},
+        )
+        await federation.ended(run)
+        assert [s[:2] for s in seen] == [("fedprox", {"mu": 0.25})] * 3
+        assert [s[2] for s in seen] == pytest.approx([0.1, 0.2, 0.3])
+        mean, square, value = 0.0, 1e-6, 0.0  # Reddi et al. 2021, Algorithm 2, delta = 1
+        for _ in range(3):
+            mean = 0.9 * mean + 0.1
+            square = 0.99 * square + 0.01
+            value += 0.1 * mean / (square**0.5 + 1e-3)
+        np.testing.assert_allclose(result(federation, run)["b"], value, rtol=1e-9)
+
+    play(tmp_path, scenario)
+
+
+def test_evaluation_rides_along_and_ends_the_run(tmp_path):
+    """Each received model is evaluated before training, the last one in a round of its own."""
+
+    class Judge(Adder):
+        def evaluate(self, params, task):
+            return self.num_examples, {"value": float(params["b"][0])}
+
+    async def scenario(federation, agents):
+        await agents.start("a", Judge(1.0, 1))
+        await agents.start("b", Judge(1.0, 3))
+        run = await submit(
+            federation, ZEROS, rounds=2, evaluate=True, cohort={"goal": 2, "quorum": 2}
+        )
+        await federation.ended(run)
+        rows = rounds_of(federation, run)
+        assert [r["kind"] for r in rows] == ["train", "train", "evaluate"]
+        assert [r["evaluation"]["values"]["value"] for r in rows] == [0.0, 1.0, 2.0]
+        assert rows[-1]["evaluation"]["num_examples"] == 4
+        assert rows[0]["training"]["values"]["step"] == 1.0
+        models = federation.ledger.list_models(run)
+        assert [m["round"] for m in models] == [0, 1, 2]
+
+    play(tmp_path, scenario)
+
+
+def test_certificates_renew_themselves_and_work_goes_on(tmp_path):
+    """A certificate of a few seconds is renewed at two thirds of its life, over and over."""
+
+    async def scenario(federation, agents):
+        object.__setattr__(federation.world.config, "client_certificate_s", 6.0)
+        await agents.enrol("a")
+        store = agents.configs["a"].state_dir
+        serials = set()
+        await agents.start("a", Adder())
+        end = asyncio.get_running_loop().time() + 9.0
+        while asyncio.get_running_loop().time() < end:
+            pem = (store / "identity.pem").read_bytes()
+            serials.add(identity.peer_from_pem(pem).serial)
+            await asyncio.sleep(0.1)
+        assert len(serials) >= 2
+        peer = identity.peer_from_pem((store / "identity.pem").read_bytes())
+        assert peer.not_after > datetime.now(UTC)
+        run = await submit(federation, ZEROS, cohort={"goal": 1})
+        await federation.ended(run)
+        assert federation.ledger.run(run)["state"] == "finished"
+        assert not [r for r in federation.refusals() if r["code"] == "expired"]
+
+    play(tmp_path, scenario)
+
+
+def test_a_revoked_agent_ends_with_the_reason(tmp_path):
+    """Revocation reaches a live agent, which stops for good rather than try again."""
+
+    async def scenario(federation, agents):
+        await agents.start("a", Adder())
+        federation.ledger.revoke("a")
+        session = federation.world.fleet.get("a")
+        session.end(Refusal("revoked", "revoked by the operator"))
+        with pytest.raises(Refusal, match="revoked") as caught:
+            async with asyncio.timeout(2):
+                await agents.tasks.pop("a")
+        assert caught.value.code == "revoked"
+
+    play(tmp_path, scenario)

@@ -1,0 +1,109 @@
+"""Real agents in the test's own event loop, enrolled through the real enrolment port."""
+
+import asyncio
+import threading
+from contextlib import suppress
+from dataclasses import replace
+
+import numpy as np
+
+from fedloom.client import Agent, Client
+from fedloom.client.config import load
+from fedloom.client.enrol import enrol
+from fedloom.protocol.container import read_params, write_file
+
+PATIENCE_S = 20.0
+
+
+class Adder(Client):
+    """Adds a constant to every value; `num_examples` is its weight."""
+
+    def __init__(self, step=1.0, num_examples=1):
+        self.step = step
+        self.num_examples = num_examples
+
+    def train(self, params, task):
+        new = {name: value + np.asarray(self.step, value.dtype) for name, value in params.items()}
+        return new, self.num_examples, {"step": self.step}
+
+
+class Held(Adder):
+    """Trains only once it is let go; says when it has begun."""
+
+    def __init__(self, step=1.0, num_examples=1):
+        super().__init__(step, num_examples)
+        self.begun = threading.Event()
+        self.let_go = threading.Event()
+
+    def train(self, params, task):
+        self.begun.set()
+        while not self.let_go.wait(0.01):
+            if task.should_stop():
+                break
+        return super().train(params, task)
+
+
+class Agents:
+    """The agents of a test.
+
+    Args:
+        federation: a running `support.federation.Federation`.
+        directory: for their states.
+    """
+
+    def __init__(self, federation, directory):
+        self.federation = federation
+        self.directory = directory
+        self.configs = {}
+        self.tasks = {}
+
+    async def enrol(self, name):
+        """Enrol a client with a token, as a device does."""
+        token = self.federation.add_token(name).text()
+        path = self.directory / name / "client.toml"
+        await enrol(f"127.0.0.1:{self.federation.server.enrolment_port}", token, path)
+        self.configs[name] = replace(load(path), reconnect_s=0.2)
+
+    async def start(self, name, client):
+        """Start an agent, enrolling it first if need be, and wait until it attends."""
+        if name not in self.configs:
+            await self.enrol(name)
+        self.tasks[name] = asyncio.ensure_future(Agent(client, self.configs[name]).run())
+        fleet = self.federation.world.fleet
+        await until(lambda: fleet.get(name) is not None)
+
+    async def stop(self, *names):
+        """End agents, all of them unless named."""
+        for name in names or list(self.tasks):
+            task = self.tasks.pop(name)
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+
+async def until(condition):
+    """Wait for something that is about to happen."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def submit(federation, params, **settings):
+    """Start a run from a model in memory; returns its id."""
+    path = federation.directory / "initial.safetensors"
+    write_file(path, params)
+    digest = federation.world.models.add(path)
+    values = {
+        "name": "test",
+        "rounds": 1,
+        "evaluate": False,
+        "train": {"epochs": 1, "batch_size": 8, "learning_rate": 0.1},
+        **settings,
+    }
+    return await federation.server.runs.submit(values, digest)
+
+
+def result(federation, run):
+    """The current model of a run."""
+    row = federation.ledger.run(run)
+    return read_params(federation.world.models.path(row["model"]))
