@@ -42,7 +42,7 @@ class TorchClient(Client):
         model: the module; its state_dict names must be those of the run's model. On any device.
         train: (x, y) tensors, a map-style data set of such pairs, or a loader of one.
         loss: mean loss of a batch, of (outputs, targets).
-        evaluate: data to evaluate on, never trained on; None: evaluations report nothing.
+        evaluate: data to evaluate on, never trained on; None or empty: nothing is evaluated here.
         optimizer: called with (params, lr=…) for each task, such as `torch.optim.Adam`;
             plain gradient descent by default.
         send: which tensors to send back, by name; all by default. Tensors of bool never are: true
@@ -74,7 +74,8 @@ class TorchClient(Client):
         self.model = model
         self._loss = loss
         self._train = batches.examples(train)
-        self._evaluate = None if evaluate is None else batches.examples(evaluate)
+        held_out = None if evaluate is None else batches.examples(evaluate)
+        self._evaluate = held_out if held_out is not None and len(held_out) else None
         self._optimizer = optimizer
         state = model.state_dict()
         self._sent = {n for n, tensor in state.items() if send(n) and tensor.dtype != torch.bool}

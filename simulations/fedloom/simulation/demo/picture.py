@@ -1,0 +1,199 @@
+"""The demo's picture: how the federated model learns, above what each client holds.
+
+Colours are Okabe and Ito's, which people with any colour vision can tell apart; labels stand beside
+what they name, so that no legend has to be decoded.
+"""
+
+from pathlib import Path
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from fedloom.simulation.demo.report import Outcome
+
+_BLUE, _ORANGE, _GREY, _INK = "#0072B2", "#D55E00", "#6E6E6E", "#222222"
+_TOP = 1.02
+_MIN_GAP = 0.055
+"""Smallest distance between two labels at the right, as a fraction of the axis."""
+
+
+def draw(outcome: Outcome, path: Path) -> None:
+    """Draw an outcome as a PNG.
+
+    Args:
+        outcome: what to draw.
+        path: where to write it.
+    """
+    height = 5.2 + 0.6 + 0.36 * len(outcome.counts)
+    figure = Figure(figsize=(9.5, height), dpi=150, facecolor="white")
+    FigureCanvasAgg(figure)
+    curves, shards = figure.subplots(
+        2,
+        1,
+        gridspec_kw={
+            "height_ratios": (3.6, 0.36 * len(outcome.counts)),
+            "left": 0.085,
+            "right": 0.76,
+            "top": 1 - 0.85 / height,
+            "bottom": 0.45 / height,
+            "hspace": 0.42,
+        },
+    )
+    _draw_curves(curves, outcome)
+    _draw_shards(shards, outcome)
+    figure.savefig(path)
+
+
+def _draw_curves(axes: Axes, outcome: Outcome) -> None:
+    settings = outcome.settings
+    alone = sorted(outcome.baselines.alone.values())
+    central, median = outcome.baselines.centralised[-1], float(np.median(alone))
+    axes.axhspan(alone[0], alone[-1], color=_GREY, alpha=0.15, linewidth=0)
+    axes.axhline(median, color=_GREY, linewidth=1.2, linestyle=(0, (1, 2)))
+    _plot(axes, outcome)
+    spread = f"{alone[0]:.1%} to {alone[-1]:.1%},\nmedian {median:.1%}"
+    _name(
+        axes,
+        [
+            (central, f"centralised {central:.1%}", _ORANGE),
+            (outcome.accuracy, f"federated {outcome.accuracy:.1%}", _BLUE),
+            (median, f"each client alone\n{spread}", _GREY),
+        ],
+    )
+    _title(
+        axes,
+        f"{settings.num_clients} clients learn {settings.data} together: {outcome.accuracy:.1%}",
+        f"federated averaging, labels skewed by Dirichlet({settings.alpha:g}); accuracy on "
+        f"{outcome.num_held_out:,} held-out examples",
+    )
+    axes.set_ylim(0, _TOP)
+    axes.set_xlabel("rounds", color=_INK)
+    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    _strip(axes)
+    _draw_detail(axes, outcome)
+
+
+def _plot(axes: Axes, outcome: Outcome) -> None:
+    """Draw both curves; the centralised one after as many passes over the data."""
+    centralised = (outcome.federated[0], *outcome.baselines.centralised)
+    axes.plot(centralised, color=_ORANGE, linewidth=1.5, linestyle=(0, (4, 2)))
+    axes.plot(outcome.federated, color=_BLUE, linewidth=2.2, marker="o", markersize=3.5)
+    axes.set_xlim(0, len(outcome.federated) - 0.8)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+    axes.grid(axis="y", color="#E6E6E6", linewidth=0.8)
+
+
+def _draw_detail(axes: Axes, outcome: Outcome) -> None:
+    """Enlarge where the curves end, which percents from 0 to 100 cannot show."""
+    floor = np.floor(20 * min(outcome.accuracy, outcome.baselines.centralised[-1]) - 0.5) / 20
+    ground = Rectangle(
+        (0.32, 0.02), 0.68, 0.47, transform=axes.transAxes, color="white", zorder=1.9
+    )
+    axes.add_patch(ground)
+    detail = axes.inset_axes((0.4, 0.1, 0.57, 0.33))
+    _plot(detail, outcome)
+    detail.set_ylim(floor, 1)
+    detail.set_title("the same, enlarged", fontsize=9, color=_GREY, loc="left")
+    detail.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    detail.yaxis.set_major_locator(MaxNLocator(5))
+    _strip(detail)
+    detail.tick_params(labelsize=8.5)
+
+
+def _draw_shards(axes: Axes, outcome: Outcome) -> None:
+    clients = list(outcome.counts)
+    counts = np.array([outcome.counts[client] for client in clients])
+    colors = colormaps["Set3" if counts.shape[1] <= 12 else "tab20"](range(counts.shape[1]))
+    starts = np.cumsum(counts, axis=1) - counts
+    widest = counts.sum(axis=1).max()
+    for label in range(counts.shape[1]):
+        axes.barh(
+            clients,
+            counts[:, label],
+            left=starts[:, label],
+            height=0.74,
+            color=colors[label],
+            edgecolor="white",
+            linewidth=0.8,
+        )
+        for row, (start, count) in enumerate(zip(starts[:, label], counts[:, label], strict=True)):
+            if count > 0.025 * widest:
+                axes.text(
+                    start + count / 2,
+                    row,
+                    str(label),
+                    ha="center",
+                    va="center",
+                    fontsize=8,
+                    color=_INK,
+                )
+    for row, client in enumerate(clients):
+        total, alone = counts[row].sum(), outcome.baselines.alone[client]
+        text = f"{total:,} examples, alone {alone:.1%}"
+        axes.annotate(
+            text,
+            (1.02, row),
+            xycoords=("axes fraction", "data"),
+            va="center",
+            fontsize=9,
+            color=_GREY,
+        )
+    _title(axes, "What each client holds", "training examples by label")
+    axes.invert_yaxis()
+    axes.set_xlim(0, widest)
+    axes.tick_params(axis="y", length=0)
+    _strip(axes)
+    axes.spines["left"].set_visible(False)
+
+
+def _name(axes: Axes, labels: list[tuple[float, str, str]]) -> None:
+    """Write labels at the right end of what they name, moved apart where they would touch."""
+    ceiling = _TOP
+    for height, text, color in sorted(labels, reverse=True):
+        position = min(height, ceiling)
+        axes.annotate(
+            text,
+            (1.02, position),
+            xycoords=("axes fraction", "data"),
+            va="center",
+            fontsize=10.5,
+            color=color,
+            fontweight="bold",
+        )
+        ceiling = position - _MIN_GAP * (1 + text.count("\n"))
+
+
+def _title(axes: Axes, title: str, subtitle: str) -> None:
+    axes.annotate(
+        title,
+        (0, 1),
+        xytext=(0, 22),
+        xycoords="axes fraction",
+        textcoords="offset points",
+        fontsize=13,
+        fontweight="bold",
+        color=_INK,
+    )
+    axes.annotate(
+        subtitle,
+        (0, 1),
+        xytext=(0, 7),
+        xycoords="axes fraction",
+        textcoords="offset points",
+        fontsize=9.5,
+        color=_GREY,
+    )
+
+
+def _strip(axes: Axes) -> None:
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    for side in ("left", "bottom"):
+        axes.spines[side].set_color("#B0B0B0")
+    axes.tick_params(colors=_INK, labelsize=9.5)
+    axes.set_axisbelow(True)

@@ -1,0 +1,162 @@
+"""The live display of a run: what `fedloom run status --json` says, drawn for a terminal.
+
+Pure: a status goes in, something that rich can print comes out; who polls and refreshes is
+elsewhere. It reads only fields of the HTTP API's RunDetail (fedloom.server.routes.views).
+
+Legend: a curve's point (n, loss, accuracy) is of the model after n training rounds, which clients
+evaluate at the start of the next round.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from rich.columns import Columns
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+_WIDTH, _BAR_WIDTH = 78, 44
+_BARS = "▁▂▃▄▅▆▇█"
+_PHASES = {
+    "offered": ("…", "yellow"),
+    "training": ("▶", "cyan"),
+    "reported": ("✔", "green"),
+    "declined": ("–", "yellow"),
+    "failed": ("✘", "red"),
+    "refused": ("✘", "red"),
+    "lost": ("?", "red"),
+}
+_STATES = {"finished": "green", "stopped": "yellow", "failed": "red", "paused": "yellow"}
+
+
+class Point(NamedTuple):
+    """How good the model was after some rounds.
+
+    Attributes:
+        rounds: training rounds behind it.
+        loss: mean over all clients' examples, or None.
+        accuracy: likewise.
+    """
+
+    rounds: int
+    loss: float | None
+    accuracy: float | None
+
+
+def curve(status: Mapping[str, Any]) -> list[Point]:
+    """The evaluations of a run's models, oldest first.
+
+    Args:
+        status: a RunDetail.
+    """
+    points: dict[int, Point] = {}
+    trained = 0
+    for row in status["rounds"]:
+        if values := (row["evaluation"] or {}).get("values"):
+            points[trained] = Point(trained, _finite(values, "loss"), _finite(values, "accuracy"))
+        trained += row["kind"] == "train" and row["state"] == "committed"
+    return [points[rounds] for rounds in sorted(points)]
+
+
+def render(status: Mapping[str, Any], *, elapsed_s: float) -> RenderableType:
+    """Draw where a run stands.
+
+    Args:
+        status: a RunDetail.
+        elapsed_s: since the run was submitted.
+    """
+    color = _STATES.get(status["state"], "cyan")
+    body = [_progress(status), Text(), _round(status["live"])]
+    if status["reason"]:
+        body.append(Text(status["reason"], style=color))
+    return Panel(
+        Group(*body),
+        title=Text(f" {status['name']} ", style="bold"),
+        subtitle=Text.assemble((f" {status['state']}", color), f" · {elapsed_s:.0f} s "),
+        border_style=color,
+        padding=(1, 2),
+        width=_WIDTH,
+    )
+
+
+def sparkline(values: Sequence[float], width: int = _BAR_WIDTH) -> str:
+    """The last values as bars between 0 and 1.
+
+    >>> sparkline([0.1, 0.5, 1.0])
+    '▁▅█'
+    """
+    last = values[-width:]
+    return "".join(_BARS[min(int(max(v, 0.0) * len(_BARS)), len(_BARS) - 1)] for v in last)
+
+
+def _finite(values: Mapping[str, float], name: str) -> float | None:
+    """What a client measured, unless its model diverged."""
+    value = values.get(name)
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _progress(status: Mapping[str, Any]) -> RenderableType:
+    done, total = status["rounds_committed"], status["rounds_total"]
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(width=8, style="dim")
+    grid.add_column(width=_BAR_WIDTH)
+    grid.add_column(justify="right", style="bold")
+    bar = ProgressBar(
+        max(total, 1), done, width=_BAR_WIDTH, complete_style="cyan", finished_style="green"
+    )
+    grid.add_row("rounds", bar, f"{done} of {total}")
+    points = curve(status)
+    accuracies = [point.accuracy for point in points if point.accuracy is not None]
+    losses = [point.loss for point in points if point.loss is not None]
+    highest = max(losses, default=0.0) or 1.0
+    grid.add_row(
+        "accuracy",
+        Text(sparkline(accuracies), style="green"),
+        f"{accuracies[-1]:.1%}" if accuracies else "–",
+    )
+    grid.add_row(
+        "loss",
+        Text(sparkline([loss / highest for loss in losses]), style="yellow"),
+        f"{losses[-1]:.3f}" if losses else "–",
+    )
+    return grid
+
+
+def _round(live: Mapping[str, Any] | None) -> RenderableType:
+    if live is None:
+        return Text()
+    if not (round_ := live.get("round")):
+        return Text(f"{live['clients_available']} clients available", style="dim")
+    phases: Mapping[str, str] = round_["members"]
+    left = round_["deadline_left_s"]
+    head = Text.assemble(
+        ("round ", "dim"),
+        (f"{round_['number']}", "bold"),
+        f" · {round_['kind']} · {'paused' if round_['paused'] else round_['state']} · ",
+        (f"{Counter(phases.values())['reported']} of {round_['goal']} reported", "bold"),
+        (f" · {left:.0f} s left" if left is not None else "", "dim"),
+    )
+    members = [_member(name, phases[name]) for name in sorted(phases, key=_natural)]
+    return Group(head, Columns(members, padding=(0, 1)), _tally(phases))
+
+
+def _member(name: str, phase: str) -> Text:
+    mark, color = _PHASES.get(phase, ("·", "white"))
+    return Text(f"{mark} {name}", style=color)
+
+
+def _tally(phases: Mapping[str, str]) -> Text:
+    counts = Counter(phases.values())
+    known = [phase for phase in _PHASES if counts[phase]]
+    parts = (Text(f"{counts[phase]} {phase}", style=_PHASES[phase][1]) for phase in known)
+    return Text(" · ", style="dim").join(parts)
+
+
+def _natural(name: str) -> tuple[str, int]:
+    """Order site-2 before site-10."""
+    stem = name.rstrip("0123456789")
+    return stem, int(name[len(stem) :] or 0)

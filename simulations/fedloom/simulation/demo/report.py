@@ -1,0 +1,104 @@
+"""What the demo ends with: a picture of the learning curve, and the same in a few lines of text."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from fedloom.simulation.demo.baselines import Baselines
+from fedloom.simulation.demo.settings import DemoSettings
+from fedloom.simulation.demo.shards import Federation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a demo measured.
+
+    Attributes:
+        settings: what was run.
+        counts: training examples of each class, by client.
+        num_held_out: examples that accuracies are measured on.
+        federated: accuracy after 0, 1, … rounds; NaN where nobody evaluated.
+        baselines: centralised, and each client alone.
+        federated_s: seconds from submitting the run to its end.
+    """
+
+    settings: DemoSettings
+    counts: dict[str, tuple[int, ...]]
+    num_held_out: int
+    federated: tuple[float, ...]
+    baselines: Baselines
+    federated_s: float
+
+    @property
+    def accuracy(self) -> float:
+        """Of the federated model at the end."""
+        return self.federated[-1]
+
+    @property
+    def difference(self) -> float:
+        """By how much centralised training is better, in accuracy."""
+        return self.baselines.centralised[-1] - self.accuracy
+
+
+def label_counts(federation: Federation) -> dict[str, tuple[int, ...]]:
+    """How many training examples of each class each client holds."""
+    num_classes = federation.train.num_classes
+    return {
+        shard.client: tuple(np.bincount(shard.train.y, minlength=num_classes).tolist())
+        for shard in federation.shards
+    }
+
+
+def holdings(counts: dict[str, tuple[int, ...]]) -> RenderableType:
+    """A table of what each client holds: examples of each class."""
+    table = Table(
+        title="Training examples by label", title_justify="left", box=None, pad_edge=False
+    )
+    table.add_column("client")
+    num_classes = len(next(iter(counts.values())))
+    for label in range(num_classes):
+        table.add_column(str(label), justify="right", style="cyan")
+    table.add_column("all", justify="right", style="bold")
+    for client, row in counts.items():
+        shown = (Text("·", style="dim") if not n else Text(str(n)) for n in row)
+        table.add_row(client, *shown, str(sum(row)))
+    totals = np.sum(list(counts.values()), axis=0).tolist()
+    table.add_section()
+    table.add_row("all", *map(str, totals), str(sum(totals)), style="dim")
+    return table
+
+
+def summary(outcome: Outcome) -> RenderableType:
+    """The report's text: federated beside centralised and beside each client alone."""
+    settings, baselines = outcome.settings, outcome.baselines
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(style="dim")
+    table.add_column(justify="right")
+    table.add_column()
+    table.add_row(
+        "federated",
+        Text(f"{outcome.accuracy:.2%}", style="bold green"),
+        f"{settings.rounds} rounds of {_epochs(settings)} in {outcome.federated_s:.0f} s",
+    )
+    table.add_row(
+        "centralised",
+        f"{baselines.centralised[-1]:.2%}",
+        f"all examples in one place: {_points(outcome.difference)} the federated model",
+    )
+    for client, accuracy in baselines.alone.items():
+        counts = outcome.counts[client]
+        held = f"{sum(counts)} examples of {sum(map(bool, counts))} labels"
+        table.add_row(f"{client} alone", f"{accuracy:.2%}", Text(held, style="dim"))
+    return Group(Text(f"Accuracy on {outcome.num_held_out} held-out examples", "bold"), table)
+
+
+def _epochs(settings: DemoSettings) -> str:
+    return "1 local epoch" if settings.epochs == 1 else f"{settings.epochs} local epochs"
+
+
+def _points(difference: float) -> str:
+    above = "above" if difference >= 0 else "below"
+    return f"{abs(difference) * 100:.2f} points {above}"

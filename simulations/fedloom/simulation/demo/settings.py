@@ -1,0 +1,52 @@
+"""What a demo trains, on what, and for how long.
+
+The defaults were chosen by `benchmarks/demo_settings.py`, which repeats them over seeds.
+"""
+
+from dataclasses import dataclass
+
+from fedloom.protocol.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoSettings:
+    """One experiment.
+
+    Attributes:
+        data: what it is called in the report.
+        num_clients: how many processes take part.
+        alpha: Dirichlet concentration of the labels over the clients; small is very skewed.
+        min_size: fewest training examples on a client.
+        held_out: fraction held out of data that comes in one piece.
+        rounds: of federated averaging.
+        epochs: passes over its own examples that a client makes in a round.
+        batch_size: examples in a step.
+        learning_rate: of plain gradient descent.
+        seed: of the split, the shards, the initial weights and the order of the examples.
+    """
+
+    data: str
+    num_clients: int = 8
+    alpha: float = 0.5
+    min_size: int = 20
+    held_out: float = 0.2
+    rounds: int
+    epochs: int
+    batch_size: int
+    learning_rate: float
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("num_clients", "rounds", "epochs", "batch_size"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"Expected {name} >= 1, got {getattr(self, name)}.")
+        if not self.learning_rate > 0:
+            raise UsageError(f"Expected learning_rate > 0, got {self.learning_rate}.")
+
+
+DIGITS = DemoSettings(
+    data="handwritten digits", rounds=25, epochs=2, batch_size=16, learning_rate=0.2
+)
+MNIST = DemoSettings(
+    data="MNIST", min_size=500, rounds=10, epochs=1, batch_size=32, learning_rate=0.1
+)
