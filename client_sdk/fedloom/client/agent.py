@@ -9,6 +9,7 @@ that a restarted server is not met by everybody at once.
 import asyncio
 import logging
 import random
+import signal
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -376,7 +377,9 @@ async def _in_thread(call: Callable[[], T], task: Task) -> T:
 
 
 def run(client: Client, config: str | Path = "client.toml") -> None:
-    """Attend the server and do its tasks until the process is stopped.
+    """Attend the server and do its tasks until SIGTERM or SIGINT.
+
+    Where nothing has set up logging, what happens is logged to standard error.
 
     Args:
         client: your code.
@@ -386,9 +389,16 @@ def run(client: Client, config: str | Path = "client.toml") -> None:
         FedloomError: the settings are wrong, or the server will not have this client.
     """
     settings = load(Path(config))
+    if not logging.getLogger().handlers:
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)-7s %(message)s")
 
     async def main() -> None:
-        await Agent(client, settings).run()
+        running = asyncio.ensure_future(Agent(client, settings).run())
+        for number in (signal.SIGTERM, signal.SIGINT):
+            with suppress(NotImplementedError, RuntimeError):  # not there, or not the main thread
+                asyncio.get_running_loop().add_signal_handler(number, running.cancel)
+        with suppress(asyncio.CancelledError):
+            await running
+        log.info("stopped")
 
-    with suppress(KeyboardInterrupt):
-        asyncio.run(main())
+    asyncio.run(main())

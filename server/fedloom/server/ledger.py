@@ -371,11 +371,13 @@ class Ledger:
                 .values(deadline_at=deadline_at)
             )
 
+    def open_rounds(self) -> list[dict[str, Any]]:
+        """The rounds of all runs that are neither committed nor abandoned."""
+        return self._rows(sa.select(rounds).where(rounds.c.state.in_([REPORTING, CLOSING])))
+
     def open_round_of(self, run: str) -> Row | None:
-        """The round of a run that is neither committed nor abandoned, if any."""
-        return self._row(
-            sa.select(rounds).where(rounds.c.run == run, rounds.c.state.in_([REPORTING, CLOSING]))
-        )
+        """The open round of a run, if any."""
+        return next((row for row in self.open_rounds() if row["run"] == run), None)
 
     def list_rounds(self, run: str) -> list[dict[str, Any]]:
         """A run's rounds in order, each with its number of accepted updates."""

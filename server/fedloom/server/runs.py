@@ -253,6 +253,8 @@ class Runs:
     async def start(self) -> None:
         """Go on with every run that was active."""
         world = self._world
+        rounds = await world.in_ledger(world.ledger.open_rounds)
+        world.spool.sweep([(row["run"], row["number"]) for row in rounds])
         for row in await world.in_ledger(world.ledger.list_runs, ACTIVE):
             try:
                 await self._drive(row)

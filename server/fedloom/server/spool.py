@@ -11,6 +11,7 @@ the checker, and only a whole body with the right checksum is accepted.
 
 import os
 from collections import deque
+from collections.abc import Collection
 from pathlib import Path
 
 from fedloom.protocol.errors import IntegrityError
@@ -143,6 +144,13 @@ class Spool:
         except FileNotFoundError:
             return
         self._free.append(free)
+
+    def sweep(self, open_rounds: Collection[tuple[str, int]]) -> None:
+        """Release what a killed server left of rounds that are over."""
+        kept = tuple(f"{run}.{number}." for run, number in open_rounds)
+        for path in sorted(self._directory.iterdir()):
+            if not path.name.startswith(("free-", *kept)):
+                self.release(path.name)
 
     def release_round(self, run: str, number: int) -> None:
         """Nothing of this round is needed any more: accepted, cut or refused."""
