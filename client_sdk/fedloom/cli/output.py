@@ -1,6 +1,7 @@
 """What commands print: one JSON document for machines, or text and tables for people."""
 
 import json
+import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -9,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
     from rich.table import Table
 
 JSON = "fedloom.json"
 """Key in a click context's meta: does the caller want JSON?"""
 
-_STEPS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"))
+PROSE_WIDTH = 24
+"""Columns that a sentence needs at least."""
 
 
 def wants_json() -> bool:
@@ -43,15 +45,21 @@ def console(*, stderr: bool = False) -> "Console":
 def make_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> "Table":
     """Make a table. A `>` before a column's name aligns it right, a `~` lets it wrap."""
     from rich.table import Table  # noqa: PLC0415 - as above
+    from rich.text import Text  # noqa: PLC0415
 
+    cells = [[Text.from_markup(cell) for cell in row] for row in rows]
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
-    for column in columns:
+    for i, column in enumerate(columns):
+        prose, title = column.startswith("~"), column.lstrip(">~")
+        widest = max((row[i].cell_len for row in cells), default=0)
         table.add_column(
-            column.lstrip(">~"),
+            title,
             justify="right" if column.startswith(">") else "left",
-            no_wrap=not column.startswith("~"),
+            no_wrap=not prose,
+            # Half a name is no use: a narrow terminal wraps lines instead of cutting cells.
+            min_width=PROSE_WIDTH if prose else max(widest, len(title)),
         )
-    for row in rows:
+    for row in cells:
         table.add_row(*row)
     return table
 
@@ -59,9 +67,21 @@ def make_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> "Table"
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], empty: str) -> None:
     """Print a table, or, where there are no rows, what to do about it."""
     if rows:
-        console().print(make_table(columns, rows))
+        show(make_table(columns, rows))
     else:
         click.echo(empty)
+
+
+def show(what: "RenderableType") -> None:
+    """Print something of rich's, without the blanks that it pads lines with."""
+    from rich.measure import Measurement  # noqa: PLC0415 - as above
+
+    out = console()
+    wide = out.options.update(width=10_000)
+    out.width = max(out.width, Measurement.get(out, wide, what).minimum)
+    with out.capture() as captured:
+        out.print(what)
+    click.echo(re.sub(r" +$", "", captured.get(), flags=re.MULTILINE), nl=False, color=True)
 
 
 def escape(text: str) -> str:

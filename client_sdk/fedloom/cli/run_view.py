@@ -30,7 +30,7 @@ def watch(control: Control, run: str, *, quiet: bool) -> dict[str, Any]:
     if quiet or not console.is_terminal:
         found = _follow(control, found)
         if not quiet:
-            console.print(render(found, rows=ROWS))
+            output.show(render(found, rows=ROWS))
         return found
     with Live(render(found, rows=ROWS), console=console, auto_refresh=False) as live:
         while found["state"] in ACTIVE:
@@ -99,7 +99,7 @@ def _open_round(live: dict[str, Any], found: dict[str, Any]) -> RenderableType:
         return Text(f"no round is open · {live['clients_available']} clients idle", style="dim")
     line = Text(f"round {now['number']} ({now['kind']}) ", style="cyan")
     if now["state"] == "selecting":
-        waiting = f"waits for {now['goal']} clients, {now['available']} are here"
+        waiting = f"waits for {now['goal']} clients ({now['available']} here)"
         return line.append(waiting, style="yellow" if found["state"] == "running" else "dim")
     line.append(f"{now['state']} · {now['accepted']} of {now['goal']} updates", style="default")
     phases = ", ".join(f"{n} {phase}" for phase, n in now["clients"].items() if n)

@@ -132,9 +132,9 @@ def status(run: str | None, watch: bool, everything: bool, directory: Path) -> N
     found = control.get("runs", run)
 
     def show() -> None:
-        from fedloom.cli.run_view import render  # noqa: PLC0415 - it imports rich
+        from fedloom.cli.run_view import ROWS, render  # noqa: PLC0415 - it imports rich
 
-        output.console().print(render(found, rows=None if everything else 15))
+        output.show(render(found, rows=None if everything else ROWS))
 
     output.emit(found, show)
 

@@ -6,7 +6,7 @@ it, so a restarted server, or a simulator, goes on with the very same run.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 from fedloom.protocol.errors import UsageError
@@ -99,11 +99,11 @@ class RunSpec:
 
     def local_training(self) -> LocalTraining:
         """What clients are told to do in a round."""
-        return LocalTraining(**self.train)
+        return LocalTraining(**_settings(LocalTraining, self.train, "train"))
 
     def round_config(self) -> RoundConfig:
         """The knobs of a round."""
-        return RoundConfig(**self.cohort)
+        return RoundConfig(**_settings(RoundConfig, self.cohort, "cohort"))
 
     def run_config(self) -> RunConfig:
         """The knobs of the run."""
@@ -135,6 +135,19 @@ class RunSpec:
         """What `parse` makes this from."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {n: dict(v) if isinstance(v, Mapping) else v for n, v in values.items()}
+
+
+def _settings(kind: type[Any], values: Mapping[str, Any], table: str) -> Mapping[str, Any]:
+    """The settings of a table, if the dataclass that they are for can be built from them."""
+    known = {field.name: field for field in fields(kind)}
+    if unknown := sorted(set(values) - set(known)):
+        raise UsageError(
+            f"Expected settings of [{table}] of {', '.join(known)}, got {', '.join(unknown)}."
+        )
+    needed = {name for name, field in known.items() if field.default is MISSING}
+    if missing := sorted(needed - set(values)):
+        raise UsageError(f"Expected {table}.{missing[0]} to be set, got none.")
+    return values
 
 
 def _named(values: Mapping[str, Any], what: str) -> tuple[str, dict[str, Any]]:

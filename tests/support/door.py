@@ -1,0 +1,147 @@
+"""The HTTP API over real storage on a real Unix socket, without a fleet: an operator's server."""
+
+import asyncio
+import http.client
+import json
+import socket
+import threading
+from contextlib import suppress
+from datetime import UTC, datetime
+
+import numpy as np
+
+from fedloom.protocol.container import write_params
+from fedloom.server import api, config
+from fedloom.server.config import ServerConfig
+from fedloom.server.ledger import Ledger
+from fedloom.server.models import ModelStore
+from fedloom.server.pki import Authority
+from fedloom.server.runs import Runs
+from fedloom.server.spool import Spool
+from fedloom.server.world import World
+
+SPEC = {"name": "digits", "cohort": {"goal": 2}, "train": {"epochs": 1, "learning_rate": 0.1}}
+
+PATIENCE_S = 10.0
+"""Longest wait for anything; only a test that fails waits so long."""
+
+
+def write_model(path, size=4, value=0.0):
+    """Write a small model and return its path."""
+    with path.open("wb") as file:
+        write_params(file, {"w": np.full(size, value, np.float32)}, {})
+    return path
+
+
+class _Connection(http.client.HTTPConnection):
+    def __init__(self, path):
+        super().__init__("localhost", timeout=PATIENCE_S)
+        self._path = str(path)
+
+    def connect(self):
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
+class Door:
+    """A server's API, served by a thread of its own while the context is open."""
+
+    def __init__(self, directory, *, plaintext=False, **settings):
+        self.directory = directory
+        directory.mkdir(exist_ok=True)
+        settings = ServerConfig(federation="demo", **settings)
+        config.write(directory, settings)
+        self.authority = (
+            None if plaintext else Authority.create(directory / "pki", "demo", datetime.now(UTC))
+        )
+        self.world = World(
+            config=settings,
+            ledger=Ledger.in_directory(directory),
+            models=ModelStore(directory / "models"),
+            spool=Spool(directory / "spool"),
+        )
+        self.runs = Runs(self.world)
+        self._loop = None
+        self._stopping = None
+        self._up = threading.Event()
+        self._error = None
+        self._thread = threading.Thread(target=self._main)
+
+    def __enter__(self):
+        self._thread.start()
+        assert self._up.wait(PATIENCE_S)
+        if self._error is not None:
+            raise self._error
+        return self
+
+    def __exit__(self, *_):
+        self._loop.call_soon_threadsafe(self._stopping.set)
+        self._thread.join(PATIENCE_S)
+        assert not self._thread.is_alive()
+
+    def _main(self):
+        asyncio.run(self._serve())
+
+    async def _serve(self):
+        self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
+        app = api.create_app(self.world, self.runs, self.authority, enrolment="127.0.0.1:1")
+        try:
+            async with api.listening(self.directory / "control.sock") as listener:
+                serving = asyncio.ensure_future(api.serve(app, listener))
+                self._up.set()
+                await self._stopping.wait()
+                serving.cancel()
+                with suppress(asyncio.CancelledError):
+                    await serving
+        except Exception as error:
+            self._error = error
+            raise
+        finally:
+            await self.runs.stop()
+            self.world.close()
+            self._up.set()
+
+    def call(self, function, *args):
+        """Call a function in the server's event loop and return what it returns."""
+
+        async def calling():
+            return function(*args)
+
+        return asyncio.run_coroutine_threadsafe(calling(), self._loop).result(PATIENCE_S)
+
+    def connect(self):
+        """A raw connection to the socket."""
+        connection = _Connection(self.directory / "control.sock")
+        connection.connect()
+        return connection
+
+    def ask(self, method, path, document=None, *, body=None, headers=None):
+        """Send a request; return the status and the JSON document that answers it."""
+        connection = self.connect()
+        try:
+            headers = dict(headers or {})
+            if document is not None:
+                body, headers["Content-Type"] = json.dumps(document).encode(), "application/json"
+            connection.request(method, f"/v1{path}", body, headers)
+            response = connection.getresponse()
+            return response.status, json.loads(response.read())
+        finally:
+            connection.close()
+
+    def put_model(self, path):
+        """Upload a model file and return its digest."""
+        status, stored = self.ask("PUT", "/models", body=path.read_bytes())
+        assert status == 201, stored
+        return stored["digest"]
+
+    def submit(self, tmp_path, **settings):
+        """Start a run that waits for clients, and return its id."""
+        digest = self.put_model(write_model(tmp_path / "submitted.safetensors"))
+        status, run = self.ask("POST", "/runs", {"spec": SPEC | settings, "model": digest})
+        assert status == 201, run
+        return run["id"]
+
+    def temporaries(self):
+        """Files in the model store that are no models."""
+        return [p for p in (self.directory / "models").iterdir() if p.suffix != ".safetensors"]
