@@ -33,8 +33,8 @@ from fedloom.server import config as server_config
 from fedloom.server.ledger import Ledger
 from fedloom.server.models import ModelStore
 from fedloom.server.pki import Authority
-from fedloom.server.round_shell import task_seed
 from fedloom.server.spec import parse
+from fedloom.server.tasks import task_seed
 from fedloom.strategies import DELTA, Full, Partial, weight_units
 from fedloom.strategies.algebra import TensorSpec
 
@@ -225,7 +225,7 @@ class CrashTest:
         self.server.start(self.rng, armed)
 
     async def enrol_all(self):
-        while not self.ready.exists():  # noqa: ASYNC110 - another process makes it
+        while not self.ready.exists():
             await asyncio.sleep(0.02)
         for client, token in enumerate(self.tokens):
             config = self.directory / f"c{client}" / "client.toml"

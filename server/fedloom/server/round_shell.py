@@ -10,20 +10,16 @@ of exactly the updates that the ledger held when the round left `reporting`.
 """
 
 import asyncio
-import json
 import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from hashlib import blake2b
 from typing import Any
 
 from fedloom.protocol.errors import Code, FedloomError, Refusal
 from fedloom.protocol.faults import crossing
-from fedloom.protocol.manifest import Manifest
-from fedloom.protocol.updates import Limits, PlannedPart, check_header
+from fedloom.protocol.updates import PlannedPart, check_header
 from fedloom.protocol.v1 import fleet_pb2
-from fedloom.server import fold
 from fedloom.server.engine import (
     Abandon,
     Abort,
@@ -52,35 +48,12 @@ from fedloom.server.engine import (
 )
 from fedloom.server.fleet import Listener
 from fedloom.server.ledger import AcceptedUpdate, Row, check_same
-from fedloom.server.spec import RunSpec
+from fedloom.server.round_sum import RoundSum
+from fedloom.server.tasks import RoundPlan, task_key, task_of, task_seed
 from fedloom.server.world import World
-from fedloom.strategies import State, metrics, state_from_arrays, state_to_arrays
+from fedloom.strategies import weighted_mean
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoundPlan:
-    """What a round is, before anything happens in it.
-
-    Attributes:
-        run: id.
-        number: from 1, rising with every round opened.
-        kind: training or evaluation.
-        trained: training rounds committed before this one.
-        model: digest of the model that it starts from.
-        strategy_state: the ledger's note of the strategy's state, or None at the start.
-    """
-
-    run: str
-    number: int
-    kind: RoundKind
-    trained: int
-    spec: RunSpec
-    model: str
-    strategy_state: str | None
-    manifest: Manifest
-    limits: Limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,14 +87,14 @@ class RoundShell:
         self._world = world
         self._owner = owner
         self._ended = ended
-        self._key = (plan.run, plan.number)
+        self._key = plan.key
+        self._task = task_of(plan)
+        self._sum = RoundSum(plan, world)
         self._timer: asyncio.TimerHandle | None = None
         self._effects: asyncio.Queue[RoundEffect] = asyncio.Queue()
         self._worker: asyncio.Task[None] | None = None
-        self._folds: set[asyncio.Task[None]] = set()
-        self._fold_error: Exception | None = None
+        self._storing: set[asyncio.Task[None]] = set()
         self._stored = False  # the ledger has a row of this round
-        self._folder = fold.Folder(self._empty(), set())
         self.engine: Round
 
     # ---- life --------------------------------------------------------------------------------
@@ -156,9 +129,7 @@ class RoundShell:
             paused=paused,
         )
         self._stored = True
-        self._folder = await world.in_fold(fold.restore, self._checkpoint, self._empty)
-        for update in accepted:
-            self._fold_soon(update)
+        await self._sum.restore(accepted)
         self._start()
 
     def _start(self) -> None:
@@ -169,10 +140,12 @@ class RoundShell:
         """Leave the round as it is; a later start goes on with it."""
         if self._timer is not None:
             self._timer.cancel()
-        for task in (self._worker, *self._folds):
-            if task is not None:
-                task.cancel()
-                await asyncio.wait([task])
+        if self._worker is not None:
+            self._worker.cancel()
+            await asyncio.wait([self._worker])
+        if self._storing:
+            await asyncio.wait(self._storing)
+        await self._sum.stop()
 
     # ---- events ------------------------------------------------------------------------------
 
@@ -242,8 +215,8 @@ class RoundShell:
 
     def _later(self, call: Callable[..., Any], *args: Any) -> None:
         task = asyncio.ensure_future(self._world.in_ledger(call, *args))
-        self._folds.add(task)
-        task.add_done_callback(self._folds.discard)
+        self._storing.add(task)
+        task.add_done_callback(self._storing.discard)
 
     # ---- uploads -----------------------------------------------------------------------------
 
@@ -294,7 +267,7 @@ class RoundShell:
         first = await world.in_ledger(world.ledger.accept, update, self.plan.spec.capacity)
         crossing("accept.after")
         if first:
-            self._fold_soon({"client": update.client, "file": update.file})
+            self._sum.add(update.client, update.file)
             self.feed(UpdateAccepted(update.client))
             world.fleet.free(update.client, self._key)
         return first
@@ -310,42 +283,6 @@ class RoundShell:
         if known is not None:
             check_same(known["identity"], identity)
         return known is not None
-
-    # ---- folding -----------------------------------------------------------------------------
-
-    @property
-    def _checkpoint(self) -> Any:
-        return self._world.spool.path(f"{self.plan.run}.{self.plan.number}..sum")
-
-    def _empty(self) -> Any:
-        spec = self.plan.spec
-        return fold.empty_partial(
-            self.plan.manifest, tuple(self.plan.limits.groups), spec.exponent()
-        )
-
-    def _fold_soon(self, update: Row) -> None:
-        task = asyncio.ensure_future(self._fold(update["client"], update["file"]))
-        self._folds.add(task)
-        task.add_done_callback(self._folds.discard)
-
-    async def _fold(self, client: str, file: str) -> None:
-        world = self._world
-        try:
-            done = await world.in_fold(self._fold_in_thread, client, file)
-        except Exception as error:
-            log.exception("round %d: the update of %s does not fold", self.plan.number, client)
-            self._fold_error = error
-            return
-        for name in done:
-            world.spool.release(name)
-
-    def _fold_in_thread(self, client: str, file: str) -> list[str]:
-        if not file or client in self._folder.folded:
-            return []
-        spool = self._world.spool
-        due = self._folder.fold(client, spool.path(file), spool.header(file))
-        crossing("fold.after")
-        return self._folder.save(self._checkpoint) if due else []
 
     # ---- effects -----------------------------------------------------------------------------
 
@@ -375,7 +312,7 @@ class RoundShell:
                 await world.in_ledger(world.ledger.recruit, *self._key, client)
             case Offer(client):
                 if self.engine.state is RoundState.REPORTING:
-                    world.fleet.send(client, fleet_pb2.ServerMessage(offer=self.task(client)))
+                    world.fleet.send(client, self._offer(client))
                     crossing("offer.sent")
             case Close():
                 return await self._close()
@@ -385,7 +322,7 @@ class RoundShell:
 
     def _withdraw(self, client: str, reason: str) -> None:
         message = fleet_pb2.ServerMessage(
-            withdraw=fleet_pb2.Withdraw(task=self._task_key(), reason=reason)
+            withdraw=fleet_pb2.Withdraw(task=task_key(self.plan), reason=reason)
         )
         self._world.fleet.send(client, message)
         self._world.fleet.free(client, self._key)
@@ -394,14 +331,7 @@ class RoundShell:
         world = self._world
         updates = await world.in_ledger(world.ledger.close_round, *self._key)
         crossing("round.closing")
-        for update in updates:
-            if update["client"] not in self._folder.folded:
-                self._fold_soon(update)
-        while self._folds:
-            await asyncio.wait(self._folds)
-        if self._fold_error is not None:
-            raise self._fold_error
-        model, state, size = await world.in_fold(self._finish_sum, updates)
+        model, state, size = await self._sum.finish(updates)
         result = {
             "model_out": model,
             "strategy_state": state,
@@ -412,39 +342,12 @@ class RoundShell:
         await world.in_ledger(world.ledger.commit_round, *self._key, result, size)
         crossing("commit.ledger")
         self.feed(Committed())
-        self._clean()
+        self._sum.clean()
         log.info(
             "round %d of %s committed %s from %d updates",
             self.plan.number, self.plan.run, model[:12], len(updates),
         )  # fmt: skip
         return Outcome(model, state)
-
-    def _finish_sum(self, updates: list[dict[str, Any]]) -> tuple[str, str | None, int]:
-        """In the fold's thread: the strategy's step, then the new model on disk."""
-        plan, models = self.plan, self._world.models
-        if plan.kind is RoundKind.EVALUATE or not any(u["file"] for u in updates):
-            return plan.model, plan.strategy_state, plan.manifest.size_bytes
-        strategy = plan.spec.build_strategy()
-        params = models.params(plan.model)
-        state = self._load_state(params)
-        new, state = strategy.finish(state, params, self._folder.partial.drain())
-        crossing("commit.model")
-        digest = models.save(new, plan.manifest.dtypes)
-        note = self._save_state(state)
-        crossing("commit.stored")
-        return digest, note, models.path(digest).stat().st_size
-
-    def _load_state(self, params: Any) -> State:
-        if self.plan.strategy_state is None:
-            return self.plan.spec.build_strategy().init(params)
-        note = json.loads(self.plan.strategy_state)
-        if not note["arrays"]:
-            return State(step=note["step"], slots={})
-        return state_from_arrays(self._world.models.params(note["arrays"]))
-
-    def _save_state(self, state: State) -> str:
-        arrays = self._world.models.save(state_to_arrays(state), {}) if state.slots else ""
-        return json.dumps({"step": state.step, "arrays": arrays})
 
     async def _fail(self, error: Exception) -> Outcome:
         reason = (
@@ -459,13 +362,9 @@ class RoundShell:
         world = self._world
         if self._stored:
             await world.in_ledger(world.ledger.abandon_round, *self._key, reason)
-        self._clean()
+        self._sum.clean()
         log.warning("round %d of %s abandoned: %s", self.plan.number, self.plan.run, reason)
         return Outcome(None, None, reason, fault)
-
-    def _clean(self) -> None:
-        self._world.spool.path(self._checkpoint.name).unlink(missing_ok=True)
-        self._world.spool.release_round(*self._key)
 
     def _finish(self, outcome: Outcome) -> None:
         if self._timer is not None:
@@ -508,53 +407,12 @@ class RoundShell:
             "model_in": self.plan.model,
         }
 
-    def _task_key(self) -> fleet_pb2.TaskKey:
-        return fleet_pb2.TaskKey(run=self.plan.run, round=self.plan.number)
-
-    def task(self, client: str) -> fleet_pb2.Task:
-        """What this client is asked to do."""
-        plan, spec = self.plan, self.plan.spec
-        train = plan.kind is RoundKind.TRAIN
-        settings = spec.local_training().at(plan.trained + 1, spec.round_config().goal)
-        rule = spec.build_strategy().rule
-        return fleet_pb2.Task(
-            key=self._task_key(),
-            kind=fleet_pb2.TASK_KIND_TRAIN if train else fleet_pb2.TASK_KIND_EVALUATE,
-            model=fleet_pb2.ModelRef(digest=plan.model, size_bytes=plan.manifest.size_bytes),
-            train=fleet_pb2.TrainSettings(
-                epochs=settings.epochs,
-                steps=settings.steps,
-                batch_size=settings.batch_size,
-                learning_rate=settings.learning_rate,
-            ),
-            rule=fleet_pb2.ClientRule(name=rule.name, settings=rule.settings()),
-            evaluate=spec.evaluate,
-            weighting=plan.limits.weighting,
-            limits=fleet_pb2.UpdateLimits(
-                max_abs=spec.max_abs, max_weight=spec.max_weight, max_bytes=plan.limits.max_bytes
-            ),
-            config={name: _scalar(value) for name, value in spec.config.items()},
-            deadline_s=self.engine.deadline_left_s(self._now()) or 0.0,
-            seed=task_seed(spec.seed, plan.number, client),
-        )
-
-
-def task_seed(seed: int, number: int, client: str) -> int:
-    """The seed of a client's randomness in a round; depends on nothing else."""
-    text = f"{seed}\0{number}\0{client}".encode()
-    return int.from_bytes(blake2b(text, digest_size=8).digest(), "little") >> 1
-
-
-def _scalar(value: bool | float | str) -> fleet_pb2.Scalar:
-    match value:
-        case bool():
-            return fleet_pb2.Scalar(bool_value=value)
-        case int():
-            return fleet_pb2.Scalar(int_value=value)
-        case float():
-            return fleet_pb2.Scalar(double_value=value)
-        case str():
-            return fleet_pb2.Scalar(string_value=value)
+    def _offer(self, client: str) -> fleet_pb2.ServerMessage:
+        task = fleet_pb2.Task()
+        task.CopyFrom(self._task)
+        task.seed = task_seed(self.plan.spec.seed, self.plan.number, client)
+        task.deadline_s = self.engine.deadline_left_s(self._now()) or 0.0
+        return fleet_pb2.ServerMessage(offer=task)
 
 
 def _mean(updates: list[dict[str, Any]], what: str) -> dict[str, Any]:
@@ -563,4 +421,4 @@ def _mean(updates: list[dict[str, Any]], what: str) -> dict[str, Any]:
     parts = [(n, values) for n, values in parts if n > 0 and values]
     if not parts:
         return {}
-    return {"num_examples": sum(n for n, _ in parts), "values": metrics.weighted_mean(parts)}
+    return {"num_examples": sum(n for n, _ in parts), "values": weighted_mean(parts)}

@@ -35,8 +35,9 @@ from fedloom.server.engine import (
     Stop,
 )
 from fedloom.server.ledger import Row, require_run
-from fedloom.server.round_shell import Outcome, RoundPlan, RoundShell
+from fedloom.server.round_shell import Outcome, RoundShell
 from fedloom.server.spec import RunSpec, parse
+from fedloom.server.tasks import RoundPlan
 from fedloom.server.world import World
 
 log = logging.getLogger(__name__)

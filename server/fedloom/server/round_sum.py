@@ -1,0 +1,129 @@
+"""A round's sum in the world: folded in its own thread behind the accepts, then made a model.
+
+Invariants: every accepted update is folded once, however often it is named; the model is on disk
+before anybody says that the round is committed.
+"""
+
+import asyncio
+import json
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+
+from fedloom.protocol.faults import crossing
+from fedloom.server import fold
+from fedloom.server.engine import RoundKind
+from fedloom.server.ledger import Row
+from fedloom.server.tasks import RoundPlan
+from fedloom.server.world import World
+from fedloom.strategies import Params, Partial, State, state_from_arrays, state_to_arrays
+
+log = logging.getLogger(__name__)
+
+
+class RoundSum:
+    """The sum of one round.
+
+    Args:
+        plan: of the round.
+        world: shared parts.
+    """
+
+    def __init__(self, plan: RoundPlan, world: World) -> None:
+        self._plan = plan
+        self._world = world
+        self._checkpoint: Path = world.spool.path(f"{plan.run}.{plan.number}..sum")
+        self._folder = fold.Folder(self._empty(), set())
+        self._folding: set[asyncio.Task[None]] = set()
+        self._error: Exception | None = None
+
+    def _empty(self) -> Partial:
+        plan = self._plan
+        return fold.empty_partial(plan.manifest, tuple(plan.limits.groups), plan.spec.exponent())
+
+    async def restore(self, accepted: Iterable[Row]) -> None:
+        """Go on from the last checkpoint with what was accepted since."""
+        self._folder = await self._world.in_fold(fold.restore, self._checkpoint, self._empty)
+        for update in accepted:
+            self.add(update["client"], update["file"])
+
+    def add(self, client: str, file: str) -> None:
+        """Fold an accepted update soon; `file` is empty where it has no tensors."""
+        if file:
+            task = asyncio.ensure_future(self._fold(client, file))
+            self._folding.add(task)
+            task.add_done_callback(self._folding.discard)
+
+    async def _fold(self, client: str, file: str) -> None:
+        try:
+            done = await self._world.in_fold(self._fold_in_thread, client, file)
+        except Exception as error:
+            log.exception("round %d: the update of %s does not fold", self._plan.number, client)
+            self._error = error
+            return
+        for name in done:
+            self._world.spool.release(name)
+
+    def _fold_in_thread(self, client: str, file: str) -> list[str]:
+        if client in self._folder.folded:
+            return []
+        spool = self._world.spool
+        due = self._folder.fold(client, spool.path(file), spool.header(file))
+        crossing("fold.after")
+        return self._folder.save(self._checkpoint) if due else []
+
+    async def finish(self, accepted: Iterable[Row]) -> tuple[str, str | None, int]:
+        """The next model from all accepted updates, stored.
+
+        Returns:
+            Its digest, the note of the strategy's state for the ledger, and its size in bytes.
+
+        Raises:
+            Exception: whatever the strategy raised, or an update could not be folded.
+        """
+        accepted = list(accepted)
+        for update in accepted:
+            self.add(update["client"], update["file"])
+        while self._folding:
+            await asyncio.wait(self._folding)
+        if self._error is not None:
+            raise self._error
+        plan = self._plan
+        if plan.kind is RoundKind.EVALUATE or not any(update["file"] for update in accepted):
+            return plan.model, plan.strategy_state, plan.manifest.size_bytes
+        return await self._world.in_fold(self._finish_in_thread)
+
+    def _finish_in_thread(self) -> tuple[str, str | None, int]:
+        plan, models = self._plan, self._world.models
+        strategy = plan.spec.build_strategy()
+        params = models.params(plan.model)
+        state = strategy.init(params) if plan.strategy_state is None else self._load_state()
+        new, state = strategy.finish(state, params, self._folder.partial.drain())
+        crossing("commit.model")
+        digest = models.save(new, plan.manifest.dtypes)
+        note = self._save_state(state)
+        crossing("commit.stored")
+        return digest, note, models.path(digest).stat().st_size
+
+    def _load_state(self) -> State:
+        note = json.loads(self._plan.strategy_state or "")
+        if not note["arrays"]:
+            return State(step=note["step"], slots={})
+        arrays: Params = self._world.models.params(note["arrays"])
+        return state_from_arrays(arrays)
+
+    def _save_state(self, state: State) -> str:
+        arrays = self._world.models.save(state_to_arrays(state), {}) if state.slots else ""
+        return json.dumps({"step": state.step, "arrays": arrays})
+
+    def clean(self) -> None:
+        """The round is over: its checkpoint and its spool files are no longer needed."""
+        self._checkpoint.unlink(missing_ok=True)
+        self._world.spool.release_round(*self._plan.key)
+
+    async def stop(self) -> None:
+        """Let what is being folded end; the spool holds the rest."""
+        for task in self._folding:
+            task.cancel()
+        if self._folding:
+            await asyncio.wait(self._folding)

@@ -1,0 +1,91 @@
+"""What a round is before anything happens in it, and the task that its clients are offered."""
+
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from fedloom.protocol.manifest import Manifest
+from fedloom.protocol.updates import Limits
+from fedloom.protocol.v1 import fleet_pb2
+from fedloom.server.engine import RoundKind
+from fedloom.server.spec import RunSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundPlan:
+    """A round, as it is opened.
+
+    Attributes:
+        run: id.
+        number: from 1, rising with every round opened.
+        kind: training or evaluation.
+        trained: training rounds committed before this one.
+        spec: of the run.
+        model: digest of the model that it starts from.
+        strategy_state: the ledger's note of the strategy's state, or None at the start.
+        manifest: of the model.
+        limits: what the door accepts.
+    """
+
+    run: str
+    number: int
+    kind: RoundKind
+    trained: int
+    spec: RunSpec
+    model: str
+    strategy_state: str | None
+    manifest: Manifest
+    limits: Limits
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """Run and number."""
+        return self.run, self.number
+
+
+def task_seed(seed: int, number: int, client: str) -> int:
+    """The seed of a client's randomness in a round; depends on nothing else."""
+    text = f"{seed}\0{number}\0{client}".encode()
+    return int.from_bytes(blake2b(text, digest_size=8).digest(), "little") >> 1
+
+
+def task_key(plan: RoundPlan) -> fleet_pb2.TaskKey:
+    """How messages name a round."""
+    return fleet_pb2.TaskKey(run=plan.run, round=plan.number)
+
+
+def task_of(plan: RoundPlan) -> fleet_pb2.Task:
+    """The task of a round; a client's seed and the time that is left are set when it is sent."""
+    spec = plan.spec
+    train = plan.kind is RoundKind.TRAIN
+    settings = spec.local_training().at(plan.trained + 1, spec.round_config().goal)
+    rule = spec.build_strategy().rule
+    return fleet_pb2.Task(
+        key=task_key(plan),
+        kind=fleet_pb2.TASK_KIND_TRAIN if train else fleet_pb2.TASK_KIND_EVALUATE,
+        model=fleet_pb2.ModelRef(digest=plan.model, size_bytes=plan.manifest.size_bytes),
+        train=fleet_pb2.TrainSettings(
+            epochs=settings.epochs,
+            steps=settings.steps,
+            batch_size=settings.batch_size,
+            learning_rate=settings.learning_rate,
+        ),
+        rule=fleet_pb2.ClientRule(name=rule.name, settings=rule.settings()),
+        evaluate=spec.evaluate,
+        weighting=plan.limits.weighting,
+        limits=fleet_pb2.UpdateLimits(
+            max_abs=spec.max_abs, max_weight=spec.max_weight, max_bytes=plan.limits.max_bytes
+        ),
+        config={name: _scalar(value) for name, value in spec.config.items()},
+    )
+
+
+def _scalar(value: bool | float | str) -> fleet_pb2.Scalar:
+    match value:
+        case bool():
+            return fleet_pb2.Scalar(bool_value=value)
+        case int():
+            return fleet_pb2.Scalar(int_value=value)
+        case float():
+            return fleet_pb2.Scalar(double_value=value)
+        case str():
+            return fleet_pb2.Scalar(string_value=value)
