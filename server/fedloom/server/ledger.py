@@ -19,114 +19,17 @@ from typing import Any
 import sqlalchemy as sa
 
 from fedloom.protocol.errors import Code, Refusal, UsageError
-
-_meta = sa.MetaData()
-
-clients = sa.Table(
-    "clients",
-    _meta,
-    sa.Column("name", sa.String, primary_key=True),
-    sa.Column("status", sa.String, nullable=False),
-    sa.Column("enrolled_at", sa.Float, nullable=False),
-    sa.Column("revoked_at", sa.Float),
-)
-certificates = sa.Table(
-    "certificates",
-    _meta,
-    sa.Column("serial", sa.String, primary_key=True),
-    sa.Column("client", sa.ForeignKey("clients.name"), nullable=False, index=True),
-    sa.Column("issued_at", sa.Float, nullable=False),
-    sa.Column("not_after", sa.Float, nullable=False),
-    sa.Column("revoked_at", sa.Float),
-)
-tokens = sa.Table(
-    "tokens",
-    _meta,
-    sa.Column("id", sa.String, primary_key=True),
-    sa.Column("secret_hash", sa.String, nullable=False),
-    sa.Column("client", sa.String, nullable=False),
-    sa.Column("created_at", sa.Float, nullable=False),
-    sa.Column("expires_at", sa.Float, nullable=False),
-    sa.Column("used_at", sa.Float),
-)
-runs = sa.Table(
-    "runs",
-    _meta,
-    sa.Column("id", sa.String, primary_key=True),
-    sa.Column("name", sa.String, nullable=False),
-    sa.Column("spec", sa.JSON, nullable=False),
-    sa.Column("state", sa.String, nullable=False),
-    sa.Column("reason", sa.String, nullable=False, default=""),
-    sa.Column("created_at", sa.Float, nullable=False),
-    sa.Column("ended_at", sa.Float),
-    sa.Column("model", sa.String, nullable=False),
-    sa.Column("strategy_state", sa.String),
-    sa.Column("committed", sa.Integer, nullable=False, default=0),
-    sa.Column("last_round", sa.Integer, nullable=False, default=0),
-    sa.Column("abandoned_in_a_row", sa.Integer, nullable=False, default=0),
-)
-rounds = sa.Table(
-    "rounds",
-    _meta,
-    sa.Column("run", sa.ForeignKey("runs.id"), primary_key=True),
-    sa.Column("number", sa.Integer, primary_key=True),
-    sa.Column("kind", sa.String, nullable=False),
-    sa.Column("state", sa.String, nullable=False),
-    sa.Column("reason", sa.String, nullable=False, default=""),
-    sa.Column("opened_at", sa.Float, nullable=False),
-    sa.Column("deadline_at", sa.Float, nullable=False),
-    sa.Column("closed_at", sa.Float),
-    sa.Column("model_in", sa.String, nullable=False),
-    sa.Column("model_out", sa.String),
-    sa.Column("training", sa.JSON),
-    sa.Column("evaluation", sa.JSON),
-)
-cohorts = sa.Table(
-    "cohorts",
-    _meta,
-    sa.Column("run", sa.String, primary_key=True),
-    sa.Column("round", sa.Integer, primary_key=True),
-    sa.Column("client", sa.String, primary_key=True),
-    sa.Column("phase", sa.String, nullable=False),
-    sa.Column("reason", sa.String, nullable=False, default=""),
-    sa.ForeignKeyConstraint(["run", "round"], ["rounds.run", "rounds.number"]),
-)
-updates = sa.Table(
-    "updates",
-    _meta,
-    sa.Column("run", sa.String, primary_key=True),
-    sa.Column("round", sa.Integer, primary_key=True),
-    sa.Column("client", sa.String, primary_key=True),
-    sa.Column("identity", sa.String, nullable=False),
-    sa.Column("file", sa.String, nullable=False),
-    sa.Column("size_bytes", sa.BigInteger, nullable=False),
-    sa.Column("weight", sa.Float, nullable=False),
-    sa.Column("norm", sa.Float, nullable=False),
-    sa.Column("training", sa.JSON, nullable=False),
-    sa.Column("evaluation", sa.JSON, nullable=False),
-    sa.Column("accepted_at", sa.Float, nullable=False),
-    sa.ForeignKeyConstraint(["run", "round"], ["rounds.run", "rounds.number"]),
-)
-refusals = sa.Table(
-    "refusals",
-    _meta,
-    sa.Column("id", sa.Integer, primary_key=True),
-    sa.Column("at", sa.Float, nullable=False),
-    sa.Column("client", sa.String, nullable=False),
-    sa.Column("run", sa.String, nullable=False),
-    sa.Column("round", sa.Integer, nullable=False),
-    sa.Column("code", sa.String, nullable=False, index=True),
-    sa.Column("message", sa.String, nullable=False),
-    sa.Column("detail", sa.String, nullable=False, default=""),
-)
-models = sa.Table(
-    "models",
-    _meta,
-    sa.Column("run", sa.String, primary_key=True),
-    sa.Column("round", sa.Integer, primary_key=True),
-    sa.Column("digest", sa.String, nullable=False, index=True),
-    sa.Column("size_bytes", sa.BigInteger, nullable=False),
-    sa.Column("created_at", sa.Float, nullable=False),
+from fedloom.server.schema import (
+    certificates,
+    clients,
+    cohorts,
+    meta,
+    models,
+    refusals,
+    rounds,
+    runs,
+    tokens,
+    updates,
 )
 
 REPORTING, CLOSING, COMMITTED, ABANDONED = "reporting", "closing", "committed", "abandoned"
@@ -169,7 +72,7 @@ class Ledger:
         self._engine = sa.create_engine(url)
         if self._engine.dialect.name == "sqlite":
             sa.event.listen(self._engine, "connect", _configure_sqlite)
-        _meta.create_all(self._engine)
+        meta.create_all(self._engine)
 
     @classmethod
     def in_directory(cls, state_dir: Path, url: str = "") -> "Ledger":
