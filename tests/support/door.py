@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 import numpy as np
 
 from fedloom.protocol.container import write_params
-from fedloom.server import api, config
+from fedloom.server import api, config, control
 from fedloom.server.config import ServerConfig
 from fedloom.server.ledger import Ledger
 from fedloom.server.models import ModelStore
@@ -87,8 +87,8 @@ class Door:
         self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
         app = api.create_app(self.world, self.runs, self.authority, enrolment="127.0.0.1:1")
         try:
-            async with api.listening(self.directory / "control.sock") as listener:
-                serving = asyncio.ensure_future(api.serve(app, listener))
+            async with control.listening(self.directory / "control.sock") as listener:
+                serving = asyncio.ensure_future(control.serve(app, listener))
                 self._up.set()
                 await self._stopping.wait()
                 serving.cancel()

@@ -110,7 +110,7 @@ def list_clients(directory: Path) -> None:
     from fedloom.cli.control import Control  # noqa: PLC0415 - devices need no http
 
     found = Control(directory).get("clients")
-    rows = [
+    rows = (
         (
             c["name"],
             output.state(c["status"]),
@@ -120,7 +120,7 @@ def list_clients(directory: Path) -> None:
             output.moment(c["enrolled_at"]),
         )
         for c in found["clients"]
-    ]
+    )
     output.emit(
         found,
         lambda: output.print_table(

@@ -30,7 +30,7 @@ def list_models(run: str | None, directory: Path) -> None:
       fedloom model list digits
     """
     found = Control(directory).get("models", **({"run": run} if run else {}))
-    rows = [
+    rows = (
         (
             m["digest"][:12],
             output.escape(m["run"]),
@@ -39,7 +39,7 @@ def list_models(run: str | None, directory: Path) -> None:
             output.moment(m["created_at"]),
         )
         for m in found["models"]
-    ]
+    )
     output.emit(
         found,
         lambda: output.print_table(

@@ -64,10 +64,10 @@ def make_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> "Table"
     return table
 
 
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], empty: str) -> None:
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], empty: str) -> None:
     """Print a table, or, where there are no rows, what to do about it."""
-    if rows:
-        show(make_table(columns, rows))
+    if found := list(rows):
+        show(make_table(columns, found))
     else:
         click.echo(empty)
 
@@ -86,7 +86,9 @@ def show(what: "RenderableType") -> None:
 
 def escape(text: str) -> str:
     """Keep rich from reading brackets in somebody's text as markup."""
-    return text.replace("[", r"\[")
+    from rich.markup import escape  # noqa: PLC0415 - as above
+
+    return escape(text)
 
 
 def state(name: str) -> str:

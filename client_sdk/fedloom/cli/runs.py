@@ -159,7 +159,7 @@ def list_runs(directory: Path) -> None:
       fedloom run list
     """
     found = Control(directory).get("runs")
-    rows = [
+    rows = (
         (
             output.escape(r["id"]),
             output.state(r["state"]),
@@ -170,7 +170,7 @@ def list_runs(directory: Path) -> None:
             output.escape(r["reason"]),
         )
         for r in found["runs"]
-    ]
+    )
     output.emit(
         found,
         lambda: output.print_table(
@@ -196,7 +196,7 @@ def refusals(run: str | None, limit: int, directory: Path) -> None:
     control = Control(directory)
     run = run or newest(control.get("runs")["runs"])
     found = control.get("runs", run, "refusals", limit=limit)
-    rows = [
+    rows = (
         (
             output.moment(r["at"]),
             output.escape(r["client"] or "-"),
@@ -205,7 +205,7 @@ def refusals(run: str | None, limit: int, directory: Path) -> None:
             output.escape(r["message"]),
         )
         for r in found["refusals"]
-    ]
+    )
     output.emit(
         found,
         lambda: output.print_table(

@@ -105,10 +105,10 @@ def list_tokens(directory: Path) -> None:
       fedloom token list
     """
     found = Control(directory).get("tokens")
-    rows = [
+    rows = (
         (t["id"], t["client"], output.state(t["status"]), output.ahead(t["expires_at"]))
         for t in found["tokens"]
-    ]
+    )
     output.emit(
         found,
         lambda: output.print_table(

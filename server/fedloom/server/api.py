@@ -20,7 +20,6 @@ from fedloom.protocol.errors import (
     UsageError,
 )
 from fedloom.protocol.version import __version__
-from fedloom.server.control import listening, serve
 from fedloom.server.engine.errors import OperatorRefused
 from fedloom.server.pki import Authority
 from fedloom.server.routes import fleet as fleet_routes
@@ -31,8 +30,6 @@ from fedloom.server.routes.parts import ConflictError, NotFoundError, Parts
 from fedloom.server.routes.views import ErrorReply, Fault
 from fedloom.server.runs import Runs
 from fedloom.server.world import World
-
-__all__ = ["create_app", "listening", "serve"]
 
 log = logging.getLogger(__name__)
 

@@ -11,10 +11,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
 
-from fedloom.protocol.errors import Code, Refusal, UnavailableError, UsageError
-from fedloom.server import config as configuration
-from fedloom.server.config import ServerConfig, split_address
-
 
 def tune_allocator() -> None:
     """Let glibc keep and reuse freed pages; must run before grpc is imported.
@@ -38,7 +34,10 @@ tune_allocator()
 import grpc  # noqa: E402 - after the allocator
 
 from fedloom.protocol import wire  # noqa: E402
+from fedloom.protocol.errors import Code, Refusal, UnavailableError, UsageError  # noqa: E402
 from fedloom.server import api, control  # noqa: E402
+from fedloom.server import config as configuration  # noqa: E402
+from fedloom.server.config import ServerConfig, split_address  # noqa: E402
 from fedloom.server.enrolment import EnrolmentService  # noqa: E402
 from fedloom.server.ledger import Ledger  # noqa: E402
 from fedloom.server.models import ModelStore  # noqa: E402

@@ -1,0 +1,163 @@
+"""The frame around every command: help that teaches, errors as one line and an exit code."""
+
+import json
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from fedloom.cli import lazy
+from fedloom.cli.lazy import Lazy
+from fedloom.cli.main import COMMANDS, Root, main
+from fedloom.cli.options import json_option
+from fedloom.protocol.errors import (
+    Code,
+    FedloomError,
+    IntegrityError,
+    Refusal,
+    UnavailableError,
+    UsageError,
+)
+from fedloom.protocol.version import __version__
+
+
+def _invoke(*args, command=main):
+    return CliRunner().invoke(command, args)
+
+
+def _leaves():
+    context = click.Context(main)
+    for name in main.list_commands(context):
+        group = main.get_command(context, name)
+        for leaf in group.list_commands(context):
+            yield name, leaf
+
+
+LEAVES = list(_leaves())
+
+
+def test_every_command_of_the_plan_is_there():
+    """Scripts depend on these names."""
+    assert {f"{group} {leaf}" for group, leaf in LEAVES} == {
+        *("server init", "server run", "token create", "token list"),
+        *("client enroll", "client run", "client list", "client revoke"),
+        *("run template", "run submit", "run status", "run list", "run refusals"),
+        *("run pause", "run resume", "run stop", "run close", "run abort", "run extend"),
+        *("model list", "model export"),
+    }
+
+
+@pytest.mark.parametrize(("group", "leaf"), LEAVES, ids=[" ".join(leaf) for leaf in LEAVES])
+def test_help_teaches(group, leaf):
+    """Each command has a sentence of purpose and an example that names it."""
+    result = _invoke(group, leaf, "--help")
+    assert result.exit_code == 0
+    assert "Example" in result.output
+    assert f"  fedloom {group} {leaf}" in result.output
+    assert "\b" not in result.output
+
+
+@pytest.mark.parametrize(("group", "leaf"), LEAVES, ids=[" ".join(leaf) for leaf in LEAVES])
+def test_every_command_that_ends_prints_json_on_request(group, leaf):
+    """Only what runs until it is stopped has none."""
+    assert ("--json" in _invoke(group, leaf, "--help").output) is (
+        (group, leaf) not in {("server", "run"), ("client", "run")}
+    )
+
+
+def test_help_of_the_whole_lists_groups_and_exit_codes():
+    """What a newcomer needs is on the first page."""
+    output = _invoke("--help").output
+    for group, lazily in COMMANDS.items():
+        assert group in output
+        assert lazily.help in output
+    assert "Exit codes:" in output
+    assert all(f"\n    {code}  " in output for code in (0, 1, 2, 3, 4, 5, 130))
+
+
+@pytest.mark.parametrize("group", list(COMMANDS))
+def test_lazy_help_is_the_groups_own(group):
+    """The list's line must not drift from the group."""
+    command = main.get_command(click.Context(main), group)
+    assert command.get_short_help_str(100) == COMMANDS[group].help
+
+
+def test_version():
+    """One line, for bug reports."""
+    assert _invoke("--version").output == f"fedloom {__version__}\n"
+
+
+ERRORS = [
+    (UsageError("wrong"), 2, "usage"),
+    (Refusal(Code.REVOKED, "no"), 3, "refused"),
+    (IntegrityError("rotten"), 4, "integrity"),
+    (UnavailableError("gone"), 5, "unavailable"),
+    (FedloomError("odd"), 1, "internal"),
+    (OSError(28, "No space left on device"), 5, "unavailable"),
+    (KeyError("surprise"), 1, "internal"),
+]
+
+
+def _raising(error):
+    @click.group(cls=Root)
+    def root():
+        pass
+
+    @root.command()
+    @json_option
+    @click.option("--needed", required=True)
+    def leaf(needed):
+        raise error
+
+    return root
+
+
+@pytest.mark.parametrize(("error", "code", "kind"), ERRORS, ids=lambda v: str(v)[:20])
+def test_errors_are_one_line_and_an_exit_code(error, code, kind):
+    """On standard error, and nothing on standard output."""
+    result = _invoke("leaf", "--needed", "x", command=_raising(error))
+    assert result.exit_code == code
+    assert result.stdout == ""
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(("error", "code", "kind"), ERRORS, ids=lambda v: str(v)[:20])
+def test_errors_are_json_for_those_who_asked(error, code, kind):
+    """One document on standard output, as every answer is."""
+    result = _invoke("leaf", "--json", "--needed", "x", command=_raising(error))
+    assert result.exit_code == code
+    told = json.loads(result.stdout)["error"]
+    assert (told["kind"], told["exit_code"]) == (kind, code)
+    assert told.get("code") == (error.code if isinstance(error, Refusal) else None)
+
+
+def test_wrong_arguments_are_json_too():
+    """Wherever --json stands on the line."""
+    result = _invoke("leaf", "--json", command=_raising(KeyError()))
+    assert result.exit_code == 2
+    assert json.loads(result.stdout)["error"]["kind"] == "usage"
+    assert _invoke("leaf", command=_raising(KeyError())).stderr.startswith("Usage:")
+
+
+def test_interrupt_ends_quietly():
+    """Ctrl-C is no error."""
+    result = _invoke("leaf", "--needed", "x", command=_raising(KeyboardInterrupt()))
+    assert (result.exit_code, result.output) == (130, "")
+
+
+def test_traceback_on_request(monkeypatch):
+    """For those who report a fault."""
+    monkeypatch.setenv("FEDLOOM_TRACEBACK", "1")
+    result = _invoke("leaf", "--needed", "x", command=_raising(KeyError("k")))
+    assert "Traceback" in result.stderr
+
+
+def test_a_fault_inside_a_module_is_not_a_missing_extra(monkeypatch):
+    """Telling people to install what they have would hide our own mistake."""
+    monkeypatch.setattr(lazy, "EXTRAS", {"fedloom.cli": "server"})
+    with pytest.raises(ModuleNotFoundError):
+        lazy.load("fedloom.cli.nothing:x")
+    group = lazy.LazyGroup(lazy={"x": Lazy("fedloom.nowhere:x", "No such thing.")})
+    with pytest.raises(ModuleNotFoundError):
+        group.get_command(click.Context(group), "x")

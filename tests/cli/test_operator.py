@@ -1,0 +1,293 @@
+"""The operator's commands against a real API: what they print, and what they exit with."""
+
+import hashlib
+import json
+import stat
+import threading
+
+import pytest
+from click.testing import CliRunner
+
+from fedloom.cli import run_view
+from fedloom.cli.main import main
+from fedloom.protocol.tokens import parse_token
+from fedloom.server import config
+from fedloom.server.pki import Authority
+from support.door import PATIENCE_S, Door, write_model
+
+RUN_TOML = """
+name = "digits"
+[cohort]
+goal = 2
+[train]
+epochs = 1
+learning_rate = 0.1
+"""
+
+
+@pytest.fixture
+def door(tmp_path, monkeypatch):
+    """A running server that FEDLOOM_DIR names."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FEDLOOM_DIR", str(tmp_path / "state"))
+    (tmp_path / "run.toml").write_text(RUN_TOML)
+    write_model(tmp_path / "init.safetensors")
+    with Door(tmp_path / "state") as door:
+        yield door
+
+
+def _run(*args, code=0):
+    result = CliRunner().invoke(main, args)
+    assert result.exit_code == code, result.output
+    return result
+
+
+def _json(*args, code=0):
+    return json.loads(_run(*args, "--json", code=code).stdout)
+
+
+def _submit(*options):
+    return _json("run", "submit", "run.toml", "--model", "init.safetensors", *options)["id"]
+
+
+# ---- init ----------------------------------------------------------------------------------------
+
+
+def test_init_makes_a_private_server_once(tmp_path):
+    """Settings that load, an authority for the names, and no second time."""
+    state = tmp_path / "new"
+    args = ("server", "init", "--dir", str(state), "--federation", "ward", "--name", "fl.example")
+    made = _json(*args)
+    assert made["names"] == ["localhost", "127.0.0.1", "fl.example"]
+    assert config.load(state).federation == "ward"
+    assert made["root_sha256"] == Authority.load(state / "pki").root_pin.hex()
+    assert stat.S_IMODE(state.stat().st_mode) == 0o700
+    assert "Expected no server" in _run(*args, code=2).stderr
+
+
+def test_init_tells_what_comes_next(tmp_path):
+    """With the directory that was asked for."""
+    output = _run("server", "init", "--dir", str(tmp_path / "new")).stdout
+    assert f"fedloom server run --dir {tmp_path / 'new'}" in output
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [("--federation", "A B"), ("--fleet", "nowhere"), ("--name", "no host"), ("--name", "")],
+)
+def test_init_with_wrong_settings_makes_no_server(tmp_path, wrong):
+    """And may be repeated with better ones."""
+    state = str(tmp_path / "new")
+    _run("server", "init", "--dir", state, *wrong, code=2)
+    _run("server", "init", "--dir", state)
+
+
+def test_init_goes_on_after_a_cut(tmp_path):
+    """An authority without settings is kept: devices may know it already."""
+    state = tmp_path / "new"
+    made = _json("server", "init", "--dir", str(state))
+    (state / "server.toml").unlink()
+    assert _json("server", "init", "--dir", str(state))["root_sha256"] == made["root_sha256"]
+    (state / "server.toml").unlink()
+    _run("server", "init", "--dir", str(state), "--federation", "other", code=2)
+
+
+# ---- tokens and clients --------------------------------------------------------------------------
+
+
+def test_tokens_are_printed_with_the_command_that_uses_them(door):
+    """Copied and pasted, it enrols the device."""
+    output = _run("token", "create", "--client", "ward-3", "--ttl", "7d").stdout
+    name, text = output.splitlines()[0].split(": ")
+    assert (name, parse_token(text).pin) == ("ward-3", door.authority.root_pin)
+    assert "fedloom client enroll --server 127.0.0.1:1 --token TOKEN" in output
+    [row] = _json("token", "list")["tokens"]
+    assert row["expires_at"] - row["created_at"] == pytest.approx(7 * 86400, abs=1)
+    assert "ward-3" in _run("token", "list").stdout
+
+
+def test_tokens_go_to_private_files(door, tmp_path):
+    """Then their text is not on the screen."""
+    made = _json("token", "create", "--count", "3", "--out", "tokens")["tokens"]
+    assert len({issued["client"] for issued in made}) == 3
+    for issued in made:
+        path = tmp_path / issued["file"]
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        parse_token(path.read_text())
+        assert "token" not in issued
+
+
+def test_names_and_a_count_exclude_each_other(door):
+    """What would it mean?"""
+    _run("token", "create", "--client", "a", "--count", "2", code=2)
+
+
+def test_listener_on_every_interface_is_named_by_the_certificate(tmp_path, monkeypatch):
+    """A device cannot connect to 0.0.0.0."""
+    from fedloom.cli.tokens import _reachable
+
+    names = ["localhost", "127.0.0.1", "fl.example"]
+    assert _reachable({"enrolment": "0.0.0.0:7444", "names": names}) == "fl.example:7444"
+    assert _reachable({"enrolment": "[::]:7444", "names": names[:2]}) == "localhost:7444"
+    assert _reachable({"enrolment": "10.1.2.3:7444", "names": names}) == "10.1.2.3:7444"
+
+
+def test_clients_are_listed_and_revoked(door):
+    """A stranger cannot be revoked: exit 2."""
+    assert "fedloom token create" in _run("client", "list").stdout
+    door.world.ledger.add_token("01", "hash", "ward-3", 4e9)
+    door.world.ledger.enrol("01", "01", 4e9)
+    assert "offline" in _run("client", "list").stdout
+    assert _run("client", "revoke", "ward-3").stdout == "ward-3 is revoked.\n"
+    assert _json("client", "list")["clients"][0]["status"] == "revoked"
+    _run("client", "revoke", "ward-9", code=2)
+
+
+# ---- runs and models -----------------------------------------------------------------------------
+
+
+def test_run_is_submitted_and_shown(door):
+    """By file or by digest; the newest is the one that status means."""
+    first = _submit()
+    digest = _json("run", "status")["model"]
+    second = _json("run", "submit", "run.toml", "--model", digest[:8])["id"]
+    output = _run("run", "status").stdout
+    assert second in output
+    assert "waits for 2 clients (0 here)" in output
+    listed = _run("run", "list").stdout
+    assert listed.index(first) < listed.index(second)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("gone.toml", "--model", "init.safetensors"),
+        ("init.safetensors", "--model", "init.safetensors"),
+        ("run.toml", "--model", "gone.safetensors"),
+        ("run.toml", "--model", "0123456789abcdef"),
+    ],
+)
+def test_submission_that_lacks_something_is_refused(door, args):
+    """Exit 2, and no run."""
+    _run("run", "submit", *args, code=2)
+    assert _json("run", "list")["runs"] == []
+
+
+def test_settings_that_json_cannot_hold_are_refused(door, tmp_path):
+    """TOML knows dates and infinity."""
+    for line in ("max_abs = inf\n", "name = 2026-01-01\n"):
+        (tmp_path / "run.toml").write_text(line)
+        _run("run", "submit", "run.toml", "--model", "init.safetensors", code=2)
+
+
+def test_model_that_is_none_is_refused(door, tmp_path):
+    """Exit 4: bytes that are not what they should be."""
+    (tmp_path / "bad.safetensors").write_bytes(b"\xff" * 64)
+    _run("run", "submit", "run.toml", "--model", "bad.safetensors", code=4)
+
+
+def test_run_is_steered_by_default_when_it_is_the_only_one(door):
+    """What is to be steered is never guessed among several."""
+    run = _submit()
+    assert _run("run", "pause").stdout == f"Run {run} is paused (paused by the operator).\n"
+    assert "paused by the operator" in _run("run", "status").stdout
+    _run("run", "pause", code=2)
+    assert _json("run", "resume", run)["state"] == "running"
+    _run("run", "abort", "--reason", "mislabelled")
+    _run("run", "close", code=2)
+    _run("run", "extend", "--by", "10m", code=2)
+    other = _submit()
+    assert other in _run("run", "stop", code=2).stderr
+    _run("run", "stop", run)
+    _run("run", "stop", other)
+    _run("run", "stop", code=2)
+
+
+def test_watch_ends_with_the_run(door, monkeypatch):
+    """Stopped by an operator it is done: exit 0; with --json, one document at the end."""
+    monkeypatch.setattr(run_view, "REFRESH_S", 0.01)
+    run = _submit()
+    stopping = threading.Timer(0.1, door.ask, ("POST", f"/runs/{run}/stop"))
+    stopping.start()
+    found = _json("run", "status", run, "--watch")
+    stopping.join(PATIENCE_S)
+    assert (found["state"], found["live"]) == ("stopped", None)
+
+
+def test_watching_a_failed_run_exits_with_1(door, monkeypatch):
+    """So that a script notices."""
+    run = _submit("--json")
+    door.ask("POST", f"/runs/{run}/stop")
+    door.world.ledger.set_run_state(run, "failed", "the strategy raised")
+    assert "the strategy raised" in _run("run", "status", "--watch", code=1).stdout
+
+
+def test_refusals_are_listed(door):
+    """Or their absence is said."""
+    from fedloom.protocol.errors import Code, Refusal
+
+    run = _submit()
+    assert _run("run", "refusals").stdout == "Nothing was refused.\n"
+    door.world.ledger.add_refusal("ward-3", run, 1, Refusal(Code.NOT_FINITE, "w[3] is NaN."))
+    output = _run("run", "refusals").stdout
+    assert "not_finite" in output
+    assert "w[3] is NaN." in output
+
+
+@pytest.mark.parametrize("which", [(), ("digits",), ("digits", "--round", "0"), ("DIGEST",)])
+def test_model_is_exported_and_verified(door, tmp_path, which):
+    """Of the newest run, of a run, of a round, or by its digest."""
+    _submit()
+    [model] = _json("model", "list")["models"]
+    which = tuple(model["digest"][:8] if w == "DIGEST" else w for w in which)
+    made = _json("model", "export", *which, "--out", "out.safetensors")
+    data = (tmp_path / "out.safetensors").read_bytes()
+    assert data == (tmp_path / "init.safetensors").read_bytes()
+    assert made["digest"] == model["digest"] == hashlib.sha256(data).hexdigest()
+    assert made["size_bytes"] == len(data)
+
+
+def test_damaged_model_is_not_exported(door, tmp_path):
+    """Exit 4, and what was there before stays."""
+    _submit()
+    [model] = _json("model", "list")["models"]
+    door.world.models.path(model["digest"]).write_bytes(b"rotten")
+    (tmp_path / "out.safetensors").write_bytes(b"before")
+    _run("model", "export", "--out", "out.safetensors", code=4)
+    assert (tmp_path / "out.safetensors").read_bytes() == b"before"
+    assert not list(tmp_path.glob(".out*"))
+
+
+@pytest.mark.parametrize("which", [("nothing",), ("digits", "--round", "7"), ("0" * 12,)])
+def test_model_that_does_not_exist_is_not_exported(door, tmp_path, which):
+    """Exit 2, and no file."""
+    _submit()
+    _run("model", "export", *which, "--out", "out.safetensors", code=2)
+    assert not (tmp_path / "out.safetensors").exists()
+
+
+def test_model_over_the_limit_is_told_before_it_is_sent(tmp_path, monkeypatch):
+    """The server answers early and closes; the reason still arrives."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.toml").write_text(RUN_TOML)
+    write_model(tmp_path / "init.safetensors", size=8 << 20)
+    with Door(tmp_path / "state", max_model_bytes=1000):
+        args = ("run", "submit", "run.toml", "--model", "init.safetensors")
+        assert "max_model_bytes" in _run(*args, "--dir", "state", code=2).stderr
+
+
+# ---- no server -----------------------------------------------------------------------------------
+
+
+def test_no_server_running_is_exit_5(tmp_path):
+    """With the command that starts it."""
+    state = str(tmp_path / "state")
+    _run("server", "init", "--dir", state)
+    assert f"fedloom server run --dir {state}" in _run("run", "list", "--dir", state, code=5).stderr
+
+
+def test_no_server_at_all_is_exit_2(tmp_path):
+    """With what names or makes one."""
+    output = _run("run", "list", "--dir", str(tmp_path / "state"), code=2).stderr
+    assert "FEDLOOM_DIR" in output
+    assert "fedloom server init" in output

@@ -1,0 +1,85 @@
+"""What the command line costs before it does anything: little, and nothing of what it may need."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("fastapi", "grpc", "numpy", "rich", "sqlalchemy", "torch", "uvicorn")
+BUDGET_S = 0.3
+
+
+def _python(code):
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def _loaded(code):
+    names = _python(
+        f"{code}\nimport json, sys\n"
+        "print(json.dumps(sorted({m.split('.')[0] for m in sys.modules}\n"
+        "  | {'.'.join(m.split('.')[:2]) for m in sys.modules if m.startswith('fedloom.')})))"
+    )
+    return set(names)
+
+
+def test_the_entry_point_loads_nothing_heavy():
+    """Help, completion and a wrong command are instant on any device."""
+    run = "from fedloom.cli.main import main\nmain(['--help'], standalone_mode=False)"
+    assert not _loaded(run) & {*HEAVY, "fedloom.server", "fedloom.client", "fedloom.simulation"}
+
+
+@pytest.mark.parametrize("group", ["token", "client", "run", "model"])
+def test_operators_and_devices_commands_load_nothing_of_the_server(group):
+    """They run where the server's extra is not installed, and never pull torch in."""
+    run = f"from fedloom.cli.main import main\nmain(['{group}', '--help'], standalone_mode=False)"
+    unwanted = {"fastapi", "sqlalchemy", "torch", "uvicorn", "fedloom.server", "fedloom.simulation"}
+    assert not _loaded(run) & unwanted
+
+
+def test_a_devices_run_loads_nothing_of_the_server():
+    """What `fedloom client run` imports fits the small install."""
+    code = "import fedloom.cli.main, fedloom.cli.clients, fedloom.cli.loading, fedloom.cli.logs"
+    assert not _loaded(code) & {"fastapi", "sqlalchemy", "torch", "uvicorn", "fedloom.server"}
+
+
+def test_the_servers_commands_leave_grpc_to_the_server():
+    """It tunes the allocator, which has to come first."""
+    run = "main(['server', 'run', '--help'], standalone_mode=False)"
+    code = f"from fedloom.cli.main import main\n{run}"
+    assert not _loaded(code) & {"grpc", "sqlalchemy", "fastapi"}
+
+
+def test_the_server_tunes_the_allocator_before_grpc_loads():
+    """Afterwards its arenas would be made already."""
+    code = (
+        "import ctypes, json, sys\nloaded = []\n"
+        "ctypes.CDLL = lambda name: loaded.append('grpc' in sys.modules) or object()\n"
+        "import fedloom.server.app\nprint(json.dumps(loaded))"
+    )
+    assert _python(code)[:1] in ([False], [])  # it has no such allocator elsewhere
+
+
+@pytest.mark.parametrize("module", ["fedloom.cli.main", "fedloom.cli.clients"])
+def test_importing_stays_in_its_budget(module):
+    """Processor time, the best of three: a busy machine is no failure."""
+    code = (
+        f"import time; start = time.process_time()\nimport {module}\n"
+        "print(time.process_time() - start)"
+    )
+    assert min(_python(code) for _ in range(3)) < BUDGET_S
+
+
+@pytest.mark.parametrize("missing", ["fastapi", "sqlalchemy"])
+def test_a_missing_extra_is_answered_with_its_name(missing, tmp_path):
+    """Not with a traceback."""
+    code = (
+        f"import sys; sys.modules['{missing}'] = None\n"
+        "from fedloom.cli.main import main\n"
+        f"main(['server', 'run', '--dir', {str(tmp_path)!r}])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "pip install 'fedloom[server]'" in done.stderr
+    assert "Traceback" not in done.stderr

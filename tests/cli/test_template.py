@@ -1,0 +1,91 @@
+"""The run.toml that people begin with: every setting, with its real default."""
+
+import json
+import re
+import tomllib
+from dataclasses import MISSING, fields
+from importlib import resources
+
+import pytest
+from click.testing import CliRunner
+
+from fedloom.cli.main import main
+from fedloom.server.engine import RoundConfig
+from fedloom.server.spec import RunSpec, parse
+from fedloom.strategies import LocalTraining, registry
+
+TEXT = resources.files("fedloom.cli").joinpath("run.toml").read_text()
+VALUES = tomllib.loads(TEXT)
+CHOSEN = {"goal", "learning_rate", "epochs", "batch_size"}
+"""What has no default, or one that is not what most people want."""
+
+
+def test_template_is_printed_as_it_is():
+    """For `fedloom run template > run.toml`, and inside JSON on request."""
+    assert CliRunner().invoke(main, ["run", "template"]).stdout == TEXT
+    result = CliRunner().invoke(main, ["run", "template", "--json"])
+    assert json.loads(result.stdout) == {"template": TEXT}
+
+
+def test_template_is_a_run():
+    """Submitted as it is, it would start."""
+    assert parse(VALUES).local_training().epochs == 1
+
+
+def _section(name):
+    """The template's text of a table, or what stands before the first one."""
+    parts = re.split(r"^\[(\w+)\]$", TEXT, flags=re.MULTILINE)
+    return dict(zip(["", *parts[1::2]], parts[0::2], strict=True))[name]
+
+
+def _names(kind):
+    return [f.name for f in fields(kind) if f.name != "rule"]
+
+
+@pytest.mark.parametrize(
+    ("table", "kinds"),
+    [
+        ("cohort", [RoundConfig]),
+        ("train", [LocalTraining]),
+        ("strategy", list(registry.STRATEGIES.values())),
+        ("rule", list(registry.CLIENT_RULES.values())),
+    ],
+)
+def test_template_names_every_setting_of_a_table(table, kinds):
+    """Set, or commented out; and none that does not exist."""
+    shown = set(re.findall(r"^(?:# )?(\w+) = ", _section(table), flags=re.MULTILINE))
+    assert shown - {"name"} == {name for kind in kinds for name in _names(kind)}
+
+
+def test_template_names_every_setting_of_a_run():
+    """Tables and plain settings."""
+    shown = set(re.findall(r"^(?:# )?(\w+) = ", _section(""), flags=re.MULTILINE))
+    tables = set(re.findall(r"^\[(\w+)\]$", TEXT, flags=re.MULTILINE))
+    assert shown | tables == {field.name for field in fields(RunSpec)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [(RunSpec, VALUES), (RoundConfig, VALUES["cohort"]), (LocalTraining, VALUES["train"])],
+)
+def test_what_the_template_sets_is_the_default(kind, values):
+    """So that leaving a line out changes nothing."""
+    for field in fields(kind):
+        if field.default is not MISSING and field.name in values and field.name not in CHOSEN:
+            assert values[field.name] == field.default, field.name
+
+
+def test_template_knows_every_strategy_and_rule_by_name():
+    """The lists in its comments are the registry's."""
+    for name in (*registry.STRATEGIES, *registry.CLIENT_RULES):
+        assert re.search(rf"\b{name}\b", TEXT), name
+
+
+def test_numbers_said_in_comments_are_the_defaults():
+    """Settings of strategies that are not the template's own."""
+    commented = dict(re.findall(r"^# (\w+) = (\S+)", _section("strategy"), flags=re.MULTILINE))
+    adam = registry.strategy("fedadam")
+    for name in ("beta_1", "beta_2", "tau", "server_learning_rate"):
+        expected = float(commented.get(name, "0.1"))
+        assert getattr(adam, name) == expected, name
+    assert registry.strategy("fedavgm").momentum == float(commented["momentum"])
