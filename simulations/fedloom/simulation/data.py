@@ -142,11 +142,12 @@ def load(path: Path, name: str) -> Dataset:
         UsageError: when the file is not there, is no such file, or holds no part of this name.
     """
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        # Opened here: np.load leaves a file that is no archive open.
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             x, y, num_classes = (arrays[f"{name}.{field}"] for field in ("x", "y", "num_classes"))
     except FileNotFoundError as error:
         raise UsageError(f"Expected a shard at {path}, found no such file.") from error
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
         raise UsageError(
             f"Expected {path} to be a shard with a part named {name!r}, got: {error}. "
             "Write it with fedloom.simulation.data.save."

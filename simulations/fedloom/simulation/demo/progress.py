@@ -21,7 +21,7 @@ from rich.text import Text
 
 _WIDTH, _BAR_WIDTH = 78, 44
 _BARS = "▁▂▃▄▅▆▇█"
-_PHASES = {
+PHASES = {
     "offered": ("…", "yellow"),
     "training": ("▶", "cyan"),
     "reported": ("✔", "green"),
@@ -145,14 +145,14 @@ def _round(live: Mapping[str, Any] | None) -> RenderableType:
 
 
 def _member(name: str, phase: str) -> Text:
-    mark, color = _PHASES.get(phase, ("·", "white"))
+    mark, color = PHASES.get(phase, ("·", "white"))
     return Text(f"{mark} {name}", style=color)
 
 
 def _tally(phases: Mapping[str, str]) -> Text:
     counts = Counter(phases.values())
-    known = [phase for phase in _PHASES if counts[phase]]
-    parts = (Text(f"{counts[phase]} {phase}", style=_PHASES[phase][1]) for phase in known)
+    known = [phase for phase in PHASES if counts[phase]]
+    parts = (Text(f"{counts[phase]} {phase}", style=PHASES[phase][1]) for phase in known)
     return Text(" · ", style="dim").join(parts)
 
 

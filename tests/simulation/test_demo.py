@@ -1,0 +1,100 @@
+"""The demo's model, shards, baselines and rounds, made small."""
+
+import dataclasses
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from fedloom.client.torch import parameters
+from fedloom.protocol.errors import UsageError
+from fedloom.simulation import data
+from fedloom.simulation.demo import baselines, client_main, model, rehearsal, shards
+from fedloom.simulation.demo.settings import DIGITS, DemoSettings
+
+TINY = dataclasses.replace(
+    DIGITS, num_clients=3, rounds=2, epochs=1, batch_size=32, learning_rate=0.1
+)
+
+
+@pytest.fixture(scope="module")
+def federation():
+    """A few digits, dealt out."""
+    some = data.digits().take(np.arange(300))
+    return shards.deal(*data.split(some, held_out=0.3, seed=0), TINY)
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 12, 9), (1, 28, 28), (3, 32, 32)])
+def test_the_model_scores_images_of_any_size(shape):
+    """One class serves the digits and MNIST."""
+    network = model.build(shape, 7, seed=0)
+    assert network(torch.zeros(2, *shape)).shape == (2, 7)
+
+
+def test_a_seed_gives_the_initial_weights_and_leaves_torch_alone():
+    """Building a model does not disturb others' random numbers."""
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    first, second = (parameters(model.build((1, 8, 8), 10, seed=1)) for _ in range(2))
+    assert torch.equal(torch.rand(3), expected)
+    assert all(np.array_equal(first[name], second[name]) for name in first)
+
+
+def test_held_out_shards_together_are_the_held_out_set(federation):
+    """So the clients' mean accuracy is the accuracy on it."""
+    for part in ("train", "held_out"):
+        whole = getattr(federation, part)
+        pieces = [getattr(shard, part) for shard in federation.shards]
+        assert sum(map(len, pieces)) == len(whole)
+        rows = np.concatenate([piece.x for piece in pieces])
+        assert np.array_equal(np.sort(rows, axis=0), np.sort(whole.x, axis=0))
+
+
+def test_a_client_process_finds_its_shard_in_its_file(federation, tmp_path):
+    """What was dealt out is what the client program trains and evaluates on."""
+    paths = shards.write(federation, tmp_path)
+    assert list(paths) == ["site-1", "site-2", "site-3"]
+    client = client_main.client(paths["site-2"])
+    params = parameters(client.model)
+    task = baselines.training_task("site-2", 1, TINY)
+    assert client.evaluate(params, task)[0] == len(federation.shards[1].held_out)
+    assert client.train(params, task)[1] == len(federation.shards[1].train)
+
+
+def test_baselines_train_everybody_by_the_same_rules(federation):
+    """A point for each round of the centralised model, and one for each client alone."""
+    seen = {}
+    found = baselines.measure(federation, TINY, num_processes=1, progress=seen.__setitem__)
+    assert len(found.centralised) == TINY.rounds
+    assert list(found.alone) == [shard.client for shard in federation.shards]
+    assert seen == {baselines.CENTRALISED: found.centralised[-1], **found.alone}
+    assert all(0 <= accuracy <= 1 for accuracy in seen.values())
+
+
+def test_rounds_repeat_for_a_seed(federation):
+    """The rehearsal gives the same accuracies, and learns."""
+    first, second = (rehearsal.federate(federation, TINY) for _ in range(2))
+    assert first == second
+    longer = dataclasses.replace(TINY, rounds=6, epochs=2, batch_size=8, learning_rate=0.2)
+    assert rehearsal.federate(federation, longer)[-1] > 0.7
+
+
+@pytest.mark.parametrize("change", [{"rounds": 0}, {"num_clients": 0}, {"learning_rate": 0.0}])
+def test_settings_that_train_nothing_are_refused(change):
+    """They are checked when they are built."""
+    values = {"data": "x", "rounds": 1, "epochs": 1, "batch_size": 1, "learning_rate": 0.1}
+    with pytest.raises(UsageError, match=next(iter(change))):
+        DemoSettings(**{**values, **change})
+
+
+def test_a_client_process_loads_nothing_that_it_does_not_need():
+    """Eight of them start at once: no scikit-learn, no matplotlib, no optimizers of torch."""
+    code = (
+        "import sys, fedloom.simulation.demo.client_main\n"
+        "heavy = {'sklearn', 'matplotlib', 'torch._dynamo', 'sympy', 'fastapi', 'sqlalchemy'}\n"
+        "sys.exit(', '.join(heavy & set(sys.modules)) or 0)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
