@@ -1,5 +1,6 @@
 """The live display draws every state that a run can be in."""
 
+import doctest
 import io
 
 import pytest
@@ -105,3 +106,8 @@ def test_a_diverged_model_is_drawn_as_unknown():
 def test_sparklines_stay_within_their_width_and_scale(values, bars):
     """The last values are kept."""
     assert progress.sparkline(values) == bars
+
+
+def test_the_examples_in_the_documentation_hold():
+    """They are run, so they cannot go stale."""
+    assert doctest.testmod(progress) == (0, 1)

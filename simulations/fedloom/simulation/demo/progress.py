@@ -70,9 +70,11 @@ def render(status: Mapping[str, Any], *, elapsed_s: float) -> RenderableType:
         elapsed_s: since the run was submitted.
     """
     color = _STATES.get(status["state"], "cyan")
-    body = [_progress(status), Text(), _round(status["live"])]
+    body = [_progress(status)]
+    if status["live"] is not None:
+        body += [Text(), _round(status["live"])]
     if status["reason"]:
-        body.append(Text(status["reason"], style=color))
+        body += [Text(), Text(status["reason"], style=color)]
     return Panel(
         Group(*body),
         title=Text(f" {status['name']} ", style="bold"),
@@ -126,9 +128,7 @@ def _progress(status: Mapping[str, Any]) -> RenderableType:
     return grid
 
 
-def _round(live: Mapping[str, Any] | None) -> RenderableType:
-    if live is None:
-        return Text()
+def _round(live: Mapping[str, Any]) -> RenderableType:
     if not (round_ := live.get("round")):
         return Text(f"{live['clients_available']} clients available", style="dim")
     phases: Mapping[str, str] = round_["members"]
