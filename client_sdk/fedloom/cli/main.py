@@ -24,6 +24,7 @@ COMMANDS = {
     "client": Lazy("fedloom.cli.clients:client", "Enrol and run a device; list and revoke them."),
     "run": Lazy("fedloom.cli.runs:run", "Submit training runs, watch and steer them."),
     "model": Lazy("fedloom.cli.models:model", "List models and export them as safetensors."),
+    "demo": Lazy("fedloom.simulation.demo.command:demo", "See it all work here, in a minute."),
 }
 
 EPILOG = f"""\

@@ -1,0 +1,131 @@
+"""The demo's real processes: each command as a person would type it, shown before it runs."""
+
+import json
+import shlex
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+
+from fedloom.protocol.errors import UnavailableError
+
+STOP_S = 15.0
+_CLI = (sys.executable, "-m", "fedloom.cli.main")
+
+
+class Stage:
+    """Where the demo plays: runs commands, keeps processes, ends them all in the end.
+
+    Args:
+        folder: state, shards and logs go here.
+        console: where commands are shown.
+    """
+
+    def __init__(self, folder: Path, console: Console) -> None:
+        self.folder = folder
+        self.server = folder / "server"
+        self._console = console
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for process in self._running.values():
+            process.terminate()
+        deadline = time.monotonic() + STOP_S
+        for process in self._running.values():
+            try:
+                process.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def show(self, *words: str, more: str = "") -> None:
+        """Show a command as it would be typed."""
+        text = shlex.join(word.replace(f"{Path.cwd()}/", "") for word in words)
+        self._console.print(f"[dim]$[/] {text}[dim]{more}[/]", highlight=False, soft_wrap=True)
+
+    def command(self, *words: str, quiet: bool = False) -> Any:
+        """Run `fedloom WORDS --json` to its end and return what it printed, parsed.
+
+        Raises:
+            UnavailableError: it failed.
+        """
+        if not quiet:
+            self.show("fedloom", *words)
+        return self.finish(self.begin(*words), "fedloom " + shlex.join(words[:2]))
+
+    def begin(self, *words: str) -> subprocess.Popen[bytes]:
+        """Start `fedloom WORDS --json`."""
+        return subprocess.Popen(  # noqa: S603 - our own commands
+            [*_CLI, *words, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+
+    def finish(self, process: subprocess.Popen[bytes], what: str) -> Any:
+        """Wait for a command that was begun and return what it printed, parsed.
+
+        Raises:
+            UnavailableError: it failed.
+        """
+        out, err = process.communicate()
+        if process.returncode != 0:
+            raise UnavailableError(f"{what} failed: {(err or out).decode().strip()}")
+        return json.loads(out)
+
+    def keep(self, name: str, words: Sequence[str], *, cli: bool = False) -> None:
+        """Start a process that runs until the demo ends; its output goes to NAME.log."""
+        with (self.folder / f"{name}.log").open("wb") as log:
+            self._running[name] = subprocess.Popen(  # noqa: S603 - our own commands
+                [*(_CLI if cli else (sys.executable,)), *words], stdout=log, stderr=log
+            )
+
+    def check(self) -> None:
+        """Is everybody still there?
+
+        Raises:
+            UnavailableError: a process has ended; says whose log to read.
+        """
+        for name, process in self._running.items():
+            if process.poll() is not None:
+                log = self.folder / f"{name}.log"
+                last = log.read_text(errors="replace").strip().splitlines()[-1:]
+                raise UnavailableError(
+                    f"{name} ended with {process.returncode}: {' '.join(last)} (see {log})"
+                )
+
+    def wait_for(self, path: Path, wait_s: float = 30.0) -> None:
+        """Wait until a process has made a file.
+
+        Raises:
+            UnavailableError: it did not come.
+        """
+        deadline = time.monotonic() + wait_s
+        while not path.exists():
+            self.check()
+            if time.monotonic() > deadline:
+                raise UnavailableError(f"Expected {path} within {wait_s:.0f} s, got none.")
+            time.sleep(0.02)
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports on loopback that nobody listens on just now."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for sock in sockets:
+            sock.bind(("127.0.0.1", 0))
+        return [sock.getsockname()[1] for sock in sockets]
+    finally:
+        for sock in sockets:
+            sock.close()
