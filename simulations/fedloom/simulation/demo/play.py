@@ -107,16 +107,17 @@ def _start_clients(stage: Stage, federation: Federation) -> None:
     enrolling = []
     for number, name in enumerate(files):
         where = ("--dir", str(stage.server))
-        words = ("token", "create", "--client", name, *where)
+        invite = ("token", "create", "--client", name, *where)
         if number == 0:
-            stage.show("fedloom", *words)
-        token = stage.command(*words, quiet=True)["tokens"][0]["token"]
+            stage.show("fedloom", *invite)
+        token: str = stage.command(*invite, quiet=True)["tokens"][0]["token"]
         target = ("--dir", str(stage.folder / name))
         if number == 0:
             shown = ("--server", server, "--token", f"{token[:16]}…")
             stage.show("fedloom", "client", "enroll", *shown, *target)
-        words = ("client", "enroll", "--server", server, "--token", token, *target)
-        enrolling.append(stage.begin(*words))
+        enrolling.append(
+            stage.begin("client", "enroll", "--server", server, "--token", token, *target)
+        )
     for process in enrolling:
         stage.finish(process, "fedloom client enroll")
     for number, (name, shard) in enumerate(files.items()):
