@@ -25,6 +25,7 @@ from fedloom.protocol.errors import Code, IntegrityError, Refusal, UsageError
 
 PREFIX_BYTES = 8
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+MAX_DIMENSIONS = 32
 
 DTYPES: dict[str, np.dtype[Any]] = {
     "F64": np.dtype("<f8"),
@@ -84,13 +85,14 @@ class Layout:
 
 
 def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    entries = dict(pairs)
-    if len(entries) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise Refusal(
-            Code.DUPLICATE_TENSOR, f"Expected each name once in the header, got {twice!r} twice."
-        )
+    entries: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in entries:
+            raise Refusal(
+                Code.DUPLICATE_TENSOR,
+                f"Expected each name once in the header, got {name[:80]!r} twice.",
+            )
+        entries[name] = value
     return entries
 
 
@@ -108,23 +110,29 @@ def parse_header(header: bytes) -> Layout:
     Raises:
         Refusal: MALFORMED, DUPLICATE_TENSOR or WRONG_DTYPE.
     """
+    if not header.startswith(b"{"):
+        raise _malformed("a JSON object from the first byte on", repr(header[:8]))
     try:
-        entries = json.loads(header, object_pairs_hook=_reject_duplicates)
+        # Decoded here: left to itself json would also take UTF-16 and UTF-32.
+        entries = json.loads(header.decode(), object_pairs_hook=_reject_duplicates)
     except (ValueError, RecursionError) as error:
-        raise _malformed("JSON", f"{type(error).__name__}") from None
-    if not isinstance(entries, dict):
-        raise _malformed("a JSON object", type(entries).__name__)
-    entries.pop("__metadata__", None)
+        raise _malformed("JSON in UTF-8", type(error).__name__) from None
+    _check_metadata(entries.pop("__metadata__", {}))
     infos = sorted((_entry(name, value) for name, value in entries.items()), key=_order)
     position = 0
     for info in infos:
         if info.start != position or info.start % DTYPES[info.dtype].itemsize:
             raise _malformed(
-                f"tensor {info.name!r} to start at byte {position}, aligned", str(info.start)
+                f"tensor {info.name[:80]!r} to start at byte {position}, aligned", str(info.start)
             )
         position = info.stop
     data_start = PREFIX_BYTES + len(header)
     return Layout({i.name: i for i in infos}, data_start, data_start + position)
+
+
+def _check_metadata(metadata: object) -> None:
+    if not isinstance(metadata, dict) or not all(type(v) is str for v in metadata.values()):
+        raise _malformed("strings by name in __metadata__", "something else")
 
 
 def _order(info: TensorInfo) -> tuple[int, int]:
@@ -137,20 +145,27 @@ def _malformed(expected: str, got: str) -> Refusal:
 
 def _entry(name: str, value: object) -> TensorInfo:
     match value:
-        case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [int(start), int(stop)]}:
+        case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [start, stop]}:
             pass
-        case _:
-            raise _malformed(f"dtype, shape and data_offsets for {name!r}", repr(value)[:80])
+        case _:  # not quoted: the repr of what nests deep raises in its turn
+            raise _malformed(
+                f"dtype, shape and two data_offsets for {name[:80]!r}", type(value).__name__
+            )
     if dtype not in DTYPES:
         raise Refusal(
-            Code.WRONG_DTYPE, f"Expected a dtype of {', '.join(DTYPES)} for {name!r}, got {dtype}."
+            Code.WRONG_DTYPE,
+            f"Expected a dtype of {', '.join(DTYPES)} for {name[:80]!r}, got {dtype[:80]!r}.",
         )
-    if not all(type(n) is int and 0 <= n < 2**48 for n in shape) or len(shape) > 32:
-        raise _malformed(f"at most 32 non-negative dimensions for {name!r}", repr(shape)[:80])
+    if not (type(start) is type(stop) is int and 0 <= start <= stop):
+        raise _malformed(f"two rising whole numbers as data_offsets for {name[:80]!r}", "others")
+    if len(shape) > MAX_DIMENSIONS or not all(type(n) is int and 0 <= n < 2**48 for n in shape):
+        raise _malformed(f"at most {MAX_DIMENSIONS} whole dimensions for {name[:80]!r}", "others")
     info = TensorInfo(name, dtype, tuple(shape), start, stop)
     size_bytes = info.size * DTYPES[dtype].itemsize
-    if start < 0 or stop - start != size_bytes:
-        raise _malformed(f"{size_bytes} bytes for {name!r} of shape {shape}", f"{stop - start}")
+    if stop - start != size_bytes:
+        raise _malformed(
+            f"{size_bytes} bytes for {name[:80]!r} of shape {shape}", f"{stop - start}"
+        )
     return info
 
 

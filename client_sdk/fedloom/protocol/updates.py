@@ -32,10 +32,15 @@ from fedloom.protocol.container import (
 from fedloom.protocol.errors import Code, Refusal
 from fedloom.protocol.manifest import Manifest
 from fedloom.protocol.v1 import fleet_pb2
-from fedloom.strategies.algebra import Coverage, Full, Mask, Slice
+from fedloom.strategies.algebra import WEIGHT_UNIT, Coverage, Full, Mask, Slice
 
 MAX_METRICS = 256
 MAX_NAME = 256
+MAX_METRIC = 1e100
+"""Largest magnitude of a metric: with `MAX_EXAMPLES` it keeps every weighted mean finite."""
+MAX_EXAMPLES = 1 << 42
+MAX_SINGLE_MAGNITUDE = 1e15
+"""Up to here the squares of a chunk add up in float32 without overflow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,10 +191,11 @@ def check_header(
 
 def _check_weight(header: fleet_pb2.UpdateHeader, limits: Limits) -> None:
     weight = header.weight
-    if not (math.isfinite(weight) and 0 < weight <= limits.max_weight):
+    # Not just above 0: a weight that rounds to no unit at all cannot be summed.
+    if not (math.isfinite(weight) and WEIGHT_UNIT <= weight <= limits.max_weight):
         raise Refusal(
             Code.WEIGHT_OUT_OF_RANGE,
-            f"Expected 0 < weight <= {limits.max_weight:g}, got {weight:g}.",
+            f"Expected a weight from {WEIGHT_UNIT:g} to {limits.max_weight:g}, got {weight:g}.",
         )
     wanted = {
         fleet_pb2.WEIGHTING_EXAMPLES: float(header.training.num_examples),
@@ -203,6 +209,11 @@ def _check_weight(header: fleet_pb2.UpdateHeader, limits: Limits) -> None:
 
 
 def _check_metrics(metrics: fleet_pb2.Metrics) -> None:
+    if metrics.num_examples > MAX_EXAMPLES:
+        raise Refusal(
+            Code.WEIGHT_OUT_OF_RANGE,
+            f"Expected at most {MAX_EXAMPLES} examples, got {metrics.num_examples}.",
+        )
     if len(metrics.values) > MAX_METRICS:
         raise Refusal(
             Code.MALFORMED, f"Expected at most {MAX_METRICS} metrics, got {len(metrics.values)}."
@@ -215,6 +226,11 @@ def _check_metrics(metrics: fleet_pb2.Metrics) -> None:
             )
         if not math.isfinite(value):
             raise Refusal(Code.NOT_FINITE, f"Expected a finite metric {name!r}, got {value}.")
+        if abs(value) > MAX_METRIC:
+            raise Refusal(
+                Code.MAGNITUDE_TOO_LARGE,
+                f"Expected metrics of at most {MAX_METRIC:g}, got {value:g} for {name!r}.",
+            )
 
 
 def _check_unique(names: Sequence[object]) -> None:
@@ -372,11 +388,11 @@ class BodyChecker:
                 return data
         length = header_length(bytes(self._head))
         longest = 1024 * (2 * len(self._planned) + 1)
-        if not 2 <= length <= min(longest, self._size):
+        longest = min(longest, self._size - PREFIX_BYTES)
+        if not 2 <= length <= longest:
             raise Refusal(
                 Code.MALFORMED,
-                f"Expected a safetensors header of 2 to {min(longest, self._size)} bytes, "
-                f"got {length}.",
+                f"Expected a safetensors header of 2 to {longest} bytes, got {length}.",
             )
         wanted = PREFIX_BYTES + length - len(self._head)
         self._head += data[:wanted]
@@ -429,7 +445,17 @@ class BodyChecker:
                 f"{self._tensor_of[info.name]!r}, got {magnitude:g}.",
             )
         self._max_abs = max(self._max_abs, magnitude)
-        self._sum_squares += float(np.einsum("i,i->", values, values))
+        self._sum_squares += self._squares(values, magnitude)
+
+    def _squares(self, values: NDArray[Any], magnitude: float) -> float:
+        """The sum of squares: in float32 it is three times as fast, but good for a note only.
+
+        Where a bound hangs on it, or float32 would overflow, it is in float64, so that the chunks
+        that the bytes come in cannot decide whether an update at its bound is accepted.
+        """
+        if self._limits.max_norm is not None or magnitude > MAX_SINGLE_MAGNITUDE:
+            values = values.astype(np.float64)
+        return float(np.einsum("i,i->", values, values))
 
     def _check_bits(self, info: TensorInfo, values: NDArray[Any]) -> None:
         self._popcount[info.name] += int(np.unpackbits(values).sum(dtype=np.int64))
@@ -444,7 +470,7 @@ class BodyChecker:
         """Everything has come: is it whole, and what was announced?
 
         Raises:
-            Refusal: TRUNCATED, BAD_CHECKSUM, WRONG_SHAPE or NORM_TOO_LARGE.
+            Refusal: TRUNCATED, BAD_CHECKSUM, MALFORMED, WRONG_SHAPE or NORM_TOO_LARGE.
         """
         if self.received != self._size:
             raise Refusal(
@@ -455,7 +481,11 @@ class BodyChecker:
                 Code.BAD_CHECKSUM,
                 f"Expected CRC-32C {self._crc_declared:08x} as declared, got {self._crc:08x}.",
             )
-        self._check_masks()
+        if self._layout is None:
+            raise Refusal(
+                Code.MALFORMED, f"Expected a safetensors header, got {self._size} bytes in all."
+            )
+        self._check_masks(self._layout)
         norm = math.sqrt(self._sum_squares)
         if self._limits.max_norm is not None and norm > self._limits.max_norm:
             raise Refusal(
@@ -464,9 +494,8 @@ class BodyChecker:
             )
         return BodyStats(norm, self._max_abs)
 
-    def _check_masks(self) -> None:
+    def _check_masks(self, layout: Layout) -> None:
         for bits, part in self._masks.items():
-            assert self._layout is not None
-            values = self._layout.tensors[part.values].size
+            values = layout.tensors[part.values].size
             if self._popcount[bits] != values:
                 raise _wrong_shape(part.tensor, (self._popcount[bits],), (values,))
