@@ -30,11 +30,15 @@ class SpoolFile:
         size_bytes: bytes that will have come.
     """
 
-    def __init__(self, path: Path, handle: int, received: int, size_bytes: int) -> None:
-        self.name = path.name
+    def __init__(
+        self, name: str, handle: int, received: int, size_bytes: int, writing: set[str]
+    ) -> None:
+        self.name = name
         self.received = received
         self.size_bytes = size_bytes
         self._handle = handle
+        self._writing = writing
+        writing.add(name)
 
     def append(self, chunk: bytes) -> None:
         """Write the next bytes of the body."""
@@ -60,6 +64,7 @@ class SpoolFile:
 
     def close(self) -> None:
         """Let go of the file; it stays in the spool."""
+        self._writing.discard(self.name)
         os.close(self._handle)
 
 
@@ -75,6 +80,7 @@ class Spool:
         directory.mkdir(parents=True, exist_ok=True)
         self._directory = directory
         self._keep = keep
+        self._writing: set[str] = set()
         self._free = deque(sorted(directory.glob("free-*")))
         self._next_free = 1 + max((int(p.name[5:]) for p in self._free), default=0)
 
@@ -95,14 +101,14 @@ class Spool:
             handle = os.open(path, os.O_RDWR)
             found = _read_footer(handle)
             if found is not None and found[0] == raw:
-                return SpoolFile(path, handle, found[1], size)
+                return SpoolFile(path.name, handle, found[1], size, self._writing)
         else:
             handle = self._take(path)
         footer = bytes(_COUNT) + raw + len(raw).to_bytes(_LENGTH, "little")
         # The end moves first: a footer is only believed at the very end of a file.
         os.ftruncate(handle, size + len(footer))
         os.pwrite(handle, footer, size)
-        return SpoolFile(path, handle, 0, size)
+        return SpoolFile(path.name, handle, 0, size, self._writing)
 
     def _take(self, path: Path) -> int:
         while self._free:
@@ -132,9 +138,13 @@ class Spool:
         return fleet_pb2.UpdateHeader.FromString(footer[0])
 
     def release(self, name: str) -> None:
-        """This file's content is no longer needed."""
+        """This file's content is no longer needed.
+
+        One that an upload still writes to is not for reuse: the late writer would go on writing
+        into the bytes of whoever got the file next.
+        """
         path = self._directory / name
-        if len(self._free) >= self._keep:
+        if len(self._free) >= self._keep or name in self._writing:
             path.unlink(missing_ok=True)
             return
         free = self._directory / f"free-{self._next_free:09d}"
