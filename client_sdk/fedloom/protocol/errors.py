@@ -135,8 +135,31 @@ _BAD_UPDATE = frozenset(
 )
 
 
+MAX_MESSAGE = 600
+"""Characters of a refusal's message: with its escapes it must fit into 8 KiB of metadata."""
+
+
+def printable(text: str, limit: int = MAX_MESSAGE) -> str:
+    r"""One line that can be logged, stored and sent, whatever a peer put into it.
+
+    >>> printable("a\nb")
+    'a\\nb'
+
+    Args:
+        text: any string, lone surrogates and control characters included.
+        limit: most characters of the result.
+    """
+    kept = text[: limit + 1]
+    if not kept.isprintable():
+        kept = "".join(c if c.isprintable() else repr(c)[1:-1] for c in kept)
+    return kept if len(kept) <= limit else kept[: limit - 1] + "…"
+
+
 class Refusal(FedloomError):  # noqa: N818 - a refusal is the field's word for it
     """A peer's request was turned away.
+
+    What the peer sent may be quoted in the message, so it is kept short and printable here, once,
+    for the log, the ledger and the wire.
 
     Attributes:
         code: the type of the refusal.
@@ -146,6 +169,6 @@ class Refusal(FedloomError):  # noqa: N818 - a refusal is the field's word for i
     exit_code = 3
 
     def __init__(self, code: Code, message: str, *, detail: str = "") -> None:
-        super().__init__(message)
+        super().__init__(printable(message))
         self.code = code
-        self.detail = detail
+        self.detail = printable(detail)

@@ -3,12 +3,14 @@
 Attend, Enrol and Renew carry protobuf messages. Download and Upload are raw-bytes methods: their
 first messages are protobuf, and then tensor bytes pass with nothing around them, which is about
 1.5 times as fast as a protobuf `bytes` field. So gRPC is given no serialisers for those, and each
-side encodes and decodes by the functions here.
+side encodes and decodes by the functions here. A server parses every request so, and not by a
+deserialiser of gRPC's: garbage then gets a typed refusal as everything else does.
 """
 
-from typing import Final
+from typing import Final, TypeVar
 
 import grpc
+from google.protobuf.message import DecodeError, Message
 
 from fedloom.protocol.errors import Code, FedloomError, Refusal, UnavailableError
 from fedloom.protocol.v1 import fleet_pb2
@@ -44,6 +46,30 @@ COMMON_OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.http2.ping_timeout_ms", 20_000),
 )
+
+
+M = TypeVar("M", bound=Message)
+
+
+def parse(kind: type[M], raw: object) -> M:
+    """Read a protobuf message from a peer.
+
+    Args:
+        kind: what it must be.
+        raw: what came; bytes, or the end of the stream.
+
+    Raises:
+        Refusal: MALFORMED.
+    """
+    name = kind.DESCRIPTOR.name
+    if not isinstance(raw, bytes):
+        raise Refusal(Code.MALFORMED, f"Expected {name}, got the end of the stream.")
+    try:
+        return kind.FromString(raw)
+    except DecodeError:
+        raise Refusal(
+            Code.MALFORMED, f"Expected {name} as protobuf, got {len(raw)} other bytes."
+        ) from None
 
 
 def refusal_metadata(refusal: Refusal) -> tuple[tuple[str, bytes], ...]:

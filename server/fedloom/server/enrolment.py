@@ -7,6 +7,7 @@ those that have none yet.
 import hmac
 import logging
 import time
+from dataclasses import dataclass
 
 import grpc
 
@@ -43,46 +44,55 @@ class EnrolmentService:
             {
                 "Enrol": grpc.unary_unary_rpc_method_handler(
                     self.enrol,
-                    request_deserializer=enrolment_pb2.EnrolRequest.FromString,
                     response_serializer=enrolment_pb2.IssuedCertificate.SerializeToString,
                 )
             },
         )
 
-    async def enrol(
-        self, request: enrolment_pb2.EnrolRequest, context: Context
-    ) -> enrolment_pb2.IssuedCertificate:
+    async def enrol(self, raw: bytes, context: Context) -> enrolment_pb2.IssuedCertificate:
         """A token and a CSR in, a certificate out."""
-        world = self._world
+        world, caller = self._world, _Caller()
         try:
-            return await self._enrol(request)
+            return await self._enrol(wire.parse(enrolment_pb2.EnrolRequest, raw), caller)
         except Refusal as refusal:
-            log.warning("enrolment from %s refused: %s: %s", context.peer(), refusal.code, refusal)
-            await world.in_ledger(world.ledger.add_refusal, "", "", 0, refusal)
+            log.warning(
+                "enrolment of %s from %s refused: %s: %s",
+                caller.name or "nobody", context.peer(), refusal.code, refusal,
+            )  # fmt: skip
+            await world.in_ledger(world.ledger.add_refusal, caller.name, "", 0, refusal)
             await abort(context, refusal)
         raise AssertionError("aborted")
 
-    async def _enrol(self, request: enrolment_pb2.EnrolRequest) -> enrolment_pb2.IssuedCertificate:
+    async def _enrol(
+        self, request: enrolment_pb2.EnrolRequest, caller: "_Caller"
+    ) -> enrolment_pb2.IssuedCertificate:
         if not set(request.protocol_versions) & set(PROTOCOL_VERSIONS):
             raise Refusal(
                 Code.VERSION_UNSUPPORTED,
                 f"Expected a protocol version of {list(PROTOCOL_VERSIONS)}, "
-                f"got {list(request.protocol_versions)}: upgrade the older side.",
+                f"got {list(request.protocol_versions[:8])}: upgrade the older side.",
             )
         world = self._world
         token = tokens.parse_token(request.token)
         row = await world.in_ledger(world.ledger.token, token.id)
         if row is None or not tokens.secret_matches(token.secret, row["secret_hash"]):
             raise Refusal(Code.BAD_TOKEN, "Expected a token of this server: ask for a new one.")
+        caller.name = row["client"]
         if not hmac.compare_digest(token.pin, self._authority.root_pin):
             raise Refusal(Code.BAD_TOKEN, "Expected a token of this server's authority.")
         if row["used_at"] is not None:
             raise Refusal(Code.BAD_TOKEN, "This token was used before: ask for a new one.")
         if time.time() >= row["expires_at"]:
             raise Refusal(Code.BAD_TOKEN, "This token has expired: ask for a new one.")
-        client = row["client"]
-        reply, serial, not_after = await issue(world, self._authority, request.csr_pem, client)
+        reply, serial, not_after = await issue(world, self._authority, request.csr_pem, caller.name)
         await world.in_ledger(world.ledger.enrol, token.id, serial, not_after)
         reply.fleet_port = self._fleet_port
-        log.info("%s enrolled", client)
+        log.info("%s enrolled", caller.name)
         return reply
+
+
+@dataclass(slots=True)
+class _Caller:
+    """Whom a token that proved to be ours is for; nobody before that."""
+
+    name: str = ""

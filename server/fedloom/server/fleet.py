@@ -65,9 +65,10 @@ class Session:
                 log.debug("message to %s not sent: %r", self.client, error)
 
     def end(self, refusal: Refusal) -> None:
-        """Cut the stream; the client is told why."""
-        self.refusal = refusal
-        self.handler.cancel()
+        """Cut the stream; the client is told why. Once: a second cut would silence the first."""
+        if self.refusal is None:
+            self.refusal = refusal
+            self.handler.cancel()
 
 
 class Fleet:

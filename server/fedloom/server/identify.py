@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import grpc
 
 from fedloom.protocol import wire
-from fedloom.protocol.errors import Code, Refusal
+from fedloom.protocol.errors import Code, Refusal, UsageError
 from fedloom.protocol.identity import Peer, check_client_name, peer_from_pem
 from fedloom.server.world import World
 
@@ -44,6 +44,13 @@ class Identify:
         self._world = world
         self._plaintext = plaintext
 
+    def claimed(self, context: Context) -> str:
+        """The name in the certificate, good or not, for the records; empty if there is none."""
+        try:
+            return "" if self._plaintext else _peer(context).client
+        except Refusal:
+            return ""
+
     async def __call__(self, context: Context) -> tuple[str, Peer | None]:
         """The client's name, and its certificate where there is one.
 
@@ -51,11 +58,21 @@ class Identify:
             Refusal: NO_CERTIFICATE, UNKNOWN_CLIENT, REVOKED or EXPIRED.
         """
         if self._plaintext:
-            metadata = dict(context.invocation_metadata() or ())
-            return check_client_name(str(metadata.get(wire.CLIENT_KEY, ""))), None
-        pem = next(iter(context.auth_context().get("x509_pem_cert", ())), b"")
-        peer = peer_from_pem(pem)
+            return _named(context), None
+        peer = _peer(context)
         check_not_expired(peer, datetime.now(UTC))
         world = self._world
         await world.in_ledger(world.ledger.check_certificate, peer.serial, peer.client)
         return peer.client, peer
+
+
+def _peer(context: Context) -> Peer:
+    return peer_from_pem(next(iter(context.auth_context().get("x509_pem_cert", ())), b""))
+
+
+def _named(context: Context) -> str:
+    metadata = dict(context.invocation_metadata() or ())
+    try:
+        return check_client_name(str(metadata.get(wire.CLIENT_KEY, "")))
+    except UsageError as error:
+        raise Refusal(Code.NO_CERTIFICATE, f"{wire.CLIENT_KEY}: {error}") from None

@@ -32,6 +32,8 @@ from fedloom.server.schema import (
     updates,
 )
 
+KEPT_REFUSALS = 100_000
+
 REPORTING, CLOSING, COMMITTED, ABANDONED = "reporting", "closing", "committed", "abandoned"
 
 
@@ -189,6 +191,11 @@ class Ledger:
                 .values(status="revoked", revoked_at=now)
             )
         return done.rowcount == 1
+
+    def revoked_clients(self) -> set[str]:
+        """Names of the clients that are revoked now."""
+        rows = self._rows(sa.select(clients.c.name).where(clients.c.status == "revoked"))
+        return {row["name"] for row in rows}
 
     def client_status(self, client: str) -> str | None:
         """`active`, `revoked`, or None for a stranger."""
@@ -472,9 +479,9 @@ class Ledger:
         return self._row(sa.select(models.c.digest).where(models.c.digest == digest)) is not None
 
     def add_refusal(self, client: str, run: str, number: int, refusal: Refusal) -> None:
-        """Remember whom we turned away and why."""
+        """Remember whom we turned away and why; strangers must not fill the disk with it."""
         with self._write() as connection:
-            connection.execute(
+            added = connection.execute(
                 refusals.insert().values(
                     at=time.time(),
                     client=client,
@@ -485,6 +492,9 @@ class Ledger:
                     detail=refusal.detail,
                 )
             )
+            assert added.inserted_primary_key is not None
+            oldest = added.inserted_primary_key[0] - KEPT_REFUSALS
+            connection.execute(refusals.delete().where(refusals.c.id <= oldest))
 
     def list_refusals(self, run: str = "", limit: int = 1000) -> list[dict[str, Any]]:
         """The latest refusals, newest first."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from fedloom.protocol.errors import Code, FedloomError, Refusal, UsageError
 from fedloom.protocol.manifest import Manifest
+from fedloom.protocol.updates import header_limit_bytes
 from fedloom.server.engine import (
     Abort,
     AbortRound,
@@ -62,6 +63,7 @@ class RunDriver:
         self.round: RoundShell | None = None
         self._manifest = manifest
         self._limits = self.spec.limits(manifest)
+        self.header_limit_bytes = header_limit_bytes(manifest, len(self._limits.groups))
         self._model: str = row["model"]
         self._strategy_state: str | None = row["strategy_state"]
         self._world = world
@@ -312,6 +314,10 @@ class Runs:
     def get(self, run: str) -> RunDriver | None:
         """An active run."""
         return self._drivers.get(run)
+
+    def longest_header_bytes(self) -> int:
+        """The longest header that an update of any active run may have."""
+        return max((driver.header_limit_bytes for driver in self._drivers.values()), default=0)
 
     def round(self, key: tuple[str, int]) -> RoundShell:
         """The open round that a message speaks of.

@@ -9,14 +9,15 @@ import asyncio
 import hashlib
 import logging
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
+from functools import partial
 
 import grpc
 
 from fedloom.protocol import wire
-from fedloom.protocol.errors import Code, Refusal
+from fedloom.protocol.errors import Code, Refusal, printable
 from fedloom.protocol.faults import crossing
 from fedloom.protocol.updates import BodyChecker, PlannedPart, header_limit_bytes
 from fedloom.protocol.v1 import enrolment_pb2, fleet_pb2
@@ -37,6 +38,9 @@ READ_TIMEOUT_S = 60.0
 """Longest silence in the middle of an upload, and before the first message of a stream."""
 
 RESCAN_BYTES = 1 << 20
+
+MIN_HEADER_BYTES = 1 << 18
+"""Headers up to here are always parsed: a repeat may come when its run has ended."""
 
 
 class FleetService:
@@ -63,17 +67,13 @@ class FleetService:
             {
                 "Attend": grpc.stream_stream_rpc_method_handler(
                     self.attend,
-                    request_deserializer=fleet_pb2.ClientMessage.FromString,
                     response_serializer=fleet_pb2.ServerMessage.SerializeToString,
                 ),
                 "Renew": grpc.unary_unary_rpc_method_handler(
                     self.renew,
-                    request_deserializer=enrolment_pb2.RenewRequest.FromString,
                     response_serializer=enrolment_pb2.IssuedCertificate.SerializeToString,
                 ),
-                "Download": grpc.unary_stream_rpc_method_handler(
-                    self.download, request_deserializer=fleet_pb2.DownloadRequest.FromString
-                ),
+                "Download": grpc.unary_stream_rpc_method_handler(self.download),
                 "Upload": grpc.stream_stream_rpc_method_handler(self.upload),
             },
         )
@@ -96,7 +96,7 @@ class FleetService:
             )
             await session.send(fleet_pb2.ServerMessage(welcome=welcome))
             self._world.fleet.attend(session)
-            log.info("%s attends (%s)", client, hello.sdk_version)
+            log.info("%s attends (%s)", client, printable(hello.sdk_version, 80))
             try:
                 await self._listen(session, context)
             except asyncio.CancelledError:
@@ -110,8 +110,8 @@ class FleetService:
 
     async def _hello(self, context: Context, client: str) -> fleet_pb2.Hello:
         async with asyncio.timeout(READ_TIMEOUT_S):
-            message = await context.read()
-        if message is grpc.aio.EOF or message.WhichOneof("kind") != "hello":
+            message = wire.parse(fleet_pb2.ClientMessage, await context.read())
+        if message.WhichOneof("kind") != "hello":
             raise Refusal(Code.MALFORMED, "Expected a hello first.")
         hello: fleet_pb2.Hello = message.hello
         if hello.client != client:
@@ -120,12 +120,13 @@ class FleetService:
             raise Refusal(
                 Code.VERSION_UNSUPPORTED,
                 f"Expected a protocol version of {list(PROTOCOL_VERSIONS)}, "
-                f"got {list(hello.protocol_versions)}: upgrade the older side.",
+                f"got {list(hello.protocol_versions[:8])}: upgrade the older side.",
             )
         return hello
 
     async def _listen(self, session: Session, context: Context) -> None:
-        while (message := await context.read()) is not grpc.aio.EOF:
+        while (raw := await context.read()) is not grpc.aio.EOF:
+            message = wire.parse(fleet_pb2.ClientMessage, raw)
             match message.WhichOneof("kind"):
                 case "offer_reply":
                     reply = message.offer_reply
@@ -134,7 +135,7 @@ class FleetService:
                 case "task_failed":
                     failed = message.task_failed
                     if shell := self._shell(failed.task):
-                        shell.client_failed(session.client, failed.reason[:500])
+                        shell.client_failed(session.client, printable(failed.reason))
                 case _:
                     raise Refusal(Code.MALFORMED, "Expected an offer_reply or a task_failed.")
 
@@ -147,13 +148,12 @@ class FleetService:
 
     # ---- certificates ------------------------------------------------------------------------
 
-    async def renew(
-        self, request: enrolment_pb2.RenewRequest, context: Context
-    ) -> enrolment_pb2.IssuedCertificate:
+    async def renew(self, raw: bytes, context: Context) -> enrolment_pb2.IssuedCertificate:
         """A new certificate for the client that holds a good one."""
         async with self._refusals(context) as refusing:
             client, _ = await self._identify(context)
             refusing.client = client
+            request = wire.parse(enrolment_pb2.RenewRequest, raw)
             if self._authority is None:
                 raise Refusal(Code.NO_CERTIFICATE, "There are no certificates on plaintext.")
             issued = await issue(self._world, self._authority, request.csr_pem, client)
@@ -166,10 +166,11 @@ class FleetService:
 
     # ---- models out --------------------------------------------------------------------------
 
-    async def download(self, request: fleet_pb2.DownloadRequest, context: Context) -> None:
+    async def download(self, raw: bytes, context: Context) -> None:
         """A model's bytes from an offset on."""
         async with self._refusals(context) as refusing:
             refusing.client, _ = await self._identify(context)
+            request = wire.parse(fleet_pb2.DownloadRequest, raw)
             world = self._world
             if not await world.in_ledger(world.ledger.knows_model, request.digest):
                 raise Refusal(
@@ -177,7 +178,7 @@ class FleetService:
                 )
             handle = os.open(world.models.path(request.digest), os.O_RDONLY)
             try:
-                offset = request.offset
+                offset = min(request.offset, os.fstat(handle).st_size)
                 while chunk := os.pread(handle, wire.CHUNK_BYTES, offset):
                     await context.write(chunk)
                     offset += len(chunk)
@@ -204,13 +205,14 @@ class FleetService:
             reply = fleet_pb2.UploadReply(accepted=fleet_pb2.Accepted(repeated=repeated))
             await context.write(reply.SerializeToString())
 
-    def _parse_header(self, raw: bytes) -> fleet_pb2.UpdateHeader:
-        try:
-            if not isinstance(raw, bytes):
-                raise Refusal(Code.MALFORMED, "Expected an update header, got the end of stream.")
-            return fleet_pb2.UpdateHeader.FromString(raw)
-        except ValueError as error:  # protobuf's DecodeError is one
-            raise Refusal(Code.MALFORMED, "Expected an update header as protobuf.") from error
+    def _parse_header(self, raw: object) -> fleet_pb2.UpdateHeader:
+        """Parse a header, unless no run could want one so long: parsing amplifies memory."""
+        longest = max(MIN_HEADER_BYTES, self._runs.longest_header_bytes())
+        if isinstance(raw, bytes) and len(raw) > longest:
+            raise Refusal(
+                Code.TOO_LARGE, f"Expected a header of at most {longest} bytes, got {len(raw)}."
+            )
+        return wire.parse(fleet_pb2.UpdateHeader, raw)
 
     async def _receive(
         self, header: fleet_pb2.UpdateHeader, context: Context, refusing: "_Refusing"
@@ -220,12 +222,12 @@ class FleetService:
         if await self._known(key, header, identity):
             return True
         shell = self._runs.round(key)
+        refusing.shell = shell
         longest = header_limit_bytes(shell.plan.manifest, len(shell.plan.limits.groups))
         if header.ByteSize() > longest:
             raise Refusal(
                 Code.TOO_LARGE, f"Expected a header of at most {longest} bytes, got more."
             )
-        refusing.shell = shell
         planned = shell.admit(header)
         slot = (*key, header.client)
         if slot in self._uploading:
@@ -273,7 +275,8 @@ class FleetService:
             await self._rescan(file, checker)
             proceed = fleet_pb2.UploadReply(proceed=fleet_pb2.Proceed(offset=file.received))
             await context.write(proceed.SerializeToString())
-            await self._read_body(file, checker, context)
+            still = partial(shell.check_open, header.client)
+            await self._read_body(file, checker, context, still)
             try:
                 stats = checker.finish()
             except Refusal:
@@ -302,8 +305,12 @@ class FleetService:
                 file.restart()
                 raise
 
-    async def _read_body(self, file: SpoolFile, checker: BodyChecker, context: Context) -> None:
+    async def _read_body(
+        self, file: SpoolFile, checker: BodyChecker, context: Context, still: Callable[[], None]
+    ) -> None:
+        """Read the body from where it stands; `still` raises when nobody wants the rest."""
         while file.received < file.size_bytes:
+            still()
             async with asyncio.timeout(READ_TIMEOUT_S):
                 chunk = await context.read()
             if chunk is grpc.aio.EOF:
@@ -356,13 +363,14 @@ class FleetService:
             await self._refuse(context, refusing, refusal)
 
     async def _refuse(self, context: Context, refusing: "_Refusing", refusal: Refusal) -> None:
-        client, (run, number) = refusing.client, refusing.key
+        client = refusing.client or self._identify.claimed(context)
+        run, number = printable(refusing.key[0], 80), refusing.key[1]
         log.warning(
             "refused %s (run %s, round %d): %s: %s %s",
             client or context.peer(), run, number, refusal.code, refusal, refusal.detail,
         )  # fmt: skip
         world = self._world
-        await world.in_ledger(world.ledger.add_refusal, client, run[:80], number, refusal)
+        await world.in_ledger(world.ledger.add_refusal, client, run, number, refusal)
         if refusing.shell is not None:
             refusing.shell.refused(client, refusal)
         await abort(context, refusal)
@@ -379,7 +387,9 @@ class _Refusing:
 
 async def abort(context: Context, refusal: Refusal) -> None:
     """End a call with a typed refusal."""
-    await context.abort(refusal.code.status, str(refusal)[:1000], wire.refusal_metadata(refusal))
+    # The details are percent-encoded, three bytes for each; the whole message is in the metadata.
+    details = printable(str(refusal), 250)
+    await context.abort(refusal.code.status, details, wire.refusal_metadata(refusal))
 
 
 async def issue(
