@@ -39,7 +39,7 @@ def client() -> None:
 )
 @json_option
 def enroll(server: str, token: str, directory: Path) -> None:
-    r"""Make this device a client: its key is made here and never leaves.
+    """Make this device a client: its key is made here and never leaves.
 
     The token says which server to trust and proves to it that this device was invited.
 
@@ -80,7 +80,7 @@ def enroll(server: str, token: str, directory: Path) -> None:
     show_default=True,
 )
 def run(code: str, config: Path, log_format: str, log_level: str) -> None:
-    r"""Attend the server and train when asked, until stopped.
+    """Attend the server and train when asked, until stopped.
 
     NAME is a `fedloom.client.Client`, or a class or function that makes one without arguments.
 
@@ -101,7 +101,7 @@ def run(code: str, config: Path, log_format: str, log_level: str) -> None:
 @directory_option
 @json_option
 def list_clients(directory: Path) -> None:
-    r"""List enrolled clients: who is online, at what, and until when certificates last.
+    """List enrolled clients: who is online, at what, and until when certificates last.
 
     \b
     Example:
@@ -136,7 +136,7 @@ def list_clients(directory: Path) -> None:
 @directory_option
 @json_option
 def revoke(name: str, directory: Path) -> None:
-    r"""Revoke a client and its certificates; its connection is cut at once.
+    """Revoke a client and its certificates; its connection is cut at once.
 
     To let it in again, give it a new token.
 

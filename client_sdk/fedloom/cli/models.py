@@ -23,7 +23,7 @@ def model() -> None:
 @directory_option
 @json_option
 def list_models(run: str | None, directory: Path) -> None:
-    r"""List models, oldest first: of one RUN, or of all. Round 0 is what a run began with.
+    """List models, oldest first: of one RUN, or of all. Round 0 is what a run began with.
 
     \b
     Example:
@@ -63,7 +63,7 @@ def list_models(run: str | None, directory: Path) -> None:
 @directory_option
 @json_option
 def export(which: str | None, out: Path, number: int | None, directory: Path) -> None:
-    r"""Write a model to a file, verified against its digest.
+    """Write a model to a file, verified against its digest.
 
     A run's newest model, or that of one of its rounds, or any model by its digest; without an
     argument, the newest run's. Any safetensors library reads the file.

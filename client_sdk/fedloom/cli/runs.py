@@ -30,7 +30,7 @@ def run() -> None:
 @run.command()
 @json_option
 def template() -> None:
-    r"""Print a run.toml with every setting, its default and what it means.
+    """Print a run.toml with every setting, its default and what it means.
 
     \b
     Example:
@@ -52,7 +52,7 @@ def template() -> None:
 @directory_option
 @json_option
 def submit(spec: Path, model: str, watch: bool, directory: Path) -> None:
-    r"""Start a run from an initial model.
+    """Start a run from an initial model.
 
     \b
     Examples:
@@ -116,7 +116,7 @@ def _progress(file: BinaryIO, size_bytes: int) -> AbstractContextManager[BinaryI
 @directory_option
 @json_option
 def status(run: str | None, watch: bool, everything: bool, directory: Path) -> None:
-    r"""Show a run: its progress, its open round and what its rounds brought. The newest by default.
+    """Show a run: its progress, its open round and what its rounds brought. The newest by default.
 
     \b
     Examples:
@@ -152,7 +152,7 @@ def _watch(control: Control, run: str) -> None:
 @directory_option
 @json_option
 def list_runs(directory: Path) -> None:
-    r"""List all runs, oldest first.
+    """List all runs, oldest first.
 
     \b
     Example:
@@ -187,7 +187,7 @@ def list_runs(directory: Path) -> None:
 @directory_option
 @json_option
 def refusals(run: str | None, limit: int, directory: Path) -> None:
-    r"""List what clients sent and had turned away, newest first. The newest run's by default.
+    """List what clients sent and had turned away, newest first. The newest run's by default.
 
     \b
     Example:
@@ -227,7 +227,7 @@ def _steer(directory: Path, run: str | None, action: str, body: dict[str, Any]) 
 @directory_option
 @json_option
 def pause(run: str | None, directory: Path) -> None:
-    r"""Pause a run: its open round stops its clock, and no other one opens.
+    """Pause a run: its open round stops its clock, and no other one opens.
 
     Like all that steers, it takes the only active run if none is named.
 
@@ -243,7 +243,7 @@ def pause(run: str | None, directory: Path) -> None:
 @directory_option
 @json_option
 def resume(run: str | None, directory: Path) -> None:
-    r"""Go on with a paused run.
+    """Go on with a paused run.
 
     \b
     Example:
@@ -257,7 +257,7 @@ def resume(run: str | None, directory: Path) -> None:
 @directory_option
 @json_option
 def stop(run: str | None, directory: Path) -> None:
-    r"""End a run for good; its open round is dropped and its last model stays.
+    """End a run for good; its open round is dropped and its last model stays.
 
     \b
     Example:
@@ -271,7 +271,7 @@ def stop(run: str | None, directory: Path) -> None:
 @directory_option
 @json_option
 def close(run: str | None, directory: Path) -> None:
-    r"""Close the open round now, with the updates that it has; it takes a quorum.
+    """Close the open round now, with the updates that it has; it takes a quorum.
 
     \b
     Example:
@@ -286,7 +286,7 @@ def close(run: str | None, directory: Path) -> None:
 @directory_option
 @json_option
 def abort(run: str | None, reason: str, directory: Path) -> None:
-    r"""Drop the open round with its updates; the run goes on with another one.
+    """Drop the open round with its updates; the run goes on with another one.
 
     \b
     Example:
@@ -303,7 +303,7 @@ def abort(run: str | None, reason: str, directory: Path) -> None:
 @directory_option
 @json_option
 def extend(run: str | None, seconds: float, directory: Path) -> None:
-    r"""Give the open round more time.
+    """Give the open round more time.
 
     \b
     Example:

@@ -46,7 +46,7 @@ def token() -> None:
 def create(
     clients: tuple[str, ...], count: int | None, ttl_s: float, out: Path | None, directory: Path
 ) -> None:
-    r"""Make tokens. Each enrols one device, once; its text is shown only now.
+    """Make tokens. Each enrols one device, once; its text is shown only now.
 
     \b
     Examples:
@@ -98,7 +98,7 @@ def _reachable(server: dict[str, Any]) -> str:
 @directory_option
 @json_option
 def list_tokens(directory: Path) -> None:
-    r"""List tokens, newest first. Their secrets are not kept.
+    """List tokens, newest first. Their secrets are not kept.
 
     \b
     Example:

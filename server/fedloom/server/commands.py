@@ -50,7 +50,7 @@ def server() -> None:
 def init(
     directory: Path, federation: str, fleet: str, enrolment: str, names: tuple[str, ...]
 ) -> None:
-    r"""Make a server's state directory: its settings and its own certificate authority.
+    """Make a server's state directory: its settings and its own certificate authority.
 
     \b
     Examples:
@@ -161,7 +161,7 @@ def _show_made(directory: Path, federation: str, made: Made) -> None:
 def run(
     directory: Path, log_format: str, log_level: str, plaintext_loopback: bool, ready: Path | None
 ) -> None:
-    r"""Run a server until SIGTERM or Ctrl-C. Restarted, it goes on where it was.
+    """Run a server until SIGTERM or Ctrl-C. Restarted, it goes on where it was.
 
     \b
     Examples:

@@ -8,6 +8,7 @@ from typing import Any
 
 import sqlalchemy.exc
 from fastapi import APIRouter
+
 from fedloom.protocol import tokens
 from fedloom.protocol.errors import Code, Refusal
 from fedloom.protocol.identity import check_client_name

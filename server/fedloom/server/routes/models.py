@@ -6,10 +6,11 @@ from typing import Annotated, BinaryIO, ClassVar
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import FileResponse
+from starlette.requests import ClientDisconnect
+
 from fedloom.protocol.errors import IntegrityError, UnavailableError, UsageError
 from fedloom.server.routes.parts import FAULTS, Here, Parts
 from fedloom.server.routes.views import ErrorReply, ModelList, ModelView, StoredModel
-from starlette.requests import ClientDisconnect
 
 log = logging.getLogger(__name__)
 

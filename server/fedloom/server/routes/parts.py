@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from fastapi import Depends, Request
+
 from fedloom.protocol.errors import UsageError
 from fedloom.server.pki import Authority
 from fedloom.server.routes.views import ErrorReply

@@ -3,6 +3,7 @@
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Query
+
 from fedloom.protocol.errors import UsageError
 from fedloom.server.ledger import Row, require_run
 from fedloom.server.routes.parts import FAULTS, ConflictError, Here, Parts
