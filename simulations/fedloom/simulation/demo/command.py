@@ -26,7 +26,7 @@ TARGET = 0.02
 )
 @click.option("--rounds", type=click.IntRange(1), help="Fewer or more than the data set's own.")
 def demo(data: str, data_dir: Path | None, out: Path, rounds: int | None) -> None:
-    r"""Run the main job here: a server, eight clients as processes, one model.
+    """Run the main job here: a server, eight clients as processes, one model.
 
     Each client holds its own skewed shard of the data. The model that they train together is
     compared with one trained on all data in one place, and with what each client has alone.
