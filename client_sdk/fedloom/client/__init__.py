@@ -8,8 +8,8 @@
 
     run(Digits(), config="client.toml")
 
-`fedloom.client.torch` makes one from a PyTorch module. This package needs neither torch nor any
-library of the server.
+`fedloom.client.torch` makes one from a PyTorch module. `save_file` and `load_file` write and read
+models. This package needs neither torch nor any library of the server.
 """
 
 from fedloom.client.agent import Agent, run
@@ -25,6 +25,7 @@ from fedloom.client.api import (
     Weighting,
 )
 from fedloom.client.config import ClientConfig
+from fedloom.client.files import load_file, save_file
 
 __all__ = [
     "Agent",
@@ -38,5 +39,7 @@ __all__ = [
     "Task",
     "Update",
     "Weighting",
+    "load_file",
     "run",
+    "save_file",
 ]
