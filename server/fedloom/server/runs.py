@@ -252,6 +252,7 @@ class Runs:
     def __init__(self, world: World) -> None:
         self._world = world
         self._drivers: dict[str, RunDriver] = {}
+        self._forgetting: dict[str, asyncio.Task[None]] = {}
 
     async def start(self) -> None:
         """Go on with every run that was active."""
@@ -269,7 +270,7 @@ class Runs:
 
     async def stop(self) -> None:
         """Leave every run as it is."""
-        for driver in self._drivers.values():
+        for driver in list(self._drivers.values()):
             await driver.stop()
             await driver.settled()
 
@@ -352,6 +353,12 @@ class Runs:
         await driver.settled()
 
     def ended(self, driver: RunDriver) -> None:
-        """A run needs nobody any more."""
-        if self._drivers.pop(driver.id, None) is not None:
+        """A run needs nobody any more; it is forgotten once the ledger says how it ended."""
+        if driver.id not in self._forgetting and driver.id in self._drivers:
             self._world.fleet.forget(driver)
+            self._forgetting[driver.id] = asyncio.ensure_future(self._forget(driver))
+
+    async def _forget(self, driver: RunDriver) -> None:
+        await driver.settled()
+        self._drivers.pop(driver.id)
+        self._forgetting.pop(driver.id)
