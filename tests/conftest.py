@@ -1,0 +1,28 @@
+"""What tests share: property tests judged by results, and a real server to be rude to."""
+
+import asyncio
+
+import pytest
+from hypothesis import settings
+
+# A busy machine must not fail a property; the algebra's own tests ask for more where it pays.
+settings.register_profile("fedloom", deadline=None, max_examples=60)
+settings.load_profile("fedloom")
+
+
+@pytest.fixture(scope="module")
+def runner():
+    """One event loop for a module's tests: it stands still between them."""
+    with asyncio.Runner() as runner:
+        yield runner
+
+
+@pytest.fixture(scope="module")
+def federation(runner, tmp_path_factory):
+    """A running server with its own authority, shared by a module's tests."""
+    from support.federation import Federation  # loads grpc: only for those who ask
+
+    federation = Federation(tmp_path_factory.mktemp("server"))
+    runner.run(federation.start())
+    yield federation
+    runner.run(federation.stop())

@@ -1,0 +1,22 @@
+"""A federation with an arena, shared by a module's tests."""
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def arena(runner, federation, tmp_path_factory):
+    """Alice, bob and mallory, enrolled and attending."""
+    from support.arena import Arena
+    from support.forgery import write_model
+
+    path = tmp_path_factory.mktemp("model") / "model.safetensors"
+    write_model(path)
+    model = federation.world.models.add(path)
+    identities = {name: federation.enrol(name) for name in ("alice", "bob", "mallory")}
+
+    async def attend():
+        return {name: await federation.attend(i) for name, i in identities.items()}
+
+    streams = runner.run(attend())
+    channels = {name: federation.channel(i) for name, i in identities.items()}
+    return Arena(federation, model, identities, streams, channels)
