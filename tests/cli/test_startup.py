@@ -71,15 +71,23 @@ def test_importing_stays_in_its_budget(module):
     assert min(_python(code) for _ in range(3)) < BUDGET_S
 
 
-@pytest.mark.parametrize("missing", ["fastapi", "sqlalchemy"])
-def test_a_missing_extra_is_answered_with_its_name(missing, tmp_path):
+@pytest.mark.parametrize(
+    ("words", "missing", "extra"),
+    [
+        (["server", "run", "--dir"], "fastapi", "server"),
+        (["server", "run", "--dir"], "sqlalchemy", "server"),
+        (["demo", "--out"], "torch", "sim"),
+        (["demo", "--out"], "matplotlib", "sim"),
+    ],
+)
+def test_a_missing_extra_is_answered_with_its_name(words, missing, extra, tmp_path):
     """Not with a traceback."""
     code = (
         f"import sys; sys.modules['{missing}'] = None\n"
         "from fedloom.cli.main import main\n"
-        f"main(['server', 'run', '--dir', {str(tmp_path)!r}])"
+        f"main({[*words, str(tmp_path)]!r})"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert "pip install 'fedloom[server]'" in done.stderr
+    assert f"pip install 'fedloom[{extra}]'" in done.stderr
     assert "Traceback" not in done.stderr

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from fedloom.cli.lazy import load
 from fedloom.protocol.errors import UsageError
 
 TARGET = 0.02
@@ -40,6 +41,7 @@ def demo(data: str, data_dir: Path | None, out: Path, rounds: int | None) -> Non
 
     from rich.console import Console  # noqa: PLC0415
 
+    load("fedloom.simulation.demo.play:play")  # names the extra that is missing, if one is
     from fedloom.simulation.demo import play as stage  # noqa: PLC0415
     from fedloom.simulation.demo import settings as known  # noqa: PLC0415
 
