@@ -8,9 +8,10 @@ import pytest
 
 from fedloom.client import Client, MaskOf, SliceOf, Update
 from fedloom.protocol import identity
-from fedloom.protocol.errors import Refusal, UsageError
+from fedloom.protocol.errors import Code, Refusal, UsageError
 from support.agents import Adder, Agents, Held, result, submit, until
 from support.federation import Federation
+from support.ports import steady_port
 
 pytestmark = pytest.mark.e2e
 
@@ -23,7 +24,11 @@ def play(tmp_path, scenario):
     async def main():
         server = tmp_path / "server"
         server.mkdir()
-        federation = await Federation(server).start()
+        federation = Federation(server)
+        toml = server / "server.toml"
+        text = toml.read_text().replace("127.0.0.1:0", f"127.0.0.1:{steady_port()}", 1)
+        toml.write_text(text)
+        await federation.start()
         agents = Agents(federation, tmp_path)
         try:
             async with asyncio.timeout(60):
@@ -259,12 +264,7 @@ def test_a_paused_run_stays_paused_over_a_restart(tmp_path):
         await until(held.begun.is_set)
         await until(lambda: rounds_of(federation, run)[0]["accepted"] == 1)
         await federation.server.runs.command(run, "pause")
-        port = federation.server.fleet_port
         await federation.server.__aexit__(None, None, None)
-        toml = federation.directory / "server.toml"
-        toml.write_text(
-            toml.read_text().replace('fleet = "127.0.0.1:0"', f'fleet = "127.0.0.1:{port}"')
-        )
         held.let_go.set()
         await federation.start()
         await until(lambda: rounds_of(federation, run)[0]["accepted"] == 2)
@@ -383,11 +383,10 @@ def test_a_revoked_agent_ends_with_the_reason(tmp_path):
     async def scenario(federation, agents):
         await agents.start("a", Adder())
         federation.ledger.revoke("a")
-        session = federation.world.fleet.get("a")
-        session.end(Refusal("revoked", "revoked by the operator"))
+        federation.world.fleet.expel("a", Refusal(Code.REVOKED, "revoked by the operator"))
         with pytest.raises(Refusal, match="revoked") as caught:
             async with asyncio.timeout(2):
                 await agents.tasks.pop("a")
-        assert caught.value.code == "revoked"
+        assert caught.value.code is Code.REVOKED
 
     play(tmp_path, scenario)

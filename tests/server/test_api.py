@@ -9,7 +9,7 @@ import pytest
 
 from fedloom.protocol.errors import Code, Refusal
 from fedloom.protocol.tokens import parse_token, secret_matches
-from fedloom.server.fleet import Session
+from fedloom.server.fleet import Call, Session
 from fedloom.server.routes import fleet as fleet_routes
 from fedloom.server.routes import models as model_routes
 from support.door import SPEC, Door, write_model
@@ -118,13 +118,13 @@ def test_tokens_tell_used_from_expired(door):
 def test_revoking_cuts_the_connection_at_once(door):
     """The client's stream ends with the reason, and its certificate is worth nothing."""
     _enrol(door, "ward-3")
-    session = door.call(_attend, door.world.fleet, "ward-3")
+    stream = door.call(_attend, door.world.fleet, "ward-3")
     assert door.ask("GET", "/clients")[1]["clients"][0]["online"] is True
     status, client = door.ask("POST", "/clients/ward-3/revoke")
     assert (status, client["status"]) == (200, "revoked")
-    assert session.refusal.code is Code.REVOKED
+    assert stream.refusal.code is Code.REVOKED
     door.call(lambda: None)  # the cancelled stream's turn
-    assert session.handler.cancelled()
+    assert stream.handler.cancelled()
     with pytest.raises(Refusal) as refused:
         door.world.ledger.check_certificate("01", "ward-3")
     assert refused.value.code is Code.REVOKED
@@ -132,11 +132,12 @@ def test_revoking_cuts_the_connection_at_once(door):
 
 def _attend(fleet, client):
     async def stream():
-        await asyncio.Event().wait()
+        with fleet.calling(call):
+            await asyncio.Event().wait()
 
-    session = Session(client, None, lambda _message: None, asyncio.ensure_future(stream()))
-    fleet.attend(session)
-    return session
+    call = Call(client, None, asyncio.ensure_future(stream()))
+    fleet.attend(Session(call, lambda _message: None))
+    return call
 
 
 def test_revoking_a_stranger_is_not_found(door):

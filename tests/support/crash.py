@@ -15,7 +15,6 @@ import os
 import random
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -40,6 +39,7 @@ from fedloom.strategies.algebra import TensorSpec
 
 sys.path.insert(0, str(Path(__file__).parent))
 from crash_client import local_step
+from ports import steady_port
 
 SERVER_PLACES = {
     # place: most crossings to wait for before dying there
@@ -137,12 +137,6 @@ class Process:
                 self.popen.wait()
 
 
-def free_port():
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
-
-
 def spec(rounds):
     return {
         "name": "crash",
@@ -194,7 +188,7 @@ class CrashTest:
     def prepare(self):
         self.state.mkdir()
         config = server_config.ServerConfig(
-            fleet=f"127.0.0.1:{free_port()}", enrolment=f"127.0.0.1:{free_port()}"
+            fleet=f"127.0.0.1:{steady_port()}", enrolment=f"127.0.0.1:{steady_port()}"
         )
         server_config.write(self.state, config)
         authority = Authority.create(self.state / "pki", config.federation, datetime.now(UTC))

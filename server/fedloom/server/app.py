@@ -236,19 +236,19 @@ def _require_loopback(address: str) -> None:
 
 
 async def _sweep(world: World) -> None:
-    """End idle streams whose certificates have ended or were revoked, by whomever.
+    """End calls whose certificates have ended or were revoked, by whomever.
 
-    Calls are checked as they come, and a revocation through the API cuts its stream at once.
+    Calls are checked as they come, and a revocation through the API ends them at once.
     """
     while True:
         await asyncio.sleep(SWEEP_S)
         revoked = await world.in_ledger(world.ledger.revoked_clients)
         now = datetime.now(UTC)
-        for session in world.fleet:
-            if session.client in revoked:
-                session.end(Refusal(Code.REVOKED, f"The client {session.client!r} was revoked."))
-            elif session.peer is not None and now >= session.peer.not_after:
-                session.end(Refusal(Code.EXPIRED, "The certificate has ended: renew it."))
+        for call in world.fleet.calls():
+            if call.client in revoked:
+                call.end(Refusal(Code.REVOKED, f"The client {call.client!r} was revoked."))
+            elif call.peer is not None and now >= call.peer.not_after:
+                call.end(Refusal(Code.EXPIRED, "The certificate has ended: renew it."))
 
 
 def _announce(path: Path, server: Server) -> None:

@@ -7,7 +7,8 @@ available and who has gone. A client works on one task at a time, whichever run 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Protocol
+from contextlib import contextmanager
+from typing import Any, Protocol
 
 from fedloom.protocol.errors import Code, Refusal
 from fedloom.protocol.identity import Peer
@@ -34,25 +35,52 @@ class Listener(Protocol):
         """Does the run's open round still wait for this client?"""
 
 
+class Call:
+    """One RPC in progress, which the server may end.
+
+    Args:
+        client: whose it is.
+        peer: its certificate; None on plaintext loopback.
+        handler: the task that serves it.
+
+    Attributes:
+        task: the run and round that it turned out to be about.
+        refused: whom else to tell if it is refused.
+        refusal: why the server ended it, if it did.
+    """
+
+    __slots__ = ("client", "handler", "peer", "refusal", "refused", "task")
+
+    def __init__(self, client: str, peer: Peer | None, handler: "asyncio.Task[Any]") -> None:
+        self.client = client
+        self.peer = peer
+        self.handler = handler
+        self.task: TaskId = ("", 0)
+        self.refused: Callable[[str, Refusal], None] = lambda _client, _refusal: None
+        self.refusal: Refusal | None = None
+
+    def end(self, refusal: Refusal) -> None:
+        """End the call; the client is told why."""
+        if self.refusal is None:
+            self.refusal = refusal
+            self.handler.cancel()
+
+
 class Session:
     """One connected client.
 
     Attributes:
-        peer: from its certificate; None on plaintext loopback.
+        call: its stream.
+        client: its name.
         task: what occupies it.
-        refusal: why the server ended the session, if it did.
     """
 
-    __slots__ = ("_lock", "_send", "client", "handler", "peer", "refusal", "task")
+    __slots__ = ("_lock", "_send", "call", "client", "task")
 
-    def __init__(
-        self, client: str, peer: Peer | None, send: Send, handler: "asyncio.Task[object]"
-    ) -> None:
-        self.client = client
-        self.peer = peer
+    def __init__(self, call: Call, send: Send) -> None:
+        self.call = call
+        self.client = call.client
         self.task: TaskId | None = None
-        self.refusal: Refusal | None = None
-        self.handler = handler
         self._send = send
         self._lock = asyncio.Lock()
 
@@ -64,18 +92,13 @@ class Session:
             except Exception as error:  # noqa: BLE001 - grpc raises many kinds for a dead stream
                 log.debug("message to %s not sent: %r", self.client, error)
 
-    def end(self, refusal: Refusal) -> None:
-        """Cut the stream; the client is told why. Once: a second cut would silence the first."""
-        if self.refusal is None:
-            self.refusal = refusal
-            self.handler.cancel()
-
 
 class Fleet:
-    """All sessions and the runs that listen."""
+    """All sessions and other calls, and the runs that listen."""
 
     def __init__(self) -> None:
         self._sessions: dict[str, Session] = {}
+        self._calls: dict[str, set[Call]] = {}
         self._listeners: list[Listener] = []
         self._sending: set[asyncio.Task[None]] = set()
 
@@ -104,11 +127,35 @@ class Fleet:
         """Connected clients without a task, by name."""
         return sorted(c for c, s in self._sessions.items() if s.task is None)
 
+    @contextmanager
+    def calling(self, call: Call) -> Iterator[None]:
+        """Know about a call while it lasts.
+
+        Enter before the ledger is asked about the client: then a revocation either precedes the
+        answer, or finds the call here.
+        """
+        self._calls.setdefault(call.client, set()).add(call)
+        try:
+            yield
+        finally:
+            self._calls[call.client].discard(call)
+            if not self._calls[call.client]:
+                del self._calls[call.client]
+
+    def calls(self) -> list[Call]:
+        """Every call in progress."""
+        return [call for calls in self._calls.values() for call in calls]
+
+    def expel(self, client: str, refusal: Refusal) -> None:
+        """End every call of a client."""
+        for call in list(self._calls.get(client, ())):
+            call.end(refusal)
+
     def attend(self, session: Session) -> None:
         """A client has connected; an older session of the same client ends."""
         older = self._sessions.pop(session.client, None)
         if older is not None:
-            older.end(Refusal(Code.BUSY, "Another connection of this client has taken over."))
+            older.call.end(Refusal(Code.BUSY, "Another connection of this client has taken over."))
         self._sessions[session.client] = session
         self._announce(session.client)
 

@@ -51,19 +51,27 @@ class Identify:
         except Refusal:
             return ""
 
-    async def __call__(self, context: Context) -> tuple[str, Peer | None]:
-        """The client's name, and its certificate where there is one.
+    def caller(self, context: Context) -> tuple[str, Peer | None]:
+        """Who says to be calling: a name, and its certificate where there is one.
 
         Raises:
-            Refusal: NO_CERTIFICATE, UNKNOWN_CLIENT, REVOKED or EXPIRED.
+            Refusal: NO_CERTIFICATE or EXPIRED.
         """
         if self._plaintext:
             return _named(context), None
         peer = _peer(context)
         check_not_expired(peer, datetime.now(UTC))
-        world = self._world
-        await world.in_ledger(world.ledger.check_certificate, peer.serial, peer.client)
         return peer.client, peer
+
+    async def check(self, peer: Peer | None) -> None:
+        """Is the certificate one of ours, and still good?
+
+        Raises:
+            Refusal: UNKNOWN_CLIENT or REVOKED.
+        """
+        if peer is not None:
+            world = self._world
+            await world.in_ledger(world.ledger.check_certificate, peer.serial, peer.client)
 
 
 def _peer(context: Context) -> Peer:

@@ -22,7 +22,7 @@ from fedloom.protocol.faults import crossing
 from fedloom.protocol.updates import BodyChecker, PlannedPart, header_limit_bytes
 from fedloom.protocol.v1 import enrolment_pb2, fleet_pb2
 from fedloom.protocol.version import PROTOCOL_VERSIONS, __version__
-from fedloom.server.fleet import Session
+from fedloom.server.fleet import Call, Session
 from fedloom.server.fold import metrics_of
 from fedloom.server.identify import Context, Identify
 from fedloom.server.ledger import AcceptedUpdate
@@ -82,13 +82,10 @@ class FleetService:
 
     async def attend(self, _: object, context: Context) -> None:
         """A client's stream, from its hello to its end."""
-        async with self._refusals(context) as refusing:
-            client, peer = await self._identify(context)
-            refusing.client = client
+        async with self._call(context) as call:
+            client = call.client
             hello = await self._hello(context, client)
-            handler = asyncio.current_task()
-            assert handler is not None
-            session = Session(client, peer, context.write, handler)
+            session = Session(call, context.write)
             welcome = fleet_pb2.Welcome(
                 protocol_version=max(set(hello.protocol_versions) & set(PROTOCOL_VERSIONS)),
                 federation=self._world.config.federation,
@@ -99,11 +96,6 @@ class FleetService:
             log.info("%s attends (%s)", client, printable(hello.sdk_version, 80))
             try:
                 await self._listen(session, context)
-            except asyncio.CancelledError:
-                if session.refusal is None:
-                    raise
-                handler.uncancel()
-                raise session.refusal from None
             finally:
                 self._world.fleet.leave(session)
                 log.info("%s left", client)
@@ -150,9 +142,8 @@ class FleetService:
 
     async def renew(self, raw: bytes, context: Context) -> enrolment_pb2.IssuedCertificate:
         """A new certificate for the client that holds a good one."""
-        async with self._refusals(context) as refusing:
-            client, _ = await self._identify(context)
-            refusing.client = client
+        async with self._call(context) as call:
+            client = call.client
             request = wire.parse(enrolment_pb2.RenewRequest, raw)
             if self._authority is None:
                 raise Refusal(Code.NO_CERTIFICATE, "There are no certificates on plaintext.")
@@ -168,8 +159,7 @@ class FleetService:
 
     async def download(self, raw: bytes, context: Context) -> None:
         """A model's bytes from an offset on."""
-        async with self._refusals(context) as refusing:
-            refusing.client, _ = await self._identify(context)
+        async with self._call(context) as call:
             request = wire.parse(fleet_pb2.DownloadRequest, raw)
             world = self._world
             if not await world.in_ledger(world.ledger.knows_model, request.digest):
@@ -183,7 +173,7 @@ class FleetService:
                     await context.write(chunk)
                     offset += len(chunk)
             except grpc.aio.InternalError:
-                log.info("%s went away in the middle of a download", refusing.client)
+                log.info("%s went away in the middle of a download", call.client)
                 raise asyncio.CancelledError from None
             finally:
                 os.close(handle)
@@ -192,16 +182,15 @@ class FleetService:
 
     async def upload(self, _: object, context: Context) -> None:
         """An update: its header in, `proceed` out, its body in, `accepted` out."""
-        async with self._refusals(context) as refusing:
-            client, _peer = await self._identify(context)
-            refusing.client = client
+        async with self._call(context) as call:
+            client = call.client
             async with asyncio.timeout(READ_TIMEOUT_S):
                 raw = await context.read()
             header = self._parse_header(raw)
-            refusing.key = (header.task.run, header.task.round)
+            call.task = (header.task.run, header.task.round)
             if header.client != client:
                 raise _wrong_identity(client, header.client)
-            repeated = await self._receive(header, context, refusing)
+            repeated = await self._receive(header, context, call)
             reply = fleet_pb2.UploadReply(accepted=fleet_pb2.Accepted(repeated=repeated))
             await context.write(reply.SerializeToString())
 
@@ -214,15 +203,13 @@ class FleetService:
             )
         return wire.parse(fleet_pb2.UpdateHeader, raw)
 
-    async def _receive(
-        self, header: fleet_pb2.UpdateHeader, context: Context, refusing: "_Refusing"
-    ) -> bool:
+    async def _receive(self, header: fleet_pb2.UpdateHeader, context: Context, call: Call) -> bool:
         identity = hashlib.sha256(header.SerializeToString(deterministic=True)).hexdigest()
         key = (header.task.run, header.task.round)
         if await self._known(key, header, identity):
             return True
         shell = self._runs.round(key)
-        refusing.shell = shell
+        call.refused = shell.refused
         longest = header_limit_bytes(shell.plan.manifest, len(shell.plan.limits.groups))
         if header.ByteSize() > longest:
             raise Refusal(
@@ -352,37 +339,38 @@ class FleetService:
     # ---- refusals ----------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def _refusals(self, context: Context) -> AsyncIterator["_Refusing"]:
-        refusing = _Refusing()
+    async def _call(self, context: Context) -> AsyncIterator[Call]:
+        """A call of a client in good standing; every refusal on the way ends it, typed."""
+        handler = asyncio.current_task()
+        assert handler is not None
+        call = Call("", None, handler)
         try:
-            yield refusing
+            call.client, call.peer = self._identify.caller(context)
+            with self._world.fleet.calling(call):
+                await self._identify.check(call.peer)
+                yield call
         except TimeoutError:
             refusal = Refusal(Code.TRUNCATED, f"Expected a message within {READ_TIMEOUT_S:.0f} s.")
-            await self._refuse(context, refusing, refusal)
+            await self._refuse(context, call, refusal)
         except Refusal as refusal:
-            await self._refuse(context, refusing, refusal)
+            await self._refuse(context, call, refusal)
+        except asyncio.CancelledError:
+            if call.refusal is None:
+                raise
+            handler.uncancel()
+            await self._refuse(context, call, call.refusal)
 
-    async def _refuse(self, context: Context, refusing: "_Refusing", refusal: Refusal) -> None:
-        client = refusing.client or self._identify.claimed(context)
-        run, number = printable(refusing.key[0], 80), refusing.key[1]
+    async def _refuse(self, context: Context, call: Call, refusal: Refusal) -> None:
+        client = call.client or self._identify.claimed(context)
+        run, number = printable(call.task[0], 80), call.task[1]
         log.warning(
             "refused %s (run %s, round %d): %s: %s %s",
             client or context.peer(), run, number, refusal.code, refusal, refusal.detail,
         )  # fmt: skip
         world = self._world
         await world.in_ledger(world.ledger.add_refusal, client, run, number, refusal)
-        if refusing.shell is not None:
-            refusing.shell.refused(client, refusal)
+        call.refused(client, refusal)
         await abort(context, refusal)
-
-
-class _Refusing:
-    """Whom a refusal would be about."""
-
-    def __init__(self) -> None:
-        self.client = ""
-        self.key = ("", 0)
-        self.shell: RoundShell | None = None
 
 
 async def abort(context: Context, refusal: Refusal) -> None:

@@ -140,9 +140,9 @@ async def revoke_client(here: Here, name: str) -> ClientView:
         raise NotFoundError(
             f"Expected an enrolled client, got {name[:80]!r}: see `fedloom client list`."
         )
-    session = world.fleet.get(name)
-    if session is not None:
-        session.end(Refusal(Code.REVOKED, f"The client {name!r} was revoked by the operator."))
+    world.fleet.expel(
+        name, Refusal(Code.REVOKED, f"The client {name!r} was revoked by the operator.")
+    )
     log.warning("%s revoked", name)
     rows = await world.in_ledger(world.ledger.list_clients)
     return next(_client(here, row) for row in rows if row["name"] == name)
