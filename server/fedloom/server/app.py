@@ -184,11 +184,10 @@ class Server:
     async def _start_enrolment(
         self, world: World, authority: Authority, certificates: Certificates
     ) -> None:
-        # Strangers reach this port: few at a time, small messages only.
-        server = grpc.aio.server(
-            options=[*SERVER_OPTIONS, ("grpc.max_receive_message_length", 64 * 1024)],
-            maximum_concurrent_rpcs=64,
-        )
+        # Strangers reach this port: few at a time, small messages only. Of an option that comes
+        # twice gRPC takes the first, so the limit has to replace the fleet's.
+        options = dict(SERVER_OPTIONS) | {"grpc.max_receive_message_length": 64 * 1024}
+        server = grpc.aio.server(options=[*options.items()], maximum_concurrent_rpcs=64)
         service = EnrolmentService(world, authority, self.fleet_port)
         server.add_generic_rpc_handlers((service.handlers(),))
         self.enrolment_port = _bind(
