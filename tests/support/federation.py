@@ -91,6 +91,16 @@ async def ask(channel, method, request):
     return await ending(call)
 
 
+async def download(channel, request):
+    """Send one raw message to `Download` and collect what comes."""
+    call = channel.unary_stream(wire.DOWNLOAD)(request)
+    chunks = []
+    with suppress(grpc.aio.AioRpcError):
+        async with asyncio.timeout(PATIENCE_S):
+            chunks = [chunk async for chunk in call]
+    return await ending(call, chunks)
+
+
 class Upload:
     """An upload in the hands of a test, message by message."""
 
@@ -160,6 +170,7 @@ class Attendance:
 
     def __init__(self, channel, name):
         self.name = name
+        self.channel = channel
         self.offers = asyncio.Queue()
         self.withdrawn = asyncio.Queue()
         self._call = channel.stream_stream(

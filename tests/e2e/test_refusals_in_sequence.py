@@ -1,0 +1,376 @@
+"""Refusals that take more than one message: cut, late, repeated, second and crowded updates.
+
+As in test_refusals.py, the others' round goes on whatever happens, with the bits it should have.
+"""
+
+import asyncio
+from dataclasses import dataclass
+
+import psutil
+import pytest
+
+from fedloom.protocol.errors import Code
+from fedloom.strategies import FedAvg, registry
+from support.arena import GOOD, assert_recorded, expected_digest
+from support.federation import Upload, upload
+
+ALL = (*GOOD, "mallory")
+
+
+def kinds(answer):
+    return [reply.WhichOneof("kind") for reply in answer.replies]
+
+
+def digest_of(arena, clients):
+    return expected_digest(arena.federation.world.models.path(arena.model), clients)
+
+
+def test_truncated_update_is_refused_and_goes_on_where_it_was_cut(runner, arena, caplog):
+    """An early end of stream is refused; the next attempt is asked only for the rest."""
+
+    async def scene():
+        async with arena.open_round() as opened:
+            forged = opened.honest("mallory")
+            body = forged.body()
+            half = len(body) // 2
+            cut = await upload(arena.channels["mallory"], forged.header, [body[:half]])
+            assert (cut.code, cut.status) == (Code.TRUNCATED, Code.TRUNCATED.status)
+            assert_recorded(arena, caplog, Code.TRUNCATED, "mallory", opened.run)
+            again = await upload(arena.channels["mallory"], forged.header, [body])
+            assert kinds(again) == ["proceed", "accepted"]
+            assert again.replies[0].proceed.offset == half
+            assert not again.replies[1].accepted.repeated
+            assert await opened.finish() == digest_of(arena, ALL)
+
+    runner.run(scene())
+
+
+@pytest.mark.parametrize("sent", [0, 1, 7, 8, 9, 200])
+def test_client_that_vanishes_is_resumed_at_any_byte(runner, arena, sent):
+    """Whatever had come when the call was cut, header or data, is not asked for again."""
+
+    async def scene():
+        async with arena.open_round() as opened:
+            forged = opened.honest("mallory")
+            body = forged.body()
+            call = Upload(arena.channels["mallory"])
+            await call.write(forged.header.SerializeToString())
+            assert (await call.reply()).proceed.offset == 0
+            await call.write(body[:sent])
+            call.cut()
+            again = await upload(arena.channels["mallory"], forged.header, [body])
+            while again.code is Code.BUSY:  # the server has not yet noticed
+                again = await upload(arena.channels["mallory"], forged.header, [body])
+            assert kinds(again) == ["proceed", "accepted"]
+            assert again.replies[0].proceed.offset in (0, sent)  # the cut may overtake the bytes
+            assert await opened.finish() == digest_of(arena, ALL)
+
+    runner.run(scene())
+
+
+def test_resumed_body_with_other_bytes_is_refused(runner, arena, caplog):
+    """The first half of one body and the second of another have no checksum that fits."""
+
+    async def scene():
+        async with arena.open_round() as opened:
+            forged = opened.honest("mallory")
+            body = forged.body()
+            cut = await upload(arena.channels["mallory"], forged.header, [body[:-20]])
+            assert cut.code is Code.TRUNCATED
+            other = body[:-9] + bytes([body[-9] ^ 1]) + body[-8:]
+            answer = await upload(arena.channels["mallory"], forged.header, [other])
+            assert answer.code is Code.BAD_CHECKSUM
+            assert_recorded(arena, caplog, Code.BAD_CHECKSUM, "mallory", opened.run)
+            again = await opened.send("mallory", forged)
+            assert again.replies[0].proceed.offset == 0
+            assert kinds(again) == ["proceed", "accepted"]
+            assert await opened.finish() == digest_of(arena, ALL)
+
+    runner.run(scene())
+
+
+def test_message_after_the_last_byte_is_refused(runner, arena, caplog):
+    """A body that goes on after its declared end is overlong, however whole it was."""
+
+    async def scene():
+        async with arena.open_round() as opened:
+            forged = opened.honest("mallory")
+            answer = await upload(arena.channels["mallory"], forged.header, [forged.body(), b"x"])
+            assert (answer.code, answer.status) == (Code.OVERLONG, Code.OVERLONG.status)
+            assert_recorded(arena, caplog, Code.OVERLONG, "mallory", opened.run)
+            assert await opened.finish() == arena.digest
+
+    runner.run(scene())
+
+
+@pytest.mark.parametrize("raw", [None, b"\xff\xff\xff", b"\x0a\xff\xff\xff\xff\x0f"])
+def test_upload_that_begins_with_garbage_is_refused(runner, arena, caplog, raw):
+    """No header at all, and bytes that are no protobuf, are malformed."""
+
+    async def scene():
+        async with arena.open_round() as opened:
+            call = Upload(arena.channels["mallory"])
+            if raw is not None:
+                await call.write(raw)
+            await call.half_close()
+            answer = await call.ending()
+            assert (answer.code, answer.status) == (Code.MALFORMED, Code.MALFORMED.status)
+            assert_recorded(arena, caplog, Code.MALFORMED, "mallory")
+            assert await opened.finish() == arena.digest
+
+    runner.run(scene())
+
+
+def test_norm_above_the_bound_is_refused(runner, arena, caplog):
+    """Values that are each small enough may be too much together."""
+
+    async def scene():
+        async with arena.open_round() as opened:
+            forged = opened.honest("mallory")
+            for index in range(24):
+                forged.put("w", index, 90.0)
+            answer = await opened.send("mallory", forged, forged.seal())
+            assert (answer.code, answer.status) == (Code.NORM_TOO_LARGE, Code.NORM_TOO_LARGE.status)
+            assert_recorded(arena, caplog, Code.NORM_TOO_LARGE, "mallory", opened.run)
+            assert await opened.finish() == arena.digest
+
+    runner.run(scene())
+
+
+def test_norm_at_the_bound_is_the_same_in_any_chunks(runner, arena):
+    """A norm of exactly the bound is accepted whether it comes whole or byte by byte."""
+
+    async def scene():
+        for size in (1, 1 << 20):
+            async with arena.open_round(max_norm=50.0) as opened:
+                forged = opened.honest("mallory")
+                forged.data[:] = bytes(len(forged.data))
+                forged.put("w", 0, 30.0)
+                forged.put("w", 23, 40.0)
+                forged.put("b.bits", 0, 0b1001101)
+                body = forged.seal()
+                chunks = [body[i : i + size] for i in range(0, len(body), size)]
+                answer = await upload(arena.channels["mallory"], forged.header, chunks)
+                assert kinds(answer) == ["proceed", "accepted"]
+
+    runner.run(scene())
+
+
+def test_weight_that_rounds_to_nothing_is_refused(runner, arena, caplog):
+    """Where clients name their weights, one that no integer unit is left of cannot be summed."""
+
+    async def scene():
+        async with arena.open_round(weighting="client") as opened:
+            forged = opened.honest("mallory")
+            forged.header.weight = 1e-9
+            answer = await opened.send("mallory", forged)
+            assert answer.code is Code.WEIGHT_OUT_OF_RANGE
+            assert_recorded(arena, caplog, Code.WEIGHT_OUT_OF_RANGE, "mallory", opened.run)
+            assert await opened.finish() == arena.digest
+
+    runner.run(scene())
+
+
+def test_weight_must_be_one_where_everyone_weighs_the_same(runner, arena, caplog):
+    """A uniform run takes no other weight than 1."""
+
+    async def scene():
+        async with arena.open_round(weighting="uniform") as opened:
+            forged = opened.honest("mallory")
+            forged.header.weight = 2.0
+            answer = await opened.send("mallory", forged)
+            assert answer.code is Code.WEIGHT_OUT_OF_RANGE
+            assert_recorded(arena, caplog, Code.WEIGHT_OUT_OF_RANGE, "mallory", opened.run)
+
+    runner.run(scene())
+
+
+def test_outsider_is_not_in_the_cohort(runner, arena, caplog):
+    """An enrolled client that was not asked may not contribute."""
+
+    async def scene():
+        carol = arena.federation.channel(arena.federation.enrol("carol"))
+        async with arena.open_round() as opened:
+            forged = opened.honest("mallory")
+            forged.header.client = "carol"
+            answer = await upload(carol, forged.header, [forged.body()])
+            assert (answer.code, answer.status) == (Code.NOT_IN_COHORT, Code.NOT_IN_COHORT.status)
+            assert_recorded(arena, caplog, Code.NOT_IN_COHORT, "carol", opened.run)
+            assert await opened.finish() == arena.digest
+
+    runner.run(scene())
+
+
+def test_repeat_is_acknowledged_and_counts_once(runner, arena, caplog):
+    """The same update again is `repeated`, in its round, when it is committed, and ever after."""
+
+    async def scene():
+        async with arena.open_round() as opened:
+            forged = opened.honest("mallory")
+            first = await opened.send("mallory", forged)
+            assert kinds(first) == ["proceed", "accepted"]
+            assert not first.replies[1].accepted.repeated
+            again = await opened.send("mallory", forged)
+            assert kinds(again) == ["accepted"]
+            assert again.replies[0].accepted.repeated
+            assert await opened.finish() == digest_of(arena, ALL)
+            later = await opened.send("mallory", forged)
+            assert later.replies[0].accepted.repeated
+            accepted = arena.federation.ledger.accepted(opened.run, 1)
+            assert sorted(row["client"] for row in accepted) == sorted(ALL)
+        assert not arena.federation.refusals(opened.run)
+
+    runner.run(scene())
+
+
+def test_second_update_for_a_slot_is_a_conflict(runner, arena, caplog):
+    """Another update than the accepted one is refused, in its round and after it."""
+
+    async def scene():
+        async with arena.open_round() as opened:
+            forged = opened.honest("mallory")
+            assert (await opened.send("mallory", forged)).code is None
+            forged.put("w", 3, 7.0)
+            body = forged.seal()
+            for late in (False, True):
+                answer = await opened.send("mallory", forged, body)
+                assert answer.code is Code.CONFLICTING_UPDATE
+                assert answer.status is Code.CONFLICTING_UPDATE.status
+                assert_recorded(arena, caplog, Code.CONFLICTING_UPDATE, "mallory", opened.run)
+                if not late:
+                    assert await opened.finish() == digest_of(arena, ALL)
+
+    runner.run(scene())
+
+
+def test_second_upload_at_the_same_time_has_to_wait(runner, arena, caplog):
+    """While one upload of a slot is under way, another is told to come back."""
+
+    async def scene():
+        async with arena.open_round() as opened:
+            forged = opened.honest("mallory")
+            call = Upload(arena.channels["mallory"])
+            await call.write(forged.header.SerializeToString())
+            assert (await call.reply()).WhichOneof("kind") == "proceed"
+            answer = await opened.send("mallory", forged)
+            assert (answer.code, answer.status) == (Code.BUSY, Code.BUSY.status)
+            assert_recorded(arena, caplog, Code.BUSY, "mallory", opened.run)
+            await call.write(forged.body())
+            await call.half_close()
+            assert (await call.reply()).WhichOneof("kind") == "accepted"
+            assert (await call.ending()).code is None
+            assert await opened.finish() == digest_of(arena, ALL)
+
+    runner.run(scene())
+
+
+def test_late_update_is_refused_when_its_round_is_over(runner, arena, caplog):
+    """An upload under way when the round closes is cut, and one after it is stale."""
+
+    async def scene():
+        async with arena.open_round(rounds=2) as opened:
+            forged = opened.honest("mallory")
+            body = forged.body()
+            call = Upload(arena.channels["mallory"])
+            await call.write(forged.header.SerializeToString())
+            await call.reply()
+            await call.write(body[:100])
+            for name in GOOD:
+                assert (await opened.send(name, opened.honest(name))).code is None
+            await arena.federation.server.runs.command(opened.run, "close")
+            for stream in arena.streams.values():
+                second = await stream.offer_of(opened.run)
+                assert second.key.round == 2
+            await call.write(body[100:101])
+            await call.write(body[101:])
+            answer = await call.ending()
+            assert (answer.code, answer.status) == (Code.ROUND_CLOSED, Code.ROUND_CLOSED.status)
+            assert_recorded(arena, caplog, Code.ROUND_CLOSED, "mallory", opened.run)
+            stale = await opened.send("mallory", forged)
+            assert (stale.code, stale.status) == (Code.STALE_ROUND, Code.STALE_ROUND.status)
+            assert_recorded(arena, caplog, Code.STALE_ROUND, "mallory", opened.run)
+            assert arena.federation.ledger.run(opened.run)["model"] == arena.digest
+
+    runner.run(scene())
+
+
+def test_tensors_are_refused_in_a_round_of_evaluation(runner, arena, caplog):
+    """Who is asked to evaluate may not change the model."""
+
+    async def scene():
+        async with arena.open_round(evaluate=True) as opened:
+            for name in ALL:
+                assert (await opened.send(name, opened.honest(name))).code is None
+            offers = {n: await s.offer_of(opened.run) for n, s in arena.streams.items()}
+            opened.offers = offers
+            answer = await opened.send("mallory", opened.honest("mallory"))
+            assert answer.code is Code.UNKNOWN_TENSOR
+            assert_recorded(arena, caplog, Code.UNKNOWN_TENSOR, "mallory", opened.run)
+            for name in GOOD:
+                forged = opened.honest(name)
+                del forged.header.parts[:]
+                forged.header.size_bytes = forged.header.crc32c = 0
+                assert kinds(await opened.send(name, forged, b"")) == ["accepted"]
+            assert await opened.close() == digest_of(arena, ALL)
+
+    runner.run(scene())
+
+
+def test_oversize_declaration_costs_neither_disk_nor_memory(runner, arena):
+    """A terabyte is refused before anything is set aside for it."""
+
+    async def scene():
+        async with arena.open_round() as opened:
+            spool = arena.federation.directory / "spool"
+            process = psutil.Process()
+            files = sorted(spool.iterdir())
+            resident = process.memory_info().rss
+            for size in (1 << 40, 1 << 50, (1 << 64) - 1):
+                forged = opened.honest("mallory")
+                forged.header.size_bytes = size
+                assert (await opened.send("mallory", forged)).code is Code.TOO_LARGE
+            assert sorted(spool.iterdir()) == files
+            assert process.memory_info().rss - resident < 32 << 20
+            assert await opened.finish() == arena.digest
+
+    runner.run(scene())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Raising(FedAvg):
+    """A strategy with a fault."""
+
+    def finish(self, state, model, partial):
+        raise ArithmeticError("the strategy cannot do this")
+
+
+def test_strategy_that_raises_fails_its_round_and_nothing_else(runner, arena, caplog, monkeypatch):
+    """The round is abandoned with the reason, the run pauses, and another run works."""
+    monkeypatch.setitem(registry.STRATEGIES, "raising", Raising)
+
+    async def scene():
+        federation = arena.federation
+        runs = federation.server.runs
+        async with arena.open_round(strategy={"name": "raising"}) as opened:
+            for name in ALL:
+                assert (await opened.send(name, opened.honest(name))).code is None
+            async with asyncio.timeout(10):
+                while federation.ledger.run(opened.run)["state"] == "running":
+                    await asyncio.sleep(0.005)
+            reason = "ArithmeticError: the strategy cannot do this"
+            (row,) = federation.ledger.list_rounds(opened.run)
+            assert (row["state"], row["reason"]) == ("abandoned", reason)
+            stored = federation.ledger.run(opened.run)
+            assert stored["state"] == "paused"
+            assert reason in stored["reason"]
+            assert stored["model"] == arena.model
+            assert reason in caplog.text
+            async with arena.open_round() as other:
+                assert await other.finish() == arena.digest
+            monkeypatch.setitem(registry.STRATEGIES, "raising", FedAvg)
+            await runs.command(opened.run, "resume")
+            opened.offers = {n: await s.offer_of(opened.run) for n, s in arena.streams.items()}
+            assert {offer.key.round for offer in opened.offers.values()} == {2}
+            assert await opened.finish() == arena.digest
+
+    runner.run(scene())

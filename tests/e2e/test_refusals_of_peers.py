@@ -1,0 +1,502 @@
+"""Callers who are not who they should be, and greetings that are not what they should be.
+
+Through it all alice's and bob's round stays open, and closes with the bits it should have.
+"""
+
+import asyncio
+import time
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+
+import grpc
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.x509.oid import ExtendedKeyUsageOID
+
+from fedloom.protocol import tokens, wire
+from fedloom.protocol.errors import Code
+from fedloom.protocol.identity import build_csr, generate_key, key_to_pem
+from fedloom.protocol.v1 import enrolment_pb2, fleet_pb2
+from fedloom.server import certificates, ledger
+from fedloom.server.pki import Authority
+from support.arena import assert_recorded
+from support.federation import Identity, Upload, ask, converse, download, upload
+
+HELLO = fleet_pb2.Hello(protocol_versions=[1], client="mallory")
+
+
+@asynccontextmanager
+async def others_go_on(arena):
+    """A round is open meanwhile, and ends as it should."""
+    async with arena.open_round() as opened:
+        yield opened
+        assert await opened.finish() == arena.digest
+
+
+def greeting(**fields):
+    hello = fleet_pb2.Hello()
+    hello.CopyFrom(HELLO)
+    for name, value in fields.items():
+        setattr(hello, name, value)
+    return fleet_pb2.ClientMessage(hello=hello).SerializeToString()
+
+
+async def every_method(channel, client):
+    """What each method of the fleet answers to a caller."""
+    header = fleet_pb2.UpdateHeader(client=client)
+    request = enrolment_pb2.RenewRequest(csr_pem=build_csr(generate_key()))
+    return {
+        "Attend": await converse(channel, wire.ATTEND, [greeting(client=client)]),
+        "Upload": await upload(channel, header, []),
+        "Download": await download(channel, fleet_pb2.DownloadRequest().SerializeToString()),
+        "Renew": await ask(channel, wire.RENEW, request.SerializeToString()),
+    }
+
+
+# ---- the handshake ------------------------------------------------------------------------------
+
+
+def nobody(arena, tmp_path):
+    return None
+
+
+def foreigner(arena, tmp_path):
+    theirs = Authority.create(tmp_path / "theirs", "fedloom", datetime.now(UTC))
+    identity, _ = arena.federation.forge("alice", authority=theirs)
+    return identity
+
+
+def lapsed(arena, tmp_path):
+    past = datetime.now(UTC) - timedelta(days=3)
+    return arena.federation.enrol("lapsed", now=past, ttl_s=24 * 3600.0)
+
+
+def server_itself(arena, tmp_path):
+    bundle = arena.federation.authority.issue_server(["alice"], 3600.0, datetime.now(UTC))
+    return Identity("alice", bundle.key_pem, bundle.chain_pem)
+
+
+@pytest.mark.parametrize("who", [nobody, foreigner, lapsed, server_itself])
+def test_handshake_refuses_before_any_method_is_reached(runner, arena, tmp_path, who):
+    """No certificate, a foreign one, an expired one and a server's own get no connection at all."""
+
+    async def scene():
+        async with others_go_on(arena):
+            identity = who(arena, tmp_path)
+            before = len(arena.federation.refusals())
+            answers = await every_method(arena.federation.channel(identity), "alice")
+            assert {a.status for a in answers.values()} == {grpc.StatusCode.UNAVAILABLE}
+            assert {a.code for a in answers.values()} == {None}
+            assert len(arena.federation.refusals()) == before
+
+    runner.run(scene())
+
+
+def test_certificate_that_names_no_client_is_none(runner, arena, caplog):
+    """A leaf of our authority without a client's URI gets through the handshake and no further."""
+
+    async def scene():
+        async with others_go_on(arena):
+            issuer = arena.federation.authority._issuer_at(datetime.now(UTC))
+            key = generate_key()
+            builder = certificates._leaf_builder(
+                key.public_key(), x509.Name([]), 3600.0, issuer, datetime.now(UTC)
+            )
+            names = [x509.UniformResourceIdentifier("spiffe://fedloom/operator/root")]
+            leaf = certificates._with_purpose(builder, names, ExtendedKeyUsageOID.CLIENT_AUTH).sign(
+                issuer.key, hashes.SHA256()
+            )
+            pem = b"".join(
+                c.public_bytes(serialization.Encoding.PEM) for c in (leaf, issuer.certificate)
+            )
+            channel = arena.federation.channel(Identity("operator", key_to_pem(key), pem))
+            for answer in (await every_method(channel, "alice")).values():
+                assert answer.code is Code.NO_CERTIFICATE
+                assert answer.status is Code.NO_CERTIFICATE.status
+            assert_recorded(arena, caplog, Code.NO_CERTIFICATE, "")
+
+    runner.run(scene())
+
+
+def test_certificate_that_the_ledger_never_saw_is_unknown(runner, arena, caplog):
+    """A certificate from our authority is not enough: the ledger has to know it."""
+
+    async def scene():
+        async with others_go_on(arena):
+            identity, _ = arena.federation.forge("alice")
+            for answer in (
+                await every_method(arena.federation.channel(identity), "alice")
+            ).values():
+                assert answer.code is Code.UNKNOWN_CLIENT
+                assert answer.status is Code.UNKNOWN_CLIENT.status
+            assert_recorded(arena, caplog, Code.UNKNOWN_CLIENT, "alice")
+
+    runner.run(scene())
+
+
+def test_certificate_that_ends_on_a_live_connection(runner, arena, caplog):
+    """Its idle stream is cut and every further call on the connection is refused, as expired."""
+
+    async def scene():
+        async with others_go_on(arena):
+            short = arena.federation.enrol("short", ttl_s=2.0)
+            stream = await arena.federation.attend(short)
+            channel = stream.channel
+            ended = await stream.ending()
+            assert (ended.code, ended.status) == (Code.EXPIRED, Code.EXPIRED.status)
+            assert_recorded(arena, caplog, Code.EXPIRED, "short")
+            for answer in (await every_method(channel, "short")).values():
+                assert answer.code is Code.EXPIRED
+            assert_recorded(arena, caplog, Code.EXPIRED, "short")
+
+    runner.run(scene())
+
+
+def test_revocation_cuts_a_live_stream_within_two_seconds(runner, arena, caplog):
+    """An idle stream ends with `revoked`, and so does every further call on its connection."""
+
+    async def scene():
+        async with others_go_on(arena):
+            eve = arena.federation.enrol("eve")
+            stream = await arena.federation.attend(eve)
+            began = time.monotonic()
+            assert arena.federation.ledger.revoke("eve")
+            ended = await stream.ending()
+            assert time.monotonic() - began < 2.0
+            assert (ended.code, ended.status) == (Code.REVOKED, Code.REVOKED.status)
+            assert_recorded(arena, caplog, Code.REVOKED, "eve")
+            assert arena.federation.world.fleet.get("eve") is None
+            for answer in (await every_method(stream.channel, "eve")).values():
+                assert answer.code is Code.REVOKED
+            anew = await every_method(arena.federation.channel(eve), "eve")
+            assert {a.code for a in anew.values()} == {Code.REVOKED}
+            assert_recorded(arena, caplog, Code.REVOKED, "eve")
+
+    runner.run(scene())
+
+
+def test_revocation_during_an_upload_refuses_the_next_call(runner, arena, caplog):
+    """The call that is under way may end, none after it begins."""
+
+    async def scene():
+        async with others_go_on(arena) as opened:
+            dave = arena.federation.channel(arena.federation.enrol("dave"))
+            forged = opened.honest("mallory")
+            forged.header.client = "dave"
+            call = Upload(dave)
+            await call.write(forged.header.SerializeToString())
+            assert (await call.ending()).code is Code.NOT_IN_COHORT
+            arena.federation.ledger.revoke("dave")
+            answer = await upload(dave, forged.header, [forged.body()])
+            assert (answer.code, answer.status) == (Code.REVOKED, Code.REVOKED.status)
+            assert_recorded(arena, caplog, Code.REVOKED, "dave")
+
+    runner.run(scene())
+
+
+def test_revoked_client_may_enrol_again_with_a_new_token(runner, arena):
+    """The operator's new token makes it a client again; its old certificate stays revoked."""
+
+    async def scene():
+        federation = arena.federation
+        async with others_go_on(arena):
+            old = federation.enrol("returning")
+            federation.ledger.revoke("returning")
+            new = federation.enrol("returning")
+            stream = await federation.attend(new)
+            await stream.stop()
+            answers = await every_method(federation.channel(old), "returning")
+            assert {a.code for a in answers.values()} == {Code.REVOKED}
+
+    runner.run(scene())
+
+
+# ---- greetings ----------------------------------------------------------------------------------
+
+LABELS = {f"{number}": "x" * 100 for number in range(10_000)}
+REPLY = fleet_pb2.ClientMessage(offer_reply=fleet_pb2.OfferReply(accepted=True))
+GREETINGS = {
+    "nothing": ([], Code.MALFORMED),
+    "garbage": ([b"\xff\xff\xff"], Code.MALFORMED),
+    "empty message": ([b""], Code.MALFORMED),
+    "reply before hello": ([REPLY.SerializeToString()], Code.MALFORMED),
+    "another's name": ([greeting(client="alice")], Code.WRONG_IDENTITY),
+    "no name": ([greeting(client="")], Code.WRONG_IDENTITY),
+    "a megabyte of name": ([greeting(client="\U0001f9f6" * 250_000)], Code.WRONG_IDENTITY),
+    "future version": (
+        [
+            fleet_pb2.ClientMessage(
+                hello=fleet_pb2.Hello(protocol_versions=[2, 3], client="peter")
+            ).SerializeToString()
+        ],
+        Code.VERSION_UNSUPPORTED,
+    ),
+    "no version": (
+        [fleet_pb2.ClientMessage(hello=fleet_pb2.Hello(client="peter")).SerializeToString()],
+        Code.VERSION_UNSUPPORTED,
+    ),
+    "half a million versions": (
+        [
+            fleet_pb2.ClientMessage(
+                hello=fleet_pb2.Hello(protocol_versions=[7] * 500_000, client="peter")
+            ).SerializeToString()
+        ],
+        Code.VERSION_UNSUPPORTED,
+    ),
+    "hello twice": ([greeting(client="peter")] * 2, Code.MALFORMED),
+    "garbage after hello": ([greeting(client="peter"), b"\xff\xff\xff"], Code.MALFORMED),
+    "nothing after hello": ([greeting(client="peter"), b""], Code.MALFORMED),
+}
+
+
+@pytest.mark.parametrize("name", GREETINGS)
+def test_bad_greeting_ends_the_stream_by_type(runner, arena, caplog, name):
+    """A stream that does not speak as it must ends with the reason, recorded by name."""
+    messages, code = GREETINGS[name]
+
+    async def scene():
+        async with others_go_on(arena):
+            peter = arena.federation.channel(arena.federation.enrol("peter"))
+            answer = await converse(peter, wire.ATTEND, messages)
+            assert (answer.code, answer.status) == (code, code.status)
+            assert_recorded(arena, caplog, code, "peter")
+            assert arena.federation.world.fleet.get("peter") is None
+
+    runner.run(scene())
+
+
+def test_second_stream_of_a_client_takes_over(runner, arena, caplog):
+    """The older connection is told, so that two devices with one identity do notice."""
+
+    async def scene():
+        async with others_go_on(arena):
+            twin = arena.federation.enrol("twin")
+            first = await arena.federation.attend(twin)
+            second = await arena.federation.attend(twin)
+            ended = await first.ending()
+            assert (ended.code, ended.status) == (Code.BUSY, Code.BUSY.status)
+            assert_recorded(arena, caplog, Code.BUSY, "twin")
+            assert arena.federation.world.fleet.get("twin") is not None
+            await second.stop()
+
+    runner.run(scene())
+
+
+# ---- downloads and renewals ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("digest", "code"),
+    [
+        ("", Code.UNKNOWN_MODEL),
+        ("0" * 64, Code.UNKNOWN_MODEL),
+        ("../../pki/root.key", Code.UNKNOWN_MODEL),
+        ("\U0001f9f6" * 100_000, Code.UNKNOWN_MODEL),
+    ],
+)
+def test_download_of_what_is_no_model_is_refused(runner, arena, caplog, digest, code):
+    """Only models of the ledger are given out, whatever lies in the file system."""
+
+    async def scene():
+        async with others_go_on(arena):
+            request = fleet_pb2.DownloadRequest(digest=digest).SerializeToString()
+            answer = await download(arena.channels["mallory"], request)
+            assert (answer.code, answer.status) == (code, code.status)
+            assert_recorded(arena, caplog, code, "mallory")
+
+    runner.run(scene())
+
+
+def test_download_past_the_end_is_empty(runner, arena):
+    """An offset at or far past the end of a model gives no bytes and no error."""
+
+    async def scene():
+        size = arena.federation.world.models.path(arena.model).stat().st_size
+        for offset, left in ((size - 3, 3), (size, 0), (size + 1, 0), (2**64 - 1, 0)):
+            request = fleet_pb2.DownloadRequest(digest=arena.model, offset=offset)
+            answer = await download(arena.channels["alice"], request.SerializeToString())
+            assert answer.status is grpc.StatusCode.OK
+            assert len(b"".join(answer.replies)) == left
+
+    runner.run(scene())
+
+
+def test_garbage_in_unary_requests_is_refused_by_type(runner, arena, caplog):
+    """Download and Renew answer bytes that are no protobuf as they answer everything else."""
+
+    async def scene():
+        async with others_go_on(arena):
+            mallory = arena.channels["mallory"]
+            for answer in (
+                await download(mallory, b"\xff\xff\xff"),
+                await ask(mallory, wire.RENEW, b"\xff\xff\xff"),
+            ):
+                assert (answer.code, answer.status) == (Code.MALFORMED, Code.MALFORMED.status)
+                assert_recorded(arena, caplog, Code.MALFORMED, "mallory")
+
+    runner.run(scene())
+
+
+# ---- enrolment ----------------------------------------------------------------------------------
+
+
+def signed_csr(key, *names):
+    """A certificate request over a key of any kind."""
+    attributes = [x509.NameAttribute(x509.NameOID.COMMON_NAME, name) for name in names]
+    builder = x509.CertificateSigningRequestBuilder().subject_name(x509.Name(attributes))
+    return builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+
+def damaged_csr():
+    """A request whose signature does not fit."""
+    der = bytearray(
+        x509.load_pem_x509_csr(build_csr(generate_key())).public_bytes(serialization.Encoding.DER)
+    )
+    der[-1] ^= 1
+    return x509.load_der_x509_csr(bytes(der)).public_bytes(serialization.Encoding.PEM)
+
+
+BAD_CSRS = {
+    "nothing": lambda: b"",
+    "garbage": lambda: b"\xff" * 100,
+    "a key": lambda: key_to_pem(generate_key()),
+    "another curve": lambda: signed_csr(ec.generate_private_key(ec.SECP384R1())),
+    "rsa": lambda: signed_csr(rsa.generate_private_key(65537, 2048)),
+    "wrong signature": damaged_csr,
+    "too long": lambda: build_csr(generate_key()) + b"\n" * 20_000,
+}
+
+
+@pytest.mark.parametrize("name", BAD_CSRS)
+def test_bad_certificate_request_is_refused_and_leaves_the_token_unused(
+    runner, arena, caplog, name
+):
+    """At enrolment and at renewal; a mistake with the request does not cost the token."""
+    csr = BAD_CSRS[name]()
+
+    async def scene():
+        async with others_go_on(arena):
+            token = arena.federation.add_token("clumsy")
+            answer = await arena.federation.ask_enrolment(token=token.text(), csr_pem=csr)
+            assert (answer.code, answer.status) == (Code.BAD_CSR, Code.BAD_CSR.status)
+            assert_recorded(arena, caplog, Code.BAD_CSR, "clumsy")
+            request = enrolment_pb2.RenewRequest(csr_pem=csr).SerializeToString()
+            answer = await ask(arena.channels["mallory"], wire.RENEW, request)
+            assert answer.code is Code.BAD_CSR
+            assert_recorded(arena, caplog, Code.BAD_CSR, "mallory")
+            again = await arena.federation.ask_enrolment(token=token.text())
+            assert again.status is grpc.StatusCode.OK
+
+    runner.run(scene())
+
+
+def used(federation):
+    federation.enrol("spender")
+    token = federation.add_token("spender")
+    federation.ledger.enrol(token.id, "00" * 20, 0.0)
+    return token
+
+
+def swapped(federation, **fields):
+    """A token of ours with one part exchanged."""
+    token = federation.add_token("swapper")
+    whole = {"id": token.id, "secret": token.secret, "pin": token.pin} | fields
+    return tokens.Token(**whole)
+
+
+BAD_TOKENS = {
+    "used": (lambda f: used(f).text(), "spender"),
+    "expired": (lambda f: f.add_token("dawdler", life_s=-1.0).text(), "dawdler"),
+    "wrong pin": (lambda f: swapped(f, pin=bytes(32)).text(), "swapper"),
+    "wrong secret": (lambda f: swapped(f, secret=bytes(32)).text(), ""),
+    "unknown id": (lambda f: swapped(f, id="00000000").text(), ""),
+    "of another server": (lambda f: tokens.make_token(bytes(32)).text(), ""),
+    "garbage": (lambda f: "let me in", ""),
+    "nothing": (lambda f: "", ""),
+    "long garbage": (lambda f: "x" * 50_000, ""),
+    "cut short": (lambda f: f.add_token("cutter").text()[:-1], ""),
+    "in another case": (lambda f: f.add_token("shouter").text().upper(), ""),
+}
+
+
+@pytest.mark.parametrize("name", BAD_TOKENS)
+def test_bad_token_is_refused(runner, arena, caplog, name):
+    """Used, expired, tampered and invented tokens are all the same code, and issue nothing."""
+    make, client = BAD_TOKENS[name]
+
+    async def scene():
+        async with others_go_on(arena):
+            text = make(arena.federation)
+            answer = await arena.federation.ask_enrolment(token=text)
+            assert (answer.code, answer.status) == (Code.BAD_TOKEN, Code.BAD_TOKEN.status)
+            assert_recorded(arena, caplog, Code.BAD_TOKEN, client)
+            assert not answer.replies
+            secret = text.split(".")[2] if text.count(".") == 3 else text[:40] or "nothing"
+            assert secret not in caplog.text
+            assert secret not in answer.message
+
+    runner.run(scene())
+
+
+def test_token_used_by_many_at_once_serves_one(runner, arena):
+    """Twenty devices with the same token: one certificate, nineteen refusals."""
+
+    async def scene():
+        token = arena.federation.add_token("popular").text()
+        asking = [arena.federation.ask_enrolment(token=token) for _ in range(20)]
+        answers = await asyncio.gather(*asking)
+        codes = [answer.code for answer in answers]
+        assert (codes.count(None), codes.count(Code.BAD_TOKEN)) == (1, 19)
+
+    runner.run(scene())
+
+
+def test_enrolment_needs_a_common_version_and_protobuf(runner, arena, caplog):
+    """Future versions, no versions and garbage are refused, and the token stays unused."""
+
+    async def scene():
+        federation = arena.federation
+        async with others_go_on(arena):
+            token = federation.add_token("newcomer").text()
+            for versions in ([], [2], [2, 3, 2**32 - 1]):
+                answer = await federation.ask_enrolment(token=token, protocol_versions=versions)
+                assert answer.code is Code.VERSION_UNSUPPORTED
+                assert answer.status is Code.VERSION_UNSUPPORTED.status
+            answer = await ask(federation.door(), wire.ENROL, b"\xff\xff\xff")
+            assert (answer.code, answer.status) == (Code.MALFORMED, Code.MALFORMED.status)
+            assert_recorded(arena, caplog, Code.MALFORMED, "")
+            giant = await federation.ask_enrolment(token="x" * 100_000)
+            assert giant.status is grpc.StatusCode.RESOURCE_EXHAUSTED  # gRPC's own, unparsed
+            both = await federation.ask_enrolment(token=token, protocol_versions=[1, 2])
+            assert both.status is grpc.StatusCode.OK
+
+    runner.run(scene())
+
+
+def test_names_in_a_certificate_request_are_ignored(runner, arena):
+    """The token says who a client is, whatever it calls itself."""
+
+    async def scene():
+        token = arena.federation.add_token("modest").text()
+        csr = signed_csr(generate_key(), "alice")
+        answer = await arena.federation.ask_enrolment(token=token, csr_pem=csr)
+        issued = enrolment_pb2.IssuedCertificate.FromString(answer.replies[0])
+        assert issued.client == "modest"
+        leaf = x509.load_pem_x509_certificate(issued.chain_pem)
+        assert "alice" not in leaf.subject.rfc4514_string()
+
+    runner.run(scene())
+
+
+def test_strangers_cannot_fill_the_ledger(runner, arena, monkeypatch):
+    """Only the newest refusals are kept."""
+    monkeypatch.setattr(ledger, "KEPT_REFUSALS", 5)
+
+    async def scene():
+        for number in range(8):
+            await arena.federation.ask_enrolment(token=f"guess {number}")
+        assert len(arena.federation.refusals()) == 5
+
+    runner.run(scene())
