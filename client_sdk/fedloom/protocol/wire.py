@@ -85,6 +85,15 @@ def error_from_rpc(error: grpc.aio.AioRpcError, peer: str) -> FedloomError:
             message = fleet_pb2.Refusal.FromString(value)
             if message.code in set(Code):
                 return Refusal(Code(message.code), message.message)
+    details = error.details() or ""
+    hint = _HANDSHAKE if any(sign in details for sign in _HANDSHAKE_SIGNS) else ""
     return UnavailableError(
-        f"Expected an answer from {peer}, got {error.code().name}: {error.details()}."
+        f"Expected an answer from {peer}, got {error.code().name}: {details}.{hint}"
     )
+
+
+_HANDSHAKE_SIGNS = ("Socket closed", "andshake", "recvmsg:Connection reset")
+_HANDSHAKE = (
+    " A server that closes the connection at once may not accept this certificate, or is not the"
+    " one that issued it: check both clocks and that both belong to the same federation."
+)
