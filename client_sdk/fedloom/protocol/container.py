@@ -96,6 +96,10 @@ def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return entries
 
 
+def _reject_constant(name: str) -> None:
+    raise ValueError(name)  # NaN and Infinity are Python's JSON, nobody else's
+
+
 def header_length(prefix: bytes) -> int:
     """Length of the JSON header that an 8-byte prefix declares."""
     return int.from_bytes(prefix[:PREFIX_BYTES], "little")
@@ -114,7 +118,12 @@ def parse_header(header: bytes) -> Layout:
         raise _malformed("a JSON object from the first byte on", repr(header[:8]))
     try:
         # Decoded here: left to itself json would also take UTF-16 and UTF-32.
-        entries = json.loads(header.decode(), object_pairs_hook=_reject_duplicates)
+        text = header.decode()
+        entries = json.loads(
+            text, object_pairs_hook=_reject_duplicates, parse_constant=_reject_constant
+        )
+        if "\\u" in text:  # half of a surrogate pair is no text, and Python would not mind
+            json.dumps(entries, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise _malformed("JSON in UTF-8", type(error).__name__) from None
     _check_metadata(entries.pop("__metadata__", {}))
