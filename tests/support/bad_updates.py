@@ -406,7 +406,7 @@ BAD_UPDATES = {
     "float64 for float32": (Code.WRONG_DTYPE, wrong_dtype),
     "integers for float32": (Code.WRONG_DTYPE, as_integers),
     "unknown dtype": (Code.WRONG_DTYPE, described("w", dtype="C128")),
-    "dtype that is no text": (Code.WRONG_DTYPE, text(one_bad_name)),
+    "dtype that is no text": (Code.MALFORMED, text(one_bad_name)),
     "unknown tensor": (Code.UNKNOWN_TENSOR, unknown_tensor),
     "unknown group": (Code.UNKNOWN_TENSOR, unknown_group),
     "unannounced tensor": (Code.UNKNOWN_TENSOR, unannounced),

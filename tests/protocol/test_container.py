@@ -1,0 +1,277 @@
+"""The container beside the `safetensors` library, and against whoever sends what is none."""
+
+import hashlib
+import io
+import json
+
+import numpy as np
+import pytest
+import safetensors
+import safetensors.numpy
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
+
+from fedloom.protocol import container
+from fedloom.protocol.container import (
+    DTYPES,
+    Entry,
+    build_header,
+    narrow,
+    parse_header,
+    read_params,
+    widen,
+    write_file,
+    write_params,
+)
+from fedloom.protocol.errors import Code, IntegrityError, Refusal, UsageError
+
+NUMPY = sorted(set(DTYPES) - {"BF16"})
+NAMES = st.text(st.characters(codec="utf-8"), max_size=12).filter(lambda n: n != "__metadata__")
+SHAPES = npst.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4)
+
+
+@st.composite
+def arrays(draw):
+    """An array of any dtype that both numpy and the container have, with any bits."""
+    return draw(npst.arrays(DTYPES[draw(st.sampled_from(NUMPY))], draw(SHAPES)))
+
+
+def same(a, b):
+    return (a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes())
+
+
+# ---- beside the library -------------------------------------------------------------------------
+
+
+@given(st.dictionaries(NAMES, arrays(), max_size=5))
+def test_what_is_written_the_library_reads(params):
+    """The library reads every dtype, shape, name and bit that was written."""
+    file = io.BytesIO()
+    digest = write_params(file, params)
+    raw = file.getvalue()
+    assert digest == hashlib.sha256(raw).hexdigest()
+    loaded = safetensors.numpy.load(raw)
+    assert loaded.keys() == params.keys()
+    assert all(same(loaded[name], array) for name, array in params.items())
+
+
+@given(st.dictionaries(NAMES, arrays(), max_size=5), st.booleans())
+def test_what_the_library_writes_is_read(tmp_path_factory, params, metadata):
+    """Files of the library, with metadata or without, give the same arrays."""
+    path = tmp_path_factory.getbasetemp() / "library.safetensors"
+    raw = safetensors.numpy.save(params, {"made by": "a test"} if metadata else None)
+    path.write_bytes(raw)
+    loaded = read_params(path)
+    assert loaded.keys() == params.keys()
+    assert all(same(np.asarray(loaded[name]), array) for name, array in params.items())
+
+
+@given(st.lists(st.integers(0, 0xFFFF), min_size=1, max_size=40))
+def test_bfloat16_agrees_with_torch_both_ways(tmp_path_factory, bits):
+    """Every bfloat16 is read as the float32 that it is, and written as torch would."""
+    torch = pytest.importorskip("torch")
+    load = pytest.importorskip("safetensors.torch")
+    torch.set_num_threads(1)
+    path = tmp_path_factory.getbasetemp() / "bfloat16.safetensors"
+    tensor = torch.tensor(bits, dtype=torch.uint16).view(torch.bfloat16)
+    path.write_bytes(load.save({"x": tensor}))
+    read = np.asarray(read_params(path)["x"])
+    assert same(read, tensor.float().numpy())
+    finite = read[np.isfinite(read)]
+    write_file(path, {"x": finite}, {"x": "BF16"})
+    back = load.load(path.read_bytes())["x"]
+    assert back.dtype is torch.bfloat16
+    assert same(back.float().numpy(), finite)
+
+
+@given(npst.arrays(np.float32, st.integers(1, 40)))
+def test_narrowing_rounds_to_the_nearest_as_torch_does(values):
+    """float32 becomes the nearest bfloat16, ties to even; NaN stays NaN and infinity itself."""
+    torch = pytest.importorskip("torch")
+    torch.set_num_threads(1)
+    ours = widen(narrow(values, "BF16"), "BF16")
+    theirs = torch.from_numpy(values.copy()).to(torch.bfloat16).float().numpy()
+    numbers = ~np.isnan(values)
+    assert ours[numbers].tobytes() == theirs[numbers].tobytes()
+    assert np.isnan(ours[~numbers]).all()
+
+
+@pytest.mark.parametrize("dtype", sorted(DTYPES))
+def test_every_dtype_goes_through_a_file(tmp_path, dtype):
+    """Empty, scalar and misaligned-looking tensors of each dtype come back as they were."""
+    path = tmp_path / "x.safetensors"
+    kind = np.float32 if dtype == "BF16" else DTYPES[dtype]
+    params = {
+        "empty": np.zeros((0, 3), kind),
+        "scalar": np.ones((), kind),
+        "odd": np.ones(3, kind),
+        "bytes": np.arange(5, dtype=np.uint8),
+    }
+    digest = write_file(path, params, dict.fromkeys(("empty", "scalar", "odd"), dtype))
+    assert digest == hashlib.sha256(path.read_bytes()).hexdigest()
+    for loaded in (read_params(path), read_params(path, writable=True)):
+        assert loaded.keys() == params.keys()
+        for name, array in params.items():
+            assert same(np.asarray(loaded[name]), array)
+    stored = dict(safetensors.deserialize(path.read_bytes()))
+    assert stored["odd"]["dtype"] == dtype
+
+
+def test_writable_arrays_leave_the_file_alone(tmp_path):
+    """What a client does to its copy of the model stays in memory."""
+    path = tmp_path / "x.safetensors"
+    write_file(path, {"x": np.zeros(4, np.float32)})
+    before = path.read_bytes()
+    read_params(path, writable=True)["x"][:] = 7
+    assert path.read_bytes() == before
+
+
+def test_big_endian_arrays_are_written_in_the_format_s_order(tmp_path):
+    """The container is little-endian, whatever the array was."""
+    path = tmp_path / "x.safetensors"
+    write_file(path, {"x": np.array([1, 2], ">f4")})
+    np.testing.assert_array_equal(read_params(path)["x"], [1, 2])
+
+
+def test_dtypes_that_the_format_lacks_are_an_error_of_use(tmp_path):
+    """Complex numbers and objects cannot be stored."""
+    for array in (np.zeros(2, np.complex64), np.array(["x"])):
+        with pytest.raises(UsageError, match="Expected a dtype"):
+            write_file(tmp_path / "x.safetensors", {"x": array})
+
+
+# ---- untrusted bytes ----------------------------------------------------------------------------
+
+
+def accepted(header):
+    """The layout, or None for a refusal; anything else that is raised fails the test."""
+    code, layout = None, None
+    try:
+        layout = parse_header(header)
+    except Refusal as refusal:
+        code = refusal.code
+        str(refusal).encode()
+    assert code in (None, Code.MALFORMED, Code.DUPLICATE_TENSOR, Code.WRONG_DTYPE)
+    return layout
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=8,
+)
+NUMBERS = st.integers(-2, 40) | st.integers() | st.booleans() | st.floats()
+
+
+@st.composite
+def nearly_headers(draw):
+    """Objects that look like a header, with any of their parts gone wrong."""
+    entry = st.fixed_dictionaries(
+        {},
+        optional={
+            "dtype": st.sampled_from(["F32", "U8", "F64", "BOOL", "F8", "\ud800"]) | JSON,
+            "shape": st.lists(NUMBERS, max_size=3) | JSON,
+            "data_offsets": st.lists(NUMBERS, max_size=3) | JSON,
+            "more": JSON,
+        },
+    )
+    names = st.sampled_from(["a", "b", "__metadata__", ""])
+    return json.dumps(draw(st.dictionaries(names, entry | JSON, max_size=3))).encode()
+
+
+@given(st.binary(max_size=200) | nearly_headers() | JSON.map(lambda v: json.dumps(v).encode()))
+@example(b'{"a":' + b"[" * 100_000)
+@example(b'{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1' + b"0" * 5000 + b"]}}")
+@example(b'{"a":{"dtype":"F32","shape":[NaN],"data_offsets":[0,Infinity]}}')
+@example(b"\x00" * 8)
+@settings(max_examples=400)
+def test_parser_refuses_or_accepts_and_does_nothing_else(header):
+    """Whatever the bytes, the answer is a layout or a typed refusal that can be sent."""
+    accepted(header)
+
+
+@pytest.mark.parametrize("depth", [*range(940, 1000), 5000])
+@pytest.mark.parametrize("pair", [b"[]", b"{}"])
+def test_nesting_around_the_recursion_limit_is_refused(depth, pair):
+    """What nests just not too deep to parse is still turned away by type."""
+    opening = pair[:1] if pair == b"[]" else b'{"x":'
+    header = b'{"a":' + opening * depth + b"1" + pair[1:] * depth + b"}"
+    assert accepted(header) is None
+
+
+@st.composite
+def tampered(draw):
+    """A good header with one piece of its text replaced."""
+    entries = [
+        Entry(name, draw(st.sampled_from(sorted(DTYPES))), tuple(draw(SHAPES)))
+        for name in draw(st.lists(NAMES, max_size=3, unique=True))
+    ]
+    raw = build_header(entries)[0][8:]
+    start = draw(st.integers(0, len(raw)))
+    stop = draw(st.integers(start, min(len(raw), start + 4)))
+    return raw[:start] + draw(st.binary(max_size=4)) + raw[stop:]
+
+
+@given(tampered())
+@settings(max_examples=400)
+def test_whatever_is_accepted_the_library_accepts_too(header):
+    """The parser is never laxer than the format's own, and sees the same tensors."""
+    layout = accepted(header)
+    if layout is None:
+        return
+    size = layout.size_bytes - layout.data_start
+    raw = len(header).to_bytes(8, "little") + header + bytes(size)
+    theirs = dict(safetensors.deserialize(raw))
+    assert theirs.keys() == layout.tensors.keys()
+    for name, info in layout.tensors.items():
+        assert (theirs[name]["dtype"], tuple(theirs[name]["shape"])) == (info.dtype, info.shape)
+
+
+@given(st.lists(st.tuples(st.sampled_from(sorted(DTYPES)), SHAPES), max_size=6))
+def test_headers_that_are_built_parse_to_their_own_layout(entries):
+    """Building and parsing agree; every tensor is aligned, and the whole without a hole."""
+    raw, layout = build_header(
+        Entry(f"{n}", dtype, shape) for n, (dtype, shape) in enumerate(entries)
+    )
+    assert layout == parse_header(raw[8:])
+    assert layout.data_start == len(raw)
+    assert layout.data_start % 8 == 0
+    position = 0
+    for info in layout.tensors.values():
+        assert info.start == position
+        assert info.start % DTYPES[info.dtype].itemsize == 0
+        position = info.stop
+    assert layout.size_bytes == layout.data_start + position
+
+
+def test_finding_a_repeated_name_takes_linear_time():
+    """A hundred thousand names with one repeated at the end are refused at once, not in minutes."""
+    text = ",".join(f'"{n}":0' for n in range(100_000))
+    with pytest.raises(Refusal) as caught:
+        parse_header(f'{{{text},"99999":0}}'.encode())
+    assert caught.value.code is Code.DUPLICATE_TENSOR
+
+
+@given(st.binary(max_size=64))
+def test_file_that_is_no_container_is_damaged(tmp_path_factory, raw):
+    """A stored file is whole and exactly as long as it says, or an integrity error."""
+    path = tmp_path_factory.getbasetemp() / "damaged.safetensors"
+    path.write_bytes(raw)
+    try:
+        with path.open("rb") as file:
+            layout = container.read_layout(file)
+    except IntegrityError:
+        return
+    assert layout.size_bytes == len(raw)
+
+
+def test_file_cut_or_grown_by_a_byte_is_damaged(tmp_path):
+    """A byte more or less than the header adds up to is noticed."""
+    path = tmp_path / "x.safetensors"
+    write_file(path, {"x": np.arange(4.0)})
+    raw = path.read_bytes()
+    for damaged in (raw[:-1], raw + b"\0", raw[:20], raw[:4], b""):
+        path.write_bytes(damaged)
+        with pytest.raises(IntegrityError):
+            read_params(path)

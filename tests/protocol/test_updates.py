@@ -1,0 +1,390 @@
+"""Updates byte by byte: any chunks give one verdict, no damage goes unseen, and sums are exact."""
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from crc32c import crc32c
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fedloom.protocol import wire
+from fedloom.protocol.container import DTYPES
+from fedloom.protocol.errors import Code, Refusal
+from fedloom.protocol.manifest import Manifest
+from fedloom.protocol.updates import (
+    BodyChecker,
+    Limits,
+    TensorPart,
+    check_header,
+    header_limit_bytes,
+    write_body,
+)
+from fedloom.protocol.v1 import fleet_pb2
+from fedloom.server.fold import add_update, empty_partial
+from fedloom.strategies import DELTA, Full, Mask, Slice, exponent, weight_units
+from fedloom.strategies.algebra import TensorSpec
+
+GROUPS = (DELTA, "control")
+LIMITS = Limits(
+    max_abs=100.0,
+    max_norm=None,
+    max_weight=1000.0,
+    weighting=fleet_pb2.WEIGHTING_CLIENT,
+    groups=GROUPS,
+    max_bytes=1 << 20,
+)
+S = exponent(LIMITS.max_abs, 100 * LIMITS.max_weight)
+DAMAGE = {
+    Code.MALFORMED,
+    Code.UNKNOWN_TENSOR,
+    Code.DUPLICATE_TENSOR,
+    Code.WRONG_SHAPE,
+    Code.WRONG_DTYPE,
+    Code.NOT_FINITE,
+    Code.MAGNITUDE_TOO_LARGE,
+    Code.BAD_CHECKSUM,
+}
+
+
+def manifest_of(tensors):
+    """A manifest of tensors given as name: (container dtype, shape)."""
+    return Manifest(
+        dtypes={name: dtype for name, (dtype, _) in tensors.items()},
+        specs={
+            name: TensorSpec(
+                shape=shape, dtype=np.dtype(np.float32) if dtype == "BF16" else DTYPES[dtype]
+            )
+            for name, (dtype, shape) in tensors.items()
+        },
+        size_bytes=0,
+    )
+
+
+MANIFEST = manifest_of(
+    {
+        "w": ("F32", (3, 5)),
+        "b": ("BF16", (11,)),
+        "d": ("F64", (2, 2)),
+        "n": ("I64", ()),
+        "none": ("F32", (0, 4)),
+    }
+)
+
+
+@st.composite
+def coverages(draw, shape):
+    """Any coverage of a shape."""
+    match draw(st.sampled_from(["full", "slice", "mask"])):
+        case "full":
+            return Full()
+        case "slice":
+            bounds = (sorted(draw(st.tuples(*[st.integers(0, n)] * 2))) for n in shape)
+            return Slice(tuple((a, b) for a, b in bounds))
+        case "mask":
+            size = math.prod(shape)
+            bits = draw(st.lists(st.booleans(), min_size=size, max_size=size))
+            return Mask(np.array(bits, np.bool_))
+
+
+@st.composite
+def parts(draw):
+    """Parts of an update: any subset of the tensors of any subset of the groups."""
+    keys = [(group, name) for group in GROUPS for name in MANIFEST.specs]
+    chosen = draw(st.lists(st.sampled_from(keys), min_size=1, unique=True))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    made = []
+    for group, name in chosen:
+        shape = MANIFEST.specs[name].shape
+        coverage = draw(coverages(shape))
+        values = rng.uniform(-100, 100, coverage.count(shape))
+        if isinstance(coverage, Full):
+            values = values.reshape(shape)
+        elif isinstance(coverage, Slice):
+            values = values.reshape(coverage.shape)
+        made.append(TensorPart(group, name, coverage, values.astype(wire_dtype(name))))
+    return made
+
+
+def wire_dtype(name):
+    return DTYPES[MANIFEST.wire_dtype(name)]
+
+
+def announce(path, made, weight=1.0):
+    """Write a body and the header that announces it."""
+    described, size, checksum = write_body(path, made, MANIFEST)
+    return fleet_pb2.UpdateHeader(weight=weight, parts=described, size_bytes=size, crc32c=checksum)
+
+
+def checker(header, limits=LIMITS):
+    return BodyChecker(header, check_header(header, limits, MANIFEST), limits, MANIFEST)
+
+
+def verdict(header, body, cuts=(), limits=LIMITS):
+    """The code of the refusal that a body gets in these chunks, or its statistics."""
+    edges = [0, *sorted(cuts), len(body)]
+    checking = checker(header, limits)
+    try:
+        for start, stop in pairwise(edges):
+            checking.feed(body[start:stop])
+        return checking.finish()
+    except Refusal as refusal:
+        return refusal.code
+
+
+def sealed(header, body):
+    """The header with the length and checksum of other bytes."""
+    changed = fleet_pb2.UpdateHeader()
+    changed.CopyFrom(header)
+    changed.size_bytes, changed.crc32c = len(body), crc32c(body)
+    return changed
+
+
+@pytest.fixture
+def path(tmp_path):
+    """Where a body goes."""
+    return tmp_path / "body"
+
+
+CALM = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@CALM
+@given(parts(), st.lists(st.floats(0.01, 1000.0), min_size=1, max_size=3))
+def test_what_is_written_checks_and_folds_to_the_same_sum(path, made, weights):
+    """Written, checked and folded from its file, an update adds what its arrays would."""
+    through, direct = (empty_partial(MANIFEST, GROUPS, S) for _ in range(2))
+    for weight in weights:
+        header = announce(path, made, weight)
+        stats = verdict(header, path.read_bytes())
+        flat = np.concatenate([p.values.reshape(-1).astype(np.float64) for p in made])
+        assert stats.max_abs == (np.abs(flat).max() if flat.size else 0)
+        assert stats.norm == pytest.approx(np.linalg.norm(flat), rel=1e-6)
+        add_update(through, path, header)
+        for part in made:
+            key = (part.group, part.tensor)
+            direct.add_array(key, part.coverage, weight_units(weight), part.values)
+    assert through == direct
+
+
+@CALM
+@given(parts(), st.data())
+def test_any_chunks_get_the_same_verdict(path, made, data):
+    """Good or bad, whole, in pieces or byte by byte, the answer is one."""
+    header = announce(path, made)
+    body = bytearray(path.read_bytes())
+    if data.draw(st.booleans()):
+        body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
+        header = sealed(header, bytes(body))
+    body = bytes(body)
+    cuts = data.draw(st.lists(st.integers(0, len(body)), max_size=6))
+    limits = data.draw(st.sampled_from([LIMITS, bounded(1e-3), bounded(200.0)]))
+    whole = verdict(header, body, limits=limits)
+    singly = verdict(header, body, range(1, len(body)), limits)
+    pieces = verdict(header, body, cuts, limits)
+    if isinstance(whole, Code):
+        assert singly == pieces == whole
+    else:
+        assert singly.norm == pytest.approx(whole.norm, rel=1e-6)
+        assert pieces.norm == pytest.approx(whole.norm, rel=1e-6)
+        assert singly.max_abs == pieces.max_abs == whole.max_abs
+
+
+def bounded(norm):
+    """Limits with a bound on the norm."""
+    return Limits(
+        max_abs=LIMITS.max_abs,
+        max_norm=norm,
+        max_weight=LIMITS.max_weight,
+        weighting=LIMITS.weighting,
+        groups=GROUPS,
+        max_bytes=LIMITS.max_bytes,
+    )
+
+
+EXAMPLE = [
+    TensorPart(DELTA, "w", Full(), np.linspace(-9, 9, 15, dtype=np.float32).reshape(3, 5)),
+    TensorPart(DELTA, "b", Mask(np.arange(11) % 3 == 0), np.arange(4, dtype=np.float32)),
+    TensorPart("control", "d", Slice(((0, 2), (1, 2))), np.array([[0.5], [-0.5]])),
+]
+
+
+def test_no_single_byte_can_be_damaged_unseen(path):
+    """Every byte of a body set to every other value is refused, by checksum if by nothing else."""
+    header = announce(path, EXAMPLE)
+    body = path.read_bytes()
+    assert not isinstance(verdict(header, body), Code)
+    for position in range(len(body)):
+        for flip in (1, 0x20, 0x80, 0xFF):
+            damaged = bytearray(body)
+            damaged[position] ^= flip
+            assert verdict(header, bytes(damaged)) in DAMAGE
+
+
+def test_damage_under_a_fitting_checksum_is_a_refusal_or_other_values(path):
+    """A sender that lies consistently gets a typed refusal, or has sent another valid update."""
+    header = announce(path, EXAMPLE)
+    body = path.read_bytes()
+    data_start = 8 + int.from_bytes(body[:8], "little")
+    for position in range(len(body)):
+        for flip in (1, 0x20, 0x80, 0xFF):
+            damaged = bytearray(body)
+            damaged[position] ^= flip
+            answer = verdict(sealed(header, bytes(damaged)), bytes(damaged))
+            if isinstance(answer, Code):
+                assert answer in DAMAGE - {Code.BAD_CHECKSUM}
+                continue
+            assert position >= 8
+            path.write_bytes(damaged)
+            total = empty_partial(MANIFEST, GROUPS, S)
+            add_update(total, path, header)  # what is accepted folds
+            assert position >= data_start or total == folded(header, body, path)
+
+
+def folded(header, body, path):
+    """The sum of one body."""
+    path.write_bytes(body)
+    total = empty_partial(MANIFEST, GROUPS, S)
+    add_update(total, path, header)
+    return total
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 1000])
+def test_every_cut_is_truncated_and_every_growth_overlong(path, chunk):
+    """A byte less than declared is noticed at the end, a byte more when it comes."""
+    header = announce(path, EXAMPLE)
+    body = path.read_bytes()
+    for size in range(len(body)):
+        assert verdict(header, body[:size], range(0, size, chunk)) is Code.TRUNCATED
+    grown = body + b"\0"
+    assert verdict(header, grown, range(0, len(grown), chunk)) is Code.OVERLONG
+
+
+@CALM
+@given(st.binary(max_size=120), st.booleans())
+def test_arbitrary_bodies_are_refused_by_type(path, body, with_prefix):
+    """No bytes make the checker raise anything but a refusal, or pass as an update."""
+    header = announce(path, EXAMPLE)
+    if with_prefix:
+        body = max(0, len(body) - 8).to_bytes(8, "little") + body[8:]
+    if body:
+        answer = verdict(sealed(header, body), body)
+        assert isinstance(answer, Code)
+
+
+NUMBERS = st.integers(0, 12) | st.integers(0, 2**64 - 1)
+NAMES = st.sampled_from([DELTA, "w", "b", "none", ""]) | st.text(max_size=3)
+PARTS = st.builds(
+    fleet_pb2.Part,
+    group=NAMES,
+    tensor=NAMES,
+    values=NAMES,
+) | st.builds(
+    fleet_pb2.Part,
+    group=st.just(DELTA),
+    tensor=NAMES,
+    slice=st.builds(
+        fleet_pb2.Slice,
+        ranges=st.lists(st.builds(fleet_pb2.Range, start=NUMBERS, stop=NUMBERS), max_size=3),
+    ),
+    mask=st.none() | st.builds(fleet_pb2.Mask, bits=NAMES),
+)
+METRICS = st.builds(
+    fleet_pb2.Metrics,
+    num_examples=NUMBERS,
+    values=st.dictionaries(st.text(max_size=3), st.floats(), max_size=2),
+)
+HEADERS = st.builds(
+    fleet_pb2.UpdateHeader,
+    size_bytes=NUMBERS,
+    weight=st.just(1.0) | st.floats(),
+    parts=st.lists(PARTS, max_size=3),
+    training=METRICS,
+    evaluation=METRICS,
+)
+
+
+@given(HEADERS | st.binary(max_size=200))
+@settings(max_examples=300)
+def test_arbitrary_headers_are_refused_by_type(raw):
+    """Whatever protobuf can say, the answer is a plan or a refusal that can be sent."""
+    try:
+        header = wire.parse(fleet_pb2.UpdateHeader, raw) if isinstance(raw, bytes) else raw
+        planned = check_header(header, LIMITS, MANIFEST)
+    except Refusal as refusal:
+        str(refusal).encode()
+    else:
+        assert all(part.tensor in MANIFEST.specs for part in planned)
+
+
+def test_half_a_body_is_checked_before_the_rest_has_come(path):
+    """A bad value is refused in the chunk that brings it, not at the end."""
+    made = [TensorPart(DELTA, "w", Full(), np.full((3, 5), np.nan, np.float32))]
+    header = announce(path, made)
+    body = path.read_bytes()
+    checking = checker(header)
+    start = 8 + int.from_bytes(body[:8], "little")
+    checking.feed(body[: start + 3])
+    with pytest.raises(Refusal) as caught:
+        checking.feed(body[start + 3 : start + 4])
+    assert caught.value.code is Code.NOT_FINITE
+
+
+def test_no_body_is_written_where_nothing_is_sent(path):
+    """An update of no parts has no body, no length and no checksum."""
+    assert write_body(path, [], MANIFEST) == ([], 0, 0)
+    assert path.read_bytes() == b""
+
+
+@pytest.mark.parametrize("value", [0.0, -0.0, 1e-45, 100.0, -100.0])
+def test_values_up_to_the_bound_itself_are_accepted(path, value):
+    """Zero of either sign, the smallest number and the bound are all in range."""
+    made = [TensorPart(DELTA, "w", Full(), np.full((3, 5), value, np.float32))]
+    header = announce(path, made)
+    assert verdict(header, path.read_bytes()).max_abs == abs(np.float32(value))
+
+
+def test_norm_at_its_bound_is_accepted_and_beyond_it_refused(path):
+    """The bound on the norm is sharp: it is computed in float64."""
+    made = [TensorPart(DELTA, "w", Full(), np.full((3, 5), 2.0, np.float32))]
+    header = announce(path, made)
+    body = path.read_bytes()
+    norm = math.sqrt(60.0)
+    assert verdict(header, body, limits=bounded(norm)).norm == norm
+    assert verdict(header, body, limits=bounded(math.nextafter(norm, 0))) is Code.NORM_TOO_LARGE
+
+
+def test_squares_past_float32_do_not_overflow(path):
+    """A run with a vast bound still gets a finite norm."""
+    vast = Limits(
+        max_abs=1e38,
+        max_norm=None,
+        max_weight=1.0,
+        weighting=LIMITS.weighting,
+        groups=GROUPS,
+        max_bytes=1 << 20,
+    )
+    made = [TensorPart(DELTA, "w", Full(), np.full((3, 5), 1e37, np.float32))]
+    header = announce(path, made)
+    stats = verdict(header, path.read_bytes(), limits=vast)
+    assert stats.norm == pytest.approx(1e37 * math.sqrt(15), rel=1e-6)
+
+
+def test_headers_of_honest_updates_stay_within_the_limit(path):
+    """The limit on a header's length leaves room for every tensor, masked, with long names."""
+    names = {f"layer.{n}." + "x" * 200: ("F32", (2,)) for n in range(200)}
+    manifest = manifest_of(names)
+    bits = np.ones(2, np.bool_)
+    made = [TensorPart(DELTA, n, Mask(bits), np.zeros(2, np.float32)) for n in names]
+    described, size, checksum = write_body(path, made, manifest)
+    metrics = fleet_pb2.Metrics(values={f"{n}" * 40: 1.0 for n in range(256)})
+    header = fleet_pb2.UpdateHeader(
+        weight=1.0, parts=described, size_bytes=size, crc32c=checksum,
+        training=metrics, evaluation=metrics,
+    )  # fmt: skip
+    assert header.ByteSize() <= header_limit_bytes(manifest, 1)
+    assert size <= manifest.full_update_bytes()
+    checking = BodyChecker(header, check_header(header, LIMITS, manifest), LIMITS, manifest)
+    checking.feed(path.read_bytes())
+    checking.finish()
