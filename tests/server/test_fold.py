@@ -1,0 +1,153 @@
+"""Folding: the same bits in any order, over checkpoints and restarts, or an error of integrity."""
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fedloom.protocol.container import DTYPES
+from fedloom.protocol.errors import IntegrityError
+from fedloom.protocol.manifest import Manifest
+from fedloom.protocol.updates import TensorPart, write_body
+from fedloom.protocol.v1 import fleet_pb2
+from fedloom.server import fold
+from fedloom.server.fold import CHECKPOINT_EVERY, Folder, empty_partial, restore
+from fedloom.strategies import DELTA, Full, Mask, Slice, exponent
+from fedloom.strategies.algebra import TensorSpec
+
+SHAPES = {"w": (40, 50), "b": (7,), "s": ()}
+MANIFEST = Manifest(
+    dtypes=dict.fromkeys(SHAPES, "F32"),
+    specs={n: TensorSpec(shape=s, dtype=DTYPES["F32"]) for n, s in SHAPES.items()},
+    size_bytes=0,
+)
+S = exponent(8.0, 1000.0)
+
+
+def empty():
+    return empty_partial(MANIFEST, (DELTA,), S)
+
+
+def write(directory, number):
+    """The update of a client: its coverage differs with its number."""
+    rng = np.random.default_rng(number)
+    path = directory / f"client-{number}"
+    parts = [TensorPart(DELTA, "s", Full(), rng.normal(size=()).astype(np.float32))]
+    if number % 3 == 0:
+        w = rng.normal(size=SHAPES["w"]).astype(np.float32)
+        parts.append(TensorPart(DELTA, "w", Full(), w))
+    elif number % 3 == 1:
+        w = rng.normal(size=(13, 9)).astype(np.float32)
+        parts.append(TensorPart(DELTA, "w", Slice(((5, 18), (41, 50))), w))
+    else:
+        bits = rng.random(2000) < 0.3
+        w = rng.normal(size=int(bits.sum())).astype(np.float32)
+        parts.append(TensorPart(DELTA, "w", Mask(bits), w))
+    described, size, checksum = write_body(path, parts, MANIFEST)
+    header = fleet_pb2.UpdateHeader(
+        weight=1 + number / 7, parts=described, size_bytes=size, crc32c=checksum
+    )
+    return path, header
+
+
+@pytest.fixture(scope="module")
+def updates(tmp_path_factory):
+    """Twenty updates on disk."""
+    directory = tmp_path_factory.mktemp("updates")
+    return [write(directory, number) for number in range(20)]
+
+
+@pytest.fixture(scope="module")
+def total(updates):
+    """Their sum, folded in order without a pause."""
+    folder = Folder(empty(), set())
+    for number, update in enumerate(updates):
+        folder.fold(f"c{number}", *update)
+    return folder.partial
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
+@given(
+    order=st.permutations(range(20)),
+    saves=st.sets(st.integers(0, 19), max_size=4),
+    data=st.data(),
+)
+def test_restarts_and_any_order_give_the_same_bits(tmp_path, updates, total, *, order, saves, data):
+    """Saved and restored anywhere, with what was lost folded again, the sum is one."""
+    path = tmp_path / "checkpoint"
+    path.unlink(missing_ok=True)
+    folder = restore(path, empty)
+    for position, number in enumerate(order):
+        folder.fold(f"c{number}", *updates[number])
+        if position in saves:
+            released = folder.save(path)
+            assert all(name.startswith("client-") for name in released)
+            if data.draw(st.booleans()):
+                folder = restore(path, empty)
+    folder = restore(path, empty)  # what came after the last checkpoint is lost
+    for number, update in enumerate(updates):
+        folder.fold(f"c{number}", *update)
+    assert folder.partial == total
+    assert folder.folded == {f"c{n}" for n in range(20)}
+
+
+def test_update_folded_twice_counts_once(updates, total):
+    """Whoever asks again for the same client changes nothing."""
+    folder = Folder(empty(), set())
+    for _ in range(2):
+        for number, update in enumerate(updates):
+            folder.fold(f"c{number}", *update)
+    assert folder.partial == total
+
+
+def test_checkpoint_is_due_every_so_many_updates(tmp_path, updates):
+    """The spool never has to keep more than that many, and each is released once."""
+    folder = Folder(empty(), set())
+    due = [folder.fold(f"c{n}", *update) for n, update in enumerate(updates)]
+    assert due.index(True) == CHECKPOINT_EVERY - 1
+    assert len(folder.save(tmp_path / "sum")) == 20
+    assert folder.save(tmp_path / "sum") == []
+
+
+def test_update_without_tensors_is_known_but_not_read(tmp_path):
+    """A report of metrics alone needs no file."""
+    folder = Folder(empty(), set())
+    assert not folder.fold("c", tmp_path / "no such file", fleet_pb2.UpdateHeader(weight=1.0))
+    assert folder.folded == {"c"}
+    assert folder.partial == empty()
+    assert folder.save(tmp_path / "sum") == []
+
+
+def test_half_written_checkpoint_is_not_seen(tmp_path, updates):
+    """What a crash leaves beside the checkpoint changes nothing."""
+    path = tmp_path / "sum"
+    folder = Folder(empty(), set())
+    folder.fold("c0", *updates[0])
+    folder.save(path)
+    (tmp_path / "sum.tmp").write_bytes(b"half")
+    assert restore(path, empty).partial == folder.partial
+
+
+def test_restored_sum_can_be_added_to(tmp_path, updates):
+    """The arrays of a checkpoint are the folder's own, and the file does not change."""
+    path = tmp_path / "sum"
+    folder = Folder(empty(), set())
+    folder.fold("c0", *updates[0])
+    folder.save(path)
+    before = path.read_bytes()
+    again = restore(path, empty)
+    again.fold("c1", *updates[1])
+    assert path.read_bytes() == before
+    assert again.partial != folder.partial
+
+
+def test_body_shorter_than_it_says_is_an_error_of_integrity(tmp_path, updates):
+    """A file that lost its end is found out, not summed."""
+    path, header = updates[0]
+    cut = tmp_path / "cut"
+    cut.write_bytes(path.read_bytes()[:-4])
+    with pytest.raises(IntegrityError):
+        fold.add_update(empty(), cut, header)
+    cut.write_bytes(b"")
+    with pytest.raises(IntegrityError):
+        fold.add_update(empty(), cut, header)

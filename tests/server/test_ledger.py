@@ -1,0 +1,287 @@
+"""The ledger: an update counts once, a token serves once, a round commits once."""
+
+from dataclasses import replace
+
+import pytest
+
+from fedloom.protocol.errors import Code, Refusal, UsageError
+from fedloom.server import ledger as ledger_module
+from fedloom.server.ledger import AcceptedUpdate, Ledger, require_run
+
+UPDATE = AcceptedUpdate(
+    run="run",
+    round=1,
+    client="alice",
+    identity="abc",
+    file="run.1.alice",
+    size_bytes=10,
+    weight=2.0,
+    norm=1.0,
+    training={"num_examples": 2, "values": {"loss": 0.5}},
+)
+RESULT = {
+    "model_out": "new",
+    "strategy_state": '{"step": 1}',
+    "training": {"num_examples": 2},
+    "evaluation": {},
+    "counts": True,
+}
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    """A ledger with a run whose first round is open to alice and bob."""
+    ledger = Ledger.in_directory(tmp_path)
+    run = {
+        "id": "run",
+        "name": "run",
+        "spec": {"rounds": 2},
+        "state": "running",
+        "reason": "",
+        "model": "old",
+    }
+    ledger.add_run(run, 100)
+    open_round(ledger, 1)
+    yield ledger
+    ledger.close()
+
+
+def open_round(ledger, number, kind="train"):
+    row = {
+        "run": "run",
+        "number": number,
+        "kind": kind,
+        "opened_at": 0.0,
+        "deadline_at": 60.0,
+        "model_in": "old",
+    }
+    ledger.open_round(row, ["alice", "bob"])
+
+
+def refused(call, *args):
+    with pytest.raises(Refusal) as caught:
+        call(*args)
+    return caught.value.code
+
+
+# ---- updates ------------------------------------------------------------------------------------
+
+
+def test_update_is_accepted_once_and_a_repeat_is_known(ledger):
+    """The first time counts, the same again does not, and nothing about the first changes."""
+    assert ledger.accept(UPDATE, 10) is True
+    before = ledger.find_update("run", 1, "alice")
+    assert ledger.accept(UPDATE, 10) is False
+    assert ledger.accept(replace(UPDATE, file="elsewhere"), 10) is False
+    assert ledger.find_update("run", 1, "alice") == before
+    assert len(ledger.accepted("run", 1)) == 1
+
+
+def test_second_update_for_the_slot_conflicts(ledger):
+    """Another update of the same client for the round is refused and leaves the first."""
+    ledger.accept(UPDATE, 10)
+    assert refused(ledger.accept, replace(UPDATE, identity="other"), 10) is Code.CONFLICTING_UPDATE
+    assert ledger.find_update("run", 1, "alice")["identity"] == "abc"
+
+
+def test_acceptance_marks_the_member_reported(ledger):
+    """The cohort's row moves in the transaction that accepts."""
+    ledger.set_phase("run", 1, "alice", "failed", "lost its patience")
+    ledger.accept(UPDATE, 10)
+    phases = {m["client"]: (m["phase"], m["reason"]) for m in ledger.cohort("run", 1)}
+    assert phases == {"alice": ("reported", ""), "bob": ("offered", "")}
+
+
+def test_nothing_is_accepted_past_the_capacity(ledger):
+    """The sum has room for so many updates; a repeat of one that is in it needs none."""
+    assert ledger.accept(UPDATE, 1)
+    assert refused(ledger.accept, replace(UPDATE, client="bob"), 1) is Code.ROUND_CLOSED
+    assert ledger.accept(UPDATE, 1) is False
+
+
+@pytest.mark.parametrize("end", ["close", "abandon", "commit", "none"])
+def test_nothing_new_is_accepted_once_a_round_has_closed(ledger, end):
+    """Closing fixes the set of updates; repeats are still recognised, conflicts still refused."""
+    ledger.accept(UPDATE, 10)
+    number = 1
+    if end == "close":
+        assert [u["client"] for u in ledger.close_round("run", 1)] == ["alice"]
+        assert [u["client"] for u in ledger.close_round("run", 1)] == ["alice"]
+    elif end == "commit":
+        ledger.close_round("run", 1)
+        ledger.commit_round("run", 1, RESULT, 100)
+    elif end == "abandon":
+        ledger.abandon_round("run", 1, "why not")
+    else:
+        number = 7  # a round that never was
+    late = replace(UPDATE, client="bob", round=number)
+    assert refused(ledger.accept, late, 10) is Code.ROUND_CLOSED
+    assert ledger.accept(UPDATE, 10) is False
+    other = replace(UPDATE, identity="other")
+    assert refused(ledger.accept, other, 10) is Code.CONFLICTING_UPDATE
+    assert ledger.find_update("run", 1, "bob") is None
+
+
+# ---- rounds -------------------------------------------------------------------------------------
+
+
+def test_commit_moves_the_run_once(ledger):
+    """The round's result becomes the run's model; a second commit changes nothing."""
+    ledger.close_round("run", 1)
+    ledger.commit_round("run", 1, RESULT, 123)
+    run = ledger.run("run")
+    assert (run["model"], run["strategy_state"], run["committed"]) == ("new", '{"step": 1}', 1)
+    ledger.commit_round("run", 1, RESULT | {"model_out": "newer"}, 123)
+    assert ledger.run("run") == run
+    assert [(m["round"], m["digest"]) for m in ledger.list_models("run")] == [
+        (0, "old"),
+        (1, "new"),
+    ]
+    assert ledger.open_round_of("run") is None
+    assert ledger.knows_model("new")
+    assert not ledger.knows_model("newer")
+
+
+@pytest.mark.parametrize("state", ["reporting", "abandoned"])
+def test_only_a_closing_round_commits(ledger, state):
+    """A round that has not closed, or was given up, cannot become a model."""
+    if state == "abandoned":
+        ledger.abandon_round("run", 1, "no quorum")
+    ledger.commit_round("run", 1, RESULT, 100)
+    assert ledger.run("run")["model"] == "old"
+    assert ledger.list_rounds("run")[0]["state"] == state
+
+
+def test_committed_round_cannot_be_abandoned(ledger):
+    """What is committed stays, and does not count against the run."""
+    ledger.close_round("run", 1)
+    ledger.commit_round("run", 1, RESULT, 100)
+    ledger.abandon_round("run", 1, "too late")
+    assert ledger.list_rounds("run")[0]["state"] == "committed"
+    assert ledger.run("run")["abandoned_in_a_row"] == 0
+
+
+def test_abandoned_rounds_in_a_row_are_counted_until_one_commits(ledger):
+    """Two abandoned, then one committed: the count goes up and back to nought."""
+    ledger.abandon_round("run", 1, "no quorum")
+    ledger.abandon_round("run", 1, "no quorum")  # a second time is no second round
+    open_round(ledger, 2)
+    ledger.abandon_round("run", 2, "no quorum")
+    assert ledger.run("run")["abandoned_in_a_row"] == 2
+    open_round(ledger, 3)
+    ledger.close_round("run", 3)
+    ledger.commit_round("run", 3, RESULT, 100)
+    assert ledger.run("run")["abandoned_in_a_row"] == 0
+    assert ledger.run("run")["last_round"] == 3
+
+
+def test_round_of_evaluation_makes_no_model(ledger):
+    """It commits without counting as one of the rounds asked for."""
+    open_round(ledger, 2, "evaluate")
+    ledger.close_round("run", 2)
+    ledger.commit_round("run", 2, RESULT | {"counts": False, "model_out": "old"}, 100)
+    assert ledger.run("run")["committed"] == 0
+    assert [m["round"] for m in ledger.list_models("run")] == [0]
+
+
+def test_open_rounds_are_those_that_report_or_close(ledger):
+    """What a restart has to go on with."""
+    open_round(ledger, 2)
+    open_round(ledger, 3)
+    ledger.close_round("run", 2)
+    ledger.abandon_round("run", 3, "no quorum")
+    assert [(r["number"], r["state"]) for r in ledger.open_rounds()] == [
+        (1, "reporting"),
+        (2, "closing"),
+    ]
+
+
+def test_everything_is_there_after_a_restart(ledger, tmp_path):
+    """Another ledger over the same directory holds the same rows."""
+    ledger.accept(UPDATE, 10)
+    ledger.close_round("run", 1)
+    again = Ledger.in_directory(tmp_path)
+    assert again.run("run") == ledger.run("run")
+    assert again.accepted("run", 1) == ledger.accepted("run", 1)
+    assert again.accept(UPDATE, 10) is False
+    again.close()
+
+
+def test_run_that_is_not_there_is_an_error_of_use(ledger):
+    """The message says where to look."""
+    with pytest.raises(UsageError, match="fedloom run list"):
+        require_run(ledger.run("nope"), "nope")
+
+
+# ---- identities ---------------------------------------------------------------------------------
+
+
+def test_token_serves_once(ledger):
+    """The second use is refused and leaves no certificate."""
+    ledger.add_token("t", "hash", "carol", 100.0)
+    ledger.enrol("t", "serial-1", 500.0)
+    assert refused(ledger.enrol, "t", "serial-2", 500.0) is Code.BAD_TOKEN
+    ledger.check_certificate("serial-1", "carol")
+    assert refused(ledger.check_certificate, "serial-2", "carol") is Code.UNKNOWN_CLIENT
+    assert refused(ledger.enrol, "never was", "serial-3", 500.0) is Code.BAD_TOKEN
+
+
+def test_failed_enrolment_leaves_the_token_unused(ledger):
+    """A serial that is there already breaks the whole transaction, the token's use included."""
+    ledger.add_token("t1", "hash", "carol", 100.0)
+    ledger.add_token("t2", "hash", "dave", 100.0)
+    ledger.enrol("t1", "serial", 500.0)
+    with pytest.raises(Exception, match="UNIQUE"):
+        ledger.enrol("t2", "serial", 500.0)
+    assert ledger.token("t2")["used_at"] is None
+    assert ledger.client_status("dave") is None
+
+
+def test_certificate_is_good_for_its_own_client_only(ledger):
+    """A serial together with another client's name is unknown."""
+    ledger.add_token("t", "hash", "carol", 100.0)
+    ledger.enrol("t", "serial", 500.0)
+    assert refused(ledger.check_certificate, "serial", "dave") is Code.UNKNOWN_CLIENT
+
+
+def test_revocation_covers_every_certificate_and_ends_with_a_new_enrolment(ledger):
+    """Old certificates stay revoked when the client comes back."""
+    ledger.add_token("t", "hash", "carol", 100.0)
+    ledger.enrol("t", "first", 500.0)
+    ledger.add_certificate("renewed", "carol", 600.0)
+    assert ledger.revoke("carol")
+    assert ledger.revoked_clients() == {"carol"}
+    for serial in ("first", "renewed"):
+        assert refused(ledger.check_certificate, serial, "carol") is Code.REVOKED
+    ledger.add_token("again", "hash", "carol", 100.0)
+    ledger.enrol("again", "second", 700.0)
+    assert ledger.revoked_clients() == set()
+    ledger.check_certificate("second", "carol")
+    assert refused(ledger.check_certificate, "first", "carol") is Code.REVOKED
+    assert not ledger.revoke("nobody")
+
+
+def test_lists_never_show_a_token_s_hash(ledger):
+    """What an operator sees of tokens holds nothing secret."""
+    ledger.add_token("t", "hash of the secret", "carol", 100.0)
+    assert "hash of the secret" not in str(ledger.list_tokens())
+
+
+# ---- refusals -----------------------------------------------------------------------------------
+
+
+def test_newest_refusals_are_kept_and_listed_first(ledger, monkeypatch):
+    """Old ones make room; a run sees its own."""
+    monkeypatch.setattr(ledger_module, "KEPT_REFUSALS", 4)
+    for number in range(6):
+        refusal = Refusal(Code.TOO_LARGE, f"message {number}", detail="detail")
+        ledger.add_refusal("mallory", "run" if number % 2 else "", number, refusal)
+    assert [r["round"] for r in ledger.list_refusals()] == [5, 4, 3, 2]
+    assert [r["round"] for r in ledger.list_refusals("run")] == [5, 3]
+    newest = ledger.list_refusals(limit=1)[0]
+    assert (newest["client"], newest["code"], newest["message"], newest["detail"]) == (
+        "mallory",
+        "too_large",
+        "message 5",
+        "detail",
+    )

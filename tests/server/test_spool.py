@@ -1,0 +1,190 @@
+"""Spool files: resumed where they were cut, never mixed up, never shared."""
+
+import os
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from fedloom.protocol.errors import IntegrityError
+from fedloom.protocol.v1 import fleet_pb2
+from fedloom.server.spool import Spool
+
+RUN = "run-abc"
+
+
+def header(client="alice", size=100, **fields):
+    return fleet_pb2.UpdateHeader(client=client, size_bytes=size, **fields)
+
+
+def receive(spool, head, body, number=1):
+    file = spool.open(RUN, number, head)
+    file.append(body)
+    file.close()
+    return file.name
+
+
+@pytest.fixture
+def spool(tmp_path):
+    """An empty spool."""
+    return Spool(tmp_path)
+
+
+def test_body_and_header_are_read_back(spool):
+    """A whole body lies at the start of its file, and its header can be had from the file alone."""
+    head = header(weight=3.0, model_digest="abc")
+    name = receive(spool, head, bytes(range(100)))
+    assert spool.path(name).read_bytes()[:100] == bytes(range(100))
+    assert spool.header(name) == head
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.parametrize("received", [0, 1, 60, 100])
+def test_cut_upload_goes_on_where_it_stopped(tmp_path, restarted, received):
+    """The same header finds what had come, in this process or the next one."""
+    spool = Spool(tmp_path)
+    receive(spool, header(), bytes(range(received)))
+    if restarted:
+        spool = Spool(tmp_path)
+    file = spool.open(RUN, 1, header())
+    assert file.received == received
+    assert file.read(0, received) == bytes(range(received))
+    file.append(bytes(100 - received))
+    file.close()
+    assert spool.header(file.name) == header()
+
+
+def test_another_update_for_the_slot_starts_anew(spool):
+    """A header that differs in anything finds nothing to go on from."""
+    receive(spool, header(), bytes(60))
+    for other in (header(crc32c=1), header(size=200), header(size=20), header(weight=2.0)):
+        file = spool.open(RUN, 1, other)
+        assert file.received == 0
+        file.close()
+        assert spool.header(file.name) == other
+
+
+def test_restart_forgets_what_has_come(spool):
+    """A body that turned out bad is asked for from its beginning."""
+    file = spool.open(RUN, 1, header())
+    file.append(bytes(60))
+    file.restart()
+    assert file.received == 0
+    file.close()
+    again = spool.open(RUN, 1, header())
+    assert again.received == 0
+    again.close()
+
+
+SMALL = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@SMALL
+@given(st.integers(0, 200), st.integers(0, 60))
+def test_file_cut_anywhere_is_resumed_rightly_or_from_the_start(tmp_path, length, received):
+    """A crash may leave any length; what is resumed then are bytes that really came."""
+    spool = Spool(tmp_path)
+    name = receive(spool, header(size=60), bytes(range(received)))
+    path = spool.path(name)
+    os.truncate(path, min(length, path.stat().st_size))
+    file = spool.open(RUN, 1, header(size=60))
+    assert file.read(0, file.received) == bytes(range(received))[: file.received]
+    file.close()
+    spool.release(name)
+
+
+@SMALL
+@given(st.binary(max_size=80))
+@example(bytes(8) + header(size=4).SerializeToString(deterministic=True))
+def test_whatever_lies_in_a_file_the_spool_goes_on(tmp_path, content):
+    """Damaged files are begun again, not believed and not fatal."""
+    spool = Spool(tmp_path)
+    (tmp_path / f"{RUN}.1.alice").write_bytes(content)
+    file = spool.open(RUN, 1, header(size=4))
+    assert file.received <= 4
+    file.close()
+    assert spool.header(file.name) == header(size=4)
+
+
+def test_released_files_are_reused_and_show_nothing_of_before(spool, tmp_path):
+    """A recycled file has the new body, the new header, and the new length."""
+    name = receive(spool, header(size=1000), b"\xaa" * 1000)
+    inode = spool.path(name).stat().st_ino
+    spool.release(name)
+    assert not spool.path(name).exists()
+    file = spool.open(RUN, 2, header(client="bob", size=10))
+    assert file.received == 0
+    file.append(bytes(10))
+    file.close()
+    path = spool.path(file.name)
+    assert path.stat().st_ino == inode
+    assert b"\xaa" not in path.read_bytes()
+    assert spool.header(file.name) == header(client="bob", size=10)
+
+
+def test_restarted_spool_finds_its_free_files(tmp_path):
+    """Free files outlive the process and keep their numbers apart."""
+    spool = Spool(tmp_path)
+    for client in ("alice", "bob"):
+        spool.release(receive(spool, header(client), bytes(100)))
+    spool = Spool(tmp_path)
+    for client in ("carol", "dave", "eve"):
+        receive(spool, header(client), bytes(100))
+    spool.release_round(RUN, 1)
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_no_more_files_are_kept_than_asked(tmp_path):
+    """Beyond the cap files are deleted."""
+    spool = Spool(tmp_path, keep=2)
+    names = [receive(spool, header(f"c{n}"), bytes(100)) for n in range(5)]
+    for name in names:
+        spool.release(name)
+        spool.release(name)  # a second time there is nothing to release
+    assert sorted(p.name[:5] for p in tmp_path.iterdir()) == ["free-", "free-"]
+
+
+def test_late_writer_cannot_reach_the_next_holder_of_its_file(spool, tmp_path):
+    """A file released under an upload still going on is not given to another."""
+    late = spool.open(RUN, 1, header("late"))
+    late.append(b"\xaa" * 10)
+    spool.release_round(RUN, 1)
+    other = spool.open(RUN, 2, header("other"))
+    other.append(bytes(100))
+    late.append(b"\xaa" * 90)
+    late.sync()
+    late.close()
+    other.close()
+    assert spool.path(other.name).read_bytes()[:100] == bytes(100)
+    assert spool.header(other.name) == header("other")
+    assert [p.name for p in tmp_path.iterdir()] == [other.name]
+    spool.release(other.name)
+    assert [p.name[:5] for p in tmp_path.iterdir()] == ["free-"]
+
+
+def test_round_releases_its_own_files_only(spool):
+    """Rounds 1 and 11 and clients with dots in their names are told apart."""
+    for number, client in ((1, "a"), (1, "11.b"), (11, "a"), (11, "1.b")):
+        receive(spool, header(client), bytes(100), number)
+    spool.release_round(RUN, 1)
+    assert spool.header(f"{RUN}.11.a") == header("a")
+    assert spool.header(f"{RUN}.11.1.b") == header("1.b")
+    for name in (f"{RUN}.1.a", f"{RUN}.1.11.b"):
+        with pytest.raises(IntegrityError, match="got no file"):
+            spool.header(name)
+
+
+def test_sweep_keeps_open_rounds(spool, tmp_path):
+    """What a killed server left of rounds that are over is released, the rest stays."""
+    for number in (1, 2, 21):
+        receive(spool, header(), bytes(100), number)
+    spool.sweep([(RUN, 2)])
+    kept = [p.name for p in tmp_path.iterdir() if not p.name.startswith("free-")]
+    assert kept == [f"{RUN}.2.alice"]
+
+
+def test_accepted_file_without_footer_is_damaged(spool):
+    """Where a footer must be and is none, the error names the file."""
+    spool.path("x").write_bytes(bytes(3))
+    with pytest.raises(IntegrityError, match="footer at the end of x"):
+        spool.header("x")
