@@ -50,8 +50,7 @@ def enroll(server: str, token: str, directory: Path) -> None:
     from fedloom.client.enrol import enrol  # noqa: PLC0415 - the operator's commands need no grpc
 
     config = directory / "client.toml"
-    text = Path(token[1:]).read_text() if token.startswith("@") else token
-    name = asyncio.run(enrol(server, text, config))
+    name = asyncio.run(enrol(server, _token(token), config))
     output.emit(
         {"client": name, "config": str(config)},
         lambda: click.echo(
@@ -59,6 +58,18 @@ def enroll(server: str, token: str, directory: Path) -> None:
             f"Next:\n  fedloom client run my_client.py:client --config {config}"
         ),
     )
+
+
+def _token(given: str) -> str:
+    """The token's text; `@FILE` says where it is."""
+    if not given.startswith("@"):
+        return given
+    try:
+        return Path(given[1:]).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        from fedloom.protocol.errors import UsageError  # noqa: PLC0415 - it imports grpc
+
+        raise UsageError(f"Expected a token in {given[1:]}, got {error}.") from None
 
 
 @client.command()
