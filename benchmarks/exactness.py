@@ -10,6 +10,7 @@ from itertools import product
 from pathlib import Path
 
 import numpy as np
+
 from fedloom.strategies import Full, Partial, TensorSpec, exponent, weight_units
 
 KEY = ("delta", "w")

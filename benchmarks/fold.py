@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+
 from fedloom.strategies import (
     STRATEGIES,
     Full,

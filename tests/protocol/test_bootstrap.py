@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
+
 from fedloom.protocol import bootstrap
 from fedloom.protocol.errors import Code, Refusal, UnavailableError, UsageError
 from fedloom.server.pki import Authority

@@ -9,10 +9,11 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from fedloom.protocol import identity
-from fedloom.protocol.errors import Code, IntegrityError, Refusal, UsageError
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+
+from fedloom.protocol import identity
+from fedloom.protocol.errors import Code, IntegrityError, Refusal, UsageError
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 CLIENTS = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", fullmatch=True)

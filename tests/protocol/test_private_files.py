@@ -5,6 +5,7 @@ import stat
 from pathlib import Path
 
 import pytest
+
 from fedloom.protocol.errors import UsageError
 from fedloom.protocol.private_files import private_directory, read_private, write_private
 

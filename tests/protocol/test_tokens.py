@@ -5,10 +5,11 @@ import hashlib
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
-from fedloom.protocol import tokens
-from fedloom.protocol.errors import Code, Refusal
 from hypothesis import example, given
 from hypothesis import strategies as st
+
+from fedloom.protocol import tokens
+from fedloom.protocol.errors import Code, Refusal
 
 PIN = bytes(range(32))
 TOKENS = st.builds(

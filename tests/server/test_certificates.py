@@ -10,12 +10,13 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509 import verification
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from hypothesis import example, given
+from hypothesis import strategies as st
+
 from fedloom.protocol.errors import Code, Refusal, UsageError
 from fedloom.protocol.identity import build_csr, generate_key, seconds_until_renewal
 from fedloom.server import certificates
 from fedloom.server.pki import Authority
-from hypothesis import example, given
-from hypothesis import strategies as st
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, 123456, tzinfo=UTC)
 CSR = build_csr(generate_key())

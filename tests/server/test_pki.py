@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 from cryptography.x509 import verification
+
 from fedloom.protocol.errors import IntegrityError, UsageError
 from fedloom.protocol.identity import build_csr, generate_key, key_from_pem
 from fedloom.server import pki

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import grpc
 import pytest
+
 from fedloom.protocol import bootstrap
 from fedloom.protocol.identity import build_csr, generate_key, key_to_pem, peer_from_pem
 from fedloom.server.pki import Authority

@@ -6,6 +6,9 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from fedloom.strategies.algebra import (
     BLOCK,
     MAX_UNITS,
@@ -19,8 +22,6 @@ from fedloom.strategies.algebra import (
     exponent,
     weight_units,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 MAX_ABS, MAX_WEIGHT, COHORT = 8.0, 1000.0, 16
 EXPONENT = exponent(MAX_ABS, MAX_WEIGHT * COHORT)

@@ -3,9 +3,10 @@
 import math
 
 import pytest
-from fedloom.strategies import weighted_mean
 from hypothesis import given
 from hypothesis import strategies as st
+
+from fedloom.strategies import weighted_mean
 
 reports = st.lists(
     st.tuples(

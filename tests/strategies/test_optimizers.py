@@ -6,6 +6,10 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
 from fedloom.strategies import (
     DELTA,
     FedAdagrad,
@@ -25,9 +29,6 @@ from fedloom.strategies import (
     weight_units,
 )
 from fedloom.strategies.algebra import BLOCK
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 
 ALL = [FedAvg(), FedAvgM(), FedAdagrad(), FedAdam(), FedYogi()]
 IDS = [type(strategy).__name__ for strategy in ALL]

@@ -4,6 +4,7 @@ import dataclasses
 import doctest
 
 import pytest
+
 from fedloom.strategies import (
     CLIENT_RULES,
     STRATEGIES,

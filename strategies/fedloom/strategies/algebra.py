@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
+
 from fedloom.strategies.coverage import Coverage, Full, Mask, Slice
 from fedloom.strategies.fixedpoint import (
     BLOCK,
@@ -34,7 +36,6 @@ from fedloom.strategies.fixedpoint import (
     exponent,
     weight_units,
 )
-from numpy.typing import NDArray
 
 __all__ = [
     "BLOCK",

@@ -8,11 +8,12 @@ References:
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
+from numpy.typing import NDArray
+
 from fedloom.strategies.algebra import Floats, Params, Partial
 from fedloom.strategies.base import DELTA, ClientRule, State, blockwise
 from fedloom.strategies.checks import check_number
 from fedloom.strategies.rules import Plain
-from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Protocol, TypeAlias
 
 import numpy as np
-from fedloom.strategies.algebra import BLOCK, Floats, Params, Partial
 from numpy.typing import NDArray
+
+from fedloom.strategies.algebra import BLOCK, Floats, Params, Partial
 
 DELTA: Final = "delta"
 """The group of updates to the parameters: trained minus received."""

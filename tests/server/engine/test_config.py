@@ -4,6 +4,7 @@ from dataclasses import FrozenInstanceError
 from math import inf, nan
 
 import pytest
+
 from fedloom.protocol.errors import UsageError
 from fedloom.server.engine import RoundConfig, RunConfig
 

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+
 from fedloom.server.engine import IGNORE, REFUSE, Round, Run
 
 PAGE = (Path(__file__).parents[3] / "docs" / "rounds.md").read_text(encoding="utf-8")

@@ -1,6 +1,7 @@
 """What a round does with clients that report, fail, vanish and return, and with its operator."""
 
 import pytest
+
 from fedloom.protocol.errors import Code, IntegrityError
 from fedloom.server.engine import (
     Abandon,

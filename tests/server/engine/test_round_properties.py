@@ -7,6 +7,9 @@ its own, which is a few sets and knows nothing of how the round works.
 from random import Random
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from fedloom.protocol.errors import Code
 from fedloom.server.engine import (
     Abandon,
@@ -37,8 +40,6 @@ from fedloom.server.engine import (
     Withdraw,
     uniform,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 CLIENTS = [f"c{number}" for number in range(9)]
 MOVES = {

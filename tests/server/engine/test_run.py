@@ -1,6 +1,9 @@
 """Which round a run opens next, and when it stops to ask."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from fedloom.server.engine import (
     AbortRound,
     Break,
@@ -20,8 +23,6 @@ from fedloom.server.engine import (
     Started,
     Stop,
 )
-from hypothesis import given
-from hypothesis import strategies as st
 
 TRAIN, EVALUATE = RoundKind.TRAIN, RoundKind.EVALUATE
 

@@ -4,10 +4,11 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from fedloom.server.engine import ClientFailed, Round, RoundConfig, Wake, uniform
-from fedloom.server.engine.selection import Bench, _smallest
 from hypothesis import given
 from hypothesis import strategies as st
+
+from fedloom.server.engine import ClientFailed, Round, RoundConfig, Wake, uniform
+from fedloom.server.engine.selection import Bench, _smallest
 
 NAMES = [f"client-{number:02}" for number in range(12)]
 SEEDS = st.integers(-(2**70), 2**70)

@@ -3,6 +3,7 @@
 from typing import get_args
 
 import pytest
+
 from fedloom.server.engine import (
     IGNORE,
     REFUSE,
