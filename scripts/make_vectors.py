@@ -1,0 +1,303 @@
+#!/usr/bin/env python3
+"""Makes the test vectors of the wire format, tests/protocol/vectors/*.json; `--check` compares.
+
+They are for whoever writes a client in another language: bytes are hex, and everything that goes
+into them is beside them. docs/protocol.md explains what they show; tests/protocol/test_vectors.py
+recomputes them by other means.
+"""
+
+import argparse
+import hashlib
+import io
+import json
+import re
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from crc32c import crc32c
+from numpy.typing import NDArray
+
+from fedloom.protocol import identity, tokens, wire
+from fedloom.protocol.container import read_params, write_params
+from fedloom.protocol.errors import Code, Refusal
+from fedloom.protocol.manifest import Manifest, read_manifest
+from fedloom.protocol.updates import TensorPart, write_body
+from fedloom.protocol.v1 import fleet_pb2
+from fedloom.server.fold import add_update, empty_partial
+from fedloom.strategies import DELTA, FedAvg, Full, Mask, Partial, Slice, exponent, weight_units
+
+FOLDER = Path(__file__).parents[1] / "tests" / "protocol" / "vectors"
+
+RUN = "digits-0a1b2c"
+LIMITS = {"max_abs": 4.0, "max_weight_sum": 1024.0}
+MODEL: dict[str, NDArray[Any]] = {
+    "weight": np.array([[0.5, -1.25, 3.0], [0.0, 2.0, -0.125]], np.float32),
+    "bias": np.array([1.0, -2.0, 0.25], np.float32),
+    "scale": np.array(1.5, np.float32),
+    "steps": np.array(7, np.int64),
+}
+DTYPES = {"scale": "BF16"}
+
+
+def model() -> dict[str, Any]:
+    """A model of four tensors, one of them bfloat16 and one an integer."""
+    file = io.BytesIO()
+    digest = write_params(file, MODEL, DTYPES)
+    return {
+        "tensors": {
+            name: {
+                "dtype": DTYPES.get(name, {"f": "F32", "i": "I64"}[array.dtype.kind]),
+                "shape": list(array.shape),
+                "values": array.tolist(),
+            }
+            for name, array in MODEL.items()
+        },
+        "bytes": file.getvalue().hex(),
+        "sha256": digest,
+    }
+
+
+def first_parts() -> list[TensorPart]:
+    """All of `weight` and `steps`, and two values of `bias` by a mask."""
+    return [
+        TensorPart(
+            DELTA,
+            "weight",
+            Full(),
+            np.array([[0.1, -0.2, 0.3], [0.25, -0.5, 1.0]], np.float32),
+        ),
+        TensorPart(DELTA, "bias", Mask(np.array([True, False, True])), _floats(0.5, -0.75)),
+        TensorPart(DELTA, "steps", Full(), np.array(2.0, np.float64)),
+    ]
+
+
+def second_parts() -> list[TensorPart]:
+    """A box of `weight` and a scalar."""
+    box = Slice(((0, 2), (1, 3)))
+    return [
+        TensorPart(DELTA, "weight", box, np.array([[1.0, 2.0], [-1.0, 0.1]], np.float32)),
+        TensorPart(DELTA, "scale", Full(), np.array(-0.375, np.float32)),
+    ]
+
+
+def _floats(*values: float) -> NDArray[np.float32]:
+    return np.array(values, np.float32)
+
+
+def update(
+    directory: Path, client: str, parts: list[TensorPart], num_examples: int, manifest: Manifest
+) -> tuple[fleet_pb2.UpdateHeader, bytes]:
+    """The header and the body of an update."""
+    path = directory / client
+    described, size, checksum = write_body(path, parts, manifest)
+    header = fleet_pb2.UpdateHeader(
+        task=fleet_pb2.TaskKey(run=RUN, round=3),
+        client=client,
+        model_digest=model()["sha256"],
+        size_bytes=size,
+        crc32c=checksum,
+        weight=num_examples,
+        parts=described,
+        training=fleet_pb2.Metrics(num_examples=num_examples, values={"loss": 0.5}),
+    )
+    return header, path.read_bytes()
+
+
+def _described(part: TensorPart) -> dict[str, Any]:
+    covered: dict[str, Any]
+    match part.coverage:
+        case Full():
+            covered = {"full": {}}
+        case Slice(ranges):
+            covered = {"slice": [list(pair) for pair in ranges]}
+        case Mask(bits):
+            covered = {"mask": [int(bit) for bit in bits]}
+    values = part.values.reshape(-1).tolist()
+    return {"group": part.group, "tensor": part.tensor, "coverage": covered, "values": values}
+
+
+def updates(directory: Path, manifest: Manifest) -> dict[str, Any]:
+    """Two updates: the header that goes first, the body that follows, and its checksum."""
+    made = {}
+    for client, parts, num_examples in (
+        ("calm-heron-27", first_parts(), 3),
+        ("swift-otter-5", second_parts(), 5),
+    ):
+        header, body = update(directory, client, parts, num_examples, manifest)
+        made[client] = {
+            "parts": [_described(part) for part in parts],
+            "task": {"run": RUN, "round": 3},
+            "num_examples": num_examples,
+            "loss": 0.5,
+            "header": header.SerializeToString(deterministic=True).hex(),
+            "body": body.hex(),
+            "size_bytes": len(body),
+            "crc32c": f"{crc32c(body):08x}",
+        }
+    return {"model_sha256": model()["sha256"], "updates": made}
+
+
+def sums(directory: Path, manifest: Manifest) -> dict[str, Any]:
+    """What folding the two updates gives, and the model that FedAvg makes of it."""
+    s = exponent(LIMITS["max_abs"], LIMITS["max_weight_sum"])
+    total = empty_partial(manifest, (DELTA,), s)
+    for client, parts, num_examples in (
+        ("calm-heron-27", first_parts(), 3),
+        ("swift-otter-5", second_parts(), 5),
+    ):
+        header, _ = update(directory, client, parts, num_examples, manifest)
+        add_update(total, directory / client, header)
+    arrays, note = total.arrays()
+    entries = json.loads(note["entries"])
+    params = read_params(_model_file(directory))
+    strategy = FedAvg()
+    new, _ = strategy.finish(strategy.init(params), params, _copy(total))
+    file = io.BytesIO()
+    digest = write_params(file, new, manifest.dtypes)
+    return {
+        **LIMITS,
+        "exponent": s,
+        "weight_unit_bits": 20,
+        "weights": {
+            client: weight_units(n) for client, n in (("calm-heron-27", 3), ("swift-otter-5", 5))
+        },
+        "sums": {
+            entry[1]: {
+                "sum": _decimals(arrays[f"sums.{number}"]),
+                "weight_of_all": str(entry[-1]),
+                "weight_of_each": _decimals(arrays.get(f"weights.{number}")),
+            }
+            for number, entry in enumerate(entries)
+        },
+        "next_model": {name: array.tolist() for name, array in new.items()},
+        "next_model_bytes": file.getvalue().hex(),
+        "next_model_sha256": digest,
+    }
+
+
+def _decimals(array: NDArray[np.int64] | None) -> list[str] | None:
+    """Integers as strings: not every JSON parser keeps 64 bits."""
+    return None if array is None else [str(value) for value in array.tolist()]
+
+
+def _copy(partial: Partial) -> Partial:
+    return partial + Partial(partial.specs, partial.exponent)
+
+
+def _model_file(directory: Path) -> Path:
+    path = directory / "model.safetensors"
+    path.write_bytes(bytes.fromhex(model()["bytes"]))
+    return path
+
+
+def messages() -> dict[str, Any]:
+    """Small messages, by themselves."""
+    hello = fleet_pb2.Hello(protocol_versions=[1], client="calm-heron-27", sdk_version="x/1")
+    key = fleet_pb2.TaskKey(run=RUN, round=3)
+    made = {
+        "ClientMessage hello": fleet_pb2.ClientMessage(hello=hello),
+        "ClientMessage offer_reply": fleet_pb2.ClientMessage(
+            offer_reply=fleet_pb2.OfferReply(task=key, accepted=True)
+        ),
+        "DownloadRequest": fleet_pb2.DownloadRequest(digest=model()["sha256"], offset=64),
+        "UploadReply proceed from 0": fleet_pb2.UploadReply(proceed=fleet_pb2.Proceed()),
+        "UploadReply proceed from 4096": fleet_pb2.UploadReply(
+            proceed=fleet_pb2.Proceed(offset=4096)
+        ),
+        "UploadReply accepted": fleet_pb2.UploadReply(accepted=fleet_pb2.Accepted()),
+        "UploadReply accepted, repeated": fleet_pb2.UploadReply(
+            accepted=fleet_pb2.Accepted(repeated=True)
+        ),
+    }
+    ((key_name, value),) = wire.refusal_metadata(
+        Refusal(Code.NOT_FINITE, "Expected finite values.")
+    )
+    return {
+        "messages": {
+            name: m.SerializeToString(deterministic=True).hex() for name, m in made.items()
+        },
+        "refusal": {
+            "metadata_key": key_name,
+            "code": "not_finite",
+            "message": "Expected finite values.",
+            "bytes": value.hex(),
+        },
+    }
+
+
+def identities() -> dict[str, Any]:
+    """A token's text form, and the name in a certificate."""
+    token = tokens.Token(id="0f3a9c21", secret=bytes(range(32)), pin=bytes(range(32, 64)))
+    return {
+        "token": {
+            "id": token.id,
+            "secret": token.secret.hex(),
+            "root_pin": token.pin.hex(),
+            "text": token.text(),
+            "stored_hash": tokens.secret_hash(token.secret),
+        },
+        "spiffe": {
+            "federation": "hospitals.example",
+            "client": "calm-heron-27",
+            "uri": identity.spiffe_uri("hospitals.example", "calm-heron-27"),
+        },
+        "root_pin_of_der": {
+            "der": b"the DER form of a root".hex(),
+            "sha256": hashlib.sha256(b"the DER form of a root").hexdigest(),
+        },
+    }
+
+
+def checksums() -> dict[str, Any]:
+    """CRC-32C (Castagnoli) of a few strings; the second is its customary check value."""
+    samples = (b"", b"123456789", bytes(32), bytes(range(256)))
+    return {"crc32c": [{"bytes": data.hex(), "value": f"{crc32c(data):08x}"} for data in samples]}
+
+
+def make() -> dict[str, dict[str, Any]]:
+    """Every vector by file name."""
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        manifest = read_manifest(_model_file(directory))
+        return {
+            "model.json": model(),
+            "updates.json": updates(directory, manifest),
+            "sums.json": sums(directory, manifest),
+            "messages.json": messages(),
+            "identities.json": identities(),
+            "checksums.json": checksums(),
+        }
+
+
+def text_of(vector: dict[str, Any]) -> str:
+    """The file's form of a vector: indented, with lists of plain values on one line."""
+    text = json.dumps(vector, indent=2)
+    return re.sub(r"\[\s+([^][{}]*?)\s+\]", _one_line, text) + "\n"
+
+
+def _one_line(match: re.Match[str]) -> str:
+    return "[" + " ".join(match[1].split()) + "]"
+
+
+def main() -> int:
+    """Write the files, or say which have drifted."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="only compare with what is there")
+    arguments = parser.parse_args()
+    drifted = []
+    for name, vector in make().items():
+        path = FOLDER / name
+        if not path.exists() or path.read_text() != text_of(vector):
+            drifted.append(name)
+            if not arguments.check:
+                path.write_text(text_of(vector))
+    for name in drifted:
+        print(f"{'drifted' if arguments.check else 'written'}: {name}")
+    return 1 if drifted and arguments.check else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

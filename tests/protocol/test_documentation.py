@@ -1,0 +1,79 @@
+"""What docs/protocol.md says is what the code does."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from fedloom.client import agent, transfer
+from fedloom.protocol import container, updates, wire
+from fedloom.protocol.errors import MAX_MESSAGE, Code
+from fedloom.protocol.version import PROTOCOL_VERSIONS
+from fedloom.server import service
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
+
+
+def rows_after(marker):
+    """The cells of the table that follows a marker or a heading, without its head."""
+    lines = PAGE.split(marker)[1].strip().splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("|"))
+    table = []
+    for line in lines[start:]:
+        if not line.startswith("|"):
+            break
+        table.append([cell.strip() for cell in line.strip("|").split("|")])
+    return table[2:]
+
+
+REFUSALS = {row[0].strip("`"): row[1:] for row in rows_after("<!-- refusals -->")}
+
+
+def test_the_page_lists_the_codes_of_the_code():
+    """Every code once, in the order in which they are defined, and no other."""
+    assert list(REFUSALS) == [code.value for code in Code]
+
+
+@pytest.mark.parametrize("code", list(Code))
+def test_the_page_says_what_a_code_means_to_a_client(code):
+    """Its status, and what our own client does about it."""
+    status, when, then = REFUSALS[code.value]
+    assert status == f"`{code.status.name}`"
+    assert when
+    expected = "drop it"
+    if code in transfer.RETRYABLE:
+        expected = "send again"
+    elif code in agent.FINAL:
+        expected = "stop"
+    assert then == expected
+
+
+def test_the_page_lists_the_methods():
+    """Names and order of the five methods."""
+    methods = [row[0].strip("`") for row in rows_after("## Services")]
+    assert sorted(methods) == sorted(
+        [wire.ENROL, wire.ATTEND, wire.RENEW, wire.DOWNLOAD, wire.UPLOAD]
+    )
+
+
+def test_the_page_states_the_limits_of_the_code():
+    """The numbers of the text are those that are checked."""
+    limits = {row[0]: row[1] for row in rows_after("## Limits")}
+    assert limits["a message"].startswith(f"{wire.MAX_MESSAGE_BYTES >> 20} MiB")
+    assert limits["a refusal's message"] == f"{MAX_MESSAGE} characters"
+    assert limits["metrics"].startswith(f"{updates.MAX_METRICS} ")
+    assert f"names of {updates.MAX_NAME} characters" in limits["metrics"]
+    assert updates.MAX_METRIC == 1e100
+    assert updates.MAX_EXAMPLES == 1 << 42
+    assert service.READ_TIMEOUT_S == 60
+    assert f"at most {container.MAX_DIMENSIONS} whole numbers" in PAGE
+    assert PROTOCOL_VERSIONS == (1,)
+
+
+def test_the_page_lists_the_dtypes_and_the_vectors():
+    """Every dtype of the container, and every file of vectors."""
+    listed = PAGE.split("Dtypes are ")[1].split(".\n")[0]
+    assert re.findall(r"`(\w+)`", listed) == list(container.DTYPES)
+    files = {row[0].strip("`") for row in rows_after("## Test vectors")}
+    assert files == {p.name for p in (ROOT / "tests" / "protocol" / "vectors").iterdir()}

@@ -1,0 +1,225 @@
+"""The test vectors of the wire format: as the code makes them, and as they follow from the page.
+
+The second half recomputes them without the code that made them, from what docs/protocol.md says,
+as the author of a client in another language would.
+"""
+
+import base64
+import hashlib
+import importlib.util
+import json
+import math
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors
+
+from fedloom.protocol.v1 import fleet_pb2
+
+ROOT = Path(__file__).parents[2]
+FOLDER = Path(__file__).parent / "vectors"
+
+
+def vector(name):
+    return json.loads((FOLDER / f"{name}.json").read_text())
+
+
+def script():
+    """scripts/make_vectors.py as a module."""
+    path = ROOT / "scripts" / "make_vectors.py"
+    spec = importlib.util.spec_from_file_location("make_vectors", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_vectors_are_what_the_code_makes_today():
+    """No file has drifted, none is missing and none is left over."""
+    module = script()
+    made = {name: module.text_of(vector) for name, vector in module.make().items()}
+    there = {path.name: path.read_text() for path in FOLDER.iterdir()}
+    assert there == made
+
+
+# ---- by other means -----------------------------------------------------------------------------
+
+
+def crc32c_by_bits(data):
+    """CRC-32C from its polynomial, a bit at a time."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = (crc >> 1) ^ (0x82F63B78 if crc & 1 else 0)
+    return crc ^ 0xFFFFFFFF
+
+
+def contents(raw):
+    """A container's tensors by name: (dtype, shape, bytes)."""
+    (length,) = struct.unpack_from("<Q", raw)
+    header = json.loads(raw[8 : 8 + length])
+    data = raw[8 + length :]
+    tensors = {
+        name: (entry["dtype"], tuple(entry["shape"]), data[slice(*entry["data_offsets"])])
+        for name, entry in header.items()
+    }
+    theirs = {n: (e["dtype"], tuple(e["shape"]), bytes(e["data"])) for n, e in library(raw)}
+    assert tensors == theirs
+    return tensors
+
+
+def library(raw):
+    return safetensors.deserialize(raw)
+
+
+FORMATS = {"F32": "f", "F64": "d", "I64": "q"}
+
+
+def numbers(dtype, raw):
+    """The values of a tensor as Python numbers."""
+    if dtype == "BF16":
+        (bits,) = struct.unpack("<H", raw)
+        return list(struct.unpack("<f", struct.pack("<I", bits << 16)))
+    size = struct.calcsize(FORMATS[dtype])
+    return list(struct.unpack(f"<{len(raw) // size}{FORMATS[dtype]}", raw))
+
+
+@pytest.mark.parametrize("case", vector("checksums")["crc32c"], ids=lambda case: case["value"])
+def test_checksums_are_castagnoli_s(case):
+    """Each value is that of the polynomial."""
+    assert f"{crc32c_by_bits(bytes.fromhex(case['bytes'])):08x}" == case["value"]
+
+
+def test_model_holds_what_it_says_under_its_digest():
+    """The bytes have the digest, and the tensors the dtypes, shapes and values beside them."""
+    model = vector("model")
+    raw = bytes.fromhex(model["bytes"])
+    assert hashlib.sha256(raw).hexdigest() == model["sha256"]
+    tensors = contents(raw)
+    assert tensors.keys() == model["tensors"].keys()
+    for name, said in model["tensors"].items():
+        dtype, shape, data = tensors[name]
+        assert (dtype, list(shape)) == (said["dtype"], said["shape"])
+        assert numbers(dtype, data) == np.ravel(said["values"]).tolist()
+
+
+@pytest.mark.parametrize("client", vector("updates")["updates"])
+def test_updates_say_what_is_beside_them(client):
+    """Header and body agree with each other, with their checksum, and with the parts listed."""
+    update = vector("updates")["updates"][client]
+    body = bytes.fromhex(update["body"])
+    assert len(body) == update["size_bytes"]
+    assert f"{crc32c_by_bits(body):08x}" == update["crc32c"]
+    header = fleet_pb2.UpdateHeader.FromString(bytes.fromhex(update["header"]))
+    assert (header.task.run, header.task.round) == (update["task"]["run"], update["task"]["round"])
+    assert header.client == client
+    assert header.model_digest == vector("model")["sha256"]
+    assert (header.size_bytes, header.crc32c) == (len(body), int(update["crc32c"], 16))
+    assert header.weight == header.training.num_examples == update["num_examples"]
+    assert dict(header.training.values) == {"loss": update["loss"]}
+    tensors = contents(body)
+    named = set()
+    for part, said in zip(header.parts, update["parts"], strict=True):
+        assert (part.group, part.tensor) == (said["group"], said["tensor"])
+        dtype, shape, data = tensors[part.values]
+        assert numbers(dtype, data) == said["values"]
+        named.add(part.values)
+        kind, covered = next(iter(said["coverage"].items()))
+        assert part.WhichOneof("coverage") == kind
+        if kind == "slice":
+            assert [[r.start, r.stop] for r in part.slice.ranges] == covered
+            assert shape == tuple(stop - start for start, stop in covered)
+        elif kind == "mask":
+            dtype, bits_shape, bits = tensors[part.mask.bits]
+            assert (dtype, bits_shape) == ("U8", (math.ceil(len(covered) / 8),))
+            assert int.from_bytes(bits, "little") == sum(bit << i for i, bit in enumerate(covered))
+            assert shape == (sum(covered),)
+            named.add(part.mask.bits)
+    assert named == tensors.keys()
+
+
+def coordinates(coverage, shape):
+    """The flat coordinates that a coverage lists values for, in order."""
+    size = math.prod(shape)
+    kind, covered = next(iter(coverage.items()))
+    if kind == "full":
+        return list(range(size))
+    if kind == "mask":
+        return [i for i in range(size) if covered[i]]
+    box = tuple(slice(start, stop) for start, stop in covered)
+    return np.arange(size).reshape(shape)[box].ravel().tolist()
+
+
+def test_sums_and_the_next_model_follow_from_the_updates():
+    """Value by value in Python's own integers and floats, as the page says."""
+    said, model = vector("sums"), vector("model")["tensors"]
+    s = 62 - math.ceil(math.log2(said["max_abs"] * said["max_weight_sum"]))
+    assert s == said["exponent"]
+    sums = {name: [0] * math.prod(t["shape"]) for name, t in model.items()}
+    weights = {name: [0] * math.prod(t["shape"]) for name, t in model.items()}
+    for client, update in vector("updates")["updates"].items():
+        units = update["num_examples"] * 2**20
+        assert units == said["weights"][client]
+        for part in update["parts"]:
+            shape = model[part["tensor"]]["shape"]
+            where = coordinates(part["coverage"], shape)
+            for i, x in zip(where, part["values"], strict=True):
+                sums[part["tensor"]][i] += round(x * math.ldexp(units, s - 20))
+                weights[part["tensor"]][i] += units
+    after = contents(bytes.fromhex(said["next_model_bytes"]))
+    digest = hashlib.sha256(bytes.fromhex(said["next_model_bytes"])).hexdigest()
+    assert digest == said["next_model_sha256"]
+    for name, tensor in model.items():
+        entry = said["sums"][name]
+        assert [int(v) for v in entry["sum"]] == sums[name]
+        each = entry["weight_of_each"] or [0] * len(sums[name])
+        assert [int(entry["weight_of_all"]) + int(v) for v in each] == weights[name]
+        old = np.ravel(tensor["values"]).tolist()
+        means = [a / math.ldexp(w, s - 20) if w else 0.0
+                 for a, w in zip(sums[name], weights[name], strict=True)]  # fmt: skip
+        new = [x + mean for x, mean in zip(old, means, strict=True)]
+        if tensor["dtype"] == "F32":
+            new = [struct.unpack("<f", struct.pack("<f", x))[0] for x in new]
+        dtype, _, data = after[name]
+        assert dtype == tensor["dtype"]
+        assert numbers(dtype, data) == new == np.ravel(said["next_model"][name]).tolist()
+
+
+def test_token_and_its_hash_follow_from_their_parts():
+    """Base64url without padding, joined by dots; the server keeps a plain SHA-256."""
+    token = vector("identities")["token"]
+    parts = [
+        base64.urlsafe_b64encode(bytes.fromhex(token[name])).decode().rstrip("=")
+        for name in ("secret", "root_pin")
+    ]
+    assert token["text"] == ".".join(["fl1", token["id"], *parts])
+    assert hashlib.sha256(bytes.fromhex(token["secret"])).hexdigest() == token["stored_hash"]
+    pin = vector("identities")["root_pin_of_der"]
+    assert hashlib.sha256(bytes.fromhex(pin["der"])).hexdigest() == pin["sha256"]
+
+
+def test_name_in_a_certificate_is_a_spiffe_uri():
+    """The federation is the trust domain, the client the path's second part."""
+    said = vector("identities")["spiffe"]
+    assert said["uri"] == f"spiffe://{said['federation']}/client/{said['client']}"
+
+
+def test_messages_parse_as_they_are_named():
+    """Each of the small messages says what its name says."""
+    raw = {name: bytes.fromhex(value) for name, value in vector("messages")["messages"].items()}
+    hello = fleet_pb2.ClientMessage.FromString(raw["ClientMessage hello"]).hello
+    assert (list(hello.protocol_versions), hello.client) == ([1], "calm-heron-27")
+    reply = fleet_pb2.ClientMessage.FromString(raw["ClientMessage offer_reply"]).offer_reply
+    assert (reply.task.round, reply.accepted) == (3, True)
+    request = fleet_pb2.DownloadRequest.FromString(raw["DownloadRequest"])
+    assert (request.digest, request.offset) == (vector("model")["sha256"], 64)
+    replies = {n: fleet_pb2.UploadReply.FromString(v) for n, v in raw.items() if "Upload" in n}
+    assert replies["UploadReply proceed from 0"].WhichOneof("kind") == "proceed"
+    assert replies["UploadReply proceed from 4096"].proceed.offset == 4096
+    assert not replies["UploadReply accepted"].accepted.repeated
+    assert replies["UploadReply accepted, repeated"].accepted.repeated
+    said = vector("messages")["refusal"]
+    refusal = fleet_pb2.Refusal.FromString(bytes.fromhex(said["bytes"]))
+    assert (refusal.code, refusal.message) == (said["code"], said["message"])
