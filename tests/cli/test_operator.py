@@ -181,9 +181,10 @@ def test_settings_that_json_cannot_hold_are_refused(door, tmp_path):
 
 
 def test_model_that_is_none_is_refused(door, tmp_path):
-    """Exit 4: bytes that are not what they should be."""
+    """Exit 4: bytes that are not what they should be, in the file that the operator named."""
     (tmp_path / "bad.safetensors").write_bytes(b"\xff" * 64)
-    _run("run", "submit", "run.toml", "--model", "bad.safetensors", code=4)
+    result = _run("run", "submit", "run.toml", "--model", "bad.safetensors", code=4)
+    assert "bad.safetensors" in result.output
 
 
 def test_run_is_steered_by_default_when_it_is_the_only_one(door):

@@ -13,7 +13,7 @@ from fedloom.cli.control import Control
 from fedloom.cli.lazy import OrderedGroup
 from fedloom.cli.options import Duration, directory_option, json_option
 from fedloom.cli.which import newest, only_active
-from fedloom.protocol.errors import UsageError
+from fedloom.protocol.errors import IntegrityError, UsageError
 
 PROGRESS_BYTES = 32 << 20
 """Uploads from this size on show their progress."""
@@ -96,7 +96,10 @@ def _as_digest(text: str) -> str:
 def _upload(control: Control, path: Path) -> str:
     size_bytes = path.stat().st_size
     with path.open("rb") as file, _progress(file, size_bytes) as body:
-        stored = control.upload("models", file=body, size_bytes=size_bytes)
+        try:
+            stored = control.upload("models", file=body, size_bytes=size_bytes)
+        except (IntegrityError, UsageError) as error:  # the server saw bytes without a name
+            raise type(error)(str(error).replace("the body", str(path))) from error
     return str(stored["digest"])
 
 

@@ -85,15 +85,26 @@ def error_from_rpc(error: grpc.aio.AioRpcError, peer: str) -> FedloomError:
             message = fleet_pb2.Refusal.FromString(value)
             if message.code in set(Code):
                 return Refusal(Code(message.code), message.message)
-    details = error.details() or ""
-    hint = _HANDSHAKE if any(sign in details for sign in _HANDSHAKE_SIGNS) else ""
+    details = (error.details() or "").rstrip(".")
+    hint = next((h for sign, h in _HINTS if sign in details), "")
     return UnavailableError(
         f"Expected an answer from {peer}, got {error.code().name}: {details}.{hint}"
     )
 
 
-_HANDSHAKE_SIGNS = ("Socket closed", "andshake", "recvmsg:Connection reset")
 _HANDSHAKE = (
     " A server that closes the connection at once may not accept this certificate, or is not the"
     " one that issued it: check both clocks and that both belong to the same federation."
 )
+_OTHER_NAME = (
+    " The server's certificate is for another name than this: connect by one that it has, or add"
+    " this one to `names` in its server.toml and restart it."
+)
+_HINTS = (
+    ("Socket closed", _HANDSHAKE),
+    ("recvmsg:Connection reset", _HANDSHAKE),
+    ("Hostname Verification", _OTHER_NAME),
+    ("andshake", _HANDSHAKE),
+    ("Method not found", " This may be the enrolment port: clients connect to the fleet's."),
+)
+"""What gRPC's words stand for, for those who have not seen them before."""

@@ -215,7 +215,8 @@ def _bind(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredent
         )
     except RuntimeError as error:
         raise UnavailableError(
-            f"Expected to listen on {address}, got: {error}. Is another server running there?"
+            f"Expected to listen on {address}, got: {str(error).partition(';')[0]}. "
+            "Is another program listening there?"
         ) from error
     return port
 
