@@ -22,6 +22,7 @@ import grpc
 from fedloom.client import transfer
 from fedloom.client.api import Client, Task
 from fedloom.client.config import ClientConfig, load
+from fedloom.client.diagnosis import diagnose
 from fedloom.client.store import ClientStore
 from fedloom.client.training import Work, task_from_message
 from fedloom.protocol import identity, wire
@@ -40,6 +41,8 @@ T = TypeVar("T")
 TaskId = tuple[str, int]
 
 FIRST_BACKOFF_S = 0.5
+DIAGNOSE_EVERY = 16
+"""Failures to connect between two looks at why, from the second on."""
 CONNECT_S = 20.0
 STOP_S = 10.0
 """How long a stopping process waits for the author's code to end its step."""
@@ -103,11 +106,23 @@ class Agent:
                 else:
                     continue  # to use a renewed certificate
                 attempt = 0 if self._connected.is_set() else attempt + 1
+                if attempt % DIAGNOSE_EVERY == 2:
+                    await self._diagnose()
                 longest = min(self._config.reconnect_s, FIRST_BACKOFF_S * 2 ** min(attempt, 16))
                 self._connected.clear()
                 await asyncio.sleep(random.uniform(0, longest))  # noqa: S311
         finally:
             await self._stop_work()
+
+    async def _diagnose(self) -> None:
+        """Say why connecting fails again and again, if it is for a certificate."""
+        if not self._config.plaintext:
+            _, root = self._store.identity()
+            refusal = await asyncio.to_thread(
+                diagnose, self._config.server, self._store.identity_path, root
+            )
+            if refusal is not None:
+                log.warning("not connected: %s: %s", refusal.code, refusal)
 
     # ---- one connection ----------------------------------------------------------------------
 

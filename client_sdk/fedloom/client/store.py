@@ -35,10 +35,15 @@ class ClientStore:
 
     # ---- identity ----------------------------------------------------------------------------
 
+    @property
+    def identity_path(self) -> Path:
+        """Where the key and the certificate chain lie."""
+        return self._directory / "identity.pem"
+
     def save_identity(self, key_pem: bytes, chain_pem: bytes, root_pem: bytes) -> None:
         """Keep a key with its certificate chain, and the root that proves the server."""
         write_private(self._directory / "root.pem", root_pem)
-        write_private(self._directory / "identity.pem", key_pem + chain_pem)
+        write_private(self.identity_path, key_pem + chain_pem)
 
     def identity(self) -> tuple[bytes, bytes]:
         """Key and chain in one PEM, and the root.
@@ -48,7 +53,7 @@ class ClientStore:
         """
         try:
             return (
-                read_private(self._directory / "identity.pem"),
+                read_private(self.identity_path),
                 read_private(self._directory / "root.pem"),
             )
         except FileNotFoundError:
