@@ -21,8 +21,9 @@ from fedloom.protocol.identity import build_csr, generate_key, key_to_pem
 from fedloom.protocol.v1 import enrolment_pb2, fleet_pb2
 from fedloom.server import certificates, ledger
 from fedloom.server.pki import Authority
-from support.arena import assert_recorded
+from support.arena import GOOD, assert_recorded
 from support.federation import Identity, Upload, ask, converse, download, upload
+from support.forgery import honest
 
 HELLO = fleet_pb2.Hello(protocol_versions=[1], client="mallory")
 
@@ -177,21 +178,30 @@ def test_revocation_cuts_a_live_stream_within_two_seconds(runner, arena, caplog)
     runner.run(scene())
 
 
-def test_revocation_during_an_upload_refuses_the_next_call(runner, arena, caplog):
-    """The call that is under way may end, none after it begins."""
+def test_revocation_cuts_an_upload_under_way(runner, arena, caplog):
+    """A member of the cohort that is revoked in the middle of its upload contributes nothing."""
 
     async def scene():
-        async with others_go_on(arena) as opened:
-            dave = arena.federation.channel(arena.federation.enrol("dave"))
-            forged = opened.honest("mallory")
-            forged.header.client = "dave"
-            call = Upload(dave)
+        dave = arena.federation.enrol("dave")
+        stream = await arena.federation.attend(dave)
+        cohort = {"goal": 4, "quorum": 1, "patience_s": 3600.0, "deadline_s": 3600.0}
+        async with arena.open_round(cohort=cohort) as opened:
+            forged = honest("dave", await stream.offer_of(opened.run))
+            body = forged.body()
+            call = Upload(arena.federation.channel(dave))
             await call.write(forged.header.SerializeToString())
-            assert (await call.ending()).code is Code.NOT_IN_COHORT
-            arena.federation.ledger.revoke("dave")
-            answer = await upload(dave, forged.header, [forged.body()])
+            assert (await call.reply()).WhichOneof("kind") == "proceed"
+            await call.write(body[:100])
+            assert arena.federation.ledger.revoke("dave")
+            answer = await call.ending()
             assert (answer.code, answer.status) == (Code.REVOKED, Code.REVOKED.status)
             assert_recorded(arena, caplog, Code.REVOKED, "dave")
+            again = await upload(stream.channel, forged.header, [body])
+            assert again.code is Code.REVOKED
+            assert arena.federation.ledger.find_update(opened.run, 1, "dave") is None
+            assert await opened.finish() == arena.digest
+            accepted = arena.federation.ledger.accepted(opened.run, 1)
+            assert sorted(row["client"] for row in accepted) == sorted(GOOD)
 
     runner.run(scene())
 
