@@ -5,6 +5,7 @@ clients over mTLS, a submitted run, an exported model.
 """
 
 import shutil
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -198,7 +199,7 @@ def _conclude(outcome: Outcome, model: Path, federation: Federation, console: Co
     console.print(Rule(style="dim"))
     console.print(report.summary(outcome))
     shape, num_classes = federation.train.image_shape, federation.train.num_classes
-    here = model.relative_to(Path.cwd()) if model.is_relative_to(Path.cwd()) else model
+    here = _near(model)
     code = (
         "from fedloom.client.torch import load_file; "
         "from fedloom.simulation.demo.model import SmallCNN; "
@@ -210,10 +211,17 @@ def _conclude(outcome: Outcome, model: Path, federation: Federation, console: Co
             Text(),
             Text.assemble(("learning curve  ", "dim"), str(picture)),
             Text.assemble(("model           ", "dim"), str(here)),
-            Text.assemble(("load it with    ", "dim"), f'python -c "{code}"'),
+            Text.assemble(
+                ("load it with    ", "dim"), f'{_near(Path(sys.executable))} -c "{code}"'
+            ),
         ),
         soft_wrap=True,
     )
+
+
+def _near(path: Path) -> Path:
+    """A path as one would type it from here."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def digits_or_mnist(name: str, folder: Path | None, settings: DemoSettings) -> Federation:
