@@ -386,7 +386,7 @@ class BodyChecker:
             data = data[wanted:]
             if len(self._head) < PREFIX_BYTES:
                 return data
-        length = header_length(bytes(self._head))
+        length = header_length(bytes(self._head[:PREFIX_BYTES]))
         longest = 1024 * (2 * len(self._planned) + 1)
         longest = min(longest, self._size - PREFIX_BYTES)
         if not 2 <= length <= longest:

@@ -16,6 +16,9 @@ from fedloom.protocol.v1 import fleet_pb2
 
 log = logging.getLogger(__name__)
 
+MAX_CALLS = 32
+"""Calls that one client may have in progress; an honest one needs four, some of them half-open."""
+
 TaskId = tuple[str, int]
 """Run and round."""
 
@@ -133,7 +136,12 @@ class Fleet:
 
         Enter before the ledger is asked about the client: then a revocation either precedes the
         answer, or finds the call here.
+
+        Raises:
+            Refusal: BUSY when the client has too many; each holds memory while it lasts.
         """
+        if len(self._calls.get(call.client, ())) >= MAX_CALLS:
+            raise Refusal(Code.BUSY, f"Expected at most {MAX_CALLS} calls of a client at once.")
         self._calls.setdefault(call.client, set()).add(call)
         try:
             yield

@@ -151,8 +151,17 @@ class Ledger:
             _add_certificate(connection, serial, client, now, not_after)
 
     def add_certificate(self, serial: str, client: str, not_after: float) -> None:
-        """Remember a renewed certificate."""
+        """Remember a renewed certificate.
+
+        Raises:
+            Refusal: REVOKED when the client was revoked while it was being issued.
+        """
         with self._write() as connection:
+            status = connection.execute(
+                sa.select(clients.c.status).where(clients.c.name == client)
+            ).scalar()
+            if status == "revoked":
+                raise _revoked(client)
             _add_certificate(connection, serial, client, time.time(), not_after)
 
     def check_certificate(self, serial: str, client: str) -> None:
@@ -172,14 +181,19 @@ class Ledger:
                 f"Expected a certificate that this server issued to {client!r}: enrol again.",
             )
         if row["revoked_at"] is not None:
-            raise Refusal(
-                Code.REVOKED, f"The client {client!r} was revoked: ask the operator for a token."
-            )
+            raise _revoked(client)
 
     def revoke(self, client: str) -> bool:
-        """Revoke a client and all its certificates; False if there is no such client."""
+        """Revoke a client, its certificates and its unused tokens; False if there is none such."""
         with self._write() as connection:
             now = time.time()
+            connection.execute(
+                tokens.update()
+                .where(tokens.c.client == client, tokens.c.used_at.is_(None))
+                .values(
+                    expires_at=sa.case((tokens.c.expires_at < now, tokens.c.expires_at), else_=now)
+                )
+            )
             connection.execute(
                 certificates.update()
                 .where(certificates.c.client == client, certificates.c.revoked_at.is_(None))
@@ -513,6 +527,12 @@ def check_same(known: str, identity: str) -> None:
             Code.CONFLICTING_UPDATE,
             "Expected a repeat of the update that was accepted for this round, got another one.",
         )
+
+
+def _revoked(client: str) -> Refusal:
+    return Refusal(
+        Code.REVOKED, f"The client {client!r} was revoked: ask the operator for a token."
+    )
 
 
 def _add_certificate(

@@ -195,7 +195,8 @@ class RoundShell:
 
     def client_failed(self, client: str, reason: str) -> None:
         """A client gave up."""
-        log.warning("%s gave up on round %d: %s", client, self.plan.number, reason)
+        if self.claims(client):  # said once, however often the client does
+            log.warning("%s gave up on round %d: %s", client, self.plan.number, reason)
         self._note(client, Phase.FAILED, reason)
         self.feed(ClientFailed(client, reason))
         self._world.fleet.free(client, self._key)
