@@ -20,6 +20,7 @@ from fedloom.protocol.errors import Code
 from fedloom.protocol.identity import build_csr, generate_key, key_to_pem
 from fedloom.protocol.v1 import enrolment_pb2, fleet_pb2
 from fedloom.server import certificates, ledger
+from fedloom.server.fleet import MAX_CALLS
 from fedloom.server.pki import Authority
 from support.arena import GOOD, assert_recorded
 from support.federation import Identity, Upload, ask, converse, download, upload
@@ -290,6 +291,25 @@ def test_second_stream_of_a_client_takes_over(runner, arena, caplog):
             assert_recorded(arena, caplog, Code.BUSY, "twin")
             assert arena.federation.world.fleet.get("twin") is not None
             await second.stop()
+
+    runner.run(scene())
+
+
+def test_client_with_too_many_calls_at_once_has_to_wait(runner, arena, caplog):
+    """Calls hold memory while they last, so one client gets only so many; others are unaffected."""
+
+    async def scene():
+        async with others_go_on(arena):
+            channel = arena.federation.channel(arena.federation.enrol("greedy"))
+            held = [Upload(channel) for _ in range(MAX_CALLS)]
+            async with asyncio.timeout(10):
+                while len(arena.federation.world.fleet.calls()) < MAX_CALLS + 3:
+                    await asyncio.sleep(0.005)
+            answers = await every_method(channel, "greedy")
+            assert {a.code for a in answers.values()} == {Code.BUSY}
+            assert_recorded(arena, caplog, Code.BUSY, "greedy")
+            for call in held:
+                call.cut()
 
     runner.run(scene())
 

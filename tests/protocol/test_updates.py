@@ -1,6 +1,7 @@
 """Updates byte by byte: any chunks give one verdict, no damage goes unseen, and sums are exact."""
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -193,14 +194,7 @@ def test_any_chunks_get_the_same_verdict(path, made, data):
 
 def bounded(norm):
     """Limits with a bound on the norm."""
-    return Limits(
-        max_abs=LIMITS.max_abs,
-        max_norm=norm,
-        max_weight=LIMITS.max_weight,
-        weighting=LIMITS.weighting,
-        groups=GROUPS,
-        max_bytes=LIMITS.max_bytes,
-    )
+    return replace(LIMITS, max_norm=norm)
 
 
 EXAMPLE = [
@@ -357,14 +351,7 @@ def test_norm_at_its_bound_is_accepted_and_beyond_it_refused(path):
 
 def test_squares_past_float32_do_not_overflow(path):
     """A run with a vast bound still gets a finite norm."""
-    vast = Limits(
-        max_abs=1e38,
-        max_norm=None,
-        max_weight=1.0,
-        weighting=LIMITS.weighting,
-        groups=GROUPS,
-        max_bytes=1 << 20,
-    )
+    vast = replace(LIMITS, max_abs=1e38)
     made = [TensorPart(DELTA, "w", Full(), np.full((3, 5), 1e37, np.float32))]
     header = announce(path, made)
     stats = verdict(header, path.read_bytes(), limits=vast)

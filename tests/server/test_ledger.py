@@ -1,5 +1,6 @@
 """The ledger: an update counts once, a token serves once, a round commits once."""
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -259,6 +260,28 @@ def test_revocation_covers_every_certificate_and_ends_with_a_new_enrolment(ledge
     ledger.check_certificate("second", "carol")
     assert refused(ledger.check_certificate, "first", "carol") is Code.REVOKED
     assert not ledger.revoke("nobody")
+
+
+def test_revocation_voids_the_tokens_that_are_still_out(ledger):
+    """A token made before cannot undo it; times of those that had ended stay as they were."""
+    ledger.add_token("out", "hash", "carol", 4e9)
+    ledger.add_token("ended", "hash", "carol", 5.0)
+    ledger.add_token("dave's", "hash", "dave", 4e9)
+    ledger.add_token("t", "hash", "carol", 4e9)
+    ledger.enrol("t", "serial", 500.0)
+    ledger.revoke("carol")
+    ends = {t["id"]: t["expires_at"] for t in ledger.list_tokens()}
+    assert ends["out"] <= time.time()
+    assert (ends["ended"], ends["dave's"], ends["t"]) == (5.0, 4e9, 4e9)
+
+
+def test_certificate_issued_while_its_client_is_revoked_is_void(ledger):
+    """A renewal that had begun before the revocation does not outlive it."""
+    ledger.add_token("t", "hash", "carol", 100.0)
+    ledger.enrol("t", "first", 500.0)
+    ledger.revoke("carol")
+    assert refused(ledger.add_certificate, "renewed", "carol", 600.0) is Code.REVOKED
+    assert refused(ledger.check_certificate, "renewed", "carol") is Code.UNKNOWN_CLIENT
 
 
 def test_lists_never_show_a_token_s_hash(ledger):
