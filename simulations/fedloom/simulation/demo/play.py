@@ -199,7 +199,7 @@ def _conclude(outcome: Outcome, model: Path, federation: Federation, console: Co
     console.print(Rule(style="dim"))
     console.print(report.summary(outcome))
     shape, num_classes = federation.train.image_shape, federation.train.num_classes
-    here = _near(model)
+    here, python = _near(model), _near(Path(sys.executable))
     code = (
         "from fedloom.client.torch import load_file; "
         "from fedloom.simulation.demo.model import SmallCNN; "
