@@ -211,9 +211,7 @@ def _conclude(outcome: Outcome, model: Path, federation: Federation, console: Co
             Text(),
             Text.assemble(("learning curve  ", "dim"), str(picture)),
             Text.assemble(("model           ", "dim"), str(here)),
-            Text.assemble(
-                ("load it with    ", "dim"), f'{_near(Path(sys.executable))} -c "{code}"'
-            ),
+            Text.assemble(("load it with    ", "dim"), f'{python} -c "{code}"'),
         ),
         soft_wrap=True,
     )
