@@ -185,6 +185,20 @@ def test_weight_must_be_one_where_everyone_weighs_the_same(runner, arena, caplog
     runner.run(scene())
 
 
+def test_refused_client_may_mend_its_update_while_the_round_is_open(runner, arena):
+    """After a refusal another update of the slot is accepted, and the refused one left nothing."""
+
+    async def scene():
+        async with arena.open_round() as opened:
+            bad = opened.honest("mallory")
+            bad.put("w", 0, float("nan"))
+            assert (await opened.send("mallory", bad, bad.seal())).code is Code.NOT_FINITE
+            assert kinds(await opened.send("mallory", opened.honest("mallory")))[-1] == "accepted"
+            assert await opened.finish() == digest_of(arena, ALL)
+
+    runner.run(scene())
+
+
 def test_outsider_is_not_in_the_cohort(runner, arena, caplog):
     """An enrolled client that was not asked may not contribute."""
 
