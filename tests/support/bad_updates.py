@@ -366,15 +366,6 @@ def deep_json(forged):
     return b'{"w":' + b"[" * 2000 + b"]" * 2000 + b"}"
 
 
-def deep_enough_to_parse(depth):
-    """Nest the JSON just so deep that it parses, and a careless message about it does not."""
-
-    def change(forged):
-        return b'{"w":' + b"[" * depth + b"]" * depth + b"}"
-
-    return change
-
-
 def one_bad_name(forged):
     """Describe a tensor whose dtype is no text that can be sent back."""
     forged.tensors["w"]["dtype"] = "\ud800"
