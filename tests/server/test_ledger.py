@@ -1,11 +1,12 @@
 """The ledger: an update counts once, a token serves once, a round commits once."""
 
+import sys
 import time
 from dataclasses import replace
 
 import pytest
 
-from fedloom.protocol.errors import Code, Refusal, UsageError
+from fedloom.protocol.errors import Code, Refusal, UnavailableError, UsageError
 from fedloom.server import ledger as ledger_module
 from fedloom.server.ledger import AcceptedUpdate, Ledger, require_run
 
@@ -308,3 +309,25 @@ def test_newest_refusals_are_kept_and_listed_first(ledger, monkeypatch):
         "message 5",
         "detail",
     )
+
+
+@pytest.mark.parametrize(
+    ("url", "error", "message"),
+    [
+        ("hidden", UsageError, "SQLAlchemy URL"),
+        ("nosuch://hidden@localhost/x", UsageError, "SQLAlchemy URL"),
+        ("sqlite:////nonexistent/hidden/x.sqlite", UnavailableError, "unable to open"),
+    ],
+)
+def test_a_database_that_cannot_be_opened_is_said_so(url, error, message):
+    """In a sentence, without the URL: it may hold a password."""
+    with pytest.raises(error, match=message) as raised:
+        Ledger(url)
+    assert "hidden" not in str(raised.value)
+
+
+def test_a_database_without_its_driver_is_told_which(monkeypatch):
+    """SQLAlchemy names a dialect; what to install is its driver."""
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with pytest.raises(UsageError, match="pip install psycopg"):
+        Ledger("postgresql+psycopg://ward@localhost/fedloom")

@@ -18,7 +18,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from fedloom.protocol.errors import Code, Refusal, UsageError
+from fedloom.protocol.errors import Code, Refusal, UnavailableError, UsageError
 from fedloom.server.schema import (
     certificates,
     clients,
@@ -68,13 +68,30 @@ class Ledger:
 
     Args:
         url: SQLAlchemy URL.
+
+    Raises:
+        UsageError: it is none, or its database's driver is not installed.
+        UnavailableError: the database does not answer.
     """
 
     def __init__(self, url: str) -> None:
-        self._engine = sa.create_engine(url)
-        if self._engine.dialect.name == "sqlite":
-            sa.event.listen(self._engine, "connect", _configure_sqlite)
-        meta.create_all(self._engine)
+        # The URL is not quoted: it may hold a password.
+        try:
+            self._engine = sa.create_engine(url)
+            if self._engine.dialect.name == "sqlite":
+                sa.event.listen(self._engine, "connect", _configure_sqlite)
+            meta.create_all(self._engine)
+        except (sa.exc.ArgumentError, sa.exc.NoSuchModuleError) as error:
+            reason = str(error).rstrip(".")
+            raise UsageError(f"Expected `database` as an SQLAlchemy URL: {reason}.") from None
+        except ModuleNotFoundError as error:
+            raise UsageError(
+                f"Expected the driver of the database, got none: pip install {error.name}"
+            ) from None
+        except sa.exc.OperationalError as error:
+            raise UnavailableError(
+                f"Expected to open the ledger's database, got: {str(error.orig).strip()}"
+            ) from None
 
     @classmethod
     def in_directory(cls, state_dir: Path, url: str = "") -> "Ledger":
