@@ -210,14 +210,26 @@ def test_integer_tensors_round_to_whole_steps():
 
 
 @pytest.mark.parametrize(
-    ("dtype", "value"),
-    [(np.float16, 65000), (np.int8, 127), (np.int64, 2**63 - 1), (np.uint8, 255)],
+    ("dtype", "value", "delta", "wanted"),
+    [
+        (np.float16, 65000, 6e4, 65504),
+        (np.float16, -65000, -6e4, -65504),
+        (np.int8, 127, 6e4, 127),
+        (np.int8, -128, -6e4, -128),
+        (np.int64, 2**63 - 1, 6e4, 2**63 - 1),
+        (np.int64, 2**63 - 5, 3, 2**63 - 2),
+        (np.uint64, 2**64 - 1, 6e4, 2**64 - 1),
+        (np.uint8, 255, 6e4, 255),
+        (np.uint8, 3, -6e4, 0),
+    ],
 )
-def test_a_result_past_its_dtype_is_an_error(dtype, value):
-    """No model with infinities or wrapped integers is ever returned."""
+def test_a_result_past_its_dtype_stays_at_its_end(dtype, value, delta, wanted):
+    """No model with infinities or wrapped integers is ever returned, and no round is lost."""
     model = {"x": np.array([value], dtype)}
-    with pytest.raises(OverflowError, match="Expected x to fit"):
-        FedAvg().finish(State(), model, sum_of(model, [("x", Full(), 1.0, [6e4])], max_abs=6e4))
+    partial = sum_of(model, [("x", Full(), 1.0, [delta])], max_abs=6e4)
+    new, _ = FedAvg().finish(State(), model, partial)
+    assert new["x"].dtype == dtype
+    assert new["x"][0] == dtype(wanted)
 
 
 def test_a_covered_tensor_of_another_kind_is_refused():

@@ -124,7 +124,8 @@ class Fleet:
 
     def forget(self, listener: Listener) -> None:
         """A run has ended."""
-        self._listeners.remove(listener)
+        if listener in self._listeners:
+            self._listeners.remove(listener)
 
     def available(self) -> list[str]:
         """Connected clients without a task, by name."""

@@ -279,7 +279,11 @@ class Runs:
         manifest = await world.in_disk(world.models.manifest, row["model"])
         driver = RunDriver(row, manifest, world, self)
         self._drivers[driver.id] = driver
-        await driver.start(row)
+        try:
+            await driver.start(row)
+        except FedloomError:
+            self.ended(driver)
+            raise
 
     async def submit(self, values: Mapping[str, Any], model: str) -> str:
         """Start a run from a model that is in the store.

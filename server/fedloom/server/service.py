@@ -9,6 +9,7 @@ import asyncio
 import hashlib
 import logging
 import os
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -36,6 +37,9 @@ log = logging.getLogger(__name__)
 
 READ_TIMEOUT_S = 60.0
 """Longest silence in the middle of an upload, and before the first message of a stream."""
+
+MIN_BYTES_PER_S = 1024
+"""Slowest upload that keeps its place, after a first minute; what has come stays."""
 
 RESCAN_BYTES = 1 << 20
 
@@ -296,8 +300,16 @@ class FleetService:
         self, file: SpoolFile, checker: BodyChecker, context: Context, still: Callable[[], None]
     ) -> None:
         """Read the body from where it stands; `still` raises when nobody wants the rest."""
+        begun, before = time.monotonic(), file.received
         while file.received < file.size_bytes:
             still()
+            spent_s = time.monotonic() - begun - READ_TIMEOUT_S
+            if spent_s * MIN_BYTES_PER_S > file.received - before:
+                raise Refusal(
+                    Code.TRUNCATED,
+                    f"Expected at least {MIN_BYTES_PER_S} bytes a second while others wait: "
+                    "go on from here when there is a place again.",
+                )
             async with asyncio.timeout(READ_TIMEOUT_S):
                 chunk = await context.read()
             if chunk is grpc.aio.EOF:

@@ -116,7 +116,7 @@ class Strategy(Protocol):
         Tensors that nobody covered are returned as they came, the same arrays.
 
         Raises:
-            OverflowError: a result does not fit its tensor's dtype.
+            OverflowError: the strategy's memory of a tensor does not fit its dtype.
             ValueError: the partial and the model do not belong together.
         """
 
@@ -145,7 +145,7 @@ def blockwise(
         The new model and the new slots.
 
     Raises:
-        OverflowError: a result does not fit its tensor's dtype.
+        OverflowError: a slot does not fit its dtype.
         TypeError: a covered tensor is neither of floats nor of integers.
         ValueError: the partial and the model do not belong together.
     """
@@ -192,7 +192,7 @@ def _step_tensor(  # noqa: PLR0917 - one tensor's share of blockwise's arguments
                     before = _load(old[slot], at, initial[slot])
                     memory[slot][at] = _where(covered, block, before)
     except FloatingPointError as error:
-        raise OverflowError(f"Expected {tensor} to fit {value.dtype}, got: {error}.") from error
+        raise OverflowError(f"Expected the slots of {tensor} to fit, got: {error}.") from error
     shape = value.shape
     return new.reshape(shape), {slot: array.reshape(shape) for slot, array in memory.items()}
 
@@ -214,15 +214,22 @@ def _load(array: NDArray[Any] | None, at: slice, initial: float) -> Floats:
 
 
 def _plus(value: NDArray[Any], change: Floats) -> NDArray[Any]:
-    """Return value + change in value's dtype, rounded once."""
+    """Return value + change in value's dtype, rounded once, at its limits where it is past them.
+
+    A sum that passes the door can still carry a float16 or an integer over its end; one client
+    must not be able to end everybody's round by that.
+    """
     if value.dtype.kind == "f":
-        return (value.astype(np.float64) + change).astype(value.dtype)
-    # Whole numbers are added as such: int64 counters can pass 2^53.
-    steps = np.rint(change)
-    limits, reach = np.iinfo(value.dtype), value.astype(np.float64) + steps
-    if not ((reach >= limits.min) & (reach < limits.max + 1)).all():
-        raise FloatingPointError("integer out of range")
-    return (value.astype(np.int64) + steps.astype(np.int64)).astype(value.dtype)
+        largest = float(np.finfo(value.dtype).max)
+        return np.clip(value.astype(np.float64) + change, -largest, largest).astype(value.dtype)
+    # Whole numbers are added as such: counters can pass 2^53, where float64 ends.
+    limits = np.iinfo(value.dtype)
+    steps = np.clip(np.rint(change), -(2.0**62), 2.0**62).astype(np.int64)
+    if value.dtype.itemsize < 8:
+        return np.clip(value.astype(np.int64) + steps, limits.min, limits.max).astype(value.dtype)
+    total = value + steps.astype(value.dtype)  # may wrap, which shows as going the wrong way
+    total = np.where((steps > 0) & (total < value), limits.max, total)
+    return np.where((steps < 0) & (total > value), limits.min, total).astype(value.dtype)
 
 
 def _check_fit(model: Params, partial: Partial) -> None:
