@@ -226,7 +226,8 @@ def _plus(value: NDArray[Any], change: Floats) -> NDArray[Any]:
     limits = np.iinfo(value.dtype)
     steps = np.clip(np.rint(change), -(2.0**62), 2.0**62).astype(np.int64)
     if value.dtype.itemsize < 8:
-        return np.clip(value.astype(np.int64) + steps, limits.min, limits.max).astype(value.dtype)
+        small: NDArray[np.int64] = np.clip(value.astype(np.int64) + steps, limits.min, limits.max)
+        return small.astype(value.dtype)
     total = value + steps.astype(value.dtype)  # may wrap, which shows as going the wrong way
     total = np.where((steps > 0) & (total < value), limits.max, total)
     return np.where((steps < 0) & (total > value), limits.min, total).astype(value.dtype)
