@@ -281,8 +281,10 @@ class Ledger:
             connection.execute(runs.update().where(runs.c.id == run).values(values))
 
     def open_round(self, row: Row, cohort: Sequence[str]) -> None:
-        """A round opens for reports from its cohort."""
+        """A round opens for reports from its cohort. Opening it twice changes nothing."""
         with self._write() as connection:
+            if _is_there(connection, rounds, run=row["run"], number=row["number"]):
+                return
             connection.execute(rounds.insert().values(state=REPORTING, **row))
             connection.execute(
                 runs.update().where(runs.c.id == row["run"]).values(last_round=row["number"])
@@ -290,9 +292,10 @@ class Ledger:
             _add_cohort(connection, row["run"], row["number"], cohort)
 
     def recruit(self, run: str, number: int, client: str) -> None:
-        """A client joins the cohort of an open round."""
+        """A client joins the cohort of an open round. Joining it twice changes nothing."""
         with self._write() as connection:
-            _add_cohort(connection, run, number, [client])
+            if not _is_there(connection, cohorts, run=run, round=number, client=client):
+                _add_cohort(connection, run, number, [client])
 
     def set_phase(self, run: str, number: int, client: str, phase: str, reason: str = "") -> None:
         """Where a member of a cohort stands."""
@@ -560,6 +563,12 @@ def _add_certificate(
             serial=serial, client=client, issued_at=now, not_after=not_after
         )
     )
+
+
+def _is_there(connection: sa.Connection, table: sa.Table, **key: str | int) -> bool:
+    """Is there a row with this key?"""
+    query = sa.select(sa.literal(1)).select_from(table).filter_by(**key)
+    return connection.execute(query).first() is not None
 
 
 def _add_cohort(connection: sa.Connection, run: str, number: int, names: Sequence[str]) -> None:

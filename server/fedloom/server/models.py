@@ -42,11 +42,14 @@ class ModelStore:
             dtypes: container dtypes by name, empty to take the arrays' own.
         """
         temporary = self._directory / f"{os.getpid()}-{id(params):x}.tmp"
-        with temporary.open("wb") as file:
-            digest = write_params(file, params, dtypes)
-            file.flush()
-            os.fdatasync(file.fileno())
-        return self._adopt(temporary, digest)
+        try:
+            with temporary.open("wb") as file:
+                digest = write_params(file, params, dtypes)
+                file.flush()
+                os.fdatasync(file.fileno())
+            return self._adopt(temporary, digest)
+        finally:
+            temporary.unlink(missing_ok=True)
 
     def add(self, source: Path) -> str:
         """Copy a model file in and return its digest.

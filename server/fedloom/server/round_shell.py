@@ -12,9 +12,12 @@ of exactly the updates that the ledger held when the round left `reporting`.
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
+
+from sqlalchemy.exc import OperationalError
 
 from fedloom.protocol.errors import Code, FedloomError, Refusal
 from fedloom.protocol.faults import crossing
@@ -54,6 +57,11 @@ from fedloom.server.world import World
 from fedloom.strategies import weighted_mean
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 30.0
+"""Between tries of a step that the disk or the database made fail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +103,7 @@ class RoundShell:
         self._worker: asyncio.Task[None] | None = None
         self._storing: set[asyncio.Task[None]] = set()
         self._stored = False  # the ledger has a row of this round
+        self._tried = False  # closing was attempted before
         self.engine: Round
 
     # ---- life --------------------------------------------------------------------------------
@@ -291,13 +300,30 @@ class RoundShell:
         while True:
             effect = await self._effects.get()
             try:
-                over = await self._perform(effect)
+                over = await self._patiently(partial(self._perform, effect))
             except Exception as error:
                 log.exception("round %d of %s", self.plan.number, self.plan.run)
-                over = await self._fail(error)
+                over = await self._patiently(partial(self._fail, error))
             if over is not None:
                 self._finish(over)
                 return
+
+    async def _patiently(self, step: Callable[[], Awaitable[T]]) -> T:
+        """Do a step, as often as it takes: a disk that is full today loses nobody's update.
+
+        Every step may be done again, since a crash may fall behind it as well.
+        """
+        wait_s = FIRST_WAIT_S
+        while True:
+            try:
+                return await step()
+            except (OSError, OperationalError) as error:
+                log.error(  # noqa: TRY400 - a traceback tells an operator nothing here
+                    "round %d of %s waits for its storage, next try in %.0f s: %s",
+                    self.plan.number, self.plan.run, wait_s, getattr(error, "orig", error),
+                )  # fmt: skip
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, LONGEST_WAIT_S)
 
     async def _perform(self, effect: RoundEffect) -> Outcome | None:
         world = self._world
@@ -330,6 +356,12 @@ class RoundShell:
 
     async def _close(self) -> Outcome:
         world = self._world
+        if self._tried:
+            # What is in memory may be half used up: as after a restart, what is stored counts.
+            await self._sum.stop()
+            self._sum = RoundSum(self.plan, world)
+            await self._sum.restore(())
+        self._tried = True
         updates = await world.in_ledger(world.ledger.close_round, *self._key)
         crossing("round.closing")
         model, state, size = await self._sum.finish(updates)

@@ -1,0 +1,84 @@
+"""A disk that is full, or a database that is away, delays a round and takes nothing from it."""
+
+import asyncio
+import errno
+
+import numpy as np
+import pytest
+from sqlalchemy.exc import OperationalError
+
+from fedloom.client import Client
+from fedloom.server import fold, round_shell
+from fedloom.server.ledger import Ledger
+from fedloom.server.models import ModelStore
+from support.agents import Adder, Agents, result, submit, until
+from support.federation import Federation
+
+pytestmark = pytest.mark.e2e
+
+ZEROS = {"w": np.zeros((4, 3), np.float32)}
+FULL = OSError(errno.ENOSPC, "No space left on device")
+AWAY = OperationalError("INSERT", {}, Exception("database or disk is full"))
+
+
+class Broken(Client):
+    """Fails, so that another client is recruited in its place."""
+
+    def train(self, params, task):
+        raise ValueError("no data here")
+
+
+def _failing_at_first(monkeypatch, owner, method, error, times=2):
+    """Let the first calls of a method fail, the first of them after its work; returns the calls."""
+    real, calls = getattr(owner, method), []
+
+    def sometimes(*args, **kwargs):
+        calls.append(args)
+        if len(calls) == 1:
+            real(*args, **kwargs)
+        if len(calls) <= times:
+            raise error
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(owner, method, sometimes)
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("owner", "method", "error"),
+    [
+        (ModelStore, "save", FULL),
+        (fold.Folder, "save", FULL),
+        (Ledger, "open_round", AWAY),
+        (Ledger, "recruit", AWAY),
+        (Ledger, "close_round", AWAY),
+        (Ledger, "commit_round", AWAY),
+    ],
+)
+def test_a_round_waits_for_its_storage(tmp_path, monkeypatch, owner, method, error):
+    """Whether the step that failed was done or not, every update counts once in the end."""
+    monkeypatch.setattr(round_shell, "FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(fold, "CHECKPOINT_EVERY", 1)
+    calls = _failing_at_first(monkeypatch, owner, method, error)
+
+    async def main():
+        server = tmp_path / "server"
+        server.mkdir()
+        federation = Federation(server)
+        await federation.start()
+        agents = Agents(federation, tmp_path)
+        try:
+            await agents.start("eve", Broken())
+            await agents.start("ann", Adder(1.0, 1))
+            run = await submit(federation, ZEROS, rounds=2, cohort={"goal": 2, "quorum": 2})
+            await agents.start("bob", Adder(3.0, 3))
+            await until(lambda: federation.ledger.run(run)["state"] == "finished")
+            np.testing.assert_array_equal(result(federation, run)["w"], 2 * 2.5)
+            assert [r["accepted"] for r in federation.ledger.list_rounds(run)] == [2, 2]
+        finally:
+            await agents.stop()
+            await federation.stop()
+
+    asyncio.run(main())
+    assert len(calls) > 2
+    assert not list((tmp_path / "server" / "models").glob("*.tmp"))
