@@ -91,3 +91,20 @@ def test_a_missing_extra_is_answered_with_its_name(words, missing, extra, tmp_pa
     assert done.returncode == 2
     assert f"pip install 'fedloom[{extra}]'" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_an_operator_without_the_tables_extra_is_told_of_json():
+    """A device's install has no table printer; what an operator can do about it is said."""
+    code = (
+        "import sys; sys.modules['rich'] = None\n"
+        "from fedloom.cli import output\n"
+        "from fedloom.cli.main import main\n"
+        "import click\n"
+        "show = lambda: output.print_table(['a'], [['b']], '')\n"
+        "main.add_command(click.Command('t', callback=show))\n"
+        "main(['t'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "pip install 'fedloom[server]'" in done.stderr
+    assert "--json" in done.stderr

@@ -96,6 +96,12 @@ def _report(ctx: click.Context, error: Exception) -> NoReturn:
 def _describe(error: Exception) -> tuple[dict[str, Any], int]:
     from fedloom.protocol import errors  # noqa: PLC0415 - it imports grpc
 
+    if isinstance(error, ModuleNotFoundError) and (error.name or "").startswith("rich"):
+        # The operator's tables, 12 MB that no device needs.
+        error = errors.UsageError(
+            "Tables need an extra that is not installed: pip install 'fedloom[server]', "
+            "or ask for --json."
+        )
     if isinstance(error, OSError):
         error = errors.UnavailableError(f"{error}")
     if isinstance(error, errors.Refusal):
