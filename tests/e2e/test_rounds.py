@@ -129,11 +129,11 @@ def test_a_silent_client_costs_the_deadline_and_no_more(tmp_path):
     async def scenario(federation, agents):
         await agents.start("silent", Held())
         await agents.start("fast", Adder())
-        run = await submit(federation, ZEROS, cohort={"goal": 2, "quorum": 1, "deadline_s": 0.7})
+        run = await submit(federation, ZEROS, cohort={"goal": 2, "quorum": 1, "deadline_s": 2.0})
         await federation.ended(run)
         (only,) = rounds_of(federation, run)
         assert (only["state"], only["accepted"]) == ("committed", 1)
-        run = await submit(federation, ZEROS, cohort={"goal": 2, "quorum": 2, "deadline_s": 0.3})
+        run = await submit(federation, ZEROS, cohort={"goal": 2, "quorum": 2, "deadline_s": 1.5})
         await until(lambda: federation.ledger.run(run)["state"] == "paused")
         states = [(r["state"], r["accepted"]) for r in rounds_of(federation, run)]
         assert states == [("abandoned", 1)] * 3

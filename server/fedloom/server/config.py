@@ -23,7 +23,8 @@ class ServerConfig:
         enrolment: host:port for devices with a token (server TLS).
         names: host names and addresses in the server's certificate.
         client_certificate_s: life of a client's certificate, seconds.
-        max_concurrent_uploads: how many bodies stream at once; the rest wait unsent.
+        max_fast_transfers: how many models or updates pass at full speed at once, each way; the
+            rest wait unsent. Slow links have places of their own, 64 times as many.
         max_model_bytes: largest model a run may start from.
         database: SQLAlchemy URL; empty for `ledger.sqlite` in the state directory.
     """
@@ -33,7 +34,7 @@ class ServerConfig:
     enrolment: str = "0.0.0.0:7444"
     names: tuple[str, ...] = ("localhost", "127.0.0.1")
     client_certificate_s: float = 7 * 24 * 3600.0
-    max_concurrent_uploads: int = 8
+    max_fast_transfers: int = 8
     max_model_bytes: int = 1 << 40
     database: str = ""
 
@@ -41,7 +42,7 @@ class ServerConfig:
         """Check every setting."""
         for name in ("fleet", "enrolment"):
             split_address(getattr(self, name), name)
-        for name in ("client_certificate_s", "max_concurrent_uploads", "max_model_bytes"):
+        for name in ("client_certificate_s", "max_fast_transfers", "max_model_bytes"):
             if not getattr(self, name) > 0:
                 raise UsageError(f"Expected {name} > 0, got {getattr(self, name)}.")
         if not self.names:
@@ -111,7 +112,7 @@ def write(state_dir: Path, config: ServerConfig) -> None:
         "enrolment": "where devices with a token enrol (server TLS)",
         "names": "host names and addresses in the server's certificate",
         "client_certificate_s": "life of a client's certificate, seconds",
-        "max_concurrent_uploads": "bodies streaming at once; the rest wait unsent",
+        "max_fast_transfers": "models or updates at full speed at once, each way",
         "max_model_bytes": "largest model a run may start from",
         "database": "SQLAlchemy URL; empty for ledger.sqlite beside this file",
     }

@@ -12,8 +12,9 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
+from pathlib import Path
 
 import grpc
 
@@ -26,6 +27,7 @@ from fedloom.protocol.version import PROTOCOL_VERSIONS, __version__
 from fedloom.server.fleet import Call, Session
 from fedloom.server.fold import metrics_of
 from fedloom.server.identify import Context, Identify
+from fedloom.server.lanes import Lane, Lanes
 from fedloom.server.ledger import AcceptedUpdate
 from fedloom.server.pki import Authority
 from fedloom.server.round_shell import RoundShell
@@ -61,7 +63,8 @@ class FleetService:
         self._runs = runs
         self._authority = authority
         self._identify = Identify(world, plaintext=authority is None)
-        self._slots = asyncio.Semaphore(world.config.max_concurrent_uploads)
+        self._uploads = Lanes(world.config.max_fast_transfers)
+        self._downloads = Lanes(world.config.max_fast_transfers)
         self._uploading: set[tuple[str, int, str]] = set()
 
     def handlers(self) -> grpc.GenericRpcHandler:
@@ -163,24 +166,31 @@ class FleetService:
 
     async def download(self, raw: bytes, context: Context) -> None:
         """A model's bytes from an offset on."""
-        async with self._call(context) as call:
+        async with self._call(context):
             request = wire.parse(fleet_pb2.DownloadRequest, raw)
             world = self._world
             if not await world.in_ledger(world.ledger.knows_model, request.digest):
                 raise Refusal(
                     Code.UNKNOWN_MODEL, f"Expected a model of this server, got {request.digest!r}."
                 )
-            handle = os.open(world.models.path(request.digest), os.O_RDONLY)
-            try:
-                offset = min(request.offset, os.fstat(handle).st_size)
-                while chunk := os.pread(handle, wire.CHUNK_BYTES, offset):
+            path = world.models.path(request.digest)
+            async with self._downloads.enter() as lane:
+                await self._send_model(path, request.offset, context, lane)
+
+    async def _send_model(self, path: Path, offset: int, context: Context, lane: Lane) -> None:
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            offset = min(offset, os.fstat(handle).st_size)
+            while chunk := os.pread(handle, lane.chunk_bytes, offset):
+                async with asyncio.timeout(READ_TIMEOUT_S):
                     await context.write(chunk)
-                    offset += len(chunk)
-            except grpc.aio.InternalError:
-                log.info("%s went away in the middle of a download", call.client)
-                raise asyncio.CancelledError from None
-            finally:
-                os.close(handle)
+                offset += len(chunk)
+                lane.passed(len(chunk))
+        except grpc.aio.InternalError:
+            log.info("%s went away in the middle of a download", context.peer())
+            raise asyncio.CancelledError from None
+        finally:
+            os.close(handle)
 
     # ---- updates in --------------------------------------------------------------------------
 
@@ -227,9 +237,10 @@ class FleetService:
         try:
             if not header.size_bytes:
                 return not await self._accept(shell, header, identity, "", 0.0)
-            async with self._slots:
+            async with self._uploads.enter() as lane:
                 shell.check_open(header.client)  # it may have closed while this one waited
-                return await self._receive_body(shell, header, planned, identity, context)
+                admitted = _Admitted(shell, header, planned, identity)
+                return await self._receive_body(admitted, context, lane)
         finally:
             self._uploading.discard(slot)
 
@@ -248,16 +259,10 @@ class FleetService:
             )
         return True
 
-    async def _receive_body(
-        self,
-        shell: RoundShell,
-        header: fleet_pb2.UpdateHeader,
-        planned: list[PlannedPart],
-        identity: str,
-        context: Context,
-    ) -> bool:
-        world, plan = self._world, shell.plan
-        checker = BodyChecker(header, planned, plan.limits, plan.manifest)
+    async def _receive_body(self, admitted: "_Admitted", context: Context, lane: Lane) -> bool:
+        world, shell, header = self._world, admitted.shell, admitted.header
+        plan = shell.plan
+        checker = BodyChecker(header, admitted.planned, plan.limits, plan.manifest)
         try:
             file = world.spool.open(plan.run, plan.number, header)
         except OSError as error:
@@ -266,8 +271,12 @@ class FleetService:
             await self._rescan(file, checker)
             proceed = fleet_pb2.UploadReply(proceed=fleet_pb2.Proceed(offset=file.received))
             await context.write(proceed.SerializeToString())
-            still = partial(shell.check_open, header.client)
-            await self._read_body(file, checker, context, still)
+
+            def passed(size_bytes: int) -> None:
+                lane.passed(size_bytes)
+                shell.check_open(header.client)
+
+            await self._read_body(file, checker, context, passed)
             try:
                 stats = checker.finish()
             except Refusal:
@@ -279,7 +288,7 @@ class FleetService:
             raise _no_room(error) from error
         finally:
             file.close()
-        return not await self._accept(shell, header, identity, file.name, stats.norm)
+        return not await self._accept(shell, header, admitted.identity, file.name, stats.norm)
 
     async def _rescan(self, file: SpoolFile, checker: BodyChecker) -> None:
         """Check what came before a cut, in a thread: it may be long."""
@@ -297,12 +306,11 @@ class FleetService:
                 raise
 
     async def _read_body(
-        self, file: SpoolFile, checker: BodyChecker, context: Context, still: Callable[[], None]
+        self, file: SpoolFile, checker: BodyChecker, context: Context, passed: Callable[[int], None]
     ) -> None:
-        """Read the body from where it stands; `still` raises when nobody wants the rest."""
+        """Read the body from where it stands; `passed` raises when nobody wants the rest."""
         begun, before = time.monotonic(), file.received
         while file.received < file.size_bytes:
-            still()
             spent_s = time.monotonic() - begun - READ_TIMEOUT_S
             if spent_s * MIN_BYTES_PER_S > file.received - before:
                 raise Refusal(
@@ -320,6 +328,7 @@ class FleetService:
             checker.feed(chunk)
             file.append(chunk)
             crossing("upload.chunk")
+            passed(len(chunk))
         async with asyncio.timeout(READ_TIMEOUT_S):
             rest = await context.read()
         if rest is not grpc.aio.EOF:
@@ -383,6 +392,16 @@ class FleetService:
         await world.in_ledger(world.ledger.add_refusal, client, run, number, refusal)
         call.refused(client, refusal)
         await abort(context, refusal)
+
+
+@dataclass(frozen=True, slots=True)
+class _Admitted:
+    """An update whose header is good and whose body may come."""
+
+    shell: RoundShell
+    header: fleet_pb2.UpdateHeader
+    planned: list[PlannedPart]
+    identity: str
 
 
 async def abort(context: Context, refusal: Refusal) -> None:

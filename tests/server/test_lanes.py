@@ -1,0 +1,99 @@
+"""Places for transfers: few fast ones, many slow ones, and none is lost."""
+
+import asyncio
+
+import pytest
+
+from fedloom.protocol.wire import CHUNK_BYTES
+from fedloom.server.lanes import PATIENCE_S, SLOW_CHUNK_BYTES, SLOW_PER_FAST, Lanes
+
+
+class Clock:
+    """Time that passes when told."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+async def enter(lanes):
+    """A lane that is held until its context is closed."""
+    context = lanes.enter()
+    return context, await asyncio.wait_for(context.__aenter__(), 1)
+
+
+def test_a_full_lane_makes_others_wait():
+    """The second transfer begins when the first has ended."""
+
+    async def main():
+        lanes = Lanes(1, Clock())
+        first, _ = await enter(lanes)
+        waiting = asyncio.ensure_future(enter(lanes))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        await first.__aexit__(None, None, None)
+        second, _ = await waiting
+        await second.__aexit__(None, None, None)
+
+    asyncio.run(main())
+
+
+def test_a_slow_transfer_makes_room_and_sends_small_pieces():
+    """Below a mean rate it moves over, and a fast place is free again."""
+
+    async def main():
+        clock = Clock()
+        lanes = Lanes(1, clock)
+        thin, lane = await enter(lanes)
+        assert lane.chunk_bytes == CHUNK_BYTES
+        clock.now = PATIENCE_S + 0.1
+        lane.passed(1000)
+        assert lane.chunk_bytes == SLOW_CHUNK_BYTES
+        fast, _ = await enter(lanes)
+        await fast.__aexit__(None, None, None)
+        await thin.__aexit__(None, None, None)
+        again, _ = await enter(lanes)
+        with pytest.raises(TimeoutError):
+            await enter(lanes)
+        await again.__aexit__(None, None, None)
+
+    asyncio.run(main())
+
+
+def test_a_fast_transfer_stays_where_it_is():
+    """However long it takes, full speed keeps its place."""
+
+    async def main():
+        clock = Clock()
+        lanes = Lanes(1, clock)
+        _, lane = await enter(lanes)
+        for second in range(1, 100):
+            clock.now = float(second)
+            lane.passed(2 << 20)
+        assert lane.chunk_bytes == CHUNK_BYTES
+        with pytest.raises(TimeoutError):
+            await enter(lanes)
+
+    asyncio.run(main())
+
+
+def test_slow_places_are_many_and_come_back():
+    """When all are taken a slow transfer keeps its fast place; each that ends frees its own."""
+
+    async def main():
+        clock = Clock()
+        lanes = Lanes(1, clock)
+        held = []
+        for _ in range(SLOW_PER_FAST + 1):
+            context, lane = await enter(lanes)
+            clock.now += PATIENCE_S + 0.1
+            lane.passed(0)
+            held.append((context, lane))
+        assert held[-1][1].chunk_bytes == CHUNK_BYTES
+        await held[0][0].__aexit__(None, None, None)
+        held[-1][1].passed(0)
+        assert held[-1][1].chunk_bytes == SLOW_CHUNK_BYTES
+
+    asyncio.run(main())
