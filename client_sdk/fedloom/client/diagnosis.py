@@ -15,6 +15,9 @@ from fedloom.protocol.identity import validity
 
 TIMEOUT_S = 5.0
 
+_OF_TIME = frozenset({9, 10})
+"""OpenSSL's X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED."""
+
 
 def diagnose(server: str, identity: Path, root_pem: bytes) -> Refusal | None:
     """Connect once and tell what is wrong with either side's certificate. Blocks.
@@ -48,10 +51,15 @@ def _shake_hands(
         with context.wrap_socket(plain, server_hostname=host) as tls:
             return None if _talks(tls) else _not_wanted(identity)
     except ssl.SSLCertVerificationError as error:
+        advice = (
+            "check this device's clock"
+            if error.verify_code in _OF_TIME
+            else "check the address in client.toml, or enrol again"
+        )
         return Refusal(
             Code.WRONG_IDENTITY,
             f"{host} does not prove to be the server that this client enrolled with "
-            f"({error.verify_message}): check the address in client.toml, or enrol again.",
+            f"({error.verify_message.rstrip('.')}): {advice}.",
         )
 
 
