@@ -1,0 +1,52 @@
+"""Every relative link of every page leads somewhere, and so does every anchor in one."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = (
+    ".",
+    "docs",
+    "docs/adr",
+    "benchmarks",
+    "client_sdk",
+    "server",
+    "simulations",
+    "strategies",
+)
+PAGES = sorted(page for folder in FOLDERS for page in (ROOT / folder).glob("*.md"))
+
+_LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+_CODE = re.compile(r"^```.*?^```$|`[^`\n]+`", re.MULTILINE | re.DOTALL)
+_ELSEWHERE = ("http://", "https://", "mailto:")
+
+
+def _anchors(page):
+    """The anchors that a page's headings make, as GitHub makes them."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE):
+        kept = re.sub(r"[^\w\- ]", "", _LINK.sub("", heading).strip().lower())
+        yield kept.replace(" ", "-")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
+def test_links_lead_somewhere(page):
+    """Relative ones; the network is not asked."""
+    for link in _LINK.findall(_CODE.sub("", page.read_text())):
+        if link.startswith(_ELSEWHERE):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), f"{link}: no such file"
+        assert target.is_relative_to(ROOT), f"{link} leaves the repository"
+        if anchor:
+            assert anchor in set(_anchors(target)), f"{link}: no such heading"
+
+
+def test_every_page_of_docs_is_in_its_index():
+    """A page that nothing leads to is not read."""
+    index = (ROOT / "docs" / "README.md").read_text()
+    for page in (ROOT / "docs").glob("*.md"):
+        assert page.name == "README.md" or f"]({page.name})" in index, page.name

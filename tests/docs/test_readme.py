@@ -1,0 +1,100 @@
+"""The README does what it says: its walk-through is walked, its snippets run, its tables hold."""
+
+import re
+from pathlib import Path
+
+import click
+import numpy as np
+import pytest
+
+from fedloom.cli.main import EPILOG, main
+from fedloom.client import load_file
+from support import walk
+
+README = (Path(__file__).parents[2] / "README.md").read_text()
+
+
+@pytest.mark.e2e
+def test_the_walk_through_ends_with_a_model(tmp_path):
+    """Every file, command and output of it, with real processes on free ports."""
+    with walk.Walk(tmp_path, walk.free_ports(["7443", "7444"])) as walking:
+        for step in walk.steps(README):
+            walking.take(step)
+    model = load_file(tmp_path / "model.safetensors")
+    np.testing.assert_allclose(model["weight"], [[2.0, -1.0]], atol=0.1)
+    np.testing.assert_allclose(model["bias"], [0.5], atol=0.1)
+
+
+def test_a_walk_through_is_compared_line_by_line():
+    """Numbers, digests and times may differ, words may not."""
+    printed = "took 21 ms\nmodel 7edabd1d1bd0\nloss 0.009634  done\n"
+    assert (
+        walk.missing(["took 2 min 05 s", "model 06990cfec82f", "loss 0.1   done"], printed) is None
+    )
+    assert walk.missing(["…", "loss 1 done"], printed) is None
+    assert walk.missing(["took …", "…"], printed) is None
+    assert walk.missing(["took 1 s", "loss 1 done"], printed) == "loss 1 done"
+    assert walk.missing(["…", "loss 1 failed"], printed) == "loss 1 failed"
+    assert walk.missing(["took 1 s"], printed) == "(the end)"
+    assert walk.missing(["took 1 s"], printed, ended=False) is None
+
+
+def _snippet(containing):
+    (found,) = [
+        body for body in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if containing in body
+    ]
+    return found
+
+
+def test_the_partial_update_is_one(updates_of):
+    """The snippet covers what its comments say: a tensor, ten rows, and what the mask holds."""
+    names = {}
+    exec(_snippet("SliceOf("), names)
+    params = {
+        "head": np.zeros(3, np.float32),
+        "embedding": np.zeros((30, 4), np.float32),
+        "hidden": np.array([[-1.0, 0.0], [1.0, 2.0]], np.float32),
+        "unsent": np.zeros(2, np.float32),
+    }
+    header = updates_of(names["Reader"](), params, weighting="client")
+    assert header.weight == 60.0
+    assert header.training.num_examples == 120
+    kinds = {part.tensor: part.WhichOneof("coverage") for part in header.parts}
+    assert kinds == {"head": "full", "embedding": "slice", "hidden": "mask"}
+
+
+def test_the_pytorch_client_trains_the_same_model(updates_of):
+    """It could have stood in for a device of the walk-through."""
+    pytest.importorskip("torch")
+    names = {}
+    exec(_snippet("TorchClient("), names)
+    params = {"weight": np.zeros((1, 2), np.float32), "bias": np.zeros(1, np.float32)}
+    header = updates_of(names["client"], params, weighting="examples")
+    assert header.training.num_examples == 200
+    assert header.evaluation.num_examples == 200
+    assert header.training.values["loss"] < header.evaluation.values["loss"]
+
+
+def test_every_command_is_in_the_table():
+    """And no other one."""
+    rows = re.findall(r"^\| (`fedloom .*?) \| (?:operator|device|anybody)", README, re.MULTILINE)
+    listed = set()
+    for row in rows:
+        (group, *first), *others = (words.split() for words in re.findall("`([^`]*)`", row))
+        group, *first = first  # the first word is fedloom
+        listed |= {(group, *leaf) for leaf in [first, *others]}
+    context = click.Context(main)
+    there = set()
+    for name in main.list_commands(context):
+        command = main.get_command(context, name)
+        leaves = command.list_commands(context) if isinstance(command, click.Group) else []
+        there |= {(name, leaf) for leaf in leaves} or {(name,)}
+    assert listed == there
+
+
+def test_exit_codes_are_those_of_the_command_line():
+    """The table and the epilogue of `fedloom --help` say the same."""
+    table = re.findall(r"^\| (\d+) \| (.*?) \|$", README, re.MULTILINE)
+    for code, meaning in table:
+        assert f"  {code}  {meaning.replace('`', '')}\n" in EPILOG
+    assert len(table) == len(re.findall(r"^  \d+  ", EPILOG, re.MULTILINE))
