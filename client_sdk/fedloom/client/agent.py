@@ -11,7 +11,7 @@ import logging
 import random
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -77,6 +77,8 @@ class Agent:
         self._peer_name = config.plaintext
         self._channel: grpc.aio.Channel | None = None
         self._connected = asyncio.Event()
+        self._greeted = False
+        self._attempts: set[asyncio.Task[None]] = set()
         self._stream: Any = None
         self._sending = asyncio.Lock()
         self._work: dict[TaskId, asyncio.Task[None]] = {}
@@ -94,7 +96,7 @@ class Agent:
         attempt = 0
         try:
             while True:
-                self._connected.clear()
+                self._greeted = False
                 try:
                     await self._attend()
                 except UnavailableError as error:
@@ -105,11 +107,10 @@ class Agent:
                     log.warning("the server ended the session: %s", refusal)
                 else:
                     continue  # to use a renewed certificate
-                attempt = 0 if self._connected.is_set() else attempt + 1
+                attempt = 0 if self._greeted else attempt + 1
                 if attempt % DIAGNOSE_EVERY == 2:
                     await self._diagnose()
                 longest = min(self._config.reconnect_s, FIRST_BACKOFF_S * 2 ** min(attempt, 16))
-                self._connected.clear()
                 await asyncio.sleep(random.uniform(0, longest))  # noqa: S311
         finally:
             await self._stop_work()
@@ -149,6 +150,7 @@ class Agent:
             finally:
                 self._stream = None
                 renewal.cancel()
+                self._let_go()
                 stream.cancel()
 
     def _open_channel(self) -> grpc.aio.Channel:
@@ -190,6 +192,7 @@ class Agent:
             raise await transfer.failure(stream, self._config.server)
         log.info("%s attends %s", self._peer_name, welcome.welcome.federation)
         self._stream = stream
+        self._greeted = True
         self._connected.set()
 
     async def _listen(self, stream: Any) -> None:
@@ -292,26 +295,40 @@ class Agent:
         assert self._channel is not None
         return self._channel
 
-    async def _persist(self, attempt: Callable[[], Any]) -> None:
-        """Try until it succeeds or is refused for good."""
+    async def _persist(self, attempt: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Try until it succeeds or is refused for good; a lost connection ends one attempt."""
         number = 0
         while True:
+            trying = asyncio.ensure_future(attempt())
+            self._attempts.add(trying)
             try:
-                await attempt()
+                await trying
             except FedloomError as error:
                 if not transfer.may_retry(error):
                     raise
                 log.info("will try again: %s", error)
             except (grpc.aio.UsageError, asyncio.CancelledError) as error:
-                # A channel that was closed under a call cancels it; so does a withdrawal.
+                # A call on a channel that was let go is cancelled; so is a withdrawn task.
                 current = asyncio.current_task()
                 if isinstance(error, asyncio.CancelledError) and current and current.cancelling():
                     raise
-                log.info("the connection changed; will try again")
+                log.info("the connection was lost; will try again")
             else:
                 return
+            finally:
+                self._attempts.discard(trying)
             await asyncio.sleep(random.uniform(0, min(30.0, 0.2 * 2**number)))  # noqa: S311
             number = min(number + 1, 16)
+
+    def _let_go(self) -> None:
+        """The connection is gone: so is every attempt that uses it.
+
+        gRPC should end their calls, and does not always: one whose channel dies before its first
+        message has left can wait for ever.
+        """
+        self._connected.clear()
+        for trying in self._attempts:
+            trying.cancel()
 
     async def _stop_work(self) -> None:
         for key in list(self._work):
