@@ -5,11 +5,12 @@ rather than trained again if its task is offered once more; a model under its di
 """
 
 import hashlib
-import os
 from pathlib import Path
 
 from crc32c import crc32c
 
+from fedloom.client.incoming import Incoming
+from fedloom.protocol.container import READ_UP_TO_BYTES
 from fedloom.protocol.errors import UsageError
 from fedloom.protocol.private_files import private_directory, read_private, write_private
 from fedloom.protocol.v1 import fleet_pb2
@@ -68,9 +69,24 @@ class ClientStore:
         """Where a whole model lies."""
         return self._models / f"{digest}.safetensors"
 
-    def part_path(self, digest: str) -> Path:
-        """Where a model is being received."""
+    def receive_model(self, digest: str, size_bytes: int) -> Incoming:
+        """Begin, or go on with, receiving a model; `adopt_model` makes it one.
+
+        The oldest model gives its file away if it would make room in any case. One that is large
+        enough to be mapped does not: somebody's code may still hold its pages.
+        """
+        models = self._by_age()
+        reuse = None
+        if len(models) >= KEEP_MODELS and models[0].stat().st_size <= READ_UP_TO_BYTES:
+            reuse = models[0]
+            self._verified.discard(reuse.stem)
+        return Incoming(self._part_path(digest), size_bytes, reuse)
+
+    def _part_path(self, digest: str) -> Path:
         return self._models / f"{digest}.part"
+
+    def _by_age(self) -> list[Path]:
+        return sorted(self._models.glob("*.safetensors"), key=lambda p: p.stat().st_mtime_ns)
 
     def has_model(self, digest: str) -> bool:
         """Is the model here, whole? Checked once in a process's life."""
@@ -89,10 +105,9 @@ class ClientStore:
     def adopt_model(self, digest: str) -> Path:
         """The part is whole and verified; older models make room."""
         path = self.model_path(digest)
-        self.part_path(digest).replace(path)
+        self._part_path(digest).replace(path)
         self._verified.add(digest)
-        kept = sorted(self._models.glob("*.safetensors"), key=lambda p: p.stat().st_mtime_ns)
-        for old in kept[:-KEEP_MODELS]:
+        for old in self._by_age()[:-KEEP_MODELS]:
             old.unlink()
         for part in self._models.glob("*.part"):
             part.unlink()
@@ -143,13 +158,3 @@ def _crc(path: Path) -> int:
             while block := file.read(_READ_BYTES):
                 checksum = crc32c(block, checksum)
     return checksum
-
-
-def append(handle: int, data: bytes, offset: int) -> int:
-    """Write all of `data` at `offset`; returns the offset after it."""
-    view = memoryview(data)
-    while view:
-        written = os.pwrite(handle, view, offset)
-        offset += written
-        view = view[written:]
-    return offset

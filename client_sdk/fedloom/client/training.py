@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from fedloom.client.api import Client, Kind, MaskOf, Params, SliceOf, Task, Update, Weighting
 from fedloom.client.store import ClientStore
-from fedloom.protocol.container import DTYPES, read_params
+from fedloom.protocol.container import read_params
 from fedloom.protocol.errors import UsageError
 from fedloom.protocol.faults import crossing
-from fedloom.protocol.manifest import Manifest, read_manifest
+from fedloom.protocol.manifest import read_manifest
 from fedloom.protocol.updates import TensorPart, write_body
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.strategies import (
@@ -128,7 +128,7 @@ class Work:
         _set_metrics(header.training, update.num_examples, update.metrics)
         manifest = read_manifest(path)
         body = self.store.body_path(self.task.run, self.task.round)
-        parts = _differences(update.params, read_params(path), manifest)
+        parts = _differences(update.params, read_params(path))
         described, header.size_bytes, header.crc32c = write_body(body, parts, manifest)
         header.parts.extend(described)
 
@@ -167,9 +167,7 @@ def _set_metrics(
         message.values[name] = float(value)
 
 
-def _differences(
-    new: Mapping[str, Returned], received: Params, manifest: Manifest
-) -> Iterator[TensorPart]:
+def _differences(new: Mapping[str, Returned], received: Params) -> Iterator[TensorPart]:
     for name, value in new.items():
         if name not in received:
             raise UsageError(
@@ -177,9 +175,7 @@ def _differences(
                 f"got {name!r} from train."
             )
         old = received[name]
-        dtype = DTYPES[manifest.wire_dtype(name)]
-        coverage, values, before = _covered(name, value, old)
-        yield TensorPart(DELTA, name, coverage, np.subtract(values, before, dtype=dtype))
+        yield TensorPart(DELTA, name, *_covered(name, value, old))
 
 
 def _covered(

@@ -1,13 +1,12 @@
 """Models in and updates out, resumed at the byte where they were cut."""
 
 import asyncio
-import hashlib
 import os
 from typing import Any
 
 import grpc
 
-from fedloom.client.store import ClientStore, append
+from fedloom.client.store import ClientStore
 from fedloom.protocol import wire
 from fedloom.protocol.errors import (
     Code,
@@ -18,8 +17,6 @@ from fedloom.protocol.errors import (
 )
 from fedloom.protocol.faults import crossing
 from fedloom.protocol.v1 import fleet_pb2
-
-_HASH_INLINE_BYTES = 1 << 20
 
 Metadata = tuple[tuple[str, str], ...]
 
@@ -38,49 +35,39 @@ async def download(
         UnavailableError: the connection broke; try again.
         IntegrityError: what came is not what was promised.
     """
-    part = store.part_path(model.digest)
-    handle = os.open(part, os.O_RDWR | os.O_CREAT, 0o600)
+    part = store.receive_model(model.digest, model.size_bytes)
     try:
-        offset = os.fstat(handle).st_size
-        if offset > model.size_bytes:
-            os.ftruncate(handle, 0)
-            offset = 0
-        digest = await asyncio.to_thread(_hash_of, handle, offset)
+        digest = await asyncio.to_thread(part.hash)
         call: Any = channel.unary_stream(
             wire.DOWNLOAD, request_serializer=fleet_pb2.DownloadRequest.SerializeToString
-        )(fleet_pb2.DownloadRequest(digest=model.digest, offset=offset), metadata=metadata)
+        )(
+            fleet_pb2.DownloadRequest(digest=model.digest, offset=part.received),
+            metadata=metadata,
+        )
         try:
             async for chunk in call:
-                if offset + len(chunk) > model.size_bytes:
+                if part.received + len(chunk) > model.size_bytes:
                     call.cancel()
                     raise IntegrityError(
                         f"Expected a model of {model.size_bytes} bytes, got more from {server}."
                     )
-                offset = append(handle, chunk, offset)
+                part.append(chunk)
                 digest.update(chunk)
                 crossing("client.download.chunk")
         except grpc.aio.AioRpcError as error:
             raise wire.error_from_rpc(error, server) from error
     finally:
-        os.close(handle)
-    if offset < model.size_bytes:
-        raise UnavailableError(f"Expected {model.size_bytes} bytes of a model, got {offset}.")
+        part.close()
+    if not part.is_whole:
+        raise UnavailableError(
+            f"Expected {model.size_bytes} bytes of a model, got {part.received}."
+        )
     if digest.hexdigest() != model.digest:
-        part.unlink()
+        part.path.unlink()
         raise IntegrityError(
             f"Expected a model {model.digest[:12]}, got other bytes: trying again."
         )
     store.adopt_model(model.digest)
-
-
-def _hash_of(handle: int, size: int) -> "hashlib._Hash":
-    digest = hashlib.sha256()
-    offset = 0
-    while offset < size:
-        block = os.pread(handle, min(wire.CHUNK_BYTES, size - offset), offset)
-        digest.update(block)
-        offset += len(block)
-    return digest
 
 
 async def upload(

@@ -10,7 +10,7 @@ tensors are exactly those that the header names, with every value finite and wit
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,8 @@ MAX_METRIC = 1e100
 MAX_EXAMPLES = 1 << 42
 MAX_SINGLE_MAGNITUDE = 1e15
 """Up to here the squares of a chunk add up in float32 without overflow."""
+_BLOCK = 1 << 16
+"""Values written at a time: subtracted, checksummed and written while they are in the cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,12 +75,14 @@ class TensorPart:
         tensor: name in the manifest.
         coverage: which coordinates.
         values: array whose row-major order follows the coverage.
+        less: of the same shape; what is sent are the values less these.
     """
 
     group: str
     tensor: str
     coverage: Coverage
     values: NDArray[Any]
+    less: NDArray[Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +120,7 @@ def write_body(
         The header's parts, the body's length in bytes and its CRC-32C.
     """
     entries: list[Entry] = []
-    arrays: dict[str, NDArray[Any]] = {}
+    arrays: dict[str, tuple[NDArray[Any], NDArray[Any] | None]] = {}
     described: list[fleet_pb2.Part] = []
     for number, part in enumerate(parts):
         message = fleet_pb2.Part(group=part.group, tensor=part.tensor, values=f"{number}")
@@ -129,12 +133,12 @@ def write_body(
             case Mask(bits):
                 message.mask.bits = f"{number}.mask"
                 packed = np.packbits(bits, bitorder="little")
-                arrays[message.mask.bits] = packed
+                arrays[message.mask.bits] = packed, None
                 entries.append(Entry(message.mask.bits, "U8", packed.shape))
                 shape = (part.values.size,)
         dtype = manifest.wire_dtype(part.tensor)
         entries.append(Entry(message.values, dtype, shape))
-        arrays[message.values] = part.values
+        arrays[message.values] = part.values, part.less
         described.append(message)
     if not described:
         path.write_bytes(b"")
@@ -144,12 +148,27 @@ def write_body(
     with path.open("wb") as file:
         file.write(header)
         for name, info in layout.tensors.items():
-            raw = np.ascontiguousarray(arrays[name], dtype=DTYPES[info.dtype]).reshape(-1)
-            if raw.size:
-                view = raw.view(np.uint8).data
-                checksum = crc32c(view, checksum)
-                file.write(view)
+            for block in _blocks(*arrays[name], DTYPES[info.dtype]):
+                raw = block.view(np.uint8).data
+                checksum = crc32c(raw, checksum)
+                file.write(raw)
     return described, layout.size_bytes, checksum
+
+
+def _blocks(
+    values: NDArray[Any], less: NDArray[Any] | None, dtype: np.dtype[Any]
+) -> Iterator[NDArray[Any]]:
+    """The values, less `less`, a block at a time: no whole difference is ever held."""
+    flat = np.ascontiguousarray(values).reshape(-1)
+    before = None if less is None else np.ascontiguousarray(less).reshape(-1)
+    buffer = np.empty(min(_BLOCK, flat.size), dtype)
+    for start in range(0, flat.size, _BLOCK):
+        block = flat[start : start + _BLOCK]
+        if before is None:
+            yield block.astype(dtype, copy=False)
+        else:
+            out = buffer[: block.size]
+            yield np.subtract(block, before[start : start + _BLOCK], out=out, dtype=dtype)
 
 
 # ---- server side -----------------------------------------------------------------------------
