@@ -11,8 +11,8 @@ import logging
 import random
 import signal
 import threading
-from collections.abc import Callable, Coroutine
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -55,6 +55,10 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_retries", 0),
 )
+
+OWN_CONNECTION_BYTES = 4 << 20
+"""From this size on a transfer has a connection of its own, which ends with it: the server's gRPC
+keeps over a megabyte to read into for every living connection that was once fast."""
 
 FINAL = frozenset(
     {Code.REVOKED, Code.UNKNOWN_CLIENT, Code.EXPIRED, Code.VERSION_UNSUPPORTED, Code.WRONG_IDENTITY}
@@ -281,19 +285,25 @@ class Agent:
             return await _in_thread(work.run, task)
 
     async def _download(self, model: fleet_pb2.ModelRef) -> None:
-        channel = await self._current_channel()
-        metadata = self._metadata()
-        await transfer.download(channel, model, self._store, self._config.server, metadata)
+        server, metadata = self._config.server, self._metadata()
+        async with self._channel_for(model.size_bytes) as channel:
+            await transfer.download(channel, model, self._store, server, metadata)
 
     async def _upload(self, header: fleet_pb2.UpdateHeader) -> None:
-        channel = await self._current_channel()
-        metadata = self._metadata()
-        await transfer.upload(channel, header, self._store, self._config.server, metadata)
+        server, metadata = self._config.server, self._metadata()
+        async with self._channel_for(header.size_bytes) as channel:
+            await transfer.upload(channel, header, self._store, server, metadata)
 
-    async def _current_channel(self) -> grpc.aio.Channel:
+    @asynccontextmanager
+    async def _channel_for(self, size_bytes: int) -> AsyncIterator[grpc.aio.Channel]:
+        """The connection to send or receive so much by, once the server has welcomed us."""
         await self._connected.wait()
         assert self._channel is not None
-        return self._channel
+        if size_bytes < OWN_CONNECTION_BYTES:
+            yield self._channel
+        else:
+            async with self._open_channel() as channel:
+                yield channel
 
     async def _persist(self, attempt: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Try until it succeeds or is refused for good; a lost connection ends one attempt."""
