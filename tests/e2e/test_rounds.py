@@ -9,6 +9,7 @@ import pytest
 from fedloom.client import Client, MaskOf, SliceOf, Update
 from fedloom.protocol import identity
 from fedloom.protocol.errors import Code, Refusal, UsageError
+from fedloom.server.pki import _renew_issuer
 from support.agents import Adder, Agents, Held, result, submit, until
 from support.federation import Federation
 from support.ports import steady_port
@@ -379,6 +380,25 @@ def test_certificates_renew_themselves_and_work_goes_on(tmp_path):
         await federation.ended(run)
         assert federation.ledger.run(run)["state"] == "finished"
         assert not [r for r in federation.refusals() if r["code"] == "expired"]
+
+    play(tmp_path, scenario)
+
+
+def test_a_renewed_issuing_authority_turns_nobody_away(tmp_path):
+    """Clients send their leaf alone: those of the old authority and of the new one both attend."""
+
+    async def scenario(federation, agents):
+        authority = federation.server.authority
+        await agents.start("before", Adder())
+        directory = federation.directory / "pki"
+        root_key = identity.key_from_pem((directory / "root.key").read_bytes())
+        authority._retire(authority._issuer.certificate)
+        authority._issuer = _renew_issuer(directory, authority._root, root_key, datetime.now(UTC))
+        await agents.start("after", Adder())
+        await agents.stop("before")
+        await until(lambda: federation.world.fleet.get("before") is None)
+        await agents.start("before", Adder())
+        assert len(federation.world.fleet) == 2
 
     play(tmp_path, scenario)
 

@@ -224,6 +224,10 @@ def test_the_issuing_authority_is_renewed_and_older_clients_stay_good(directory)
     assert peer.not_after == late + 400 * DAY
     assert _verify_client(authority, old_chain, late)
     assert _verify_client(authority, new_chain, late)
+    for trusted in (authority.trusted_pem, Authority.load(directory).trusted_pem):
+        known = x509.load_pem_x509_certificates(trusted)
+        assert x509.load_pem_x509_certificates(old_chain)[1] in known
+        assert x509.load_pem_x509_certificates(new_chain)[1] in known
     kept = Authority.load(directory).issue_client(CSR, "dev-3", 3600, late)[0]
     assert (
         x509.load_pem_x509_certificates(kept)[1] == (x509.load_pem_x509_certificates(new_chain)[1])

@@ -170,7 +170,8 @@ class Agent:
                 "new token (and check this device's clock).",
             )
         self._peer_name = peer.client
-        credentials = grpc.ssl_channel_credentials(root, pem, pem)
+        # The leaf alone: the server knows the authorities that it could lead to.
+        credentials = grpc.ssl_channel_credentials(root, pem, identity.leaf_pem(pem))
         return grpc.aio.secure_channel(config.server, credentials, CHANNEL_OPTIONS)
 
     def _metadata(self) -> tuple[tuple[str, str], ...]:

@@ -191,6 +191,13 @@ def build_csr(key: ec.EllipticCurvePrivateKey) -> bytes:
     return builder.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM)
 
 
+def leaf_pem(pem: bytes) -> bytes:
+    """The first certificate of a key and chain in one PEM."""
+    begin = pem.index(b"-----BEGIN CERTIFICATE-----")
+    end = b"-----END CERTIFICATE-----\n"
+    return pem[begin : pem.index(end, begin) + len(end)]
+
+
 def validity(pem: bytes) -> tuple[datetime, datetime]:
     """Read (not_before, not_after), both UTC, of the first certificate in a PEM file.
 

@@ -64,6 +64,8 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.server_handshake_timeout_ms", 10_000),
     ("grpc.keepalive_time_ms", 60_000),
     ("grpc.keepalive_permit_without_calls", 1),
+    # Nobody asks for its traces, and they take a kibibyte or two a connection.
+    ("grpc.enable_channelz", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
 )
 
@@ -74,32 +76,34 @@ class Certificates:
     def __init__(self, authority: Authority, names: tuple[str, ...]) -> None:
         self._authority = authority
         self._names = names
-        self._checked_at = datetime.now(UTC)
-        self._bundle = authority.ensure_server_certificate(names, self._checked_at)
+        self._current = self._load(datetime.now(UTC))
+
+    def _load(self, now: datetime) -> tuple[ServerBundle, bytes]:
+        """What a handshake needs: our certificate, and whom clients' certificates lead to."""
+        self._checked_at = now
+        bundle = self._authority.ensure_server_certificate(self._names, now)
+        return bundle, self._authority.trusted_pem
 
     def credentials(self, *, ask_client: bool) -> grpc.ServerCredentials:
         """Credentials for a port that does or does not ask its peers for certificates."""
         return grpc.dynamic_ssl_server_credentials(
-            _configuration(self._bundle),
+            _configuration(*self._current),
             self._fetch,  # type: ignore[arg-type] # None means no change, its docstring says
             require_client_authentication=ask_client,
         )
 
     def _fetch(self) -> grpc.ServerCertificateConfiguration | None:
         now = datetime.now(UTC)
-        if (now - self._checked_at).total_seconds() < CERTIFICATE_CHECK_S:
+        due = (now - self._checked_at).total_seconds() >= CERTIFICATE_CHECK_S
+        if not due and self._current[1] == self._authority.trusted_pem:
             return None
-        self._checked_at = now
-        before, self._bundle = (
-            self._bundle,
-            self._authority.ensure_server_certificate(self._names, now),
-        )
-        return None if before == self._bundle else _configuration(self._bundle)
+        before, self._current = self._current, self._load(now)
+        return None if before == self._current else _configuration(*self._current)
 
 
-def _configuration(bundle: ServerBundle) -> grpc.ServerCertificateConfiguration:
+def _configuration(bundle: ServerBundle, trusted_pem: bytes) -> grpc.ServerCertificateConfiguration:
     return grpc.ssl_server_certificate_configuration(
-        [(bundle.key_pem, bundle.chain_pem)], root_certificates=bundle.root_pem
+        [(bundle.key_pem, bundle.chain_pem)], root_certificates=trusted_pem
     )
 
 

@@ -50,6 +50,9 @@ from fedloom.server.certificates import Issuer
 
 _log = logging.getLogger(__name__)
 
+RETIRED = "retired.pem"
+"""Certificates of issuing authorities that were renewed, without keys."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerBundle:
@@ -89,6 +92,8 @@ class Authority:
         self._directory = directory
         self._root = root
         self._issuer = issuer
+        retired = directory / RETIRED
+        self._retired = retired.read_bytes() if retired.exists() else b""
         self.federation = certificates.federation_of(root)
         self.root_pem = root.public_bytes(Encoding.PEM)
         self.root_pin = tokens.root_pin(self.root_pem)
@@ -143,6 +148,15 @@ class Authority:
                 f"The certificates in {directory} do not belong together ({error!r}): restore the "
                 "folder from a backup"
             ) from error
+
+    @property
+    def trusted_pem(self) -> bytes:
+        """The root and its issuing authorities, present and past, in PEM.
+
+        A server that knows them all needs only the leaf of a client: eight KiB less memory for
+        each connection than with the issuing authority's certificate beside it.
+        """
+        return self.root_pem + _pem(self._issuer.certificate) + self._retired
 
     def issue_client(
         self, csr_pem: bytes, client: str, ttl_s: float, now: datetime
@@ -214,8 +228,15 @@ class Authority:
                 f"The issuing authority ended {end:%Y-%m-%d} and only the root can renew it: put "
                 f"root.key back into {self._directory}"
             ) from None
+        self._retire(current)
         self._issuer = _renew_issuer(self._directory, self._root, root_key, now)
         return self._issuer
+
+    def _retire(self, issuing: x509.Certificate) -> None:
+        """Remember an issuing authority whose clients' certificates are still out."""
+        if _pem(issuing) not in self._retired:
+            self._retired += _pem(issuing)
+            write_private(self._directory / RETIRED, self._retired)
 
     def _stored_bundle(self) -> ServerBundle | None:
         try:
