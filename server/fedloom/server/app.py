@@ -86,19 +86,25 @@ class Certificates:
 
     def credentials(self, *, ask_client: bool) -> grpc.ServerCredentials:
         """Credentials for a port that does or does not ask its peers for certificates."""
+        given = self._current  # by this port: each has to be told of a change
+
+        def fetch() -> grpc.ServerCertificateConfiguration | None:
+            nonlocal given
+            before, given = given, self._latest()
+            return None if before == given else _configuration(*given)
+
         return grpc.dynamic_ssl_server_credentials(
-            _configuration(*self._current),
-            self._fetch,  # type: ignore[arg-type] # None means no change, its docstring says
+            _configuration(*given),
+            fetch,  # type: ignore[arg-type] # None means no change, its docstring says
             require_client_authentication=ask_client,
         )
 
-    def _fetch(self) -> grpc.ServerCertificateConfiguration | None:
+    def _latest(self) -> tuple[ServerBundle, bytes]:
         now = datetime.now(UTC)
         due = (now - self._checked_at).total_seconds() >= CERTIFICATE_CHECK_S
-        if not due and self._current[1] == self._authority.trusted_pem:
-            return None
-        before, self._current = self._current, self._load(now)
-        return None if before == self._current else _configuration(*self._current)
+        if due or self._current[1] != self._authority.trusted_pem:
+            self._current = self._load(now)
+        return self._current
 
 
 def _configuration(bundle: ServerBundle, trusted_pem: bytes) -> grpc.ServerCertificateConfiguration:
