@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import grpc
+from sqlalchemy.exc import SQLAlchemyError
 
 from fedloom.protocol import wire
 from fedloom.protocol.errors import Code, Refusal, printable
@@ -394,7 +395,10 @@ class FleetService:
             client or context.peer(), run, number, refusal.code, refusal, refusal.detail,
         )  # fmt: skip
         world = self._world
-        await world.in_ledger(world.ledger.add_refusal, client, run, number, refusal)
+        try:
+            await world.in_ledger(world.ledger.add_refusal, client, run, number, refusal)
+        except SQLAlchemyError as error:  # a full disk: the caller is told all the same
+            log.warning("that refusal is not in the ledger: %s", type(error).__name__)
         call.refused(client, refusal)
         await abort(context, refusal)
 
