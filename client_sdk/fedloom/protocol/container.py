@@ -16,7 +16,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,7 @@ from fedloom.protocol.errors import Code, IntegrityError, Refusal, UsageError
 
 PREFIX_BYTES = 8
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+_WRITE_BYTES = 4 << 20
 READ_UP_TO_BYTES = 64 << 20
 """Files up to this size are read where pages would be copied: a third of the page faults' cost."""
 MAX_DIMENSIONS = 32
@@ -307,8 +308,15 @@ def build_header(entries: Iterable[Entry]) -> tuple[bytes, Layout]:
     return prefix + text, Layout(infos, data_start, data_start + position)
 
 
+class Sink(Protocol):
+    """Whatever takes bytes."""
+
+    def write(self, data: bytes | memoryview, /) -> int:
+        """Take all of `data`."""
+
+
 def write_params(
-    file: IO[bytes], params: Mapping[str, NDArray[Any]], dtypes: Mapping[str, str] | None = None
+    file: Sink, params: Mapping[str, NDArray[Any]], dtypes: Mapping[str, str] | None = None
 ) -> str:
     """Write a container and return its SHA-256, lower-case hex.
 
@@ -327,10 +335,11 @@ def write_params(
     file.write(header)
     for name in layout.tensors:
         array = np.ascontiguousarray(narrow(np.asarray(params[name]), stored[name])).reshape(-1)
-        if array.size:
-            raw = array.view(np.uint8).data
-            digest.update(raw)
-            file.write(raw)
+        raw = array.view(np.uint8).data if array.size else memoryview(b"")
+        for start in range(0, len(raw), _WRITE_BYTES):
+            block = raw[start : start + _WRITE_BYTES]
+            file.write(block)
+            digest.update(block)
     return digest.hexdigest()
 
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from fedloom.protocol.container import read_params, sync_directory, write_params
 from fedloom.protocol.errors import IntegrityError
 from fedloom.protocol.manifest import Manifest, read_manifest
+from fedloom.server.writeback import Early
 
 _READ_BYTES = 1 << 20
 
@@ -44,7 +45,7 @@ class ModelStore:
         temporary = self._directory / f"{os.getpid()}-{id(params):x}.tmp"
         try:
             with temporary.open("wb") as file:
-                digest = write_params(file, params, dtypes)
+                digest = write_params(Early(file), params, dtypes)
                 file.flush()
                 os.fdatasync(file.fileno())
             return self._adopt(temporary, digest)

@@ -9,35 +9,17 @@ The footer's count is a hint, not a proof: whoever resumes reads the earlier byt
 the checker, and only a whole body with the right checksum is accepted.
 """
 
-import ctypes
 import os
-import sys
 from collections import deque
-from collections.abc import Callable, Collection
-from contextlib import suppress
+from collections.abc import Collection
 from pathlib import Path
 
 from fedloom.protocol.errors import IntegrityError
 from fedloom.protocol.v1 import fleet_pb2
+from fedloom.server import writeback
 
 _COUNT = 8
 _LENGTH = 4
-_RANGE_WRITE = 2  # SYNC_FILE_RANGE_WRITE
-
-
-def _load_sync_file_range() -> Callable[[int, int, int, int], int] | None:
-    """Linux's sync_file_range(2), which Python lacks; None elsewhere."""
-    if not sys.platform.startswith("linux"):
-        return None
-    with suppress(OSError, AttributeError):
-        function = ctypes.CDLL(None).sync_file_range
-        function.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
-        found: Callable[[int, int, int, int], int] = function
-        return found
-    return None
-
-
-_sync_file_range = _load_sync_file_range()
 
 
 class SpoolFile:
@@ -77,8 +59,7 @@ class SpoolFile:
     def write_back(self) -> None:
         """Have the kernel begin to write what has come, and do not wait: a hint, not a sync."""
         start, self._written = self._written, self.received
-        if _sync_file_range is not None:
-            _sync_file_range(self._handle, start, self._written - start, _RANGE_WRITE)
+        writeback.begin(self._handle, start, self._written - start)
 
     def read(self, offset: int, size: int) -> bytes:
         """Bytes that came before."""
