@@ -66,6 +66,9 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.keepalive_permit_without_calls", 1),
     # Nobody asks for its traces, and they take a kibibyte or two a connection.
     ("grpc.enable_channelz", 0),
+    # A TLS buffer of one record a connection; halved, downloads cost no more CPU and an idle client
+    # 4 KiB less.
+    ("grpc.tsi.max_frame_size", 8192),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
 )
 
