@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from fedloom.protocol.errors import Code, Refusal, UnavailableError, UsageError
-from fedloom.server import ledger as ledger_module
 from fedloom.server.ledger import AcceptedUpdate, Ledger, require_run
+from fedloom.server.ledger import refusals as refusals_module
 
 UPDATE = AcceptedUpdate(
     run="run",
@@ -340,7 +340,7 @@ def test_lists_never_show_a_token_s_hash(ledger):
 
 def test_newest_refusals_are_kept_and_listed_first(ledger, monkeypatch):
     """Old ones make room; a run sees its own."""
-    monkeypatch.setattr(ledger_module, "KEPT_REFUSALS", 4)
+    monkeypatch.setattr(refusals_module, "KEPT_REFUSALS", 4)
     for number in range(6):
         refusal = Refusal(Code.TOO_LARGE, f"message {number}", detail="detail")
         ledger.add_refusal("mallory", "run" if number % 2 else "", number, refusal)

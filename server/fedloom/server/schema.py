@@ -8,6 +8,11 @@ import sqlalchemy as sa
 
 meta = sa.MetaData()
 
+versions = sa.Table(
+    "schema_version",
+    meta,
+    sa.Column("version", sa.Integer, primary_key=True, autoincrement=False),
+)
 clients = sa.Table(
     "clients",
     meta,
@@ -68,6 +73,7 @@ rounds = sa.Table(
     sa.Column("training", sa.JSON),
     sa.Column("evaluation", sa.JSON),
     sa.Column("privacy", sa.JSON),  # epsilon and delta with this round, where it was private
+    sa.Column("undone_at", sa.Float),  # when the run was rolled back to before it
 )
 cohorts = sa.Table(
     "cohorts",
@@ -118,4 +124,17 @@ models = sa.Table(
     sa.Column("digest", sa.String, nullable=False, index=True),
     sa.Column("size_bytes", sa.BigInteger, nullable=False),
     sa.Column("created_at", sa.Float, nullable=False),
+    # The note of the strategy's state with it, as in `runs`; "null" where there is none, and no
+    # value where it was not kept.
+    sa.Column("state", sa.String),
+)
+promotions = sa.Table(
+    "promotions",
+    meta,
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("at", sa.Float, nullable=False),
+    sa.Column("run", sa.String, nullable=False, index=True),
+    sa.Column("round", sa.Integer, nullable=False),
+    sa.Column("digest", sa.String, nullable=False),
+    sa.Column("note", sa.String, nullable=False, default=""),
 )

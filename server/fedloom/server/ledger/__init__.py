@@ -1,0 +1,41 @@
+"""The ledger: what the server knows and must never lose, in one SQL database.
+
+SQLite in WAL mode by default, PostgreSQL by URL; SQLAlchemy Core, no ORM. Every public method is
+one transaction. Times are seconds since the epoch, UTC.
+
+Invariants: an update is accepted by one row, which is what "counted once" means; a run's current
+model moves in the transaction that commits the round, or that rolls the run back.
+"""
+
+from fedloom.server.ledger.identities import Identities
+from fedloom.server.ledger.models import Models
+from fedloom.server.ledger.refusals import Refusals
+from fedloom.server.ledger.rollbacks import Point, Rollbacks
+from fedloom.server.ledger.rounds import Rounds
+from fedloom.server.ledger.runs import RunRows, require_run
+from fedloom.server.ledger.store import Row
+from fedloom.server.ledger.updates import (
+    ABANDONED,
+    CLOSING,
+    COMMITTED,
+    REPORTING,
+    AcceptedUpdate,
+    check_same,
+)
+
+__all__ = [
+    "ABANDONED",
+    "CLOSING",
+    "COMMITTED",
+    "REPORTING",
+    "AcceptedUpdate",
+    "Ledger",
+    "Point",
+    "Row",
+    "check_same",
+    "require_run",
+]
+
+
+class Ledger(Identities, RunRows, Rounds, Rollbacks, Models, Refusals):
+    """All tables behind methods that are one transaction each; see `Store` for its argument."""

@@ -1,0 +1,159 @@
+"""Who may come: clients, their certificates, and the tokens that invite them."""
+
+import time
+from typing import Any
+
+import sqlalchemy as sa
+
+from fedloom.protocol.errors import Code, Refusal
+from fedloom.server.ledger.store import Row, Store
+from fedloom.server.schema import certificates, clients, tokens
+
+
+class Identities(Store):
+    """Methods about clients, certificates and tokens."""
+
+    def add_token(self, token_id: str, secret_hash: str, client: str, expires_at: float) -> None:
+        """Remember a one-time token by the hash of its secret."""
+        with self._write() as connection:
+            connection.execute(
+                tokens.insert().values(
+                    id=token_id,
+                    secret_hash=secret_hash,
+                    client=client,
+                    created_at=time.time(),
+                    expires_at=expires_at,
+                )
+            )
+
+    def token(self, token_id: str) -> Row | None:
+        """A token's row."""
+        return self._row(sa.select(tokens).where(tokens.c.id == token_id))
+
+    def list_tokens(self) -> list[dict[str, Any]]:
+        """All tokens, without their hashes, newest first."""
+        columns = [c for c in tokens.c if c.name != "secret_hash"]
+        return self._rows(sa.select(*columns).order_by(tokens.c.created_at.desc()))
+
+    def enrol(self, token_id: str, serial: str, not_after: float) -> None:
+        """Use a token up and remember the client and the certificate, all or nothing.
+
+        Raises:
+            Refusal: BAD_TOKEN when it was used in the meantime.
+        """
+        now = time.time()
+        with self._write() as connection:
+            used = connection.execute(
+                tokens.update()
+                .where(tokens.c.id == token_id, tokens.c.used_at.is_(None))
+                .values(used_at=now)
+            )
+            if used.rowcount != 1:
+                raise Refusal(Code.BAD_TOKEN, "Expected an unused token, got one used before.")
+            client = connection.execute(
+                sa.select(tokens.c.client).where(tokens.c.id == token_id)
+            ).scalar_one()
+            known = connection.execute(
+                sa.select(clients.c.name).where(clients.c.name == client)
+            ).first()
+            values = {"status": "active", "enrolled_at": now, "revoked_at": None}
+            if known:
+                connection.execute(clients.update().where(clients.c.name == client).values(values))
+            else:
+                connection.execute(clients.insert().values(name=client, **values))
+            _add_certificate(connection, serial, client, now, not_after)
+
+    def add_certificate(self, serial: str, client: str, not_after: float) -> None:
+        """Remember a renewed certificate.
+
+        Raises:
+            Refusal: REVOKED when the client was revoked while it was being issued.
+        """
+        with self._write() as connection:
+            status = connection.execute(
+                sa.select(clients.c.status).where(clients.c.name == client)
+            ).scalar()
+            if status == "revoked":
+                raise _revoked(client)
+            _add_certificate(connection, serial, client, time.time(), not_after)
+
+    def check_certificate(self, serial: str, client: str) -> None:
+        """Is this certificate one of ours, for a client in good standing?
+
+        Raises:
+            Refusal: UNKNOWN_CLIENT or REVOKED.
+        """
+        row = self._row(
+            sa.select(certificates.c.revoked_at).where(
+                certificates.c.serial == serial, certificates.c.client == client
+            )
+        )
+        if row is None:
+            raise Refusal(
+                Code.UNKNOWN_CLIENT,
+                f"Expected a certificate that this server issued to {client!r}: enrol again.",
+            )
+        if row["revoked_at"] is not None:
+            raise _revoked(client)
+
+    def revoke(self, client: str) -> bool:
+        """Revoke a client, its certificates and its unused tokens; False if there is none such."""
+        with self._write() as connection:
+            now = time.time()
+            connection.execute(
+                tokens.update()
+                .where(tokens.c.client == client, tokens.c.used_at.is_(None))
+                .values(
+                    expires_at=sa.case((tokens.c.expires_at < now, tokens.c.expires_at), else_=now)
+                )
+            )
+            connection.execute(
+                certificates.update()
+                .where(certificates.c.client == client, certificates.c.revoked_at.is_(None))
+                .values(revoked_at=now)
+            )
+            done = connection.execute(
+                clients.update()
+                .where(clients.c.name == client)
+                .values(status="revoked", revoked_at=now)
+            )
+        return done.rowcount == 1
+
+    def revoked_clients(self) -> set[str]:
+        """Names of the clients that are revoked now."""
+        rows = self._rows(sa.select(clients.c.name).where(clients.c.status == "revoked"))
+        return {row["name"] for row in rows}
+
+    def client_status(self, client: str) -> str | None:
+        """`active`, `revoked`, or None for a stranger."""
+        row = self._row(sa.select(clients.c.status).where(clients.c.name == client))
+        return row["status"] if row else None
+
+    def list_clients(self) -> list[dict[str, Any]]:
+        """All clients by name, with the expiry of their newest certificate."""
+        newest = (
+            sa.select(certificates.c.client, sa.func.max(certificates.c.not_after).label("until"))
+            .group_by(certificates.c.client)
+            .subquery()
+        )
+        return self._rows(
+            sa.select(clients, newest.c.until.label("certificate_until"))
+            .join(newest, newest.c.client == clients.c.name, isouter=True)
+            .order_by(clients.c.name)
+        )
+
+
+def _revoked(client: str) -> Refusal:
+    return Refusal(
+        Code.REVOKED, f"The client {client!r} was revoked: ask the operator for a token."
+    )
+
+
+def _add_certificate(
+    connection: sa.Connection, serial: str, client: str, now: float, not_after: float
+) -> None:
+    connection.execute(
+        certificates.insert().values(
+            serial=serial, client=client, issued_at=now, not_after=not_after
+        )
+    )

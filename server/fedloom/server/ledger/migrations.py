@@ -1,0 +1,125 @@
+"""The ledger's schema over time: a database of any earlier version is brought forward.
+
+New tables, indexes and columns that may be null need no step: they are added wherever they are
+missing, so what is written in `fedloom.server.schema` is what there is. A step is for what values
+have to become. All is one transaction, under the database's write lock, so two servers that open
+one database take turns, and a crash leaves it as it was.
+
+Invariant: steps are only ever appended; the version is how many were done.
+"""
+
+from collections.abc import Callable
+
+import sqlalchemy as sa
+
+from fedloom.protocol.errors import UsageError
+from fedloom.server.schema import meta, models, runs, versions
+
+_LOCK = 0x666C6F6D  # any number that is ours, for PostgreSQL
+
+
+def _keep_states(connection: sa.Connection) -> None:
+    """A run's current state of its strategy belongs to its last model: it can be rolled back to."""
+    last = (
+        sa.select(models.c.run, sa.func.max(models.c.round).label("round"))
+        .group_by(models.c.run)
+        .subquery()
+    )
+    found = connection.execute(
+        sa.select(last.c.run, last.c.round, runs.c.strategy_state)
+        .join(runs, runs.c.id == last.c.run)
+        .join(
+            models,
+            sa.and_(
+                models.c.run == last.c.run,
+                models.c.round == last.c.round,
+                models.c.digest == runs.c.model,
+            ),
+        )
+    ).all()
+    for run, number, state in found:
+        connection.execute(
+            models.update()
+            .where(models.c.run == run, models.c.round == number)
+            .values(state=state or "null")
+        )
+
+
+STEPS: tuple[Callable[[sa.Connection], None], ...] = (_keep_states,)
+
+VERSION = len(STEPS)
+
+
+def migrate(engine: sa.Engine) -> None:
+    """Bring a database up to this version; one that is there already is only read.
+
+    Raises:
+        UsageError: it is of a newer version.
+    """
+    with engine.connect() as connection:
+        if _version(connection) == VERSION and not _is_behind(connection):
+            return
+    with engine.connect() as connection:
+        _lock(connection)
+        empty = not sa.inspect(connection).has_table("runs")
+        found = VERSION if empty else _version(connection)
+        _add_missing(connection)
+        for step in STEPS[found:]:
+            step(connection)
+        connection.execute(versions.delete())
+        connection.execute(versions.insert().values(version=VERSION))
+        connection.commit()
+
+
+def _version(connection: sa.Connection) -> int:
+    """Steps that were done; 0 for a database from before there were any."""
+    if not sa.inspect(connection).has_table(versions.name):
+        return 0
+    found: int = connection.execute(sa.select(sa.func.max(versions.c.version))).scalar() or 0
+    if found > VERSION:
+        raise UsageError(
+            f"Expected a ledger of version {VERSION} or earlier, got version {found}: a newer "
+            "fedloom wrote it. Install that one again, or restore a backup from before."
+        )
+    return found
+
+
+def _lock(connection: sa.Connection) -> None:
+    """Begin a transaction that nobody else may begin meanwhile."""
+    if connection.dialect.name == "sqlite":
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+    elif connection.dialect.name == "postgresql":
+        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
+
+
+def _is_behind(connection: sa.Connection) -> bool:
+    inspector = sa.inspect(connection)
+    known = set(inspector.get_table_names())
+    return not known.issuperset(meta.tables) or any(
+        _columns(inspector, table) or _indexes(inspector, table) for table in meta.sorted_tables
+    )
+
+
+def _columns(inspector: sa.Inspector, table: sa.Table) -> list[sa.Column[object]]:
+    """Columns of a table that the database lacks."""
+    known = {column["name"] for column in inspector.get_columns(table.name)}
+    return [column for column in table.columns if column.name not in known]
+
+
+def _indexes(inspector: sa.Inspector, table: sa.Table) -> list[sa.Index]:
+    """Indexes of a table that the database lacks."""
+    known = {index["name"] for index in inspector.get_indexes(table.name)}
+    return [index for index in table.indexes if index.name not in known]
+
+
+def _add_missing(connection: sa.Connection) -> None:
+    inspector = sa.inspect(connection)
+    there = [table for table in meta.sorted_tables if inspector.has_table(table.name)]
+    meta.create_all(connection)
+    for table in there:
+        for column in _columns(inspector, table):
+            kind = column.type.compile(connection.dialect)
+            name = connection.dialect.identifier_preparer.format_column(column)
+            connection.execute(sa.text(f"ALTER TABLE {table.name} ADD COLUMN {name} {kind}"))
+        for index in _indexes(inspector, table):
+            index.create(connection)

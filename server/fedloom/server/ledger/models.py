@@ -1,0 +1,78 @@
+"""Models: which a run began with and committed, and which were promoted to be used."""
+
+import time
+from typing import Any
+
+import sqlalchemy as sa
+
+from fedloom.protocol.errors import UsageError
+from fedloom.server.ledger.store import Row, Store
+from fedloom.server.schema import models, promotions
+
+
+class Models(Store):
+    """Methods about models and promotions."""
+
+    def list_models(self, run: str = "") -> list[dict[str, Any]]:
+        """Committed models, oldest first, of one run or of all."""
+        query = sa.select(models).order_by(models.c.created_at, models.c.round)
+        return self._rows(query.where(models.c.run == run) if run else query)
+
+    def knows_model(self, digest: str) -> bool:
+        """Was this model ever committed or submitted here?"""
+        return self._row(sa.select(models.c.digest).where(models.c.digest == digest)) is not None
+
+    # ---- promotions --------------------------------------------------------------------------
+
+    def promote(self, digest: str, run: str = "", note: str = "") -> tuple[Row, bool]:
+        """Say that a model is the one to use, of its run and of the federation.
+
+        Promoting the model that is promoted already changes nothing.
+
+        Args:
+            digest: of a model that a run began with or committed.
+            run: id; the latest that has this model if empty.
+            note: for people.
+
+        Returns:
+            The promotion's row, and whether it is new.
+
+        Raises:
+            UsageError: no run, or not this one, has this model.
+        """
+        query = sa.select(models).where(models.c.digest == digest)
+        query = query.where(models.c.run == run) if run else query
+        with self._write() as connection:
+            newest = query.order_by(models.c.created_at.desc(), models.c.round.desc()).limit(1)
+            model = connection.execute(newest).mappings().first()
+            if model is None:
+                raise UsageError(
+                    f"Expected a model that {run or 'a run'} began with or committed, "
+                    f"got {digest[:12]}: see `fedloom model list`."
+                )
+            last = connection.execute(_promoted(None)).mappings().first()
+            if last is not None and (last["run"], last["digest"]) == (model["run"], digest):
+                return dict(last), False
+            values = {name: model[name] for name in ("run", "round", "digest")}
+            values |= {"at": time.time(), "note": note}
+            added = connection.execute(promotions.insert().values(values))
+            assert added.inserted_primary_key is not None
+            return {"id": added.inserted_primary_key[0], **values}, True
+
+    def promoted(self, run: str | None = None) -> Row | None:
+        """The latest promotion, of a run or of all: `id`, `at`, `run`, `round`, `digest`, `note`.
+
+        Its id rises with every promotion, so an earlier one cannot pass for a later.
+        """
+        return self._row(_promoted(run))
+
+    def list_promotions(self, run: str = "", *, before: int = 0, limit: int = 100) -> list[Row]:
+        """Promotions, newest first, of a run or of all; `before` is the last id of a page."""
+        query = sa.select(promotions).order_by(promotions.c.id.desc()).limit(limit)
+        query = query.where(promotions.c.run == run) if run else query
+        return list(self._rows(query.where(promotions.c.id < before) if before else query))
+
+
+def _promoted(run: str | None) -> sa.Select[Any]:
+    query = sa.select(promotions).order_by(promotions.c.id.desc()).limit(1)
+    return query if run is None else query.where(promotions.c.run == run)

@@ -1,0 +1,134 @@
+"""Rolling a run back: it goes on from the model and the state of an earlier committed round.
+
+The rounds after it stay in the ledger, marked as undone: they are no part of what the run is now,
+so no client's memory of them counts. What they released stays released: a private run gets none of
+its budget back, and its count of rounds goes on.
+"""
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from fedloom.protocol.errors import UsageError
+from fedloom.server.ledger.store import Row, Store
+from fedloom.server.ledger.updates import COMMITTED
+from fedloom.server.schema import models, rounds, runs
+
+NO_STATE = "null"
+"""The state of a strategy that has none yet, as `models.state` holds it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """A round that a run can be rolled back to.
+
+    Attributes:
+        number: of the round; 0 for where the run began.
+        digest: of its model.
+        state: note of the strategy's state; None where there was none.
+        trained: committed training rounds that the run would have.
+        undone: numbers of the committed rounds that would be undone.
+    """
+
+    number: int
+    digest: str
+    state: str | None
+    trained: int
+    undone: tuple[int, ...]
+
+
+class Rollbacks(Store):
+    """Methods about rolling runs back."""
+
+    def points(self, run: str) -> list[dict[str, Any]]:
+        """The models that a run went on from, in order; `state` is None where it was not kept."""
+        return self._rows(_points(run))
+
+    def point(self, run: Row, number: int) -> Point:
+        """What rolling a run back to a round would do.
+
+        Args:
+            run: its row.
+            number: of a round that it committed, or 0.
+
+        Raises:
+            UsageError: there is no such round, it was undone, or its state was not kept.
+        """
+        with self._engine.connect() as connection:
+            return _point(connection, run, number)
+
+    def roll_back(self, run: str, number: int, *, revive: str = "") -> Point:
+        """Make an earlier round's model and state the run's own. Doing it twice changes nothing.
+
+        Args:
+            run: id; it has no open round.
+            number: of the round.
+            revive: why a run that had ended is paused from now on; empty to leave its state.
+
+        Raises:
+            UsageError: as `point`.
+        """
+        with self._write() as connection:
+            row = dict(connection.execute(sa.select(runs).where(runs.c.id == run)).mappings().one())
+            point = _point(connection, row, number)
+            values: dict[str, Any] = {
+                "model": point.digest,
+                "strategy_state": point.state,
+                "committed": point.trained,
+                "abandoned_in_a_row": 0,
+            }
+            if revive:
+                values |= {"state": "paused", "reason": revive, "ended_at": None}
+            connection.execute(runs.update().where(runs.c.id == run).values(values))
+            connection.execute(
+                rounds.update()
+                .where(rounds.c.run == run, rounds.c.number.in_(point.undone))
+                .values(undone_at=time.time())
+            )
+        return point
+
+
+def _points(run: str) -> sa.Select[Any]:
+    its_round = sa.and_(rounds.c.run == models.c.run, rounds.c.number == models.c.round)
+    return (
+        sa.select(models)
+        .join(rounds, its_round, isouter=True)
+        .where(models.c.run == run, rounds.c.undone_at.is_(None))
+        .order_by(models.c.round)
+    )
+
+
+def _point(connection: sa.Connection, run: Row, number: int) -> Point:
+    rows = connection.execute(_points(run["id"])).mappings().all()
+    found = next((row for row in rows if row["round"] == number), None)
+    if found is None:
+        known = [str(row["round"]) for row in rows[-10:]]
+        raise UsageError(
+            f"Expected a committed training round of {run['id']} that was not undone "
+            f"(the latest: {', '.join(known)}), got {number}."
+        )
+    if found["state"] is None:
+        raise UsageError(
+            f"Expected round {number} with the state of its strategy, got one from before states "
+            f"were kept: submit a new run from its model {found['digest'][:12]} instead."
+        )
+    undone = connection.execute(
+        sa.select(rounds.c.number)
+        .where(
+            rounds.c.run == run["id"],
+            rounds.c.number > number,
+            rounds.c.state == COMMITTED,
+            rounds.c.undone_at.is_(None),
+        )
+        .order_by(rounds.c.number)
+    ).scalars()
+    private = run["privacy"] is not None
+    return Point(
+        number=number,
+        digest=found["digest"],
+        state=None if found["state"] == NO_STATE else found["state"],
+        trained=run["committed"] if private else sum(0 < row["round"] <= number for row in rows),
+        undone=tuple(undone),
+    )

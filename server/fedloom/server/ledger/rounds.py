@@ -1,0 +1,222 @@
+"""Rounds and their cohorts: opened, closing, committed or abandoned.
+
+Invariant: a round's row leaves `reporting` before it is summed, in the same order of transactions
+that accepts see, so the set of accepted updates of a closing round never changes.
+"""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from fedloom.server.ledger.rollbacks import NO_STATE
+from fedloom.server.ledger.store import Row, counted_in, is_there
+from fedloom.server.ledger.updates import ABANDONED, CLOSING, COMMITTED, REPORTING, Updates
+from fedloom.server.schema import cohorts, models, rounds, runs, updates
+
+
+class Rounds(Updates):
+    """Methods about rounds and their cohorts."""
+
+    def open_round(self, row: Row, cohort: Sequence[str]) -> None:
+        """A round opens for reports from its cohort. Opening it twice changes nothing."""
+        with self._write() as connection:
+            if is_there(connection, rounds, run=row["run"], number=row["number"]):
+                return
+            connection.execute(rounds.insert().values(state=REPORTING, **row))
+            connection.execute(
+                runs.update().where(runs.c.id == row["run"]).values(last_round=row["number"])
+            )
+            _add_cohort(connection, row["run"], row["number"], cohort)
+
+    def recruit(self, run: str, number: int, client: str) -> None:
+        """A client joins the cohort of an open round. Joining it twice changes nothing."""
+        with self._write() as connection:
+            if not is_there(connection, cohorts, run=run, round=number, client=client):
+                _add_cohort(connection, run, number, [client])
+
+    def set_phase(self, run: str, number: int, client: str, phase: str, reason: str = "") -> None:
+        """Where a member of a cohort stands."""
+        with self._write() as connection:
+            connection.execute(
+                cohorts.update()
+                .where(cohorts.c.run == run, cohorts.c.round == number, cohorts.c.client == client)
+                .values(phase=phase, reason=reason)
+            )
+
+    def set_deadline(self, run: str, number: int, deadline_at: float) -> None:
+        """Move an open round's deadline."""
+        with self._write() as connection:
+            connection.execute(
+                rounds.update()
+                .where(rounds.c.run == run, rounds.c.number == number)
+                .values(deadline_at=deadline_at)
+            )
+
+    def open_rounds(self) -> list[dict[str, Any]]:
+        """The rounds of all runs that are neither committed nor abandoned."""
+        return self._rows(sa.select(rounds).where(rounds.c.state.in_([REPORTING, CLOSING])))
+
+    def open_round_of(self, run: str) -> Row | None:
+        """The open round of a run, if any."""
+        return next((row for row in self.open_rounds() if row["run"] == run), None)
+
+    def list_rounds(self, run: str) -> list[dict[str, Any]]:
+        """A run's rounds in order, each with its number of updates and their mean staleness."""
+        accepted = (
+            sa.select(
+                counted_in.label("round"),
+                sa.func.count().label("accepted"),
+                sa.func.avg(updates.c.staleness).label("staleness"),
+            )
+            .where(updates.c.run == run)
+            .group_by(counted_in)
+            .subquery()
+        )
+        return self._rows(
+            sa.select(
+                rounds,
+                sa.func.coalesce(accepted.c.accepted, 0).label("accepted"),
+                sa.func.coalesce(accepted.c.staleness, 0.0).label("staleness"),
+            )
+            .join(accepted, accepted.c.round == rounds.c.number, isouter=True)
+            .where(rounds.c.run == run)
+            .order_by(rounds.c.number)
+        )
+
+    def cohort(self, run: str, number: int) -> list[dict[str, Any]]:
+        """The members of a round's cohort by name."""
+        return self._rows(
+            sa.select(cohorts)
+            .where(cohorts.c.run == run, cohorts.c.round == number)
+            .order_by(cohorts.c.client)
+        )
+
+    def observations(self, run: str, after: int = 0) -> list[dict[str, Any]]:
+        """What a run's committed training rounds tell of each member of their cohorts.
+
+        Args:
+            run: id.
+            after: only rounds of a higher number.
+
+        Returns:
+            `round`, `client`, `phase`, `offered_at`, `closed_at`, and `accepted_at` and `training`
+            of its accepted update or None; by round, then client.
+        """
+        its_update = sa.and_(
+            updates.c.run == cohorts.c.run,
+            updates.c.round == cohorts.c.round,
+            updates.c.client == cohorts.c.client,
+        )
+        its_round = sa.and_(rounds.c.run == cohorts.c.run, rounds.c.number == cohorts.c.round)
+        return self._rows(
+            sa.select(
+                cohorts.c.round, cohorts.c.client, cohorts.c.phase, cohorts.c.offered_at,
+                rounds.c.closed_at, updates.c.accepted_at, updates.c.training,
+            )
+            .join(rounds, its_round)
+            .join(updates, its_update, isouter=True)
+            .where(
+                cohorts.c.run == run, cohorts.c.round > after,
+                rounds.c.kind == "train", rounds.c.state == COMMITTED,
+            )
+            .order_by(cohorts.c.round, cohorts.c.client)
+        )  # fmt: skip
+
+    def at_work(self, run: str, since: int) -> list[dict[str, Any]]:
+        """Members of rounds from `since` on whose part has not ended, by round and name."""
+        return self._rows(
+            sa.select(cohorts)
+            .where(cohorts.c.run == run, cohorts.c.round >= since, cohorts.c.phase == "offered")
+            .order_by(cohorts.c.round, cohorts.c.client)
+        )
+
+    def close_round(self, run: str, number: int) -> list[dict[str, Any]]:
+        """No update is accepted from here on; returns those that were."""
+        with self._write() as connection:
+            connection.execute(
+                rounds.update()
+                .where(rounds.c.run == run, rounds.c.number == number, rounds.c.state == REPORTING)
+                .values(state=CLOSING, closed_at=time.time())
+            )
+        return self.accepted(run, number)
+
+    def commit_round(self, run: str, number: int, result: Row, model_size_bytes: int) -> None:
+        """The round's result becomes the run's model. Committing twice changes nothing.
+
+        Args:
+            run: id.
+            number: of the round.
+            result: `model_out`, `strategy_state`, `training`, `evaluation`, `privacy`, `counts`
+                (whether it is one of the training rounds that the run asked for).
+            model_size_bytes: of the new model.
+        """
+        now = time.time()
+        with self._write() as connection:
+            moved = connection.execute(
+                rounds.update()
+                .where(rounds.c.run == run, rounds.c.number == number, rounds.c.state == CLOSING)
+                .values(
+                    state=COMMITTED,
+                    model_out=result["model_out"],
+                    training=result["training"],
+                    evaluation=result["evaluation"],
+                    privacy=result.get("privacy"),
+                )
+            )
+            if moved.rowcount != 1:
+                return
+            counts = bool(result["counts"])
+            connection.execute(
+                runs.update()
+                .where(runs.c.id == run)
+                .values(
+                    model=result["model_out"],
+                    strategy_state=result["strategy_state"],
+                    committed=runs.c.committed + (1 if counts else 0),
+                    abandoned_in_a_row=0,
+                )
+            )
+            if counts:
+                connection.execute(
+                    models.insert().values(
+                        digest=result["model_out"],
+                        run=run,
+                        round=number,
+                        size_bytes=model_size_bytes,
+                        created_at=now,
+                        state=result["strategy_state"] or NO_STATE,
+                    )
+                )
+
+    def abandon_round(self, run: str, number: int, reason: str) -> None:
+        """The round ends without a result; the run's model stays."""
+        with self._write() as connection:
+            moved = connection.execute(
+                rounds.update()
+                .where(
+                    rounds.c.run == run,
+                    rounds.c.number == number,
+                    rounds.c.state.in_([REPORTING, CLOSING]),
+                )
+                .values(state=ABANDONED, reason=reason, closed_at=time.time())
+            )
+            if moved.rowcount == 1:
+                connection.execute(
+                    runs.update()
+                    .where(runs.c.id == run)
+                    .values(abandoned_in_a_row=runs.c.abandoned_in_a_row + 1)
+                )
+
+
+def _add_cohort(connection: sa.Connection, run: str, number: int, names: Sequence[str]) -> None:
+    now = time.time()
+    if names:
+        connection.execute(
+            cohorts.insert(),
+            [
+                {"run": run, "round": number, "client": name, "phase": "offered", "offered_at": now}
+                for name in names
+            ],
+        )

@@ -1,0 +1,60 @@
+"""Runs: what was asked for, how far it is, and the model that it is at."""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from fedloom.protocol.errors import UsageError
+from fedloom.server.ledger.rollbacks import NO_STATE
+from fedloom.server.ledger.store import Row, Store
+from fedloom.server.schema import models, runs
+
+
+class RunRows(Store):
+    """Methods about runs."""
+
+    def add_run(self, run: Row, model_size_bytes: int) -> None:
+        """A new run and its initial model (round 0)."""
+        now = time.time()
+        with self._write() as connection:
+            connection.execute(runs.insert().values(created_at=now, **run))
+            connection.execute(
+                models.insert().values(
+                    digest=run["model"],
+                    run=run["id"],
+                    round=0,
+                    size_bytes=model_size_bytes,
+                    created_at=now,
+                    state=run.get("strategy_state") or NO_STATE,
+                )
+            )
+
+    def run(self, run: str) -> Row | None:
+        """A run's row."""
+        return self._row(sa.select(runs).where(runs.c.id == run))
+
+    def list_runs(self, states: Sequence[str] = ()) -> list[dict[str, Any]]:
+        """Runs in the order of their creation, all or those in some states."""
+        query = sa.select(runs).order_by(runs.c.created_at)
+        return self._rows(query.where(runs.c.state.in_(states)) if states else query)
+
+    def set_run_state(self, run: str, state: str, reason: str, *, ended: bool = False) -> None:
+        """Move a run to a state."""
+        values: dict[str, Any] = {"state": state, "reason": reason}
+        if ended:
+            values["ended_at"] = time.time()
+        with self._write() as connection:
+            connection.execute(runs.update().where(runs.c.id == run).values(values))
+
+
+def require_run(row: Row | None, run: str) -> Row:
+    """The row, or an error that says what to do.
+
+    Raises:
+        UsageError: there is no such run.
+    """
+    if row is None:
+        raise UsageError(f"Expected a run of this server, got {run!r}: see `fedloom run list`.")
+    return row

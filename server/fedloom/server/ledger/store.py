@@ -1,0 +1,85 @@
+"""The database behind the ledger: opened, brought up to date, read and written in transactions."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+import sqlalchemy as sa
+
+from fedloom.protocol.errors import UnavailableError, UsageError
+from fedloom.server.ledger.migrations import migrate
+from fedloom.server.schema import updates
+
+Row = Mapping[str, Any]
+
+counted_in = sa.func.coalesce(updates.c.counts_in, updates.c.round)
+"""The round whose sum an update is in."""
+
+
+class Store:
+    """A database of the ledger's tables.
+
+    Args:
+        url: SQLAlchemy URL.
+
+    Raises:
+        UsageError: it is none, its database's driver is not installed, or the ledger in it is of a
+            newer version.
+        UnavailableError: the database does not answer.
+    """
+
+    def __init__(self, url: str) -> None:
+        # The URL is not quoted: it may hold a password.
+        try:
+            self._engine = sa.create_engine(url)
+            if self._engine.dialect.name == "sqlite":
+                sa.event.listen(self._engine, "connect", _configure_sqlite)
+            migrate(self._engine)
+        except (sa.exc.ArgumentError, sa.exc.NoSuchModuleError) as error:
+            reason = str(error).rstrip(".")
+            raise UsageError(f"Expected `database` as an SQLAlchemy URL: {reason}.") from None
+        except ModuleNotFoundError as error:
+            raise UsageError(
+                f"Expected the driver of the database, got none: pip install {error.name}"
+            ) from None
+        except sa.exc.OperationalError as error:
+            raise UnavailableError(
+                f"Expected to open the ledger's database, got: {str(error.orig).strip()}"
+            ) from None
+
+    @classmethod
+    def in_directory(cls, state_dir: Path, url: str = "") -> Self:
+        """The ledger of a state directory."""
+        return cls(url or f"sqlite:///{state_dir / 'ledger.sqlite'}")
+
+    def close(self) -> None:
+        """Let go of the database."""
+        self._engine.dispose()
+
+    @contextmanager
+    def _write(self) -> Iterator[sa.Connection]:
+        with self._engine.begin() as connection:
+            yield connection
+
+    def _rows(self, query: sa.Select[Any]) -> list[dict[str, Any]]:
+        with self._engine.connect() as connection:
+            return [dict(row) for row in connection.execute(query).mappings()]
+
+    def _row(self, query: sa.Select[Any]) -> dict[str, Any] | None:
+        rows = self._rows(query)
+        return rows[0] if rows else None
+
+
+def is_there(connection: sa.Connection, table: sa.Table, **key: str | int) -> bool:
+    """Is there a row with this key?"""
+    query = sa.select(sa.literal(1)).select_from(table).filter_by(**key)
+    return connection.execute(query).first() is not None
+
+
+def _configure_sqlite(connection: Any, _record: object) -> None:
+    cursor = connection.cursor()
+    # FULL makes a commit survive a power cut, not only a kill: 4,800 commits a second measured.
+    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "busy_timeout=10000"):
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()

@@ -1,0 +1,167 @@
+"""Updates: accepted once each, and counted in one round.
+
+An update is accepted by the row whose primary key is (run, round, client): that row is what
+"counted once" means.
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import sqlalchemy as sa
+
+from fedloom.protocol.errors import Code, Refusal
+from fedloom.server.ledger.store import Row, Store, counted_in
+from fedloom.server.schema import cohorts, rounds, updates
+
+REPORTING, CLOSING, COMMITTED, ABANDONED = "reporting", "closing", "committed", "abandoned"
+"""States of a round's row."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AcceptedUpdate:
+    """An update as the ledger holds it.
+
+    Attributes:
+        identity: what makes two uploads the same update (header and checksum, hashed).
+        file: name in the spool; empty when the update carries no tensors.
+        training: num_examples and metrics, as `{"num_examples": n, "values": {...}}`.
+        evaluation: likewise.
+        counts_in: the round whose sum it is in; None for the one that it was asked for in.
+        staleness: models committed between the two.
+    """
+
+    run: str
+    round: int
+    client: str
+    identity: str
+    file: str
+    size_bytes: int
+    weight: float
+    norm: float
+    training: Mapping[str, Any] = field(default_factory=dict)
+    evaluation: Mapping[str, Any] = field(default_factory=dict)
+    counts_in: int | None = None
+    staleness: int = 0
+
+    @property
+    def counted(self) -> int:
+        """The round whose sum it is in."""
+        return self.round if self.counts_in is None else self.counts_in
+
+
+class Updates(Store):
+    """Methods about updates."""
+
+    def find_update(self, run: str, number: int, client: str) -> Row | None:
+        """The accepted update of a client for a round, if any."""
+        return self._row(
+            sa.select(updates).where(
+                updates.c.run == run, updates.c.round == number, updates.c.client == client
+            )
+        )
+
+    def accept(self, update: AcceptedUpdate, capacity: int) -> bool:
+        """Accept an update, once.
+
+        Args:
+            update: its bytes are already synced.
+            capacity: most updates that the round's sum has room for.
+
+        Returns:
+            True if this call accepted it, False if the same update was accepted before.
+
+        Raises:
+            Refusal: CONFLICTING_UPDATE or ROUND_CLOSED.
+        """
+        with self._write() as connection:
+            state = connection.execute(
+                sa.select(rounds.c.state)
+                .where(rounds.c.run == update.run, rounds.c.number == update.counted)
+                .with_for_update()  # SQLite has one writer anyway
+            ).scalar()
+            known = connection.execute(
+                sa.select(updates.c.identity).where(
+                    updates.c.run == update.run,
+                    updates.c.round == update.round,
+                    updates.c.client == update.client,
+                )
+            ).scalar()
+            if known is not None:
+                check_same(known, update.identity)
+                return False
+            held = connection.execute(
+                sa.select(sa.func.count())
+                .select_from(updates)
+                .where(updates.c.run == update.run, counted_in == update.counted)
+            ).scalar_one()
+            if state != REPORTING or held >= capacity:
+                raise Refusal(Code.ROUND_CLOSED, f"Round {update.counted} has closed.")
+            connection.execute(
+                updates.insert().values(
+                    accepted_at=time.time(),
+                    run=update.run,
+                    round=update.round,
+                    client=update.client,
+                    identity=update.identity,
+                    file=update.file,
+                    size_bytes=update.size_bytes,
+                    weight=update.weight,
+                    norm=update.norm,
+                    training=dict(update.training),
+                    evaluation=dict(update.evaluation),
+                    counts_in=update.counted,
+                    staleness=update.staleness,
+                )
+            )
+            connection.execute(
+                cohorts.update()
+                .where(
+                    cohorts.c.run == update.run,
+                    cohorts.c.round == update.round,
+                    cohorts.c.client == update.client,
+                )
+                .values(phase="reported", reason="")
+            )
+        return True
+
+    def accepted(self, run: str, number: int) -> list[dict[str, Any]]:
+        """The updates that count in a round, in the order of their acceptance."""
+        return self._rows(
+            sa.select(updates)
+            .where(updates.c.run == run, counted_in == number)
+            .order_by(updates.c.accepted_at, updates.c.client)
+        )
+
+    def last_counted(self, run: str, client: str) -> int:
+        """The round that a client was asked in whose update was last committed; 0 for none.
+
+        Rounds that the run was rolled back over do not count: the run's model is without them.
+        """
+        its_round = sa.and_(rounds.c.run == updates.c.run, rounds.c.number == counted_in)
+        row = self._row(
+            sa.select(sa.func.max(updates.c.round).label("round"))
+            .select_from(updates.join(rounds, its_round))
+            .where(
+                updates.c.run == run,
+                updates.c.client == client,
+                updates.c.file != "",
+                rounds.c.state == COMMITTED,
+                rounds.c.undone_at.is_(None),
+            )
+        )
+        return int((row or {}).get("round") or 0)
+
+
+def check_same(known: str, identity: str) -> None:
+    """A repeat must be the same update.
+
+    Raises:
+        Refusal: CONFLICTING_UPDATE.
+    """
+    if known != identity:
+        raise Refusal(
+            Code.CONFLICTING_UPDATE,
+            "Expected a repeat of the update that was accepted for this round, got another one.",
+        )

@@ -1,0 +1,114 @@
+"""Ledgers of earlier versions: opened, brought forward whole, and gone on with."""
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from fedloom.protocol.errors import UsageError
+from fedloom.server.ledger import AcceptedUpdate, Ledger, migrations
+from fedloom.server.schema import meta
+
+BEFORE = Path(__file__).with_name("ledger_before_versions.sql")
+"""Two runs as they were kept before ledgers had versions; one has its third round open."""
+
+
+@pytest.fixture
+def old(tmp_path):
+    """A state directory with a ledger of the version before versions."""
+    database = sqlite3.connect(tmp_path / "ledger.sqlite")
+    database.executescript(BEFORE.read_text())
+    database.close()
+    return tmp_path
+
+
+def shape(ledger):
+    """Tables, their columns and their indexes, as the database has them."""
+    inspector = sa.inspect(ledger._engine)
+    return {
+        table: (
+            {column["name"] for column in inspector.get_columns(table)},
+            {index["name"] for index in inspector.get_indexes(table)},
+        )
+        for table in inspector.get_table_names()
+    }
+
+
+def test_an_old_ledger_gets_the_shape_of_a_new_one(old, tmp_path_factory):
+    """Table by table, column by column, index by index."""
+    forward = Ledger.in_directory(old)
+    fresh = Ledger.in_directory(tmp_path_factory.mktemp("fresh"))
+    assert shape(forward) == shape(fresh)
+    assert set(shape(forward)) == set(meta.tables)
+
+
+def test_an_old_ledger_goes_on(old):
+    """Its open round takes the update that it waits for, and an accepted one stays counted once."""
+    ledger = Ledger.in_directory(old)
+    assert [(r["number"], r["state"]) for r in ledger.list_rounds("digits")] == [
+        (1, "committed"),
+        (2, "committed"),
+        (3, "reporting"),
+    ]
+    known = AcceptedUpdate(
+        run="digits", round=3, client="bob", identity="bob", file="3.bob", size_bytes=10,
+        weight=1.0, norm=0.5,
+    )  # fmt: skip
+    assert ledger.accept(known, 10) is False
+    assert ledger.last_counted("digits", "bob") == 2
+
+
+def test_an_old_run_can_be_rolled_back_to_what_was_kept(old):
+    """Of each run that is its last model's state; the others say what to do instead."""
+    ledger = Ledger.in_directory(old)
+    assert {p["round"]: p["state"] for p in ledger.points("digits")} == {
+        0: None,
+        1: None,
+        2: '{"step": 2}',
+    }
+    assert [p["state"] for p in ledger.points("other")] == ['{"step": 0}']
+    with pytest.raises(UsageError, match="submit a new run from its model digits-1"):
+        ledger.roll_back("digits", 1)
+
+
+def test_steps_are_done_once(old):
+    """A second opening finds nothing to do, and writes nothing."""
+    Ledger.in_directory(old).close()
+    with sqlite3.connect(old / "ledger.sqlite") as database:
+        database.execute("UPDATE models SET state = 'kept' WHERE run = 'other'")
+    assert [p["state"] for p in Ledger.in_directory(old).points("other")] == ["kept"]
+
+
+def test_a_step_that_fails_leaves_the_old_ledger(old, monkeypatch):
+    """Half a migration would be no version at all; the next try begins where it stood."""
+
+    def breaks(_connection):
+        raise RuntimeError("pulled the plug")
+
+    monkeypatch.setattr(migrations, "STEPS", (*migrations.STEPS, breaks))
+    before = sqlite3.connect(old / "ledger.sqlite").execute("SELECT sql FROM sqlite_master")
+    before = before.fetchall()
+    with pytest.raises(RuntimeError):
+        Ledger.in_directory(old)
+    after = sqlite3.connect(old / "ledger.sqlite").execute("SELECT sql FROM sqlite_master")
+    assert after.fetchall() == before
+    monkeypatch.undo()
+    assert [p["round"] for p in Ledger.in_directory(old).points("digits")] == [0, 1, 2]
+
+
+def test_a_newer_ledger_is_refused_with_what_to_do(old):
+    """An older program does not know what the values mean."""
+    Ledger.in_directory(old).close()
+    with sqlite3.connect(old / "ledger.sqlite") as database:
+        database.execute("UPDATE schema_version SET version = 99")
+    with pytest.raises(UsageError, match="got version 99: a newer fedloom wrote it"):
+        Ledger.in_directory(old)
+
+
+def test_the_tables_compile_for_postgresql():
+    """Every table and index has a form there; where there is a server, it is tried in earnest."""
+    made = []
+    engine = sa.create_mock_engine("postgresql+psycopg://", lambda sql, *_: made.append(str(sql)))
+    meta.create_all(engine, checkfirst=False)
+    assert sum("CREATE TABLE" in sql for sql in made) == len(meta.tables)
