@@ -9,7 +9,7 @@ DATA   ?= digits
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo papers examples compiled test lint types arrows unit flower crash format generate clean
+.PHONY: help demo papers examples compiled test lint types arrows unit flower crash faults format generate clean
 
 help: ## list the commands
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -69,6 +69,9 @@ flower: $(FLOWER)/.done ## compare strategies with Flower's, in an environment o
 
 crash: $(VENV)/.dev ## kill servers and clients KILLS times (1000) and compare the bits
 	python tests/support/crash.py --kills $(KILLS) --seed $(SEED)
+
+faults: $(VENV)/.dev ## networks, disks, clocks and processes that fail: 5 minutes, more as root
+	FEDLOOM_TEST_FAULTS=1 pytest -q -n 4 --dist loadscope tests/faults
 
 format: $(VENV)/.dev ## put the code into form
 	ruff check --fix .

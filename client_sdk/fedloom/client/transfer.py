@@ -69,6 +69,7 @@ async def download(
         raise IntegrityError(
             f"Expected a model {model.digest[:12]}, got other bytes: trying again."
         )
+    crossing("client.download.whole")
     store.adopt_model(model.digest)
 
 
@@ -94,9 +95,11 @@ async def upload(
         if reply.WhichOneof("kind") == "proceed":
             await _send_body(call, header, store, reply.proceed.offset, chunks or Chunks())
             await call.done_writing()
+            crossing("client.upload.sent")
             reply = await _reply(call, server)
         else:
             await call.done_writing()
+        crossing("client.upload.accepted")
     except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
         raise await failure(call, server) from error
     finally:

@@ -1,0 +1,154 @@
+"""A TCP relay that counts bytes and breaks connections at an exact one.
+
+It stands between a device and the server, in a thread of its own. TLS passes through it untouched.
+A cut is a reset (both ends learn of it at once) or silence (nothing passes any more and nobody is
+told, as when a radio link goes).
+"""
+
+import asyncio
+import socket
+import struct
+import threading
+from contextlib import suppress
+
+BLOCK_BYTES = 16 * 1024
+BUFFER_BYTES = 64 * 1024
+"""Of each socket: what has left a device but not passed the relay stays little."""
+PATIENCE_S = 10.0
+
+
+class Relay:
+    """Passes connections on to a port on loopback.
+
+    Args:
+        port: of the server.
+
+    Attributes:
+        target: where new connections go; may be changed.
+        port: where to connect instead.
+        passed: bytes by direction, "up" to the server and "down" from it.
+        connections: how many there were.
+    """
+
+    def __init__(self, port):
+        self.target = port
+        self.port = 0
+        self.passed = {"up": 0, "down": 0}
+        self.connections = 0
+        self._cut = None
+        self._open = True
+        self._live = {}
+        self._loop = asyncio.new_event_loop()
+        self._up = threading.Event()
+        self._done = asyncio.Event()
+        self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._main(),))
+
+    def __enter__(self):
+        self._thread.start()
+        assert self._up.wait(PATIENCE_S)
+        return self
+
+    def __exit__(self, *_):
+        self._loop.call_soon_threadsafe(self._done.set)
+        self._thread.join(PATIENCE_S)
+        self._loop.close()
+
+    def cut_after(self, direction, size_bytes, *, how="reset"):
+        """Break all connections once so many more bytes have passed in a direction.
+
+        Args:
+            direction: "up" or "down".
+            size_bytes: to pass before.
+            how: "reset"; "silent", nothing passes any more; "mute", nothing comes from the server.
+        """
+        self._cut = (direction, self.passed[direction] + size_bytes, how)
+
+    @property
+    def has_cut(self):
+        """Whether the cut that was asked for has happened."""
+        return self._cut is None
+
+    def cut(self, how="reset"):
+        """Break all connections now."""
+        self._loop.call_soon_threadsafe(self._break, how)
+
+    def refuse(self, refusing=True):
+        """Reset new connections as they come, or let them pass again."""
+        self._open = not refusing
+
+    # ---- in the thread -----------------------------------------------------------------------
+
+    async def _main(self):
+        server = await asyncio.start_server(self._connected, "127.0.0.1", 0, limit=BLOCK_BYTES)
+        self.port = server.sockets[0].getsockname()[1]
+        self._up.set()
+        await self._done.wait()
+        self._break("reset")
+        server.close()
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _connected(self, reader, writer):
+        near = writer
+        if not self._open:
+            _reset(near)
+            return
+        try:
+            far_reader, far = await asyncio.open_connection(
+                "127.0.0.1", self.target, limit=BLOCK_BYTES
+            )
+        except OSError:
+            _reset(near)
+            return
+        self.connections += 1
+        for each in (near, far):
+            sock = each.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
+            each.transport.set_write_buffer_limits(high=BLOCK_BYTES)
+        silenced = set()
+        self._live[near] = (far, silenced)
+        try:
+            await asyncio.gather(
+                self._pass(reader, far, "up", silenced),
+                self._pass(far_reader, near, "down", silenced),
+            )
+        finally:
+            self._live.pop(near, None)
+            for each in (near, far):
+                _reset(each)
+
+    async def _pass(self, reader, writer, direction, silenced):
+        with suppress(ConnectionError):
+            while block := await reader.read(BLOCK_BYTES):
+                if direction in silenced:
+                    await asyncio.Event().wait()  # what comes now stays where it is
+                kept = len(block)
+                if self._cut is not None and self._cut[0] == direction:
+                    kept = min(kept, self._cut[1] - self.passed[direction])
+                self.passed[direction] += kept
+                writer.write(block[:kept])
+                await writer.drain()
+                if self._cut is not None and (direction, self.passed[direction]) == self._cut[:2]:
+                    how, self._cut = self._cut[2], None
+                    self._break(how)
+                    writer.write(block[kept:])
+            if direction not in silenced:
+                writer.write_eof()
+
+    def _break(self, how):
+        for near, (far, silenced) in list(self._live.items()):
+            if how == "reset":
+                _reset(near)
+                _reset(far)
+            silenced.update({"down"} if how == "mute" else {"up", "down"})
+
+
+def _reset(writer):
+    """Close with RST, as a device that has lost its memory of the connection does."""
+    with suppress(OSError):
+        sock = writer.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()
