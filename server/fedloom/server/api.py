@@ -27,6 +27,7 @@ from fedloom.server.routes import models as model_routes
 from fedloom.server.routes import runs as run_routes
 from fedloom.server.routes.models import BadModelError, TooLargeError
 from fedloom.server.routes.parts import ConflictError, NotFoundError, Parts
+from fedloom.server.routes.scopes import ForbiddenError, UnauthenticatedError
 from fedloom.server.routes.views import ErrorReply, Fault
 from fedloom.server.runs import Runs
 from fedloom.server.world import World
@@ -35,6 +36,8 @@ log = logging.getLogger(__name__)
 
 # The first class that an error is an instance of decides.
 _KINDS: tuple[tuple[type[FedloomError], int, str], ...] = (
+    (UnauthenticatedError, 401, "denied"),
+    (ForbiddenError, 403, "denied"),
     (NotFoundError, 404, "not_found"),
     (ConflictError, 409, "conflict"),
     (OperatorRefused, 409, "conflict"),

@@ -10,18 +10,25 @@ import contextlib
 import fcntl
 import logging
 import os
+import pwd
 import socket
+import struct
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import uvicorn
 from fastapi import FastAPI
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from fedloom.protocol import local_socket
 from fedloom.protocol.errors import UnavailableError
 
 log = logging.getLogger(__name__)
+
+LOCAL_USER = "fedloom.local_user"
+"""Key in a request's ASGI scope: who it comes from, where it came through the socket."""
 
 BACKLOG = 128
 GRACE_S = 2
@@ -41,14 +48,26 @@ async def listening(path: Path) -> AsyncIterator[socket.socket]:
 
 async def serve(app: FastAPI, listener: socket.socket) -> None:
     """Serve until cancelled; what has begun gets a moment to end."""
-    config = uvicorn.Config(
+    await run_until_cancelled(http_settings(app, _SocketProtocol), listener)
+
+
+def http_settings(app: FastAPI, protocol: type[asyncio.Protocol]) -> uvicorn.Config:
+    """Settings of a listener that says nothing of itself and believes no proxy's headers."""
+    return uvicorn.Config(
         app,
+        http=protocol,
+        ws="none",
         lifespan="off",
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=False,
         timeout_graceful_shutdown=GRACE_S,
     )
+
+
+async def run_until_cancelled(config: uvicorn.Config, listener: socket.socket) -> None:
+    """Serve one listener until cancelled."""
     server = _Quiet(config)
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))
     try:
@@ -56,6 +75,33 @@ async def serve(app: FastAPI, listener: socket.socket) -> None:
     finally:
         server.should_exit = True
         await serving
+
+
+class _SocketProtocol(H11Protocol):
+    """HTTP from a caller whose name the kernel tells."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Put the caller's name into every request of the connection."""
+        super().connection_made(transport)
+        user, app = _caller(transport.get_extra_info("socket")), self.app
+
+        async def named(scope: Scope, receive: Receive, send: Send) -> None:
+            await app({**scope, LOCAL_USER: user}, receive, send)
+
+        self.app: ASGIApp = named
+
+
+def _caller(connection: socket.socket) -> str:
+    """The name of the user at the other end of a Unix socket."""
+    user_id = os.getuid()  # where the kernel does not tell, it can only be ours, by the mode
+    if hasattr(socket, "SO_PEERCRED"):
+        credentials = struct.Struct("3i")  # process, user, group: unix(7)
+        found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, credentials.size)
+        user_id = credentials.unpack(found)[1]
+    try:
+        return pwd.getpwuid(user_id).pw_name
+    except KeyError:  # containers run under numbers that nobody named
+        return f"uid {user_id}"
 
 
 class _Quiet(uvicorn.Server):

@@ -5,10 +5,11 @@ transactions one sequence; the fold's thread, which owns every sum; and a few th
 """
 
 import asyncio
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from fedloom.server.config import ServerConfig
 from fedloom.server.fleet import Fleet
@@ -16,6 +17,8 @@ from fedloom.server.ledger import Ledger
 from fedloom.server.models import ModelStore
 from fedloom.server.noise import NoiseKeys
 from fedloom.server.spool import Spool
+
+log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -56,6 +59,14 @@ class World:
     in_ledger: Thread = field(default_factory=lambda: Thread("ledger"))
     in_fold: Thread = field(default_factory=lambda: Thread("fold"))
     in_disk: Thread = field(default_factory=lambda: Thread("disk", 4))
+
+    async def audit(
+        self, who: str, how: str, action: str, subject: str, detail: Mapping[str, Any]
+    ) -> None:
+        """Write an entry of the audit trail, durably; arguments as `Trail.append` has them."""
+        head = await self.in_ledger(self.ledger.trail.append, who, how, action, subject, detail)
+        # The log may be kept where the ledger's writer cannot reach: it anchors the chain.
+        log.info("audit %d: %s (%s) %s %s [%s]", head.id, who, how, action, subject, head.hash)
 
     def close(self) -> None:
         """Let everything go, in order."""

@@ -8,6 +8,7 @@ from typing import Any, Self
 import sqlalchemy as sa
 
 from fedloom.protocol.errors import UnavailableError, UsageError
+from fedloom.server.access.trail import Trail
 from fedloom.server.ledger.migrations import migrate
 from fedloom.server.schema import updates
 
@@ -22,6 +23,9 @@ class Store:
 
     Args:
         url: SQLAlchemy URL.
+
+    Attributes:
+        trail: the audit trail.
 
     Raises:
         UsageError: it is none, its database's driver is not installed, or the ledger in it is of a
@@ -47,6 +51,7 @@ class Store:
             raise UnavailableError(
                 f"Expected to open the ledger's database, got: {str(error.orig).strip()}"
             ) from None
+        self.trail = Trail(self._engine)
 
     @classmethod
     def in_directory(cls, state_dir: Path, url: str = "") -> Self:

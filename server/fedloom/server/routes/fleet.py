@@ -16,6 +16,7 @@ from fedloom.protocol.version import __version__
 from fedloom.server.names import draw_name
 from fedloom.server.pki import Authority
 from fedloom.server.routes.parts import FAULTS, ConflictError, Here, NotFoundError, Parts
+from fedloom.server.routes.scopes import Admin, Operator, Viewer
 from fedloom.server.routes.views import (
     ClientList,
     ClientView,
@@ -34,7 +35,7 @@ router = APIRouter(responses=FAULTS)
 
 
 @router.get("/server", tags=["server"])
-async def server(here: Here) -> ServerView:
+async def server(here: Here, _: Viewer) -> ServerView:
     """What this server is and how it does."""
     world = here.world
     active = await world.in_ledger(world.ledger.list_runs, ACTIVE)
@@ -62,7 +63,7 @@ def _root_sha256(authority: Authority | None) -> str | None:
 
 
 @router.post("/tokens", tags=["tokens"], status_code=201)
-async def create_token(here: Here, wish: NewToken) -> IssuedToken:
+async def create_token(here: Here, principal: Admin, wish: NewToken) -> IssuedToken:
     """Make a one-time token. Its text is in this answer and nowhere else."""
     if here.authority is None:
         raise ConflictError(
@@ -70,6 +71,7 @@ async def create_token(here: Here, wish: NewToken) -> IssuedToken:
             "token: run it without --plaintext-loopback."
         )
     client = await _free_name(here) if wish.client is None else check_client_name(wish.client)
+    await here.audit(principal, "token.create", client, {"ttl_s": wish.ttl_s})
     created_at = time.time()
     expires_at = created_at + wish.ttl_s
     token = await _store_token(here, here.authority.root_pin, client, expires_at)
@@ -106,7 +108,7 @@ async def _free_name(here: Parts) -> str:
 
 
 @router.get("/tokens", tags=["tokens"])
-async def list_tokens(here: Here) -> TokenList:
+async def list_tokens(here: Here, _: Viewer) -> TokenList:
     """All tokens, newest first, without their secrets."""
     rows = await here.world.in_ledger(here.world.ledger.list_tokens)
     now = time.time()
@@ -120,7 +122,7 @@ def _token_status(row: dict[str, Any], now: float) -> TokenStatus:
 
 
 @router.get("/clients", tags=["clients"])
-async def list_clients(here: Here) -> ClientList:
+async def list_clients(here: Here, _: Viewer) -> ClientList:
     """All clients that ever enrolled, by name."""
     rows = await here.world.in_ledger(here.world.ledger.list_clients)
     return ClientList(clients=[_client(here, row) for row in rows])
@@ -133,9 +135,11 @@ def _client(here: Parts, row: dict[str, Any]) -> ClientView:
 
 
 @router.post("/clients/{name}/revoke", tags=["clients"])
-async def revoke_client(here: Here, name: str) -> ClientView:
+async def revoke_client(here: Here, principal: Operator, name: str) -> ClientView:
     """Revoke a client and all its certificates, and cut its connection at once."""
     world = here.world
+    if await world.in_ledger(world.ledger.client_status, name) is not None:
+        await here.audit(principal, "client.revoke", name)
     if not await world.in_ledger(world.ledger.revoke, name):
         raise NotFoundError(
             f"Expected an enrolled client, got {name[:80]!r}: see `fedloom client list`."

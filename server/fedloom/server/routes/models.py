@@ -10,6 +10,7 @@ from starlette.requests import ClientDisconnect
 
 from fedloom.protocol.errors import IntegrityError, UnavailableError, UsageError
 from fedloom.server.routes.parts import FAULTS, Here, Parts
+from fedloom.server.routes.scopes import Operator, Viewer
 from fedloom.server.routes.views import ErrorReply, ModelList, ModelView, StoredModel
 
 log = logging.getLogger(__name__)
@@ -42,7 +43,7 @@ class _BlockResponse(FileResponse):
     openapi_extra={"requestBody": {**_BODY, "required": True}},
     responses={413: {"model": ErrorReply, "description": "Over max_model_bytes."}},
 )
-async def add_model(here: Here, request: Request) -> StoredModel:
+async def add_model(here: Here, principal: Operator, request: Request) -> StoredModel:
     """Store a model, sent as the bytes of a safetensors file. Doing it twice changes nothing."""
     models, in_disk = here.world.models, here.world.in_disk
     limit = here.world.config.max_model_bytes
@@ -53,6 +54,7 @@ async def add_model(here: Here, request: Request) -> StoredModel:
     try:
         await _receive(request, temporary, here, limit)
         digest = await in_disk(models.take, temporary)
+        await here.audit(principal, "model.add", digest)
         manifest = await in_disk(models.manifest, digest)
     except IntegrityError as error:
         raise BadModelError(str(error).replace(str(temporary), "the body")) from error
@@ -110,7 +112,9 @@ def _check_size(size: int, limit: int) -> None:
 
 @router.get("/models")
 async def list_models(
-    here: Here, run: Annotated[str, Query(description="a run's id or a unique prefix")] = ""
+    here: Here,
+    _: Viewer,
+    run: Annotated[str, Query(description="a run's id or a unique prefix")] = "",
 ) -> ModelList:
     """Models that runs began with or committed, oldest first, of one run or of all."""
     run = await here.run_id(run) if run else ""
@@ -123,7 +127,7 @@ async def list_models(
     response_class=_BlockResponse,
     responses={200: {"content": _BODY["content"], "description": "A safetensors file."}},
 )
-async def get_model(here: Here, digest: str) -> FileResponse:
+async def get_model(here: Here, _: Viewer, digest: str) -> FileResponse:
     """A model's file. Its digest comes as the ETag, so that the receiver can verify it."""
     digest = await here.digest(digest)
     path = here.world.models.path(digest)

@@ -2,18 +2,22 @@
 
 import re
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Depends, Request
 
 from fedloom.protocol.errors import UsageError
+from fedloom.server.access.principal import Principal
 from fedloom.server.pki import Authority
 from fedloom.server.routes.views import ErrorReply
 from fedloom.server.runs import Runs
 from fedloom.server.world import World
 
 FAULTS: dict[int | str, dict[str, object]] = {
+    401: {"model": ErrorReply, "description": "Nobody has proved who they are."},
+    403: {"model": ErrorReply, "description": "They may not."},
     404: {"model": ErrorReply, "description": "There is no such thing."},
     409: {"model": ErrorReply, "description": "It does not fit the state of things."},
     422: {"model": ErrorReply, "description": "The request is not what it must be."},
@@ -45,6 +49,23 @@ class Parts:
     fleet: str
     enrolment: str
     started_at: float = field(default_factory=time.time)
+
+    async def audit(
+        self,
+        principal: Principal,
+        action: str,
+        subject: str,
+        detail: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Write into the audit trail what somebody is about to do; call it before it is done.
+
+        Args:
+            principal: who.
+            action: `thing.verb`, as `run.pause`.
+            subject: what it is done to: an id or a name.
+            detail: its arguments, without secrets; whatever JSON holds.
+        """
+        await self.world.audit(principal.name, principal.how, action, subject, detail or {})
 
     async def run_id(self, reference: str) -> str:
         """The one run whose id is, or begins with, `reference`.

@@ -7,6 +7,7 @@ from fastapi import APIRouter, Body, Query
 from fedloom.protocol.errors import UsageError
 from fedloom.server.ledger import Row, require_run
 from fedloom.server.routes.parts import FAULTS, ConflictError, Here, Parts
+from fedloom.server.routes.scopes import Operator, Viewer
 from fedloom.server.routes.views import (
     Action,
     ActionArguments,
@@ -25,15 +26,17 @@ router = APIRouter(prefix="/runs", tags=["runs"], responses=FAULTS)
 
 
 @router.post("", status_code=201)
-async def submit(here: Here, new: NewRun) -> RunView:
+async def submit(here: Here, principal: Operator, new: NewRun) -> RunView:
     """Start a run from a stored model."""
     digest = await here.digest(new.model)
+    parse(new.spec)
+    await here.audit(principal, "run.submit", str(new.spec.get("name", "")), {"model": digest})
     run = await here.runs.submit(new.spec, digest)
     return _summary(await _row(here, run))
 
 
 @router.post("/describe")
-async def describe(spec: Described) -> Description:
+async def describe(_: Viewer, spec: Described) -> Description:
     """Check a specification and say what a run of it would claim; nothing starts."""
     checked = parse(spec.spec)
     plan = checked.privacy_plan()
@@ -41,14 +44,14 @@ async def describe(spec: Described) -> Description:
 
 
 @router.get("")
-async def list_runs(here: Here) -> RunList:
+async def list_runs(here: Here, _: Viewer) -> RunList:
     """All runs, oldest first."""
     rows = await here.world.in_ledger(here.world.ledger.list_runs)
     return RunList(runs=[_summary(row) for row in rows])
 
 
 @router.get("/{run}")
-async def status(here: Here, run: str) -> RunDetail:
+async def status(here: Here, _: Viewer, run: str) -> RunDetail:
     """A run: what was asked for, every round so far, and what happens right now."""
     run = await here.run_id(run)
     row = await _row(here, run)
@@ -66,7 +69,7 @@ async def status(here: Here, run: str) -> RunDetail:
 
 @router.get("/{run}/refusals")
 async def list_refusals(
-    here: Here, run: str, limit: Annotated[int, Query(ge=1, le=100_000)] = 1000
+    here: Here, _: Viewer, run: str, limit: Annotated[int, Query(ge=1, le=100_000)] = 1000
 ) -> RefusalList:
     """What clients sent for a run and had turned away, newest first."""
     run = await here.run_id(run)
@@ -77,6 +80,7 @@ async def list_refusals(
 @router.post("/{run}/{action}")
 async def steer(
     here: Here,
+    principal: Operator,
     run: str,
     action: Action,
     arguments: Annotated[ActionArguments | None, Body()] = None,
@@ -85,6 +89,7 @@ async def steer(
     arguments = arguments or ActionArguments()
     run = await here.run_id(run)
     argument = _argument(action, arguments)
+    await here.audit(principal, f"run.{action}", run, {"argument": argument} if argument else {})
     try:
         await here.runs.command(run, action.value, argument)
     except UsageError as error:

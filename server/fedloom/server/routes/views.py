@@ -25,7 +25,8 @@ class Fault(BaseModel):
     kind: Annotated[
         str,
         Field(
-            description="usage, not_found, conflict, refused, integrity, unavailable or internal"
+            description="usage, not_found, conflict, denied, refused, integrity, unavailable or "
+            "internal"
         ),
     ]
     code: Annotated[str | None, Field(description="the refusal's code, where kind is refused")]

@@ -1,0 +1,165 @@
+"""The audit trail: who did what, when; each entry is bound to the one before it by its hash.
+
+An entry's hash is SHA-256 over the canonical JSON of its fields and the hash of the entry before.
+Whoever edits, removes, adds or swaps entries has to compute every later hash anew, and so cannot
+keep the last one, the head. Cutting entries off the end breaks no link: only a head that is kept
+elsewhere shows it, so the server logs each and writes the newest beside the ledger.
+
+Sources: S. Haber and W. S. Stornetta, "How to time-stamp a digital document", 1991; RFC 8785 for
+what makes JSON canonical (names sorted, no white space; our numbers are Python's shortest).
+
+Invariants: ids are 1, 2, 3, ... without a gap; an entry is never changed or removed by the server.
+"""
+
+import hashlib
+import json
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from fedloom.protocol.errors import UnavailableError, printable
+from fedloom.server.access.tables import audit
+
+FIRST = "0" * 64
+"""What the first entry has for the hash of the one before."""
+
+TRIES = 20
+"""Of writing an entry, while other servers on the same database write theirs."""
+
+MAX_TEXT = 300
+"""Characters of a name or a subject: what strangers claim to be is not kept at any length."""
+
+_DOMAIN = "fedloom audit 1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """The newest entry: keep it elsewhere, and nobody can cut the trail before it.
+
+    Attributes:
+        id: of the entry; 0 where there is none.
+        hash: 64 hex digits.
+    """
+
+    id: int = 0
+    hash: str = FIRST
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Break:
+    """Where a trail is not what was written.
+
+    Attributes:
+        id: the first entry that is wrong or missing.
+        problem: what is wrong with it, as a sentence.
+    """
+
+    id: int
+    problem: str
+
+
+def entry_hash(row: Mapping[str, Any]) -> str:
+    """The hash of an entry.
+
+    Args:
+        row: `id`, `at`, `who`, `how`, `action`, `subject`, `detail` (text) and `previous`.
+    """
+    names = ("id", "at", "who", "how", "action", "subject", "detail", "previous")
+    text = json.dumps([_DOMAIN, *(row[name] for name in names)], separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def first_break(rows: Iterable[Mapping[str, Any]], anchors: Iterable[Head] = ()) -> Break | None:
+    """Find the first entry that is not what was written; None where all are.
+
+    Args:
+        rows: the whole trail by id.
+        anchors: heads that were kept elsewhere.
+    """
+    wanted = {anchor.id: anchor.hash for anchor in anchors if anchor.id}
+    number, previous = 0, FIRST
+    for row in rows:
+        number += 1
+        problem = _problem(row, number, previous)
+        if problem is None and wanted.get(number, row["hash"]) != row["hash"]:
+            problem = "it is not the entry of the head that was kept: the trail was written anew"
+        if problem is not None:
+            return Break(id=number, problem=problem)
+        previous = row["hash"]
+    if cut := min((n for n in wanted if n > number), default=0):
+        return Break(id=number + 1, problem=f"the trail ends before entry {cut}, which was kept")
+    return None
+
+
+def _problem(row: Mapping[str, Any], number: int, previous: str) -> str | None:
+    if row["id"] != number:
+        return f"it is missing: entry {row['id']} comes next"
+    if row["previous"] != previous:
+        return "it does not follow the entry before it"
+    if row["hash"] != entry_hash(row):
+        return "its content is not what was written"
+    return None
+
+
+class Trail:
+    """The trail in a ledger's database.
+
+    Args:
+        engine: the ledger's.
+    """
+
+    def __init__(self, engine: sa.Engine) -> None:
+        self._engine = engine
+
+    def append(
+        self, who: str, how: str, action: str, subject: str, detail: Mapping[str, Any]
+    ) -> Head:
+        """Write an entry, durably, and return it as the new head.
+
+        Args:
+            who: name of a principal or a client.
+            how: its way in.
+            action: `thing.verb`.
+            subject: what it was done to.
+            detail: anything that JSON holds, without secrets.
+
+        Raises:
+            UnavailableError: other servers wrote all the time.
+        """
+        entry = {
+            "at": time.time(),
+            "who": printable(who, MAX_TEXT),
+            "how": how,
+            "action": action,
+            "subject": printable(subject, MAX_TEXT),
+            "detail": json.dumps(detail, sort_keys=True, separators=(",", ":")),
+        }
+        for _ in range(TRIES):
+            try:
+                with self._engine.begin() as connection:
+                    return _append(connection, entry)
+            except sa.exc.IntegrityError:
+                continue  # another server took the number
+        raise UnavailableError("Expected to write the audit trail, but others write to it: retry.")
+
+    def head(self) -> Head:
+        """The newest entry."""
+        with self._engine.connect() as connection:
+            return _head(connection)
+
+
+def _append(connection: sa.Connection, entry: dict[str, Any]) -> Head:
+    head = _head(connection)
+    row = {**entry, "id": head.id + 1, "previous": head.hash}
+    row["hash"] = entry_hash(row)
+    connection.execute(audit.insert().values(row))
+    return Head(id=row["id"], hash=row["hash"])
+
+
+def _head(connection: sa.Connection) -> Head:
+    newest = sa.select(audit.c.id, audit.c.hash).order_by(audit.c.id.desc()).limit(1)
+    row = connection.execute(newest).first()
+    return Head() if row is None else Head(id=row.id, hash=row.hash)

@@ -1,0 +1,54 @@
+"""Scopes: every route says which it needs, and nobody gets through with less."""
+
+import getpass
+
+import pytest
+
+from fedloom.server import api
+from fedloom.server.access.principal import Scope
+from fedloom.server.access.tables import audit
+from support.door import Door
+from support.routes import table
+
+PUBLIC = set()
+"""Routes that ask nobody who they are."""
+
+
+@pytest.fixture
+def door(tmp_path):
+    with Door(tmp_path / "state") as door:
+        yield door
+
+
+def test_every_route_declares_its_scope(door):
+    """A route that forgot to would be open to everybody."""
+    rows = table(api.create_app(door.world, door.runs, door.authority))
+    assert len(rows) > 10
+    assert {row.path for row in rows if row.scope is None} == PUBLIC
+
+
+def test_scopes_are_nested():
+    """Each may do all that the one before may, and no more."""
+    table = [[scope.covers(needed) for needed in Scope] for scope in Scope]
+    assert table == [[True, False, False], [True, True, False], [True, True, True]]
+
+
+def test_caller_of_the_socket_is_the_local_user(door):
+    """The kernel says who it is, and the audit trail keeps it."""
+    door.ask("POST", "/tokens", {"client": "ward-3"})
+    head = door.world.ledger.trail.head()
+    assert head.id == 1
+    [entry] = door.world.ledger._rows(audit.select())
+    assert (entry["who"], entry["how"]) == (getpass.getuser(), "socket")
+    assert (entry["action"], entry["subject"]) == ("token.create", "ward-3")
+
+
+def test_action_is_not_done_where_the_trail_cannot_be_written(door, monkeypatch):
+    """What nobody can account for does not happen."""
+
+    def broken(*_):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(door.world.ledger.trail, "append", broken)
+    assert door.ask("POST", "/tokens", {"client": "ward-3"})[0] == 500
+    assert door.world.ledger.list_tokens() == []

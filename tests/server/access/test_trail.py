@@ -1,0 +1,148 @@
+"""The audit trail: whatever is done to its rows, the first wrong one is named."""
+
+import json
+import sqlite3
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+
+import pytest
+
+from fedloom.server.access.trail import FIRST, Head, Trail, entry_hash, first_break
+from fedloom.server.ledger import Ledger
+
+NUM_ENTRIES = 6
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    ledger = Ledger.in_directory(tmp_path)
+    yield ledger
+    ledger.close()
+
+
+@pytest.fixture
+def path(tmp_path, ledger):
+    """The ledger's file, with a trail of six entries."""
+    for number in range(1, NUM_ENTRIES + 1):
+        ledger.trail.append("ann", "socket", "run.pause", f"run-{number}", {"n": number})
+    return tmp_path / "ledger.sqlite"
+
+
+def _rows(path):
+    with sqlite3.connect(path) as database:
+        database.row_factory = sqlite3.Row
+        rows = [dict(row) for row in database.execute("SELECT * FROM audit ORDER BY id")]
+    database.close()
+    return rows
+
+
+def _tamper(path, *statements):
+    with sqlite3.connect(path) as database:
+        for statement in statements:
+            database.execute(statement)
+    database.close()
+
+
+def test_trail_begins_at_one_and_links_every_entry(path, ledger):
+    """Each hash is that of its entry, and each entry holds the one before."""
+    rows = _rows(path)
+    assert [row["id"] for row in rows] == [*range(1, NUM_ENTRIES + 1)]
+    assert [row["previous"] for row in rows] == [FIRST, *(row["hash"] for row in rows[:-1])]
+    assert ledger.trail.head() == Head(id=NUM_ENTRIES, hash=rows[-1]["hash"])
+    assert json.loads(rows[2]["detail"]) == {"n": 3}
+    assert first_break(rows, [ledger.trail.head()]) is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["at = at + 1e-6", "who = 'eve'", "how = 'token'", "action = 'run.stop'", "subject = 'x'",
+     "detail = '{}'", "hash = previous", "previous = hash"],
+)  # fmt: skip
+def test_edited_entry_is_found(path, change):
+    """Whichever of its fields was changed."""
+    _tamper(path, f"UPDATE audit SET {change} WHERE id = 3")
+    assert first_break(_rows(path)).id == 3
+
+
+def test_edit_that_hashes_anew_is_found_at_the_next_link(path):
+    """The forger has to go on to the end, where a kept head waits."""
+    rows = _rows(path)
+    head = Head(id=rows[-1]["id"], hash=rows[-1]["hash"])
+    rows[2]["who"] = "eve"
+    rows[2]["hash"] = entry_hash(rows[2])
+    assert first_break(rows).id == 4
+    for before, row in pairwise(rows[2:]):
+        row["previous"] = before["hash"]
+        row["hash"] = entry_hash(row)
+    assert first_break(rows) is None
+    assert first_break(rows, [head]).id == NUM_ENTRIES
+
+
+def test_removed_entry_is_found(path):
+    """At its own number."""
+    _tamper(path, "DELETE FROM audit WHERE id = 1")
+    assert first_break(_rows(path)).id == 1
+    _tamper(path, "UPDATE audit SET id = id - 1")
+    assert first_break(_rows(path)).id == 1
+
+
+def test_swapped_entries_are_found(path):
+    """At the first of the two."""
+    _tamper(
+        path,
+        "UPDATE audit SET id = 100 WHERE id = 2",
+        "UPDATE audit SET id = 2 WHERE id = 5",
+        "UPDATE audit SET id = 5 WHERE id = 100",
+    )
+    assert first_break(_rows(path)).id == 2
+
+
+def test_entry_put_between_is_found(path):
+    """With a right hash of its own, the next entry still does not follow it."""
+    rows = _rows(path)
+    extra = {**rows[2], "id": 3, "who": "eve"}
+    extra["hash"] = entry_hash(extra)
+    later = [{**row, "id": row["id"] + 1} for row in rows[2:]]
+    assert first_break([*rows[:2], extra, *later]).id == 4
+
+
+@pytest.mark.parametrize("kept", [0, 3])
+def test_cut_trail_is_found_by_a_head_that_was_kept(path, ledger, kept):
+    """Nothing else can tell: what is left is a good trail."""
+    head = ledger.trail.head()
+    _tamper(path, f"DELETE FROM audit WHERE id > {kept}")
+    assert first_break(_rows(path)) is None
+    assert first_break(_rows(path), [head]).id == kept + 1
+
+
+def test_older_head_does_not_complain_of_newer_entries(path, ledger):
+    """It vouches for what came before it."""
+    head = ledger.trail.head()
+    ledger.trail.append("ann", "socket", "run.stop", "run-1", {})
+    assert first_break(_rows(path), [head]) is None
+
+
+def test_writers_on_one_database_make_one_chain(tmp_path, path, ledger):
+    """Two servers that share a database take turns."""
+    other = Ledger.in_directory(tmp_path)
+
+    def write(trail: Trail) -> None:
+        for _ in range(10):
+            trail.append("ann", "socket", "run.pause", "run", {})
+
+    with ThreadPoolExecutor(2) as pool:
+        [*pool.map(write, [ledger.trail, other.trail])]
+    other.close()
+    rows = _rows(path)
+    assert len(rows) == NUM_ENTRIES + 20
+    assert first_break(rows) is None
+
+
+def test_strangers_text_is_kept_short_and_printable(tmp_path, ledger):
+    """A name with line breaks must not forge a line of the log."""
+    ledger.trail.append("a\nb" + "x" * 1000, "form", "login.fail", "é\u2028", {})
+    ledger.close()
+    [row] = _rows(tmp_path / "ledger.sqlite")
+    assert "\n" not in row["who"]
+    assert len(row["who"]) <= 300
+    assert first_break([row]) is None
