@@ -22,6 +22,7 @@ from fedloom.protocol.errors import (
 from fedloom.protocol.version import __version__
 from fedloom.server.engine.errors import OperatorRefused
 from fedloom.server.pki import Authority
+from fedloom.server.routes import events as event_routes
 from fedloom.server.routes import fleet as fleet_routes
 from fedloom.server.routes import models as model_routes
 from fedloom.server.routes import runs as run_routes
@@ -83,8 +84,8 @@ def create_app(
         fleet=fleet or world.config.fleet,
         enrolment=enrolment or world.config.enrolment,
     )
-    for router in (fleet_routes.router, model_routes.router, run_routes.router):
-        app.include_router(router, prefix="/v1")
+    for each in (event_routes, fleet_routes, model_routes, run_routes):
+        app.include_router(each.router, prefix="/v1")
     app.add_exception_handler(FedloomError, _known)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)

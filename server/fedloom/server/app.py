@@ -194,6 +194,7 @@ class Server:
             enrolment=_with_port(config.enrolment, self.enrolment_port),
         )
         self._background(control.serve(app, listener))
+        self._stack.callback(world.live.close)  # streams end first: they would not by themselves
         log.info("fleet on port %d, enrolment on port %d", self.fleet_port, self.enrolment_port)
 
     async def _start_enrolment(

@@ -87,6 +87,8 @@ class EnrolmentService:
         reply, serial, not_after = await issue(world, self._authority, request.csr_pem, caller.name)
         await world.in_ledger(world.ledger.enrol, token.id, serial, not_after)
         reply.fleet_port = self._fleet_port
+        world.live.changed("clients")
+        world.live.changed("tokens")
         log.info("%s enrolled", caller.name)
         return reply
 

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from fedloom.protocol.errors import Code, Refusal
 from fedloom.protocol.identity import Peer
 from fedloom.protocol.v1 import fleet_pb2
+from fedloom.server.live import Hub
 
 log = logging.getLogger(__name__)
 
@@ -97,9 +98,14 @@ class Session:
 
 
 class Fleet:
-    """All sessions and other calls, and the runs that listen."""
+    """All sessions and other calls, and the runs that listen.
+
+    Attributes:
+        live: whom to tell that somebody has come, gone or begun to work.
+    """
 
     def __init__(self) -> None:
+        self.live = Hub()
         self._sessions: dict[str, Session] = {}
         self._calls: dict[str, set[Call]] = {}
         self._listeners: list[Listener] = []
@@ -166,6 +172,7 @@ class Fleet:
         if older is not None:
             older.call.end(Refusal(Code.BUSY, "Another connection of this client has taken over."))
         self._sessions[session.client] = session
+        self._changed()
         self._announce(session.client)
 
     def leave(self, session: Session) -> None:
@@ -173,6 +180,7 @@ class Fleet:
         if self._sessions.get(session.client) is not session:
             return  # a newer one has taken over
         del self._sessions[session.client]
+        self._changed()
         for listener in list(self._listeners):
             listener.client_left(session.client)
 
@@ -182,6 +190,7 @@ class Fleet:
         if session is None or session.task not in (None, task):
             return False
         session.task = task
+        self._changed()
         for listener in self._listeners:
             if listener is not owner:
                 listener.client_left(client)
@@ -192,6 +201,7 @@ class Fleet:
         session = self._sessions.get(client)
         if session is not None and session.task == task:
             session.task = None
+            self._changed()
             self._announce(client)
 
     def send(self, client: str, message: fleet_pb2.ServerMessage) -> None:
@@ -201,6 +211,12 @@ class Fleet:
             sending = asyncio.ensure_future(session.send(message))
             self._sending.add(sending)
             sending.add_done_callback(self._sending.discard)
+
+    def _changed(self) -> None:
+        self.live.changed("clients", look=self._counts)
+
+    def _counts(self) -> dict[str, int]:
+        return {"online": len(self._sessions), "available": len(self.available())}
 
     def _announce(self, client: str) -> None:
         """Offer a client's time to the run that waits for it, else to all."""

@@ -186,6 +186,7 @@ class RoundShell:
             else:
                 self._effects.put_nowait(effect)
         self._set_timer()
+        self._world.live.changed("round", self.plan.run, self._brief)
 
     def _occupy(self, offer: Offer) -> bool:
         key = self.plan_of(offer.origin).key
@@ -502,6 +503,10 @@ class RoundShell:
             "quorum": self.engine.config.quorum,
             "deadline_left_s": self.engine.deadline_left_s(self._now()),
         }
+
+    def _brief(self) -> dict[str, Any]:
+        """What a watcher is told each time: where the round stands, without its members."""
+        return {name: value for name, value in self.status().items() if name != "members"}
 
     # ---- messages ----------------------------------------------------------------------------
 

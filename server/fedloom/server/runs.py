@@ -225,11 +225,17 @@ class RunDriver:
             log.info("run %s is %s: %s", self.id, state.value, reason or "done")
         ledger = self._world.ledger
         self._later(partial(ledger.set_run_state, self.id, state.value, reason, ended=ended))
+        self._changed()
 
     def _later(self, call: Any, *args: Any) -> None:
         task = asyncio.ensure_future(self._world.in_ledger(call, *args))
         self._pending.add(task)
         task.add_done_callback(self._pending.discard)
+        task.add_done_callback(lambda _: self._changed())
+
+    def _changed(self) -> None:
+        """Tell whoever watches that the run's rows are not what they were."""
+        self._world.live.changed("run", self.id)
 
     async def settled(self) -> None:
         """Wait until what was asked to be stored is stored."""
@@ -292,6 +298,7 @@ class RunDriver:
         assert shell is not None
         if not shell.goes_on:
             self.round = None
+        self._changed()
         if outcome.model is None:
             self.feed(RoundAbandoned(outcome.reason, fault=outcome.fault))
             return
@@ -399,6 +406,7 @@ class Runs:
         }
         await world.in_disk(world.noise.make, run, spec)
         await world.in_ledger(world.ledger.add_run, row, manifest.size_bytes)
+        world.live.changed("run", run)
         stored = await world.in_ledger(world.ledger.run, run)
         await self._drive(require_run(stored, run))
         log.info("run %s submitted: %s", run, json.dumps(spec.as_dict(), sort_keys=True))

@@ -410,6 +410,7 @@ class FleetService:
         except SQLAlchemyError as error:  # a full disk: the caller is told all the same
             log.warning("that refusal is not in the ledger: %s", type(error).__name__)
         call.refused(client, refusal)
+        world.live.changed("refusals", run)
         await abort(context, refusal)
 
 

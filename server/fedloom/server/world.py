@@ -14,6 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 from fedloom.server.config import ServerConfig
 from fedloom.server.fleet import Fleet
 from fedloom.server.ledger import Ledger
+from fedloom.server.live import Hub
 from fedloom.server.models import ModelStore
 from fedloom.server.noise import NoiseKeys
 from fedloom.server.spool import Spool
@@ -48,6 +49,7 @@ class World:
         in_ledger: calls the ledger's methods; one at a time, in order.
         in_fold: calls that own a sum; one at a time.
         in_disk: syncs and file copies.
+        live: whom to tell what has changed.
     """
 
     config: ServerConfig
@@ -55,6 +57,7 @@ class World:
     models: ModelStore
     spool: Spool
     noise: NoiseKeys
+    live: Hub = field(default_factory=Hub)
     fleet: Fleet = field(default_factory=Fleet)
     in_ledger: Thread = field(default_factory=lambda: Thread("ledger"))
     in_fold: Thread = field(default_factory=lambda: Thread("fold"))
@@ -67,6 +70,10 @@ class World:
         head = await self.in_ledger(self.ledger.trail.append, who, how, action, subject, detail)
         # The log may be kept where the ledger's writer cannot reach: it anchors the chain.
         log.info("audit %d: %s (%s) %s %s [%s]", head.id, who, how, action, subject, head.hash)
+
+    def __post_init__(self) -> None:
+        """Let watchers know who comes and goes."""
+        self.fleet.live = self.live
 
     def close(self) -> None:
         """Let everything go, in order."""

@@ -75,6 +75,7 @@ async def create_token(here: Here, principal: Admin, wish: NewToken) -> IssuedTo
     created_at = time.time()
     expires_at = created_at + wish.ttl_s
     token = await _store_token(here, here.authority.root_pin, client, expires_at)
+    here.world.live.changed("tokens")
     log.info("token %s made for %s", token.id, client)
     return IssuedToken(
         id=token.id,
@@ -147,6 +148,7 @@ async def revoke_client(here: Here, principal: Operator, name: str) -> ClientVie
     world.fleet.expel(
         name, Refusal(Code.REVOKED, f"The client {name!r} was revoked by the operator.")
     )
+    world.live.changed("clients")
     log.warning("%s revoked", name)
     rows = await world.in_ledger(world.ledger.list_clients)
     return next(_client(here, row) for row in rows if row["name"] == name)

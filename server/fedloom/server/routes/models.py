@@ -64,6 +64,7 @@ async def add_model(here: Here, principal: Operator, request: Request) -> Stored
         raise UnavailableError(f"The model could not be stored: {error}.") from error
     finally:
         temporary.unlink(missing_ok=True)
+    here.world.live.changed("models")
     log.info("model %s stored, %d bytes", digest[:12], manifest.size_bytes)
     return StoredModel(
         digest=digest,

@@ -1,0 +1,56 @@
+"""The route of live events: server-sent events, for pages and scripts alike."""
+
+from collections.abc import AsyncIterator
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from fastapi.responses import StreamingResponse
+
+from fedloom.protocol.errors import UnavailableError
+from fedloom.server.live import MAX_WATCHERS, Hub, Watcher
+from fedloom.server.routes.parts import FAULTS, Here
+from fedloom.server.routes.scopes import Viewer
+
+MEDIA_TYPE = "text/event-stream"
+
+router = APIRouter(tags=["events"], responses=FAULTS)
+
+
+@router.get(
+    "/events",
+    response_class=StreamingResponse,
+    responses={
+        200: {
+            "content": {MEDIA_TYPE: {"schema": {"type": "string"}}},
+            "description": "Server-sent events without end.",
+        }
+    },
+)
+async def events(
+    here: Here,
+    _: Viewer,
+    topics: Annotated[
+        str,
+        Query(max_length=200, description="of round, run, clients, tokens, models, refusals, log"),
+    ] = "",
+) -> StreamingResponse:
+    """What changes, as it changes, at most twice a second: an event names what to look at anew.
+
+    Without `topics` all but `log`. There is no replay: whoever connects again looks at everything.
+    """
+    hub = here.world.live
+    watcher = hub.watch({topic for topic in topics.split(",") if topic})
+    if watcher is None:
+        raise UnavailableError(
+            f"Expected at most {MAX_WATCHERS} watchers of events, got another: close a page."
+        )
+    headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+    return StreamingResponse(_until_gone(hub, watcher), media_type=MEDIA_TYPE, headers=headers)
+
+
+async def _until_gone(hub: Hub, watcher: Watcher) -> AsyncIterator[bytes]:
+    try:
+        async for message in watcher:
+            yield message
+    finally:
+        hub.leave(watcher)
