@@ -15,8 +15,8 @@ import time
 import grpc
 from deployment import cpu_s, deployed, memory_bytes, model, report
 
-from fedloom.client.agent import CHANNEL_OPTIONS
 from fedloom.client.config import load
+from fedloom.client.connection import CHANNEL_OPTIONS
 from fedloom.client.store import ClientStore
 from fedloom.protocol import wire
 from fedloom.protocol.identity import leaf_pem

@@ -25,8 +25,8 @@ import numpy as np
 from deployment import cpu_s, deployed, free_port, model, report
 
 from fedloom.client import transfer
-from fedloom.client.agent import CHANNEL_OPTIONS
 from fedloom.client.config import load
+from fedloom.client.connection import CHANNEL_OPTIONS
 from fedloom.client.store import ClientStore
 from fedloom.protocol import wire
 from fedloom.protocol.container import write_file

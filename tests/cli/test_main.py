@@ -47,6 +47,7 @@ def test_every_command_of_the_plan_is_there():
         *(f"reproduce {study}" for study in STUDIES),
         *("server init", "server run", "token create", "token list"),
         *("client enroll", "client run", "client list", "client revoke"),
+        "client config",
         *("run template", "run describe", "run submit", "run status", "run list", "run refusals"),
         *("run pause", "run resume", "run stop", "run close", "run abort", "run extend"),
         *("model list", "model export"),

@@ -11,6 +11,7 @@ from fedloom.client import Agent, Client
 from fedloom.client.config import load
 from fedloom.client.enrol import enrol
 from fedloom.protocol.container import read_params, write_file
+from support.federation import Federation
 
 PATIENCE_S = 20.0
 
@@ -64,11 +65,11 @@ class Agents:
         await enrol(f"127.0.0.1:{self.federation.server.enrolment_port}", token, path)
         self.configs[name] = replace(load(path), reconnect_s=0.2)
 
-    async def start(self, name, client):
+    async def start(self, name, client, gates=()):
         """Start an agent, enrolling it first if need be, and wait until it attends."""
         if name not in self.configs:
             await self.enrol(name)
-        self.tasks[name] = asyncio.ensure_future(Agent(client, self.configs[name]).run())
+        self.tasks[name] = asyncio.ensure_future(Agent(client, self.configs[name], gates).run())
         fleet = self.federation.world.fleet
         await until(lambda: fleet.get(name) is not None)
 
@@ -107,3 +108,20 @@ def result(federation, run):
     """The current model of a run."""
     row = federation.ledger.run(run)
     return read_params(federation.world.models.path(row["model"]))
+
+
+def played(tmp_path, scenario):
+    """Run a scenario against a server of its own, with agents that it may start."""
+
+    async def main():
+        (tmp_path / "server").mkdir()
+        federation = await Federation(tmp_path / "server").start()
+        agents = Agents(federation, tmp_path)
+        try:
+            async with asyncio.timeout(60):
+                await scenario(federation, agents)
+        finally:
+            await agents.stop()
+            await federation.stop()
+
+    asyncio.run(main())

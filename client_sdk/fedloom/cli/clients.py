@@ -3,6 +3,7 @@
 import asyncio
 import os
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -10,12 +11,22 @@ from fedloom.cli import output
 from fedloom.cli.lazy import OrderedGroup
 from fedloom.cli.options import directory_option, json_option
 
+config_option = click.option(
+    "--config",
+    type=click.Path(path_type=Path, dir_okay=False),
+    envvar="FEDLOOM_CONFIG",
+    show_envvar=True,
+    default=Path("client.toml"),
+    show_default=True,
+    help="As `fedloom client enroll` wrote it; the environment may say it all instead.",
+)
+
 
 @click.group(cls=OrderedGroup)
 def client() -> None:
     """Enrol and run a device; list and revoke them.
 
-    `enroll` and `run` are for the device, `list` and `revoke` for the operator.
+    `enroll`, `run` and `config` are for the device, `list` and `revoke` for the operator.
     """
 
 
@@ -74,13 +85,7 @@ def _token(given: str) -> str:
 
 @client.command()
 @click.argument("code", metavar="FILE.py:NAME|MODULE:NAME")
-@click.option(
-    "--config",
-    type=click.Path(path_type=Path, dir_okay=False),
-    default=Path("client.toml"),
-    show_default=True,
-    help="As `fedloom client enroll` wrote it.",
-)
+@config_option
 @click.option(
     "--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True
 )
@@ -106,6 +111,41 @@ def run(code: str, config: Path, log_format: str, log_level: str) -> None:
 
     set_up(log_format, log_level)
     attend(load_client(code), config=config)
+
+
+@client.command("config")
+@config_option
+@json_option
+def show_config(config: Path) -> None:
+    """Print the settings that hold, and where each comes from.
+
+    A variable of the environment goes over client.toml, and that over the default.
+
+    \b
+    Example:
+      fedloom client config --config /etc/fedloom/client.toml
+    """
+    from fedloom.client import config as settings  # noqa: PLC0415 - as above
+    from fedloom.client.settings import declared, text_of, value_of  # noqa: PLC0415
+
+    loaded = settings.read(config)
+    rows = [
+        (s.key, value_of(loaded.config, s), loaded.sources.get(s.key, "default"))
+        for s in declared(settings.ClientConfig)
+    ]
+    found = {k: {"value": _plain(value), "source": source} for k, value, source in rows}
+    texts = [(key, text_of(value), source) for key, value, source in rows]
+    widths = [max(len(row[i]) for row in texts) for i in (0, 1)]
+    output.emit(
+        {"settings": found},
+        lambda: click.echo(
+            "\n".join(f"{k:<{widths[0]}}  {v:<{widths[1]}}  {source}" for k, v, source in texts)
+        ),
+    )
+
+
+def _plain(value: Any) -> Any:
+    return str(value) if isinstance(value, Path) else value
 
 
 @client.command("list")

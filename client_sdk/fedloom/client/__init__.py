@@ -26,11 +26,13 @@ from fedloom.client.api import (
 )
 from fedloom.client.config import ClientConfig
 from fedloom.client.files import load_file, save_file
+from fedloom.client.gates import Gate
 
 __all__ = [
     "Agent",
     "Client",
     "ClientConfig",
+    "Gate",
     "Kind",
     "MaskOf",
     "Metrics",

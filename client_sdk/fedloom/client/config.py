@@ -1,9 +1,18 @@
-"""Settings of a client: `client.toml`, checked with errors that say what to mend."""
+"""Settings of a client: `client.toml` and the environment, with errors that say what to mend.
 
+Invariant: what is declared here is all there is: the template that enrolment writes, the table in
+docs/client.md and the environment variables come from it.
+"""
+
+import os
 import tomllib
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass
 from pathlib import Path
+from typing import Any
 
+from fedloom.client import settings
+from fedloom.client.settings import setting
 from fedloom.protocol import chunks
 from fedloom.protocol.errors import UsageError
 from fedloom.protocol.wire import CHUNK_BYTES
@@ -11,26 +20,29 @@ from fedloom.protocol.wire import CHUNK_BYTES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientConfig:
-    """Where a client belongs.
+    """Where a client belongs, and how it behaves there; each setting says what it is."""
 
-    Attributes:
-        server: host:port of the fleet.
-        state_dir: holds the identity, received models and unsent updates.
-        labels: shown to the operator.
-        plaintext: name to go by without TLS, on loopback only; empty for mTLS.
-        reconnect_s: longest wait between attempts to reconnect, seconds.
-        chunk_bytes: of an update in one message; "auto" to find the fastest by measurement.
-    """
-
-    server: str
-    state_dir: Path
-    labels: dict[str, str] = field(default_factory=dict)
-    plaintext: str = ""
-    reconnect_s: float = 60.0
-    chunk_bytes: chunks.Setting = CHUNK_BYTES
+    server: str = setting(doc="host:port of the fleet", example="fl.example.org:7443")
+    state_dir: Path = setting(
+        doc="folder of the identity, received models and unsent updates; keep it private; from "
+        "the folder of this file, or the current one where the environment says it",
+        example="client-state",
+    )
+    plaintext: str = setting(
+        "", doc="name to go by without TLS, on loopback only, for trials", example="ward-3"
+    )
+    reconnect_s: float = setting(
+        60.0, doc="longest wait between attempts to reconnect, seconds", least=1e-3
+    )
+    chunk_bytes: chunks.Setting = setting(
+        CHUNK_BYTES, doc='bytes in one message; "auto" finds the fastest by measurement'
+    )
+    labels: dict[str, str] = setting(
+        default_factory=dict, doc="shown to the operator", example={"ward": "3"}
+    )
 
     def __post_init__(self) -> None:
-        """Check every setting."""
+        """Check what concerns more than one value."""
         host, _, port = self.server.rpartition(":")
         if not host or not port.isdigit() or not 0 < int(port) <= 65535:
             raise UsageError(f"Expected server as host:port, got {self.server!r}.")
@@ -41,60 +53,122 @@ class ClientConfig:
         chunks.check(self.chunk_bytes)
 
 
-TEMPLATE = """\
-# Where this client belongs. Paths are relative to this file.
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Settings, and where they are from.
 
-# host:port of the fleet
-server = "{server}"
+    Attributes:
+        config: the settings.
+        sources: key → `file`, or the variable of the environment; what is missing is the default.
+    """
 
-# holds the identity, received models and unsent updates; keep it private
-state_dir = "{state_dir}"
-
-# longest wait between attempts to reconnect, seconds
-reconnect_s = 60.0
-
-# bytes of an update in one message; "auto" finds the fastest by measurement
-chunk_bytes = 1048576
-
-# shown to the operator
-[labels]
-"""
+    config: ClientConfig
+    sources: Mapping[str, str]
 
 
-def load(path: Path) -> ClientConfig:
-    """Read a client.toml.
+def load(path: Path, environ: Mapping[str, str] | None = None) -> ClientConfig:
+    """Read a client.toml and the environment; without a file the environment may say it all.
+
+    Args:
+        path: of the file.
+        environ: variables that go over the file; this process's by default.
 
     Raises:
-        UsageError: it is missing, or holds what it must not.
+        UsageError: something required is missing, or there is what must not be.
     """
+    return read(path, environ).config
+
+
+def read(path: Path, environ: Mapping[str, str] | None = None) -> Loaded:
+    """As `load`, with the source of each setting."""
     try:
-        values = tomllib.loads(path.read_text())
+        told = settings.from_environment(ClientConfig, os.environ if environ is None else environ)
+    except UsageError as error:
+        raise UsageError(f"In the environment: {error}") from None
+    try:
+        written = settings.from_toml(ClientConfig, _document(path))
+        if "state_dir" in written:
+            written["state_dir"] = path.parent / written["state_dir"]
+        _check_required(written | told, path)
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}" if path.exists() else str(error)) from None
+    config = settings.build(ClientConfig, written | told)
+    variables = {s.key: s.variable for s in settings.declared(ClientConfig)}
+    sources = dict.fromkeys(written, str(path)) | {key: variables[key] for key in told}
+    return Loaded(config, sources)
+
+
+def _document(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
     except FileNotFoundError:
+        return {}
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{error}") from None
+
+
+def _check_required(values: Mapping[str, Any], path: Path) -> None:
+    required = [s for s in settings.declared(ClientConfig) if s.default is MISSING]
+    missing = [s for s in required if s.key not in values]
+    if not missing:
+        return
+    if not path.exists():
         raise UsageError(
-            f"Expected a client's settings in {path}, got no such file: "
-            "`fedloom client enroll` makes one."
-        ) from None
-    except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{path}: {error}") from None
-    known = {f.name for f in fields(ClientConfig)}
-    if unknown := sorted(set(values) - known):
-        raise UsageError(
-            f"{path}: expected settings of {', '.join(sorted(known))}, got {', '.join(unknown)}."
+            f"Expected a client's settings in {path}, got no such file: `fedloom client enroll` "
+            f"makes one. Or set {' and '.join(s.variable for s in missing)}."
         )
-    for name in ("server", "state_dir"):
-        if not isinstance(values.get(name), str):
-            raise UsageError(f"{path}: expected {name} as a string, got {values.get(name)!r}.")
-    labels = values.get("labels", {})
-    if not isinstance(labels, dict):
-        raise UsageError(f"{path}: expected a table [labels], got {labels!r}.")
-    try:
-        return ClientConfig(
-            server=values["server"],
-            state_dir=path.parent / values["state_dir"],
-            labels={str(k): str(v) for k, v in labels.items()},
-            plaintext=str(values.get("plaintext", "")),
-            reconnect_s=float(values.get("reconnect_s", 60.0)),
-            chunk_bytes=values.get("chunk_bytes", CHUNK_BYTES),
-        )
-    except (TypeError, ValueError) as error:
-        raise UsageError(f"{path}: {error}") from None
+    names = " and ".join(f"{s.key} as {settings.type_name(s.kind)}" for s in missing)
+    raise UsageError(f"expected {names}, got nothing; it may also be {missing[0].variable}.")
+
+
+def template(given: Mapping[str, Any]) -> str:
+    """A client.toml with every setting, its sentence, and its default as a comment.
+
+    Args:
+        given: key → value that is written as a setting.
+    """
+    lines = ["# Settings of a client; docs/client.md says more. Each may also be a variable of the"]
+    lines += ["# environment, which goes over this file, such as FEDLOOM_SERVER."]
+    table = ""
+    for item in settings.declared(ClientConfig):
+        if item.kind == dict[str, str]:
+            continue
+        if item.table != table:
+            table = item.table
+            lines += ["", f"[{table}]"]
+        lines += ["", f"# {item.doc}", _line(item, given)]
+    for item in settings.declared(ClientConfig):
+        if item.kind == dict[str, str]:
+            pairs = given.get(item.key) or {}
+            example = [f"# {k} = {settings.text_of(v)}" for k, v in (item.example or {}).items()]
+            lines += ["", f"# {item.doc}", f"[{item.key}]"]
+            lines += [f"{k} = {settings.text_of(v)}" for k, v in pairs.items()] or example
+    return "\n".join(lines) + "\n"
+
+
+def _line(item: settings.Setting, given: Mapping[str, Any]) -> str:
+    if item.key in given:
+        return f"{item.name} = {settings.text_of(given[item.key])}"
+    shown = item.example if item.default in (None, "", ()) else item.default
+    return f"# {item.name} = {settings.text_of(shown)}"
+
+
+def table() -> str:
+    """The settings as a table of Markdown, for docs/client.md."""
+    rows = ["| setting | variable | type | default | |", "|---|---|---|---|---|"]
+    for item in settings.declared(ClientConfig):
+        if item.default is MISSING:
+            default = "required"
+        else:
+            empty = item.default in (None, "", (), {})
+            default = "–" if empty else f"`{settings.text_of(item.default)}`"
+        kind = settings.type_name(item.kind).replace("|", "\\|")
+        cells = (f"`{item.key}`", f"`{item.variable}`", kind, default, _bounded(item))
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows) + "\n"
+
+
+def _bounded(item: settings.Setting) -> str:
+    if item.least is not None and item.most is not None:
+        return f"{item.doc}; {item.least:g} to {item.most:g}"
+    return item.doc

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import grpc
 
-from fedloom.client.config import TEMPLATE
+from fedloom.client.config import template
 from fedloom.client.store import ClientStore
 from fedloom.protocol import identity, wire
 from fedloom.protocol.bootstrap import fetch_root
@@ -63,7 +63,7 @@ def _keep(config: Path, key_pem: bytes, issued: enrolment_pb2.IssuedCertificate,
     store = ClientStore(config.parent / "client-state")
     store.save_identity(key_pem, issued.chain_pem, issued.root_pem)
     fleet = f"{host}:{issued.fleet_port}"
-    config.write_text(TEMPLATE.format(server=fleet, state_dir="client-state"))
+    config.write_text(template({"server": fleet, "state_dir": "client-state"}))
 
 
 async def _call(

@@ -1,0 +1,212 @@
+"""The tasks that a client has taken: from an offer to an update that the server has.
+
+Work outlives the connection: a task goes on while the network is away, and an update that was made
+is sent until the server has it or no longer wants it.
+"""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import TypeVar
+
+from fedloom.client import transfer
+from fedloom.client.api import Client, Task
+from fedloom.client.connection import Connection
+from fedloom.client.gates import Gate, first_objection
+from fedloom.client.store import KEEP_MODELS, ClientStore
+from fedloom.client.training import Work, task_from_message
+from fedloom.protocol.chunks import Chunks
+from fedloom.protocol.errors import FedloomError, Refusal
+from fedloom.protocol.v1 import fleet_pb2
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+TaskId = tuple[str, int]
+
+STOP_S = 10.0
+"""How long a stopping process waits for the author's code to end its step."""
+
+
+class Tasks:
+    """The work of one client.
+
+    Args:
+        client: the author's code.
+        connection: to the server.
+        store: of models and updates.
+        chunks: how large the messages of an upload are.
+        gates: asked, in order, before anything of an offer is downloaded.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        connection: Connection,
+        store: ClientStore,
+        chunks: Chunks,
+        gates: Sequence[Gate] = (),
+    ) -> None:
+        self._client = client
+        self._connection = connection
+        self._store = store
+        self._chunks = chunks
+        self._gates = gates
+        self._work: dict[TaskId, asyncio.Task[None]] = {}
+        self._tasks: dict[TaskId, Task] = {}
+        self._training = asyncio.Lock()
+
+    def at_work(self) -> Collection["asyncio.Task[None]"]:
+        """What is being done."""
+        return self._work.values()
+
+    async def offered(self, offer: fleet_pb2.Task) -> None:
+        """Take up an offer, or say why not."""
+        key = (offer.key.run, offer.key.round)
+        if key not in self._work:
+            try:
+                task = task_from_message(offer, self._connection.name)
+            except FedloomError as error:
+                await self._reply(offer.key, declined=str(error))
+                return
+            if objection := await asyncio.to_thread(first_objection, self._gates, offer):
+                log.info("round %d of %s is declined: %s", key[1], key[0], objection)
+                await self._reply(offer.key, declined=objection)
+                return
+            self._tasks[key] = task
+            work = asyncio.ensure_future(self._do(offer, task))
+            self._work[key] = work
+            work.add_done_callback(lambda _: self._forget(key))
+        await self._reply(offer.key)
+
+    async def _reply(self, key: fleet_pb2.TaskKey, declined: str = "") -> None:
+        reply = fleet_pb2.OfferReply(task=key, accepted=not declined, reason=declined)
+        await self._connection.send(fleet_pb2.ClientMessage(offer_reply=reply))
+
+    def _forget(self, key: TaskId) -> None:
+        self._work.pop(key, None)
+        self._tasks.pop(key, None)
+
+    def withdrawn(self, withdraw: fleet_pb2.Withdraw) -> None:
+        """Drop a task that nobody wants any more."""
+        key = (withdraw.task.run, withdraw.task.round)
+        log.info("round %d of %s is no longer wanted: %s", key[1], key[0], withdraw.reason)
+        self._cancel(key)
+        self._store.settle(*key)
+
+    def _cancel(self, key: TaskId) -> None:
+        if key in self._tasks:
+            self._tasks[key].stop()
+            self._work[key].cancel()
+
+    async def stop(self) -> None:
+        """End all work, as fast as the author's code ends its step."""
+        for key in list(self._work):
+            self._cancel(key)
+        if self._work:
+            await asyncio.wait(list(self._work.values()), timeout=STOP_S)
+
+    async def _do(self, offer: fleet_pb2.Task, task: Task) -> None:
+        """One task, from the model to the acknowledged update."""
+        key = (task.run, task.round)
+        try:
+            header = await self._update(offer, task)
+            await self._connection.persist(lambda: self._upload(header))
+            name = self._connection.name
+            log.info("%s: update of round %d of %s accepted", name, task.round, task.run)
+            self._store.settle(*key)
+        except Refusal as refusal:
+            log.warning("round %d of %s: %s: %s", task.round, task.run, refusal.code, refusal)
+            self._store.settle(*key)
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            log.exception("round %d of %s: the client's code failed", task.round, task.run)
+            reason = f"{type(error).__name__}: {error}"
+            failed = fleet_pb2.TaskFailed(task=offer.key, reason=reason[:500])
+            await self._connection.send(fleet_pb2.ClientMessage(task_failed=failed))
+
+    async def _update(self, offer: fleet_pb2.Task, task: Task) -> fleet_pb2.UpdateHeader:
+        """The update for a task: the one made before a restart, or a new one."""
+        owed = await asyncio.to_thread(self._store.owed, offer)
+        if owed is not None:
+            log.info("round %d of %s: sending the update made before", task.round, task.run)
+            return owed
+        async with self._training:  # a withdrawn task's code may still be ending
+            self._store.settle_others(task.run, task.round)
+            await self._advance(offer)
+            for model in (m for m in (offer.model, offer.received) if m.digest):
+                if not await asyncio.to_thread(self._store.has_model, model.digest):
+                    await self._connection.persist(partial(self._download, model))
+            work = Work(self._client, task, offer, self._connection.name, self._store)
+            return await in_thread(work.run, task)
+
+    async def _advance(self, offer: fleet_pb2.Task) -> None:
+        """Make the offered model from one that is here, where differences lead there.
+
+        Where anything is amiss there is no harm done: the whole model is downloaded then.
+        """
+        store, steps = self._store, list(offer.differences)
+        # The model that they lead from must stay while they come.
+        store.keep = KEEP_MODELS + len(steps)
+        if not steps or await asyncio.to_thread(store.has_model, offer.model.digest):
+            return
+        known = [await asyncio.to_thread(store.has_model, step.base) for step in steps]
+        if not any(known):
+            return
+        del steps[: len(known) - 1 - known[::-1].index(True)]  # from the newest that is here
+        digests = [step.difference.digest for step in steps]
+        try:
+            for step in steps:
+                await self._connection.persist(partial(self._download, step.difference))
+            base, digest = steps[0].base, offer.model.digest
+            await asyncio.to_thread(store.advance, base, digests, digest)
+        except (FedloomError, OSError) as error:
+            log.warning("a difference does not lead to the model, so all of it comes: %s", error)
+
+    async def _download(self, model: fleet_pb2.ModelRef) -> None:
+        here = self._connection
+        async with here.channel_for(model.size_bytes) as channel:
+            await transfer.download(channel, model, self._store, here.server, here.metadata)
+
+    async def _upload(self, header: fleet_pb2.UpdateHeader) -> None:
+        here = self._connection
+        async with here.channel_for(header.size_bytes) as channel:
+            await transfer.upload(
+                channel, header, self._store, here.server, here.metadata, chunks=self._chunks
+            )
+
+
+async def in_thread(call: Callable[[], T], task: Task) -> T:
+    """Run blocking code in a daemon thread: it must not keep a stopping process alive.
+
+    When cancelled, the code is asked to stop and is waited for: two trainings never overlap.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if not done.cancelled():
+            if error is None:
+                done.set_result(result)  # type: ignore[arg-type]
+            else:
+                done.set_exception(error)
+
+    def target() -> None:
+        try:
+            result, error = call(), None
+        except BaseException as caught:  # noqa: BLE001 - handed over whole
+            result, error = None, caught
+        with suppress(RuntimeError):  # the loop has closed: nobody waits
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=target, name="training", daemon=True).start()
+    try:
+        return await asyncio.shield(done)
+    except asyncio.CancelledError:
+        task.stop()
+        await asyncio.wait([done])
+        raise

@@ -1,0 +1,40 @@
+"""`fedloom client config`: what holds on this device, and why."""
+
+import json
+
+from click.testing import CliRunner
+
+from fedloom.cli.main import main
+
+
+def invoke(*words, **variables):
+    return CliRunner(env=variables).invoke(main, ["client", "config", *words])
+
+
+def test_it_tells_each_setting_with_its_source(tmp_path):
+    """For people in columns."""
+    path = tmp_path / "client.toml"
+    path.write_text('server = "localhost:7443"\nstate_dir = "state"\n')
+    lines = invoke("--config", str(path), FEDLOOM_RECONNECT_S="5").stdout.splitlines()
+    rows = {line.split()[0]: line.split()[1:] for line in lines}
+    assert rows["reconnect_s"] == ["5.0", "FEDLOOM_RECONNECT_S"]
+    assert rows["server"] == ['"localhost:7443"', str(path)]
+    assert rows["labels"] == ["{}", "default"]
+
+
+def test_it_needs_no_file_where_the_environment_says_all(tmp_path):
+    """And says the same to machines."""
+    words = ("--json", "--config", str(tmp_path / "none.toml"))
+    result = invoke(*words, FEDLOOM_SERVER="fl:1", FEDLOOM_STATE_DIR="/state")
+    found = json.loads(result.stdout)["settings"]
+    assert found["server"] == {"value": "fl:1", "source": "FEDLOOM_SERVER"}
+    assert found["state_dir"]["value"] == "/state"
+
+
+def test_a_wrong_setting_ends_it_with_one_line(tmp_path):
+    """As it would end the agent."""
+    path = tmp_path / "client.toml"
+    path.write_text('sevrer = "localhost:7443"\n')
+    result = invoke("--config", str(path))
+    assert result.exit_code == 2
+    assert "did you mean server?" in result.stderr
