@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from fedloom.client import Kind, Task, Weighting
-from fedloom.client.torch import TorchClient, parameters, stopping
+from fedloom.client import Kind, Task, Weighting, stopping
+from fedloom.client.torch import TorchClient, parameters
 from fedloom.client.torch.stopping import Stopping
 from fedloom.strategies import Plain, RoundSettings, client_rule
 

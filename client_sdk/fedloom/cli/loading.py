@@ -3,11 +3,14 @@
 import importlib
 import importlib.util
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from fedloom.client import Client
+import numpy as np
+
+from fedloom.client import Client, Params
 from fedloom.protocol.errors import UsageError
 
 
@@ -27,6 +30,30 @@ def load_client(code: str) -> Client:
             f"{type(found).__name__}."
         )
     return found
+
+
+def initial_model(code: str) -> Params:
+    """Load the model that a run begins with, from a client or from a dict of arrays.
+
+    Raises:
+        UsageError: there is no such thing, or it is neither, or the client has none.
+    """
+    found = find(code)
+    if not isinstance(found, Client | Mapping) and callable(found):
+        found = found()
+    params = found.initial() if isinstance(found, Client) else found
+    if params is None:
+        raise UsageError(
+            f"Expected {code} to say what a run begins with, got none. Give the client a method "
+            "`initial` that returns arrays by name."
+        )
+    if not isinstance(params, Mapping) or not all(
+        isinstance(name, str) and isinstance(value, np.ndarray) for name, value in params.items()
+    ):
+        raise UsageError(
+            f"Expected {code} to be a client or arrays by name, got a {type(params).__name__}."
+        )
+    return dict(params)
 
 
 def find(code: str) -> Any:

@@ -23,7 +23,7 @@ COMMANDS = {
     "token": Lazy("fedloom.cli.tokens:token", "Invite devices by one-time tokens."),
     "client": Lazy("fedloom.cli.clients:client", "Enrol and run a device; list and revoke them."),
     "run": Lazy("fedloom.cli.runs:run", "Submit training runs, watch and steer them."),
-    "model": Lazy("fedloom.cli.models:model", "List models and export them as safetensors."),
+    "model": Lazy("fedloom.cli.models:model", "Make, list and export models, as safetensors."),
     "simulate": Lazy(
         "fedloom.simulation.command:simulate",
         "Simulate an experiment: thousands of clients here, with the server's own rounds.",
@@ -51,6 +51,7 @@ A first run, on one machine:
   fedloom client enroll --server localhost:7444 --token TOKEN
   fedloom client run my_client.py:client &
   fedloom run template > run.toml
+  fedloom model init my_client.py:client --out init.safetensors
   fedloom run submit run.toml --model init.safetensors
   fedloom run status --watch
 

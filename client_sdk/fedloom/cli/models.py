@@ -1,4 +1,4 @@
-"""`fedloom model`: what runs began with and what they made."""
+"""`fedloom model`: what runs begin with and what they made."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from fedloom.protocol.errors import UsageError
 
 @click.group(cls=OrderedGroup)
 def model() -> None:
-    """List models and export them as safetensors."""
+    """Make, list and export models, as safetensors."""
 
 
 @model.command("list")
@@ -47,6 +47,43 @@ def list_models(run: str | None, directory: Path) -> None:
             rows,
             "No models yet: submit a run with `fedloom run submit`.",
         ),
+    )
+
+
+@model.command()
+@click.argument("code", metavar="FILE.py:NAME|MODULE:NAME")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    required=True,
+    metavar="FILE",
+    help="Where to write it; replaced if it exists.",
+)
+@json_option
+def init(code: str, out: Path) -> None:
+    """Write the model that a run begins with, from the code of a client.
+
+    NAME is a client that has `initial`, as those of fedloom.client.torch and sklearn do, or a dict
+    of arrays by name, or what makes one of these without arguments.
+
+    \b
+    Example:
+      fedloom model init my_client.py:client --out init.safetensors
+      fedloom run submit run.toml --model init.safetensors
+    """
+    from fedloom.cli.loading import initial_model  # noqa: PLC0415 - it imports people's code
+    from fedloom.client import save_file  # noqa: PLC0415
+
+    params = initial_model(code)
+    save_file(params, out)
+    shown = {
+        name: {"shape": list(array.shape), "dtype": str(array.dtype)}
+        for name, array in params.items()
+    }
+    values = sum(array.size for array in params.values())
+    output.emit(
+        {"file": str(out), "tensors": shown},
+        lambda: click.echo(f"{len(params)} tensors of {values:,} values in all: {out}"),
     )
 
 

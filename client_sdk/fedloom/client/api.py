@@ -4,11 +4,12 @@ import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedloom.client import progress, typed
 from fedloom.client.local import Local
 from fedloom.protocol.errors import UsageError
 from fedloom.strategies import ClientRule, RoundSettings
@@ -16,6 +17,7 @@ from fedloom.strategies import ClientRule, RoundSettings
 Params: TypeAlias = dict[str, NDArray[Any]]
 Metrics: TypeAlias = Mapping[str, float]
 Scalar: TypeAlias = bool | int | float | str
+T = TypeVar("T")
 
 
 class Kind(StrEnum):
@@ -64,6 +66,33 @@ class Task:
     client: str = ""
     local: Local = field(default_factory=Local, repr=False, compare=False)
     _stopping: threading.Event = field(default_factory=threading.Event, repr=False, compare=False)
+    _reporter: progress.Reporter = field(
+        default_factory=progress.Reporter, repr=False, compare=False
+    )
+
+    def config_as(self, kind: type[T]) -> T:
+        """What the run's author passes to the client's code, as a dataclass of yours.
+
+        Args:
+            kind: a dataclass with fields of bool, int, float, str, `Literal` or `| None`. Fields
+                with a default may be left out of the run's `[config]`.
+
+        Raises:
+            UsageError: a name that it lacks, one that is missing, or a value of another type.
+        """
+        return typed.typed(self.config, kind)
+
+    def progress(self, done: float | tuple[float, float], loss: object = None) -> None:
+        """Say how far the training is, for the operator to see; it costs next to nothing.
+
+        At most one message a second leaves the device, and none without a connection. Where the
+        run is private, the loss never does.
+
+        Args:
+            done: a fraction from 0 to 1, or `(done, of)`, such as steps.
+            loss: of late; anything that `float` takes.
+        """
+        self._reporter.say(done, loss)
 
     def tensors(self, names: Iterable[str]) -> frozenset[str]:
         """Those of the model's tensors that this task trains, also those that stay here.
@@ -161,6 +190,10 @@ class Client:
             The number of examples and metrics.
         """
         raise NotImplementedError
+
+    def initial(self) -> Params | None:
+        """Model that a run may begin with, for `fedloom model init`; None where there is none."""
+        return None
 
     def can_evaluate(self) -> bool:
         """Whether `evaluate` is there."""

@@ -8,16 +8,22 @@ from collections.abc import Callable, Iterator, Sized
 from itertools import islice
 from typing import Any, Protocol, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
+from fedloom.client.data import Shard
+from fedloom.client.stopping import num_batches
 from fedloom.protocol.errors import UsageError
 
-Data = tuple[Tensor, Tensor] | Dataset[Any] | DataLoader[Any]
-"""(x, y) with one example per row, or a map-style data set of such pairs, or a loader of one."""
+Data = tuple[Tensor, Tensor] | Dataset[Any] | DataLoader[Any] | Shard
+"""(x, y) with one example per row, or a map-style data set of such pairs, or a loader of one, or a
+shard of `fedloom.client.data`."""
 
 Batch = tuple[Any, Tensor]
+count = num_batches
 EVALUATION_BATCH = 256
 """Examples evaluated at a time."""
 
@@ -72,6 +78,27 @@ class _Items:
         return x, y
 
 
+class _OfShard:
+    """Examples of a shard: what is taken becomes tensors."""
+
+    def __init__(self, shard: Shard) -> None:
+        self._shard = shard
+
+    def __len__(self) -> int:
+        return len(self._shard)
+
+    def all(self) -> Batch:
+        return self._tensors(*self._shard.all())
+
+    def take(self, indices: Tensor) -> Batch:
+        return self._tensors(*self._shard.take(indices.numpy()))
+
+    @staticmethod
+    def _tensors(*arrays: NDArray[Any]) -> Batch:
+        x, y = (torch.from_numpy(np.require(array, requirements=["C", "W"])) for array in arrays)
+        return x, y
+
+
 def examples(data: Data) -> Examples:
     """Wrap data so that batches can be drawn from it.
 
@@ -81,6 +108,8 @@ def examples(data: Data) -> Examples:
     Raises:
         UsageError: for data without a length, such as an iterable data set.
     """
+    if isinstance(data, Shard):
+        return _OfShard(data)
     collate: Callable[[list[Any]], Any] = default_collate
     if isinstance(data, DataLoader):
         # In a loader without automatic batching collate_fn takes one item, not a list of them.
@@ -118,12 +147,6 @@ def shuffled(num_examples: int, batch_size: int, seed: int) -> Iterator[Tensor]:
         yield from torch.split(order, batch_size)
 
 
-def count(num_examples: int, *, epochs: int | None, steps: int | None, batch_size: int) -> int:
-    """The number of batches in a local training; as `training`."""
-    per_epoch = -(-num_examples // batch_size) if batch_size else 1
-    return steps if steps is not None else (epochs or 0) * per_epoch
-
-
 def in_order(source: Examples, batch_size: int = EVALUATION_BATCH) -> Iterator[Batch]:
     """Every example once, in order."""
     for indices in torch.split(torch.arange(len(source)), batch_size):
@@ -143,10 +166,10 @@ def training(
         seed: gives the order.
     """
     num_examples = len(source)
-    num_batches = count(num_examples, epochs=epochs, steps=steps, batch_size=batch_size)
+    wanted = count(num_examples, epochs=epochs, steps=steps, batch_size=batch_size)
     if not batch_size:
-        for _ in range(num_batches):
+        for _ in range(wanted):
             yield source.all()  # order does not matter, so the data is not copied into another
         return
-    for indices in islice(shuffled(num_examples, batch_size, seed), num_batches):
+    for indices in islice(shuffled(num_examples, batch_size, seed), wanted):
         yield source.take(indices)

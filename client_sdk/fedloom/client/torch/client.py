@@ -141,6 +141,10 @@ class TorchClient(Client):
         totals = loop.measure(self.model, in_order, self._loss)
         return totals.num_examples, totals.metrics()
 
+    def initial(self) -> dict[str, NDArray[Any]]:
+        """Model that a run may begin with: the module's tensors as they are."""
+        return {name: np.array(array) for name, array in modules.parameters(self.model).items()}
+
     def can_evaluate(self) -> bool:
         """Whether there is data to evaluate on."""
         return self._evaluate is not None

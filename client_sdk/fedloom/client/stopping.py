@@ -1,0 +1,90 @@
+"""How long a local training is, and when it ends before that: asked to, out of time, in vain.
+
+Plain numbers, so that every framework's training shares it.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from fedloom.strategies import RoundSettings
+
+
+def never() -> bool:
+    """Ask nothing of a training."""
+    return False
+
+
+def num_batches(
+    num_examples: int, *, epochs: int | None, steps: int | None, batch_size: int
+) -> int:
+    """The number of batches in a local training.
+
+    Args:
+        num_examples: at least 1.
+        epochs: passes over the examples, or None where `steps` counts.
+        steps: batches, whatever that is in epochs.
+        batch_size: 0 for every example in one batch.
+    """
+    per_epoch = -(-num_examples // batch_size) if batch_size else 1
+    return steps if steps is not None else (epochs or 0) * per_epoch
+
+
+class Stopping:
+    """Watches one local training.
+
+    Args:
+        settings: whose `patience` and `time_budget_s` are kept.
+        num_examples: trained on in an epoch.
+        asked: whether somebody wants it to stop.
+        most_steps: that there is time for, in place of a clock; 0 to look at the clock.
+    """
+
+    def __init__(
+        self,
+        settings: RoundSettings,
+        num_examples: int,
+        asked: Callable[[], bool] = never,
+        most_steps: int = 0,
+    ) -> None:
+        budget_s = None if most_steps else settings.time_budget_s
+        self._most_steps = most_steps
+        self._ends_at = None if budget_s is None else time.monotonic() + budget_s
+        self._asked = asked
+        self._patience = settings.patience
+        self._epoch = num_batches(
+            num_examples, epochs=1, steps=None, batch_size=settings.batch_size
+        )
+        self._steps = 0
+        self._sum: Any = 0.0
+        self._least: float | None = None
+        self._in_vain = 0
+
+    def should_stop(self) -> bool:
+        """Whether to take no further step."""
+        if self._ends_at is not None and time.monotonic() >= self._ends_at:
+            return True
+        if self._most_steps and self._steps >= self._most_steps:
+            return True
+        return self._asked() or (self._patience is not None and self._in_vain >= self._patience)
+
+    def watch(self, loss: Any, size: int) -> None:
+        """Be told of a step: the mean loss of its examples, and how many they were.
+
+        Args:
+            loss: a number, or what becomes one by `float` and can be added up.
+            size: of the batch.
+        """
+        self._steps += 1
+        if self._patience is None:
+            return
+        self._sum = self._sum + loss * size
+        if self._steps % self._epoch == 0:
+            self._epoch_is_over(float(self._sum))
+            self._sum = 0.0
+
+    def _epoch_is_over(self, loss: float) -> None:
+        if self._least is None or loss < self._least:
+            self._least, self._in_vain = loss, 0
+        else:
+            self._in_vain += 1

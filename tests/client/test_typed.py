@@ -1,0 +1,68 @@
+"""A run's config as a dataclass: types are checked, defaults kept, unknown names refused."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import pytest
+
+from fedloom.protocol.errors import UsageError
+from support.tasks import task
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the author of a client wants to be told."""
+
+    dropout: float
+    layers: int = 2
+    mode: Literal["fast", "exact"] = "fast"
+    augment: bool = False
+    note: str | None = None
+    derived: int = field(default=7, init=False)
+
+    def __post_init__(self):
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"Expected 0 <= dropout < 1, got {self.dropout}.")
+
+
+def test_types_are_kept_and_whole_numbers_widen():
+    """TOML has no dropout = 0.0 where somebody writes 0."""
+    found = task(config={"dropout": 0, "mode": "exact", "augment": True}).config_as(Settings)
+    assert found == Settings(0.0, mode="exact", augment=True)
+    assert isinstance(found.dropout, float)
+    assert found.layers == 2
+
+
+@pytest.mark.parametrize(
+    ("config", "sentence"),
+    [
+        ({}, "Expected config.dropout, a number, in the run's"),
+        ({"dropout": "0.1"}, "config.dropout to be a number, got '0.1'"),
+        ({"dropout": True}, "config.dropout to be a number, got True"),
+        ({"dropout": 0.1, "layers": 2.0}, "config.layers to be a whole number, got 2.0"),
+        ({"dropout": 0.1, "layers": True}, "config.layers to be a whole number, got True"),
+        ({"dropout": 0.1, "augment": 1}, "config.augment to be true or false, got 1"),
+        ({"dropout": 0.1, "mode": "slow"}, "to be 'fast' or 'exact', got 'slow'"),
+        ({"dropout": 0.1, "note": 3}, "to be text or left out, got 3"),
+        ({"dropout": 0.1, "layer": 3}, "Did you mean 'layers'"),
+        ({"dropout": 0.1, "derived": 3}, "got config.derived"),
+        ({"dropout": 1.5}, "Expected 0 <= dropout < 1"),
+    ],
+)
+def test_what_does_not_fit_is_named(config, sentence):
+    """With the name in the run's config, what it must be, and what it was."""
+    with pytest.raises(UsageError, match=sentence):
+        task(config=config).config_as(Settings)
+
+
+def test_dataclasses_that_no_config_can_fill_are_the_authors_mistake():
+    """A list, say; and something that is no dataclass."""
+
+    @dataclass
+    class Listed:
+        sizes: list[int]
+
+    with pytest.raises(TypeError, match="'sizes'"):
+        task().config_as(Listed)
+    with pytest.raises(TypeError, match="dataclass"):
+        task().config_as(dict)

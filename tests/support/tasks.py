@@ -1,0 +1,25 @@
+"""Tasks for clients that a test calls by itself."""
+
+from fedloom.client import Kind, Task, Weighting
+from fedloom.client.local import Local
+from fedloom.strategies import Personal, Plain, RoundSettings
+
+
+def task(*, rule=None, seed=1, round_=1, kind=Kind.TRAIN, config=None, personal=None, **settings):
+    """A task with these settings of the training."""
+    if "steps" not in settings:
+        settings = {"epochs": 1, **settings}
+    defaults = {"epochs": None, "steps": None, "batch_size": 8, "learning_rate": 0.1}
+    return Task(
+        run="r",
+        round=round_,
+        client="a",
+        kind=kind,
+        settings=RoundSettings(**{**defaults, **settings}),
+        rule=rule or Plain(),
+        config=config or {},
+        seed=seed,
+        deadline_s=60.0,
+        weighting=Weighting.EXAMPLES,
+        local=Local(personal=personal or Personal()),
+    )
