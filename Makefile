@@ -9,7 +9,7 @@ DATA   ?= digits
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo papers examples compiled test lint types arrows unit flower crash faults format generate clean
+.PHONY: help demo papers examples compiled test lint types arrows unit long flower crash faults format generate clean
 
 help: ## list the commands
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -56,6 +56,9 @@ arrows: $(VENV)/.dev ## which package may import which
 
 unit: $(VENV)/.dev ## unit, property and end-to-end tests
 	pytest -n 2 --dist worksteal
+
+long: $(VENV)/.dev ## the tests that take many seconds each: every kind of run under fire
+	pytest -q -n 2 --dist worksteal -m long
 
 $(FLOWER)/.done: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(FLOWER)

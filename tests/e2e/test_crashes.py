@@ -27,6 +27,7 @@ def test_a_run_in_peace_gives_the_bits_that_the_algebra_says(tmp_path):
 
 
 @pytest.mark.e2e
+@pytest.mark.long
 def test_a_rule_that_looks_at_each_update_survives_as_well(tmp_path):
     """Its spool is read again after every kill, to the bits that the algebra alone gives."""
     rule = "centered_clipping"  # needs distances, and the last round's means
@@ -38,6 +39,7 @@ def test_a_rule_that_looks_at_each_update_survives_as_well(tmp_path):
 
 
 @pytest.mark.e2e
+@pytest.mark.long
 def test_what_clients_remember_survives_as_well(tmp_path):
     """Each control variate is that of the last round that counted, whoever was killed since."""
     scaffold = {"name": "scaffold", "clients": NUM_CLIENTS}
@@ -50,6 +52,7 @@ def test_what_clients_remember_survives_as_well(tmp_path):
 
 
 @pytest.mark.e2e
+@pytest.mark.long
 def test_buffers_under_fire_hold_what_the_ledger_says_and_nothing_else(tmp_path):
     """Killed anywhere, a run of buffers has the bits of its recorded updates and staleness."""
     report = CrashTest(tmp_path, kills=16, seed=20261121, rounds=16, buffered=True).run()
@@ -64,6 +67,7 @@ def test_buffers_under_fire_hold_what_the_ledger_says_and_nothing_else(tmp_path)
 
 
 @pytest.mark.e2e
+@pytest.mark.long
 def test_a_private_run_under_fire_has_the_noise_of_one_in_peace(tmp_path):
     """Killed anywhere, it releases one noisy sum a round, and its clip goes on from the last."""
     pytest.importorskip("dp_accounting")

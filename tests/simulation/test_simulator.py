@@ -296,7 +296,12 @@ def never_stopped():
 
 @pytest.mark.e2e
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 130), (signal.SIGKILL, -9)]
+    ("number", "code"),
+    [
+        (signal.SIGINT, 130),
+        pytest.param(signal.SIGTERM, 130, marks=pytest.mark.long),
+        pytest.param(signal.SIGKILL, -9, marks=pytest.mark.long),
+    ],
 )
 def test_survives_being_stopped_anywhere(tmp_path, never_stopped, number, code):
     """Ctrl-C, SIGTERM or SIGKILL: no worker stays behind, and --resume gives the same bits."""
