@@ -292,3 +292,16 @@ def test_no_server_at_all_is_exit_2(tmp_path):
     output = _run("run", "list", "--dir", str(tmp_path / "state"), code=2).stderr
     assert "FEDLOOM_DIR" in output
     assert "fedloom server init" in output
+
+
+def test_models_are_promoted_and_runs_rolled_back_with_their_consequence_in_words(door):
+    """Preview first, then the same words for what was done; scripts get the document."""
+    run = _submit()
+    said = _run("model", "promote", run, "--preview").stdout
+    assert "becomes the one that clients use" in said
+    assert door.world.ledger.promoted() is None
+    assert _run("model", "promote", run, "--note", "first").stdout == said
+    assert door.world.ledger.promoted()["note"] == "first"
+    assert "nothing changes" in _run("model", "rollback", run, "0").stdout
+    assert _json("model", "rollback", run, "0")["changed"] is False
+    _run("model", "rollback", run, "3", code=2)

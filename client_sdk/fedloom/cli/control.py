@@ -51,7 +51,7 @@ class Control:
         """
         return self._json("GET", path, query=query)
 
-    def post(self, *path: str, body: Any = None) -> Any:
+    def post(self, *path: str, body: Any = None, **query: str | int) -> Any:
         """Send a JSON document and return the answer's.
 
         Raises:
@@ -61,7 +61,8 @@ class Control:
             data = json.dumps({} if body is None else body, allow_nan=False).encode()
         except (TypeError, ValueError) as error:
             raise UsageError(f"Expected settings that JSON can hold: {error}.") from None
-        return self._json("POST", path, body=data, headers={"Content-Type": "application/json"})
+        headers = {"Content-Type": "application/json"}
+        return self._json("POST", path, query=query, body=data, headers=headers)
 
     def upload(self, *path: str, file: IO[bytes], size_bytes: int) -> Any:
         """Send a file's bytes and return the answer's JSON document.

@@ -116,6 +116,50 @@ def export(which: str | None, out: Path, number: int | None, directory: Path) ->
     output.emit(document, lambda: click.echo(f"{out}: {output.size(size_bytes)}, SHA-256 {digest}"))
 
 
+@model.command()
+@click.argument("which", metavar="RUN|DIGEST")
+@click.option("--round", "number", type=int, help="The model that this round committed.")
+@click.option("--note", default="", help="For people.")
+@click.option("--preview", is_flag=True, help="Say what it would do, and do nothing.")
+@directory_option
+@json_option
+def promote(which: str, number: int | None, note: str, preview: bool, directory: Path) -> None:
+    """Say that a model is the one to use: clients that ask for the promoted model get it.
+
+    A run's newest model, or that of one of its rounds, or any model by its digest.
+
+    \b
+    Example:
+      fedloom model promote digits --round 5 --note "best on the hold-out"
+    """
+    control = Control(directory)
+    digest = _digest(control, which, number)
+    query = {"preview": "true"} if preview else {}
+    done = control.post("models", digest, "promote", body={"note": note}, **query)
+    output.emit(done, lambda: click.echo(done["consequence"]))
+
+
+@model.command()
+@click.argument("run")
+@click.argument("number", metavar="ROUND", type=int)
+@click.option("--preview", is_flag=True, help="Say what it would do, and do nothing.")
+@directory_option
+@json_option
+def rollback(run: str, number: int, preview: bool, directory: Path) -> None:
+    """Have RUN go on from the model and the state of an earlier ROUND; 0 is its beginning.
+
+    Its open round is given up, and the rounds since are no part of it any more. Privacy that was
+    spent stays spent.
+
+    \b
+    Example:
+      fedloom model rollback digits 5 --preview
+    """
+    query = {"preview": "true"} if preview else {}
+    done = Control(directory).post("runs", run, "rollback", body={"round": number}, **query)
+    output.emit(done, lambda: click.echo(done["consequence"]))
+
+
 def _digest(control: Control, which: str | None, number: int | None) -> str:
     """Which model is meant: a run's, if a run is called that, or else one by its digest."""
     runs: list[dict[str, Any]] = control.get("runs")["runs"]

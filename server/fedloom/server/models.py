@@ -4,7 +4,7 @@ import hashlib
 import os
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +110,15 @@ class ModelStore:
             IntegrityError: the file is gone or damaged.
         """
         return read_manifest(self._existing(digest))
+
+    def require(self, digests: Iterable[str]) -> None:
+        """See that files are there.
+
+        Raises:
+            IntegrityError: one is gone.
+        """
+        for digest in digests:
+            self._existing(digest)
 
     def _existing(self, digest: str) -> Path:
         path = self.path(digest)

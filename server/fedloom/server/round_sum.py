@@ -53,6 +53,15 @@ def state_note(models: ModelStore, strategy: Strategy, state: State) -> dict[str
     return note
 
 
+def digests_in(note: str | None) -> set[str]:
+    """Every file that the ledger's note of a strategy's state names."""
+    found: dict[str, Any] = json.loads(note or "{}") or {}
+    told = found.get("told") or {"model": [""], "differences": []}
+    named = {found.get("arrays") or "", (found.get("sent") or [""])[0], told["model"][0]}
+    named.update(digest for _, digest, _ in told["differences"])
+    return named - {""}
+
+
 def first_note(models: ModelStore, spec: RunSpec, model: str) -> str | None:
     """Store the state before the first round; None where it begins with the first update."""
     strategy = spec.build_strategy()

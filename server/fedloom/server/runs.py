@@ -9,7 +9,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from fedloom.protocol.errors import Code, FedloomError, Refusal, UsageError
+from fedloom.protocol.errors import Code, FedloomError, Refusal, UnavailableError, UsageError
+from fedloom.protocol.faults import crossing
 from fedloom.protocol.manifest import Manifest
 from fedloom.protocol.updates import header_limit_bytes
 from fedloom.server.buffer_shell import BufferShell
@@ -25,6 +26,8 @@ from fedloom.server.engine import (
     PauseRound,
     Resume,
     ResumeRound,
+    RollBack,
+    RolledBack,
     RoundAbandoned,
     RoundCommitted,
     RoundEvent,
@@ -38,16 +41,19 @@ from fedloom.server.engine import (
     Started,
     Stop,
 )
-from fedloom.server.ledger import Row, require_run
+from fedloom.server.ledger import Point, Row, require_run
 from fedloom.server.observed import tell
 from fedloom.server.round_shell import Outcome, RoundShell
-from fedloom.server.round_sum import first_note
+from fedloom.server.round_sum import digests_in, first_note
 from fedloom.server.spec import RunSpec, parse
 from fedloom.server.tasks import RoundPlan
 from fedloom.server.world import World
 from fedloom.strategies.selection import History
 
 log = logging.getLogger(__name__)
+
+COMMIT_S = 60.0
+"""Longest wait for a round that is being committed before a run is rolled back."""
 
 ACTIVE = (RunState.RUNNING.value, RunState.PAUSED.value)
 
@@ -77,6 +83,8 @@ class RunDriver:
         self._runs = runs
         self._history = History()
         self._taken: set[str] = set()
+        self._between = asyncio.Event()  # no round is open
+        self._going_back = asyncio.Lock()
         self._pending: set[asyncio.Task[None]] = set()
 
     async def start(self, row: Row) -> None:
@@ -87,7 +95,7 @@ class RunDriver:
         progress = RunProgress(
             opened=row["last_round"],
             trained=row["committed"],
-            evaluated=any(r["kind"] == "evaluate" and r["state"] == "committed" for r in rows),
+            evaluated=any(r["kind"] == "evaluate" and _stands(r) for r in rows),
             abandoned_in_a_row=row["abandoned_in_a_row"],
             open_kind=RoundKind(open_round["kind"]) if open_round else None,
         )
@@ -169,6 +177,41 @@ class RunDriver:
         if deadline_at is not None:
             self._later(ledger.set_deadline, self.id, shell.plan.number, deadline_at)
 
+    async def roll_back(self, point: Point) -> None:
+        """Go on from an earlier committed round; the open round is given up first.
+
+        Raises:
+            UsageError: it does not fit the state of the run.
+            UnavailableError: the open round is being committed and takes long.
+        """
+        async with self._going_back:
+            reason = f"rolled back to round {point.number} by the operator"
+            self.feed(RollBack(reason))
+            trained = None
+            try:
+                await self._wait_until_between()
+                if isinstance(self.round, BufferShell):
+                    shell, self.round = self.round, None
+                    shell.disband(reason)
+                crossing("rollback.before")
+                ledger = self._world.ledger
+                point = await self._world.in_ledger(ledger.roll_back, self.id, point.number)
+                crossing("rollback.after")
+                self._model, self._strategy_state = point.digest, point.state
+                trained = point.trained
+            finally:
+                self.feed(RolledBack(trained))
+
+    async def _wait_until_between(self) -> None:
+        try:
+            async with asyncio.timeout(COMMIT_S):
+                await self._between.wait()
+        except TimeoutError:
+            raise UnavailableError(
+                f"Expected the open round to end within {COMMIT_S:.0f} s, got one that is still "
+                "being committed: try again when it is."
+            ) from None
+
     # ---- rounds ------------------------------------------------------------------------------
 
     def feed(self, event: RunEvent) -> None:
@@ -184,6 +227,10 @@ class RunDriver:
             self._store_state()
         for effect in effects:
             self._perform(effect)
+        if self.engine.progress.open_kind is None:
+            self._between.set()
+        else:
+            self._between.clear()
         ended = self.engine.state not in (RunState.RUNNING, RunState.PAUSED)
         if ended and self.engine.progress.open_kind is None:
             if isinstance(self.round, BufferShell):
@@ -212,7 +259,7 @@ class RunDriver:
                 log.info("run %s finished with model %s", self.id, self._model[:12])
 
     def _tell(self, event: RoundEvent) -> None:
-        if self.round is not None:
+        if self.round is not None and not self.round.engine.is_over:
             self.round.feed(event)
 
     def _store_state(self) -> None:
@@ -255,10 +302,10 @@ class RunDriver:
     ) -> BufferShell:
         """The shell of a buffer, and of those before it whose models somebody may work on."""
         earlier: list[RoundPlan] = []
-        models = {r["number"]: r["model_in"] for r in rows if r["state"] == "committed"}
+        models = {r["number"]: r["model_in"] for r in rows if _stands(r)}
         for number in range(plan.number - 1, plan.number - config.max_staleness - 1, -1):
             if number not in models:
-                break  # abandoned, or none: work on what is before it has ended
+                break  # abandoned, undone, or none: work on what is before it has ended
             trained = plan.trained - (plan.number - number)
             earlier.append(replace(plan, number=number, trained=trained, model=models[number]))
         select = self._select(plan)
@@ -457,6 +504,59 @@ class Runs:
         driver.command(action, argument)
         await driver.settled()
 
+    async def roll_back(self, run: str, number: int) -> Point:
+        """Have a run go on from the model and the state of an earlier committed round.
+
+        One that has ended comes back, paused. Doing it twice changes nothing, as long as no round
+        was committed in between.
+
+        Returns:
+            What was undone.
+
+        Raises:
+            UsageError: there is no such round, or it does not fit the run.
+            IntegrityError: files of that round are gone.
+            UnavailableError: a round is being committed and takes long.
+        """
+        world, ledger = self._world, self._world.ledger
+        row = require_run(await world.in_ledger(ledger.run, run), run)
+        point = await self.look_back(row, number)
+        if not point.undone:
+            return point
+        driver = self._drivers.get(run)
+        if driver is not None and run not in self._forgetting:
+            await driver.roll_back(point)
+        else:
+            if run in self._forgetting:
+                await self._forgetting[run]
+            why = f"rolled back to round {number} by the operator: resume it to go on"
+            await world.in_ledger(partial(ledger.roll_back, run, number, revive=why))
+            await self._drive(require_run(await world.in_ledger(ledger.run, run), run))
+        log.warning("run %s rolled back to round %d; undone: %s", run, number, point.undone)
+        return point
+
+    async def look_back(self, row: Row, number: int) -> Point:
+        """What rolling a run back to a round would do.
+
+        Args:
+            row: of the run.
+            number: of the round.
+
+        Raises:
+            UsageError: there is no such round, or the run cannot be rolled back.
+            IntegrityError: files of that round are gone.
+        """
+        world, spec = self._world, parse(row["spec"])
+        settings = spec.build_privacy()
+        if settings is not None and settings.restart_every is not None:
+            raise UsageError(
+                "Expected a run whose rounds can be undone, got one with dp_ftrl, whose noise is "
+                "on the sum of all rounds: submit a new run from the model instead."
+            )
+        point = await world.in_ledger(world.ledger.point, row, number)
+        await world.in_disk(world.models.require, {point.digest, *digests_in(point.state)})
+        return point
+
     def ended(self, driver: RunDriver) -> None:
         """A run needs nobody any more; it is forgotten once the ledger says how it ended."""
         if driver.id not in self._forgetting and driver.id in self._drivers:
@@ -471,7 +571,12 @@ class Runs:
 
 def _leaves_work(rows: Sequence[Row]) -> bool:
     """Did the last round end so that clients of it may go on?"""
-    return bool(rows) and rows[-1]["state"] == "committed" and rows[-1]["kind"] == "train"
+    return bool(rows) and _stands(rows[-1]) and rows[-1]["kind"] == "train"
+
+
+def _stands(row: Row) -> bool:
+    """Was this round committed, and is the run still based on it?"""
+    return row["state"] == "committed" and row["undone_at"] is None
 
 
 def _worked_on(run: Row) -> set[tuple[str, int]]:

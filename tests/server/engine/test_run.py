@@ -14,6 +14,8 @@ from fedloom.server.engine import (
     PauseRound,
     Resume,
     ResumeRound,
+    RollBack,
+    RolledBack,
     RoundAbandoned,
     RoundCommitted,
     RoundKind,
@@ -132,6 +134,53 @@ def test_a_run_that_breaks_says_why():
     assert (run.state, run.reason) == (RunState.FAILED, "model 1f3a is gone")
     with pytest.raises(OperatorRefused, match="resume, got one failed"):
         run.handle(Resume())
+
+
+def test_a_run_that_is_rolled_back_opens_nothing_until_it_is():
+    """The open round goes first; then the count is that of the round gone back to."""
+    run = started(rounds=3)
+    run.handle(RoundCommitted(TRAIN))
+    assert run.handle(RollBack("back to 0")) == [AbortRound("back to 0")]
+    assert run.handle(RoundAbandoned("back to 0")) == []
+    assert run.handle(RolledBack(0)) == [OpenRound(3, TRAIN)]
+    assert (run.progress.trained, run.progress.abandoned_in_a_row) == (0, 0)
+
+
+def test_a_round_that_was_closing_commits_before_the_rollback():
+    """Even the last one does not finish a run that is about to go back."""
+    run = started(rounds=1, evaluate_last=True)
+    run.handle(RoundCommitted(TRAIN))
+    run.handle(RollBack("back to 0"))
+    assert run.handle(RoundCommitted(EVALUATE)) == []
+    assert run.handle(RolledBack(0)) == [OpenRound(3, TRAIN)]
+    assert run.handle(RoundCommitted(TRAIN)) == [OpenRound(4, EVALUATE)]  # of the new model
+
+
+def test_a_rollback_that_came_to_nothing_lets_the_run_go_on():
+    """As if nobody had asked."""
+    run = started(rounds=1)
+    run.handle(RollBack("back to 7"))
+    assert run.handle(RoundCommitted(TRAIN)) == []
+    assert run.handle(RolledBack(None)) == [Finish()]
+
+
+def test_a_paused_run_stays_paused_when_it_is_rolled_back():
+    """The operator resumes it; three abandoned rounds before do not count any more."""
+    run = started(max_abandoned=1)
+    run.handle(RoundAbandoned("quorum"))
+    assert run.state is RunState.PAUSED
+    assert run.handle(RollBack("back to 0")) == []
+    assert run.handle(RolledBack(0)) == []
+    assert (run.state, run.progress.abandoned_in_a_row) == (RunState.PAUSED, 0)
+    assert run.handle(Resume()) == [OpenRound(2, TRAIN)]
+
+
+def test_the_round_that_a_rollback_gives_up_does_not_pause_the_run():
+    """It was not for want of clients."""
+    run = started(max_abandoned=1)
+    run.handle(RollBack("back to 0"))
+    assert run.handle(RoundAbandoned("back to 0")) == []
+    assert run.handle(RolledBack(0)) == [OpenRound(2, TRAIN)]
 
 
 def test_a_second_start_opens_no_second_round():

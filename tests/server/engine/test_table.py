@@ -21,6 +21,8 @@ from fedloom.server.engine import (
     OperatorRefused,
     Pause,
     Resume,
+    RollBack,
+    RolledBack,
     Round,
     RoundAbandoned,
     RoundCommitted,
@@ -67,6 +69,8 @@ RUN_EVENTS = (
     Resume(),
     Stop(),
     Break("no model"),
+    RollBack("back to round 1"),
+    RolledBack(1),
 )
 
 

@@ -58,7 +58,35 @@ class Break:
     reason: str
 
 
-RunEvent = Started | RoundCommitted | RoundAbandoned | Pause | Resume | Stop | Break
+@dataclass(slots=True)
+class RollBack:
+    """The operator takes the run back to an earlier model: no round opens until `RolledBack`."""
+
+    reason: str
+
+
+@dataclass(slots=True)
+class RolledBack:
+    """The run has another model now, or, where it says None, still the one it had.
+
+    Attributes:
+        trained: committed training rounds that it has with that.
+    """
+
+    trained: int | None
+
+
+RunEvent = (
+    Started
+    | RoundCommitted
+    | RoundAbandoned
+    | Pause
+    | Resume
+    | Stop
+    | Break
+    | RollBack
+    | RolledBack
+)
 """Every event that a run handles."""
 
 
@@ -121,7 +149,7 @@ class RunProgress:
 class Run:
     """One run: how far it has come and what comes next."""
 
-    __slots__ = ("config", "progress", "reason", "state")
+    __slots__ = ("config", "held", "progress", "reason", "state")
 
     def __init__(
         self,
@@ -144,6 +172,7 @@ class Run:
         self.state = state
         self.reason = reason
         self.progress = progress or RunProgress()
+        self.held = False  # between `RollBack` and `RolledBack`
 
     def handle(self, event: RunEvent) -> list[RunEffect]:
         """Take note of an event and say what is to be done, in order.
@@ -165,6 +194,8 @@ class Run:
 
     def _started(self, _: Started | None = None) -> list[RunEffect]:
         """Do what comes next: finish, or open a round unless one is open."""
+        if self.held:
+            return []
         kind = self._next_kind()
         if kind is None:
             self._become(RunState.FINISHED)
@@ -202,7 +233,7 @@ class Run:
         in_a_row = self.progress.abandoned_in_a_row
         if event.fault:
             self._become(RunState.PAUSED, event.reason)
-        elif in_a_row >= self.config.max_abandoned:
+        elif in_a_row >= self.config.max_abandoned and not self.held:
             self._become(
                 RunState.PAUSED,
                 f"{in_a_row} rounds in a row were abandoned; the last one: {event.reason}",
@@ -245,6 +276,18 @@ class Run:
     def _stop(self, _: Stop) -> list[RunEffect]:
         return self._end(RunState.STOPPED, "stopped by the operator")
 
+    def _roll_back(self, event: RollBack) -> list[RunEffect]:
+        self.held = True
+        return [AbortRound(event.reason)] if self.progress.open_kind is not None else []
+
+    def _rolled_back(self, event: RolledBack) -> list[RunEffect]:
+        self.held = False
+        if event.trained is not None:
+            self.progress = replace(
+                self.progress, trained=event.trained, evaluated=False, abandoned_in_a_row=0
+            )
+        return self._started() if self.state is RunState.RUNNING else []
+
     def _break(self, event: Break) -> list[RunEffect]:
         return self._end(RunState.FAILED, event.reason)
 
@@ -261,6 +304,8 @@ class Run:
             Resume: REFUSE,
             Stop: _stop,
             Break: _break,
+            RollBack: _roll_back,
+            RolledBack: _rolled_back,
         },
         RunState.PAUSED: {
             Started: IGNORE,
@@ -270,6 +315,8 @@ class Run:
             Resume: _resume,
             Stop: _stop,
             Break: _break,
+            RollBack: _roll_back,
+            RolledBack: _rolled_back,
         },
         RunState.FINISHED: {
             Started: IGNORE,
@@ -279,6 +326,8 @@ class Run:
             Resume: REFUSE,
             Stop: REFUSE,
             Break: IGNORE,
+            RollBack: REFUSE,
+            RolledBack: IGNORE,
         },
         RunState.STOPPED: {
             Started: IGNORE,
@@ -288,6 +337,8 @@ class Run:
             Resume: REFUSE,
             Stop: REFUSE,
             Break: IGNORE,
+            RollBack: REFUSE,
+            RolledBack: IGNORE,
         },
         RunState.FAILED: {
             Started: IGNORE,
@@ -297,6 +348,8 @@ class Run:
             Resume: REFUSE,
             Stop: REFUSE,
             Break: IGNORE,
+            RollBack: REFUSE,
+            RolledBack: IGNORE,
         },
     }
 

@@ -22,6 +22,24 @@ class Models(Store):
         """Was this model ever committed or submitted here?"""
         return self._row(sa.select(models.c.digest).where(models.c.digest == digest)) is not None
 
+    def model(self, digest: str, run: str = "") -> Row:
+        """The latest round of a run, or of any, that has this model.
+
+        Raises:
+            UsageError: there is none.
+        """
+        query = sa.select(models).where(models.c.digest == digest)
+        query = query.where(models.c.run == run) if run else query
+        found = self._row(
+            query.order_by(models.c.created_at.desc(), models.c.round.desc()).limit(1)
+        )
+        if found is None:
+            raise UsageError(
+                f"Expected a model that {run or 'a run'} began with or committed, "
+                f"got {digest[:12]}: see `fedloom model list`."
+            )
+        return found
+
     # ---- promotions --------------------------------------------------------------------------
 
     def promote(self, digest: str, run: str = "", note: str = "") -> tuple[Row, bool]:
@@ -40,16 +58,8 @@ class Models(Store):
         Raises:
             UsageError: no run, or not this one, has this model.
         """
-        query = sa.select(models).where(models.c.digest == digest)
-        query = query.where(models.c.run == run) if run else query
+        model = self.model(digest, run)
         with self._write() as connection:
-            newest = query.order_by(models.c.created_at.desc(), models.c.round.desc()).limit(1)
-            model = connection.execute(newest).mappings().first()
-            if model is None:
-                raise UsageError(
-                    f"Expected a model that {run or 'a run'} began with or committed, "
-                    f"got {digest[:12]}: see `fedloom model list`."
-                )
             last = connection.execute(_promoted(None)).mappings().first()
             if last is not None and (last["run"], last["digest"]) == (model["run"], digest):
                 return dict(last), False

@@ -9,9 +9,18 @@ from fastapi.responses import FileResponse
 from starlette.requests import ClientDisconnect
 
 from fedloom.protocol.errors import IntegrityError, UnavailableError, UsageError
-from fedloom.server.routes.parts import FAULTS, Here, Parts
+from fedloom.server.routes.parts import FAULTS, ConflictError, Here, Parts, Preview
 from fedloom.server.routes.scopes import Operator, Viewer
-from fedloom.server.routes.views import ErrorReply, ModelList, ModelView, StoredModel
+from fedloom.server.routes.views import (
+    ErrorReply,
+    ModelList,
+    ModelView,
+    Promote,
+    Promoted,
+    PromotionList,
+    PromotionView,
+    StoredModel,
+)
 
 log = logging.getLogger(__name__)
 
@@ -135,3 +144,52 @@ async def get_model(here: Here, _: Viewer, digest: str) -> FileResponse:
     return _BlockResponse(
         path, media_type=MEDIA_TYPE, filename=path.name, headers={"etag": f'"{digest}"'}
     )
+
+
+@router.post("/models/{digest}/promote")
+async def promote(
+    here: Here, principal: Operator, digest: str, wish: Promote, preview: Preview = False
+) -> Promoted:
+    """Say that a model is the one to use: clients that ask for a promoted model get it.
+
+    Promoting the model that is promoted already changes nothing.
+    """
+    ledger = here.world.ledger
+    digest = await here.digest(digest)
+    run = await here.run_id(wish.run) if wish.run else ""
+    try:
+        model = await here.world.in_ledger(ledger.model, digest, run)
+        last = await here.world.in_ledger(ledger.promoted)
+    except UsageError as error:
+        raise ConflictError(str(error)) from error
+    before = "" if last is None else f" instead of {last['digest'][:12]} of {last['run']}"
+    words = (
+        f"The model {digest[:12]} of round {model['round']} of {model['run']} becomes the one that "
+        f"clients use{before}. Runs go on as they are."
+    )
+    if last is not None and (last["run"], last["digest"]) == (model["run"], digest):
+        words = f"The model {digest[:12]} of {model['run']} is promoted already: nothing changes."
+    if preview:
+        return Promoted(promotion=None, changed=False, consequence=words)
+    detail = {"run": model["run"], "round": model["round"], "note": wish.note}
+    await here.audit(principal, "model.promote", digest, detail)
+    row, new = await here.world.in_ledger(ledger.promote, digest, model["run"], wish.note)
+    if new:
+        log.info("model %s of %s promoted", digest[:12], model["run"])
+    return Promoted(promotion=PromotionView(**row), changed=new, consequence=words)
+
+
+@router.get("/promotions")
+async def list_promotions(
+    here: Here,
+    _: Viewer,
+    run: Annotated[str, Query(description="a run's id or a unique prefix")] = "",
+    before: Annotated[int, Query(ge=0, description="id of the last one of the page before")] = 0,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+) -> PromotionList:
+    """Promotions, newest first, of one run or of all."""
+    run = await here.run_id(run) if run else ""
+    ledger = here.world.ledger
+    rows = await here.world.in_ledger(ledger.list_promotions, run, before=before, limit=limit)
+    more = rows[-1]["id"] if len(rows) == limit else None
+    return PromotionList(promotions=[PromotionView(**row) for row in rows], more=more)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from fastapi import Depends, Request
+from fastapi import Depends, Query, Request
 
 from fedloom.protocol.errors import UsageError
 from fedloom.server.access.principal import Principal
@@ -115,3 +115,8 @@ def _parts(request: Request) -> Parts:
 
 Here = Annotated[Parts, Depends(_parts)]
 """The server's parts, as a route asks for them."""
+
+Preview = Annotated[
+    bool, Query(description="do nothing, and say what it would do in `consequence`")
+]
+"""Asks an action for its consequence only."""

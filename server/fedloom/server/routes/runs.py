@@ -6,9 +6,11 @@ from fastapi import APIRouter, Body, Query
 
 from fedloom.protocol.errors import UsageError
 from fedloom.server.ledger import Row, require_run
-from fedloom.server.routes.parts import FAULTS, ConflictError, Here, Parts
+from fedloom.server.routes.consequences import rollback_words
+from fedloom.server.routes.parts import FAULTS, ConflictError, Here, Parts, Preview
 from fedloom.server.routes.scopes import Operator, Viewer
 from fedloom.server.routes.views import (
+    Acted,
     Action,
     ActionArguments,
     Described,
@@ -16,6 +18,7 @@ from fedloom.server.routes.views import (
     NewRun,
     RefusalList,
     RefusalView,
+    RollBackTo,
     RunDetail,
     RunList,
     RunView,
@@ -75,6 +78,29 @@ async def list_refusals(
     run = await here.run_id(run)
     rows = await here.world.in_ledger(here.world.ledger.list_refusals, run, limit)
     return RefusalList(refusals=[RefusalView(**row) for row in rows])
+
+
+@router.post("/{run}/rollback")
+async def roll_back(
+    here: Here, principal: Operator, run: str, wish: RollBackTo, preview: Preview = False
+) -> Acted:
+    """Go on from the model and the strategy's state of an earlier committed round.
+
+    The open round is given up first. Privacy that was spent stays spent. A run that has ended
+    comes back, paused. Doing it twice changes nothing until another round is committed.
+    """
+    run = await here.run_id(run)
+    before = await _row(here, run)
+    try:
+        point = await here.runs.look_back(before, wish.round)
+        words = rollback_words(before, point)
+        if not preview:
+            await here.audit(principal, "run.rollback", run, {"round": wish.round})
+            point = await here.runs.roll_back(run, wish.round)
+    except UsageError as error:
+        raise ConflictError(str(error)) from error
+    changed = bool(point.undone) and not preview
+    return Acted(run=_summary(await _row(here, run)), changed=changed, consequence=words)
 
 
 @router.post("/{run}/{action}")

@@ -143,6 +143,47 @@ class ModelList(BaseModel):
     models: list[ModelView]
 
 
+class Promote(_In):
+    """A wish to promote a model."""
+
+    run: Annotated[
+        str | None, Field(description="null: the latest run that began with it or committed it")
+    ] = None
+    note: Annotated[str, Field(max_length=500, description="for people")] = ""
+
+
+class PromotionView(BaseModel):
+    """A model that was said to be the one to use."""
+
+    id: Annotated[int, Field(description="rises with every promotion")]
+    at: float
+    run: str
+    round: int
+    digest: str
+    note: str
+
+
+class Promoted(BaseModel):
+    """What promoting a model did, or would do."""
+
+    promotion: Annotated[PromotionView | None, Field(description="null in a preview")]
+    changed: Annotated[bool, Field(description="false where it was promoted already")]
+    consequence: str
+
+
+class PromotionList(BaseModel):
+    """Promotions, newest first."""
+
+    promotions: list[PromotionView]
+    more: Annotated[int | None, Field(description="`before` of the next page; null at the end")]
+
+
+class RollBackTo(_In):
+    """A wish to roll a run back."""
+
+    round: Annotated[int, Field(ge=0, description="committed training round; 0: the beginning")]
+
+
 class NewRun(_In):
     """A run to start."""
 
@@ -183,6 +224,14 @@ class RunView(BaseModel):
     ] = None
 
 
+class Acted(BaseModel):
+    """What an action on a run did, or would do."""
+
+    run: RunView
+    changed: Annotated[bool, Field(description="false in a preview, or where it was so already")]
+    consequence: str
+
+
 class RunList(BaseModel):
     """Runs, oldest first."""
 
@@ -199,6 +248,9 @@ class RoundView(BaseModel):
     opened_at: float
     deadline_at: float
     closed_at: float | None
+    undone_at: Annotated[
+        float | None, Field(description="when the run was rolled back to before this round")
+    ] = None
     accepted: Annotated[int, Field(description="updates that counted")]
     staleness: Annotated[
         float, Field(description="models committed since an update's own, mean; 0 if synchronous")

@@ -1,0 +1,123 @@
+"""Promotions and rollbacks over the API: what they say, what they do, and what they do not."""
+
+import pytest
+
+from fedloom.protocol.errors import UsageError
+from support.door import Door, write_model
+
+
+@pytest.fixture
+def door(tmp_path):
+    """A server with a run, `first`, that has committed nothing yet."""
+    with Door(tmp_path / "state") as door:
+        door.first = door.submit(tmp_path)
+        door.digest = door.world.ledger.run(door.first)["model"]
+        yield door
+
+
+def commit(door, run, number, model):
+    """Commit a round by hand; the run's driver knows nothing of it."""
+    ledger = door.world.ledger
+    row = {
+        "run": run, "number": number, "kind": "train", "opened_at": 0.0, "deadline_at": 1.0,
+        "model_in": ledger.run(run)["model"],
+    }  # fmt: skip
+    ledger.open_round(row, [])
+    ledger.close_round(run, number)
+    result = {
+        "model_out": model, "strategy_state": None, "training": {}, "evaluation": {}, "counts": True
+    }  # fmt: skip
+    ledger.commit_round(run, number, result, 10)
+
+
+def test_a_promotion_is_told_with_its_run_and_round(door):
+    """Everybody who asks for the promoted model gets this one from now on."""
+    ledger = door.world.ledger
+    assert ledger.promoted() is None
+    status, done = door.ask("POST", f"/models/{door.digest[:8]}/promote", {"note": "good"})
+    assert (status, done["changed"]) == (200, True)
+    promotion = done["promotion"]
+    assert (promotion["run"], promotion["round"], promotion["note"]) == (door.first, 0, "good")
+    assert ledger.promoted()["digest"] == door.digest
+    assert ledger.promoted(door.first) == ledger.promoted()
+    assert ledger.promoted("another") is None
+
+
+def test_promoting_twice_is_promoting_once(door):
+    """The row of the first time stays, with its note."""
+    first = door.ask("POST", f"/models/{door.digest}/promote", {"note": "good"})[1]
+    again = door.ask("POST", f"/models/{door.digest}/promote", {"note": "better"})[1]
+    assert again["changed"] is False
+    assert again["promotion"] == first["promotion"]
+    assert "promoted already" in again["consequence"]
+
+
+def test_promoting_back_and_forth_is_remembered(door, tmp_path):
+    """Three promotions of two models, newest first, page by page; ids only rise."""
+    other = door.put_model(write_model(tmp_path / "other.safetensors", value=1.0))
+    commit(door, door.first, 1, other)
+    for digest in (door.digest, other, door.digest):
+        done = door.ask("POST", f"/models/{digest}/promote", {})[1]
+    assert f"instead of {other[:12]}" in done["consequence"]
+    page = door.ask("GET", f"/promotions?run={door.first}&limit=2")[1]
+    assert [p["digest"] for p in page["promotions"]] == [door.digest, other]
+    rest = door.ask("GET", f"/promotions?limit=2&before={page['more']}")[1]
+    assert [p["digest"] for p in rest["promotions"]] == [door.digest]
+    assert rest["more"] is None
+    ids = [p["id"] for p in page["promotions"] + rest["promotions"]]
+    assert ids == sorted(set(ids), reverse=True)
+
+
+def test_a_preview_promotes_nothing(door):
+    """It says what would be, for whoever is asked to confirm."""
+    done = door.ask("POST", f"/models/{door.digest}/promote?preview=true", {})[1]
+    assert (done["promotion"], done["changed"]) == (None, False)
+    assert "becomes the one that clients use" in done["consequence"]
+    assert door.world.ledger.promoted() is None
+
+
+def test_a_model_of_no_run_is_not_promoted(door, tmp_path):
+    """Nobody could say where it comes from."""
+    stray = door.put_model(write_model(tmp_path / "stray.safetensors", value=2.0))
+    status, fault = door.ask("POST", f"/models/{stray}/promote", {})
+    assert (status, fault["error"]["kind"]) == (409, "conflict")
+    status, _ = door.ask("POST", f"/models/{door.digest}/promote", {"run": "nope"})
+    assert status == 404
+    with pytest.raises(UsageError, match="Expected a model"):
+        door.world.ledger.promote(stray)
+
+
+def test_a_rollback_says_what_it_undoes_before_it_does(door, tmp_path):
+    """The preview leaves the run; the same again without it moves the run."""
+    other = door.put_model(write_model(tmp_path / "other.safetensors", value=1.0))
+    commit(door, door.first, 1, other)
+    url = f"/runs/{door.first}/rollback"
+    status, seen = door.ask("POST", url + "?preview=true", {"round": 0})
+    assert (status, seen["changed"]) == (200, False)
+    assert "Round 1 is no part of it any more" in seen["consequence"]
+    assert door.world.ledger.run(door.first)["model"] == other
+    done = door.ask("POST", url, {"round": 0})[1]
+    assert (done["changed"], done["consequence"]) == (True, seen["consequence"])
+    assert (done["run"]["model"], done["run"]["rounds_committed"]) == (door.digest, 0)
+    again = door.ask("POST", url, {"round": 0})[1]
+    assert (again["changed"], "nothing changes" in again["consequence"]) == (False, True)
+
+
+@pytest.mark.parametrize("number", [1, 7])
+def test_a_round_that_is_none_or_undone_is_no_place_to_go(door, tmp_path, number):
+    """The message lists those that are."""
+    other = door.put_model(write_model(tmp_path / "other.safetensors", value=1.0))
+    commit(door, door.first, 1, other)
+    door.ask("POST", f"/runs/{door.first}/rollback", {"round": 0})
+    status, fault = door.ask("POST", f"/runs/{door.first}/rollback", {"round": number})
+    assert (status, fault["error"]["kind"]) == (409, "conflict")
+    assert "(the latest: 0)" in fault["error"]["message"]
+
+
+def test_a_model_whose_file_is_gone_is_no_place_to_go(door, tmp_path):
+    """Found out before anything is given up."""
+    commit(door, door.first, 1, "f" * 64)
+    commit(door, door.first, 2, "e" * 64)
+    status, fault = door.ask("POST", f"/runs/{door.first}/rollback", {"round": 1})
+    assert (status, fault["error"]["kind"]) == (500, "integrity")
+    assert door.world.ledger.run(door.first)["model"] == "e" * 64
