@@ -84,7 +84,15 @@ class Stage:
     """
 
     def __init__(
-        self, directory, names, *, host="127.0.0.1", certificate_s=86_400.0, before=(), **settings
+        self,
+        directory,
+        names,
+        /,
+        *,
+        host="127.0.0.1",
+        certificate_s=86_400.0,
+        before=(),
+        **settings,
     ):
         self.directory = directory
         self.state = directory / "server"

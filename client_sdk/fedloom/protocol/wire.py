@@ -7,6 +7,7 @@ side encodes and decodes by the functions here. A server parses every request so
 deserialiser of gRPC's: garbage then gets a typed refusal as everything else does.
 """
 
+import os
 from typing import Final, TypeVar
 
 import grpc
@@ -14,6 +15,10 @@ from google.protobuf.message import DecodeError, Message
 
 from fedloom.protocol.errors import Code, FedloomError, Refusal, UnavailableError
 from fedloom.protocol.v1 import fleet_pb2
+
+# Names as the machine itself resolves them: gRPC's own resolver asks DNS even for what is in the
+# hosts file (15 s a connection where no DNS server answers), and knows no mDNS (`hub.local`).
+os.environ.setdefault("GRPC_DNS_RESOLVER", "native")
 
 FLEET_SERVICE: Final = "fedloom.v1.Fleet"
 ENROLMENT_SERVICE: Final = "fedloom.v1.Enrolment"

@@ -1,0 +1,60 @@
+"""A server that moves to another address is found there by its name."""
+
+import pytest
+
+from support import network
+from support.field import NAMES, Field
+from support.stage import model, wait
+
+REASON = network.missing()
+pytestmark = [pytest.mark.e2e, pytest.mark.skipif(bool(REASON), reason=REASON)]
+
+
+def _move(field, *, silently):
+    """Take the server to 10.77.0.2, saying good-bye or not, and tell the names' service."""
+    stage = field.stage
+    if silently:
+        for device in (1, 2):
+            field.network.link(device, cut=True)
+    stage.stop_server()
+    field.network.move(0, "10.77.0.2")
+    for side in (1, 2):
+        field.network.hosts(side, "10.77.0.2")
+    for device in (1, 2):
+        field.network.link(device, cut=False)
+    stage.start_server()
+
+
+@pytest.mark.parametrize("silently", [False, True], ids=["with a good-bye", "without a word"])
+def test_a_server_that_moves_in_a_round_is_found(tmp_path, silently):
+    """Both devices come to the new address, with what they made meanwhile."""
+    with Field(tmp_path, seed=4) as field:
+        stage = field.stage
+        initial = model(500_000, seed=3)
+        config = {"pause_s": 2.0}
+        run = stage.submit(initial, config=config)
+        wait(lambda: stage.phase(run, "far") == "training", "the offer to arrive")
+        _move(field, silently=silently)
+        stage.finished(run, 150.0)
+        assert stage.judge(run, initial, config=config) == [sorted(NAMES)] * 2
+
+
+def test_a_server_gets_a_new_certificate_for_a_new_name(tmp_path):
+    """A name is added to server.toml: after the restart it is as good as the old one."""
+    with Field(tmp_path, seed=5) as field:
+        stage = field.stage
+        stage.stop_server()
+        toml = stage.state / "server.toml"
+        toml.write_text(toml.read_text().replace('"fl.test"', '"fl.test", "other.test"'))
+        hosts = "127.0.0.1 localhost\n10.77.0.1 fl.test other.test\n"
+        for side in (1, 2):
+            field.network.write_hosts(side, hosts)
+        stage.end("far")
+        stage.point("far", f"other.test:{stage.port}")
+        stage.start_server()
+        field.start("far")
+        stage.online(2)
+        initial = model(1000, seed=4)
+        run = stage.submit(initial)
+        stage.finished(run)
+        assert stage.judge(run, initial) == [sorted(NAMES)] * 2

@@ -1,0 +1,48 @@
+"""A network that dies without a word is noticed by both sides, in a time that is bounded.
+
+gRPC's pings find it: one a minute and 20 seconds to answer, so within 80 seconds.
+"""
+
+import pytest
+
+from support import network
+from support.field import NAMES, Field
+from support.stage import model, wait
+
+REASON = network.missing()
+pytestmark = [pytest.mark.e2e, pytest.mark.skipif(bool(REASON), reason=REASON)]
+
+NOTICED_S = 120.0
+
+
+def test_both_sides_notice_that_the_network_is_gone(tmp_path):
+    """Idle, cut, and nothing is sent: the server counts one device less, the device says so."""
+    with Field(tmp_path, seed=2) as field:
+        stage, log = field.stage, field.stage.devices["far"].log
+        field.link(cut=True)
+        wait(lambda: len(_online(stage)) == 1, "the server to notice", NOTICED_S)
+        wait(lambda: "not connected" in log(), "the device to notice", NOTICED_S)
+        field.link(cut=False)
+        stage.online(2)
+        initial = model(1000, seed=1)
+        run = stage.submit(initial)
+        stage.finished(run)
+        assert stage.judge(run, initial) == [sorted(NAMES)] * 2
+
+
+def test_a_device_that_moves_to_another_network_in_an_upload_is_back_with_it(tmp_path):
+    """Its address is gone in the middle: it connects from the new one, and the update counts."""
+    with Field(tmp_path, seed=3) as field:
+        stage = field.stage
+        field.network.limit(1, "4mbit")  # 1.5 MiB take three seconds
+        initial = model(1 << 20, seed=2)
+        before = field.link()["passed"]["up"]
+        run = stage.submit(initial, rounds=3)
+        wait(lambda: field.link()["passed"]["up"] - before > 300_000, "the middle of the upload")
+        field.network.move(1, "10.77.1.2")
+        stage.finished(run, NOTICED_S)
+        assert stage.judge(run, initial, rounds=3) == [sorted(NAMES)] * 3
+
+
+def _online(stage):
+    return [None] * stage.control().get("server")["clients_online"]

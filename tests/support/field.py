@@ -1,0 +1,50 @@
+"""A server, a device behind a link that may be bad, and one behind a good one, in namespaces."""
+
+from support.network import NAME, Network
+from support.stage import Stage
+
+NAMES = ("far", "near")
+
+
+class Field:
+    """A server in the hub, a device behind a bad link and one behind a good one."""
+
+    def __init__(self, directory, seed=0, **settings):
+        self.network = Network(2, seed)
+        self.directory = directory
+        self.settings = settings
+
+    def __enter__(self):
+        self.network.__enter__()
+        try:
+            self.stage = Stage(
+                self.directory,
+                NAMES,
+                host="0.0.0.0",
+                before=self.network.within(0),
+                names=("localhost", NAME),
+                **self.settings,
+            )
+            for name in NAMES:
+                self.stage.point(name, f"{NAME}:{self.stage.port}")
+            self.stage.__enter__()
+            for name in NAMES:
+                self.start(name)
+            self.stage.online(2)
+        except BaseException:
+            self.network.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *error):
+        try:
+            self.stage.__exit__(*error)
+        finally:
+            self.network.__exit__()
+
+    def start(self, name):
+        self.stage.start(name, before=self.network.within(1 + NAMES.index(name)))
+
+    def link(self, **settings):
+        """Change the bad link."""
+        return self.network.link(1, **settings)
