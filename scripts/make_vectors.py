@@ -20,7 +20,7 @@ import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
 
-from fedloom.protocol import identity, tokens, wire
+from fedloom.protocol import identity, signing, tokens, wire
 from fedloom.protocol.codecs import codec
 from fedloom.protocol.compression import describe, encode
 from fedloom.protocol.container import read_params, write_params
@@ -250,7 +250,7 @@ def codecs(directory: Path) -> dict[str, Any]:
 
 def messages() -> dict[str, Any]:
     """Small messages, by themselves."""
-    hello = fleet_pb2.Hello(protocol_versions=[1], client="calm-heron-27", sdk_version="x/1")
+    hello = fleet_pb2.Hello(protocol_versions=[2], client="calm-heron-27", sdk_version="x/1")
     key = fleet_pb2.TaskKey(run=RUN, round=3)
     made = {
         "ClientMessage hello": fleet_pb2.ClientMessage(hello=hello),
@@ -306,6 +306,42 @@ def identities() -> dict[str, Any]:
     }
 
 
+def signatures() -> dict[str, Any]:
+    """A signed offer, from the secret key on; the same key after another took its place."""
+    first = signing.Signer(bytes(range(32)))
+    second = first.successor(bytes(range(32, 64)))
+    task = fleet_pb2.Task(
+        key=fleet_pb2.TaskKey(run=RUN, round=3),
+        kind=fleet_pb2.TASK_KIND_TRAIN,
+        model=fleet_pb2.ModelRef(digest=model()["sha256"], size_bytes=512),
+        deadline_s=600.0,
+    )
+    to = signing.Addressee("hospitals.example", "calm-heron-27")
+    made = {}
+    for name, signer in (("first", first), ("second", second)):
+        offer = signing.signed_offer(signer, to, task, 1_790_000_000_000_000)
+        made[name] = {
+            "secret": signer.private.hex(),
+            "public": signer.public.hex(),
+            "purpose": signing.TASK,
+            "federation": to.federation,
+            "client": to.client,
+            "issued_us": "1790000000000000",
+            "task": task.SerializeToString(deterministic=True).hex(),
+            "statement": offer.statement.hex(),
+            "signed": signing.to_sign(signing.TASK, offer.statement).hex(),
+            "signature": offer.signature.signature.hex(),
+            "chain": [
+                {"by": w.by.hex(), "key": w.key.hex(), "signature": w.signature.hex()}
+                for w in offer.signature.chain
+            ],
+            "ServerMessage": fleet_pb2.ServerMessage(signed_offer=offer)
+            .SerializeToString(deterministic=True)
+            .hex(),
+        }
+    return {"offers": made}
+
+
 def checksums() -> dict[str, Any]:
     """CRC-32C (Castagnoli) of a few strings; the second is its customary check value."""
     samples = (b"", b"123456789", bytes(32), bytes(range(256)))
@@ -324,6 +360,7 @@ def make() -> dict[str, dict[str, Any]]:
             "codecs.json": codecs(directory),
             "messages.json": messages(),
             "identities.json": identities(),
+            "signatures.json": signatures(),
             "checksums.json": checksums(),
         }
 

@@ -19,6 +19,7 @@ from fedloom.protocol import tokens, wire
 from fedloom.protocol.errors import Code
 from fedloom.protocol.identity import build_csr, generate_key, key_to_pem
 from fedloom.protocol.v1 import enrolment_pb2, fleet_pb2
+from fedloom.protocol.version import PROTOCOL_VERSIONS
 from fedloom.server import certificates, ledger
 from fedloom.server.fleet import MAX_CALLS
 from fedloom.server.pki import Authority
@@ -26,7 +27,7 @@ from support.arena import GOOD, assert_recorded
 from support.federation import Identity, Upload, ask, converse, download, upload
 from support.forgery import honest
 
-HELLO = fleet_pb2.Hello(protocol_versions=[1], client="mallory")
+HELLO = fleet_pb2.Hello(protocol_versions=PROTOCOL_VERSIONS, client="mallory")
 
 
 @asynccontextmanager
@@ -239,7 +240,15 @@ GREETINGS = {
     "future version": (
         [
             fleet_pb2.ClientMessage(
-                hello=fleet_pb2.Hello(protocol_versions=[2, 3], client="peter")
+                hello=fleet_pb2.Hello(protocol_versions=[3, 4], client="peter")
+            ).SerializeToString()
+        ],
+        Code.VERSION_UNSUPPORTED,
+    ),
+    "past version": (
+        [
+            fleet_pb2.ClientMessage(
+                hello=fleet_pb2.Hello(protocol_versions=[1], client="peter")
             ).SerializeToString()
         ],
         Code.VERSION_UNSUPPORTED,
@@ -490,7 +499,7 @@ def test_enrolment_needs_a_common_version_and_protobuf(runner, arena, caplog):
         federation = arena.federation
         async with others_go_on(arena):
             token = federation.add_token("newcomer").text()
-            for versions in ([], [2], [2, 3, 2**32 - 1]):
+            for versions in ([], [1], [3, 4, 2**32 - 1]):
                 answer = await federation.ask_enrolment(token=token, protocol_versions=versions)
                 assert answer.code is Code.VERSION_UNSUPPORTED
                 assert answer.status is Code.VERSION_UNSUPPORTED.status
@@ -499,7 +508,7 @@ def test_enrolment_needs_a_common_version_and_protobuf(runner, arena, caplog):
             assert_recorded(arena, caplog, Code.MALFORMED, "")
             giant = await federation.ask_enrolment(token="x" * 100_000)
             assert giant.status is grpc.StatusCode.RESOURCE_EXHAUSTED  # gRPC's own, unparsed
-            both = await federation.ask_enrolment(token=token, protocol_versions=[1, 2])
+            both = await federation.ask_enrolment(token=token, protocol_versions=[1, 2, 3])
             assert both.status is grpc.StatusCode.OK
 
     runner.run(scene())

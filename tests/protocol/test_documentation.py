@@ -68,7 +68,7 @@ def test_the_page_states_the_limits_of_the_code():
     assert updates.MAX_EXAMPLES == 1 << 42
     assert service.READ_TIMEOUT_S == 60
     assert f"at most {container.MAX_DIMENSIONS} whole numbers" in PAGE
-    assert PROTOCOL_VERSIONS == (1,)
+    assert PROTOCOL_VERSIONS == (2,)
 
 
 def test_the_page_lists_the_dtypes_and_the_vectors():

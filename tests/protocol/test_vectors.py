@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import safetensors
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from fedloom.protocol.v1 import fleet_pb2
 
@@ -329,7 +330,7 @@ def test_messages_parse_as_they_are_named():
     """Each of the small messages says what its name says."""
     raw = {name: bytes.fromhex(value) for name, value in vector("messages")["messages"].items()}
     hello = fleet_pb2.ClientMessage.FromString(raw["ClientMessage hello"]).hello
-    assert (list(hello.protocol_versions), hello.client) == ([1], "calm-heron-27")
+    assert (list(hello.protocol_versions), hello.client) == ([2], "calm-heron-27")
     reply = fleet_pb2.ClientMessage.FromString(raw["ClientMessage offer_reply"]).offer_reply
     assert (reply.task.round, reply.accepted) == (3, True)
     request = fleet_pb2.DownloadRequest.FromString(raw["DownloadRequest"])
@@ -342,3 +343,31 @@ def test_messages_parse_as_they_are_named():
     said = vector("messages")["refusal"]
     refusal = fleet_pb2.Refusal.FromString(bytes.fromhex(said["bytes"]))
     assert (refusal.code, refusal.message) == (said["code"], said["message"])
+
+
+@pytest.mark.parametrize("name", vector("signatures")["offers"])
+def test_signatures_are_over_what_the_page_says(name):
+    """Ed25519 over context, purpose and statement; a chain goes on from the first key."""
+    said = vector("signatures")["offers"][name]
+    statement = bytes.fromhex(said["statement"])
+    told = fleet_pb2.OfferStatement.FromString(statement)
+    assert (told.federation, told.client) == (said["federation"], said["client"])
+    assert told.issued_us == int(said["issued_us"])
+    assert told.task == bytes.fromhex(said["task"])
+    signed = b"fedloom-signature-1\0" + said["purpose"].encode() + b"\0" + statement
+    assert signed.hex() == said["signed"]
+    assert ed25519(said["public"]).verify(bytes.fromhex(said["signature"]), signed) is None
+    key = vector("signatures")["offers"]["first"]["public"]
+    for word in said["chain"]:
+        assert word["by"] == key
+        over = b"fedloom-signature-1\0key\0" + bytes.fromhex(word["key"])
+        assert ed25519(word["by"]).verify(bytes.fromhex(word["signature"]), over) is None
+        key = word["key"]
+    assert key == said["public"]
+    message = fleet_pb2.ServerMessage.FromString(bytes.fromhex(said["ServerMessage"]))
+    assert message.signed_offer.statement == statement
+    assert message.signed_offer.task == fleet_pb2.Task.FromString(told.task).key
+
+
+def ed25519(public):
+    return Ed25519PublicKey.from_public_bytes(bytes.fromhex(public))

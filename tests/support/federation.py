@@ -172,6 +172,7 @@ class Attendance:
         self.name = name
         self.channel = channel
         self.offers = asyncio.Queue()
+        self.signed = []
         self.withdrawn = asyncio.Queue()
         self._call = channel.stream_stream(
             wire.ATTEND,
@@ -192,9 +193,16 @@ class Attendance:
     async def _read(self):
         with suppress(grpc.aio.AioRpcError):
             while (message := await self._call.read()) is not grpc.aio.EOF:
-                kind = message.WhichOneof("kind")
-                queue = {"offer": self.offers, "withdraw": self.withdrawn}[kind]
-                queue.put_nowait(getattr(message, kind))
+                match message.WhichOneof("kind"):
+                    case "signed_offer":
+                        statement = message.signed_offer.statement
+                        raw = fleet_pb2.OfferStatement.FromString(statement).task
+                        self.offers.put_nowait(fleet_pb2.Task.FromString(raw))
+                        self.signed.append(message.signed_offer)
+                    case "withdraw":
+                        self.withdrawn.put_nowait(message.withdraw)
+                    case kind:
+                        raise AssertionError(kind)
 
     async def offer_of(self, run):
         """The next offer of a run; older ones of others are passed over."""

@@ -106,6 +106,7 @@ class Agent:
                 else self._renewal.when_due(channel, stream)
             )
             try:
+                await self._renewal.learn_key(channel)
                 await self._connection.greet(stream)
                 self._away = False
                 await self._listen(stream)
@@ -123,7 +124,9 @@ class Agent:
         while (message := await stream.read()) is not grpc.aio.EOF:
             match message.WhichOneof("kind"):
                 case "offer":
-                    await self._tasks.offered(message.offer)
+                    await self._tasks.asked(message.offer.key, message.offer)
+                case "signed_offer":
+                    await self._tasks.asked(message.signed_offer.task, message.signed_offer)
                 case "withdraw":
                     self._tasks.withdrawn(message.withdraw)
                 case _:

@@ -18,6 +18,7 @@ from fedloom.client import transfer
 from fedloom.client.config import ClientConfig
 from fedloom.client.diagnosis import diagnose
 from fedloom.client.store import ClientStore
+from fedloom.client.trust import Trust
 from fedloom.protocol import identity, wire
 from fedloom.protocol.errors import Code, FedloomError, Refusal, UnavailableError
 from fedloom.protocol.v1 import fleet_pb2
@@ -50,6 +51,7 @@ class Connection:
 
     Attributes:
         name: of the client, by its certificate.
+        trust: in what the server signs; None without TLS.
         connected: while the server has welcomed this client.
         greeted: whether it has, since `greeted` was last made false.
     """
@@ -58,6 +60,7 @@ class Connection:
         self._config = config
         self._store = store
         self.name = config.plaintext
+        self.trust: Trust | None = None
         self.connected = asyncio.Event()
         self.greeted = False
         self._channel: grpc.aio.Channel | None = None
@@ -106,6 +109,8 @@ class Connection:
                 "new token (and check this device's clock).",
             )
         self.name = peer.client
+        if self.trust is None:
+            self.trust = Trust(self._store, peer)
         # The leaf alone: the server knows the authorities that it could lead to.
         credentials = grpc.ssl_channel_credentials(root, pem, identity.leaf_pem(pem))
         return grpc.aio.secure_channel(config.server, credentials, CHANNEL_OPTIONS)

@@ -13,7 +13,8 @@ from fedloom.client.config import template
 from fedloom.client.store import ClientStore
 from fedloom.protocol import identity, wire
 from fedloom.protocol.bootstrap import fetch_root
-from fedloom.protocol.errors import UsageError
+from fedloom.protocol.errors import IntegrityError, UsageError
+from fedloom.protocol.signing import KEY_BYTES
 from fedloom.protocol.tokens import parse_token
 from fedloom.protocol.v1 import enrolment_pb2
 from fedloom.protocol.version import PROTOCOL_VERSIONS
@@ -61,7 +62,12 @@ def _keep(config: Path, key_pem: bytes, issued: enrolment_pb2.IssuedCertificate,
     """Write the identity, then the settings that point at it."""
     config.parent.mkdir(parents=True, exist_ok=True)
     store = ClientStore(config.parent / "client-state")
-    store.save_identity(key_pem, issued.chain_pem, issued.root_pem)
+    if len(issued.signing_key) != KEY_BYTES:
+        raise IntegrityError(
+            f"Expected the server's signing key of {KEY_BYTES} bytes, got "
+            f"{len(issued.signing_key)}: upgrade the server."
+        )
+    store.save_identity(key_pem, issued.chain_pem, issued.root_pem, issued.signing_key)
     fleet = f"{host}:{issued.fleet_port}"
     config.write_text(template({"server": fleet, "state_dir": "client-state"}))
 

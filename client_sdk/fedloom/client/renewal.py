@@ -44,6 +44,12 @@ class Renewal:
         except Refusal:
             log.exception("the certificate was not renewed")
 
+    async def learn_key(self, channel: grpc.aio.Channel) -> None:
+        """Renew at once where there is no key to check offers by: an enrolment from before them."""
+        trust = self.connection.trust
+        if trust is not None and not trust.knows_key:
+            await _renew(channel, self.store, self.connection)
+
     async def _renew_in_time(self, channel: grpc.aio.Channel) -> None:
         """Renew at two thirds of the certificate's life; return when to reconnect."""
         await self.connection.connected.wait()
@@ -51,7 +57,7 @@ class Renewal:
         start, end = identity.validity(pem)
         due_s = identity.seconds_until_renewal(start, end, datetime.now(UTC), self.jitter)
         await asyncio.sleep(due_s)
-        await self.connection.persist(lambda: _renew(channel, self.store, self.connection.server))
+        await self.connection.persist(lambda: _renew(channel, self.store, self.connection))
         left_s = (end - datetime.now(UTC)).total_seconds()
         # Within the rest of the old one's life, so that a fleet enrolled together spreads out.
         await asyncio.sleep(random.uniform(0, max(0.0, left_s / 2)))  # noqa: S311
@@ -59,7 +65,7 @@ class Renewal:
             await asyncio.wait(list(work), timeout=1.0)
 
 
-async def _renew(channel: grpc.aio.Channel, store: ClientStore, server: str) -> None:
+async def _renew(channel: grpc.aio.Channel, store: ClientStore, connection: Connection) -> None:
     key = identity.generate_key()
     method: Any = channel.unary_unary(
         wire.RENEW,
@@ -70,6 +76,8 @@ async def _renew(channel: grpc.aio.Channel, store: ClientStore, server: str) -> 
     try:
         issued = await method(request, timeout=CONNECT_S)
     except grpc.aio.AioRpcError as error:
-        raise wire.error_from_rpc(error, server) from error
+        raise wire.error_from_rpc(error, connection.server) from error
     store.save_identity(identity.key_to_pem(key), issued.chain_pem, issued.root_pem)
     log.info("certificate renewed")
+    if connection.trust is not None:
+        connection.trust.learn(issued)

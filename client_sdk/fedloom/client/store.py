@@ -44,11 +44,12 @@ class ClientStore:
         directory: created if needed, mode 0700.
 
     Attributes:
+        directory: as given.
         keep: models that stay when another one comes.
     """
 
     def __init__(self, directory: Path) -> None:
-        self._directory = private_directory(directory)
+        self.directory = private_directory(directory)
         self._models = directory / "models"
         self._outbox = directory / "outbox"
         self._memory = directory / "memory"
@@ -62,16 +63,47 @@ class ClientStore:
     @property
     def identity_path(self) -> Path:
         """Where the key and the certificate chain lie."""
-        return self._directory / "identity.pem"
+        return self.directory / "identity.pem"
 
-    def save_identity(self, key_pem: bytes, chain_pem: bytes, root_pem: bytes) -> None:
-        """Keep a key with its certificate chain, and the root that proves the server."""
-        write_private(self._directory / "root.pem", root_pem)
+    def save_identity(
+        self, key_pem: bytes, chain_pem: bytes, root_pem: bytes, signing_key: bytes = b""
+    ) -> None:
+        """Keep a key with its certificate chain, and what proves the server.
+
+        Args:
+            key_pem: private, PKCS#8.
+            chain_pem: the leaf and its authority.
+            root_pem: what the server's certificate leads to.
+            signing_key: what the server signs by; b"" keeps the one that is here.
+        """
+        write_private(self.directory / "root.pem", root_pem)
+        if signing_key:
+            self.trust(signing_key)
         write_private(self.identity_path, key_pem + chain_pem)
+
+    def trust(self, signing_key: bytes) -> None:
+        """From now on this is the key that the server signs by."""
+        write_private(self.directory / "signing.pub", signing_key.hex().encode() + b"\n")
+
+    def trusted(self) -> frozenset[bytes]:
+        """The key that the server signs by; empty where none was ever learnt.
+
+        Raises:
+            IntegrityError: the file is not what was written.
+        """
+        path = self.directory / "signing.pub"
+        try:
+            return frozenset({bytes.fromhex(path.read_text())})
+        except FileNotFoundError:
+            return frozenset()
+        except ValueError as error:
+            raise IntegrityError(
+                f"Expected a public key in {path}, got {error}: restore it, or enrol again."
+            ) from error
 
     def noise_key(self) -> bytes:
         """The secret of this device's own noise; made when it is first asked for."""
-        path = self._directory / "noise.key"
+        path = self.directory / "noise.key"
         try:
             return read_private(path)
         except FileNotFoundError:
@@ -87,11 +119,11 @@ class ClientStore:
         try:
             return (
                 read_private(self.identity_path),
-                read_private(self._directory / "root.pem"),
+                read_private(self.directory / "root.pem"),
             )
         except FileNotFoundError:
             raise UsageError(
-                f"Expected an identity in {self._directory}, got none: "
+                f"Expected an identity in {self.directory}, got none: "
                 "run `fedloom client enroll` with a token from the operator."
             ) from None
 

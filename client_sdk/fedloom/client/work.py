@@ -7,19 +7,22 @@ is sent until the server has it or no longer wants it.
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
 from fedloom.client import transfer
+from fedloom.client.answers import Answers
 from fedloom.client.api import Client, Task
 from fedloom.client.connection import Connection
 from fedloom.client.gates import Gate, first_objection
 from fedloom.client.store import KEEP_MODELS, ClientStore
 from fedloom.client.training import Work, task_from_message
+from fedloom.client.trust import unsigned
 from fedloom.protocol.chunks import Chunks
-from fedloom.protocol.errors import FedloomError, Refusal
+from fedloom.protocol.errors import Code, FedloomError, Refusal
 from fedloom.protocol.v1 import fleet_pb2
 
 log = logging.getLogger(__name__)
@@ -55,6 +58,7 @@ class Tasks:
         self._store = store
         self._chunks = chunks
         self._gates = gates
+        self._answers = Answers(store.directory)
         self._work: dict[TaskId, asyncio.Task[None]] = {}
         self._tasks: dict[TaskId, Task] = {}
         self._training = asyncio.Lock()
@@ -63,13 +67,43 @@ class Tasks:
         """What is being done."""
         return self._work.values()
 
-    async def offered(self, offer: fleet_pb2.Task) -> None:
-        """Take up an offer, or say why not."""
+    async def asked(
+        self, key: fleet_pb2.TaskKey, offer: fleet_pb2.Task | fleet_pb2.SignedOffer
+    ) -> None:
+        """Take up an offer that is good, or say why not."""
+        try:
+            await self._offered(*self._verified(offer))
+        except Refusal as refusal:
+            log.warning("refused an offer: %s: %s", refusal.code, refusal)
+            if (key.run, key.round) not in self._work:  # nobody vouches for what a bad one names
+                await self._reply(key, declined=f"{refusal.code}: {refusal}")
+
+    def _verified(
+        self, offer: fleet_pb2.Task | fleet_pb2.SignedOffer
+    ) -> tuple[fleet_pb2.Task, int]:
+        """The task in an offer that the federation's key signed for this client, and when.
+
+        Raises:
+            Refusal: it did not.
+        """
+        trust = self._connection.trust
+        if isinstance(offer, fleet_pb2.SignedOffer):
+            if trust is None:
+                raise Refusal(Code.BAD_SIGNATURE, "Expected no signatures without TLS, got one.")
+            opened = trust.open(offer)
+            return opened.task, opened.issued_us
+        if trust is not None:
+            raise unsigned()
+        return offer, time.time_ns() // 1000
+
+    async def _offered(self, offer: fleet_pb2.Task, issued_us: int) -> None:
         key = (offer.key.run, offer.key.round)
         if key not in self._work:
             try:
+                self._answers.check(*key, issued_us)
                 task = task_from_message(offer, self._connection.name)
             except FedloomError as error:
+                log.warning("declined round %d of %s: %s", key[1], key[0], error)
                 await self._reply(offer.key, declined=str(error))
                 return
             if objection := await asyncio.to_thread(first_objection, self._gates, offer):
@@ -80,6 +114,7 @@ class Tasks:
             work = asyncio.ensure_future(self._do(offer, task))
             self._work[key] = work
             work.add_done_callback(lambda _: self._forget(key))
+        self._answers.saw(offer.key.run, issued_us)
         await self._reply(offer.key)
 
     async def _reply(self, key: fleet_pb2.TaskKey, declined: str = "") -> None:
@@ -95,6 +130,11 @@ class Tasks:
         key = (withdraw.task.run, withdraw.task.round)
         log.info("round %d of %s is no longer wanted: %s", key[1], key[0], withdraw.reason)
         self._cancel(key)
+        self._settle(key)
+
+    def _settle(self, key: TaskId) -> None:
+        """The round has this client's update, or wants none."""
+        self._answers.settle(*key)
         self._store.settle(*key)
 
     def _cancel(self, key: TaskId) -> None:
@@ -117,10 +157,10 @@ class Tasks:
             await self._connection.persist(lambda: self._upload(header))
             name = self._connection.name
             log.info("%s: update of round %d of %s accepted", name, task.round, task.run)
-            self._store.settle(*key)
+            self._settle(key)
         except Refusal as refusal:
             log.warning("round %d of %s: %s: %s", task.round, task.run, refusal.code, refusal)
-            self._store.settle(*key)
+            self._settle(key)
         except asyncio.CancelledError:
             raise
         except Exception as error:

@@ -77,6 +77,7 @@ class Code(StrEnum):
     EXPIRED = "expired"
     BAD_TOKEN = "bad_token"  # noqa: S105 - a code, not a secret
     BAD_CSR = "bad_csr"
+    BAD_SIGNATURE = "bad_signature"
     VERSION_UNSUPPORTED = "version_unsupported"
     # the server
     UNKNOWN_MODEL = "unknown_model"
@@ -111,6 +112,7 @@ _STATUS = {
     Code.REVOKED: grpc.StatusCode.PERMISSION_DENIED,
     Code.EXPIRED: grpc.StatusCode.UNAUTHENTICATED,
     Code.BAD_TOKEN: grpc.StatusCode.PERMISSION_DENIED,
+    Code.BAD_SIGNATURE: grpc.StatusCode.PERMISSION_DENIED,
     Code.VERSION_UNSUPPORTED: grpc.StatusCode.FAILED_PRECONDITION,
     Code.UNKNOWN_MODEL: grpc.StatusCode.NOT_FOUND,
     Code.BUSY: grpc.StatusCode.UNAVAILABLE,

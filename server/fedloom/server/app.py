@@ -45,6 +45,8 @@ from fedloom.server.noise import NoiseKeys  # noqa: E402
 from fedloom.server.pki import Authority, ServerBundle  # noqa: E402
 from fedloom.server.runs import Runs  # noqa: E402
 from fedloom.server.service import FleetService  # noqa: E402
+from fedloom.server.signing import FOLDER as SIGNING  # noqa: E402
+from fedloom.server.signing import SigningKey  # noqa: E402
 from fedloom.server.spool import Spool  # noqa: E402
 from fedloom.server.world import World  # noqa: E402
 
@@ -168,6 +170,7 @@ class Server:
             models=ModelStore(state_dir / "models"),
             spool=Spool(state_dir / "spool"),
             noise=NoiseKeys(state_dir / "noise"),
+            signing=authority and SigningKey.ensure(state_dir / SIGNING, authority.federation),
         )
         self._stack.callback(world.close)
         runs = Runs(world)

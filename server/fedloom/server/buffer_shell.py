@@ -213,7 +213,7 @@ class BufferShell(RoundShell):
     async def _offer(self, offer: Offer) -> fleet_pb2.ServerMessage:
         task = await self._task_for(offer.client, task_of(self.plan_of(offer.origin)))
         task.deadline_s = math.inf  # the buffer's is not the client's, whose update may be stale
-        return fleet_pb2.ServerMessage(offer=task)
+        return self._world.offer(offer.client, task)
 
     def status(self) -> dict[str, Any]:
         """Where the buffer stands right now."""

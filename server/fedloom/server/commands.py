@@ -97,6 +97,7 @@ def create(
     from fedloom.protocol.private_files import private_directory  # noqa: PLC0415
     from fedloom.server import config as configuration  # noqa: PLC0415
     from fedloom.server.pki import Authority  # noqa: PLC0415
+    from fedloom.server.signing import FOLDER, SigningKey  # noqa: PLC0415
 
     if (directory / configuration.FILE).exists():
         raise UsageError(
@@ -118,6 +119,7 @@ def create(
             f"Expected the federation of {pki}, {authority.federation!r}, got {federation!r}."
         )
     authority.ensure_server_certificate(settings.names, now)
+    SigningKey.ensure(directory / FOLDER, federation)
     configuration.write(directory, settings)
     return Made(settings.names, authority.root_pin.hex())
 
@@ -129,8 +131,10 @@ def _show_made(directory: Path, federation: str, made: Made) -> None:
         f"  {directory / 'server.toml'}    settings\n"
         f"  {directory / 'pki'}/           its certificate authority, for names "
         f"{', '.join(made.names)}\n"
+        f"  {directory / 'signing'}/       the key that its offers and models are signed by\n"
         f"  root certificate SHA-256: {made.root_sha256}\n"
-        f"\nKeep a copy of {directory / 'pki' / 'root.key'} somewhere safe. Next:\n"
+        f"\nKeep a copy of {directory / 'pki' / 'root.key'} and of {directory / 'signing'}/ "
+        "somewhere safe. Next:\n"
         f"  fedloom server run{there}\n"
         f"  fedloom token create{there}"
     )
@@ -173,3 +177,35 @@ def run(
     set_up(log_format, log_level)
     serve = load("fedloom.server.app:run")
     serve(directory, plaintext=plaintext_loopback, ready=ready)
+
+
+@server.command("rotate-signing-key")
+@directory_option
+@json_option
+def rotate_signing_key(directory: Path) -> None:
+    """Put a new signing key in the place of the present one.
+
+    The old key signs a statement over the new one, so that clients follow by themselves, also those
+    that are offline now. A running server signs by the new key from its next offer on. Where
+    somebody else may have the old key, let devices enrol again instead: it can vouch for any key.
+
+    \b
+    Example:
+      fedloom server rotate-signing-key --dir /srv/fedloom
+    """
+    from fedloom.protocol.signing import fingerprint  # noqa: PLC0415 - the module says why
+    from fedloom.server import config as configuration  # noqa: PLC0415
+    from fedloom.server.signing import FOLDER, SigningKey  # noqa: PLC0415
+
+    settings = configuration.load(directory)
+    held = SigningKey(directory / FOLDER, settings.federation)
+    before, new = held.signer.public, held.rotate()
+    document = {"before": before.hex(), "key": new.public.hex(), "rotations": len(new.chain)}
+    emit(
+        document,
+        lambda: click.echo(
+            f"The signing key is now\n  {fingerprint(new.public)}\nand was\n"
+            f"  {fingerprint(before)}\n"
+            "which vouches for it: clients follow at their next offer."
+        ),
+    )

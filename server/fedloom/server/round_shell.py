@@ -524,7 +524,7 @@ class RoundShell:
     async def _offer(self, offer: Offer) -> fleet_pb2.ServerMessage:
         task = await self._task_for(offer.client, self._task)
         task.deadline_s = self.engine.deadline_left_s(self._now()) or 0.0
-        return fleet_pb2.ServerMessage(offer=task)
+        return self._world.offer(offer.client, task)
 
     async def _task_for(self, client: str, common: fleet_pb2.Task) -> fleet_pb2.Task:
         """A round's task with what differs between its clients."""

@@ -468,6 +468,8 @@ async def issue(
         chain_pem=chain,
         root_pem=authority.root_pem,
     )
+    if world.signing is not None:
+        world.signing.tell(reply)
     return reply, peer.serial, peer.not_after.timestamp()
 
 

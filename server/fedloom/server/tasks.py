@@ -125,6 +125,7 @@ def task_of(plan: RoundPlan) -> fleet_pb2.Task:
         personal=_personal(personal) if personal.remembers else None,
         config={name: _scalar(value) for name, value in spec.config.items()},
         privacy=_privacy(plan) if train else None,
+        run_name=spec.name,
     )
 
 

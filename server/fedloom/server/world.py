@@ -11,12 +11,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
 
+from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server.config import ServerConfig
 from fedloom.server.fleet import Fleet
 from fedloom.server.ledger import Ledger
 from fedloom.server.live import Hub
 from fedloom.server.models import ModelStore
 from fedloom.server.noise import NoiseKeys
+from fedloom.server.signing import SigningKey
 from fedloom.server.spool import Spool
 
 log = logging.getLogger(__name__)
@@ -46,6 +48,7 @@ class World:
     """The parts of a server that outlive any run.
 
     Attributes:
+        signing: what clients hear is signed by; None on plaintext loopback.
         in_ledger: calls the ledger's methods; one at a time, in order.
         in_fold: calls that own a sum; one at a time.
         in_disk: syncs and file copies.
@@ -57,6 +60,7 @@ class World:
     models: ModelStore
     spool: Spool
     noise: NoiseKeys
+    signing: SigningKey | None = None
     live: Hub = field(default_factory=Hub)
     fleet: Fleet = field(default_factory=Fleet)
     in_ledger: Thread = field(default_factory=lambda: Thread("ledger"))
@@ -74,6 +78,12 @@ class World:
     def __post_init__(self) -> None:
         """Let watchers know who comes and goes."""
         self.fleet.live = self.live
+
+    def offer(self, client: str, task: fleet_pb2.Task) -> fleet_pb2.ServerMessage:
+        """A task as it travels to a client."""
+        if self.signing is None:
+            return fleet_pb2.ServerMessage(offer=task)
+        return self.signing.offer(client, task)
 
     def close(self) -> None:
         """Let everything go, in order."""

@@ -22,19 +22,20 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from fedloom.protocol.v1 import signing_pb2 as fedloom_dot_protocol_dot_v1_dot_signing__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#fedloom/protocol/v1/enrolment.proto\x12\nfedloom.v1\"I\n\x0c\x45nrolRequest\x12\x19\n\x11protocol_versions\x18\x01 \x03(\r\x12\r\n\x05token\x18\x02 \x01(\t\x12\x0f\n\x07\x63sr_pem\x18\x03 \x01(\x0c\"\x1f\n\x0cRenewRequest\x12\x0f\n\x07\x63sr_pem\x18\x01 \x01(\x0c\"p\n\x11IssuedCertificate\x12\x12\n\nfederation\x18\x01 \x01(\t\x12\x0e\n\x06\x63lient\x18\x02 \x01(\t\x12\x11\n\tchain_pem\x18\x03 \x01(\x0c\x12\x10\n\x08root_pem\x18\x04 \x01(\x0c\x12\x12\n\nfleet_port\x18\x05 \x01(\rb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#fedloom/protocol/v1/enrolment.proto\x12\nfedloom.v1\x1a!fedloom/protocol/v1/signing.proto\"I\n\x0c\x45nrolRequest\x12\x19\n\x11protocol_versions\x18\x01 \x03(\r\x12\r\n\x05token\x18\x02 \x01(\t\x12\x0f\n\x07\x63sr_pem\x18\x03 \x01(\x0c\"\x1f\n\x0cRenewRequest\x12\x0f\n\x07\x63sr_pem\x18\x01 \x01(\x0c\"\xb5\x01\n\x11IssuedCertificate\x12\x12\n\nfederation\x18\x01 \x01(\t\x12\x0e\n\x06\x63lient\x18\x02 \x01(\t\x12\x11\n\tchain_pem\x18\x03 \x01(\x0c\x12\x10\n\x08root_pem\x18\x04 \x01(\x0c\x12\x12\n\nfleet_port\x18\x05 \x01(\r\x12\x13\n\x0bsigning_key\x18\x06 \x01(\x0c\x12.\n\rsigning_chain\x18\x07 \x03(\x0b\x32\x17.fedloom.v1.Endorsementb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'fedloom.protocol.v1.enrolment_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ENROLREQUEST']._serialized_start=51
-  _globals['_ENROLREQUEST']._serialized_end=124
-  _globals['_RENEWREQUEST']._serialized_start=126
-  _globals['_RENEWREQUEST']._serialized_end=157
-  _globals['_ISSUEDCERTIFICATE']._serialized_start=159
-  _globals['_ISSUEDCERTIFICATE']._serialized_end=271
+  _globals['_ENROLREQUEST']._serialized_start=86
+  _globals['_ENROLREQUEST']._serialized_end=159
+  _globals['_RENEWREQUEST']._serialized_start=161
+  _globals['_RENEWREQUEST']._serialized_end=192
+  _globals['_ISSUEDCERTIFICATE']._serialized_start=195
+  _globals['_ISSUEDCERTIFICATE']._serialized_end=376
 # @@protoc_insertion_point(module_scope)

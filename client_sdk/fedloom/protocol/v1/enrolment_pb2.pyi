@@ -1,8 +1,9 @@
+from fedloom.protocol.v1 import signing_pb2 as _signing_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from collections.abc import Iterable as _Iterable
-from typing import ClassVar as _ClassVar, Optional as _Optional
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -23,15 +24,19 @@ class RenewRequest(_message.Message):
     def __init__(self, csr_pem: _Optional[bytes] = ...) -> None: ...
 
 class IssuedCertificate(_message.Message):
-    __slots__ = ("federation", "client", "chain_pem", "root_pem", "fleet_port")
+    __slots__ = ("federation", "client", "chain_pem", "root_pem", "fleet_port", "signing_key", "signing_chain")
     FEDERATION_FIELD_NUMBER: _ClassVar[int]
     CLIENT_FIELD_NUMBER: _ClassVar[int]
     CHAIN_PEM_FIELD_NUMBER: _ClassVar[int]
     ROOT_PEM_FIELD_NUMBER: _ClassVar[int]
     FLEET_PORT_FIELD_NUMBER: _ClassVar[int]
+    SIGNING_KEY_FIELD_NUMBER: _ClassVar[int]
+    SIGNING_CHAIN_FIELD_NUMBER: _ClassVar[int]
     federation: str
     client: str
     chain_pem: bytes
     root_pem: bytes
     fleet_port: int
-    def __init__(self, federation: _Optional[str] = ..., client: _Optional[str] = ..., chain_pem: _Optional[bytes] = ..., root_pem: _Optional[bytes] = ..., fleet_port: _Optional[int] = ...) -> None: ...
+    signing_key: bytes
+    signing_chain: _containers.RepeatedCompositeFieldContainer[_signing_pb2.Endorsement]
+    def __init__(self, federation: _Optional[str] = ..., client: _Optional[str] = ..., chain_pem: _Optional[bytes] = ..., root_pem: _Optional[bytes] = ..., fleet_port: _Optional[int] = ..., signing_key: _Optional[bytes] = ..., signing_chain: _Optional[_Iterable[_Union[_signing_pb2.Endorsement, _Mapping]]] = ...) -> None: ...

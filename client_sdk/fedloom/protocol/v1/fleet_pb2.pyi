@@ -1,3 +1,4 @@
+from fedloom.protocol.v1 import signing_pb2 as _signing_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -95,14 +96,38 @@ class TaskFailed(_message.Message):
     def __init__(self, task: _Optional[_Union[TaskKey, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class ServerMessage(_message.Message):
-    __slots__ = ("welcome", "offer", "withdraw")
+    __slots__ = ("welcome", "offer", "withdraw", "signed_offer")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     OFFER_FIELD_NUMBER: _ClassVar[int]
     WITHDRAW_FIELD_NUMBER: _ClassVar[int]
+    SIGNED_OFFER_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     offer: Task
     withdraw: Withdraw
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., offer: _Optional[_Union[Task, _Mapping]] = ..., withdraw: _Optional[_Union[Withdraw, _Mapping]] = ...) -> None: ...
+    signed_offer: SignedOffer
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., offer: _Optional[_Union[Task, _Mapping]] = ..., withdraw: _Optional[_Union[Withdraw, _Mapping]] = ..., signed_offer: _Optional[_Union[SignedOffer, _Mapping]] = ...) -> None: ...
+
+class SignedOffer(_message.Message):
+    __slots__ = ("statement", "signature", "task")
+    STATEMENT_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    statement: bytes
+    signature: _signing_pb2.Signature
+    task: TaskKey
+    def __init__(self, statement: _Optional[bytes] = ..., signature: _Optional[_Union[_signing_pb2.Signature, _Mapping]] = ..., task: _Optional[_Union[TaskKey, _Mapping]] = ...) -> None: ...
+
+class OfferStatement(_message.Message):
+    __slots__ = ("federation", "client", "task", "issued_us")
+    FEDERATION_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    ISSUED_US_FIELD_NUMBER: _ClassVar[int]
+    federation: str
+    client: str
+    task: bytes
+    issued_us: int
+    def __init__(self, federation: _Optional[str] = ..., client: _Optional[str] = ..., task: _Optional[bytes] = ..., issued_us: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("protocol_version", "federation", "server_version")
@@ -123,7 +148,7 @@ class Withdraw(_message.Message):
     def __init__(self, task: _Optional[_Union[TaskKey, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Task(_message.Message):
-    __slots__ = ("key", "kind", "model", "train", "rule", "evaluate", "weighting", "limits", "config", "deadline_s", "seed", "received", "memory_round", "compression", "differences", "personal", "privacy")
+    __slots__ = ("key", "kind", "model", "train", "rule", "evaluate", "weighting", "limits", "config", "deadline_s", "seed", "received", "memory_round", "compression", "differences", "personal", "privacy", "run_name")
     class ConfigEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -148,6 +173,7 @@ class Task(_message.Message):
     DIFFERENCES_FIELD_NUMBER: _ClassVar[int]
     PERSONAL_FIELD_NUMBER: _ClassVar[int]
     PRIVACY_FIELD_NUMBER: _ClassVar[int]
+    RUN_NAME_FIELD_NUMBER: _ClassVar[int]
     key: TaskKey
     kind: TaskKind
     model: ModelRef
@@ -165,7 +191,8 @@ class Task(_message.Message):
     differences: _containers.RepeatedCompositeFieldContainer[Difference]
     personal: Personal
     privacy: Privacy
-    def __init__(self, key: _Optional[_Union[TaskKey, _Mapping]] = ..., kind: _Optional[_Union[TaskKind, str]] = ..., model: _Optional[_Union[ModelRef, _Mapping]] = ..., train: _Optional[_Union[TrainSettings, _Mapping]] = ..., rule: _Optional[_Union[ClientRule, _Mapping]] = ..., evaluate: _Optional[bool] = ..., weighting: _Optional[_Union[Weighting, str]] = ..., limits: _Optional[_Union[UpdateLimits, _Mapping]] = ..., config: _Optional[_Mapping[str, Scalar]] = ..., deadline_s: _Optional[float] = ..., seed: _Optional[int] = ..., received: _Optional[_Union[ModelRef, _Mapping]] = ..., memory_round: _Optional[int] = ..., compression: _Optional[_Union[Compression, _Mapping]] = ..., differences: _Optional[_Iterable[_Union[Difference, _Mapping]]] = ..., personal: _Optional[_Union[Personal, _Mapping]] = ..., privacy: _Optional[_Union[Privacy, _Mapping]] = ...) -> None: ...
+    run_name: str
+    def __init__(self, key: _Optional[_Union[TaskKey, _Mapping]] = ..., kind: _Optional[_Union[TaskKind, str]] = ..., model: _Optional[_Union[ModelRef, _Mapping]] = ..., train: _Optional[_Union[TrainSettings, _Mapping]] = ..., rule: _Optional[_Union[ClientRule, _Mapping]] = ..., evaluate: _Optional[bool] = ..., weighting: _Optional[_Union[Weighting, str]] = ..., limits: _Optional[_Union[UpdateLimits, _Mapping]] = ..., config: _Optional[_Mapping[str, Scalar]] = ..., deadline_s: _Optional[float] = ..., seed: _Optional[int] = ..., received: _Optional[_Union[ModelRef, _Mapping]] = ..., memory_round: _Optional[int] = ..., compression: _Optional[_Union[Compression, _Mapping]] = ..., differences: _Optional[_Iterable[_Union[Difference, _Mapping]]] = ..., personal: _Optional[_Union[Personal, _Mapping]] = ..., privacy: _Optional[_Union[Privacy, _Mapping]] = ..., run_name: _Optional[str] = ...) -> None: ...
 
 class Difference(_message.Message):
     __slots__ = ("base", "difference")

@@ -1,0 +1,279 @@
+"""What the server says under its signature, and how clients come to trust its key.
+
+TLS proves which machine answers; a signature proves that what it hands over was decided by whoever
+holds the federation's signing key, whatever stands in between. A client learns the key once, at
+enrolment, and follows it from one key to the next by the word of the one before.
+
+What is signed is never a bare payload, but
+
+    "fedloom-signature-1" ‖ 0 ‖ purpose ‖ 0 ‖ payload
+
+so that a signature for one purpose is worth nothing for another.
+
+Sources: RFC 8032 (Ed25519). docs/protocol.md, "Signatures", has the bytes.
+Invariants: `Verifier.check` returns only where a key that was trusted before, or one that such a
+key endorsed, signed exactly this purpose and payload; a key that another has taken the place of is
+no longer trusted once the newer one was seen to sign.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from google.protobuf.message import DecodeError
+
+from fedloom.protocol.errors import Code, IntegrityError, Refusal
+from fedloom.protocol.v1 import fleet_pb2, signing_pb2
+
+KEY_BYTES = 32
+SIGNATURE_BYTES = 64
+MAX_CHAIN = 64
+"""Endorsements that come with a signature at most: a client away for longer enrols again."""
+
+TASK = "task"
+KEY = "key"
+_CONTEXT = b"fedloom-signature-1"
+_PURPOSE = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+
+
+def to_sign(purpose: str, payload: bytes) -> bytes:
+    r"""The bytes that the signature is over.
+
+    >>> to_sign("model", b"abc")
+    b'fedloom-signature-1\x00model\x00abc'
+
+    Args:
+        purpose: what the signature says; 1 to 64 of a-z 0-9 . _ -.
+        payload: what it says it of.
+
+    Raises:
+        ValueError: such a purpose could be mistaken for another.
+    """
+    if not _PURPOSE.fullmatch(purpose):
+        raise ValueError(f"Expected a purpose of 1 to 64 of a-z 0-9 . _ -, got {purpose!r}.")
+    return b"\0".join((_CONTEXT, purpose.encode(), payload))
+
+
+def fingerprint(key: bytes) -> str:
+    """A public key for people to compare: its hex in eights.
+
+    >>> fingerprint(bytes(range(32)))[:17]
+    '00010203 04050607'
+    """
+    text = key.hex()
+    return " ".join(text[i : i + 8] for i in range(0, len(text), 8))
+
+
+class Signer:
+    """Signs for a federation.
+
+    Args:
+        private: the key's 32 secret bytes.
+        chain: what leads from earlier keys to this one, oldest first.
+
+    Attributes:
+        public: the key's 32 public bytes.
+    """
+
+    def __init__(self, private: bytes, chain: Iterable[signing_pb2.Endorsement] = ()) -> None:
+        try:
+            self._key = Ed25519PrivateKey.from_private_bytes(private)
+        except ValueError as error:
+            raise IntegrityError(f"Expected a signing key of {KEY_BYTES} bytes: {error}") from None
+        self._chain = tuple(chain)[-MAX_CHAIN:]
+        self.public = self._key.public_key().public_bytes_raw()
+
+    @classmethod
+    def new(cls) -> "Signer":
+        """A key that nobody knows yet."""
+        return cls(Ed25519PrivateKey.generate().private_bytes_raw())
+
+    @property
+    def private(self) -> bytes:
+        """The key's secret bytes; rest them with `private_files.write_private`."""
+        return self._key.private_bytes_raw()
+
+    @property
+    def chain(self) -> Sequence[signing_pb2.Endorsement]:
+        """What leads from earlier keys to this one, oldest first."""
+        return self._chain
+
+    def sign(self, purpose: str, payload: bytes) -> bytes:
+        """A serialised `Signature`: by this key, with the chain that leads to it."""
+        return self.signature(purpose, payload).SerializeToString(deterministic=True)
+
+    def signature(self, purpose: str, payload: bytes) -> signing_pb2.Signature:
+        """As `sign`, for a message to hold."""
+        return signing_pb2.Signature(
+            key=self.public, signature=self._key.sign(to_sign(purpose, payload)), chain=self._chain
+        )
+
+    def successor(self, private: bytes | None = None) -> "Signer":
+        """A new key that this one vouches for.
+
+        Args:
+            private: its secret bytes; drawn when left out.
+        """
+        new = Signer(private) if private is not None else Signer.new()
+        word = signing_pb2.Endorsement(
+            by=self.public, key=new.public, signature=self._key.sign(to_sign(KEY, new.public))
+        )
+        return Signer(new.private, (*self._chain, word))
+
+
+class Verifier:
+    """Checks what a server signed.
+
+    Args:
+        keys: public keys that are trusted.
+
+    Attributes:
+        keys: that are trusted now; fewer or others once a newer one was seen to sign.
+    """
+
+    def __init__(self, keys: Iterable[bytes]) -> None:
+        self.keys: frozenset[bytes] = frozenset(keys)
+
+    def check(self, purpose: str, payload: bytes, signature: bytes | signing_pb2.Signature) -> None:
+        """Did the federation's key sign this, for this purpose?
+
+        Args:
+            purpose: what the signature must be for.
+            payload: what it must be over.
+            signature: serialised or not.
+
+        Raises:
+            Refusal: BAD_SIGNATURE.
+        """
+        parsed = _parsed(signature)
+        if len(parsed.chain) > MAX_CHAIN:
+            raise _bad(f"Expected at most {MAX_CHAIN} endorsements, got {len(parsed.chain)}.")
+        trusted = parsed.key in self.keys
+        if not trusted and parsed.key not in self.endorsed(parsed.chain):
+            raise _bad(
+                "Expected a signature by the federation's key, got one by another that no key "
+                "known here vouches for. If the server has lost its key, enrol again."
+            )
+        if not _signed(parsed.key, to_sign(purpose, payload), parsed.signature):
+            raise _bad(
+                f"Expected what the federation's key signed as {purpose!r}, got other bytes: it "
+                "was made or changed by somebody else."
+            )
+        if not trusted:
+            self.keys = frozenset({parsed.key})
+
+    def follow(self, key: bytes, chain: Iterable[signing_pb2.Endorsement]) -> bool:
+        """Trust a key alone that is trusted already or endorsed; False if it is neither."""
+        if key not in self.keys | self.endorsed(list(chain)[-MAX_CHAIN:]):
+            return False
+        self.keys = frozenset({key})
+        return True
+
+    def endorsed(self, chain: Iterable[signing_pb2.Endorsement]) -> frozenset[bytes]:
+        """Keys that a chain leads to from those that are trusted."""
+        reached = set(self.keys)
+        for word in chain:
+            if word.by in reached and _signed(word.by, to_sign(KEY, word.key), word.signature):
+                reached.add(word.key)
+        return frozenset(reached - self.keys)
+
+
+def _parsed(signature: bytes | signing_pb2.Signature) -> signing_pb2.Signature:
+    if isinstance(signature, signing_pb2.Signature):
+        return signature
+    try:
+        return signing_pb2.Signature.FromString(signature)
+    except DecodeError:
+        raise _bad(f"Expected a signature, got {len(signature)} other bytes.") from None
+
+
+def _signed(key: bytes, data: bytes, signature: bytes) -> bool:
+    try:
+        Ed25519PublicKey.from_public_bytes(key).verify(signature, data)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+def _bad(message: str) -> Refusal:
+    return Refusal(Code.BAD_SIGNATURE, message)
+
+
+# ---- offers -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Addressee:
+    """Whom an offer must be for.
+
+    Attributes:
+        federation: as in the client's certificate.
+        client: likewise.
+    """
+
+    federation: str
+    client: str
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """An offer that is good.
+
+    Attributes:
+        task: what it asks.
+        issued_us: when the server signed it, by its own clock; microseconds since the epoch.
+    """
+
+    task: fleet_pb2.Task
+    issued_us: int
+
+
+def signed_offer(
+    signer: Signer, addressee: Addressee, task: fleet_pb2.Task, issued_us: int
+) -> fleet_pb2.SignedOffer:
+    """An offer as it travels: nobody can change a setting of it, or give it to somebody else.
+
+    Args:
+        signer: the federation's.
+        addressee: whom it is for.
+        task: what it asks.
+        issued_us: the time, which rises from offer to offer; microseconds since the epoch.
+    """
+    statement = fleet_pb2.OfferStatement(
+        federation=addressee.federation,
+        client=addressee.client,
+        task=task.SerializeToString(deterministic=True),
+        issued_us=issued_us,
+    ).SerializeToString(deterministic=True)
+    return fleet_pb2.SignedOffer(
+        statement=statement, signature=signer.signature(TASK, statement), task=task.key
+    )
+
+
+def open_offer(verifier: Verifier, addressee: Addressee, offer: fleet_pb2.SignedOffer) -> Opened:
+    """The task of an offer that is good; nothing of it is parsed before.
+
+    Raises:
+        Refusal: BAD_SIGNATURE; or WRONG_IDENTITY where it is for another client or federation;
+            or MALFORMED.
+    """
+    verifier.check(TASK, offer.statement, offer.signature)
+    try:
+        statement = fleet_pb2.OfferStatement.FromString(offer.statement)
+        task = fleet_pb2.Task.FromString(statement.task)
+    except DecodeError:
+        raise Refusal(
+            Code.MALFORMED, f"Expected a signed task, got {len(offer.statement)} other bytes."
+        ) from None
+    meant = Addressee(statement.federation, statement.client)
+    if meant != addressee:
+        raise Refusal(
+            Code.WRONG_IDENTITY,
+            f"Expected an offer for {addressee.client!r} of {addressee.federation!r}, got one "
+            f"that was signed for {meant.client[:80]!r} of {meant.federation[:80]!r}.",
+        )
+    if offer.task != task.key:
+        raise Refusal(Code.MALFORMED, "Expected an offer that names the task in it, got another.")
+    return Opened(task, statement.issued_us)

@@ -1,0 +1,121 @@
+"""The server's signing key: a file of its own, apart from the certificate authority's keys.
+
+    signing/key.json    0600  the key's secret bytes, and earlier keys' word for it
+
+Key and endorsements share a file, so that no crash parts them. The file is looked at before each
+signature: a key that `fedloom server rotate-signing-key` made is used from the next offer on,
+without a restart.
+
+Invariants: a key is never overwritten but by one that it vouches for; whoever trusts one of the
+last `MAX_CHAIN` keys comes to trust the present one.
+"""
+
+import json
+import logging
+import time
+from pathlib import Path
+
+from fedloom.protocol.errors import IntegrityError, UsageError
+from fedloom.protocol.private_files import private_directory, read_private, write_private
+from fedloom.protocol.signing import Addressee, Signer, fingerprint, signed_offer
+from fedloom.protocol.v1 import enrolment_pb2, fleet_pb2, signing_pb2
+
+log = logging.getLogger(__name__)
+
+FOLDER = "signing"
+_FILE = "key.json"
+
+
+class SigningKey:
+    """A federation's signing key, as it is on disk now.
+
+    Args:
+        folder: where it lies.
+        federation: that it speaks for.
+    """
+
+    def __init__(self, folder: Path, federation: str) -> None:
+        self._path = folder / _FILE
+        self._federation = federation
+        self._issued_us = 0
+        self._seen = (0, 0, 0)
+        self._signer = self._load()
+
+    @classmethod
+    def ensure(cls, folder: Path, federation: str) -> "SigningKey":
+        """Open the key in a folder; make it where there is none yet."""
+        if not (folder / _FILE).exists():
+            _write(folder / _FILE, made := Signer.new())
+            log.info("made a signing key: %s", fingerprint(made.public))
+        return cls(folder, federation)
+
+    @property
+    def signer(self) -> Signer:
+        """Signs by the key that is on disk now."""
+        if self._stat() != self._seen:
+            self._signer = self._load()
+            log.info("signing by %s from now on", fingerprint(self._signer.public))
+        return self._signer
+
+    def sign(self, purpose: str, payload: bytes) -> bytes:
+        """As `Signer.sign`."""
+        return self.signer.sign(purpose, payload)
+
+    def offer(self, client: str, task: fleet_pb2.Task) -> fleet_pb2.ServerMessage:
+        """A task for a client, signed."""
+        to = Addressee(self._federation, client)
+        self._issued_us = max(self._issued_us + 1, time.time_ns() // 1000)
+        offer = signed_offer(self.signer, to, task, self._issued_us)
+        return fleet_pb2.ServerMessage(signed_offer=offer)
+
+    def tell(self, issued: enrolment_pb2.IssuedCertificate) -> None:
+        """Give a client the key with its certificate."""
+        signer = self.signer
+        issued.signing_key = signer.public
+        issued.signing_chain.extend(signer.chain)
+
+    def rotate(self) -> Signer:
+        """Put a new key in the place of this one, which vouches for it."""
+        new = self.signer.successor()
+        _write(self._path, new)
+        return new
+
+    def _stat(self) -> tuple[int, int, int]:
+        try:
+            found = self._path.stat()
+        except FileNotFoundError:
+            return self._seen  # the key in hand is good; whoever took the file is told at restart
+        return found.st_ino, found.st_mtime_ns, found.st_size
+
+    def _load(self) -> Signer:
+        self._seen = self._stat()
+        try:
+            held = json.loads(read_private(self._path))
+            chain = [
+                signing_pb2.Endorsement(**{name: bytes.fromhex(word[name]) for name in _WORD})
+                for word in held["chain"]
+            ]
+            return Signer(bytes.fromhex(held["private"]), chain)
+        except FileNotFoundError:
+            raise UsageError(
+                f"Expected a signing key in {self._path}, got no such file: `fedloom server init` "
+                "makes one."
+            ) from None
+        except (ValueError, KeyError, TypeError) as error:
+            raise IntegrityError(
+                f"Expected a signing key in {self._path}, got something else "
+                f"({type(error).__name__}): restore it from a backup, or clients must enrol again."
+            ) from error
+
+
+_WORD = ("by", "key", "signature")
+
+
+def _write(path: Path, signer: Signer) -> None:
+    private_directory(path.parent)
+    held = {
+        "public": signer.public.hex(),
+        "private": signer.private.hex(),
+        "chain": [{name: getattr(word, name).hex() for name in _WORD} for word in signer.chain],
+    }
+    write_private(path, json.dumps(held, indent=1).encode())

@@ -1,0 +1,185 @@
+"""Real agents take a real server's offers only under the federation's signature.
+
+Each time somebody tampers with one offer; the agent refuses it, tells the server why on the stream
+that it has, and takes part in the next, honest round.
+"""
+
+import logging
+
+import pytest
+
+from fedloom.client.store import ClientStore
+from fedloom.protocol.v1 import fleet_pb2
+from support.agents import Adder, until
+from support.hostile import scene, thief
+
+pytestmark = pytest.mark.e2e
+
+
+def unsigned(s, client, task, honest):
+    return fleet_pb2.ServerMessage(offer=task)
+
+
+def no_signature(s, client, task, honest):
+    honest.signed_offer.ClearField("signature")
+    return honest
+
+
+def cut_signature(s, client, task, honest):
+    honest.signed_offer.signature.signature = honest.signed_offer.signature.signature[:-1]
+    return honest
+
+
+def another_key(s, client, task, honest):
+    return s.tampered.signed(client, task, signer=thief())
+
+
+def endorsed_by_nobody(s, client, task, honest):
+    return s.tampered.signed(client, task, signer=thief().successor())
+
+
+def another_keys_name(s, client, task, honest):
+    message = s.tampered.signed(client, task, signer=thief())
+    message.signed_offer.signature.key = s.tampered.signer.public
+    return message
+
+
+def changed_after_signing(s, client, task, honest):
+    statement = fleet_pb2.OfferStatement.FromString(honest.signed_offer.statement)
+    task.limits.max_bytes += 1
+    statement.task = task.SerializeToString()
+    honest.signed_offer.statement = statement.SerializeToString()
+    return honest
+
+
+def for_another_client(s, client, task, honest):
+    return s.tampered.signed("somebody-else", task)
+
+
+def for_another_federation(s, client, task, honest):
+    return s.tampered.signed(client, task, federation="elsewhere")
+
+
+def signed_garbage(s, client, task, honest):
+    offer = honest.signed_offer
+    offer.statement = b"\xff" * 100
+    offer.signature.CopyFrom(s.tampered.signer.signature("task", offer.statement))
+    return honest
+
+
+def signed_for_something_else(s, client, task, honest):
+    offer = honest.signed_offer
+    offer.signature.CopyFrom(s.tampered.signer.signature("promoted", offer.statement))
+    return honest
+
+
+TAMPERED = {
+    unsigned: "without a signature",
+    no_signature: "bad_signature",
+    cut_signature: "bad_signature",
+    another_key: "no key known here vouches for",
+    endorsed_by_nobody: "no key known here vouches for",
+    another_keys_name: "made or changed by somebody else",
+    changed_after_signing: "made or changed by somebody else",
+    for_another_client: "wrong_identity",
+    for_another_federation: "wrong_identity",
+    signed_garbage: "malformed",
+    signed_for_something_else: "bad_signature",
+}
+
+
+@pytest.mark.parametrize("change", TAMPERED, ids=lambda change: change.__name__)
+def test_a_tampered_offer_is_refused_and_the_agent_goes_on(
+    runner, federation, tmp_path, caplog, change
+):
+    """Nothing is trained; the ledger has the reason; the next round has the agent in it."""
+    caplog.set_level(logging.WARNING, "fedloom.client")
+    trained = []
+
+    class Counting(Adder):
+        def train(self, params, task):
+            trained.append(task.run)
+            return super().train(params, task)
+
+    async def main():
+        async with scene(federation, tmp_path, "device", Counting()) as s:
+            stream = federation.world.fleet.get("device")
+            s.tampered.once(lambda *arguments: change(s, *arguments))
+            run = await s.run()
+            assert TAMPERED[change] in await s.declined(run)
+            assert TAMPERED[change] in caplog.text
+            await s.stop(run)
+            assert not trained
+            await s.takes_part()
+            assert federation.world.fleet.get("device") is stream
+
+    runner.run(main())
+
+
+def test_an_old_offer_that_is_played_back_does_nothing(runner, federation, tmp_path, caplog):
+    """Byte for byte, of a round that was answered; and also to an agent that was restarted."""
+
+    async def main():
+        async with scene(federation, tmp_path, "device") as s:
+            run = await s.run()
+            await federation.ended(run)
+            (old,) = s.tampered.sent
+            for _ in range(2):
+                s.tampered.once(lambda *_: old)
+                other = await s.run()
+                await until(lambda: "old offer of round 1" in caplog.text)
+                caplog.clear()
+                assert federation.ledger.cohort(other, 1)[0]["phase"] == "offered"
+                await s.stop(other)
+                assert not federation.refusals()
+                await s.agents.stop("device")
+                await until(lambda: federation.world.fleet.get("device") is None)
+                await s.agents.start("device", Adder())
+            await s.takes_part()
+
+    runner.run(main())
+
+
+def test_agents_follow_a_rotated_key_online_and_offline(runner, federation, tmp_path):
+    """One attends, one is away for two rotations; a stranger's key convinces neither."""
+
+    async def main():
+        async with scene(federation, tmp_path, "device") as s:
+            await s.agents.enrol("sleeper")
+            key = federation.world.signing._key
+            before = key.signer.public
+            key.rotate()
+            await s.takes_part()
+            middle = key.signer.public
+            assert ClientStore(s.agents.configs["device"].state_dir).trusted() == {middle}
+            key.rotate()
+            await s.agents.stop("device")
+            await until(lambda: federation.world.fleet.get("device") is None)
+            assert ClientStore(s.agents.configs["sleeper"].state_dir).trusted() == {before}
+            await s.agents.start("sleeper", Adder())
+            await s.takes_part()
+            newest = key.signer.public
+            assert ClientStore(s.agents.configs["sleeper"].state_dir).trusted() == {newest}
+            await s.agents.stop("sleeper")
+            await until(lambda: federation.world.fleet.get("sleeper") is None)
+            await s.agents.start("device", Adder())
+            await s.takes_part()
+
+    runner.run(main())
+
+
+def test_a_device_that_was_enrolled_before_learns_the_key_once(runner, federation, tmp_path):
+    """Its state has none: a renewed certificate brings it, before anything is taken."""
+
+    async def main():
+        async with scene(federation, tmp_path, "device") as s:
+            await s.agents.stop("device")
+            await until(lambda: federation.world.fleet.get("device") is None)
+            store = ClientStore(s.agents.configs["device"].state_dir)
+            (s.agents.configs["device"].state_dir / "signing.pub").unlink()
+            assert not store.trusted()
+            await s.agents.start("device", Adder())
+            await s.takes_part()
+            assert store.trusted() == {federation.world.signing.signer.public}
+
+    runner.run(main())

@@ -1,0 +1,134 @@
+"""A real server whose offers somebody tampers with, on their way to real agents.
+
+The server, its streams, its ledger and its rounds are as ever. `Tampered` takes the place of its
+signing key; what it changes is changed once, so that the next round is an honest one.
+"""
+
+from contextlib import asynccontextmanager
+
+import numpy as np
+
+from fedloom.protocol.signing import Addressee, Signer, signed_offer
+from fedloom.protocol.v1 import fleet_pb2
+from support.agents import Adder, Agents, result, submit, until
+
+PARAMS = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.zeros(3, np.float32)}
+
+
+class Tampered:
+    """Signs as the server does, until a test says otherwise.
+
+    Attributes:
+        sent: every message that went out, in order.
+    """
+
+    def __init__(self, key, federation):
+        self._key = key
+        self.federation = federation
+        self.sent = []
+        self._next = []
+
+    @property
+    def signer(self):
+        return self._key.signer
+
+    def tell(self, issued):
+        self._key.tell(issued)
+
+    def sign(self, purpose, payload):
+        return self._key.sign(purpose, payload)
+
+    def offer(self, client, task):
+        honest = self._key.offer(client, task)
+        message = self._next.pop(0)(client, task, honest) if self._next else honest
+        self.sent.append(message)
+        return message
+
+    def once(self, change):
+        """Change the next offer: `change(client, task, honest message)` gives what goes out."""
+        self._next.append(change)
+
+    def issued_us(self, message):
+        return fleet_pb2.OfferStatement.FromString(message.signed_offer.statement).issued_us
+
+    def signed(self, client, task, *, signer=None, federation=None, issued_us=1 << 62):
+        """An offer of any task, signed by the server's own key unless by another."""
+        to = Addressee(federation or self.federation, client)
+        offer = signed_offer(signer or self.signer, to, task, issued_us)
+        return fleet_pb2.ServerMessage(signed_offer=offer)
+
+    def task(self, change):
+        """A change of the task alone, signed by the server's own key: it is hostile itself."""
+
+        def changed(client, task, honest):
+            other = fleet_pb2.Task()
+            other.CopyFrom(task)
+            change(other)
+            return self.signed(client, other, issued_us=self.issued_us(honest))
+
+        return changed
+
+
+class Scene:
+    """One agent, attending a server that is about to do something bad."""
+
+    def __init__(self, federation, agents, name):
+        self.federation = federation
+        self.agents = agents
+        self.name = name
+        self.tampered = Tampered(federation.world.signing, federation.authority.federation)
+        federation.world.signing = self.tampered
+
+    async def run(self, **settings):
+        """Start a run for one client; returns its id."""
+        cohort = {"goal": 1, "quorum": 1, "patience_s": 30.0}
+        return await submit(self.federation, PARAMS, cohort=cohort, **settings)
+
+    async def phase(self, run, phase, number=1):
+        """Wait until the agent stands there in the ledger; returns the reason."""
+        rows = []
+
+        def reached():
+            rows[:] = [
+                row
+                for row in self.federation.ledger.cohort(run, number)
+                if row["client"] == self.name and row["phase"] == phase
+            ]
+            return bool(rows)
+
+        await until(reached)
+        return rows[0]["reason"]
+
+    async def declined(self, run, number=1):
+        return await self.phase(run, "declined", number)
+
+    async def stop(self, run):
+        await self.federation.server.runs.command(run, "stop")
+        await self.federation.ended(run)
+
+    async def takes_part(self):
+        """The agent lives, on the connection that it has, and answers an honest round."""
+        run = await self.run()
+        await self.federation.ended(run)
+        np.testing.assert_array_equal(result(self.federation, run)["w"], PARAMS["w"] + 1)
+
+
+@asynccontextmanager
+async def scene(federation, directory, name, client=None):
+    """An agent that attends a server in somebody's hands."""
+    agents = Agents(federation, directory)
+    own = federation.world.signing
+    try:
+        await agents.start(name, client or Adder())
+        yield Scene(federation, agents, name)
+    finally:
+        federation.world.signing = own
+        await agents.stop()
+        for run in federation.ledger.list_runs(("running", "paused")):
+            await federation.server.runs.command(run["id"], "stop")
+        await until(lambda: federation.world.fleet.get(name) is None)
+
+
+def thief():
+    """A key that nobody vouches for."""
+    return Signer.new()
