@@ -66,9 +66,10 @@ async def _offered(held):
     _, stream = held
     message = await stream.read()
     at = time.monotonic()
-    if message is grpc.aio.EOF or message.WhichOneof("kind") != "offer":
+    if message is grpc.aio.EOF or message.WhichOneof("kind") not in ("offer", "signed_offer"):
         raise RuntimeError("Expected an offer.")
-    reply = fleet_pb2.OfferReply(task=message.offer.key, accepted=True)
+    key = message.signed_offer.task if message.HasField("signed_offer") else message.offer.key
+    reply = fleet_pb2.OfferReply(task=key, accepted=True)
     await stream.write(fleet_pb2.ClientMessage(offer_reply=reply))
     return at
 

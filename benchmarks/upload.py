@@ -127,11 +127,20 @@ async def _uploader(config, body, sink_address, pipe):
 
 async def _offer(attend):
     while (message := await attend.read()) is not grpc.aio.EOF:
-        if message.WhichOneof("kind") == "offer":
-            reply = fleet_pb2.OfferReply(task=message.offer.key, accepted=True)
+        if message.WhichOneof("kind") in ("offer", "signed_offer"):
+            offer = _task(message)
+            reply = fleet_pb2.OfferReply(task=offer.key, accepted=True)
             await attend.write(fleet_pb2.ClientMessage(offer_reply=reply))
-            return message.offer
+            return offer
     raise RuntimeError("the stream of offers ended")
+
+
+def _task(message):
+    """What is offered; the clients here trust whoever they speak to."""
+    if not message.HasField("signed_offer"):
+        return message.offer
+    statement = fleet_pb2.OfferStatement.FromString(message.signed_offer.statement)
+    return fleet_pb2.Task.FromString(statement.task)
 
 
 def _own_cpu_s():

@@ -170,7 +170,7 @@ class Server:
             models=ModelStore(state_dir / "models"),
             spool=Spool(state_dir / "spool"),
             noise=NoiseKeys(state_dir / "noise"),
-            signing=authority and SigningKey.ensure(state_dir / SIGNING, authority.federation),
+            signing=None if authority is None else _signing_key(state_dir, authority),
         )
         self._stack.callback(world.close)
         runs = Runs(world)
@@ -223,6 +223,10 @@ class Server:
             await asyncio.wait([task])
 
         self._stack.push_async_callback(end)
+
+
+def _signing_key(state_dir: Path, authority: Authority) -> SigningKey:
+    return SigningKey.ensure(state_dir / SIGNING, authority.federation)
 
 
 def _bind(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None) -> int:
