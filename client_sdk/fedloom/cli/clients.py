@@ -104,12 +104,16 @@ def run(code: str, config: Path, log_format: str, log_level: str) -> None:
     Examples:
       fedloom client run my_client.py:client
       fedloom client run my_package.clients:Digits --config /etc/fedloom/client.toml
+      torchrun --nproc-per-node 2 -m fedloom.cli.main client run my_client.py:client
     """
     from fedloom.cli.loading import load_client  # noqa: PLC0415 - as above
     from fedloom.cli.logs import set_up  # noqa: PLC0415
     from fedloom.client import run as attend  # noqa: PLC0415
+    from fedloom.client.ranks import ranks  # noqa: PLC0415
 
     set_up(log_format, log_level)
+    if ranks() is not None:  # else torch prints C++ stacks where a rank is lost; we say it in words
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     attend(load_client(code), config=config)
 
 

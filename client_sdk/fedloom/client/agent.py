@@ -9,22 +9,21 @@ import asyncio
 import logging
 import random
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 
 from fedloom.client import transfer
 from fedloom.client.api import Client
-from fedloom.client.conditions import ConditionGate
 from fedloom.client.config import ClientConfig, load
 from fedloom.client.connection import Connection
 from fedloom.client.gates import Gate
+from fedloom.client.ranks import ranks
 from fedloom.client.renewal import Renewal
 from fedloom.client.store import ClientStore
-from fedloom.client.watch import Watch
 from fedloom.client.work import Tasks
 from fedloom.protocol.chunks import Chunks
 from fedloom.protocol.errors import Code, Refusal, UnavailableError
@@ -34,6 +33,8 @@ log = logging.getLogger(__name__)
 FIRST_BACKOFF_S = 0.5
 DIAGNOSE_EVERY = 16
 """Failures to connect between two looks at why, from the second on."""
+TELL_S = 1.0
+"""How long a site that is broken stays to say so."""
 
 FINAL = frozenset(
     {Code.REVOKED, Code.UNKNOWN_CLIENT, Code.EXPIRED, Code.VERSION_UNSUPPORTED, Code.WRONG_IDENTITY}
@@ -55,15 +56,7 @@ class Agent:
         self._store = ClientStore(config.state_dir)
         self._connection = Connection(config, self._store)
         chunks = Chunks(config.chunk_bytes)
-        conditions = ConditionGate(config.conditions)
-        self._tasks = Tasks(
-            client,
-            self._connection,
-            self._store,
-            chunks,
-            gates=[conditions, *gates],
-            watch=Watch.of(conditions, config.conditions),
-        )
+        self._tasks = Tasks(client, self._connection, self._store, chunks, gates)
         self._renewal = Renewal(
             connection=self._connection,
             store=self._store,
@@ -147,6 +140,8 @@ class Agent:
 def run(client: Client, config: str | Path = "client.toml", gates: Sequence[Gate] = ()) -> None:
     """Attend the server and do its tasks until SIGTERM or SIGINT.
 
+    Under torchrun all ranks are one client: rank 0 attends, the others train with it.
+
     Where nothing has set up logging, what happens is logged to standard error.
 
     Args:
@@ -157,17 +152,59 @@ def run(client: Client, config: str | Path = "client.toml", gates: Sequence[Gate
     Raises:
         FedloomError: the settings are wrong, or the server will not have this client.
     """
-    settings = load(Path(config))
     if not logging.getLogger().handlers:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)-7s %(message)s")
+    place = ranks()
+    if place is None:
+        attend(client, load(Path(config)), gates)
+        return
+    from fedloom.client.torch import site  # noqa: PLC0415 - torch, where ranks train together
+
+    group = site.join(client, place)
+    try:
+        if place.rank:
+            site.follow(client, group)
+        else:
+            attend(client, load(Path(config)), (*gates, group), group)
+    finally:
+        group.close()
+
+
+class Breakable(Protocol):
+    """What a client's training hangs on beside this process."""
+
+    broken: str
+    on_break: Callable[[], None] | None
+
+
+def attend(
+    client: Client,
+    settings: ClientConfig,
+    gates: Sequence[Gate] = (),
+    group: Breakable | None = None,
+) -> None:
+    """Attend until SIGTERM or SIGINT, or until the group is broken.
+
+    Raises:
+        FedloomError: the server will not have this client, or the group is broken.
+    """
 
     async def main() -> None:
+        loop = asyncio.get_running_loop()
         running = asyncio.ensure_future(Agent(client, settings, gates).run())
         for number in (signal.SIGTERM, signal.SIGINT):
             with suppress(NotImplementedError, RuntimeError):  # not there, or not the main thread
-                asyncio.get_running_loop().add_signal_handler(number, running.cancel)
+                loop.add_signal_handler(number, running.cancel)
+        if group is not None:
+
+            def end_soon() -> None:  # not at once: the server is to hear why the task failed
+                loop.call_soon_threadsafe(lambda: loop.call_later(TELL_S, running.cancel))
+
+            group.on_break = end_soon
         with suppress(asyncio.CancelledError):
             await running
         log.info("stopped")
 
     asyncio.run(main())
+    if group is not None and group.broken:
+        raise UnavailableError(group.broken)

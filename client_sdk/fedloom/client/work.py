@@ -21,7 +21,6 @@ from fedloom.client.gates import Gate, first_objection
 from fedloom.client.store import KEEP_MODELS, ClientStore
 from fedloom.client.training import Work, task_from_message
 from fedloom.client.trust import unsigned
-from fedloom.client.watch import ConditionLost, Watch
 from fedloom.protocol.chunks import Chunks
 from fedloom.protocol.errors import Code, FedloomError, Refusal
 from fedloom.protocol.v1 import fleet_pb2
@@ -44,7 +43,6 @@ class Tasks:
         store: of models and updates.
         chunks: how large the messages of an upload are.
         gates: asked, in order, before anything of an offer is downloaded.
-        watch: kept over the work until there is an update.
     """
 
     def __init__(
@@ -53,9 +51,7 @@ class Tasks:
         connection: Connection,
         store: ClientStore,
         chunks: Chunks,
-        *,
         gates: Sequence[Gate] = (),
-        watch: Watch | None = None,
     ) -> None:
         self._client = client
         self._connection = connection
@@ -63,7 +59,6 @@ class Tasks:
         self._chunks = chunks
         self._gates = gates
         self._answers = Answers(store.directory)
-        self._watch = watch or Watch()
         self._work: dict[TaskId, asyncio.Task[None]] = {}
         self._tasks: dict[TaskId, Task] = {}
         self._training = asyncio.Lock()
@@ -109,11 +104,11 @@ class Tasks:
                 task = task_from_message(offer, self._connection.name)
             except FedloomError as error:
                 log.warning("declined round %d of %s: %s", key[1], key[0], error)
-                await self._reply(offer.key, str(error))
+                await self._reply(offer.key, declined=str(error))
                 return
             if objection := await asyncio.to_thread(first_objection, self._gates, offer):
-                log.info("round %d of %s is declined: %s", key[1], key[0], objection.reason)
-                await self._reply(offer.key, objection.reason, objection.again_s)
+                log.info("round %d of %s is declined: %s", key[1], key[0], objection)
+                await self._reply(offer.key, declined=objection)
                 return
             self._tasks[key] = task
             work = asyncio.ensure_future(self._do(offer, task))
@@ -122,12 +117,8 @@ class Tasks:
         self._answers.saw(offer.key.run, issued_us)
         await self._reply(offer.key)
 
-    async def _reply(
-        self, key: fleet_pb2.TaskKey, declined: str = "", again_s: float = 0.0
-    ) -> None:
-        reply = fleet_pb2.OfferReply(
-            task=key, accepted=not declined, reason=declined[:500], again_s=again_s
-        )
+    async def _reply(self, key: fleet_pb2.TaskKey, declined: str = "") -> None:
+        reply = fleet_pb2.OfferReply(task=key, accepted=not declined, reason=declined)
         await self._connection.send(fleet_pb2.ClientMessage(offer_reply=reply))
 
     def _forget(self, key: TaskId) -> None:
@@ -162,7 +153,7 @@ class Tasks:
         """One task, from the model to the acknowledged update."""
         key = (task.run, task.round)
         try:
-            header = await self._watch.over(self._update(offer, task))
+            header = await self._update(offer, task)
             await self._connection.persist(lambda: self._upload(header))
             name = self._connection.name
             log.info("%s: update of round %d of %s accepted", name, task.round, task.run)
@@ -170,9 +161,6 @@ class Tasks:
         except Refusal as refusal:
             log.warning("round %d of %s: %s: %s", task.round, task.run, refusal.code, refusal)
             self._settle(key)
-        except ConditionLost as lost:
-            log.info("round %d of %s is given up: %s", task.round, task.run, lost)
-            await self._reply(offer.key, str(lost), self._watch.again_s)
         except asyncio.CancelledError:
             raise
         except Exception as error:

@@ -226,7 +226,6 @@ class RoundShell:
             self.feed(OfferAccepted(client))
         else:
             self._note(client, Phase.DECLINED, reply.reason)
-            self._world.fleet.rest(client, reply.again_s)
             self.feed(OfferDeclined(client, reply.reason))
             self._world.fleet.free(client, self.key_of(client))
 

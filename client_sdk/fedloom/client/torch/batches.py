@@ -82,11 +82,7 @@ class _OfShard:
     """Examples of a shard: what is taken becomes tensors."""
 
     def __init__(self, shard: Shard) -> None:
-        self._whole = self._shard = shard
-
-    def fix(self) -> None:
-        """Look at what the shard has now, from now on."""
-        self._shard = self._whole.fixed()
+        self._shard = shard
 
     def __len__(self) -> int:
         return len(self._shard)
@@ -132,12 +128,6 @@ def examples(data: Data) -> Examples:
     return _Items(data, collate)
 
 
-def fix(source: Examples) -> None:
-    """Let a source of examples that keep arriving stand still for a task."""
-    if isinstance(source, _OfShard):
-        source.fix()
-
-
 def orders(num_examples: int, seed: int) -> Iterator[Tensor]:
     """The order of the examples in one epoch after another, without end: permutations, int64."""
     generator = torch.Generator().manual_seed(seed)
@@ -157,9 +147,11 @@ def shuffled(num_examples: int, batch_size: int, seed: int) -> Iterator[Tensor]:
         yield from torch.split(order, batch_size)
 
 
-def in_order(source: Examples, batch_size: int = EVALUATION_BATCH) -> Iterator[Batch]:
-    """Every example once, in order."""
-    for indices in torch.split(torch.arange(len(source)), batch_size):
+def in_order(
+    source: Examples, batch_size: int = EVALUATION_BATCH, *, rank: int = 0, size: int = 1
+) -> Iterator[Batch]:
+    """Every example once, in order; of several ranks, each gets every `size`-th batch."""
+    for indices in torch.split(torch.arange(len(source)), batch_size)[rank::size]:
         yield source.take(indices)
 
 

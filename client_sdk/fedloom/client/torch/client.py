@@ -8,7 +8,7 @@ Invariant: what a task returns depends on the parameters received, the task, the
 tensors kept at home, the rounds before; not on how often the task is done.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fedloom.client.api import Client, Kind, SliceOf, Task
-from fedloom.client.data import Growing
 from fedloom.client.torch import batches, clusters, loop, modules, passes
+from fedloom.client.torch.group import ALONE, Group, Job
 from fedloom.client.torch.memory import LocalMemory
 from fedloom.client.torch.narrow import Narrow, narrowed
 from fedloom.protocol.errors import UsageError
@@ -78,7 +78,7 @@ class TorchClient(Client):
         self._loss = loss
         self._train = batches.examples(train)
         held_out = None if evaluate is None else batches.examples(evaluate)
-        self._evaluate = held_out
+        self._evaluate = held_out if held_out is not None and len(held_out) else None
         self._optimizer = optimizer
         state = model.state_dict()
         self._sent = {n for n, tensor in state.items() if send(n) and tensor.dtype != torch.bool}
@@ -86,9 +86,10 @@ class TorchClient(Client):
         self._changing = state.keys() - self._sent - frozen
         self._keep_local = bool(keep_local)
         self._width = width
+        self.group: Group = ALONE
         self._memory = LocalMemory(None if isinstance(keep_local, bool) else Path(keep_local))
-        if not isinstance(train, Growing):
-            self._check_some()
+        if not len(self._train):
+            raise UsageError("Expected at least one example to train on, got none.")
 
     def train(
         self, params: Params, task: Task
@@ -108,23 +109,28 @@ class TorchClient(Client):
             UsageError: when the parameters are not this module's, or the module cannot be narrowed
                 as the run asks.
         """
-        batches.fix(self._train)
-        self._check_some()
         home = self._home(params)
         self._load(params, home, task, task.round)
         before = self._copy(home)
         narrow = self._narrowed(task, home)
-        chosen = task.tensors(params)
-        left_out = self.model.state_dict().keys() - chosen - home
-        with passes.frozen(narrow.module, left_out):
-            totals = self._fit(narrow.module, params.keys() - home, task)
+        job = Job(Kind.TRAIN, task, frozenset(params), frozenset(home))
+        with self.group.led(job, self.model):
+            totals = self.fit(job, narrow)
         if home:
             self._memory.remember(task.run, task.round, before, self._copy(home))
         return (
-            narrow.parameters(chosen & self._sent),
+            narrow.parameters(task.tensors(params) & self._sent),
             len(self._train),
             {**totals.metrics(), **task.local.told},
         )
+
+    def fit(self, job: Job, narrow: Narrow | None = None) -> loop.Totals:
+        """Train from the values that the module has, together with all ranks of the group."""
+        narrow = narrow or self._narrowed(job.task, job.home)
+        chosen = job.task.tensors(job.names)
+        left_out = self.model.state_dict().keys() - chosen - job.home
+        with passes.frozen(narrow.module, left_out):
+            return self._fit(narrow.module, job.names - job.home, job.task)
 
     def evaluate(self, params: Params, task: Task) -> tuple[int, dict[str, float]]:
         """Evaluate the received parameters, with those kept at home in their places.
@@ -135,29 +141,38 @@ class TorchClient(Client):
         Raises:
             UsageError: when the parameters are not this module's.
         """
-        if self._evaluate is None or not len(self._evaluate):
+        if self._evaluate is None:
             return 0, {}
-        batches.fix(self._evaluate)
         # Before the training of a task that also evaluates, what that task began with counts.
         round_ = task.round if task.kind is Kind.TRAIN else None
         self._load(params, self._home(params), task, round_)
-        in_order = batches.in_order(self._evaluate)
-        totals = loop.measure(self.model, in_order, self._loss)
+        with self.group.led(Job(Kind.EVALUATE, task), self.model):
+            totals = self.measure()
         return totals.num_examples, totals.metrics()
 
     def initial(self) -> dict[str, NDArray[Any]]:
         """Model that a run may begin with: the module's tensors as they are."""
         return {name: np.array(array) for name, array in modules.parameters(self.model).items()}
 
+    def measure(self) -> loop.Totals:
+        """Evaluate the values that the module has, together with all ranks of the group."""
+        assert self._evaluate is not None
+        group = self.group
+        in_order = batches.in_order(self._evaluate, rank=group.rank, size=group.size)
+        totals = group.together(lambda: loop.measure(self.model, in_order, self._loss))
+        totals.merge(group)
+        return totals
+
+    @property
+    def num_examples(self) -> tuple[int, int]:
+        """How many there are to train and to evaluate on."""
+        return len(self._train), 0 if self._evaluate is None else len(self._evaluate)
+
     def can_evaluate(self) -> bool:
         """Whether there is data to evaluate on."""
-        return self._evaluate is not None and len(self._evaluate) > 0
+        return self._evaluate is not None
 
-    def _check_some(self) -> None:
-        if not len(self._train):
-            raise UsageError("Expected at least one example to train on, got none.")
-
-    def _narrowed(self, task: Task, home: set[str]) -> Narrow:
+    def _narrowed(self, task: Task, home: Collection[str]) -> Narrow:
         width = task.width() if self._width is None else self._width
         if width == 1:
             return Narrow(self.model)
@@ -168,7 +183,7 @@ class TorchClient(Client):
             )
         return narrowed(self.model, width)
 
-    def _fit(self, module: nn.Module, anchored: set[str], task: Task) -> loop.Totals:
+    def _fit(self, module: nn.Module, anchored: Collection[str], task: Task) -> loop.Totals:
         """Train; the client rule is over the gradients of what the server sent, against that."""
         asked = passes.Asked(
             settings=task.settings,
@@ -178,8 +193,9 @@ class TorchClient(Client):
             should_stop=task.should_stop,
         )
         return passes.train(
-            module, self._train, self._loss, self._optimizer, asked, anchored=anchored
-        )
+            module, self._train, self._loss, self._optimizer, asked,
+            anchored=anchored, group=self.group,
+        )  # fmt: skip
 
     def _load(self, params: Params, home: set[str], task: Task, round_: int | None) -> None:
         if missing := sorted(self._sent - params.keys()):

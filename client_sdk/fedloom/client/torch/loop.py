@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from fedloom.client.local import Local
 from fedloom.client.torch import batches
 from fedloom.client.torch.batches import Batch
+from fedloom.client.torch.group import ALONE, Group
 from fedloom.client.torch.stopping import Stopping
 from fedloom.protocol.errors import UsageError
 from fedloom.strategies import At, ClientRule
@@ -114,6 +115,13 @@ class Totals:
             found["accuracy"] = int(self._correct) / num_targets
         return found
 
+    def merge(self, group: Group) -> None:
+        """Count what went by on all ranks."""
+        self._sum()
+        mine = (self.num_examples, float(self._loss), int(self._correct), int(self._targets))
+        num_examples, self._loss, correct, targets = group.sums(mine)
+        self.num_examples, self._correct, self._targets = map(int, (num_examples, correct, targets))
+
     def _sum(self) -> None:
         """Add what waits to the sums."""
         if self._losses:
@@ -193,6 +201,7 @@ def prepare(
     *,
     clip_norm: float | None = None,
     anchored: Collection[str] | None = None,
+    group: Group = ALONE,
 ) -> Correction:
     """Clip a module's gradients, and follow a client rule over them.
 
@@ -205,6 +214,7 @@ def prepare(
         clip_norm: largest norm of all gradients together; None for any.
         anchored: parameters that the rule is for; all of them by default. Those that stay here
             are not.
+        group: whose ranks each look at their share of the data.
 
     Returns:
         What `fit` calls at each step.
@@ -221,7 +231,7 @@ def prepare(
     if rule.name == "plain" or rule.picks:
         return clip
     if rule.needs_loss or rule.needs_gradient:
-        _survey(module, data, loss, rule, local)
+        _survey(module, data, loss, rule, local, group)
     pairs = [(param, _at(rule, local, name, param)) for name, param in params.items()]
     local.steps = 0
 
@@ -260,32 +270,43 @@ def _like(array: NDArray[Any], param: Tensor) -> Tensor:
     return torch.from_numpy(np.array(array)).to(param)
 
 
-def _survey(
+def _survey(  # noqa: PLR0917 - what a survey is of
     module: nn.Module,
     data: batches.Examples,
     loss: Loss,
     rule: ClientRule,
     local: Local,
+    group: Group,
 ) -> None:
     """Measure the mean loss over all examples, and its gradient where the rule asks for it.
 
     As in evaluation: without dropout, and with BatchNorm's statistics as they came.
     """
-    device, total, num_examples = device_of(module), 0.0, len(data)
+    device, num_examples = device_of(module), len(data)
     trained = local.trainable or frozenset()
-    module.eval()
-    module.zero_grad()
-    with torch.set_grad_enabled(rule.needs_gradient):
-        for x, y in batches.in_order(data):
+
+    def look() -> float:
+        total = 0.0
+        for x, y in batches.in_order(data, rank=group.rank, size=group.size):
             _, target, value = forward(module, x, y, loss, device)
             share = value * (len(target) / num_examples)
             if rule.needs_gradient:
                 share.backward()  # type: ignore[no-untyped-call] # torch leaves it untyped
             total += float(share.detach())
-    local.initial_loss = total
+        return total
+
+    module.eval()
+    module.zero_grad()
+    with torch.set_grad_enabled(rule.needs_gradient):
+        total = group.together(look)
+    (local.initial_loss,) = group.sums([total])
     if rule.needs_gradient:
-        named = module.named_parameters()
-        gradients = {n: p.grad for n, p in named if n in trained and p.grad is not None}
+        named = {n: p for n, p in module.named_parameters() if n in trained}
+        if group.size > 1:  # a rank without a share has no gradients, but takes part in the sums
+            for param in named.values():
+                param.grad = torch.zeros_like(param) if param.grad is None else param.grad
+        gradients = {n: p.grad for n, p in named.items() if p.grad is not None}
+        group.sum_(gradients)
         local.full_gradient = {n: g.detach().cpu().numpy().copy() for n, g in gradients.items()}
     module.zero_grad()
 

@@ -14,6 +14,7 @@ from torch import nn
 
 from fedloom.client.local import Local
 from fedloom.client.torch import batches, loop
+from fedloom.client.torch.group import ALONE, Group
 from fedloom.client.torch.mine import Mine
 from fedloom.client.torch.stopping import Stopping
 from fedloom.strategies import ClientRule, RoundSettings
@@ -51,6 +52,7 @@ def train(
     asked: Asked,
     *,
     anchored: Collection[str] | None = None,
+    group: Group = ALONE,
 ) -> loop.Totals:
     """Train a module in place, from the values that it holds.
 
@@ -61,32 +63,35 @@ def train(
         optimizer: made anew here.
         asked: by the task.
         anchored: parameters that the rule is for; all that are sent by default.
+        group: the ranks that train it together.
 
     Returns:
         Of the training by the task's settings; passes over the head alone are not counted.
     """
     personal = asked.local.personal
-    with loop.seeded(asked.seed, loop.device_of(module)):
+    # Ranks that drew alike, as for dropout, would drop the same units of all their shares.
+    with loop.seeded(asked.seed ^ group.rank, loop.device_of(module)):
         clip_norm = asked.settings.clip_norm
         correct = loop.prepare(
-            module, data, loss, asked.rule, asked.local, clip_norm=clip_norm, anchored=anchored
-        )
+            module, data, loss, asked.rule, asked.local,
+            clip_norm=clip_norm, anchored=anchored, group=group,
+        )  # fmt: skip
         if personal.own_model is not None:
             mine = Mine(module, loss, optimizer, asked.settings, asked.local, asked.seed)
             totals = _fit(module, data, loss, optimizer, asked, correct, mine.step)
             asked.local.own_model = mine.slots()
             return totals
         if not personal.head_epochs:
-            return _fit(module, data, loss, optimizer, asked, correct)
+            return _fit(module, data, loss, optimizer, asked, correct, group=group)
         names = {name for name, _ in module.named_parameters()}
         head = personal.kept(names)
         settings = replace(asked.settings, epochs=personal.head_epochs, steps=None)
         alone = replace(asked, settings=settings, seed=asked.seed ^ _HEAD)
         with frozen(module, names - head):
             clip = loop.clipping(module.parameters(), clip_norm)
-            _fit(module, data, loss, optimizer, alone, clip)
+            _fit(module, data, loss, optimizer, alone, clip, group=group)
         with frozen(module, head):
-            return _fit(module, data, loss, optimizer, asked, correct)
+            return _fit(module, data, loss, optimizer, asked, correct, group=group)
 
 
 def _fit(  # noqa: PLR0917 - what a fit is of
@@ -97,9 +102,19 @@ def _fit(  # noqa: PLR0917 - what a fit is of
     asked: Asked,
     correct: loop.Correction,
     beside: loop.Beside | None = None,
+    group: Group = ALONE,
 ) -> loop.Totals:
     settings = asked.settings
     trainable = [param for param in module.parameters() if param.requires_grad]
+    stopping = Stopping(settings, len(data), asked.should_stop, asked.most_steps)
+    stepper = optimizer(trainable, lr=settings.learning_rate)
+    if group.size > 1:
+        from fedloom.client.torch.site.fit import fit  # noqa: PLC0415 - torch.distributed, for sites
+
+        return fit(
+            module, data, loss, stepper, settings, asked.seed,
+            correct=correct, stopping=stopping, group=group,
+        )  # fmt: skip
     return loop.fit(
         module,
         batches.training(
@@ -110,9 +125,9 @@ def _fit(  # noqa: PLR0917 - what a fit is of
             seed=asked.seed,
         ),
         loss,
-        optimizer(trainable, lr=settings.learning_rate),
+        stepper,
         correct=correct,
-        stopping=Stopping(settings, len(data), asked.should_stop, asked.most_steps),
+        stopping=stopping,
         beside=beside,
     )
 

@@ -1,0 +1,163 @@
+"""Local training by DistributedDataParallel: each rank steps on its share of every batch.
+
+The batches are those of one process: a DistributedSampler deals out the order that the task's
+seed gives. Unlike torch's own it repeats and drops nothing, so shares of an epoch's last batch may
+differ in size, even be empty; gradients are weighed by them.
+
+Source: Li et al. 2020, PyTorch Distributed, https://arxiv.org/abs/2006.15704, section 3.2.
+
+Invariant: the gradient of every step is that of the mean loss over the whole batch.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from inspect import signature
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DistributedSampler
+
+from fedloom.client.torch import batches, loop
+from fedloom.client.torch.group import Group
+from fedloom.client.torch.site.group import SiteGroup
+from fedloom.client.torch.site.norm import Counted, norms, over_ranks
+from fedloom.client.torch.stopping import Stopping
+from fedloom.protocol.errors import UsageError
+from fedloom.strategies import RoundSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A rank's part of a batch.
+
+    Attributes:
+        indices: int64; one stand-in where the part is empty.
+        size: examples that count, 0 with a stand-in.
+        whole: examples in the whole batch.
+    """
+
+    indices: Tensor
+    size: int
+    whole: int
+
+
+class Shard(DistributedSampler[int]):
+    """This rank's examples of one epoch after another, each seeded from the task.
+
+    Args:
+        num_examples: of the site.
+        seed: of the task.
+        group: whose ranks share them.
+    """
+
+    def __init__(self, num_examples: int, seed: int, group: Group) -> None:
+        super().__init__(range(num_examples), group.size, group.rank, shuffle=True, seed=seed)  # type: ignore[arg-type] # only its length is asked
+        self._orders = batches.orders(num_examples, seed)
+
+    def order(self) -> Tensor:
+        """The next epoch's order, of all ranks."""
+        return next(self._orders)
+
+    def __iter__(self) -> Iterator[int]:
+        """This rank's examples of the next epoch; none twice and none left out."""
+        return iter(self.order()[self.rank :: self.num_replicas].tolist())
+
+
+def shares(num_examples: int, settings: RoundSettings, seed: int, group: Group) -> Iterator[Share]:
+    """This rank's share of every batch of a training, in order."""
+    size = settings.batch_size or num_examples
+    count = batches.count(
+        num_examples, epochs=settings.epochs, steps=settings.steps, batch_size=settings.batch_size
+    )
+    shard = Shard(num_examples, seed, group)
+    while True:
+        for whole in torch.split(shard.order(), size):
+            if not count:
+                return
+            count -= 1
+            mine = whole[group.rank :: group.size]
+            yield Share(mine if len(mine) else whole[:1], len(mine), len(whole))
+
+
+def fit(  # noqa: PLR0917 - as `loop.fit`
+    module: nn.Module,
+    data: batches.Examples,
+    loss: loop.Loss,
+    optimizer: loop.Stepper,
+    settings: RoundSettings,
+    seed: int,
+    *,
+    correct: loop.Correction,
+    stopping: Stopping,
+    group: Group,
+) -> loop.Totals:
+    """As `loop.fit`, on all ranks together.
+
+    Raises:
+        UsageError: a tensor that is trained has no part in the loss.
+        Exception: what somebody's own code raised; every rank gives up.
+    """
+    assert isinstance(group, SiteGroup)
+    totals, counted = loop.Totals(), Counted()
+    device = loop.device_of(module)
+    module.train()
+    with group.speaking():
+        parallel = _parallel(module, device)
+    with over_ranks(module, counted):
+        for share in shares(len(data), settings, seed, group):
+            failure, made = None, None
+            counted.here = share.size > 0
+            try:
+                x, y = data.take(share.indices)
+                optimizer.zero_grad()
+                made = loop.forward(parallel, x, y, loss, device)
+            except Exception as error:
+                if norms(module) and not isinstance(error, UsageError):
+                    raise  # the others may wait in the middle of their forward pass
+                failure = error
+            summed = (_loss_sum(made, share),) if settings.patience else ()
+            agreed = group.agree(failure, stop=stopping.should_stop(), numbers=summed)
+            if agreed.stop:
+                break
+            assert made is not None
+            output, target, value = made
+            with group.speaking():
+                weighed = value * (share.size * group.size / share.whole)
+                weighed.backward()  # type: ignore[no-untyped-call] # torch leaves it untyped
+            if not totals.num_examples:
+                _check_all_have_gradients(module, group)
+            correct()
+            optimizer.step()
+            stopping.watch(
+                value.new_tensor(agreed.sums[0] / share.whole) if summed else value, share.whole
+            )
+            if share.size:
+                totals.add(value, output, target)
+    optimizer.zero_grad()
+    totals.merge(group)
+    return totals
+
+
+def _parallel(module: nn.Module, device: torch.device) -> DistributedDataParallel:
+    """Exchange gradients; buffers are equal as it is. What says so was renamed in torch 2.12."""
+    renamed = "forward_sync_buffers" in signature(DistributedDataParallel).parameters
+    without: dict[str, Any] = {"forward_sync_buffers" if renamed else "broadcast_buffers": False}
+    return DistributedDataParallel(module, [device] if device.type == "cuda" else None, **without)
+
+
+def _loss_sum(made: tuple[object, Tensor, Tensor] | None, share: Share) -> float:
+    return 0.0 if made is None or not share.size else float(made[2].detach()) * share.size
+
+
+def _check_all_have_gradients(module: nn.Module, group: SiteGroup) -> None:
+    """Gradients are exchanged in buckets, which wait for every tensor in them."""
+    lacking = [n for n, p in module.named_parameters() if p.requires_grad and p.grad is None]
+    failure = None
+    if lacking:
+        failure = UsageError(
+            f"Expected every tensor that is trained to have a part in the loss on a site, got "
+            f"{lacking[0]!r} without one. Freeze it: requires_grad_(False), or train.only."
+        )
+    group.agree(failure)

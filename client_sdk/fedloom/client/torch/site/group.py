@@ -1,0 +1,286 @@
+"""The ranks of a site: who asks, who follows, and what happens when one of them is lost.
+
+Rank 0 writes an order into the launcher's key-value store, where the others wait for it without
+polling, for hours if need be: a collective would time out. Then come the tensors, by broadcast.
+
+Invariants: a failure in anybody's own code is agreed on before the next collective, so that every
+rank gives the task up and the site lives on; a lost rank, or a failure that nobody could be told
+of, breaks the site: each of its processes ends, and the launcher may start them anew.
+"""
+
+import logging
+import os
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from fedloom.client.api import Kind
+from fedloom.client.ranks import Ranks
+from fedloom.client.torch.group import Job
+from fedloom.client.torch.site import orders
+from fedloom.client.torch.site.norm import check_norms
+from fedloom.protocol.errors import FedloomError, UnavailableError, UsageError
+from fedloom.protocol.v1 import fleet_pb2
+
+log = logging.getLogger(__name__)
+
+TIMEOUT = "FEDLOOM_SITE_TIMEOUT_S"
+TIMEOUT_S = 300.0
+"""How long a rank waits in the middle of a task for one that is silent."""
+T = TypeVar("T")
+_WAIT = timedelta(hours=1)
+_ATTEMPT = "TORCHELASTIC_RESTART_COUNT"
+
+
+class SiteBrokenError(UnavailableError):
+    """A rank of this site is gone, or cannot follow any more: start the site again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Agreed:
+    """What all ranks know after a step's agreement.
+
+    Attributes:
+        stop: rank 0 wants no further step.
+        sums: of the numbers that each rank gave.
+    """
+
+    stop: bool
+    sums: list[float]
+
+
+class SiteGroup:
+    """This process's place among the ranks.
+
+    Args:
+        ranks: from the environment.
+        on_cuda: gradients are on GPUs: NCCL carries them.
+
+    Attributes:
+        broken: why no task can be done any more; empty while they can.
+        on_break: told once, from any thread.
+    """
+
+    def __init__(self, ranks: Ranks, *, on_cuda: bool) -> None:
+        self.rank, self.size = ranks.rank, ranks.size
+        self.broken = ""
+        self.on_break: Callable[[], None] | None = None
+        timeout = timedelta(seconds=float(os.environ.get(TIMEOUT, TIMEOUT_S)))
+        # Their process groups end with the process; torch would warn that they were not destroyed.
+        warnings.filterwarnings("ignore", message=".*destroy_process_group.*")
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if on_cuda else "gloo", init_method="env://", timeout=timeout
+        )
+        # A connection of its own: while one thread waits on a store, no other may speak to it.
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        store = dist.TCPStore(  # type: ignore[attr-defined] # documented
+            host, port, is_master=False, timeout=timeout, wait_for_workers=False
+        )
+        attempt = os.environ.get(_ATTEMPT, "0")
+        self._store = dist.PrefixStore(f"fedloom/{attempt}", store)  # type: ignore[attr-defined] # documented
+        self._number = 0
+        self._busy = False
+
+    def objection(self, offer: fleet_pb2.Task) -> str | None:
+        """Why this site cannot do a task, as a gate before anything is downloaded."""
+        if self.broken:
+            return self.broken
+        if offer.kind != fleet_pb2.TASK_KIND_TRAIN:
+            return None
+        return _objection(offer.train.batch_size, offer.personal.name, self.size)
+
+    # ---- orders ------------------------------------------------------------------------------
+
+    @contextmanager
+    def led(self, job: Job, module: nn.Module) -> Iterator[None]:
+        """Have all ranks do a job from the values that the module has here.
+
+        Raises:
+            UsageError: several processes cannot do it, or somebody's code failed.
+            SiteBrokenError: a rank is gone.
+        """
+        if self.broken:
+            raise SiteBrokenError(self.broken)
+        check(job, module, self.size)
+        with self._at_work():
+            with self.speaking():
+                self._store.set(f"order/{self._number}", orders.encode(job))
+                self._store.delete_key(f"order/{self._number - 1}")
+            self._share(module, orders.arrays_of(job.task))
+            yield
+
+    def next_order(self) -> orders.Order | None:
+        """Wait for an order, however long that takes; None when there will be no more.
+
+        Raises:
+            SiteBrokenError: who gives orders is gone.
+        """
+        key = f"order/{self._number}"
+        while True:
+            try:
+                self._store.wait([key], _WAIT)
+                text = self._store.get(key).decode()
+            except dist.DistStoreError:
+                continue  # nothing for an hour
+            except RuntimeError as error:
+                raise self._break(error) from error
+            return None if text == orders.STOP else orders.decode(text)
+
+    @contextmanager
+    def followed(self, order: orders.Order, module: nn.Module) -> Iterator[None]:
+        """Do an order's job from the values that rank 0 has."""
+        with self._at_work():
+            self._share(module, order.arrays)
+            yield
+
+    @contextmanager
+    def _at_work(self) -> Iterator[None]:
+        """One job: it ends when all have done it, or all have given it up."""
+        self._busy = True
+        try:
+            yield
+            self.agree()
+        except SiteBrokenError:
+            raise
+        except BaseException as error:
+            if self._busy:  # the others know nothing of it
+                self._break(error)
+            raise
+        finally:
+            self._busy = False
+            self._number += 1
+
+    def _share(self, module: nn.Module, arrays: Mapping[str, object]) -> None:
+        with self.speaking():
+            for tensor in module.state_dict().values():
+                dist.broadcast(_bytes(tensor), src=0)
+            for array in arrays.values():
+                dist.broadcast(_bytes(torch.as_tensor(array)), src=0)
+
+    def close(self) -> None:
+        """Send the others home."""
+        with suppress(RuntimeError):
+            if self.rank == 0:
+                self._store.set(f"order/{self._number}", orders.STOP)
+            if not self.broken:
+                dist.destroy_process_group()
+
+    # ---- agreement ---------------------------------------------------------------------------
+
+    def agree(
+        self, failure: Exception | None = None, *, stop: bool = False, numbers: Sequence[float] = ()
+    ) -> Agreed:
+        """Hear from every rank whether it can go on.
+
+        Args:
+            failure: of this rank's own code, which all then give the task up for.
+            stop: at rank 0, whether to take no further step.
+            numbers: to be summed up.
+
+        Raises:
+            Exception: the failure of this rank.
+            UsageError: that of another one, with its words.
+        """
+        if failure is not None:
+            with self.speaking():
+                words = f"{type(failure).__name__}: {failure}"[:400]
+                self._store.set(f"failure/{self._number}/{self.rank}", words)
+        asked = [float(failure is not None), float(stop and self.rank == 0), *numbers]
+        failed, stopped, *sums = self.sums(asked)
+        if failed:
+            self._busy = False
+            raise failure if failure is not None else UsageError(self._failures())
+        return Agreed(bool(stopped), sums)
+
+    def together(self, call: Callable[[], T]) -> T:
+        """Do something that speaks to no other rank; where one fails, all give up."""
+        try:
+            result = call()
+        except Exception as error:
+            self.agree(error)
+            raise
+        self.agree()
+        return result
+
+    def sums(self, values: Sequence[float]) -> list[float]:
+        """Numbers summed over the ranks, in float64."""
+        vector = torch.tensor(values, dtype=torch.float64)
+        self.sum_({"": vector})
+        return [float(value) for value in vector]
+
+    def sum_(self, tensors: Mapping[str, Tensor]) -> None:
+        """Sum tensors over the ranks, in place."""
+        with self.speaking():
+            for _, tensor in sorted(tensors.items()):
+                dist.all_reduce(tensor)
+
+    def _failures(self) -> str:
+        keys = [f"failure/{self._number}/{rank}" for rank in range(self.size)]
+        for rank, key in enumerate(keys):
+            if self._store.check([key]):
+                return f"rank {rank} of {self.size} failed: {self._store.get(key).decode()}"
+        return "a rank of this site failed"
+
+    @contextmanager
+    def speaking(self) -> Iterator[None]:
+        """Wrap what cannot go on without every rank."""
+        try:
+            yield
+        except FedloomError:
+            raise
+        except Exception as error:
+            raise self._break(error) from error
+
+    def _break(self, error: BaseException) -> SiteBrokenError:
+        """No task can be done any more: which collective each rank is in is not known."""
+        first, self._busy = not self.broken, False
+        self.broken = self.broken or (
+            f"Expected all {self.size} ranks of this site to take part, and rank {self.rank} lost "
+            f"touch with one: {type(error).__name__}: {str(error)[:200]}. Look at the log of the "
+            "rank that ended; the site has to be started again."
+        )
+        if first and self.on_break is not None:
+            self.on_break()
+        return SiteBrokenError(self.broken)
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    """A tensor as every backend can carry it; shares its memory."""
+    return tensor.detach().reshape(-1).view(torch.uint8)
+
+
+def check(job: Job, module: nn.Module, size: int) -> None:
+    """Refuse what several processes cannot do.
+
+    Raises:
+        UsageError: says what, and what to do instead.
+    """
+    if job.kind is not Kind.TRAIN:
+        return
+    task = job.task
+    name = task.local.personal.name if task.local.personal.own_model else ""
+    if objection := _objection(task.settings.batch_size, name, size):
+        raise UsageError(objection)
+    check_norms(module)
+
+
+def _objection(batch_size: int, own_model: str, size: int) -> str | None:
+    if batch_size % size:
+        fitting = max(size, batch_size // size * size)
+        return (
+            f"Expected a batch size that the {size} ranks of this site can share equally, got "
+            f"{batch_size}. Set train.batch_size to {fitting}, or start another number of ranks."
+        )
+    if own_model:
+        return (
+            f"Expected one process with personal.name = {own_model!r}, got a site of {size} ranks: "
+            "a model of the client's own is trained by one. Start the client without torchrun."
+        )
+    return None

@@ -1,0 +1,103 @@
+"""A job in words that travel from rank 0 to the others: JSON, and arrays after it; no pickle."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedloom.client.api import Kind, Task, Weighting
+from fedloom.client.local import Local
+from fedloom.client.torch.group import Job
+from fedloom.strategies import Personal, RoundSettings, client_rule
+
+STOP = "stop"
+"""In place of an order: there will be no more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A job, and the arrays that come with it.
+
+    Attributes:
+        job: what to do.
+        arrays: "slot/tensor" → array: what the client rule received and remembers; to be filled.
+    """
+
+    job: Job
+    arrays: dict[str, NDArray[Any]]
+
+
+def encode(job: Job) -> str:
+    """Describe a job."""
+    task = job.task
+    return json.dumps(
+        {
+            "kind": job.kind,
+            "names": sorted(job.names),
+            "home": sorted(job.home),
+            "task": {
+                "run": task.run,
+                "round": task.round,
+                "kind": task.kind,
+                "client": task.client,
+                "config": dict(task.config),
+                "seed": task.seed,
+                "deadline_s": task.deadline_s,
+                "weighting": task.weighting,
+            },
+            "settings": asdict(task.settings),
+            "rule": [task.rule.name, task.rule.settings()],
+            "personal": asdict(task.local.personal),
+            "arrays": {n: [a.dtype.str, a.shape] for n, a in arrays_of(task).items()},
+        }
+    )
+
+
+def decode(text: str) -> Order:
+    """A job and places for its arrays."""
+    found = json.loads(text)
+    fields = found["task"]
+    arrays = {n: np.empty(shape, dtype) for n, (dtype, shape) in found["arrays"].items()}
+    task = Task(
+        **{**fields, "kind": Kind(fields["kind"]), "weighting": Weighting(fields["weighting"])},
+        settings=RoundSettings(**_tuples(found["settings"])),
+        rule=client_rule(found["rule"][0], found["rule"][1]),
+        local=Local(
+            personal=Personal(**_tuples(found["personal"])),
+            received=_slots(arrays, "received/"),
+            memory=_slots(arrays, "memory/"),
+        ),
+    )
+    job = Job(Kind(found["kind"]), task, frozenset(found["names"]), frozenset(found["home"]))
+    return Order(job, arrays)
+
+
+def arrays_of(task: Task) -> dict[str, NDArray[Any]]:
+    """What the rule has at rank 0 that gradients are changed by."""
+    local, rule = task.local, task.rule
+    wanted = (
+        ("received", rule.receives, local.received),
+        ("memory", rule.remembers, local.memory),
+    )
+    return {
+        f"{kind}/{slot}/{tensor}": np.ascontiguousarray(array)
+        for kind, slots, found in wanted
+        for slot in slots
+        for tensor, array in found.get(slot, {}).items()
+    }
+
+
+def _slots(arrays: Mapping[str, NDArray[Any]], prefix: str) -> dict[str, dict[str, NDArray[Any]]]:
+    slots: dict[str, dict[str, NDArray[Any]]] = {}
+    for name, array in arrays.items():
+        if name.startswith(prefix):
+            slot, tensor = name.removeprefix(prefix).split("/", 1)
+            slots.setdefault(slot, {})[tensor] = array
+    return slots
+
+
+def _tuples(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}

@@ -1,0 +1,84 @@
+"""A site of two real processes computes what one process computes, and refuses what it cannot."""
+
+import numpy as np
+import pytest
+
+from fedloom.client.ranks import Ranks, ranks
+from fedloom.protocol.errors import UsageError
+from support import site, site_cases
+
+pytestmark = pytest.mark.e2e
+
+REFUSED = {
+    "uneven": "share equally",
+    "own model": "ditto",
+    "unused": "extra",
+    "throws": "marked",
+    "norm of one": "more than one value",
+}
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """What two ranks made of every case."""
+    return site.run_cases(site_cases.CASES, tmp_path_factory.mktemp("site"))
+
+
+def assert_close(got, wanted):
+    """Equal to 1e-5, whatever is nested."""
+    if isinstance(wanted, dict):
+        assert got.keys() == wanted.keys()
+        for name in wanted:
+            assert_close(got[name], wanted[name])
+    elif wanted is None or isinstance(wanted, str):
+        assert got == wanted
+    else:
+        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", [c for c in site_cases.CASES if c not in REFUSED])
+def test_two_ranks_compute_what_one_process_does(found, case):
+    """Parameters, metrics, evaluation and what rules are told are those of one process."""
+    alone = site_cases.do(*site_cases.made(case))
+    assert "failed" not in found[case], found[case]["failed"]
+    assert "failed" not in alone
+    assert_close(found[case], alone)
+
+
+def test_a_case_trains_something():
+    """The comparison is not one of standstill."""
+    client, task = site_cases.made("plain")
+    before = client.model[0].weight.detach().clone()
+    assert "failed" not in site_cases.do(client, task)
+    assert float((client.model[0].weight - before).detach().abs().max()) > 1e-2
+
+
+@pytest.mark.parametrize(("case", "words"), REFUSED.items())
+def test_what_ranks_cannot_do_is_said_and_the_site_lives_on(found, case, words):
+    """A task is given up with a sentence on all ranks; "plain again" came after it."""
+    assert words in found[case]["failed"]
+    assert "failed" not in found["plain again"]
+
+
+def test_a_failure_of_another_rank_is_told_in_its_words(found):
+    """Whichever rank had the bad example, rank 0 can say what was wrong."""
+    assert "ValueError: a marked example" in found["throws"]["failed"]
+
+
+def test_one_process_is_no_site():
+    """Without a launcher nothing changes."""
+    assert ranks({}) is None
+    assert ranks({"WORLD_SIZE": "1", "RANK": "0"}) is None
+
+
+def test_half_an_environment_is_refused():
+    """What a launcher would set has to be there in full."""
+    whole = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
+    assert ranks(whole) == Ranks(rank=1, size=2, local_rank=1)
+    for name in ("RANK", "MASTER_PORT"):
+        with pytest.raises(UsageError, match=name):
+            ranks({n: v for n, v in whole.items() if n != name})
+    with pytest.raises(UsageError, match="from 0 to 1"):
+        ranks({**whole, "RANK": "2"})
+    with pytest.raises(UsageError, match="whole numbers"):
+        ranks({**whole, "RANK": "one"})

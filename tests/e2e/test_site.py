@@ -1,0 +1,207 @@
+"""A site of two real ranks in rounds of a real server: one client, that fails plainly."""
+
+import asyncio
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedloom.client.torch import TorchClient, parameters
+from support import site
+from support.agents import Agents, result, submit, until
+from support.federation import Federation
+from support.site_cases import cross_entropy, data, linear
+
+pytestmark = pytest.mark.e2e
+
+CODE = Path(site.__file__).parent / "site_client.py"
+TRAIN = {"epochs": 2, "batch_size": 10, "learning_rate": 0.1}
+
+
+def play(tmp_path, scenario):
+    """Run a scenario against a server of its own."""
+
+    async def main():
+        (tmp_path / "server").mkdir()
+        federation = Federation(tmp_path / "server")
+        await federation.start()
+        agents = Agents(federation, tmp_path)
+        try:
+            async with asyncio.timeout(60):
+                await scenario(federation, agents)
+        finally:
+            await agents.stop()
+            await federation.stop()
+
+    asyncio.run(main())
+
+
+async def start(federation, agents, *, launcher=(), size=2, **environment):
+    """Enrol a site, start its ranks and wait until it attends; the ranks."""
+    await agents.enrol("site")
+    config = agents.directory / "site" / "client.toml"
+    run = ("-m", "fedloom.cli.main", "client", "run", f"{CODE}:client", "--config", config)
+    # The others must not need what rank 0 needs: they get the path of nothing.
+    others = (*run[:-1], agents.directory / "nothing.toml")
+    ranks = site.start_each([run, *[others] * (size - 1)], environment=environment)
+    fleet = federation.world.fleet
+    await until(lambda: fleet.get("site") is not None or ranks[0].poll() is not None)
+    assert ranks[0].poll() is None, site.finish(ranks)
+    return ranks
+
+
+async def ended(ranks):
+    """Exit codes and outputs, without holding the server up."""
+    return await asyncio.to_thread(site.finish, ranks)
+
+
+def initial():
+    return {name: np.array(value) for name, value in parameters(linear()).items()}
+
+
+def test_a_site_in_a_round_is_the_client_that_one_process_would_be(tmp_path):
+    """Trained and evaluated by two ranks over a real server: equal to 1e-5; SIGTERM ends both."""
+
+    async def scenario(federation, agents):
+        ranks = await start(federation, agents)
+        try:
+            cohort = {"goal": 1, "quorum": 1}
+            run = await submit(federation, initial(), cohort=cohort, train=TRAIN, evaluate=True)
+            await federation.ended(run)
+            of_site, rounds = result(federation, run), federation.ledger.list_rounds(run)
+            for rank in ranks:
+                rank.send_signal(signal.SIGTERM)
+            codes, outputs = await ended(ranks)
+            assert codes == [0, 0], outputs
+        finally:
+            await ended(ranks)
+
+        alone = TorchClient(linear(), data(103, 1), cross_entropy, evaluate=data(301, 2))
+        await agents.stop()
+        await agents.start("site", alone)
+        again = await submit(federation, initial(), cohort=cohort, train=TRAIN, evaluate=True)
+        await federation.ended(again)
+        for name, wanted in result(federation, again).items():
+            np.testing.assert_allclose(of_site[name], wanted, rtol=1e-5, atol=1e-5)
+        for got, wanted in zip(rounds, federation.ledger.list_rounds(again), strict=True):
+            for what in ("training", "evaluation"):
+                assert bool(got[what]) == bool(wanted[what])
+                if wanted[what]:
+                    assert got[what]["num_examples"] == wanted[what]["num_examples"]
+                    assert got[what]["values"] == pytest.approx(wanted[what]["values"], abs=1e-5)
+        assert not (tmp_path / "nothing.toml").exists()
+
+    play(tmp_path, scenario)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("fault", ["die", "hang"])
+def test_a_rank_that_is_lost_fails_the_task_and_ends_the_site(tmp_path, fault):
+    """The server hears a sentence, and every process ends, so that a launcher can start it anew."""
+
+    async def scenario(federation, agents):
+        ranks = await start(federation, agents, FAULT=fault, FEDLOOM_SITE_TIMEOUT_S="3")
+        cohort = {"goal": 1, "quorum": 1, "deadline_s": 60.0}
+        run = await submit(federation, initial(), cohort=cohort, train=TRAIN)
+        number = federation.server.runs.get(run).round.plan.number
+
+        def reason():
+            rows = federation.ledger.cohort(run, number)
+            return [r["reason"] for r in rows if r["phase"] == "failed"]
+
+        await until(reason)
+        assert "all 2 ranks of this site" in reason()[0]
+        if fault == "hang":
+            ranks[1].kill()
+        codes, _ = await ended(ranks)
+        assert codes == [5, -signal.SIGKILL]
+
+    play(tmp_path, scenario)
+
+
+@pytest.mark.long
+def test_a_batch_that_ranks_cannot_share_is_refused_in_words(tmp_path):
+    """The operator reads what to set; the next run of the same site succeeds."""
+
+    async def scenario(federation, agents):
+        ranks = await start(federation, agents)
+        try:
+            cohort = {"goal": 1, "quorum": 1}
+            odd = await submit(
+                federation, initial(), cohort=cohort, train={**TRAIN, "batch_size": 5}
+            )
+
+            def reason():
+                return [r["reason"] for r in federation.ledger.cohort(odd, 1) if r["reason"]]
+
+            await until(reason)
+            assert "batch_size to 4" in reason()[0]
+            await federation.server.runs.command(odd, "stop")
+            run = await submit(federation, initial(), cohort=cohort, train=TRAIN)
+            await federation.ended(run)
+            assert federation.ledger.run(run)["state"] == "finished"
+        finally:
+            for rank in ranks:
+                rank.send_signal(signal.SIGTERM)
+            await ended(ranks)
+
+    play(tmp_path, scenario)
+
+
+@pytest.mark.long
+def test_a_stop_signal_ends_the_step_on_all_ranks(tmp_path):
+    """In the middle of a long training every rank leaves with exit code 0, and nothing is sent."""
+
+    async def scenario(federation, agents):
+        begun = tmp_path / "begun"
+        ranks = await start(federation, agents, FAULT="slow", BEGUN=str(begun))
+        train = {**TRAIN, "epochs": 10_000}
+        run = await submit(federation, initial(), cohort={"goal": 1, "quorum": 1}, train=train)
+        await until(begun.exists)
+        for rank in ranks:
+            rank.send_signal(signal.SIGTERM)
+        codes, outputs = await ended(ranks)
+        assert codes == [0, 0], outputs
+        assert federation.ledger.run(run)["committed"] == 0
+        assert not federation.ledger.accepted(run, 1)
+
+    play(tmp_path, scenario)
+
+
+@pytest.mark.long
+def test_torchrun_starts_a_site_and_starts_it_again(tmp_path):
+    """The documented command line; a lost rank costs a task, not the site."""
+
+    async def scenario(federation, agents):
+        await agents.enrol("site")
+        config = agents.directory / "site" / "client.toml"
+        launcher = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1")
+        port = ("--master-port", site.steady_port())
+        run_ = ("-m", "fedloom.cli.main", "client", "run", f"{CODE}:client", "--config", config)
+        environment = {"FAULT": "die"}
+        (launched,) = site.start_each(
+            [(*launcher, *port, *run_)], environment=environment, bare=True
+        )
+        try:
+            await until(lambda: federation.world.fleet.get("site") is not None)
+            cohort = {"goal": 1, "quorum": 1, "deadline_s": 8.0}
+            run = await submit(
+                federation, initial(), cohort=cohort, train={**TRAIN, "epochs": 1, "batch_size": 50}
+            )
+            deadline = asyncio.get_running_loop().time() + 45
+            while federation.ledger.run(run)["state"] != "finished":
+                assert asyncio.get_running_loop().time() < deadline, await stopped(launched)
+                await asyncio.sleep(0.05)
+        finally:
+            output = await stopped(launched)
+        assert "all 2 ranks of this site" in output
+
+    play(tmp_path, scenario)
+
+
+async def stopped(launched):
+    """End what torchrun started; what it printed."""
+    if launched.poll() is None:
+        launched.send_signal(signal.SIGTERM)
+    return (await ended([launched]))[1][0]

@@ -1,0 +1,189 @@
+"""What the ranks of a site do in tests, and what one process does alone: the same code.
+
+Run as a program by each rank: `python -m support.site_cases OUT.json CASE…`.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from fedloom.client.api import Kind, Task, Weighting
+from fedloom.client.local import Local
+from fedloom.client.torch import TorchClient, parameters
+from fedloom.strategies import Personal, RoundSettings, client_rule
+
+EXAMPLES, HELD_OUT, INPUTS, CLASSES = 103, 301, 12, 4
+
+
+def data(num_examples, seed):
+    """Examples with structure, so that training moves."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(num_examples, INPUTS, generator=generator)
+    return x, (x[:, :CLASSES] + 0.3 * x[:, 4:8]).argmax(dim=1)
+
+
+class Thrower(nn.Module):
+    """Fails on whoever gets the example that is marked."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, x):
+        if (x[:, 0] > 1e6).any():
+            raise ValueError("a marked example")
+        return self.module(x)
+
+
+def linear():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(INPUTS, 16), nn.Tanh(), nn.Linear(16, CLASSES))
+
+
+def normed():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(INPUTS, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, CLASSES)
+    )
+
+
+def unused():
+    torch.manual_seed(0)
+    module = linear()
+    module.extra = nn.Linear(2, 2)
+    module.forward = lambda x: module[2](module[1](module[0](x)))
+    return module
+
+
+def settings(**changed):
+    return RoundSettings(
+        **{"epochs": 2, "steps": None, "batch_size": 10, "learning_rate": 0.1, **changed}
+    )
+
+
+def filled(module, value):
+    return {n: np.full(a.shape, value, np.float32) for n, a in parameters(module).items()}
+
+
+CASES = {
+    "plain": {},
+    "clip": {"settings": {"clip_norm": 0.05}},
+    "steps": {"settings": {"epochs": None, "steps": 7}},
+    "one batch": {"settings": {"batch_size": 0, "epochs": 3}},
+    "patience": {"settings": {"epochs": 12, "patience": 1, "learning_rate": 1.0}},
+    "adam": {"optimizer": torch.optim.Adam, "settings": {"learning_rate": 0.01}},
+    "prox": {"rule": ("fedprox", {"mu": 0.5})},
+    "scaffold": {"rule": ("scaffold", {}), "slots": True},
+    "mime": {"rule": ("mimelite", {"momentum": 0.5}), "slots": True},
+    "loss first": {"rule": ("qfedavg", {"q": 0.5})},
+    "norm": {"module": normed},
+    "norm of few": {"module": normed, "num_examples": 102},
+    "norm of one": {"module": normed, "num_examples": 101},
+    "empty share": {"num_examples": 101},
+    "head first": {"personal": {"keep": ("2.*",), "head_epochs": 1}},
+    "only": {"settings": {"only": ("2.*",)}},
+    "width": {"settings": {"widths": (0.5,)}},
+    "uneven": {"settings": {"batch_size": 5}},
+    "own model": {"personal": {"name": "ditto"}},
+    "unused": {"module": unused},
+    "throws": {"throws": True},
+    "plain again": {},
+}
+"""What differs from plain local training."""
+
+
+def made(case):
+    """The client and the task of a case."""
+    spec = CASES[case]
+    module = spec.get("module", linear)()
+    x, y = data(spec.get("num_examples", EXAMPLES), 1)
+    if spec.get("throws"):
+        module = Thrower(module)
+        x[50, 0] = 2e6
+    client = TorchClient(
+        module,
+        (x, y),
+        cross_entropy,
+        evaluate=data(HELD_OUT, 2),
+        optimizer=spec.get("optimizer", _default()),
+    )
+    rule = client_rule(*spec.get("rule", ("plain", {})))
+    local = Local(personal=Personal(**spec.get("personal", {})))
+    if spec.get("slots"):
+        local.received = {slot: filled(module, 0.01) for slot in rule.receives}
+        local.memory = {slot: filled(module, -0.02) for slot in rule.remembers}
+    task = Task(
+        run="r",
+        round=1,
+        client="site",
+        kind=Kind.TRAIN,
+        settings=settings(**spec.get("settings", {})),
+        rule=rule,
+        config={},
+        seed=7,
+        deadline_s=60.0,
+        weighting=Weighting.EXAMPLES,
+        local=local,
+    )
+    return client, task
+
+
+def _default():
+    from fedloom.client.torch.loop import SGD
+
+    return SGD
+
+
+def do(client, task):
+    """Train and evaluate; what came of it, in numbers that JSON has."""
+    start = {n: np.array(a) for n, a in parameters(client.model).items()}
+    try:
+        new, num_examples, metrics = client.train(start, task)
+    except Exception as error:  # noqa: BLE001 - what is looked at
+        return {"failed": f"{type(error).__name__}: {error}"}
+    new = {n: np.array(getattr(v, "values", v)) for n, v in new.items()}
+    after = {**start, **{n: v for n, v in new.items() if v.shape == start[n].shape}}
+    counted, evaluation = client.evaluate(after, task)
+    return {
+        "params": {n: v.tolist() for n, v in new.items()},
+        "num_examples": num_examples,
+        "metrics": metrics,
+        "counted": counted,
+        "evaluation": evaluation,
+        "steps": task.local.steps,
+        "initial_loss": task.local.initial_loss,
+        "gradient": {n: g.tolist() for n, g in task.local.full_gradient.items()},
+    }
+
+
+def main(out, names):
+    """One rank of a site of cases: each is a client of its own that joins the same group."""
+    from fedloom.client.ranks import ranks
+    from fedloom.client.torch.site import follow, join
+
+    place = ranks()
+    first, _ = made("plain")
+    group = join(first, place)
+    found = {}
+    for name in names:
+        client, task = made(name)
+        client.group = group
+        if place.rank == 0:
+            found[name] = do(client, task)
+            group._store.set(f"order/{group._number}", "stop")
+        else:
+            follow(client, group)
+        group._number += 1
+        group.sums([0.0])
+    group.close()
+    if place.rank == 0:
+        Path(out).write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])
