@@ -40,6 +40,17 @@ def watch(control: Control, run: str, *, quiet: bool) -> dict[str, Any]:
     return found
 
 
+def with_all_rounds(control: Control, found: dict[str, Any]) -> dict[str, Any]:
+    """A run with every round that it has, page by page."""
+    rounds = list(found["rounds"])
+    while rounds and found["rounds_earlier"]:
+        page = control.get("runs", found["id"], "rounds", before=rounds[0]["number"], limit=500)
+        rounds = page["rounds"][::-1] + rounds
+        if page["more"] is None:
+            break
+    return {**found, "rounds": rounds, "rounds_earlier": 0}
+
+
 def _follow(control: Control, found: dict[str, Any]) -> dict[str, Any]:
     while found["state"] in ACTIVE:
         time.sleep(REFRESH_S)
@@ -63,7 +74,7 @@ def render(found: dict[str, Any], rows: int | None) -> RenderableType:
     rounds = found["rounds"] if rows is None else found["rounds"][-rows:]
     if rounds:
         parts += [Text(), _rounds(rounds)]
-    hidden = len(found["rounds"]) - len(rounds)
+    hidden = found["rounds_earlier"] + len(found["rounds"]) - len(rounds)
     if hidden:
         parts.append(Text(f"{hidden} earlier rounds: --all shows them.", style="dim"))
     return Group(*parts)

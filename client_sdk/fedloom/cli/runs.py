@@ -164,9 +164,13 @@ def status(run: str | None, watch: bool, everything: bool, directory: Path) -> N
         _watch(control, run)
         return
     found = control.get("runs", run)
+    if everything:
+        from fedloom.cli.run_view import with_all_rounds  # noqa: PLC0415 - it imports rich
+
+        found = with_all_rounds(control, found)
 
     def show() -> None:
-        from fedloom.cli.run_view import ROWS, render  # noqa: PLC0415 - it imports rich
+        from fedloom.cli.run_view import ROWS, render  # noqa: PLC0415 - as above
 
         output.show(render(found, rows=None if everything else ROWS))
 

@@ -25,6 +25,7 @@ from fedloom.server.pki import Authority
 from fedloom.server.routes import events as event_routes
 from fedloom.server.routes import fleet as fleet_routes
 from fedloom.server.routes import models as model_routes
+from fedloom.server.routes import rounds as round_routes
 from fedloom.server.routes import runs as run_routes
 from fedloom.server.routes.models import BadModelError, TooLargeError
 from fedloom.server.routes.parts import ConflictError, NotFoundError, Parts
@@ -84,7 +85,7 @@ def create_app(
         fleet=fleet or world.config.fleet,
         enrolment=enrolment or world.config.enrolment,
     )
-    for each in (event_routes, fleet_routes, model_routes, run_routes):
+    for each in (event_routes, fleet_routes, model_routes, run_routes, round_routes):
         app.include_router(each.router, prefix="/v1")
     app.add_exception_handler(FedloomError, _known)
     app.add_exception_handler(RequestValidationError, _invalid)

@@ -263,6 +263,7 @@ class BufferShell(RoundShell):
                     raise _later() from None
         crossing("accept.after")
         if first:
+            self._world.records.accepted((update.run, update.round), update.client)
             if number == self.plan.number:
                 self._sum.add(update.client, update.file, update.staleness)
             self.feed(UpdateAccepted(update.client))
@@ -289,6 +290,12 @@ class BufferShell(RoundShell):
             self._open.set()
         return outcome
 
+    def _keep_records(self) -> None:
+        """Store what those did whose part is over; the others' rounds are not over for them."""
+        records = {self.plan.number: {}, **self._world.records.take_ended(self.plan.run)}
+        if self._stored:
+            self._store_records(records, over=False)
+
     def _clean(self, updates: Iterable[Row] = ()) -> None:
         self._sum.clean([update["file"] for update in updates])
         if not self.goes_on:
@@ -296,6 +303,8 @@ class BufferShell(RoundShell):
 
     def _let_go(self) -> None:
         """Nobody works on anything any more: what came of it is of no use."""
+        if records := self._world.records.take_ended(self.plan.run):
+            self._store_records(records, over=True)
         self._open.set()  # whoever waits to be accepted is told
         for plan in self._plans.values():
             self._world.spool.release_round(*plan.key)

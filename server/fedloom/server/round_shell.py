@@ -12,12 +12,12 @@ of exactly the updates that the ledger held when the round left `reporting`.
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
 from fedloom.protocol.errors import Code, FedloomError, Refusal
 from fedloom.protocol.faults import crossing
@@ -51,6 +51,7 @@ from fedloom.server.engine import (
 )
 from fedloom.server.fleet import Listener
 from fedloom.server.ledger import AcceptedUpdate, Row, check_same
+from fedloom.server.records import LATE, LOST, Record
 from fedloom.server.round_sum import RoundSum
 from fedloom.server.tasks import RoundPlan, task_key, task_of, task_seed
 from fedloom.server.world import World
@@ -117,6 +118,7 @@ class RoundShell:
         self._storing: set[asyncio.Task[None]] = set()
         self._stored = False  # the ledger has a row of this round
         self._tried = False  # closing was attempted before
+        self._kept = False  # records of the members were stored
         self.engine: Round
 
     # ---- life --------------------------------------------------------------------------------
@@ -222,9 +224,12 @@ class RoundShell:
 
     def client_replied(self, client: str, reply: fleet_pb2.OfferReply) -> None:
         """A client took or declined its offer."""
+        records, key = self._world.records, self.key_of(client)
         if reply.accepted:
+            records.took(key, client)
             self.feed(OfferAccepted(client))
         else:
+            records.ended(key, client, reply.reason)
             self._note(client, Phase.DECLINED, reply.reason)
             self.feed(OfferDeclined(client, reply.reason))
             self._world.fleet.free(client, self.key_of(client))
@@ -234,6 +239,7 @@ class RoundShell:
         if self.claims(client):  # said once, however often the client does
             log.warning("%s gave up on round %d: %s", client, self.plan.number, reason)
         self._note(client, Phase.FAILED, reason)
+        self._world.records.ended(self.key_of(client), client, reason)
         self.feed(ClientFailed(client, reason))
         self._world.fleet.free(client, self.key_of(client))
 
@@ -310,6 +316,7 @@ class RoundShell:
         mine = self.claims(client) and self.key_of(client) == (self.plan.run, number)
         if refusal.code.blames_update and mine:
             self._note(client, Phase.REFUSED, f"{refusal.code}: {refusal}")
+            self._world.records.ended((self.plan.run, number), client)
             self.feed(UpdateRefused(client, refusal.code))
             self._world.fleet.free(client, self.key_of(client))
 
@@ -324,6 +331,7 @@ class RoundShell:
         first = await world.in_ledger(world.ledger.accept, update, self.plan.spec.capacity)
         crossing("accept.after")
         if first:
+            self._world.records.accepted(self._key, update.client)
             self._sum.add(update.client, update.file)
             self.feed(UpdateAccepted(update.client))
             world.fleet.free(update.client, self._key)
@@ -388,6 +396,8 @@ class RoundShell:
             case Offer():
                 if self.wants(effect):
                     offer = await self._offer(effect)
+                    key = self.key_of(effect.client)
+                    world.records.offered(key, effect.client, again=effect.again)
                     world.fleet.send(effect.client, offer)
                     crossing("offer.sent")
             case Close():
@@ -407,6 +417,9 @@ class RoundShell:
 
     def _withdraw(self, effect: Withdraw) -> None:
         plan = self.plan_of(effect.origin)
+        if not self._kept:
+            lost = self.engine.phases.get(effect.client) is Phase.LOST
+            self._world.records.withdrawn(plan.key, effect.client, LOST if lost else LATE)
         message = fleet_pb2.ServerMessage(
             withdraw=fleet_pb2.Withdraw(task=task_key(plan), reason=effect.reason)
         )
@@ -437,6 +450,7 @@ class RoundShell:
             run, number = self._key
             observed = await world.in_ledger(world.ledger.observations, run, number - 1)
         self.feed(Committed())
+        self._keep_records()
         self._clean(updates)
         log.info(
             "round %d of %s committed %s from %d updates",
@@ -468,9 +482,25 @@ class RoundShell:
         world = self._world
         if self._stored:
             await world.in_ledger(world.ledger.abandon_round, *self._key, reason)
+        self._keep_records()
         self._clean()
         log.warning("round %d of %s abandoned: %s", self.plan.number, self.plan.run, reason)
         return Outcome(None, None, reason, fault)
+
+    def _keep_records(self) -> None:
+        """Store what the members did; the round is over, and waits for nothing of it."""
+        number = self.plan.number
+        self._kept = True
+        records = self._world.records.take(self._key)
+        if self._stored:
+            self._store_records({number: records}, over=True)
+
+    def _store_records(self, records: Mapping[int, Mapping[str, Record]], *, over: bool) -> None:
+        ledger, run = self._world.ledger, self.plan.run
+        storing = self._world.in_ledger(ledger.keep_records, run, records, over=over)
+        task = asyncio.ensure_future(_or_log(storing))
+        self._storing.add(task)
+        task.add_done_callback(self._storing.discard)
 
     def _clean(self, updates: Iterable[Row] = ()) -> None:  # noqa: ARG002 - buffers look at them
         """Forget what is on disk of a round that is over and of the updates in it."""
@@ -537,6 +567,14 @@ class RoundShell:
             )
         task.seed = task_seed(self.plan.spec.seed, task.key.round, client)
         return task
+
+
+async def _or_log(storing: Awaitable[None]) -> None:
+    """What the console shows is worth no round: a full disk is said, and that is all."""
+    try:
+        await storing
+    except SQLAlchemyError as error:
+        log.warning("what members of a round did is not in the ledger: %s", type(error).__name__)
 
 
 def _measured(updates: list[dict[str, Any]], what: str, asked: MetricsSettings) -> dict[str, Any]:

@@ -74,6 +74,8 @@ rounds = sa.Table(
     sa.Column("evaluation", sa.JSON),
     sa.Column("privacy", sa.JSON),  # epsilon and delta with this round, where it was private
     sa.Column("undone_at", sa.Float),  # when the run was rolled back to before it
+    sa.Column("summary", sa.JSON(none_as_null=True)),  # what its members did, once it is over
+    sa.Index("rounds_by_state", "state"),
 )
 cohorts = sa.Table(
     "cohorts",
@@ -84,7 +86,21 @@ cohorts = sa.Table(
     sa.Column("phase", sa.String, nullable=False),
     sa.Column("reason", sa.String, nullable=False, default=""),
     sa.Column("offered_at", sa.Float),
+    # What the server saw of the member's part; see `fedloom.server.records`. Lost with a killed
+    # server, and no value for what it did not see.
+    sa.Column("took_at", sa.Float),
+    sa.Column("download_began_at", sa.Float),
+    sa.Column("download_ended_at", sa.Float),
+    sa.Column("training_began_at", sa.Float),
+    sa.Column("upload_began_at", sa.Float),
+    sa.Column("upload_ended_at", sa.Float),
+    sa.Column("ended_at", sa.Float),
+    sa.Column("bytes_down", sa.BigInteger),
+    sa.Column("bytes_up", sa.BigInteger),
+    sa.Column("retries", sa.Integer),
+    sa.Column("code", sa.String),
     sa.ForeignKeyConstraint(["run", "round"], ["rounds.run", "rounds.number"]),
+    sa.Index("cohorts_by_client", "client", "phase"),
 )
 updates = sa.Table(
     "updates",
@@ -102,6 +118,7 @@ updates = sa.Table(
     sa.Column("accepted_at", sa.Float, nullable=False),
     sa.Column("counts_in", sa.Integer),
     sa.Column("staleness", sa.Integer),
+    sa.Index("updates_by_sum", "run", "counts_in", "staleness"),
     sa.ForeignKeyConstraint(["run", "round"], ["rounds.run", "rounds.number"]),
 )
 refusals = sa.Table(

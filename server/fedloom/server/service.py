@@ -33,6 +33,7 @@ from fedloom.server.identify import Context, Identify
 from fedloom.server.lanes import Lane, Lanes
 from fedloom.server.ledger import AcceptedUpdate
 from fedloom.server.pki import Authority
+from fedloom.server.records import Record
 from fedloom.server.round_shell import RoundShell
 from fedloom.server.runs import Runs
 from fedloom.server.spool import SpoolFile
@@ -175,7 +176,7 @@ class FleetService:
 
     async def download(self, raw: bytes, context: Context) -> None:
         """A model's bytes from an offset on."""
-        async with self._call(context):
+        async with self._call(context) as call:
             request = wire.parse(fleet_pb2.DownloadRequest, raw)
             world = self._world
             known = self._runs.sends(request.digest)
@@ -184,10 +185,15 @@ class FleetService:
                     Code.UNKNOWN_MODEL, f"Expected a model of this server, got {request.digest!r}."
                 )
             path = world.models.path(request.digest)
+            session = world.fleet.get(call.client)
+            task = session.task if session else None
+            seen = world.records.downloading(task, call.client, resumed=request.offset > 0)
             async with self._downloads.enter() as lane:
-                await self._send_model(path, request.offset, context, lane)
+                await self._send_model(path, request.offset, context, lane, seen)
 
-    async def _send_model(self, path: Path, offset: int, context: Context, lane: Lane) -> None:
+    async def _send_model(
+        self, path: Path, offset: int, context: Context, lane: Lane, seen: Record
+    ) -> None:
         handle = os.open(path, os.O_RDONLY)
         try:
             offset = min(offset, os.fstat(handle).st_size)
@@ -196,7 +202,9 @@ class FleetService:
                 async with asyncio.timeout(READ_TIMEOUT_S):
                     await context.write(chunk)
                 offset += len(chunk)
+                seen.bytes_down += len(chunk)
                 lane.passed(len(chunk), time.monotonic() - begun)
+            seen.downloaded()
         except grpc.aio.InternalError:
             log.info("%s went away in the middle of a download", context.peer())
             raise asyncio.CancelledError from None
@@ -241,6 +249,7 @@ class FleetService:
                 Code.TOO_LARGE, f"Expected a header of at most {longest} bytes, got more."
             )
         planned = shell.admit(header)
+        seen = self._world.records.uploading(key, header.client)
         slot = (*key, header.client)
         if slot in self._uploading:
             raise Refusal(Code.BUSY, "Another upload of this update is under way: try again.")
@@ -250,7 +259,7 @@ class FleetService:
                 return not await self._accept(shell, header, identity, "", 0.0)
             async with self._uploads.enter() as lane:
                 shell.check_open(header.client, key[1])  # it may have closed while this one waited
-                admitted = _Admitted(shell, header, planned, identity)
+                admitted = _Admitted(shell, header, planned, identity, seen)
                 return await self._receive_body(admitted, context, lane)
         finally:
             self._uploading.discard(slot)
@@ -285,6 +294,7 @@ class FleetService:
 
             def passed(size_bytes: int) -> None:
                 keep_up()
+                admitted.seen.bytes_up += size_bytes
                 lane.passed(size_bytes)
                 shell.check_open(header.client, header.task.round)
 
@@ -296,6 +306,7 @@ class FleetService:
                 file.restart()  # what came is not what was announced
                 raise
             await world.in_disk(file.sync)
+            admitted.seen.upload_ended_at = time.time()
             crossing("upload.synced")
         except OSError as error:
             raise _no_room(error) from error
@@ -409,6 +420,7 @@ class FleetService:
             await world.in_ledger(world.ledger.add_refusal, client, run, number, refusal)
         except SQLAlchemyError as error:  # a full disk: the caller is told all the same
             log.warning("that refusal is not in the ledger: %s", type(error).__name__)
+        world.records.refused(call.task, client, refusal.code, str(refusal))
         call.refused(client, refusal)
         world.live.changed("refusals", run)
         await abort(context, refusal)
@@ -422,6 +434,7 @@ class _Admitted:
     header: fleet_pb2.UpdateHeader
     planned: list[PlannedPart]
     identity: str
+    seen: Record
 
 
 @asynccontextmanager

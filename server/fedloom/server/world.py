@@ -18,6 +18,7 @@ from fedloom.server.ledger import Ledger
 from fedloom.server.live import Hub
 from fedloom.server.models import ModelStore
 from fedloom.server.noise import NoiseKeys
+from fedloom.server.records import Records
 from fedloom.server.signing import SigningKey
 from fedloom.server.spool import Spool
 
@@ -50,9 +51,11 @@ class World:
     Attributes:
         signing: what clients hear is signed by; None on plaintext loopback.
         in_ledger: calls the ledger's methods; one at a time, in order.
+        in_reader: calls of the ledger that only read, for whoever looks: they delay no round.
         in_fold: calls that own a sum; one at a time.
         in_disk: syncs and file copies.
         live: whom to tell what has changed.
+        records: what the members of open rounds do.
     """
 
     config: ServerConfig
@@ -63,7 +66,9 @@ class World:
     signing: SigningKey | None = None
     live: Hub = field(default_factory=Hub)
     fleet: Fleet = field(default_factory=Fleet)
+    records: Records = field(default_factory=Records)
     in_ledger: Thread = field(default_factory=lambda: Thread("ledger"))
+    in_reader: Thread = field(default_factory=lambda: Thread("reader", 2))
     in_fold: Thread = field(default_factory=lambda: Thread("fold"))
     in_disk: Thread = field(default_factory=lambda: Thread("disk", 4))
 
@@ -87,6 +92,6 @@ class World:
 
     def close(self) -> None:
         """Let everything go, in order."""
-        for thread in (self.in_fold, self.in_disk, self.in_ledger):
+        for thread in (self.in_fold, self.in_disk, self.in_reader, self.in_ledger):
             thread.close()
         self.ledger.close()

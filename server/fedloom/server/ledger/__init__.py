@@ -8,6 +8,7 @@ model moves in the transaction that commits the round, or that rolls the run bac
 """
 
 from fedloom.server.ledger.identities import Identities
+from fedloom.server.ledger.members import Members
 from fedloom.server.ledger.models import Models
 from fedloom.server.ledger.refusals import Refusals
 from fedloom.server.ledger.rollbacks import Point, Rollbacks
@@ -37,5 +38,5 @@ __all__ = [
 ]
 
 
-class Ledger(Identities, RunRows, Rounds, Rollbacks, Models, Refusals):
+class Ledger(Identities, RunRows, Rounds, Members, Rollbacks, Models, Refusals):
     """All tables behind methods that are one transaction each; see `Store` for its argument."""

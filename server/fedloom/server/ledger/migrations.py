@@ -13,7 +13,7 @@ from collections.abc import Callable
 import sqlalchemy as sa
 
 from fedloom.protocol.errors import UsageError
-from fedloom.server.schema import meta, models, runs, versions
+from fedloom.server.schema import meta, models, runs, updates, versions
 
 _LOCK = 0x666C6F6D  # any number that is ours, for PostgreSQL
 
@@ -45,7 +45,14 @@ def _keep_states(connection: sa.Connection) -> None:
         )
 
 
-STEPS: tuple[Callable[[sa.Connection], None], ...] = (_keep_states,)
+def _count_in(connection: sa.Connection) -> None:
+    """Every update says which sum it is in, so that an index finds it."""
+    connection.execute(
+        updates.update().where(updates.c.counts_in.is_(None)).values(counts_in=updates.c.round)
+    )
+
+
+STEPS: tuple[Callable[[sa.Connection], None], ...] = (_keep_states, _count_in)
 
 VERSION = len(STEPS)
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from fedloom.server.ledger.members import with_updates
 from fedloom.server.ledger.rollbacks import NO_STATE
-from fedloom.server.ledger.store import Row, counted_in, is_there
+from fedloom.server.ledger.store import Row, is_there
 from fedloom.server.ledger.updates import ABANDONED, CLOSING, COMMITTED, REPORTING, Updates
 from fedloom.server.schema import cohorts, models, rounds, runs, updates
 
@@ -56,34 +57,20 @@ class Rounds(Updates):
 
     def open_rounds(self) -> list[dict[str, Any]]:
         """The rounds of all runs that are neither committed nor abandoned."""
-        return self._rows(sa.select(rounds).where(rounds.c.state.in_([REPORTING, CLOSING])))
+        query = sa.select(rounds).where(rounds.c.state.in_([REPORTING, CLOSING]))
+        return self._rows(query.order_by(rounds.c.run, rounds.c.number))
 
     def open_round_of(self, run: str) -> Row | None:
         """The open round of a run, if any."""
-        return next((row for row in self.open_rounds() if row["run"] == run), None)
+        query = sa.select(rounds).where(rounds.c.run == run)
+        return self._row(query.where(rounds.c.state.in_([REPORTING, CLOSING])))
 
     def list_rounds(self, run: str) -> list[dict[str, Any]]:
         """A run's rounds in order, each with its number of updates and their mean staleness."""
-        accepted = (
-            sa.select(
-                counted_in.label("round"),
-                sa.func.count().label("accepted"),
-                sa.func.avg(updates.c.staleness).label("staleness"),
-            )
-            .where(updates.c.run == run)
-            .group_by(counted_in)
-            .subquery()
-        )
-        return self._rows(
-            sa.select(
-                rounds,
-                sa.func.coalesce(accepted.c.accepted, 0).label("accepted"),
-                sa.func.coalesce(accepted.c.staleness, 0.0).label("staleness"),
-            )
-            .join(accepted, accepted.c.round == rounds.c.number, isouter=True)
-            .where(rounds.c.run == run)
-            .order_by(rounds.c.number)
-        )
+        query = sa.select(rounds).where(rounds.c.run == run).order_by(rounds.c.number)
+        with self._engine.connect() as connection:
+            rows = [dict(row) for row in connection.execute(query).mappings()]
+            return with_updates(connection, run, rows)
 
     def cohort(self, run: str, number: int) -> list[dict[str, Any]]:
         """The members of a round's cohort by name."""

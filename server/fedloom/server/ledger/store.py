@@ -14,7 +14,7 @@ from fedloom.server.schema import updates
 
 Row = Mapping[str, Any]
 
-counted_in = sa.func.coalesce(updates.c.counts_in, updates.c.round)
+counted_in = updates.c.counts_in
 """The round whose sum an update is in."""
 
 

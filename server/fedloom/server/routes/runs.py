@@ -1,6 +1,6 @@
 """Routes about runs: submit, watch, steer."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Body, Query
 
@@ -8,6 +8,7 @@ from fedloom.protocol.errors import UsageError
 from fedloom.server.ledger import Row, require_run
 from fedloom.server.routes.consequences import rollback_words
 from fedloom.server.routes.parts import FAULTS, ConflictError, Here, Parts, Preview
+from fedloom.server.routes.rounds import rounds_of, run_row
 from fedloom.server.routes.scopes import Operator, Viewer
 from fedloom.server.routes.views import (
     Acted,
@@ -15,6 +16,7 @@ from fedloom.server.routes.views import (
     ActionArguments,
     Described,
     Description,
+    LiveView,
     NewRun,
     RefusalList,
     RefusalView,
@@ -26,6 +28,9 @@ from fedloom.server.routes.views import (
 from fedloom.server.spec import parse
 
 router = APIRouter(prefix="/runs", tags=["runs"], responses=FAULTS)
+
+LATEST_ROUNDS = 50
+"""That come with a run; there are pages for the others."""
 
 
 @router.post("", status_code=201)
@@ -55,18 +60,19 @@ async def list_runs(here: Here, _: Viewer) -> RunList:
 
 @router.get("/{run}")
 async def status(here: Here, _: Viewer, run: str) -> RunDetail:
-    """A run: what was asked for, every round so far, and what happens right now."""
-    run = await here.run_id(run)
-    row = await _row(here, run)
-    rounds = await here.world.in_ledger(here.world.ledger.list_rounds, run)
-    driver = here.runs.get(run)
-    return RunDetail.model_validate(
-        {
-            **_summary(row).model_dump(),
-            "spec": row["spec"],
-            "rounds": [{**r, **_measured(r)} for r in rounds],
-            "live": driver.status() if driver is not None else None,
-        }
+    """A run: what was asked for, its latest rounds, and what happens right now."""
+    row = await run_row(here, run)
+    rounds = await rounds_of(here, row, limit=LATEST_ROUNDS)
+    world, earlier = here.world, 0
+    if rounds and rounds[0].number > 1:
+        earlier = await world.in_reader(world.ledger.num_rounds, row["id"], before=rounds[0].number)
+    driver = here.runs.get(row["id"])
+    return RunDetail(
+        **_summary(row).model_dump(),
+        spec=row["spec"],
+        rounds=rounds,
+        rounds_earlier=earlier,
+        live=None if driver is None else LiveView.model_validate(driver.status()),
     )
 
 
@@ -141,8 +147,3 @@ def _summary(row: Row) -> RunView:
         rounds_total=row["spec"]["rounds"],
         rounds_committed=row["committed"],
     )
-
-
-def _measured(row: Row) -> dict[str, Any]:
-    """An empty measurement is none."""
-    return {name: row[name] or None for name in ("training", "evaluation")}

@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from fedloom.server.routes.round_views import RoundView
+
 MAX_TTL_S = 366 * 24 * 3600.0
 
 
@@ -238,39 +240,6 @@ class RunList(BaseModel):
     runs: list[RunView]
 
 
-class RoundView(BaseModel):
-    """A round of a run."""
-
-    number: int
-    kind: Annotated[str, Field(description="train or evaluate")]
-    state: Annotated[str, Field(description="reporting, closing, committed or abandoned")]
-    reason: str
-    opened_at: float
-    deadline_at: float
-    closed_at: float | None
-    undone_at: Annotated[
-        float | None, Field(description="when the run was rolled back to before this round")
-    ] = None
-    accepted: Annotated[int, Field(description="updates that counted")]
-    staleness: Annotated[
-        float, Field(description="models committed since an update's own, mean; 0 if synchronous")
-    ] = 0.0
-    model_in: str
-    model_out: str | None
-    training: Annotated[
-        dict[str, Any] | None,
-        Field(
-            description="num_examples and values, the weighted means; by the run's [metrics] also "
-            "quantiles, histograms, not_finite (how many values these two left out) and clients"
-        ),
-    ]
-    evaluation: Annotated[dict[str, Any] | None, Field(description="likewise, of the model in")]
-    privacy: Annotated[
-        dict[str, float] | None,
-        Field(description="epsilon and delta of the run up to this round, where it is private"),
-    ] = None
-
-
 class LiveRound(BaseModel):
     """The round that is open right now, as its engine sees it."""
 
@@ -301,7 +270,10 @@ class RunDetail(RunView):
     """A run with all its rounds."""
 
     spec: dict[str, Any]
-    rounds: list[RoundView]
+    rounds: Annotated[list[RoundView], Field(description="the latest, oldest first")]
+    rounds_earlier: Annotated[
+        int, Field(description="how many there are before those: GET /v1/runs/RUN/rounds has them")
+    ] = 0
     live: Annotated[LiveView | None, Field(description="null once the run has ended")]
 
 

@@ -1,0 +1,146 @@
+"""What the members of rounds did: stored when their part is over, read page by page."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from fedloom.server.ledger.store import Row, Store, counted_in
+from fedloom.server.records import Record, summarize
+from fedloom.server.schema import cohorts, rounds, updates
+
+_ITS_UPDATE = sa.and_(
+    updates.c.run == cohorts.c.run,
+    updates.c.round == cohorts.c.round,
+    updates.c.client == cohorts.c.client,
+)
+_SEEN = tuple(name for name in Record.__slots__ if name not in {"phase", "reason"})
+
+
+class Members(Store):
+    """Methods about the members of rounds."""
+
+    def keep_records(
+        self, run: str, records: Mapping[int, Mapping[str, Record]], *, over: bool
+    ) -> None:
+        """Store what members did, and what their rounds come to. Doing it twice changes nothing.
+
+        Args:
+            run: id.
+            records: by the round that they were asked in, then by client.
+            over: whether nobody is at work on these rounds any more.
+        """
+        with self._write() as connection:
+            for number, members in records.items():
+                for client, record in members.items():
+                    values = record.stored()
+                    if "phase" in values:  # unless an update came in at the last moment
+                        ended = cohorts.c.phase.not_in(["offered", "training"])
+                        values["phase"] = sa.case((ended, cohorts.c.phase), else_=values["phase"])
+                    if values:
+                        connection.execute(_of(run, number, client).values(values))
+                summary = _summary(connection, run, number, over=over)
+                connection.execute(
+                    rounds.update()
+                    .where(rounds.c.run == run, rounds.c.number == number)
+                    .values(summary=summary)
+                )
+
+    def summaries(self, run: str, numbers: Iterable[int], *, over: bool) -> dict[int, Any]:
+        """What rounds come to whose summary is not stored: it was lost, or they go on."""
+        with self._engine.connect() as connection:
+            return {n: _summary(connection, run, n, over=over) for n in numbers}
+
+    def members(self, run: str, number: int, *, after: str = "", limit: int = 0) -> list[Row]:
+        """The members of a round by name, each with what is known of its update.
+
+        Args:
+            run: id.
+            number: of the round that they were asked in.
+            after: the last name of the page before.
+            limit: 0 for all.
+        """
+        query = (
+            sa.select(
+                cohorts,
+                updates.c.accepted_at, updates.c.counts_in, updates.c.staleness, updates.c.weight,
+                updates.c.norm, updates.c.size_bytes, updates.c.training, updates.c.evaluation,
+            )
+            .join(updates, _ITS_UPDATE, isouter=True)
+            .where(cohorts.c.run == run, cohorts.c.round == number)
+            .order_by(cohorts.c.client)
+        )  # fmt: skip
+        query = query.where(cohorts.c.client > after) if after else query
+        return list(self._rows(query.limit(limit) if limit else query))
+
+    def page_of_rounds(
+        self, run: str, *, before: int = 0, after: int = 0, limit: int = 50
+    ) -> list[dict[str, Any]]:
+        """Some of a run's rounds in order, as `list_rounds` has them.
+
+        Args:
+            run: id.
+            before: only lower numbers than this, the highest of them; 0 for any.
+            after: only higher numbers than this, the lowest of them, where `before` is 0.
+            limit: most rounds.
+        """
+        query = sa.select(rounds).where(rounds.c.run == run).limit(limit)
+        if after and not before:
+            query = query.where(rounds.c.number > after).order_by(rounds.c.number)
+        else:
+            query = query.where(rounds.c.number < before) if before else query
+            query = query.order_by(rounds.c.number.desc())
+        with self._engine.connect() as connection:
+            rows = [dict(row) for row in connection.execute(query).mappings()]
+            return with_updates(connection, run, sorted(rows, key=lambda row: int(row["number"])))
+
+    def round(self, run: str, number: int) -> Row | None:
+        """A round, as `list_rounds` has it."""
+        query = sa.select(rounds).where(rounds.c.run == run, rounds.c.number == number)
+        with self._engine.connect() as connection:
+            rows = [dict(row) for row in connection.execute(query).mappings()]
+            return next(iter(with_updates(connection, run, rows)), None)
+
+    def num_rounds(self, run: str, *, before: int) -> int:
+        """How many rounds of a run have a lower number than this."""
+        query = sa.select(sa.func.count().label("n")).where(
+            rounds.c.run == run, rounds.c.number < before
+        )
+        return int((self._row(query) or {"n": 0})["n"])
+
+
+def with_updates(
+    connection: sa.Connection, run: str, rows: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Rounds, each with its number of updates and their mean staleness."""
+    if not rows:
+        return []
+    numbers = [row["number"] for row in rows]
+    found = {
+        number: (count, mean)
+        for number, count, mean in connection.execute(
+            sa.select(counted_in, sa.func.count(), sa.func.avg(updates.c.staleness))
+            .where(updates.c.run == run, counted_in.between(min(numbers), max(numbers)))
+            .group_by(counted_in)
+        )
+    }
+    for row in rows:
+        count, mean = found.get(row["number"], (0, None))
+        row["accepted"], row["staleness"] = count, float(mean or 0.0)
+    return list(rows)
+
+
+def _of(run: str, number: int, client: str) -> sa.Update:
+    return cohorts.update().where(
+        cohorts.c.run == run, cohorts.c.round == number, cohorts.c.client == client
+    )
+
+
+def _summary(connection: sa.Connection, run: str, number: int, *, over: bool) -> dict[str, Any]:
+    seen = [cohorts.c[name] for name in (*_SEEN, "phase", "offered_at")]
+    members = connection.execute(
+        sa.select(*seen, updates.c.accepted_at)
+        .join(updates, _ITS_UPDATE, isouter=True)
+        .where(cohorts.c.run == run, cohorts.c.round == number)
+    ).mappings()
+    return summarize((dict(member) for member in members), over=over)

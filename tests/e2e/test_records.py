@@ -1,0 +1,201 @@
+"""What the server saw of each client's part: over the API, on a real server, with real clients."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from fedloom.cli.control import Control
+from support.agents import Adder, Agents, Held, submit, until
+from support.federation import Federation
+
+pytestmark = pytest.mark.e2e
+
+MODEL = {"w": np.zeros(5000, np.float32)}
+THREE = {"rounds": 1, "cohort": {"goal": 3, "quorum": 1, "patience_s": 60.0}}
+
+
+class Breaks(Adder):
+    """Gives up."""
+
+    def train(self, params, task):
+        raise RuntimeError("the sensor is unplugged")
+
+
+class Overflows(Adder):
+    """Sends what no average survives."""
+
+    def train(self, params, task):
+        return {"w": np.full(5000, np.nan, np.float32)}, 1, {}
+
+
+def play(tmp_path, scenario):
+    """Run a scenario against a server of its own; what it returns."""
+
+    async def main():
+        (tmp_path / "server").mkdir()
+        federation = await Federation(tmp_path / "server").start()
+        agents = Agents(federation, tmp_path)
+        try:
+            async with asyncio.timeout(60):
+                return await scenario(federation, agents)
+        finally:
+            await agents.stop()
+            await federation.stop()
+
+    return asyncio.run(main())
+
+
+def ask(federation, *path, **query):
+    """A document of the API, asked for beside the server's loop."""
+    return asyncio.to_thread(Control(federation.directory).get, *path, **query)
+
+
+def test_a_session_of_each_kind_is_told_with_its_shape(tmp_path):
+    """One that counts, one that breaks, one that is refused: who, why, how long, how much."""
+
+    async def scenario(federation, agents):
+        await agents.start("ann", Adder(num_examples=7))
+        await agents.start("bob", Breaks())
+        await agents.start("cid", Overflows())
+        run = await submit(federation, MODEL, **THREE)
+        await federation.ended(run)
+        return (
+            await ask(federation, "runs", run, "rounds", "1"),
+            await ask(federation, "runs", run, "rounds"),
+        )
+
+    detail, listed = play(tmp_path, scenario)
+    ann, bob, cid = detail["members"]
+    assert [m["client"] for m in detail["members"]] == ["ann", "bob", "cid"]
+    assert [m["phase"] for m in detail["members"]] == ["reported", "failed", "refused"]
+    assert [m["shape"] for m in detail["members"]] == ["-v[]+^", "-v[*", "-v[]+#"]
+    assert "unplugged" in bob["reason"]
+    assert (cid["code"], "finite values" in cid["reason"]) == ("not_finite", True)
+    assert ann["num_examples"] == 7
+    assert ann["norm"] == pytest.approx(5000**0.5)
+    assert min(ann["bytes_down"], ann["bytes_up"]) > 4 * 5000
+    times = [
+        ann[name]
+        for name in ("offered_at", "took_at", "download_began_at", "download_ended_at",
+                     "upload_began_at", "upload_ended_at", "accepted_at")
+    ]  # fmt: skip
+    assert times == sorted(times)
+    [row] = listed["rounds"]
+    counts = row["clients"]
+    assert counts == detail["clients"]
+    funnel = [counts[n] for n in ("selected", "took", "training", "uploaded", "counted")]
+    assert funnel == [3, 3, 3, 1, 1]
+    assert (counts["failed"], counts["refused"], counts["late"], counts["lost"]) == (1, 1, 0, 0)
+    assert counts["shapes"] == {"-v[]+^": 1, "-v[*": 1, "-v[]+#": 1}
+    assert counts["p50_s"] == counts["p95_s"] == ann["accepted_at"] - ann["offered_at"]
+    assert counts["bytes_up"] >= ann["bytes_up"]
+
+
+def test_an_open_round_is_told_as_it_is_now(tmp_path):
+    """From memory; and whoever the operator closes it without was late."""
+
+    async def scenario(federation, agents):
+        slow = Held()
+        await agents.start("ann", Adder())
+        await agents.start("bob", slow)
+        run = await submit(federation, MODEL, **THREE | {"cohort": {"goal": 2, "quorum": 1}})
+        await asyncio.to_thread(slow.begun.wait, 20)
+        await until(lambda: len(federation.ledger.accepted(run, 1)) == 1)
+        during = await ask(federation, "runs", run, "rounds", "1")
+        await federation.server.runs.command(run, "close")
+        await federation.ended(run)
+        slow.let_go.set()
+        after = await ask(federation, "runs", run, "rounds", "1")
+        return during, after, federation.ledger.round(run, 1)
+
+    during, after, row = play(tmp_path, scenario)
+    assert [m["phase"] for m in during["members"]] == ["reported", "training"]
+    assert [m["shape"] for m in during["members"]] == ["-v[]+^", "-v["]
+    assert during["state"] == "reporting"
+    assert [m["phase"] for m in after["members"]] == ["reported", "late"]
+    assert [m["shape"] for m in after["members"]] == ["-v[]+^", "-v[!"]
+    assert row["summary"]["late"] == 1
+
+
+def test_a_member_that_went_away_is_lost(tmp_path):
+    """The round waits for its patience, and closes without it."""
+
+    async def scenario(federation, agents):
+        slow = Held()
+        await agents.start("ann", Adder())
+        await agents.start("bob", slow)
+        cohort = {"goal": 2, "quorum": 1, "patience_s": 0.0}
+        run = await submit(federation, MODEL, **THREE | {"cohort": cohort})
+        await asyncio.to_thread(slow.begun.wait, 20)
+        await agents.stop("bob")
+        await federation.ended(run)
+        return await ask(federation, "runs", run, "rounds", "1")
+
+    detail = play(tmp_path, scenario)
+    assert [m["phase"] for m in detail["members"]] == ["reported", "lost"]
+    assert detail["clients"]["lost"] == 1
+
+
+def test_a_server_that_was_killed_lost_times_and_nothing_else(tmp_path):
+    """Without its records a round still says who counted and who did not."""
+
+    async def scenario(federation, agents):
+        await agents.start("ann", Adder())
+        await agents.start("bob", Breaks())
+        records = federation.world.records
+        records.take = lambda key: records._records.pop(key, {}) and {}
+        federation.ledger.keep_records = lambda *_args, **_kwargs: None
+        run = await submit(federation, MODEL, **THREE | {"cohort": {"goal": 2, "quorum": 1}})
+        await federation.ended(run)
+        return await ask(federation, "runs", run, "rounds", "1")
+
+    detail = play(tmp_path, scenario)
+    assert [m["phase"] for m in detail["members"]] == ["reported", "failed"]
+    assert [m["bytes_up"] for m in detail["members"]] == [None, None]
+    assert (detail["clients"]["selected"], detail["clients"]["counted"]) == (2, 1)
+
+
+def test_clients_of_buffers_are_recorded_where_they_were_asked(tmp_path):
+    """Across buffers every part comes to an end, and nothing stays in memory."""
+
+    async def scenario(federation, agents):
+        for name in ("ann", "bob", "cid"):
+            await agents.start(name, Adder())
+        cohort = {"mode": "buffered", "goal": 2, "concurrency": 3}
+        run = await submit(federation, MODEL, rounds=4, cohort=cohort)
+        await federation.ended(run)
+        rounds = (await ask(federation, "runs", run, "rounds"))["rounds"]
+        numbers = [r["number"] for r in rounds]
+        details = [await ask(federation, "runs", run, "rounds", str(n)) for n in numbers]
+        return rounds, [m for d in details for m in d["members"]], federation.world.records
+
+    rounds, members, records = play(tmp_path, scenario)
+    counted = sum(m["phase"] == "reported" for m in members)
+    assert sum(r["accepted"] for r in rounds) == counted >= 8
+    assert {m["shape"] for m in members if m["phase"] == "reported"} == {"-v[]+^"}
+    assert {m["phase"] for m in members} <= {"reported", "late"}
+    assert records._records == {}
+
+
+def test_rounds_come_page_by_page(tmp_path):
+    """Newest first, members by name; each once, none left out."""
+
+    async def scenario(federation, agents):
+        for name in ("ann", "bob", "cid"):
+            await agents.start(name, Adder())
+        run = await submit(federation, MODEL, **THREE | {"rounds": 5})
+        await federation.ended(run)
+        pages, before = [], 0
+        while before is not None:
+            page = await ask(federation, "runs", run, "rounds", limit=2, before=before)
+            pages.append([r["number"] for r in page["rounds"]])
+            before = page["more"]
+        members, after = [], ""
+        while after is not None:
+            page = await ask(federation, "runs", run, "rounds", "3", limit=2, after=after)
+            members.append([m["client"] for m in page["members"]])
+            after = page["more"]
+        return pages, members
+
+    assert play(tmp_path, scenario) == ([[5, 4], [3, 2], [1]], [["ann", "bob"], ["cid"]])
