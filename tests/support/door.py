@@ -5,13 +5,14 @@ import http.client
 import json
 import socket
 import threading
-from contextlib import suppress
+from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 
 import numpy as np
 
 from fedloom.protocol.container import write_params
-from fedloom.server import api, config, control
+from fedloom.server import api, config, console, control
+from fedloom.server.access.site import make_site
 from fedloom.server.config import ServerConfig
 from fedloom.server.ledger import Ledger
 from fedloom.server.models import ModelStore
@@ -46,12 +47,16 @@ class _Connection(http.client.HTTPConnection):
 
 
 class Door:
-    """A server's API, served by a thread of its own while the context is open."""
+    """A server's API, served by a thread of its own while the context is open.
 
-    def __init__(self, directory, *, plaintext=False, **settings):
+    Attributes:
+        site: where browsers reach it; None without `console`.
+    """
+
+    def __init__(self, directory, *, plaintext=False, console="", **settings):
         self.directory = directory
         directory.mkdir(exist_ok=True)
-        settings = ServerConfig(federation="demo", **settings)
+        settings = ServerConfig(federation="demo", console=console, **settings)
         config.write(directory, settings)
         self.authority = (
             None if plaintext else Authority.create(directory / "pki", "demo", datetime.now(UTC))
@@ -64,6 +69,7 @@ class Door:
             noise=NoiseKeys(directory / "noise"),
         )
         self.runs = Runs(self.world)
+        self.site = self.app = None
         self._loop = None
         self._stopping = None
         self._up = threading.Event()
@@ -87,15 +93,28 @@ class Door:
 
     async def _serve(self):
         self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
-        app = api.create_app(self.world, self.runs, self.authority, enrolment="127.0.0.1:1")
+        config, authority = self.world.config, self.authority
         try:
-            async with control.listening(self.directory / "control.sock") as listener:
-                serving = asyncio.ensure_future(control.serve(app, listener))
+            async with AsyncExitStack() as stack:
+                listener = await stack.enter_async_context(
+                    control.listening(self.directory / "control.sock")
+                )
+                door = stack.enter_context(console.listening(self.directory, config, authority))
+                if door is not None:
+                    self.site = make_site(config, door.port, tls=door.context is not None)
+                app = api.create_app(
+                    self.world, self.runs, authority, enrolment="127.0.0.1:1", site=self.site
+                )
+                serving = [asyncio.ensure_future(control.serve(app, listener))]
+                if door is not None:
+                    work = console.serve(app, door, self.directory, config, authority)
+                    serving.append(asyncio.ensure_future(work))
+                self.app = app
                 self._up.set()
                 await self._stopping.wait()
-                serving.cancel()
-                with suppress(asyncio.CancelledError):
-                    await serving
+                for task in serving:
+                    task.cancel()
+                await asyncio.wait(serving)
         except Exception as error:
             self._error = error
             raise

@@ -17,6 +17,7 @@ from urllib.parse import quote, urlencode
 from fedloom.protocol import local_socket
 from fedloom.protocol.errors import (
     Code,
+    DeniedError,
     FedloomError,
     IntegrityError,
     Refusal,
@@ -210,6 +211,7 @@ _KINDS: dict[str, type[FedloomError]] = {
     "usage": UsageError,
     "not_found": UsageError,
     "conflict": UsageError,
+    "denied": DeniedError,
     "integrity": IntegrityError,
     "unavailable": UnavailableError,
 }

@@ -24,6 +24,9 @@ COMMANDS = {
     "client": Lazy("fedloom.cli.clients:client", "Enrol and run a device; list and revoke them."),
     "run": Lazy("fedloom.cli.runs:run", "Submit training runs, watch and steer them."),
     "model": Lazy("fedloom.cli.models:model", "Make, list and export models, as safetensors."),
+    "console": Lazy("fedloom.cli.console:console", "Print a link into the web console."),
+    "user": Lazy("fedloom.cli.users:user", "Say who may log in to the console."),
+    "api-token": Lazy("fedloom.cli.api_tokens:api_token", "Let programs use the API."),
     "simulate": Lazy(
         "fedloom.simulation.command:simulate",
         "Simulate an experiment: thousands of clients here, with the server's own rounds.",
@@ -122,6 +125,7 @@ def _describe(error: Exception) -> tuple[dict[str, Any], int]:
     if isinstance(error, errors.FedloomError):
         kinds: dict[type[errors.FedloomError], str] = {
             errors.UsageError: "usage",
+            errors.DeniedError: "denied",
             errors.IntegrityError: "integrity",
             errors.UnavailableError: "unavailable",
         }

@@ -51,6 +51,18 @@ def directory_option(function: F) -> F:
     )(function)
 
 
+def scope_option(*, default: str | None = None, required: bool = False) -> Callable[[F], F]:
+    """`--scope`: how much somebody may do."""
+    return click.option(
+        "--scope",
+        type=click.Choice(["viewer", "operator", "admin"]),
+        default=default,
+        required=required,
+        show_default=default is not None,
+        help="How much it allows: to see, also to steer, also to decide who may.",
+    )
+
+
 def json_option(function: F) -> F:
     """`--json`: one JSON document instead of text for people."""
 

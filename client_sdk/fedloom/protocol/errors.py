@@ -3,6 +3,7 @@
     FedloomError
     ├── UsageError            ours to prevent: wrong settings or arguments        exit 2
     ├── Refusal               the peer's: a request that we turn away, typed      exit 3
+    ├── DeniedError           ours to mend: who we are may not do this            exit 3
     ├── IntegrityError        the world's: stored bytes are not what they were    exit 4
     └── UnavailableError      the world's: not reachable, no room, try later      exit 5
 
@@ -29,6 +30,12 @@ class UsageError(FedloomError):
     """A setting, a file or an argument is not what it must be."""
 
     exit_code = 2
+
+
+class DeniedError(FedloomError):
+    """An operator has not proved who they are, or may not do what they ask for."""
+
+    exit_code = 3
 
 
 class IntegrityError(FedloomError):

@@ -1,16 +1,19 @@
 """The one HTTP API: everything an operator can see or do, as JSON under /v1.
 
-The command line is a client of it, and so will be the console, so they cannot differ. It is served
-on the Unix socket in the state directory (`fedloom.server.control`); its description is at
-/v1/openapi.json. Every answer that is not a success is an `ErrorReply`.
+The command line is a client of it, and so is the console, so they cannot differ. It is served on
+the Unix socket in the state directory (`fedloom.server.control`) and, for those who log in or have
+an API token, on a TCP port (`fedloom.server.console`). Its description is at /v1/openapi.json.
+Every answer that is not a success is an `ErrorReply`.
 """
 
 import logging
+from urllib.parse import urlencode
 
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, RedirectResponse, Response
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from fedloom.protocol.errors import (
     FedloomError,
@@ -20,8 +23,16 @@ from fedloom.protocol.errors import (
     UsageError,
 )
 from fedloom.protocol.version import __version__
+from fedloom.server.access.errors import (
+    ForbiddenError,
+    TooManyTriesError,
+    UnauthenticatedError,
+)
+from fedloom.server.access.gate import Gate
+from fedloom.server.access.site import Site
 from fedloom.server.engine.errors import OperatorRefused
 from fedloom.server.pki import Authority
+from fedloom.server.routes import access as access_routes
 from fedloom.server.routes import events as event_routes
 from fedloom.server.routes import fleet as fleet_routes
 from fedloom.server.routes import models as model_routes
@@ -29,17 +40,21 @@ from fedloom.server.routes import rounds as round_routes
 from fedloom.server.routes import runs as run_routes
 from fedloom.server.routes.models import BadModelError, TooLargeError
 from fedloom.server.routes.parts import ConflictError, NotFoundError, Parts
-from fedloom.server.routes.scopes import ForbiddenError, UnauthenticatedError
+from fedloom.server.routes.scopes import Viewer, guard
 from fedloom.server.routes.views import ErrorReply, Fault
 from fedloom.server.runs import Runs
+from fedloom.server.web import login
 from fedloom.server.world import World
 
 log = logging.getLogger(__name__)
+
+_about = APIRouter()
 
 # The first class that an error is an instance of decides.
 _KINDS: tuple[tuple[type[FedloomError], int, str], ...] = (
     (UnauthenticatedError, 401, "denied"),
     (ForbiddenError, 403, "denied"),
+    (TooManyTriesError, 429, "denied"),
     (NotFoundError, 404, "not_found"),
     (ConflictError, 409, "conflict"),
     (OperatorRefused, 409, "conflict"),
@@ -60,8 +75,9 @@ def create_app(
     *,
     fleet: str = "",
     enrolment: str = "",
+    site: Site | None = None,
 ) -> FastAPI:
-    """The application over a server's parts.
+    """The application over a server's parts; on a TCP port it needs a `Shield` around it.
 
     Args:
         world: shared parts.
@@ -69,29 +85,44 @@ def create_app(
         authority: makes tokens' pins; None on plaintext loopback.
         fleet: host:port where enrolled clients connect, if not as configured.
         enrolment: likewise for devices with a token.
+        site: where browsers reach the console; None where it does not listen.
     """
     app = FastAPI(
         title="fedloom server",
         version=__version__,
         description=(__doc__ or "").strip(),
-        openapi_url="/v1/openapi.json",
+        openapi_url=None,  # a route of our own, for those who may see it
         docs_url=None,  # it would load its scripts from elsewhere
         redoc_url=None,
+        dependencies=[Depends(guard)],
     )
+    gate = Gate(world, site or Site())
     app.state.parts = Parts(
         world=world,
         runs=runs,
         authority=authority,
         fleet=fleet or world.config.fleet,
         enrolment=enrolment or world.config.enrolment,
+        gate=gate,
+        console=site.url if site else "",
     )
-    for each in (event_routes, fleet_routes, model_routes, run_routes, round_routes):
+    app.include_router(login.router)
+    for each in (access_routes, event_routes, fleet_routes, model_routes, run_routes, round_routes):
         app.include_router(each.router, prefix="/v1")
+    app.include_router(_about, prefix="/v1")
     app.add_exception_handler(FedloomError, _known)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(ClientDisconnect, _cut)
     app.add_exception_handler(Exception, _unknown)
     return app
+
+
+@_about.get("/openapi.json", include_in_schema=False)
+async def describe(request: Request, _: Viewer) -> JSONResponse:
+    """The description of this API, as OpenAPI."""
+    app: FastAPI = request.app
+    return JSONResponse(app.openapi())
 
 
 def _reply(status: int, kind: str, message: str, code: str | None = None) -> JSONResponse:
@@ -99,12 +130,26 @@ def _reply(status: int, kind: str, message: str, code: str | None = None) -> JSO
     return JSONResponse(body.model_dump(), status)
 
 
-async def _known(request: Request, error: Exception) -> JSONResponse:
+async def _known(request: Request, error: Exception) -> Response:
     assert isinstance(error, FedloomError)
     status, kind = next((s, k) for c, s, k in _KINDS if isinstance(error, c))
+    if isinstance(error, UnauthenticatedError) and (to_login := _to_login(request)) is not None:
+        return to_login
     level = logging.ERROR if status >= 500 else logging.INFO
     log.log(level, "%s %s: %s", request.method, request.url.path, error)
     return _reply(status, kind, str(error), error.code if isinstance(error, Refusal) else None)
+
+
+def _to_login(request: Request) -> Response | None:
+    """Where a browser goes to log in; None for a program."""
+    if request.url.path.startswith("/v1/"):
+        return None
+    if "hx-request" in request.headers:  # htmx would put the login page into a part of ours
+        return Response(status_code=401, headers={"HX-Redirect": "/login"})
+    if "text/html" not in request.headers.get("accept", "") or request.method != "GET":
+        return None
+    there = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+    return RedirectResponse(f"/login?{urlencode({'next': there})}", 303)
 
 
 async def _invalid(_: Request, error: Exception) -> JSONResponse:
@@ -120,6 +165,10 @@ async def _http(_: Request, error: Exception) -> JSONResponse:
     return _reply(
         error.status_code, "not_found" if error.status_code == 404 else "usage", error.detail
     )
+
+
+async def _cut(_: Request, __: Exception) -> JSONResponse:
+    return _reply(400, "usage", "Expected a whole body, got one that broke off or is too long.")
 
 
 async def _unknown(_: Request, error: Exception) -> JSONResponse:

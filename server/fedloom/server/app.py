@@ -35,8 +35,9 @@ import grpc  # noqa: E402 - after the allocator
 
 from fedloom.protocol import wire  # noqa: E402
 from fedloom.protocol.errors import Code, Refusal, UnavailableError, UsageError  # noqa: E402
-from fedloom.server import api, control  # noqa: E402
+from fedloom.server import api, console, control  # noqa: E402
 from fedloom.server import config as configuration  # noqa: E402
+from fedloom.server.access.site import make_site  # noqa: E402
 from fedloom.server.config import ServerConfig, split_address  # noqa: E402
 from fedloom.server.enrolment import EnrolmentService  # noqa: E402
 from fedloom.server.ledger import Ledger  # noqa: E402
@@ -132,6 +133,7 @@ class Server:
         authority: None on plaintext.
         fleet_port: the port that is really bound, once started.
         enrolment_port: likewise; 0 on plaintext.
+        console: where browsers reach the console, once started; empty where it does not listen.
     """
 
     def __init__(self, state_dir: Path, *, plaintext: bool = False) -> None:
@@ -141,6 +143,7 @@ class Server:
         self.authority: Authority | None
         self.fleet_port = 0
         self.enrolment_port = 0
+        self.console = ""
         self._state_dir = state_dir
         self._plaintext = plaintext
         self._stack = AsyncExitStack()
@@ -189,16 +192,29 @@ class Server:
         await server.start()
         self._stack.push_async_callback(server.stop, GRACE_S)
         self._background(_sweep(world))
+        await self._start_api(listener)
+        log.info("fleet on port %d, enrolment on port %d", self.fleet_port, self.enrolment_port)
+
+    async def _start_api(self, control_listener: socket.socket) -> None:
+        config, authority = self.config, self.authority
+        door = self._stack.enter_context(console.listening(self._state_dir, config, authority))
+        site = None
+        if door is not None:
+            site = make_site(config, door.port, tls=door.context is not None)
         app = api.create_app(
-            world,
-            runs,
+            self.world,
+            self.runs,
             authority,
             fleet=_with_port(config.fleet, self.fleet_port),
             enrolment=_with_port(config.enrolment, self.enrolment_port),
+            site=site,
         )
-        self._background(control.serve(app, listener))
-        self._stack.callback(world.live.close)  # streams end first: they would not by themselves
-        log.info("fleet on port %d, enrolment on port %d", self.fleet_port, self.enrolment_port)
+        self._background(control.serve(app, control_listener))
+        if door is not None and site is not None:
+            self._background(console.serve(app, door, self._state_dir, config, authority))
+            self.console = site.url
+            log.info("console on %s: `fedloom console` prints a link that logs you in", site.url)
+        self._stack.callback(self.world.live.close)  # streams end first, or would hold up the stop
 
     async def _start_enrolment(
         self, world: World, authority: Authority, certificates: Certificates

@@ -136,7 +136,8 @@ def _show_made(directory: Path, federation: str, made: Made) -> None:
         f"\nKeep a copy of {directory / 'pki' / 'root.key'} and of {directory / 'signing'}/ "
         "somewhere safe. Next:\n"
         f"  fedloom server run{there}\n"
-        f"  fedloom token create{there}"
+        f"  fedloom console{there}         a link into the web console, once it runs\n"
+        f"  fedloom token create{there}    an invitation for a device"
     )
 
 

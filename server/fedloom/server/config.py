@@ -7,12 +7,16 @@ import tomllib
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from fedloom.protocol import chunks
 from fedloom.protocol.errors import UsageError
 from fedloom.protocol.wire import CHUNK_BYTES
 
 FILE = "server.toml"
+
+AUTO = "auto"
+"""Of `console`: on loopback, at the first port that is free."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +33,13 @@ class ServerConfig:
             rest wait unsent. Slow links have places of their own, 64 times as many.
         max_model_bytes: largest model a run may start from.
         chunk_bytes: of a model in one message; "auto" to find the fastest by measurement.
+        console: host:port for the web console and remote operators; "auto" for 127.0.0.1:7445 or
+            the next port that is free; empty for none. Off loopback it speaks TLS.
+        console_certificate: its certificate chain in PEM, relative to the state directory; empty
+            for one of the federation's own authority.
+        console_key: the certificate's key in PEM; empty where it is in the same file.
+        console_url: where operators reach it, where that is not the address itself: behind a
+            reverse proxy, https://fl.example.org.
         database: SQLAlchemy URL; empty for `ledger.sqlite` in the state directory.
     """
 
@@ -40,12 +51,21 @@ class ServerConfig:
     max_fast_transfers: int = 8
     max_model_bytes: int = 1 << 40
     chunk_bytes: chunks.Setting = CHUNK_BYTES
+    console: str = AUTO
+    console_certificate: str = ""
+    console_key: str = ""
+    console_url: str = ""
     database: str = ""
 
     def __post_init__(self) -> None:
         """Check every setting."""
         for name in ("fleet", "enrolment"):
             split_address(getattr(self, name), name)
+        if self.console not in ("", AUTO):
+            split_address(self.console, "console")
+        public = urlsplit(self.console_url)
+        if self.console_url and (public.scheme not in ("http", "https") or not public.hostname):
+            raise UsageError(f"Expected console_url as https://HOST, got {self.console_url!r}.")
         for name in ("client_certificate_s", "max_fast_transfers", "max_model_bytes"):
             if not getattr(self, name) > 0:
                 raise UsageError(f"Expected {name} > 0, got {getattr(self, name)}.")
@@ -123,6 +143,11 @@ def write(state_dir: Path, config: ServerConfig) -> None:
         "max_fast_transfers": "models or updates at full speed at once, each way",
         "max_model_bytes": "largest model a run may start from",
         "chunk_bytes": 'of a model in one message; "auto" finds the fastest by measurement',
+        "console": 'web console and remote operators; "auto" is 127.0.0.1:7445 or the next free '
+        'port, "" is none; off loopback it speaks TLS',
+        "console_certificate": "chain in PEM; empty for one of the federation's own authority",
+        "console_key": "its key in PEM; empty where it is in the same file",
+        "console_url": "where operators reach it, if elsewhere: https://fl.example.org",
         "database": "SQLAlchemy URL; empty for ledger.sqlite beside this file",
     }
     lines = []

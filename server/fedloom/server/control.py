@@ -16,6 +16,7 @@ import struct
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
@@ -51,7 +52,7 @@ async def serve(app: FastAPI, listener: socket.socket) -> None:
     await run_until_cancelled(http_settings(app, _SocketProtocol), listener)
 
 
-def http_settings(app: FastAPI, protocol: type[asyncio.Protocol]) -> uvicorn.Config:
+def http_settings(app: ASGIApp, protocol: type[asyncio.Protocol]) -> uvicorn.Config:
     """Settings of a listener that says nothing of itself and believes no proxy's headers."""
     return uvicorn.Config(
         app,
@@ -77,7 +78,15 @@ async def run_until_cancelled(config: uvicorn.Config, listener: socket.socket) -
         await serving
 
 
-class _SocketProtocol(H11Protocol):
+class HttpProtocol(H11Protocol):
+    """HTTP that logs no requests: their URLs may hold secrets."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.access_log = False  # uvicorn's setting is undone by whoever sets up logging later
+
+
+class _SocketProtocol(HttpProtocol):
     """HTTP from a caller whose name the kernel tells."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]

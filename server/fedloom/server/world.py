@@ -54,6 +54,8 @@ class World:
         in_reader: calls of the ledger that only read, for whoever looks: they delay no round.
         in_fold: calls that own a sum; one at a time.
         in_disk: syncs and file copies.
+        in_access: who an operator is; beside the ledger's thread, so that no round waits for it.
+        in_passwords: their hashes; one at a time, as each takes 64 MiB.
         live: whom to tell what has changed.
         records: what the members of open rounds do.
     """
@@ -71,6 +73,8 @@ class World:
     in_reader: Thread = field(default_factory=lambda: Thread("reader", 2))
     in_fold: Thread = field(default_factory=lambda: Thread("fold"))
     in_disk: Thread = field(default_factory=lambda: Thread("disk", 4))
+    in_access: Thread = field(default_factory=lambda: Thread("access"))
+    in_passwords: Thread = field(default_factory=lambda: Thread("passwords"))
 
     async def audit(
         self, who: str, how: str, action: str, subject: str, detail: Mapping[str, Any]
@@ -92,6 +96,10 @@ class World:
 
     def close(self) -> None:
         """Let everything go, in order."""
-        for thread in (self.in_fold, self.in_disk, self.in_reader, self.in_ledger):
+        threads = (
+            self.in_passwords, self.in_access, self.in_reader,
+            self.in_fold, self.in_disk, self.in_ledger,
+        )  # fmt: skip
+        for thread in threads:
             thread.close()
         self.ledger.close()

@@ -10,7 +10,7 @@ from fedloom.server.access.tables import audit
 from support.door import Door
 from support.routes import table
 
-PUBLIC = set()
+PUBLIC = {"/login", "/login/link", "/login/style.css"}
 """Routes that ask nobody who they are."""
 
 

@@ -8,6 +8,7 @@ from typing import Any, Self
 import sqlalchemy as sa
 
 from fedloom.protocol.errors import UnavailableError, UsageError
+from fedloom.server.access.accounts import Accounts
 from fedloom.server.access.trail import Trail
 from fedloom.server.ledger.migrations import migrate
 from fedloom.server.schema import updates
@@ -25,6 +26,7 @@ class Store:
         url: SQLAlchemy URL.
 
     Attributes:
+        accounts: of operators.
         trail: the audit trail.
 
     Raises:
@@ -51,6 +53,7 @@ class Store:
             raise UnavailableError(
                 f"Expected to open the ledger's database, got: {str(error.orig).strip()}"
             ) from None
+        self.accounts = Accounts(self._engine)
         self.trail = Trail(self._engine)
 
     @classmethod

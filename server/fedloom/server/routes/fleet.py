@@ -49,6 +49,7 @@ async def server(here: Here, _: Viewer) -> ServerView:
         runs_active=len(active),
         fleet=here.fleet,
         enrolment=here.enrolment,
+        console=here.console,
         names=list(world.config.names),
         tls=here.authority is not None,
         root_sha256=_root_sha256(here.authority),

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from fastapi import Depends, Query, Request
 
 from fedloom.protocol.errors import UsageError
+from fedloom.server.access.gate import Gate
 from fedloom.server.access.principal import Principal
 from fedloom.server.pki import Authority
 from fedloom.server.routes.views import ErrorReply
@@ -41,6 +42,8 @@ class Parts:
     Attributes:
         fleet: host:port where enrolled clients connect.
         enrolment: host:port where tokens are used.
+        gate: lets operators in.
+        console: where browsers reach the console; empty where it does not listen.
     """
 
     world: World
@@ -48,6 +51,8 @@ class Parts:
     authority: Authority | None
     fleet: str
     enrolment: str
+    gate: Gate
+    console: str = ""
     started_at: float = field(default_factory=time.time)
 
     async def audit(

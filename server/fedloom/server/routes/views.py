@@ -51,6 +51,7 @@ class ServerView(BaseModel):
     runs_active: int
     fleet: Annotated[str, Field(description="host:port for enrolled clients")]
     enrolment: Annotated[str, Field(description="host:port for devices with a token")]
+    console: Annotated[str, Field(description="URL of the web console; empty without one")] = ""
     names: Annotated[list[str], Field(description="names in the server's certificate")]
     tls: bool
     root_sha256: Annotated[str | None, Field(description="of the root certificate's DER, hex")]

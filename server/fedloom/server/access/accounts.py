@@ -1,0 +1,235 @@
+"""Who may log in and who has: users, sessions, API tokens and login links in the ledger.
+
+Invariants: a password's session lives no longer than its user and has the scope that its user has
+now; a removed user's sessions and API tokens end in the transaction that removes the user; a login
+link opens one session.
+"""
+
+import re
+from typing import Any
+
+import sqlalchemy as sa
+
+from fedloom.protocol.errors import UsageError
+from fedloom.server.access.principal import Scope
+from fedloom.server.access.tables import api_tokens, login_links, sessions, users
+
+IDLE_S = 2 * 3600.0
+"""A session that nobody uses ends after this."""
+
+LIFE_S = 12 * 3600.0
+"""A session ends after this however it is used."""
+
+LINK_LIFE_S = 120.0
+
+TOUCH_S = 60.0
+"""How old `seen_at` and `used_at` may grow before they are written again."""
+
+_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._@+-]{0,63}")
+
+Row = dict[str, Any]
+
+
+def check_name(name: str) -> str:
+    """A name that a user or an API token may have.
+
+    Raises:
+        UsageError: it may not.
+    """
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            "Expected a name of up to 64 letters, digits and . _ @ + -, beginning with a letter "
+            f"or a digit, got {name[:80]!r}."
+        )
+    return name
+
+
+class Accounts:
+    """Accounts in a ledger's database; each method is one transaction. Times are Unix seconds.
+
+    Args:
+        engine: the ledger's.
+    """
+
+    def __init__(self, engine: sa.Engine) -> None:
+        self._engine = engine
+
+    # ---- users -------------------------------------------------------------------------------
+
+    def add_user(self, name: str, scope: Scope, password: str, now: float) -> bool:
+        """Add a user with a hashed password; False if the name is taken."""
+        row = {"name": name, "scope": scope.value, "password": password, "created_at": now}
+        try:
+            with self._engine.begin() as connection:
+                connection.execute(users.insert().values(row))
+        except sa.exc.IntegrityError:
+            return False
+        return True
+
+    def users(self) -> list[Row]:
+        """All users by name, without their hashes."""
+        columns = [column for column in users.c if column.name != "password"]
+        return self._rows(sa.select(*columns).order_by(users.c.name))
+
+    def user(self, name: str) -> Row | None:
+        """A user, with the hash of the password."""
+        return self._row(sa.select(users).where(users.c.name == name))
+
+    def set_password(self, name: str, password: str, *, keep_sessions: bool = False) -> bool:
+        """Replace a hashed password, which ends the user's sessions; False without such a user."""
+        with self._engine.begin() as connection:
+            changed = connection.execute(
+                users.update().where(users.c.name == name).values(password=password)
+            )
+            if not keep_sessions:
+                _end_sessions(connection, name)
+        return changed.rowcount == 1
+
+    def set_scope(self, name: str, scope: Scope) -> bool:
+        """Change what a user may do, from the next request on; False without such a user."""
+        with self._engine.begin() as connection:
+            changed = connection.execute(
+                users.update().where(users.c.name == name).values(scope=scope.value)
+            )
+        return changed.rowcount == 1
+
+    def remove_user(self, name: str, now: float) -> bool:
+        """Remove a user, with sessions and API tokens; False without such a user."""
+        with self._engine.begin() as connection:
+            _end_sessions(connection, name)
+            connection.execute(
+                api_tokens.update()
+                .where(api_tokens.c.made_by == name, api_tokens.c.revoked_at.is_(None))
+                .values(revoked_at=now)
+            )
+            removed = connection.execute(users.delete().where(users.c.name == name))
+        return removed.rowcount == 1
+
+    # ---- sessions ----------------------------------------------------------------------------
+
+    def open_session(self, hashed: str, name: str, how: str, scope: Scope, now: float) -> None:
+        """Remember a session by the hash of its id, and forget those that are over."""
+        row = {"id": hashed, "name": name, "how": how, "scope": scope.value}
+        times = {"created_at": now, "seen_at": now, "expires_at": now + LIFE_S}
+        with self._engine.begin() as connection:
+            connection.execute(sessions.delete().where(_is_over(now)))
+            connection.execute(sessions.insert().values(**row, **times))
+            connection.execute(users.update().where(users.c.name == name).values(seen_at=now))
+
+    def session(self, hashed: str, now: float) -> Row | None:
+        """A session that is good now: `name`, `how` and `scope`; it counts as used."""
+        row = self._row(
+            sa.select(sessions, users.c.scope.label("scope_of_user"))
+            .join(users, users.c.name == sessions.c.name, isouter=True)
+            .where(sessions.c.id == hashed, sa.not_(_is_over(now)))
+        )
+        if row is None:
+            return None
+        if row["how"] == "password":
+            if row["scope_of_user"] is None:
+                return None
+            row["scope"] = row["scope_of_user"]
+        if now - row["seen_at"] >= TOUCH_S:
+            with self._engine.begin() as connection:
+                connection.execute(
+                    sessions.update().where(sessions.c.id == hashed).values(seen_at=now)
+                )
+        return row
+
+    def end_session(self, hashed: str) -> None:
+        """Log out."""
+        with self._engine.begin() as connection:
+            connection.execute(sessions.delete().where(sessions.c.id == hashed))
+
+    def end_sessions(self, name: str) -> int:
+        """Log somebody out everywhere; return how many sessions that were."""
+        with self._engine.begin() as connection:
+            return _end_sessions(connection, name)
+
+    # ---- API tokens --------------------------------------------------------------------------
+
+    def add_api_token(self, row: Row) -> bool:
+        """Remember an API token by the hash of its secret; False if its id was drawn before."""
+        try:
+            with self._engine.begin() as connection:
+                connection.execute(api_tokens.insert().values(row))
+        except sa.exc.IntegrityError:
+            return False
+        return True
+
+    def api_tokens(self) -> list[Row]:
+        """All API tokens, newest first, without their hashes."""
+        columns = [column for column in api_tokens.c if column.name != "secret_hash"]
+        return self._rows(sa.select(*columns).order_by(api_tokens.c.created_at.desc()))
+
+    def api_token(self, token_id: str, now: float) -> Row | None:
+        """An API token that is good now."""
+        return self._row(
+            sa.select(api_tokens).where(
+                api_tokens.c.id == token_id,
+                api_tokens.c.revoked_at.is_(None),
+                sa.or_(api_tokens.c.expires_at.is_(None), api_tokens.c.expires_at > now),
+            )
+        )
+
+    def touch_api_token(self, row: Row, now: float) -> None:
+        """Remember when a token was last used, to the minute."""
+        if row["used_at"] is None or now - row["used_at"] >= TOUCH_S:
+            with self._engine.begin() as connection:
+                connection.execute(
+                    api_tokens.update().where(api_tokens.c.id == row["id"]).values(used_at=now)
+                )
+
+    def revoke_api_token(self, token_id: str, now: float) -> Row | None:
+        """End an API token; the row, or None without such a token. Twice changes nothing."""
+        with self._engine.begin() as connection:
+            connection.execute(
+                api_tokens.update()
+                .where(api_tokens.c.id == token_id, api_tokens.c.revoked_at.is_(None))
+                .values(revoked_at=now)
+            )
+        return next((row for row in self.api_tokens() if row["id"] == token_id), None)
+
+    # ---- login links -------------------------------------------------------------------------
+
+    def add_link(self, hashed: str, name: str, scope: Scope, now: float) -> None:
+        """Remember a login link by the hash of its secret, and forget those that are over."""
+        row = {"id": hashed, "name": name, "scope": scope.value, "expires_at": now + LINK_LIFE_S}
+        with self._engine.begin() as connection:
+            connection.execute(login_links.delete().where(login_links.c.expires_at <= now))
+            connection.execute(login_links.insert().values(row))
+
+    def use_link(self, hashed: str, now: float) -> Row | None:
+        """Use a link up: whom it logs in, or None if it is not good (any more)."""
+        with self._engine.begin() as connection:
+            used = connection.execute(
+                login_links.update()
+                .where(
+                    login_links.c.id == hashed,
+                    login_links.c.used_at.is_(None),
+                    login_links.c.expires_at > now,
+                )
+                .values(used_at=now)
+            )
+            if used.rowcount != 1:
+                return None
+            found = sa.select(login_links).where(login_links.c.id == hashed)
+            return dict(connection.execute(found).mappings().one())
+
+    # ---- reading -----------------------------------------------------------------------------
+
+    def _rows(self, query: sa.Select[Any]) -> list[Row]:
+        with self._engine.connect() as connection:
+            return [dict(row) for row in connection.execute(query).mappings()]
+
+    def _row(self, query: sa.Select[Any]) -> Row | None:
+        rows = self._rows(query)
+        return rows[0] if rows else None
+
+
+def _is_over(now: float) -> sa.ColumnElement[bool]:
+    return sa.or_(sessions.c.expires_at <= now, sessions.c.seen_at <= now - IDLE_S)
+
+
+def _end_sessions(connection: sa.Connection, name: str) -> int:
+    return connection.execute(sessions.delete().where(sessions.c.name == name)).rowcount

@@ -1,0 +1,218 @@
+"""The gate: from a request's credentials to who asks, and from a password to a session.
+
+Invariants: a request over TCP without a good credential is nobody's; what is wrong with a
+credential is not said; a name that does not exist costs as much as one that does.
+"""
+
+import time
+from dataclasses import dataclass, field
+
+from starlette.requests import Request
+
+from fedloom.protocol.errors import UnavailableError, printable
+from fedloom.server.access import passwords, secrets
+from fedloom.server.access.accounts import Accounts
+from fedloom.server.access.errors import ForbiddenError, TooManyTriesError, UnauthenticatedError
+from fedloom.server.access.principal import Principal, Scope
+from fedloom.server.access.site import Site
+from fedloom.server.access.throttle import Throttle, network_of
+from fedloom.server.control import LOCAL_USER
+from fedloom.server.world import World
+
+MAX_CHECKS = 16
+"""Passwords that wait to be checked: each takes a third of a second and 64 MiB."""
+
+AUDITED_PER_HOUR = 600
+"""Failed logins that are written down; a flood of them must not fill the disk."""
+
+FAILED = "Expected a user's name and password, got others."
+
+_NOBODY = (
+    "Expected somebody who is logged in, got nobody: log in, or send an API token as "
+    "`Authorization: Bearer TOKEN`."
+)
+_NOT_GOOD = (
+    "Expected an API token that is good, got one that is unknown, revoked or expired: ask an "
+    "administrator for a new one (`fedloom api-token create`)."
+)
+
+
+@dataclass(slots=True)
+class Gate:
+    """Lets operators in.
+
+    Attributes:
+        site: where browsers reach us.
+    """
+
+    world: World
+    site: Site
+    _names: Throttle = field(default_factory=lambda: Throttle(free=5, longest_s=60.0))
+    _networks: Throttle = field(default_factory=lambda: Throttle(free=10, longest_s=900.0))
+    _checks: int = 0
+    _audited: tuple[float, int] = (0.0, 0)
+
+    @property
+    def accounts(self) -> Accounts:
+        """The accounts in the ledger."""
+        return self.world.ledger.accounts
+
+    async def principal(self, request: Request) -> Principal:
+        """Who asks.
+
+        Raises:
+            UnauthenticatedError: nobody, or somebody whose credential is not good (any more).
+        """
+        if (name := request.scope.get(LOCAL_USER)) is not None:
+            return Principal(name=name, scope=Scope.ADMIN, how="socket")
+        if (given := request.headers.get("authorization")) is not None:
+            return await self._by_token(given)
+        if (secret := request.cookies.get(self.site.cookie)) is not None:
+            return await self._by_session(secret)
+        raise UnauthenticatedError(_NOBODY)
+
+    async def _by_token(self, given: str) -> Principal:
+        scheme, _, text = given.partition(" ")
+        token = secrets.read_api_token(text) if scheme.lower() == "bearer" else None
+        if token is None:
+            raise UnauthenticatedError(_NOT_GOOD)
+        now = time.time()
+        row = await self.world.in_access(self.accounts.api_token, token.id, now)
+        if row is None or not secrets.same(token.secret, row["secret_hash"]):
+            raise UnauthenticatedError(_NOT_GOOD)
+        await self.world.in_access(self.accounts.touch_api_token, row, now)
+        return Principal(name=row["name"], scope=Scope(row["scope"]), how="token")
+
+    async def _by_session(self, secret: str) -> Principal:
+        row = None
+        if secrets.is_secret(secret):
+            hashed = secrets.kept(secret)
+            row = await self.world.in_access(self.accounts.session, hashed, time.time())
+        if row is None:
+            raise UnauthenticatedError("Your session has ended: log in again.")
+        return Principal(
+            name=row["name"],
+            scope=Scope(row["scope"]),
+            how="oidc" if row["how"] == "oidc" else "session",
+            csrf=secrets.csrf_token(secret),
+        )
+
+    # ---- logging in --------------------------------------------------------------------------
+
+    async def log_in(self, name: str, password: str, address: str) -> str:
+        """Open a session by password.
+
+        Args:
+            name: as somebody claims.
+            password: likewise.
+            address: where they are.
+
+        Returns:
+            The session's secret, for the cookie.
+
+        Raises:
+            TooManyTriesError: they failed too often.
+            UnauthenticatedError: they are not who they claim to be.
+            UnavailableError: too many others are being checked.
+        """
+        name = printable(name, 64)
+        self._count(name, address)
+        row = await self.world.in_access(self.accounts.user, name)
+        if not await self._check(password, row["password"] if row else None):
+            await self._audit_failure(name, address)
+            raise UnauthenticatedError(FAILED)
+        assert row is not None
+        self._names.forgive(name)
+        self._networks.forgive(network_of(address), 1)
+        if passwords.is_outdated(row["password"]):
+            new = await self.world.in_passwords(passwords.hashed, password)
+            await self.world.in_access(
+                lambda: self.accounts.set_password(name, new, keep_sessions=True)
+            )
+        return await self.open_session(name, "password", Scope(row["scope"]), address)
+
+    async def log_in_by_link(self, secret: str, address: str) -> str:
+        """Open a session by a one-time link; as `log_in`.
+
+        Raises:
+            UnauthenticatedError: the link was used, is over, or is none.
+        """
+        row = None
+        if secrets.is_secret(secret):
+            hashed = secrets.kept(secret)
+            row = await self.world.in_access(self.accounts.use_link, hashed, time.time())
+        if row is None:
+            raise UnauthenticatedError(
+                "Expected a login link that is new, got one that was used or is over: "
+                "`fedloom console` makes another."
+            )
+        return await self.open_session(row["name"], "link", Scope(row["scope"]), address)
+
+    async def open_session(self, name: str, how: str, scope: Scope, address: str) -> str:
+        """Open a session for somebody who has proved who they are; return its secret."""
+        detail = {"scope": scope.value, "address": address}
+        await self.world.audit(name, how, "login", name, detail)
+        secret = secrets.make_secret()
+        await self.world.in_access(
+            self.accounts.open_session, secrets.kept(secret), name, how, scope, time.time()
+        )
+        return secret
+
+    async def log_out(self, request: Request) -> None:
+        """End the session of a request, if it has one."""
+        if secret := request.cookies.get(self.site.cookie):
+            await self.world.in_access(self.accounts.end_session, secrets.kept(secret))
+
+    async def confirm(self, name: str, password: str) -> None:
+        """Check the password of somebody who has a session.
+
+        Raises:
+            TooManyTriesError: they failed too often.
+            ForbiddenError: it is another.
+            UnavailableError: too many others are being checked.
+        """
+        self._count(name, "")
+        row = await self.world.in_access(self.accounts.user, name)
+        if not await self._check(password, row["password"] if row else None):
+            raise ForbiddenError("Expected the password that you have now, got another.")
+        self._names.forgive(name)
+        self._networks.forgive("")
+
+    def address(self, request: Request) -> str:
+        """Where a request comes from; behind a reverse proxy on this machine, as that one says."""
+        address = request.client.host if request.client else ""
+        forwarded = request.headers.getlist("x-forwarded-for")
+        if self.site.behind_proxy and forwarded and network_of(address) in ("127.0.0.1", "::/64"):
+            # The last one is what the nearest proxy saw; those before it are anybody's claims.
+            address = forwarded[-1].rpartition(",")[2].strip()
+        return printable(address, 64)
+
+    def _count(self, name: str, address: str) -> None:
+        now, network = time.monotonic(), network_of(address)
+        wait = max(self._names.wait_s(name, now), self._networks.wait_s(network, now))
+        if wait > 0:
+            raise TooManyTriesError(
+                f"Too many failed logins: try again in {wait:.0f} seconds.", wait
+            )
+        self._names.count(name, now)
+        self._networks.count(network, now)
+
+    async def _check(self, password: str, stored: str | None) -> bool:
+        if self._checks >= MAX_CHECKS:
+            raise UnavailableError("Too many log in at once: try again in some seconds.")
+        self._checks += 1
+        try:
+            return await self.world.in_passwords(passwords.matches, password, stored)
+        finally:
+            self._checks -= 1
+
+    async def _audit_failure(self, name: str, address: str) -> None:
+        hour = time.time() // 3600
+        known, count = self._audited
+        count = count + 1 if known == hour else 1
+        self._audited = (hour, count)
+        if count <= AUDITED_PER_HOUR:
+            last = {"last_of_this_hour": True} if count == AUDITED_PER_HOUR else {}
+            await self.world.audit(
+                name, "password", "login.fail", name, {"address": address, **last}
+            )

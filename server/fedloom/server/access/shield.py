@@ -1,0 +1,184 @@
+"""What every request over TCP passes first, and every answer carries.
+
+Sources: OWASP's Secure Headers Project; W3C Content Security Policy Level 3.
+
+Invariants: no page runs or styles anything that is not a file of ours; none is shown in a frame of
+another site; no body is read into memory for somebody unknown; a stream of events ends within
+seconds of the credential that opened it.
+"""
+
+import logging
+import time
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from fedloom.server.access.errors import UnauthenticatedError
+from fedloom.server.access.gate import Gate
+from fedloom.server.access.principal import Principal
+from fedloom.server.control import LOCAL_USER
+
+log = logging.getLogger(__name__)
+
+PRINCIPAL = "fedloom.principal"
+"""Key in a request's ASGI scope: who asks, once that is known."""
+
+STRANGER_BYTES = 16 << 10
+"""Longest body of somebody unknown: a login form."""
+
+DOCUMENT_BYTES = 8 << 20
+"""Longest JSON document or form of somebody known; models come as streams."""
+
+RECHECK_S = 5.0
+"""How often the credential behind a stream of events is looked at again."""
+
+STREAM = "application/octet-stream"
+
+CSP = (
+    "default-src 'self'; img-src 'self' data:; object-src 'none'; base-uri 'none'; "
+    "form-action 'self'; frame-ancestors 'none'"
+)
+
+HEADERS = {
+    "Content-Security-Policy": CSP,
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    # Not no-referrer: under it browsers send `Origin: null` with our own forms.
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
+}
+HSTS = "max-age=31536000"
+
+
+class Shield:
+    """Middleware around the application.
+
+    Args:
+        app: the application.
+        gate: knows the site and who asks.
+    """
+
+    def __init__(self, app: ASGIApp, gate: Gate) -> None:
+        self._app = app
+        self._gate = gate
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        if scope["type"] != "http" or LOCAL_USER in scope:
+            await self._app(scope, receive, send)
+            return
+        answer = _Answer(send, scope["path"], secure=self._gate.site.secure)
+        host = Headers(scope=scope).get("host", "")
+        if not self._gate.site.knows(host):
+            message = (
+                "Expected a host name of this server: name it in `names` or `console_url` in "
+                "server.toml."
+            )
+            await _fault(421, message)(scope, receive, answer.send)
+            return
+        scope = {**scope}
+        limit = await self._limit(scope)
+        if limit is not None and _declared(scope) > limit:
+            await _fault(413, f"Expected a body of at most {limit} bytes.")(
+                scope, receive, answer.send
+            )
+            return
+        await self._guarded(scope, receive, answer, limit)
+
+    async def _limit(self, scope: Scope) -> int | None:
+        """The longest body that this request may have; None for a stream, of any length."""
+        if scope["method"] in ("GET", "HEAD", "OPTIONS"):
+            return 0
+        try:
+            scope[PRINCIPAL] = await self._gate.principal(Request(scope))
+        except UnauthenticatedError:
+            return STRANGER_BYTES
+        kind = Headers(scope=scope).get("content-type", "").partition(";")[0].strip()
+        is_document = kind != STREAM and scope["method"] != "PUT"
+        return DOCUMENT_BYTES if is_document else None
+
+    async def _guarded(
+        self, scope: Scope, receive: Receive, answer: "_Answer", limit: int | None
+    ) -> None:
+        watch, body = _Watch(self._gate, scope, answer), _Body(receive, limit)
+        try:
+            await self._app(scope, body.receive, watch.send)
+        except Exception:
+            if not watch.over:
+                raise
+            log.info("a stream of events ended with the session behind it")
+            await answer.send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+class _Body:
+    """A body that breaks off when it is longer than it may be."""
+
+    def __init__(self, receive: Receive, limit: int | None) -> None:
+        self._receive = receive
+        self._limit = limit
+        self._size = 0
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        self._size += len(message.get("body", b""))
+        over = self._limit is not None and self._size > self._limit
+        return {"type": "http.disconnect"} if over else message
+
+
+class _Answer:
+    """An answer with the headers that all have."""
+
+    def __init__(self, send: Send, path: str, *, secure: bool) -> None:
+        self._send = send
+        self._secure = secure
+        self._is_static = path.startswith("/static/")
+        self.is_events = False
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            self.is_events = headers.get("content-type", "").startswith("text/event-stream")
+            for name, value in HEADERS.items():
+                headers[name] = value
+            if self._secure:
+                headers["Strict-Transport-Security"] = HSTS
+            if not self._is_static:
+                headers["Cache-Control"] = "no-store"
+        await self._send(message)
+
+
+class _Watch:
+    """Ends a stream of events when the credential behind it is not good any more."""
+
+    def __init__(self, gate: Gate, scope: Scope, answer: _Answer) -> None:
+        self._gate = gate
+        self._scope = scope
+        self._answer = answer
+        self._checked = time.monotonic()
+        self.over = False
+
+    async def send(self, message: Message) -> None:
+        if self._answer.is_events and time.monotonic() - self._checked >= RECHECK_S:
+            self._checked = time.monotonic()
+            before: Principal | None = self._scope.get(PRINCIPAL)
+            try:
+                now = await self._gate.principal(Request(self._scope))
+            except UnauthenticatedError:
+                now = None
+            if before is not None and (now is None or not now.scope.covers(before.scope)):
+                self.over = True
+                raise OSError("the session has ended")
+        await self._answer.send(message)
+
+
+def _declared(scope: Scope) -> int:
+    declared = Headers(scope=scope).get("content-length", "0")
+    return int(declared) if declared.isdigit() else 0
+
+
+def _fault(status: int, message: str) -> JSONResponse:
+    return JSONResponse({"error": {"message": message, "kind": "usage", "code": None}}, status)

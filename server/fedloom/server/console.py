@@ -1,0 +1,150 @@
+"""The operator's other door: the same API, and the console, on a TCP port.
+
+Plain HTTP on loopback, where the kernel carries it; TLS everywhere else, with a certificate of the
+federation's own authority or one that the operator names. Certificates are read again as they are
+renewed, without a restart.
+"""
+
+import asyncio
+import ipaddress
+import logging
+import socket
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from fastapi import FastAPI
+
+from fedloom.protocol.errors import UnavailableError, UsageError
+from fedloom.server.access.shield import Shield
+from fedloom.server.config import AUTO, ServerConfig, split_address
+from fedloom.server.control import BACKLOG, HttpProtocol, http_settings, run_until_cancelled
+from fedloom.server.pki import Authority
+
+log = logging.getLogger(__name__)
+
+AUTO_PORTS = range(7445, 7455)
+RELOAD_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Door:
+    """A listener of the console.
+
+    Attributes:
+        listener: bound and listening.
+        context: of TLS; None on plain loopback.
+        port: the one really bound.
+    """
+
+    listener: socket.socket
+    context: ssl.SSLContext | None
+    port: int
+
+
+@contextmanager
+def listening(
+    state_dir: Path, config: ServerConfig, authority: Authority | None
+) -> Iterator[Door | None]:
+    """Hold the console's port; None where there is to be none.
+
+    Raises:
+        UsageError: it would speak without TLS to other machines.
+        UnavailableError: the port is taken.
+    """
+    listener = _listener(config)
+    if listener is None:
+        yield None
+        return
+    with listener:
+        address, port = listener.getsockname()[:2]
+        context = None
+        if config.console_certificate or not ipaddress.ip_address(address).is_loopback:
+            context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+            context.minimum_version = ssl.TLSVersion.TLSv1_2
+            context.set_alpn_protocols(["http/1.1"])
+            _load(context, state_dir, config, authority)
+        yield Door(listener=listener, context=context, port=port)
+
+
+async def serve(
+    app: FastAPI, door: Door, state_dir: Path, config: ServerConfig, authority: Authority | None
+) -> None:
+    """Serve until cancelled; what has begun gets a moment to end."""
+    settings = http_settings(Shield(app, app.state.parts.gate), HttpProtocol)
+    settings.load()
+    settings.ssl = door.context
+    reloading = asyncio.ensure_future(_reload(door, state_dir, config, authority))
+    try:
+        await run_until_cancelled(settings, door.listener)
+    finally:
+        reloading.cancel()
+        await asyncio.wait([reloading])
+
+
+async def _reload(
+    door: Door, state_dir: Path, config: ServerConfig, authority: Authority | None
+) -> None:
+    while door.context is not None:
+        await asyncio.sleep(RELOAD_S)
+        try:
+            await asyncio.to_thread(_load, door.context, state_dir, config, authority)
+        except (OSError, UsageError) as error:
+            log.warning("the console's certificate stays as it was: %s", error)
+
+
+def _load(
+    context: ssl.SSLContext, state_dir: Path, config: ServerConfig, authority: Authority | None
+) -> None:
+    if config.console_certificate:
+        certificate, key = state_dir / config.console_certificate, config.console_key or None
+        try:
+            context.load_cert_chain(certificate, key and state_dir / key)
+        except OSError as error:  # ssl.SSLError is one
+            raise UsageError(
+                "Expected a certificate and its key in `console_certificate` and `console_key`, "
+                f"in PEM, got: {error}."
+            ) from None
+        return
+    if authority is None:
+        raise UsageError(
+            f"Expected a loopback address for a console without TLS, got {config.console}: set "
+            "`console` to 127.0.0.1:PORT, or name a certificate in `console_certificate`."
+        )
+    authority.ensure_server_certificate(config.names, datetime.now(UTC))
+    context.load_cert_chain(state_dir / "pki" / "server.pem")
+
+
+def _listener(config: ServerConfig) -> socket.socket | None:
+    if not config.console:
+        return None
+    if config.console != AUTO:
+        host, port = split_address(config.console, "console")
+        try:
+            return _bind(host, port)
+        except OSError as error:
+            raise UnavailableError(
+                f"Expected to listen on {config.console} for the console, got: {error.strerror}. "
+                "Is another program listening there?"
+            ) from None
+    for port in AUTO_PORTS:
+        try:
+            return _bind("127.0.0.1", port)
+        except OSError:
+            continue
+    log.warning(
+        "no console: the ports %d to %d are taken; set `console` in server.toml",
+        AUTO_PORTS[0], AUTO_PORTS[-1],
+    )  # fmt: skip
+    return None
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, _, _, _, address = found[0]
+    listener = socket.create_server(address, family=family, backlog=BACKLOG)
+    listener.setblocking(False)
+    return listener

@@ -1,0 +1,202 @@
+"""Routes about operators: who one is, users, API tokens and login links."""
+
+import time
+from typing import Annotated
+
+from fastapi import APIRouter, Path
+
+from fedloom.server.access import passwords, secrets
+from fedloom.server.access.accounts import LINK_LIFE_S, check_name
+from fedloom.server.access.principal import Scope
+from fedloom.server.routes.access_views import (
+    ApiTokenList,
+    ApiTokenView,
+    IssuedApiToken,
+    LoginLink,
+    Me,
+    NewApiToken,
+    NewLink,
+    NewPassword,
+    NewScope,
+    NewUser,
+    OwnPassword,
+    UserList,
+    UserView,
+)
+from fedloom.server.routes.parts import FAULTS, ConflictError, Here, NotFoundError, Parts
+from fedloom.server.routes.scopes import Admin, ForbiddenError, Viewer
+
+router = APIRouter(tags=["access"], responses=FAULTS)
+
+Name = Annotated[str, Path(max_length=200)]
+
+
+@router.get("/me")
+async def me(principal: Viewer) -> Me:
+    """Who asks, and what they may do."""
+    return Me(name=principal.name, scope=principal.scope, how=principal.how)
+
+
+@router.post("/me/password")
+async def change_own_password(here: Here, principal: Viewer, wish: OwnPassword) -> Me:
+    """Change one's own password; every session of the user ends, this one too."""
+    accounts, world = here.gate.accounts, here.world
+    row = await world.in_access(accounts.user, principal.name)
+    if principal.how != "session" or row is None:
+        raise ConflictError("Expected a user who logged in by password, got none.")
+    await here.gate.confirm(principal.name, wish.old)
+    passwords.check_new(wish.new)
+    await here.audit(principal, "user.password", principal.name)
+    hashed = await world.in_passwords(passwords.hashed, wish.new)
+    await world.in_access(accounts.set_password, principal.name, hashed)
+    return Me(name=principal.name, scope=principal.scope, how=principal.how)
+
+
+# ---- users -----------------------------------------------------------------------------------
+
+
+@router.get("/users")
+async def list_users(here: Here, _: Admin) -> UserList:
+    """All users by name."""
+    rows = await here.world.in_access(here.gate.accounts.users)
+    return UserList(users=[UserView(**row) for row in rows])
+
+
+@router.post("/users", status_code=201)
+async def add_user(here: Here, principal: Admin, wish: NewUser) -> UserView:
+    """Add a user who logs in by password."""
+    name = check_name(wish.name)
+    passwords.check_new(wish.password)
+    world, accounts = here.world, here.gate.accounts
+    if await world.in_access(accounts.user, name) is not None:
+        raise _taken(name)
+    await here.audit(principal, "user.add", name, {"scope": wish.scope})
+    hashed = await world.in_passwords(passwords.hashed, wish.password)
+    if not await world.in_access(accounts.add_user, name, wish.scope, hashed, time.time()):
+        raise _taken(name)
+    return await _user(here, name)
+
+
+@router.post("/users/{name}/password")
+async def set_password(here: Here, principal: Admin, name: Name, wish: NewPassword) -> UserView:
+    """Give a user another password; all sessions of the user end."""
+    passwords.check_new(wish.password)
+    await _user(here, name)
+    await here.audit(principal, "user.password", name)
+    hashed = await here.world.in_passwords(passwords.hashed, wish.password)
+    await here.world.in_access(here.gate.accounts.set_password, name, hashed)
+    return await _user(here, name)
+
+
+@router.post("/users/{name}/scope")
+async def set_scope(here: Here, principal: Admin, name: Name, wish: NewScope) -> UserView:
+    """Change what a user may do, from the next request on."""
+    await _user(here, name)
+    await here.audit(principal, "user.scope", name, {"scope": wish.scope})
+    await here.world.in_access(here.gate.accounts.set_scope, name, wish.scope)
+    return await _user(here, name)
+
+
+@router.post("/users/{name}/logout")
+async def log_user_out(here: Here, principal: Admin, name: Name) -> UserView:
+    """End all sessions of a user."""
+    await _user(here, name)
+    await here.audit(principal, "user.logout", name)
+    await here.world.in_access(here.gate.accounts.end_sessions, name)
+    return await _user(here, name)
+
+
+@router.post("/users/{name}/remove")
+async def remove_user(here: Here, principal: Admin, name: Name) -> UserView:
+    """Remove a user: sessions and API tokens that the user made end at once."""
+    user = await _user(here, name)
+    await here.audit(principal, "user.remove", name)
+    await here.world.in_access(here.gate.accounts.remove_user, name, time.time())
+    return user
+
+
+async def _user(here: Parts, name: str) -> UserView:
+    row = await here.world.in_access(here.gate.accounts.user, name)
+    if row is None:
+        raise NotFoundError(f"Expected a user, got {name[:80]!r}: see `fedloom user list`.")
+    return UserView(**row)
+
+
+def _taken(name: str) -> ConflictError:
+    return ConflictError(
+        f"Expected the name of nobody yet, got {name!r}: `fedloom user passwd {name}` changes "
+        "that user's password."
+    )
+
+
+# ---- API tokens and login links --------------------------------------------------------------
+
+
+@router.get("/api-tokens")
+async def list_api_tokens(here: Here, _: Admin) -> ApiTokenList:
+    """All API tokens, newest first, without their secrets."""
+    rows = await here.world.in_access(here.gate.accounts.api_tokens)
+    now = time.time()
+    return ApiTokenList(api_tokens=[ApiTokenView.of(row, now) for row in rows])
+
+
+@router.post("/api-tokens", status_code=201)
+async def create_api_token(here: Here, principal: Admin, wish: NewApiToken) -> IssuedApiToken:
+    """Make an API token. Its text is in this answer and nowhere else."""
+    name, created_at = check_name(wish.name), time.time()
+    expires_at = None if wish.ttl_s is None else created_at + wish.ttl_s
+    detail = {"name": name, "scope": wish.scope, "ttl_s": wish.ttl_s}
+    while True:
+        token = secrets.make_api_token()
+        await here.audit(principal, "api-token.create", token.id, detail)
+        view = IssuedApiToken(
+            id=token.id,
+            name=name,
+            scope=wish.scope,
+            made_by=principal.name,
+            created_at=created_at,
+            expires_at=expires_at,
+            token=token.text(),
+        )
+        row = view.model_dump(mode="json", exclude={"token"})
+        row["secret_hash"] = secrets.kept(token.secret)
+        if await here.world.in_access(here.gate.accounts.add_api_token, row):
+            return view  # else the short id was drawn before
+
+
+@router.post("/api-tokens/{token_id}/revoke")
+async def revoke_api_token(here: Here, principal: Admin, token_id: Name) -> ApiTokenView:
+    """End an API token at once. Twice changes nothing."""
+    accounts, now = here.gate.accounts, time.time()
+    rows = await here.world.in_access(accounts.api_tokens)
+    if all(row["id"] != token_id for row in rows):
+        raise NotFoundError(
+            f"Expected an API token's id, got {token_id[:80]!r}: see `fedloom api-token list`."
+        )
+    await here.audit(principal, "api-token.revoke", token_id)
+    row = await here.world.in_access(accounts.revoke_api_token, token_id, now)
+    assert row is not None
+    return ApiTokenView.of(row, now)
+
+
+@router.post("/login-links", status_code=201)
+async def create_login_link(here: Here, principal: Admin, wish: NewLink) -> LoginLink:
+    """Make a link that logs the local operator in, once. Only over the Unix socket."""
+    if principal.how != "socket":
+        raise ForbiddenError(
+            "Expected somebody beside the server, over its Unix socket: elsewhere, log in."
+        )
+    if not here.console:
+        raise ConflictError(
+            "Expected a server with a console, got one without: set `console` in server.toml."
+        )
+    await here.audit(principal, "login-link.create", principal.name, {"scope": wish.scope})
+    secret, now = secrets.make_secret(), time.time()
+    await here.world.in_access(
+        here.gate.accounts.add_link, secrets.kept(secret), principal.name, wish.scope, now
+    )
+    return LoginLink(
+        url=f"{here.console}/login/link?code={secret}",
+        scope=Scope(wish.scope),
+        expires_at=now + LINK_LIFE_S,
+    )

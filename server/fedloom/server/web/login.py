@@ -1,0 +1,132 @@
+"""Logging in and out of the console: by password, or by a link that `fedloom console` prints.
+
+A link's secret is in the query, and so in the browser's history: it is good once, for two minutes.
+Browsers that only look ahead do not use it up, and one that is followed from another site has to be
+confirmed, so that nobody is logged in without knowing.
+"""
+
+from functools import cache
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from fastapi import APIRouter, Request
+from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
+from jinja2 import Environment, FileSystemLoader
+
+from fedloom.protocol.errors import FedloomError, UnavailableError
+from fedloom.server.access.accounts import LIFE_S
+from fedloom.server.access.errors import TooManyTriesError, UnauthenticatedError
+from fedloom.server.routes.parts import Here, Parts
+from fedloom.server.routes.scopes import Public, Viewer, form_of
+
+TEMPLATES = Path(__file__).parent / "templates"
+
+_SEE_OTHER = 303
+
+router = APIRouter(include_in_schema=False)
+
+
+@cache
+def _environment() -> Environment:
+    return Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True)
+
+
+@router.get("/login")
+async def login_page(here: Here, request: Request, _: Public) -> Response:
+    """The form."""
+    notice = "You are logged out." if "out" in request.query_params else ""
+    return await _page(here, next=local(request.query_params.get("next", "")), notice=notice)
+
+
+@router.get("/login/style.css")
+async def style(_: Public) -> Response:
+    """How the form looks; it needs nothing of the console's own files."""
+    return PlainTextResponse((TEMPLATES / "login.css").read_text("utf-8"), media_type="text/css")
+
+
+@router.post("/login")
+async def log_in(here: Here, request: Request, _: Public) -> Response:
+    """Log in by password."""
+    form, gate = await form_of(request), here.gate
+    name, there = form.get("name", ""), local(form.get("next", ""))
+    try:
+        secret = await gate.log_in(name, form.get("password", ""), gate.address(request))
+    except (UnauthenticatedError, TooManyTriesError, UnavailableError) as error:
+        return await _page(here, _status(error), fault=str(error), name=name[:64], next=there)
+    return entered(here, secret, there)
+
+
+@router.get("/login/link")
+async def follow_link(here: Here, request: Request, _: Public) -> Response:
+    """Log in by a one-time link."""
+    headers = request.headers
+    if "prefetch" in headers.get("sec-purpose", headers.get("purpose", "")):
+        return PlainTextResponse("Not before it is followed.", 503)
+    code = request.query_params.get("code", "")
+    if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+        return await _page(here, code=code[:64])
+    return await _by_link(here, request, code)
+
+
+@router.post("/login/link")
+async def confirm_link(here: Here, request: Request, _: Public) -> Response:
+    """Log in by a one-time link, confirmed."""
+    return await _by_link(here, request, (await form_of(request)).get("code", ""))
+
+
+@router.post("/logout")
+async def log_out(here: Here, request: Request, principal: Viewer) -> Response:
+    """End the session."""
+    await here.audit(principal, "logout", principal.name)
+    await here.gate.log_out(request)
+    answer = RedirectResponse("/login?out", _SEE_OTHER)
+    answer.delete_cookie(here.gate.site.cookie, secure=here.gate.site.secure, httponly=True)
+    return answer
+
+
+def entered(here: Parts, secret: str, there: str) -> RedirectResponse:
+    """Give a browser its session and send it on.
+
+    Lax, not Strict: under Strict a link from a mail or a chat to one of our pages would look logged
+    out. What changes something is no GET, and needs the session's token besides.
+    """
+    answer = RedirectResponse(there, _SEE_OTHER)
+    answer.set_cookie(
+        here.gate.site.cookie, secret, max_age=int(LIFE_S), path="/",
+        httponly=True, samesite="lax", secure=here.gate.site.secure,
+    )  # fmt: skip
+    return answer
+
+
+def local(path: str) -> str:
+    """A path on this server to go on to, or `/` instead of anything else.
+
+    >>> local("/runs/digits?tab=rounds"), local("//evil.example"), local("https://evil.example")
+    ('/runs/digits?tab=rounds', '/', '/')
+    """
+    parts = urlsplit(path)
+    plain = path.isprintable() and path.isascii() and "\\" not in path and len(path) <= 1000
+    if not plain or parts.scheme or parts.netloc or not path.startswith("/") or path[1:2] == "/":
+        return "/"
+    return "/" if path.startswith("/login") else path
+
+
+async def _by_link(here: Parts, request: Request, code: str) -> Response:
+    try:
+        secret = await here.gate.log_in_by_link(code, here.gate.address(request))
+    except UnauthenticatedError as error:
+        return await _page(here, _status(error), fault=str(error))
+    return entered(here, secret, "/")
+
+
+async def _page(here: Parts, status: int = 200, **values: str) -> HTMLResponse:
+    has_users = bool(await here.world.in_access(here.gate.accounts.users))
+    told = {"next": "/", "federation": here.world.config.federation, "passwords": has_users}
+    text = _environment().get_template("login.html").render(**{**told, **values})
+    return HTMLResponse(text, status)
+
+
+def _status(error: FedloomError) -> int:
+    if isinstance(error, TooManyTriesError):
+        return 429
+    return 503 if isinstance(error, UnavailableError) else 401

@@ -1,0 +1,484 @@
+"""Logging in over TCP: by password, by link and by token, and everything that is refused."""
+
+import http.client
+import json
+import logging
+import time
+
+import pytest
+
+from fedloom.server.access import accounts, passwords, secrets, shield
+from fedloom.server.access.gate import Gate
+from fedloom.server.access.principal import Scope
+from support.visitor import Visitor
+
+PASSWORD = "correct horse battery"
+
+
+def _audited(door):
+    from fedloom.server.access.tables import audit
+
+    return [(row["action"], row["who"]) for row in door.world.ledger._rows(audit.select())]
+
+
+# ---- by password -----------------------------------------------------------------------------
+
+
+def test_login_opens_a_session_and_logout_ends_it(door, add_user):
+    """The cookie is out of reach of scripts and other sites; logged out, it is worth nothing."""
+    ann = add_user()
+    me = ann.ask("GET", "/v1/me").document
+    assert me == {"name": "ann", "scope": "admin", "how": "session"}
+    assert ann.ask("POST", "/logout").status == 403
+    kept = dict(ann.cookies)
+    answer = ann.ask("POST", "/logout", form={"csrf_token": secrets.csrf_token(ann.session)})
+    assert (answer.status, ann.cookies) == (303, {})
+    ann.cookies = kept
+    assert ann.ask("GET", "/v1/me").status == 401
+    assert _audited(door) == [("login", "ann"), ("logout", "ann")]
+
+
+def test_cookie_has_every_guard(door, add_user):
+    """HttpOnly, SameSite, no domain, whole path, an end."""
+    add_user()
+    answer = Visitor(door.site).log_in("ann", PASSWORD)
+    cookie = answer.headers["set-cookie"].lower()
+    assert "; httponly" in cookie
+    assert "; samesite=lax" in cookie
+    assert "; path=/" in cookie
+    assert f"; max-age={int(accounts.LIFE_S)}" in cookie
+    assert "domain" not in cookie
+
+
+def test_ledger_holds_no_session_and_no_password(door, add_user):
+    """Who reads the file cannot log in with what is in it."""
+    ann = add_user()
+    data = b"".join(p.read_bytes() for p in door.directory.glob("ledger.sqlite*"))
+    assert ann.session.encode() not in data
+    assert PASSWORD.encode() not in data
+    assert secrets.kept(ann.session).encode() in data
+
+
+@pytest.mark.parametrize(
+    ("name", "password"),
+    [("ann", "wrong one"), ("bob", PASSWORD), ("", ""), ("ann", ""), ("a\nb", "xyzzy")],
+)
+def test_wrong_login_is_refused_alike(door, add_user, name, password):
+    """Neither the answer nor the trail tells whether the name exists; the password is nowhere."""
+    add_user()
+    visitor = Visitor(door.site)
+    answer = visitor.log_in(name, password)
+    assert answer.status == 401
+    assert "Expected a user" in answer.text
+    assert visitor.cookies == {}
+    assert _audited(door)[-1][0] == "login.fail"
+    assert not password or password not in answer.text
+
+
+def test_guessing_is_slowed_for_the_name_and_forgiven_by_success(door, add_user, monkeypatch):
+    """From any address; a stranger's guesses keep the user out for a minute at most."""
+    add_user()
+    guesser = Visitor(door.site)
+    found = [guesser.log_in("ann", f"guess {number}").status for number in range(7)]
+    assert found == [401] * 6 + [429]
+    assert guesser.log_in("ann", PASSWORD).status == 429
+    real = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: real() + 61)
+    assert guesser.log_in("ann", PASSWORD).status == 303
+    assert guesser.log_in("ann", "guess").status == 401
+
+
+def test_guessing_many_names_is_slowed_for_the_address(door):
+    """However many names are tried."""
+    guesser = Visitor(door.site)
+    found = [guesser.log_in(f"name-{number}", "guess").status for number in range(12)]
+    assert found == [401] * 11 + [429]
+
+
+def test_forwarded_addresses_are_not_believed(door):
+    """Without a proxy by configuration, anybody may claim to be anywhere."""
+    guesser = Visitor(door.site)
+    found = [
+        guesser.ask(
+            "POST",
+            "/login",
+            form={"name": f"n{n}", "password": "x"},
+            x_forwarded_for=f"192.0.2.{n}",
+        ).status
+        for n in range(12)
+    ]
+    assert found[-1] == 429
+
+
+def test_hash_is_made_anew_when_the_cost_rises(door, add_user, monkeypatch):
+    """At the next login, and the sessions that are open stay so."""
+    ann = add_user()
+    before = door.world.ledger.accounts.user("ann")["password"]
+    monkeypatch.setattr(passwords, "COST", passwords.Cost(n=32, r=1, p=1))
+    assert Visitor(door.site).log_in("ann", PASSWORD).status == 303
+    after = door.world.ledger.accounts.user("ann")["password"]
+    assert (before.split("$")[1], after.split("$")[1]) == ("16", "32")
+    assert ann.ask("GET", "/v1/me").status == 200
+    assert Visitor(door.site).log_in("ann", PASSWORD).status == 303
+
+
+@pytest.mark.parametrize(
+    "there",
+    ["https://evil.example", "//evil.example", "/\\evil.example", "javascript:alert(1)", "/a\r\nb"],
+)
+def test_login_leads_nowhere_else(door, add_user, there):
+    """A link to the form with another site behind it is a trap."""
+    add_user()
+    answer = Visitor(door.site).log_in("ann", PASSWORD, next=there)
+    assert answer.headers["location"] == "/"
+    assert Visitor(door.site).log_in("ann", PASSWORD, next="/runs?x=1").headers["location"] == (
+        "/runs?x=1"
+    )
+
+
+def test_form_shows_what_was_typed_as_text(door):
+    """A name with markup in it stays a name."""
+    answer = Visitor(door.site).log_in('"><script>alert(1)</script>', "x")
+    assert "<script" not in answer.text
+
+
+# ---- sessions --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seconds", [accounts.IDLE_S, accounts.LIFE_S])
+def test_session_ends_by_itself(door, add_user, monkeypatch, seconds):
+    """Unused for two hours, or after twelve."""
+    ann = add_user()
+    row = door.world.ledger.accounts.session(secrets.kept(ann.session), time.time())
+    at = row["created_at"]
+    if seconds == accounts.LIFE_S:
+        for hours in range(1, 12):
+            assert door.world.ledger.accounts.session(row["id"], at + hours * 3600)
+    assert door.world.ledger.accounts.session(row["id"], at + seconds - 1)
+    if seconds == accounts.IDLE_S:
+        at += seconds - 1
+    assert door.world.ledger.accounts.session(row["id"], at + seconds) is None
+
+
+def test_removed_users_session_ends_at_once(door, add_user):
+    """And a changed scope counts from the next request on."""
+    ann, bob = add_user(), add_user("bob", Scope.OPERATOR)
+    headers = {"x_csrf_token": secrets.csrf_token(ann.session)}
+    assert bob.ask("GET", "/v1/users").status == 403
+    ann.ask("POST", "/v1/users/bob/scope", document={"scope": "admin"}, **headers)
+    assert bob.ask("GET", "/v1/users").status == 200
+    assert ann.ask("POST", "/v1/users/bob/remove", **headers).status == 200
+    assert bob.ask("GET", "/v1/me").status == 401
+    assert Visitor(door.site).log_in("bob", PASSWORD).status == 401
+
+
+@pytest.mark.parametrize("how", ["passwd", "logout"])
+def test_sessions_end_with_the_password(door, add_user, how):
+    """Whoever had the old one is out."""
+    ann = add_user()
+    if how == "passwd":
+        door.ask("POST", "/users/ann/password", {"password": "another horse battery"})
+    else:
+        door.ask("POST", "/users/ann/logout")
+    assert ann.ask("GET", "/v1/me").status == 401
+
+
+def test_own_password_needs_the_old_one(door, add_user):
+    """A session left open is not enough to take the account over."""
+    ann = add_user(scope=Scope.VIEWER)
+    headers = {"x_csrf_token": secrets.csrf_token(ann.session)}
+    wish = {"old": "wrong", "new": "another horse battery"}
+    assert ann.ask("POST", "/v1/me/password", document=wish, **headers).status == 403
+    wish["old"] = PASSWORD
+    assert ann.ask("POST", "/v1/me/password", document=wish, **headers).status == 200
+    assert ann.ask("GET", "/v1/me").status == 401
+    assert Visitor(door.site).log_in("ann", wish["new"]).status == 303
+
+
+def test_stream_of_events_ends_with_the_session(door, add_user, monkeypatch):
+    """It is not enough that the next request would be refused."""
+    import asyncio
+    from collections.abc import AsyncIterator
+
+    from fastapi.responses import StreamingResponse
+
+    from fedloom.server.routes.scopes import Viewer
+
+    monkeypatch.setattr(shield, "RECHECK_S", 0.05)
+
+    async def beats() -> AsyncIterator[str]:
+        while True:
+            yield "data: beat\n\n"
+            await asyncio.sleep(0.02)
+
+    async def events(_: Viewer) -> StreamingResponse:
+        return StreamingResponse(beats(), media_type="text/event-stream")
+
+    door.call(lambda: door.app.add_api_route("/v1/beats", events))
+    ann = add_user()
+    host, port = "127.0.0.1", int(door.site.url.rpartition(":")[2])
+    connection = http.client.HTTPConnection(host, port, timeout=10)
+    cookie = f"{door.site.cookie}={ann.session}"
+    connection.request("GET", "/v1/beats", headers={"Cookie": cookie})
+    response = connection.getresponse()
+    assert response.status == 200
+    for _ in range(20):
+        assert response.readline()
+    door.ask("POST", "/users/ann/remove")
+    rest = response.read()
+    assert rest.count(b"beat") < 100
+    connection.close()
+
+
+# ---- forms from elsewhere --------------------------------------------------------------------
+
+
+def _pause(visitor, **headers):
+    return visitor.ask("POST", "/v1/tokens", document={"client": "ward-3"}, **headers)
+
+
+def test_action_with_a_cookie_needs_the_sessions_token(door, add_user):
+    """Another session's does not do, nor does the session's own id."""
+    ann, bob = add_user(), add_user("bob")
+    for wrong in (None, "", "x" * 64, "é", secrets.csrf_token(bob.session), ann.session):
+        answer = _pause(ann, x_csrf_token=wrong and wrong.encode().decode("latin-1"))
+        assert (answer.status, answer.kind) == (403, "denied")
+    assert door.world.ledger.list_tokens() == []
+    assert _pause(ann, x_csrf_token=secrets.csrf_token(ann.session)).status == 201
+
+
+@pytest.mark.parametrize(
+    "origin", ["https://evil.example", "null", "http://127.0.0.1:1", "http://evil.localhost", ""]
+)
+def test_action_from_another_site_is_refused(door, add_user, origin):
+    """Even with the right token: another port of this host is another site, too."""
+    ann = add_user()
+    right = secrets.csrf_token(ann.session)
+    assert _pause(ann, x_csrf_token=right, origin=origin).status == 403
+    assert _pause(ann, x_csrf_token=right, origin=None, sec_fetch_site="cross-site").status == 403
+    assert _pause(ann, x_csrf_token=right, origin=None, sec_fetch_site="same-site").status == 403
+    assert _pause(ann, x_csrf_token=right, origin=None).status == 201
+
+
+def test_login_form_of_another_site_is_refused(door, add_user):
+    """It could log somebody in as somebody else."""
+    add_user()
+    form = {"name": "ann", "password": PASSWORD}
+    answer = Visitor(door.site).ask("POST", "/login", form=form, origin="https://evil.example")
+    assert answer.status == 403
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:7445", "localhost.evil.example", "", "[", "a b"]
+)
+def test_other_host_names_are_refused(door, by_token, host):
+    """A name that its owner has pointed at our address (DNS rebinding)."""
+    assert by_token().ask("GET", "/v1/server", host=host).status in (400, 421)
+    for known in ("localhost:1", "LOCALHOST", "127.0.0.1", "[::1]:7445", "192.0.2.7"):
+        assert by_token().ask("GET", "/v1/server", host=known).status == 200
+
+
+# ---- links -----------------------------------------------------------------------------------
+
+
+def _link(door, scope="admin"):
+    status, made = door.ask("POST", "/login-links", {"scope": scope})
+    assert status == 201, made
+    assert made["url"].startswith(door.site.url)
+    return made["url"].removeprefix(door.site.url)
+
+
+def test_link_logs_the_local_operator_in_once(door):
+    """With the scope that was asked for; the second follower is told so."""
+    visitor, path = Visitor(door.site), _link(door, "operator")
+    answer = visitor.ask("GET", path)
+    assert (answer.status, answer.headers["location"]) == (303, "/")
+    me = visitor.ask("GET", "/v1/me").document
+    assert (me["scope"], me["how"]) == ("operator", "session")
+    again = Visitor(door.site)
+    answer = again.ask("GET", path)
+    assert (answer.status, again.cookies) == (401, {})
+    assert "used or is over" in answer.text
+
+
+def test_link_is_over_soon(door, monkeypatch):
+    """In a history or a log it is worth nothing."""
+    path = _link(door)
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + accounts.LINK_LIFE_S)
+    assert Visitor(door.site).ask("GET", path).status == 401
+
+
+def test_link_is_not_used_up_by_looking_ahead(door):
+    """Browsers fetch what they think will be clicked."""
+    path = _link(door)
+    assert Visitor(door.site).ask("GET", path, sec_purpose="prefetch;prerender").status == 503
+    assert Visitor(door.site).ask("GET", path).status == 303
+
+
+def test_link_from_another_site_is_confirmed(door):
+    """Nobody is logged in without knowing."""
+    visitor, path = Visitor(door.site), _link(door)
+    answer = visitor.ask("GET", path, sec_fetch_site="cross-site")
+    assert (answer.status, visitor.cookies) == (200, {})
+    code = path.partition("code=")[2]
+    assert f'value="{code}"' in answer.text
+    form = {"code": code}
+    assert visitor.ask("POST", "/login/link", form=form, origin="https://x.example").status == 403
+    assert visitor.ask("POST", "/login/link", form=form, origin=door.site.url).status == 303
+
+
+def test_only_the_socket_makes_links(door, by_token):
+    """An administrator elsewhere logs in by name, so that the trail has it."""
+    answer = by_token().ask("POST", "/v1/login-links", document={})
+    assert (answer.status, answer.kind) == (403, "denied")
+
+
+# ---- API tokens ------------------------------------------------------------------------------
+
+
+def test_api_token_is_shown_once_used_and_revoked(door):
+    """The list has when it was last used, and no secret."""
+    status, made = door.ask("POST", "/api-tokens", {"name": "ci", "scope": "viewer"})
+    assert status == 201
+    ci = Visitor(door.site, token=made["token"])
+    assert ci.ask("GET", "/v1/me").document == {"name": "ci", "scope": "viewer", "how": "token"}
+    _, listed = door.ask("GET", "/api-tokens")
+    [row] = listed["api_tokens"]
+    assert (row["id"], row["status"]) == (made["id"], "active")
+    assert row["used_at"] is not None
+    assert made["token"].rpartition(".")[2] not in json.dumps(listed)
+    for _ in range(2):
+        assert door.ask("POST", f"/api-tokens/{made['id']}/revoke")[1]["status"] == "revoked"
+    assert ci.ask("GET", "/v1/me").status == 401
+
+
+def test_api_tokens_of_a_removed_user_end(door, add_user):
+    """Whoever left keeps no key."""
+    ann = add_user()
+    headers = {"x_csrf_token": secrets.csrf_token(ann.session)}
+    wish = {"name": "ci", "scope": "admin"}
+    made = ann.ask("POST", "/v1/api-tokens", document=wish, **headers).document
+    ci = Visitor(door.site, token=made["token"])
+    assert ci.ask("GET", "/v1/users").status == 200
+    door.ask("POST", "/users/ann/remove")
+    assert ci.ask("GET", "/v1/users").status == 401
+
+
+def test_expired_and_broken_tokens_are_refused_alike(door, by_token):
+    """And a bad token is not made good by a cookie beside it."""
+    good = by_token()
+    wrong = [by_token(expires_at=1.0).token, good.token[:-1] + "!", good.token[:-1], "x", ""]
+    last = good.token[-1]
+    wrong.append(good.token[:-2] + ("A" if good.token[-2] != "A" else "B") + last)
+    answers = {Visitor(door.site, token=token or " ").ask("GET", "/v1/me").text for token in wrong}
+    assert len(answers) == 1
+    assert "Expected an API token" in answers.pop()
+    basic = Visitor(door.site).ask("GET", "/v1/me", authorization=f"Basic {good.token}")
+    assert basic.status == 401
+
+
+def test_token_needs_no_csrf(door, by_token):
+    """Browsers send no such header by themselves."""
+    assert _pause(by_token(), origin="https://elsewhere.example").status == 201
+
+
+# ---- what every answer carries ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["/login", "/v1/server", "/nowhere", "/login/style.css"])
+@pytest.mark.parametrize("broken", [False, True])
+def test_every_answer_carries_the_headers(door, monkeypatch, path, broken):
+    """Pages, documents, refusals, what is not there, and the server's own faults."""
+
+    def fail(*_):
+        raise RuntimeError
+
+    if broken:
+        monkeypatch.setattr(Gate, "principal", fail)
+    answer = Visitor(door.site).ask("GET", path)
+    assert (answer.status == 500) == (broken and path == "/v1/server")
+    headers = answer.headers
+    csp = headers["content-security-policy"]
+    assert "default-src 'self'" in csp
+    assert "frame-ancestors 'none'" in csp
+    assert "unsafe" not in csp
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["referrer-policy"] == "same-origin"
+    assert headers["cache-control"] == "no-store"
+    assert headers["server"] is None
+    assert headers["strict-transport-security"] is None  # nothing but TLS can promise TLS
+
+
+def test_browser_is_sent_to_the_form_and_back(door):
+    """A program gets 401; htmx is told to leave the page."""
+    visitor = Visitor(door.site)
+    answer = visitor.ask("GET", "/v1/server", accept="text/html")
+    assert answer.status == 401
+    door.call(lambda: door.app.add_api_route("/page", _page))
+    answer = visitor.ask("GET", "/page?a=1", accept="text/html,*/*")
+    assert (answer.status, answer.headers["location"]) == (303, "/login?next=%2Fpage%3Fa%3D1")
+    answer = visitor.ask("GET", "/page", accept="text/html", hx_request="true")
+    assert (answer.status, answer.headers["hx-redirect"]) == (401, "/login")
+
+
+from fedloom.server.routes.scopes import Viewer  # noqa: E402 - FastAPI reads it from here
+
+
+async def _page(_: Viewer) -> str:
+    return "page"
+
+
+def test_route_without_a_scope_is_closed(door, add_user):
+    """Forgotten, it is open to the socket alone."""
+
+    async def forgotten() -> str:
+        return "secret"
+
+    door.call(lambda: door.app.add_api_route("/v1/forgotten", forgotten))
+    assert add_user().ask("GET", "/v1/forgotten").status == 403
+    assert Visitor(door.site).ask("GET", "/v1/forgotten").status == 403
+    assert door.ask("GET", "/forgotten") == (200, "secret")
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_long_body_of_a_stranger_is_not_read(door, chunked):
+    """Sixteen kilobytes do for a login form."""
+    body = b"a=" + b"x" * (shield.STRANGER_BYTES + 1)
+    answer = Visitor(door.site).ask(
+        "POST", "/login", body=iter([body]) if chunked else body,
+        content_type="application/x-www-form-urlencoded",
+    )  # fmt: skip
+    assert answer.status in (400, 413)
+
+
+def test_long_document_is_refused_and_a_long_model_is_not(door, by_token, tmp_path):
+    """A model is written as it comes; a document would lie in memory."""
+    from support.door import write_model
+
+    admin, body = by_token(), b" " * (shield.DOCUMENT_BYTES + 1)
+    answer = admin.ask("POST", "/v1/tokens", body=body, content_type="application/json")
+    assert answer.status == 413
+    data = write_model(tmp_path / "m.safetensors", size=3 << 20).read_bytes()
+    assert len(data) > shield.DOCUMENT_BYTES
+    answer = admin.ask("PUT", "/v1/models", body=data, content_type="application/octet-stream")
+    assert answer.status == 201
+
+
+def test_log_has_no_secret(door, caplog):
+    """Logging in, by every way, and being refused."""
+    with caplog.at_level(logging.DEBUG):
+        door.ask("POST", "/users", {"name": "ann", "scope": "admin", "password": PASSWORD})
+        ann = Visitor(door.site)
+        ann.log_in("ann", PASSWORD)
+        ann.log_in("ann", "hunter2 hunter2")
+        path = _link(door)
+        Visitor(door.site).ask("GET", path)
+        _, made = door.ask("POST", "/api-tokens", {"name": "ci", "scope": "viewer"})
+        Visitor(door.site, token=made["token"]).ask("POST", "/v1/tokens", document={})
+        door.ask("POST", "/users", {"name": "ann", "scope": "x", "password": PASSWORD + "!"})
+    text = caplog.text
+    assert "login" in text
+    secret = path.partition("code=")[2]
+    for hidden in (PASSWORD, "hunter2", ann.session, secret, made["token"].rpartition(".")[2]):
+        assert hidden not in text
