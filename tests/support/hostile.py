@@ -4,10 +4,12 @@ The server, its streams, its ledger and its rounds are as ever. `Tampered` takes
 signing key; what it changes is changed once, so that the next round is an honest one.
 """
 
+import hashlib
 from contextlib import asynccontextmanager
 
 import numpy as np
 
+from fedloom.client import journal
 from fedloom.protocol.signing import Addressee, Signer, signed_offer
 from fedloom.protocol.v1 import fleet_pb2
 from support.agents import Adder, Agents, result, submit, until
@@ -76,13 +78,47 @@ class Scene:
         self.federation = federation
         self.agents = agents
         self.name = name
+        self._before = 0
         self.tampered = Tampered(federation.world.signing, federation.authority.federation)
         federation.world.signing = self.tampered
 
-    async def run(self, **settings):
+    @property
+    def state(self):
+        """The agent's state directory."""
+        return self.agents.configs[self.name].state_dir
+
+    def begin(self):
+        """A test of several with this agent begins: what was before is not of it."""
+        self._before = len(list(journal.read(self.state)))
+        return self.federation.world.fleet.get(self.name)
+
+    def journal(self, event):
+        """The entries of an event in the owner's journal, since the test began."""
+        entries = list(journal.read(self.state))[self._before :]
+        return [entry for entry in entries if entry["event"] == event]
+
+    def strangers(self):
+        """Files that are neither the agent's nor the test's."""
+        known = {"client.toml", "client-state", "policy.toml"}
+        return [p for p in self.state.parent.iterdir() if p.name not in known]
+
+    def put(self, raw):
+        """Have the server offer these bytes for download; returns their digest."""
+        path = self.federation.directory / "put"
+        path.write_bytes(raw)
+        digest = hashlib.sha256(raw).hexdigest()
+        path.replace(self.federation.world.models.path(digest))
+        self.federation.server.runs.sends = lambda _: True
+        return digest
+
+    async def run(self, model="", **settings):
         """Start a run for one client; returns its id."""
-        cohort = {"goal": 1, "quorum": 1, "patience_s": 30.0}
-        return await submit(self.federation, PARAMS, cohort=cohort, **settings)
+        settings["cohort"] = {"goal": 1, "quorum": 1, "patience_s": 30.0}
+        if not model:
+            return await submit(self.federation, PARAMS, **settings)
+        values = {"name": "test", "rounds": 1, "evaluate": False, **settings}
+        values["train"] = {"epochs": 1, "batch_size": 8, "learning_rate": 0.1}
+        return await self.federation.server.runs.submit(values, model)
 
     async def phase(self, run, phase, number=1):
         """Wait until the agent stands there in the ledger; returns the reason."""
@@ -117,12 +153,13 @@ class Scene:
 async def scene(federation, directory, name, client=None):
     """An agent that attends a server in somebody's hands."""
     agents = Agents(federation, directory)
-    own = federation.world.signing
+    own, sends = federation.world.signing, federation.server.runs.sends
     try:
         await agents.start(name, client or Adder())
         yield Scene(federation, agents, name)
     finally:
         federation.world.signing = own
+        federation.server.runs.sends = sends
         await agents.stop()
         for run in federation.ledger.list_runs(("running", "paused")):
             await federation.server.runs.command(run["id"], "stop")

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from fedloom.cli import output
-from fedloom.cli.lazy import OrderedGroup
+from fedloom.cli.lazy import Lazy, LazyGroup
 from fedloom.cli.options import directory_option, json_option
 
 config_option = click.option(
@@ -22,11 +22,28 @@ config_option = click.option(
 )
 
 
-@click.group(cls=OrderedGroup)
+ORDER = ("enroll", "run", "config", "policy", "log", "leave", "list", "revoke")
+
+
+class Commands(LazyGroup):
+    """The device's commands first, each group in the order in which it is needed."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Every command, those that have no place last."""
+        names = super().list_commands(ctx)
+        return sorted(names, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
+
+
+LAZY = {
+    "log": Lazy("fedloom.cli.journal:log", "Show what left this device, when and to whom."),
+}
+
+
+@click.group(cls=Commands, lazy=LAZY)
 def client() -> None:
     """Enrol and run a device; list and revoke them.
 
-    `enroll`, `run` and `config` are for the device, `list` and `revoke` for the operator.
+    `list` and `revoke` are for the operator, the others for the device.
     """
 
 

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import random
 import signal
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -25,6 +26,7 @@ from fedloom.client.ranks import ranks
 from fedloom.client.renewal import Renewal
 from fedloom.client.store import ClientStore
 from fedloom.client.work import Tasks
+from fedloom.protocol import wire
 from fedloom.protocol.chunks import Chunks
 from fedloom.protocol.errors import Code, Refusal, UnavailableError
 
@@ -40,6 +42,12 @@ FINAL = frozenset(
     {Code.REVOKED, Code.UNKNOWN_CLIENT, Code.EXPIRED, Code.VERSION_UNSUPPORTED, Code.WRONG_IDENTITY}
 )
 """Refusals that no patience mends."""
+
+
+_TOO_LONG = (
+    f"Refused a message of the server: it is longer than the {wire.MAX_MESSAGE_BYTES} bytes that "
+    "one may have."
+)
 
 
 class Agent:
@@ -72,10 +80,11 @@ class Agent:
             Refusal: the server will never have this client again without somebody's help.
             UsageError: it is not enrolled.
         """
-        attempt = 0
+        attempt, longest = 0, 0.0
         try:
             while True:
                 self._connection.greeted = False
+                begun = time.monotonic()
                 try:
                     await self._attend()
                 except UnavailableError as error:
@@ -86,7 +95,9 @@ class Agent:
                     log.warning("the server ended the session: %s", refusal)
                 else:
                     continue  # to use a renewed certificate
-                attempt = 0 if self._connection.greeted else attempt + 1
+                # A session that the server ends at once again and again is none.
+                held = self._connection.greeted and time.monotonic() - begun >= longest
+                attempt = 0 if held else attempt + 1
                 if attempt % DIAGNOSE_EVERY == 2:
                     await self._connection.diagnose()
                 longest = min(self._config.reconnect_s, FIRST_BACKOFF_S * 2 ** min(attempt, 16))
@@ -114,6 +125,8 @@ class Agent:
                 self._away = False
                 await self._listen(stream)
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+                if await stream.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+                    self._store.journal.note("refused", _TOO_LONG, server=self._config.server)
                 raise await transfer.failure(stream, self._config.server) from error
             except asyncio.CancelledError:
                 current = asyncio.current_task()

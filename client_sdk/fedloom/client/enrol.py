@@ -14,7 +14,7 @@ from fedloom.client.store import ClientStore
 from fedloom.protocol import identity, wire
 from fedloom.protocol.bootstrap import fetch_root
 from fedloom.protocol.errors import IntegrityError, UsageError
-from fedloom.protocol.signing import KEY_BYTES
+from fedloom.protocol.signing import KEY_BYTES, fingerprint
 from fedloom.protocol.tokens import parse_token
 from fedloom.protocol.v1 import enrolment_pb2
 from fedloom.protocol.version import PROTOCOL_VERSIONS
@@ -69,6 +69,15 @@ def _keep(config: Path, key_pem: bytes, issued: enrolment_pb2.IssuedCertificate,
         )
     store.save_identity(key_pem, issued.chain_pem, issued.root_pem, issued.signing_key)
     fleet = f"{host}:{issued.fleet_port}"
+    store.journal.note(
+        "enrolled",
+        f"This device became {issued.client} of the federation {issued.federation} at {fleet}, "
+        f"whose signing key is {fingerprint(issued.signing_key)}.",
+        client=issued.client,
+        federation=issued.federation,
+        server=fleet,
+        signing_key=issued.signing_key.hex(),
+    )
     config.write_text(template({"server": fleet, "state_dir": "client-state"}))
 
 

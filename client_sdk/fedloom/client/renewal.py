@@ -79,5 +79,8 @@ async def _renew(channel: grpc.aio.Channel, store: ClientStore, connection: Conn
         raise wire.error_from_rpc(error, connection.server) from error
     store.save_identity(identity.key_to_pem(key), issued.chain_pem, issued.root_pem)
     log.info("certificate renewed")
+    _, until = identity.validity(issued.chain_pem)
+    text = f"Got a new certificate from {connection.server}, good until {until:%Y-%m-%d %H:%M} UTC."
+    store.journal.note("renewed", text, server=connection.server, until=until.timestamp())
     if connection.trust is not None:
         connection.trust.learn(issued)

@@ -16,6 +16,8 @@ from crc32c import crc32c
 from numpy.typing import NDArray
 
 from fedloom.client.incoming import Incoming
+from fedloom.client.intake import UnfitError, check_model
+from fedloom.client.journal import Journal
 from fedloom.protocol.container import (
     READ_UP_TO_BYTES,
     read_params,
@@ -45,6 +47,7 @@ class ClientStore:
 
     Attributes:
         directory: as given.
+        journal: of what left this device.
         keep: models that stay when another one comes.
     """
 
@@ -55,7 +58,9 @@ class ClientStore:
         self._memory = directory / "memory"
         for folder in (self._models, self._outbox, self._memory):
             folder.mkdir(exist_ok=True)
+        self.journal = Journal(directory)
         self._verified: set[str] = set()
+        self._checked: set[str] = set()
         self.keep = KEEP_MODELS
 
     # ---- identity ----------------------------------------------------------------------------
@@ -167,6 +172,27 @@ class ClientStore:
         # a clock of a few milliseconds, behind this one.
         os.utime(path, ns=(time.time_ns(), time.time_ns()))
         return True
+
+    def check(self, digest: str, whole: bool) -> None:
+        """Can the model be used? Looked at once in a process's life; else it is dropped.
+
+        Args:
+            digest: of a model that is here.
+            whole: a model, and not what comes beside one.
+
+        Raises:
+            UnfitError: it cannot.
+        """
+        if digest in self._checked:
+            return
+        path = self.model_path(digest)
+        try:
+            check_model(path, whole=whole)
+        except UnfitError:
+            path.unlink(missing_ok=True)
+            self._verified.discard(digest)
+            raise
+        self._checked.add(digest)
 
     def adopt_model(self, digest: str) -> Path:
         """The part is whole and verified; older models make room."""

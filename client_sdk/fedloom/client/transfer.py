@@ -61,8 +61,8 @@ async def download(
     finally:
         part.close()
     if not part.is_whole:
-        raise UnavailableError(
-            f"Expected {model.size_bytes} bytes of a model, got {part.received}."
+        raise IntegrityError(
+            f"Expected {model.size_bytes} bytes of a model, got {part.received} from {server}."
         )
     if digest.hexdigest() != model.digest:
         part.path.unlink()

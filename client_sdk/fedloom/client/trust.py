@@ -32,6 +32,11 @@ class Trust:
         self.verifier = Verifier(store.trusted())
 
     @property
+    def federation(self) -> str:
+        """The federation of this client's certificate."""
+        return self._me.federation
+
+    @property
     def knows_key(self) -> bool:
         """Whether any key was ever learnt."""
         return bool(self.verifier.keys)
@@ -56,12 +61,14 @@ class Trust:
         before, key = self.verifier.keys, issued.signing_key
         if before:
             if not self.verifier.follow(key, issued.signing_chain):
-                raise Refusal(
+                refusal = Refusal(
                     Code.BAD_SIGNATURE,
                     "Expected the federation's signing key with a renewed certificate, got another "
                     "that it does not vouch for; the known one stays. If the server has lost its "
                     "key, enrol again.",
                 )
+                self._store.journal.note("refused", f"Refused a key: {refusal}", key=key.hex())
+                raise refusal
         elif len(key) == KEY_BYTES:
             self.verifier = Verifier({key})
         self._keep(before)
@@ -70,7 +77,9 @@ class Trust:
         if self.verifier.keys != before:
             (key,) = self.verifier.keys
             self._store.trust(key)
-            log.info("the federation signs by %s from now on", fingerprint(key))
+            text = f"The federation signs by the key {fingerprint(key)} from now on."
+            log.info(text)
+            self._store.journal.note("renewed", text, signing_key=key.hex())
 
 
 def unsigned() -> Refusal:

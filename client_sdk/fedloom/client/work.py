@@ -10,25 +10,31 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import TypeVar
 
 from fedloom.client import transfer
+from fedloom.client.accounts import account
 from fedloom.client.answers import Answers
 from fedloom.client.api import Client, Task
 from fedloom.client.connection import Connection
 from fedloom.client.gates import Gate, first_objection
+from fedloom.client.intake import UnfitError, check_offer, check_room, is_run
 from fedloom.client.store import KEEP_MODELS, ClientStore
 from fedloom.client.training import Work, task_from_message
 from fedloom.client.trust import unsigned
 from fedloom.protocol.chunks import Chunks
-from fedloom.protocol.errors import Code, FedloomError, Refusal
+from fedloom.protocol.errors import Code, FedloomError, IntegrityError, Refusal, printable
 from fedloom.protocol.v1 import fleet_pb2
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 TaskId = tuple[str, int]
+
+MAX_LIES = 3
+"""How often other bytes than promised may come before they are taken to be meant."""
+SLACK_BYTES = 1 << 16
+"""By which differences may be longer than the model that they lead to."""
 
 STOP_S = 10.0
 """How long a stopping process waits for the author's code to end its step."""
@@ -74,9 +80,21 @@ class Tasks:
         try:
             await self._offered(*self._verified(offer))
         except Refusal as refusal:
-            log.warning("refused an offer: %s: %s", refusal.code, refusal)
+            self._refused(key, f"an offer: {refusal.code}: {refusal}")
             if (key.run, key.round) not in self._work:  # nobody vouches for what a bad one names
                 await self._reply(key, declined=f"{refusal.code}: {refusal}")
+
+    def _refused(self, key: fleet_pb2.TaskKey, what: str) -> None:
+        """Put down that the server gave something that is not used."""
+        log.warning("refused %s", what)
+        here = self._connection
+        self._store.journal.note(
+            "refused",
+            f"Refused {printable(what)}",
+            run=printable(key.run, 128),
+            round=key.round,
+            server=here.server,
+        )
 
     def _verified(
         self, offer: fleet_pb2.Task | fleet_pb2.SignedOffer
@@ -99,16 +117,14 @@ class Tasks:
     async def _offered(self, offer: fleet_pb2.Task, issued_us: int) -> None:
         key = (offer.key.run, offer.key.round)
         if key not in self._work:
+            check_offer(offer)
+            self._answers.check(*key, issued_us)
             try:
-                self._answers.check(*key, issued_us)
                 task = task_from_message(offer, self._connection.name)
             except FedloomError as error:
-                log.warning("declined round %d of %s: %s", key[1], key[0], error)
-                await self._reply(offer.key, declined=str(error))
-                return
+                raise Refusal(Code.MALFORMED, str(error)) from error
             if objection := await asyncio.to_thread(first_objection, self._gates, offer):
-                log.info("round %d of %s is declined: %s", key[1], key[0], objection)
-                await self._reply(offer.key, declined=objection)
+                await self._decline(offer.key, objection)
                 return
             self._tasks[key] = task
             work = asyncio.ensure_future(self._do(offer, task))
@@ -116,6 +132,19 @@ class Tasks:
             work.add_done_callback(lambda _: self._forget(key))
         self._answers.saw(offer.key.run, issued_us)
         await self._reply(offer.key)
+
+    async def _decline(self, key: fleet_pb2.TaskKey, objection: str) -> None:
+        log.info("round %d of %s is declined: %s", key.round, key.run, objection)
+        text = f"Took no part in round {key.round} of {key.run}: {printable(objection)}"
+        self._store.journal.note(
+            "declined",
+            text,
+            run=key.run,
+            round=key.round,
+            server=self._connection.server,
+            reason=objection,
+        )
+        await self._reply(key, declined=objection[:500])
 
     async def _reply(self, key: fleet_pb2.TaskKey, declined: str = "") -> None:
         reply = fleet_pb2.OfferReply(task=key, accepted=not declined, reason=declined)
@@ -128,9 +157,16 @@ class Tasks:
     def withdrawn(self, withdraw: fleet_pb2.Withdraw) -> None:
         """Drop a task that nobody wants any more."""
         key = (withdraw.task.run, withdraw.task.round)
-        log.info("round %d of %s is no longer wanted: %s", key[1], key[0], withdraw.reason)
+        if not is_run(key[0]):
+            self._refused(withdraw.task, "the withdrawal of a run that cannot be one")
+            return
+        why = printable(withdraw.reason)
+        log.info("round %d of %s is no longer wanted: %s", key[1], key[0], why)
+        if key in self._work:
+            self._note("withdrawn", key, f"Round {key[1]} of {key[0]} is no longer wanted: {why}")
+            self._answers.settle(*key)
         self._cancel(key)
-        self._settle(key)
+        self._store.settle(*key)
 
     def _settle(self, key: TaskId) -> None:
         """The round has this client's update, or wants none."""
@@ -154,20 +190,44 @@ class Tasks:
         key = (task.run, task.round)
         try:
             header = await self._update(offer, task)
+            self._account(header, offer)
             await self._connection.persist(lambda: self._upload(header))
             name = self._connection.name
             log.info("%s: update of round %d of %s accepted", name, task.round, task.run)
+            self._note("accepted", key, f"The server has what was sent for {_of(key)}.")
             self._settle(key)
         except Refusal as refusal:
             log.warning("round %d of %s: %s: %s", task.round, task.run, refusal.code, refusal)
+            why = f"{refusal.code}: {refusal}"
+            self._note("rejected", key, f"The server did not want what was for {_of(key)}: {why}")
             self._settle(key)
+        except UnfitError as error:
+            self._refused(offer.key, f"what came for {_of(key)}: {error}")
+            await self._failed(offer.key, f"refused by the device: {error}")
         except asyncio.CancelledError:
             raise
         except Exception as error:
             log.exception("round %d of %s: the client's code failed", task.round, task.run)
             reason = f"{type(error).__name__}: {error}"
-            failed = fleet_pb2.TaskFailed(task=offer.key, reason=reason[:500])
-            await self._connection.send(fleet_pb2.ClientMessage(task_failed=failed))
+            text = f"The training code failed in {_of(key)}; the server was told: {reason}"
+            self._note("failed", key, printable(text))
+            await self._failed(offer.key, reason)
+
+    async def _failed(self, key: fleet_pb2.TaskKey, reason: str) -> None:
+        failed = fleet_pb2.TaskFailed(task=key, reason=reason[:500])
+        await self._connection.send(fleet_pb2.ClientMessage(task_failed=failed))
+
+    def _account(self, header: fleet_pb2.UpdateHeader, offer: fleet_pb2.Task) -> None:
+        """Put down what is about to leave."""
+        here = self._connection
+        federation = "" if here.trust is None else here.trust.federation
+        text, facts = account(header, offer, here.server, federation)
+        self._store.journal.note("sent", text, **facts)
+
+    def _note(self, event: str, key: TaskId, text: str) -> None:
+        self._store.journal.note(
+            event, text, run=key[0], round=key[1], server=self._connection.server
+        )
 
     async def _update(self, offer: fleet_pb2.Task, task: Task) -> fleet_pb2.UpdateHeader:
         """The update for a task: the one made before a restart, or a new one."""
@@ -180,7 +240,8 @@ class Tasks:
             await self._advance(offer)
             for model in (m for m in (offer.model, offer.received) if m.digest):
                 if not await asyncio.to_thread(self._store.has_model, model.digest):
-                    await self._connection.persist(partial(self._download, model))
+                    await self._fetch(model)
+                await asyncio.to_thread(self._store.check, model.digest, model is offer.model)
             work = Work(self._client, task, offer, self._connection.name, self._store)
             return await in_thread(work.run, task)
 
@@ -197,15 +258,35 @@ class Tasks:
         known = [await asyncio.to_thread(store.has_model, step.base) for step in steps]
         if not any(known):
             return
+        if sum(step.difference.size_bytes for step in steps) > offer.model.size_bytes + SLACK_BYTES:
+            return
         del steps[: len(known) - 1 - known[::-1].index(True)]  # from the newest that is here
         digests = [step.difference.digest for step in steps]
         try:
             for step in steps:
-                await self._connection.persist(partial(self._download, step.difference))
+                await self._fetch(step.difference)
             base, digest = steps[0].base, offer.model.digest
             await asyncio.to_thread(store.advance, base, digests, digest)
-        except (FedloomError, OSError) as error:
-            log.warning("a difference does not lead to the model, so all of it comes: %s", error)
+        except Exception as error:  # noqa: BLE001 - these bytes are anybody's
+            what = f"a difference that does not lead to the model: {error}"
+            self._refused(offer.key, f"{what}. All of the model comes.")
+
+    async def _fetch(self, model: fleet_pb2.ModelRef) -> None:
+        """Download, as often as the network wants it; but lies of the server are found out."""
+        lies = 0
+
+        async def attempt() -> None:
+            nonlocal lies
+            try:
+                await self._download(model)
+            except IntegrityError as error:
+                lies += 1
+                if lies == MAX_LIES:
+                    raise UnfitError(f"{error} So it was {lies} times.") from error
+                raise
+
+        check_room(self._store.directory, model.size_bytes)
+        await self._connection.persist(attempt)
 
     async def _download(self, model: fleet_pb2.ModelRef) -> None:
         here = self._connection
@@ -218,6 +299,10 @@ class Tasks:
             await transfer.upload(
                 channel, header, self._store, here.server, here.metadata, chunks=self._chunks
             )
+
+
+def _of(key: TaskId) -> str:
+    return f"round {key[1]} of {key[0]}"
 
 
 async def in_thread(call: Callable[[], T], task: Task) -> T:

@@ -109,8 +109,9 @@ def apply(base: Params, arrays: Params, manifest: Manifest) -> dict[str, NDArray
     try:
         note = json.loads(arrays[_NOTE].tobytes())
         method = codec(note["codec"], note["settings"])
-        result = dict(base)
-        for number, entry in enumerate(note["tensors"]):
+        result, listed = dict(base), note["tensors"]
+        _check_each_once([entry["name"] for entry in listed])
+        for number, entry in enumerate(listed):
             name = entry["name"]
             if "arrays" not in entry:
                 result[name] = np.asarray(arrays[f"{number}"]).reshape(base[name].shape)
@@ -120,11 +121,16 @@ def apply(base: Params, arrays: Params, manifest: Manifest) -> dict[str, NDArray
             encoded = Encoded({role: _raw(array, method) for role, array in found.items()})
             change = decode(method, encoded, shape, int(entry["seed"]))
             result[name] = _moved(base[name], change, manifest.dtypes[name], method)
-    except (KeyError, TypeError, ValueError, IndexError) as error:
+    except (LookupError, TypeError, ValueError, RecursionError, AttributeError) as error:
         raise IntegrityError(
             f"Expected a difference from the model at hand, got: {type(error).__name__} {error}."
         ) from error
     return result
+
+
+def _check_each_once(names: list[str]) -> None:
+    if len(set(names)) != len(names):  # each costs the decoding of a tensor
+        raise ValueError("Expected each tensor once.")
 
 
 def _raw(array: NDArray[Any], method: Codec) -> NDArray[Any]:
