@@ -46,14 +46,16 @@ def test_the_page_says_what_a_code_means_to_a_client(code):
         expected = "send again"
     elif code in agent.FINAL:
         expected = "stop"
+    elif code is Code.EXPIRED:
+        expected = "renew late"
     assert then == expected
 
 
 def test_the_page_lists_the_methods():
-    """Names and order of the five methods."""
+    """Names and order of the six methods."""
     methods = [row[0].strip("`") for row in rows_after("## Services")]
     assert sorted(methods) == sorted(
-        [wire.ENROL, wire.ATTEND, wire.RENEW, wire.DOWNLOAD, wire.UPLOAD]
+        [wire.ENROL, wire.RENEW_LATE, wire.ATTEND, wire.RENEW, wire.DOWNLOAD, wire.UPLOAD]
     )
 
 

@@ -26,6 +26,7 @@ from fedloom.protocol.errors import FedloomError
 from fedloom.server import config as server_config
 from fedloom.server.ledger import Ledger
 from fedloom.server.pki import Authority
+from fedloom.server.signing import SigningKey
 from fedloom.server.spec import parse
 from fedloom.server.tasks import task_seed
 from fedloom.strategies import DELTA, Full, Partial, weight_units
@@ -113,6 +114,7 @@ class Stage:
         self.authority = Authority.create(
             self.state / "pki", self.config.federation, datetime.now(UTC)
         )
+        self.signing = SigningKey.ensure(self.state / "signing", self.config.federation)
         self.enrol(names, certificate_s, datetime.now(UTC))
 
     def enrol(self, names, certificate_s, now):
@@ -130,7 +132,10 @@ class Stage:
             device = Device(name, self.directory / name)
             device.folder.mkdir(exist_ok=True)
             ClientStore(device.state).save_identity(
-                identity.key_to_pem(key), chain, self.authority.root_pem
+                identity.key_to_pem(key),
+                chain,
+                self.authority.root_pem,
+                self.signing.signer.public,
             )
             self.devices[name] = device
             self.point(name, self.config.fleet)

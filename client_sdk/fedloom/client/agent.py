@@ -39,9 +39,9 @@ TELL_S = 1.0
 """How long a site that is broken stays to say so."""
 
 FINAL = frozenset(
-    {Code.REVOKED, Code.UNKNOWN_CLIENT, Code.EXPIRED, Code.VERSION_UNSUPPORTED, Code.WRONG_IDENTITY}
+    {Code.REVOKED, Code.UNKNOWN_CLIENT, Code.VERSION_UNSUPPORTED, Code.WRONG_IDENTITY}
 )
-"""Refusals that no patience mends."""
+"""Refusals that no patience mends, and no late renewal."""
 
 
 _TOO_LONG = (
@@ -70,8 +70,10 @@ class Agent:
             store=self._store,
             busy=self._tasks.at_work,
             jitter=random.random(),  # noqa: S311 - spreads load, hides nothing
+            enrolment=config.enrolment,
         )
         self._away = False
+        self._ended = False
 
     async def run(self) -> None:
         """Attend until cancelled.
@@ -85,6 +87,7 @@ class Agent:
             while True:
                 self._connection.greeted = False
                 begun = time.monotonic()
+                await self._renew_if_ended()
                 try:
                     await self._attend()
                 except UnavailableError as error:
@@ -92,6 +95,7 @@ class Agent:
                 except Refusal as refusal:
                     if refusal.code in FINAL:
                         raise
+                    self._ended = refusal.code is Code.EXPIRED
                     log.warning("the server ended the session: %s", refusal)
                 else:
                     continue  # to use a renewed certificate
@@ -99,17 +103,36 @@ class Agent:
                 held = self._connection.greeted and time.monotonic() - begun >= longest
                 attempt = 0 if held else attempt + 1
                 if attempt % DIAGNOSE_EVERY == 2:
-                    await self._connection.diagnose()
+                    await self._diagnose()
                 longest = min(self._config.reconnect_s, FIRST_BACKOFF_S * 2 ** min(attempt, 16))
                 await asyncio.sleep(random.uniform(0, longest))  # noqa: S311
         finally:
             await self._tasks.stop()
 
-    def _gone(self, error: UnavailableError) -> None:
-        """Say so once: a device may be out of reach for days."""
+    async def _renew_if_ended(self) -> None:
+        if self._config.plaintext:
+            return
+        try:
+            await self._renewal.if_ended(told=self._ended)
+            self._ended = False
+        except UnavailableError as error:
+            # It may be that only this device's clock says so: the server is asked all the same.
+            log.log(self._loudness(), "the certificate that has ended is not renewed: %s", error)
+
+    async def _diagnose(self) -> None:
+        """Where the server does not want this certificate, it may have ended: our clock is slow."""
+        refusal = await self._connection.diagnose()
+        if refusal is not None and refusal.code is Code.NO_CERTIFICATE:
+            self._ended = bool(self._config.enrolment)
+
+    def _loudness(self) -> int:
+        """A device may be out of reach for days: say so once."""
         first = not self._away or self._connection.greeted
+        return logging.INFO if first else logging.DEBUG
+
+    def _gone(self, error: UnavailableError) -> None:
+        log.log(self._loudness(), "not connected: %s", error)
         self._away = True
-        log.log(logging.INFO if first else logging.DEBUG, "not connected: %s", error)
 
     async def _attend(self) -> None:
         """Connect and listen until the stream ends or the certificate wants replacing."""

@@ -23,6 +23,11 @@ class ClientConfig:
     """Where a client belongs, and how it behaves there; each setting says what it is."""
 
     server: str = setting(doc="host:port of the fleet", example="fl.example.org:7443")
+    enrolment: str = setting(
+        "",
+        doc="host:port where devices enrol, and renew certificates that have ended",
+        example="fl.example.org:7444",
+    )
     state_dir: Path = setting(
         doc="folder of the identity, received models and unsent updates; keep it private; from "
         "the folder of this file, or the current one where the environment says it",

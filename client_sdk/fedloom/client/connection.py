@@ -7,6 +7,7 @@ connection that they use, and begin again on the next one.
 import asyncio
 import logging
 import random
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
@@ -20,13 +21,15 @@ from fedloom.client.diagnosis import diagnose
 from fedloom.client.store import ClientStore
 from fedloom.client.trust import Trust
 from fedloom.protocol import identity, wire
-from fedloom.protocol.errors import Code, FedloomError, Refusal, UnavailableError
+from fedloom.protocol.errors import FedloomError, Refusal, UnavailableError
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.protocol.version import PROTOCOL_VERSIONS, __version__
 
 log = logging.getLogger(__name__)
 
 CONNECT_S = 20.0
+CLOCK_S = 60.0
+"""From this difference on, a device's clock is worth a word."""
 
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     *wire.COMMON_OPTIONS,
@@ -63,6 +66,7 @@ class Connection:
         self.trust: Trust | None = None
         self.connected = asyncio.Event()
         self.greeted = False
+        self._server_booted: float | None = None
         self._channel: grpc.aio.Channel | None = None
         self._attempts: set[asyncio.Task[None]] = set()
         self._stream: Any = None
@@ -102,12 +106,6 @@ class Connection:
             return grpc.aio.insecure_channel(config.server, CHANNEL_OPTIONS)
         pem, root = self._store.identity()
         peer = identity.peer_from_pem(pem)
-        if datetime.now(UTC) >= peer.not_after:
-            raise Refusal(
-                Code.EXPIRED,
-                f"The certificate ended {peer.not_after:%Y-%m-%d %H:%M} UTC: enrol again with a "
-                "new token (and check this device's clock).",
-            )
         self.name = peer.client
         if self.trust is None:
             self.trust = Trust(self._store, peer)
@@ -133,10 +131,26 @@ class Connection:
             ) from None
         if welcome is grpc.aio.EOF or welcome.WhichOneof("kind") != "welcome":
             raise await transfer.failure(stream, self.server)
+        self.heard(welcome.welcome.unix_time)
         log.info("%s attends %s", self.name, welcome.welcome.federation)
         self._stream = stream
         self.greeted = True
         self.connected.set()
+
+    def heard(self, unix_time: float) -> None:
+        """Learn the server's clock: certificates begin and end by it. 0 from an older server."""
+        if not unix_time:
+            return
+        ahead_s = time.time() - unix_time
+        if self._server_booted is None and abs(ahead_s) > CLOCK_S:
+            log.warning("this device's clock is %+.0f s from the server's", ahead_s)
+        self._server_booted = unix_time - _since_boot_s()
+
+    def now(self) -> datetime:
+        """The server's time, or this device's where it is not known."""
+        if self._server_booted is None:
+            return datetime.now(UTC)
+        return datetime.fromtimestamp(self._server_booted + _since_boot_s(), UTC)
 
     async def send(self, message: fleet_pb2.ClientMessage) -> None:
         """Say something on the stream, if there is one; nothing said here must not be lost."""
@@ -145,15 +159,16 @@ class Connection:
                 with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
                     await self._stream.write(message)
 
-    async def diagnose(self) -> None:
+    async def diagnose(self) -> Refusal | None:
         """Say why connecting fails again and again, if it is for a certificate."""
         if self._config.plaintext:
-            return
+            return None
         _, root = self._store.identity()
         path = self._store.identity_path
         refusal = await asyncio.to_thread(diagnose, self.server, path, root)
         if refusal is not None:
             log.warning("not connected: %s: %s", refusal.code, refusal)
+        return refusal
 
     # ---- transfers ---------------------------------------------------------------------------
 
@@ -202,3 +217,8 @@ class Connection:
         self.connected.clear()
         for trying in self._attempts:
             trying.cancel()
+
+
+def _since_boot_s() -> float:
+    """A clock that nobody sets, and that goes on while the device sleeps, where there is one."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))

@@ -49,7 +49,7 @@ async def enrol(server: str, token: str, config: Path) -> str:
         protocol_versions=PROTOCOL_VERSIONS, token=token.strip(), csr_pem=identity.build_csr(key)
     )
     issued = await _call(server, root, request)
-    await asyncio.to_thread(_keep, config, identity.key_to_pem(key), issued, host)
+    await asyncio.to_thread(_keep, config, identity.key_to_pem(key), issued, server)
     return issued.client
 
 
@@ -58,7 +58,9 @@ def _check_new(config: Path) -> None:
         raise UsageError(f"Expected no {config} yet, got one: move it away to enrol anew.")
 
 
-def _keep(config: Path, key_pem: bytes, issued: enrolment_pb2.IssuedCertificate, host: str) -> None:
+def _keep(
+    config: Path, key_pem: bytes, issued: enrolment_pb2.IssuedCertificate, server: str
+) -> None:
     """Write the identity, then the settings that point at it."""
     config.parent.mkdir(parents=True, exist_ok=True)
     store = ClientStore(config.parent / "client-state")
@@ -68,7 +70,7 @@ def _keep(config: Path, key_pem: bytes, issued: enrolment_pb2.IssuedCertificate,
             f"{len(issued.signing_key)}: upgrade the server."
         )
     store.save_identity(key_pem, issued.chain_pem, issued.root_pem, issued.signing_key)
-    fleet = f"{host}:{issued.fleet_port}"
+    fleet = f"{server.rpartition(':')[0]}:{issued.fleet_port}"
     store.journal.note(
         "enrolled",
         f"This device became {issued.client} of the federation {issued.federation} at {fleet}, "
@@ -78,7 +80,8 @@ def _keep(config: Path, key_pem: bytes, issued: enrolment_pb2.IssuedCertificate,
         server=fleet,
         signing_key=issued.signing_key.hex(),
     )
-    config.write_text(template({"server": fleet, "state_dir": "client-state"}))
+    values = {"server": fleet, "enrolment": server, "state_dir": "client-state"}
+    config.write_text(template(values))
 
 
 async def _call(

@@ -26,6 +26,7 @@ from fedloom.protocol.container import (
 )
 from fedloom.protocol.differences import Params, apply
 from fedloom.protocol.errors import IntegrityError, UsageError
+from fedloom.protocol.faults import crossing
 from fedloom.protocol.manifest import read_manifest
 from fedloom.protocol.noise import new_key
 from fedloom.protocol.private_files import private_directory, read_private, write_private
@@ -34,6 +35,8 @@ from fedloom.protocol.v1 import fleet_pb2
 KEEP_MODELS = 2
 KEEP_MEMORIES = 4
 """Runs whose memory stays when another one begins."""
+IDENTITY_BYTES = 64 * 1024
+"""More than a key, its chain, the root and their temporary files take."""
 _READ_BYTES = 1 << 20
 
 log = logging.getLogger(__name__)
@@ -84,6 +87,7 @@ class ClientStore:
         write_private(self.directory / "root.pem", root_pem)
         if signing_key:
             self.trust(signing_key)
+        crossing("client.identity.root")
         write_private(self.identity_path, key_pem + chain_pem)
 
     def trust(self, signing_key: bytes) -> None:
@@ -105,6 +109,18 @@ class ClientStore:
             raise IntegrityError(
                 f"Expected a public key in {path}, got {error}: restore it, or enrol again."
             ) from error
+
+    def make_room(self) -> None:
+        """See that there is room for an identity.
+
+        Raises:
+            OSError: there is none.
+        """
+        path = self.directory / "room"
+        try:
+            path.write_bytes(bytes(IDENTITY_BYTES))
+        finally:
+            path.unlink(missing_ok=True)
 
     def noise_key(self) -> bytes:
         """The secret of this device's own noise; made when it is first asked for."""

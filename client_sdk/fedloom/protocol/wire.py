@@ -28,6 +28,7 @@ RENEW: Final = f"/{FLEET_SERVICE}/Renew"
 DOWNLOAD: Final = f"/{FLEET_SERVICE}/Download"
 UPLOAD: Final = f"/{FLEET_SERVICE}/Upload"
 ENROL: Final = f"/{ENROLMENT_SERVICE}/Enrol"
+RENEW_LATE: Final = f"/{ENROLMENT_SERVICE}/RenewLate"
 
 CHUNK_BYTES: Final = 1 << 20
 """Body bytes in one message; 1 to 2 MiB measured best, 64 KiB cost three times the CPU."""

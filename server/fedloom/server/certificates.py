@@ -31,6 +31,9 @@ SERVER_LIFE_S = 90 * 24 * 3600
 
 _MAX_CSR_BYTES = 16 * 1024
 _MAX_SKEW = timedelta(minutes=5)
+"""Of our own clock, when it is set back: clients' certificates are held against no other."""
+_DEVICE_SKEW = timedelta(days=1)
+"""Of devices' clocks: what they verify begins so long before it is made."""
 # Underscores are no part of host names, and path validation refuses them.
 _DNS_NAME = re.compile(
     r"(\*\.)?[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)*"
@@ -105,7 +108,7 @@ def make_server_leaf(
     """
     hosts = [_host(name) for name in normal_names(names)]
     subject = _name(federation_of(issuer.certificate), "fedloom server")
-    builder = _leaf_builder(public_key, subject, ttl_s, issuer, now)
+    builder = _leaf_builder(public_key, subject, ttl_s, issuer, now, skew=_DEVICE_SKEW)
     return _with_purpose(builder, hosts, ExtendedKeyUsageOID.SERVER_AUTH).sign(
         issuer.key, hashes.SHA256()
     )
@@ -184,7 +187,7 @@ def _ca_builder(
 ) -> x509.CertificateBuilder:
     usage = _key_usage(key_cert_sign=True, crl_sign=True)
     return (
-        _builder(subject, key, now - _MAX_SKEW, now + life)
+        _builder(subject, key, now - _DEVICE_SKEW, now + life)
         .add_extension(x509.BasicConstraints(ca=True, path_length=path_length), critical=True)
         .add_extension(usage, critical=True)
     )
@@ -196,13 +199,15 @@ def _leaf_builder(
     ttl_s: float,
     issuer: Issuer,
     now: datetime,
+    *,
+    skew: timedelta = _MAX_SKEW,
 ) -> x509.CertificateBuilder:
     if not ttl_s > 0:
         raise UsageError(f"Expected ttl_s > 0, got {ttl_s}")
     ttl = timedelta(seconds=ttl_s)
     # A clock that runs late must not find the certificate in its future. Not more than a tenth of
     # the life, or a short-lived certificate would be born past the two thirds that renew it.
-    not_before = now - min(_MAX_SKEW, ttl / 10)
+    not_before = now - min(skew, ttl / 10)
     not_after = min(now + ttl, issuer.certificate.not_valid_after_utc)
     return (
         _builder(subject, key, not_before, not_after)

@@ -29,6 +29,8 @@ class ServerConfig:
         enrolment: host:port for devices with a token (server TLS).
         names: host names and addresses in the server's certificate.
         client_certificate_s: life of a client's certificate, seconds.
+        late_renewal_s: how long after its end a client may still renew it by its key, on the
+            enrolment port, seconds; 0 for never.
         max_fast_transfers: how many models or updates pass at full speed at once, each way; the
             rest wait unsent. Slow links have places of their own, 64 times as many.
         max_model_bytes: largest model a run may start from.
@@ -48,6 +50,7 @@ class ServerConfig:
     enrolment: str = "0.0.0.0:7444"
     names: tuple[str, ...] = ("localhost", "127.0.0.1")
     client_certificate_s: float = 7 * 24 * 3600.0
+    late_renewal_s: float = 7 * 24 * 3600.0
     max_fast_transfers: int = 8
     max_model_bytes: int = 1 << 40
     chunk_bytes: chunks.Setting = CHUNK_BYTES
@@ -69,6 +72,8 @@ class ServerConfig:
         for name in ("client_certificate_s", "max_fast_transfers", "max_model_bytes"):
             if not getattr(self, name) > 0:
                 raise UsageError(f"Expected {name} > 0, got {getattr(self, name)}.")
+        if not self.late_renewal_s >= 0:
+            raise UsageError(f"Expected late_renewal_s >= 0, got {self.late_renewal_s}.")
         chunks.check(self.chunk_bytes)
         if not self.names:
             raise UsageError("Expected at least one name for the server's certificate, got none.")
@@ -140,6 +145,7 @@ def write(state_dir: Path, config: ServerConfig) -> None:
         "enrolment": "where devices with a token enrol (server TLS)",
         "names": "host names and addresses in the server's certificate",
         "client_certificate_s": "life of a client's certificate, seconds",
+        "late_renewal_s": "how long after its end its key may still renew it, seconds; 0 for never",
         "max_fast_transfers": "models or updates at full speed at once, each way",
         "max_model_bytes": "largest model a run may start from",
         "chunk_bytes": 'of a model in one message; "auto" finds the fastest by measurement',

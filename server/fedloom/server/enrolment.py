@@ -1,5 +1,10 @@
 """The enrolment service: a one-time token becomes a client's first certificate.
 
+A device that was off when its certificate ended gets a new one here too, for a while, if it proves
+to have the key of the old one (`fedloom.protocol.late`): that proves as much as a handshake, and a
+revoked client is refused as everywhere. `late_renewal_s` is how much longer a key that was stolen
+unnoticed is good for, and how long a device may be off before it needs a person.
+
 It has a port of its own because a server that asks every peer for a certificate cannot serve
 those that have none yet.
 """
@@ -7,12 +12,15 @@ those that have none yet.
 import hmac
 import logging
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import grpc
+from google.protobuf.message import Message
 
-from fedloom.protocol import tokens, wire
+from fedloom.protocol import late, tokens, wire
 from fedloom.protocol.errors import Code, Refusal
+from fedloom.protocol.identity import peer_from_certificate
 from fedloom.protocol.v1 import enrolment_pb2
 from fedloom.protocol.version import PROTOCOL_VERSIONS
 from fedloom.server.identify import Context
@@ -45,19 +53,37 @@ class EnrolmentService:
                 "Enrol": grpc.unary_unary_rpc_method_handler(
                     self.enrol,
                     response_serializer=enrolment_pb2.IssuedCertificate.SerializeToString,
-                )
+                ),
+                "RenewLate": grpc.unary_unary_rpc_method_handler(
+                    self.renew_late,
+                    response_serializer=enrolment_pb2.IssuedCertificate.SerializeToString,
+                ),
             },
         )
 
     async def enrol(self, raw: bytes, context: Context) -> enrolment_pb2.IssuedCertificate:
         """A token and a CSR in, a certificate out."""
+        return await self._answered("enrolment", raw, enrolment_pb2.EnrolRequest, context)
+
+    async def renew_late(self, raw: bytes, context: Context) -> enrolment_pb2.IssuedCertificate:
+        """A certificate that has ended, a CSR and a signature of its key in, a new one out."""
+        return await self._answered("late renewal", raw, enrolment_pb2.LateRenewRequest, context)
+
+    async def _answered(
+        self, what: str, raw: bytes, kind: type[Message], context: Context
+    ) -> enrolment_pb2.IssuedCertificate:
         world, caller = self._world, _Caller()
         try:
-            return await self._enrol(wire.parse(enrolment_pb2.EnrolRequest, raw), caller)
+            request = wire.parse(kind, raw)
+            _check_version(request.protocol_versions)  # type: ignore[attr-defined] # both have it
+            if isinstance(request, enrolment_pb2.EnrolRequest):
+                return await self._enrol(request, caller)
+            assert isinstance(request, enrolment_pb2.LateRenewRequest)
+            return await self._renew_late(request, caller)
         except Refusal as refusal:
             log.warning(
-                "enrolment of %s from %s refused: %s: %s",
-                caller.name or "nobody", context.peer(), refusal.code, refusal,
+                "%s of %s from %s refused: %s: %s",
+                what, caller.name or "nobody", context.peer(), refusal.code, refusal,
             )  # fmt: skip
             await world.in_ledger(world.ledger.add_refusal, caller.name, "", 0, refusal)
             await abort(context, refusal)
@@ -66,12 +92,6 @@ class EnrolmentService:
     async def _enrol(
         self, request: enrolment_pb2.EnrolRequest, caller: "_Caller"
     ) -> enrolment_pb2.IssuedCertificate:
-        if not set(request.protocol_versions) & set(PROTOCOL_VERSIONS):
-            raise Refusal(
-                Code.VERSION_UNSUPPORTED,
-                f"Expected a protocol version of {list(PROTOCOL_VERSIONS)}, "
-                f"got {list(request.protocol_versions[:8])}: upgrade the older side.",
-            )
         world = self._world
         token = tokens.parse_token(request.token)
         row = await world.in_ledger(world.ledger.token, token.id)
@@ -91,6 +111,43 @@ class EnrolmentService:
         world.live.changed("tokens")
         log.info("%s enrolled", caller.name)
         return reply
+
+    async def _renew_late(
+        self, request: enrolment_pb2.LateRenewRequest, caller: "_Caller"
+    ) -> enrolment_pb2.IssuedCertificate:
+        world = self._world
+        certificate = self._authority.certified(request.certificate_pem)
+        peer = peer_from_certificate(certificate)
+        if not late.is_signed(certificate, request.csr_pem, request.signature):
+            raise Refusal(
+                Code.NO_CERTIFICATE, "Expected a signature by the key of that certificate."
+            )
+        caller.name = peer.client
+        await world.in_ledger(world.ledger.check_certificate, peer.serial, peer.client)
+        late_s = time.time() - peer.not_after.timestamp()
+        if late_s > world.config.late_renewal_s:
+            raise Refusal(
+                Code.EXPIRED,
+                f"The certificate of {peer.client!r} ended {peer.not_after:%Y-%m-%d %H:%M} UTC, "
+                f"{late_s / 3600:.0f} hours ago, and could be renewed late for "
+                f"{world.config.late_renewal_s / 3600:.0f}: enrol again with a new token.",
+            )
+        issued = await issue(world, self._authority, request.csr_pem, peer.client)
+        reply, serial, not_after = issued
+        await world.in_ledger(world.ledger.add_certificate, serial, peer.client, not_after)
+        reply.fleet_port = self._fleet_port
+        log.info("%s renewed its certificate, %.0f s after its end", peer.client, max(0.0, late_s))
+        return reply
+
+
+def _check_version(versions: Iterable[int]) -> None:
+    theirs = list(versions)
+    if not set(theirs) & set(PROTOCOL_VERSIONS):
+        raise Refusal(
+            Code.VERSION_UNSUPPORTED,
+            f"Expected a protocol version of {list(PROTOCOL_VERSIONS)}, "
+            f"got {theirs[:8]}: upgrade the older side.",
+        )
 
 
 @dataclass(slots=True)

@@ -28,7 +28,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from fedloom.protocol import tokens
-from fedloom.protocol.errors import IntegrityError, UsageError
+from fedloom.protocol.errors import Code, IntegrityError, Refusal, UsageError
 from fedloom.protocol.identity import (
     UNREADABLE,
     Peer,
@@ -181,6 +181,27 @@ class Authority:
         leaf = certificates.make_client_leaf(public_key, client, ttl_s, issuer, now)
         return _pem(leaf, issuer.certificate), peer_from_certificate(leaf)
 
+    def certified(self, certificate_pem: bytes) -> x509.Certificate:
+        """Read a certificate that this federation issued, whether it has ended or not.
+
+        Raises:
+            Refusal: with `NO_CERTIFICATE`, when it is none of ours.
+        """
+        try:
+            certificate = x509.load_pem_x509_certificate(certificate_pem)
+            for issuer in x509.load_pem_x509_certificates(self.trusted_pem)[1:]:
+                if issuer.subject == certificate.issuer and _is_issued(certificate, issuer):
+                    return certificate
+        except UNREADABLE as error:
+            raise Refusal(
+                Code.NO_CERTIFICATE,
+                "Expected a certificate of this federation, got what cannot be read as one.",
+                detail=repr(error),
+            ) from None
+        raise Refusal(
+            Code.NO_CERTIFICATE, "Expected a certificate of this federation, got another's."
+        )
+
     def issue_server(self, names: Iterable[str], ttl_s: float, now: datetime) -> ServerBundle:
         """Make a key and certificate for a server under `names`, keeping nothing of it.
 
@@ -287,6 +308,14 @@ def _issuer(key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate) -> I
     if certificate.public_key() != key.public_key():
         raise ValueError("the issuing key is not the one in the issuing certificate")
     return Issuer(key, certificate)
+
+
+def _is_issued(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
+    try:
+        certificate.verify_directly_issued_by(issuer)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True
 
 
 def _is_due(bundle: ServerBundle, now: datetime) -> bool:

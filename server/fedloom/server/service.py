@@ -105,6 +105,7 @@ class FleetService:
                 protocol_version=max(set(hello.protocol_versions) & set(PROTOCOL_VERSIONS)),
                 federation=self._world.config.federation,
                 server_version=__version__,
+                unix_time=time.time(),
             )
             await session.send(fleet_pb2.ServerMessage(welcome=welcome))
             self._world.fleet.attend(session)
@@ -480,6 +481,7 @@ async def issue(
         client=client,
         chain_pem=chain,
         root_pem=authority.root_pem,
+        unix_time=time.time(),
     )
     if world.signing is not None:
         world.signing.tell(reply)

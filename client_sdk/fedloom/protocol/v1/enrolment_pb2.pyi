@@ -23,8 +23,20 @@ class RenewRequest(_message.Message):
     csr_pem: bytes
     def __init__(self, csr_pem: _Optional[bytes] = ...) -> None: ...
 
+class LateRenewRequest(_message.Message):
+    __slots__ = ("protocol_versions", "certificate_pem", "csr_pem", "signature")
+    PROTOCOL_VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_PEM_FIELD_NUMBER: _ClassVar[int]
+    CSR_PEM_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    protocol_versions: _containers.RepeatedScalarFieldContainer[int]
+    certificate_pem: bytes
+    csr_pem: bytes
+    signature: bytes
+    def __init__(self, protocol_versions: _Optional[_Iterable[int]] = ..., certificate_pem: _Optional[bytes] = ..., csr_pem: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
 class IssuedCertificate(_message.Message):
-    __slots__ = ("federation", "client", "chain_pem", "root_pem", "fleet_port", "signing_key", "signing_chain")
+    __slots__ = ("federation", "client", "chain_pem", "root_pem", "fleet_port", "signing_key", "signing_chain", "unix_time")
     FEDERATION_FIELD_NUMBER: _ClassVar[int]
     CLIENT_FIELD_NUMBER: _ClassVar[int]
     CHAIN_PEM_FIELD_NUMBER: _ClassVar[int]
@@ -32,6 +44,7 @@ class IssuedCertificate(_message.Message):
     FLEET_PORT_FIELD_NUMBER: _ClassVar[int]
     SIGNING_KEY_FIELD_NUMBER: _ClassVar[int]
     SIGNING_CHAIN_FIELD_NUMBER: _ClassVar[int]
+    UNIX_TIME_FIELD_NUMBER: _ClassVar[int]
     federation: str
     client: str
     chain_pem: bytes
@@ -39,4 +52,5 @@ class IssuedCertificate(_message.Message):
     fleet_port: int
     signing_key: bytes
     signing_chain: _containers.RepeatedCompositeFieldContainer[_signing_pb2.Endorsement]
-    def __init__(self, federation: _Optional[str] = ..., client: _Optional[str] = ..., chain_pem: _Optional[bytes] = ..., root_pem: _Optional[bytes] = ..., fleet_port: _Optional[int] = ..., signing_key: _Optional[bytes] = ..., signing_chain: _Optional[_Iterable[_Union[_signing_pb2.Endorsement, _Mapping]]] = ...) -> None: ...
+    unix_time: float
+    def __init__(self, federation: _Optional[str] = ..., client: _Optional[str] = ..., chain_pem: _Optional[bytes] = ..., root_pem: _Optional[bytes] = ..., fleet_port: _Optional[int] = ..., signing_key: _Optional[bytes] = ..., signing_chain: _Optional[_Iterable[_Union[_signing_pb2.Endorsement, _Mapping]]] = ..., unix_time: _Optional[float] = ...) -> None: ...

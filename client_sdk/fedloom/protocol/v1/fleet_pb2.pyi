@@ -130,14 +130,16 @@ class OfferStatement(_message.Message):
     def __init__(self, federation: _Optional[str] = ..., client: _Optional[str] = ..., task: _Optional[bytes] = ..., issued_us: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("protocol_version", "federation", "server_version")
+    __slots__ = ("protocol_version", "federation", "server_version", "unix_time")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     FEDERATION_FIELD_NUMBER: _ClassVar[int]
     SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
+    UNIX_TIME_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     federation: str
     server_version: str
-    def __init__(self, protocol_version: _Optional[int] = ..., federation: _Optional[str] = ..., server_version: _Optional[str] = ...) -> None: ...
+    unix_time: float
+    def __init__(self, protocol_version: _Optional[int] = ..., federation: _Optional[str] = ..., server_version: _Optional[str] = ..., unix_time: _Optional[float] = ...) -> None: ...
 
 class Withdraw(_message.Message):
     __slots__ = ("task", "reason")

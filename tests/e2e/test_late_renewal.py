@@ -1,0 +1,148 @@
+"""Who asks to renew a certificate after its end, and does not have what it takes, gets none."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from cryptography import x509
+
+from fedloom.protocol import late, wire
+from fedloom.protocol.errors import Code, Refusal
+from fedloom.protocol.identity import build_csr, generate_key, leaf_pem
+from fedloom.protocol.v1 import enrolment_pb2
+from fedloom.protocol.version import PROTOCOL_VERSIONS
+from fedloom.server.pki import Authority
+from support.federation import ask
+
+pytestmark = pytest.mark.e2e
+
+LIFE_S = 3600.0
+AN_HOUR_AGO = timedelta(hours=2)
+
+
+@pytest.fixture(scope="module")
+def ended(federation):
+    """A client whose certificate ended an hour ago."""
+    return federation.enrol("ended", ttl_s=LIFE_S, now=datetime.now(UTC) - AN_HOUR_AGO)
+
+
+def request(identity, **changes):
+    """What an honest device sends, with changes."""
+    pem = identity.key_pem + identity.chain_pem
+    csr = build_csr(generate_key())
+    honest = {
+        "protocol_versions": PROTOCOL_VERSIONS,
+        "certificate_pem": leaf_pem(pem),
+        "csr_pem": csr,
+        "signature": late.sign(pem, csr),
+    }
+    return enrolment_pb2.LateRenewRequest(**honest | changes).SerializeToString()
+
+
+def asked(runner, federation, raw):
+    """The answer to a request."""
+
+    async def asking():
+        return await ask(federation.door(), wire.RENEW_LATE, raw)
+
+    return runner.run(asking())
+
+
+def test_the_key_of_an_ended_certificate_renews_it(runner, federation, ended):
+    """A chain for the same name over the new key, good from now."""
+    answer = asked(runner, federation, request(ended))
+    assert answer.code is None
+    issued = enrolment_pb2.IssuedCertificate.FromString(answer.replies[0])
+    leaf = x509.load_pem_x509_certificate(issued.chain_pem)
+    assert issued.client == "ended"
+    assert leaf.not_valid_after_utc > datetime.now(UTC)
+    assert issued.unix_time == pytest.approx(datetime.now(UTC).timestamp(), abs=60)
+
+
+def by_another_key(federation, ended):
+    other = federation.forge("ended")[0]
+    csr = build_csr(generate_key())
+    return {"csr_pem": csr, "signature": late.sign(other.key_pem + other.chain_pem, csr)}
+
+
+def for_another_request(federation, ended):
+    return {"csr_pem": build_csr(generate_key())}
+
+
+def no_signature(federation, ended):
+    return {"signature": b""}
+
+
+def garbage(federation, ended):
+    return {"certificate_pem": b"-----BEGIN CERTIFICATE-----"}
+
+
+def of_another_federation(federation, ended, tmp_path):
+    theirs = Authority.create(tmp_path / "theirs", "fedloom", datetime.now(UTC))
+    forged, _ = federation.forge("ended", authority=theirs)
+    pem, csr = forged.key_pem + forged.chain_pem, build_csr(generate_key())
+    return {
+        "certificate_pem": leaf_pem(pem),
+        "csr_pem": csr,
+        "signature": late.sign(pem, csr),
+    }
+
+
+@pytest.mark.parametrize("forgery", [by_another_key, for_another_request, no_signature, garbage])
+def test_without_the_key_nothing_is_issued(runner, federation, ended, forgery):
+    """A wrong signature or none, and what is no certificate."""
+    answer = asked(runner, federation, request(ended, **forgery(federation, ended)))
+    assert (answer.code, answer.replies) == (Code.NO_CERTIFICATE, [])
+    assert federation.refusals()[0]["code"] == Code.NO_CERTIFICATE
+
+
+def test_another_authority_by_the_same_name_certifies_nobody(runner, federation, ended, tmp_path):
+    """Its names are ours, its keys are not."""
+    changes = of_another_federation(federation, ended, tmp_path)
+    answer = asked(runner, federation, request(ended, **changes))
+    assert (answer.code, answer.replies) == (Code.NO_CERTIFICATE, [])
+
+
+def test_the_server_itself_is_no_client(runner, federation):
+    """A certificate of our authority that names no client."""
+    bundle = federation.authority.issue_server(["ended"], LIFE_S, datetime.now(UTC))
+    pem, csr = bundle.key_pem + bundle.chain_pem, build_csr(generate_key())
+    raw = enrolment_pb2.LateRenewRequest(
+        protocol_versions=PROTOCOL_VERSIONS,
+        certificate_pem=leaf_pem(pem),
+        csr_pem=csr,
+        signature=late.sign(pem, csr),
+    ).SerializeToString()
+    answer = asked(runner, federation, raw)
+    assert (answer.code, answer.replies) == (Code.NO_CERTIFICATE, [])
+
+
+def test_who_was_revoked_or_never_enrolled_is_refused(runner, federation):
+    """Also with the right key, and in time."""
+    then = datetime.now(UTC) - AN_HOUR_AGO
+    revoked = federation.enrol("revoked", ttl_s=LIFE_S, now=then)
+    federation.ledger.revoke("revoked")
+    assert asked(runner, federation, request(revoked)).code is Code.REVOKED
+    unknown, _ = federation.forge("unknown", ttl_s=LIFE_S, now=then)
+    assert asked(runner, federation, request(unknown)).code is Code.UNKNOWN_CLIENT
+
+
+def test_after_the_grace_it_is_too_late(runner, federation):
+    """Eight days after the end, with seven allowed."""
+    old = federation.enrol("old", ttl_s=LIFE_S, now=datetime.now(UTC) - timedelta(days=8))
+    answer = asked(runner, federation, request(old))
+    assert (answer.code, answer.replies) == (Code.EXPIRED, [])
+    assert "enrol again" in answer.message
+
+
+def test_a_peer_of_another_version_is_told(runner, federation, ended):
+    """Neither side guesses."""
+    answer = asked(runner, federation, request(ended, protocol_versions=[99]))
+    assert answer.code is Code.VERSION_UNSUPPORTED
+
+
+def test_a_certificate_that_is_none_of_ours_is_told_from_one(federation, ended, tmp_path):
+    """By the signature of an issuing authority, whose validity has no say in it."""
+    read = federation.authority.certified(leaf_pem(ended.key_pem + ended.chain_pem))
+    assert read.not_valid_after_utc < datetime.now(UTC)
+    with pytest.raises(Refusal, match="another's"):
+        federation.authority.certified(federation.authority.root_pem)
