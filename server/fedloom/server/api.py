@@ -36,6 +36,7 @@ from fedloom.server.routes import access as access_routes
 from fedloom.server.routes import events as event_routes
 from fedloom.server.routes import fleet as fleet_routes
 from fedloom.server.routes import models as model_routes
+from fedloom.server.routes import overview as overview_routes
 from fedloom.server.routes import rounds as round_routes
 from fedloom.server.routes import runs as run_routes
 from fedloom.server.routes.models import BadModelError, TooLargeError
@@ -44,6 +45,7 @@ from fedloom.server.routes.scopes import Viewer, guard
 from fedloom.server.routes.views import ErrorReply, Fault
 from fedloom.server.runs import Runs
 from fedloom.server.web import login
+from fedloom.server.web.mount import mount
 from fedloom.server.world import World
 
 log = logging.getLogger(__name__)
@@ -107,9 +109,18 @@ def create_app(
         console=site.url if site else "",
     )
     app.include_router(login.router)
-    for each in (access_routes, event_routes, fleet_routes, model_routes, run_routes, round_routes):
+    for each in (
+        access_routes,
+        event_routes,
+        overview_routes,
+        fleet_routes,
+        model_routes,
+        run_routes,
+        round_routes,
+    ):
         app.include_router(each.router, prefix="/v1")
     app.include_router(_about, prefix="/v1")
+    mount(app)
     app.add_exception_handler(FedloomError, _known)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)

@@ -7,6 +7,7 @@ Invariants: an update is accepted by one row, which is what "counted once" means
 model moves in the transaction that commits the round, or that rolls the run back.
 """
 
+from fedloom.server.ledger.figures import Figures
 from fedloom.server.ledger.identities import Identities
 from fedloom.server.ledger.members import Members
 from fedloom.server.ledger.models import Models
@@ -38,5 +39,5 @@ __all__ = [
 ]
 
 
-class Ledger(Identities, RunRows, Rounds, Members, Rollbacks, Models, Refusals):
+class Ledger(Figures, Identities, RunRows, Rounds, Members, Rollbacks, Models, Refusals):
     """All tables behind methods that are one transaction each; see `Store` for its argument."""

@@ -1,0 +1,71 @@
+"""Curves of a run, column by column, as charts take them.
+
+What its committed rounds measured, with the spread over clients.
+
+Invariants: all columns of a run are equally long, null where a round has no value; a value that is
+not finite is null, since JSON has none such.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+KINDS = ("training", "evaluation")
+
+Curves = dict[str, Any]
+"""`number` and `at` (seconds since the epoch), and by kind and metric `mean`, and `low` and `high`
+where the run keeps quantiles; `epsilon` of private runs."""
+
+
+def curves(rows: Iterable[Mapping[str, Any]]) -> Curves:
+    """The curves of a run.
+
+    Args:
+        rows: of its committed rounds in order, as `Figures.curve_rows` gives them.
+    """
+    rows = list(rows)
+    made: Curves = {
+        "number": [row["number"] for row in rows],
+        "at": [row["closed_at"] for row in rows],
+        "training": {},
+        "evaluation": {},
+        "epsilon": [_finite((row["privacy"] or {}).get("epsilon")) for row in rows],
+    }
+    for kind in KINDS:
+        measured = [row[kind] or {} for row in rows]
+        names = sorted({name for m in measured for name in m.get("values", {})}, key=_rank)
+        for name in names:
+            made[kind][name] = _curve(name, measured)
+    if not any(value is not None for value in made["epsilon"]):
+        made["epsilon"] = []
+    return made
+
+
+def metrics(found: Curves) -> list[str]:
+    """Names of what was measured: loss and accuracy first."""
+    return sorted({name for kind in KINDS for name in found[kind]}, key=_rank)
+
+
+def latest(found: Curves, kind: str, name: str) -> float | None:
+    """The last value of a curve; None where there is none."""
+    values = found[kind].get(name, {}).get("mean", [])
+    return next((value for value in reversed(values) if value is not None), None)
+
+
+def _rank(name: str) -> tuple[int, str]:
+    order = ("loss", "accuracy")
+    return (order.index(name) if name in order else len(order), name)
+
+
+def _curve(name: str, measured: list[dict[str, Any]]) -> dict[str, list[float | None]]:
+    curve = {"mean": [_finite(m.get("values", {}).get(name)) for m in measured]}
+    spread = [m.get("quantiles", {}).get(name, {}) for m in measured]
+    shares = sorted({share for s in spread for share in s}, key=float)
+    if len(shares) > 1:
+        curve["low"] = [_finite(s.get(shares[0])) for s in spread]
+        curve["high"] = [_finite(s.get(shares[-1])) for s in spread]
+    return curve
+
+
+def _finite(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None

@@ -1,0 +1,249 @@
+"""What needs an operator, in plain words: what is the matter, why, and what to do about it.
+
+Each rule is a function from facts to alerts; a page, the API and a script say the same. A rule
+speaks only where somebody can do something: a client that declines is no alert.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+DAY_S = 86400.0
+SLOW_START_S = 60.0
+MANY_REFUSED = 3
+SHORT_OF_DISK = 0.05
+
+
+class Level(StrEnum):
+    """How bad it is."""
+
+    OK = "ok"
+    IDLE = "idle"
+    WARN = "warn"
+    BAD = "bad"
+
+
+_WORST_FIRST = (Level.BAD, Level.WARN)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alert:
+    """Something for an operator to look at.
+
+    Attributes:
+        what: the matter, one sentence.
+        todo: what to do about it.
+        link: a page that shows more.
+        run: whose it is, where it is a run's.
+    """
+
+    level: Level
+    what: str
+    todo: str
+    link: str = ""
+    run: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What the rules look at.
+
+    Attributes:
+        now: seconds since the epoch.
+        clients_online: connected.
+        clients_enrolled: in good standing.
+        active: runs that run or are paused: `id`, `state`, `reason`, `committed`, `created_at`,
+            `rounds` (the latest, newest first) and `live` (see `RunDriver.status`; None for none).
+        ended: the latest runs that ended: `id`, `state`, `reason`, `ended_at`.
+        refused: of the last hour, as `Figures.refused_since` gives them.
+        authority_until: when the first of the server's own certificates ends, seconds since the
+            epoch; None on plaintext.
+        disk_free: share of the state directory's disk that is free.
+    """
+
+    now: float
+    clients_online: int = 0
+    clients_enrolled: int = 0
+    active: tuple[Mapping[str, Any], ...] = ()
+    ended: tuple[Mapping[str, Any], ...] = ()
+    refused: tuple[Mapping[str, Any], ...] = ()
+    authority_until: float | None = None
+    disk_free: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """How a server does, in one word and one sentence, and what is the matter."""
+
+    level: Level
+    headline: str
+    alerts: list[Alert] = field(default_factory=list)
+
+
+def assess(facts: Facts) -> Health:
+    """Look at everything, the worst first."""
+    alerts = [alert for rule in _RULES for alert in rule(facts)]
+    alerts.sort(key=lambda alert: _WORST_FIRST.index(alert.level))
+    if alerts:
+        number = len(alerts)
+        noun = "thing needs" if number == 1 else "things need"
+        return Health(alerts[0].level, f"{number} {noun} your attention", alerts)
+    running = [run for run in facts.active if run["state"] == "running"]
+    if running:
+        return Health(Level.OK, "Everything is well")
+    return Health(Level.IDLE, "Nothing is running")
+
+
+def _paused(facts: Facts) -> Iterator[Alert]:
+    for run in facts.active:
+        if run["state"] == "paused":
+            why = run["reason"].rstrip(".")
+            yield Alert(
+                level=Level.WARN,
+                what=f"{run['id']} is paused{': ' + why if why else ''}.",
+                todo="Resume it when you are ready; updates that come meanwhile still count.",
+                link=f"/runs/{run['id']}",
+                run=run["id"],
+            )
+
+
+def _failed(facts: Facts) -> Iterator[Alert]:
+    for run in facts.ended:
+        if run["state"] == "failed" and facts.now - (run["ended_at"] or 0) < DAY_S:
+            yield Alert(
+                level=Level.BAD,
+                what=f"{run['id']} failed: {run['reason'].rstrip('.') or 'see the log'}.",
+                todo="Mend the cause, then clone the run and start it again from its last model.",
+                link=f"/runs/{run['id']}",
+                run=run["id"],
+            )
+
+
+def _too_few(facts: Facts) -> Iterator[Alert]:
+    for run, live in _open(facts):
+        if live["state"] != "selecting" or live["paused"]:
+            continue
+        since = run["rounds"][0]["closed_at"] if run["rounds"] else None
+        waited_s = facts.now - (since or run["created_at"])
+        if live["available"] < live["goal"] and waited_s > SLOW_START_S:
+            yield Alert(
+                level=Level.WARN,
+                what=f"{run['id']} waits for clients: {live['available']} of {live['goal']} "
+                "are there.",
+                todo="Start or enrol more clients, or lower the run's goal.",
+                link="/clients",
+                run=run["id"],
+            )
+
+
+def _short_of_quorum(facts: Facts) -> Iterator[Alert]:
+    for run, live in _open(facts):
+        left_s = live["deadline_left_s"]
+        if live["state"] != "reporting" or live["paused"] or left_s is None:
+            continue
+        opened = next((r for r in run["rounds"] if r["number"] == live["number"]), None)
+        whole_s = opened["deadline_at"] - opened["opened_at"] if opened else left_s
+        missing = live["quorum"] - live["accepted"]
+        if missing > 0 and left_s < max(5.0, 0.25 * whole_s):
+            yield Alert(
+                level=Level.BAD,
+                what=f"Round {live['number']} of {run['id']} will be abandoned in {left_s:.0f} s: "
+                f"{live['accepted']} of the quorum of {live['quorum']} updates are in.",
+                todo="Extend its deadline, or lower its quorum.",
+                link=f"/runs/{run['id']}",
+                run=run["id"],
+            )
+
+
+def _abandoned(facts: Facts) -> Iterator[Alert]:
+    for run in facts.active:
+        over = [r for r in run["rounds"] if r["state"] in ("committed", "abandoned")][:5]
+        lost = [r for r in over if r["state"] == "abandoned"]
+        if lost and over[0]["state"] == "abandoned" and run["state"] == "running":
+            times = "1 round was" if len(lost) == 1 else f"{len(lost)} of the last 5 rounds were"
+            yield Alert(
+                level=Level.BAD if len(lost) > 1 else Level.WARN,
+                what=f"{times} abandoned in {run['id']}: {lost[0]['reason'].rstrip('.')}.",
+                todo="See what its clients did in that round; three in a row pause the run.",
+                link=f"/runs/{run['id']}/rounds/{lost[0]['number']}",
+                run=run["id"],
+            )
+
+
+def _refused(facts: Facts) -> Iterator[Alert]:
+    for row in facts.refused:
+        if row["times"] < MANY_REFUSED or row["code"] in _HARMLESS:
+            continue
+        whose = row["client"] or "a stranger"
+        several = row["clients"] > 1
+        yield Alert(
+            level=Level.WARN,
+            what=f"{row['times']} times in the last hour {row['code']} was refused to "
+            + (f"{row['clients']} clients." if several else f"{whose}."),
+            todo="Update the clients' code or data; quarantine one that does not mend."
+            if several or row["client"]
+            else "Somebody without a good certificate or token tries to get in.",
+            link="/clients" if several or not row["client"] else f"/clients/{row['client']}",
+        )
+
+
+_HARMLESS = frozenset({"busy", "round_closed", "stale_round", "future_round", "not_in_cohort"})
+"""Refusals that clients meet in the ordinary course of rounds."""
+
+
+def _certificates(facts: Facts) -> Iterator[Alert]:
+    left_s = None if facts.authority_until is None else facts.authority_until - facts.now
+    if left_s is not None and left_s < 30 * DAY_S:
+        yield Alert(
+            level=Level.BAD if left_s < 3 * DAY_S else Level.WARN,
+            what=f"A certificate of this server's authority ends in {max(0, left_s) / DAY_S:.0f} "
+            "days; no client gets in after it.",
+            todo="Renew it as docs/deployment.md says, before it ends.",
+            link="/enrolment",
+        )
+
+
+def _disk(facts: Facts) -> Iterator[Alert]:
+    if facts.disk_free < SHORT_OF_DISK:
+        yield Alert(
+            level=Level.BAD,
+            what=f"{100 * facts.disk_free:.1f} % of the server's disk are free: rounds wait where "
+            "it is full.",
+            todo="Make room on the disk of the state directory.",
+        )
+
+
+def _nobody(facts: Facts) -> Iterator[Alert]:
+    running = any(run["state"] == "running" for run in facts.active)
+    if running and not facts.clients_online:
+        enrolled = facts.clients_enrolled
+        yield Alert(
+            level=Level.BAD,
+            what="No client is connected"
+            + (f", although {enrolled} are enrolled." if enrolled else ", and none is enrolled."),
+            todo="See that the clients' agents run and reach the fleet's address."
+            if enrolled
+            else "Make tokens and enrol devices.",
+            link="/clients" if enrolled else "/enrolment",
+        )
+
+
+def _open(facts: Facts) -> Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    for run in facts.active:
+        live = (run["live"] or {}).get("round")
+        if live and run["state"] == "running":
+            yield run, live
+
+
+_RULES: tuple[Callable[[Facts], Iterator[Alert]], ...] = (
+    _nobody,
+    _failed,
+    _short_of_quorum,
+    _abandoned,
+    _paused,
+    _too_few,
+    _refused,
+    _certificates,
+    _disk,
+)

@@ -1,0 +1,52 @@
+"""What the console draws: the curves of a run, what is refused, who is there. Queries alone."""
+
+from typing import Any
+
+import sqlalchemy as sa
+
+from fedloom.server.ledger.store import Store
+from fedloom.server.ledger.updates import COMMITTED
+from fedloom.server.schema import clients, refusals, rounds
+
+
+class Figures(Store):
+    """Reads over several tables."""
+
+    def curve_rows(self, run: str) -> list[dict[str, Any]]:
+        """What a run's committed rounds measured, in order; rounds that were undone left out."""
+        return self._rows(
+            sa.select(
+                rounds.c.number, rounds.c.kind, rounds.c.closed_at,
+                rounds.c.training, rounds.c.evaluation, rounds.c.privacy,
+            )
+            .where(
+                rounds.c.run == run, rounds.c.state == COMMITTED, rounds.c.undone_at.is_(None)
+            )
+            .order_by(rounds.c.number)
+        )  # fmt: skip
+
+    def refused_since(self, at: float, limit: int = 1000) -> list[dict[str, Any]]:
+        """How often what was refused since a time, of the latest `limit`, most frequent first.
+
+        Returns:
+            `code`, `times`, `clients` (how many of them), `client` (one of them), `last`.
+        """
+        latest = sa.select(refusals).order_by(refusals.c.id.desc()).limit(limit).subquery()
+        times = sa.func.count().label("times")
+        return self._rows(
+            sa.select(
+                latest.c.code, times,
+                sa.func.count(sa.distinct(latest.c.client)).label("clients"),
+                sa.func.max(latest.c.client).label("client"),
+                sa.func.max(latest.c.at).label("last"),
+            )
+            .where(latest.c.at >= at)
+            .group_by(latest.c.code)
+            .order_by(times.desc())
+        )  # fmt: skip
+
+    def clients_by_status(self) -> dict[str, int]:
+        """How many clients are in each status."""
+        query = sa.select(clients.c.status, sa.func.count().label("number"))
+        rows = self._rows(query.group_by(clients.c.status))
+        return {row["status"]: row["number"] for row in rows}

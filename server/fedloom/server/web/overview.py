@@ -1,0 +1,19 @@
+"""The first page: is it healthy, and what needs somebody."""
+
+from fastapi import APIRouter, Request
+from fastapi.responses import HTMLResponse
+
+from fedloom.server.routes.overview import look
+from fedloom.server.routes.parts import Here
+from fedloom.server.routes.scopes import Viewer
+from fedloom.server.web.render import page
+
+router = APIRouter(include_in_schema=False)
+
+
+@router.get("/")
+async def overview(request: Request, here: Here, who: Viewer) -> HTMLResponse:
+    """Health, runs, the open rounds, curves and alerts."""
+    found = await look(here)
+    stored = await here.world.in_reader(here.world.ledger.list_models) if not found.runs else []
+    return page(request, here, who, "overview", page="overview", found=found, models=stored)

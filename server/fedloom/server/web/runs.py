@@ -1,0 +1,73 @@
+"""Pages about runs: all of them, and one."""
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import HTMLResponse
+
+from fedloom.server.insight.curves import curves, latest, metrics
+from fedloom.server.insight.pace import rounds_an_hour, time_left_s
+from fedloom.server.ledger import require_run
+from fedloom.server.routes.parts import Here, Parts
+from fedloom.server.routes.rounds import rounds_of
+from fedloom.server.routes.scopes import Viewer
+from fedloom.server.runs import ACTIVE
+from fedloom.server.web.render import page
+from fedloom.server.web.settings import as_toml, chosen
+
+router = APIRouter(include_in_schema=False)
+
+ROUNDS_SHOWN = 12
+CHARTS_SHOWN = 6
+
+
+@router.get("/runs")
+async def runs(
+    request: Request, here: Here, who: Viewer, q: str = "", state: str = ""
+) -> HTMLResponse:
+    """Every run, newest first."""
+    rows = await here.world.in_reader(here.world.ledger.list_runs)
+    like = [row for row in reversed(rows) if q.lower() in row["id"].lower()]
+    found = [row for row in like if state in ("", row["state"])]
+    return page(
+        request, here, who, "runs", page="runs",
+        rows=found[:500], num_all=len(rows), q=q, state=state,
+        states=sorted({row["state"] for row in rows}),
+    )  # fmt: skip
+
+
+@router.get("/runs/{run}")
+async def run(request: Request, here: Here, who: Viewer, run: str) -> HTMLResponse:
+    """A run: what happens now, curves, rounds, settings, and what can be done."""
+    return page(request, here, who, "run", page="runs", **await _seen(here, await here.run_id(run)))
+
+
+async def _seen(here: Parts, run: str) -> dict[str, Any]:
+    world, ledger = here.world, here.world.ledger
+    row = require_run(await world.in_reader(ledger.run, run), run)
+    views = await rounds_of(here, row, limit=40)
+    rounds = [view.model_dump() for view in reversed(views)]
+    drawn = curves(await world.in_reader(ledger.curve_rows, run))
+    refusals = await world.in_reader(ledger.list_refusals, run, 10)
+    driver = here.runs.get(run)
+    left = row["spec"]["rounds"] - row["committed"]
+    active = row["state"] in ACTIVE
+    return {
+        "run": row,
+        "live": driver.status() if driver is not None else None,
+        "rounds": rounds[:ROUNDS_SHOWN],
+        "is_active": active,
+        "an_hour": rounds_an_hour(rounds, _ended(row, rounds)),
+        "left_s": time_left_s(rounds, left) if row["state"] == "running" else None,
+        "metrics": metrics(drawn)[:CHARTS_SHOWN],
+        "drawn": drawn,
+        "latest": latest,
+        "refusals": refusals,
+        "chosen": chosen(row["spec"]),
+        "toml": as_toml(row["spec"]),
+    }
+
+
+def _ended(row: Any, rounds: Any) -> float:
+    """When the pace of a run is looked at: at the end of its last round."""
+    return max((r["closed_at"] or 0.0 for r in rounds), default=row["created_at"])

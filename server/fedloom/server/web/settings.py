@@ -1,0 +1,75 @@
+"""A run's settings as people read them: what was chosen, and the whole as TOML."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from fedloom.protocol.errors import UsageError
+from fedloom.server.spec import parse
+from fedloom.server.web.words import plural
+
+
+def chosen(spec: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The settings that make a run what it is, in words."""
+    cohort, train = spec["cohort"], spec["train"]
+    work = (
+        plural(train["epochs"], "epoch")
+        if train.get("epochs")
+        else plural(train.get("steps") or 0, "step")
+    )
+    batch = train.get("batch_size") or train.get("global_batch_size")
+    found = [
+        ("Strategy", _named(spec["strategy"])),
+        ("Aggregation", _named(spec["aggregation"])),
+        ("Client rule", _named(spec["rule"])),
+        ("Cohort", f"goal {cohort['goal']}, quorum {cohort.get('quorum', 1)}"),
+        ("Deadline", f"{cohort.get('deadline_s', 600):g} s"),
+        ("Mode", str(cohort.get("mode", "synchronous"))),
+        ("Selection", _named(spec["selection"])),
+        ("Training", f"{work}, batch {batch or 'all'}, rate {train.get('learning_rate', '?')}"),
+        ("Weighting", str(spec["weighting"])),
+        ("Compression", ", ".join(f"{k} {_named(v)}" for k, v in spec["compression"].items() if v)),
+        ("Personal", _named(spec["personal"])),
+        ("Privacy", _named(spec["privacy"])),
+    ]
+    return [(name, value) for name, value in found if value and value != "plain"]
+
+
+def _named(values: Any) -> str:
+    if not isinstance(values, Mapping):
+        return str(values)
+    rest = ", ".join(f"{k} {v}" for k, v in values.items() if k not in ("name", "mechanism"))
+    name = str(values.get("name") or values.get("mechanism") or "")
+    return f"{name} ({rest})" if name and rest else name or rest
+
+
+def as_toml(spec: Mapping[str, Any]) -> str:
+    """A specification as the TOML that it could be submitted from, defaults left out."""
+    lines, tables = [], []
+    plain = _defaults(spec)
+    for name, value in spec.items():
+        if value is None or value == plain.get(name):
+            continue
+        if isinstance(value, Mapping):
+            entries = [f"{k} = {_toml(v)}" for k, v in value.items() if v is not None]
+            tables.append("\n".join([f"\n[{name}]", *entries]))
+        else:
+            lines.append(f"{name} = {_toml(value)}")
+    return "\n".join([*lines, *tables]) + "\n"
+
+
+def _defaults(spec: Mapping[str, Any]) -> Mapping[str, Any]:
+    least = {n: spec[n] for n in ("cohort", "train", "privacy") if spec.get(n)}
+    try:
+        known = parse(least).as_dict()
+    except UsageError:
+        return {}
+    return {n: v for n, v in known.items() if n not in ("cohort", "train", "privacy", "name")}
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{k} = {_toml(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,362 @@
+// What every page does: hear of changes and refresh what they touch, ask before it acts, say so
+// when the server is lost. It builds no page; the server renders all of them.
+"use strict";
+
+const $ = (selector, root = document) => root.querySelector(selector);
+const $$ = (selector, root = document) => [...root.querySelectorAll(selector)];
+const root = document.documentElement;
+
+// ---- time -------------------------------------------------------------------------------------
+
+// The server's clock counts: an operator's may be off.
+const skew = Number(root.dataset.now) - Date.now() / 1000;
+const now = () => Date.now() / 1000 + skew;
+
+function span(seconds) {
+  const s = Math.max(0, Math.round(seconds));
+  if (s < 60) return `${s} s`;
+  if (s < 3600) return `${Math.floor(s / 60)} min${s < 600 ? ` ${s % 60} s` : ""}`;
+  if (s < 172800) return `${Math.floor(s / 3600)} h${s < 36000 ? ` ${Math.floor((s % 3600) / 60)} min` : ""}`;
+  return `${Math.floor(s / 86400)} days`;
+}
+
+function ago(at) {
+  const s = now() - at;
+  if (Math.abs(s) < 5) return "just now";
+  const rough = (v) => v < 60 ? `${Math.floor(v / 5) * 5} s` : v < 3600 ? `${Math.floor(v / 60)} min` : v < 172800 ? `${Math.floor(v / 3600)} h` : `${Math.floor(v / 86400)} days`;
+  return s > 0 ? `${rough(s)} ago` : `in ${rough(-s)}`;
+}
+
+function put(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
+
+function tick() {
+  for (const e of $$("[data-until]")) put(e, span(Number(e.dataset.until) - now()));
+  for (const e of $$("time[data-ago]")) put(e, ago(Number(e.dataset.ago)));
+}
+
+// Exact times are in the reader's own zone, on hover.
+function exact(scope) {
+  for (const e of $$("time[data-ago]", scope)) {
+    const at = Number(e.dataset.ago);
+    if (e.dataset.exact !== e.dataset.ago) {
+      e.title = new Date(at * 1000).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "long" });
+      e.dataset.exact = e.dataset.ago;
+    }
+  }
+}
+
+// ---- live -------------------------------------------------------------------------------------
+
+const PACE_MS = 1000;
+let waiting = new Set();
+let timer = null;
+
+function touches(element, topic, subject) {
+  return element.dataset.live.split(" ").some((w) => w === topic || w === `${topic}:${subject}`);
+}
+
+function mark(topic, subject) {
+  for (const e of $$("[data-live]")) if (!topic || touches(e, topic, subject)) waiting.add(e);
+  if (waiting.size && !timer && !document.hidden) timer = setTimeout(refresh, 60);
+}
+
+function refresh() {
+  const elements = waiting;
+  waiting = new Set();
+  for (const e of elements) {
+    if (!e.isConnected) continue;
+    if (e.dataset.curves !== undefined) window.charts?.refresh(e);
+    else window.htmx?.trigger(e, "refresh");
+  }
+  timer = setTimeout(() => {
+    timer = null;
+    if (waiting.size && !document.hidden) refresh();
+  }, PACE_MS);
+}
+
+// A round tells its numbers with the event: they are put where they belong without asking again.
+const standing = new Map();
+
+function round(subject, live) {
+  if (!live) return mark("run", subject);
+  const key = `${live.number}/${live.state}/${live.paused}/${live.goal}/${live.quorum}`;
+  if (standing.get(subject) !== key) {
+    standing.set(subject, key);
+    mark("run", subject);
+  }
+  for (const e of $$(`[data-round="${CSS.escape(subject)}"]`)) {
+    const what = e.dataset.now;
+    if (what === "deadline") {
+      if (live.deadline_left_s !== null && !live.paused) e.dataset.until = now() + live.deadline_left_s;
+    } else if (what === "bar") {
+      e.setAttribute("width", `${Math.min(100, (100 * live.accepted) / Math.max(1, live.goal))}`);
+    } else if (what === "accepted") put(e, `${live.accepted}`);
+    else put(e, `${live.clients[what] ?? 0}`);
+  }
+  mark("round", subject);
+}
+
+let source = null;
+let heard = 0;
+let lostAt = null;
+let retry = 1000;
+let leaving = false;
+
+function connect() {
+  source?.close();
+  const topics = document.body.dataset.topics || "";
+  source = new EventSource(`/v1/events${topics ? `?topics=${topics}` : ""}`);
+  heard = Date.now();
+  const on = (name, act) => source.addEventListener(name, (event) => {
+    heard = Date.now();
+    act(JSON.parse(event.data));
+  });
+  on("hello", found);
+  on("beat", found);
+  on("round", (data) => round(data.subject, data.now));
+  for (const topic of ["run", "clients", "tokens", "models", "refusals", "audit"]) {
+    on(topic, (data) => {
+      if (topic === "clients" && data.now) for (const e of $$("[data-online]")) put(e, `${data.now.online}`);
+      mark(topic, data.subject);
+    });
+  }
+  on("log", (lines) => document.dispatchEvent(new CustomEvent("log", { detail: lines })));
+  source.onerror = lost;
+}
+
+function state(name, text) {
+  const link = $("#link");
+  link.dataset.state = name;
+  put(link, text);
+}
+
+function found() {
+  retry = 1000;
+  state("live", "Live");
+  if (lostAt === null) return;
+  lostAt = null;
+  $("#lost").hidden = true;
+  document.body.classList.remove("is-lost");
+  standing.clear();
+  toast("The server is back. This page is up to date.", "ok");
+  mark("", "");
+}
+
+function lost() {
+  if (leaving) return;
+  source.close();
+  if (lostAt === null) {
+    lostAt = Date.now();
+    // A moment's interruption is nobody's business.
+    setTimeout(() => {
+      if (lostAt === null) return;
+      state("lost", "Lost");
+      put($("#lost time"), new Date(lostAt).toLocaleTimeString());
+      $("#lost").hidden = false;
+      document.body.classList.add("is-lost");
+    }, 1500);
+  }
+  setTimeout(again, retry * (0.5 + Math.random()));
+  retry = Math.min(retry * 1.6, 10000);
+}
+
+async function again() {
+  try {
+    const answer = await fetch("/v1/server", { headers: { accept: "application/json" } });
+    if (answer.status === 401) return location.assign(`/login?next=${encodeURIComponent(location.pathname + location.search)}`);
+    if (!answer.ok) throw new Error(answer.status);
+    connect();
+  } catch {
+    lost();
+  }
+}
+
+// ---- actions ----------------------------------------------------------------------------------
+
+function toast(text, level = "ok") {
+  const box = document.createElement("div");
+  box.className = "toast";
+  const icon = $(`#icon-${level}`).content.firstElementChild.cloneNode(true);
+  const words = document.createElement("span");
+  words.textContent = text;
+  const close = document.createElement("button");
+  close.textContent = "×";
+  close.setAttribute("aria-label", "Dismiss");
+  close.onclick = () => box.remove();
+  box.append(icon, words, close);
+  $("#toasts").append(box);
+  setTimeout(() => box.remove(), level === "bad" ? 20000 : 7000);
+}
+
+async function send(url, method, body) {
+  const headers = { accept: "application/json", "content-type": "application/json" };
+  const token = $("meta[name=csrf]")?.content;
+  if (token) headers["x-csrf-token"] = token;
+  let answer;
+  try {
+    answer = await fetch(url, { method, headers, body: method === "GET" || method === "DELETE" ? undefined : JSON.stringify(body) });
+  } catch {
+    throw new Error("The server did not answer. Nothing may have happened: look again before you try again.");
+  }
+  const text = await answer.text();
+  let found = null;
+  try { found = text ? JSON.parse(text) : null; } catch { /* not ours */ }
+  if (!answer.ok) throw new Error(found?.error?.message ?? `The server answered ${answer.status}.`);
+  return found;
+}
+
+let asked = null;
+
+function body(form) {
+  const values = { ...JSON.parse(asked.dataset.body || "{}") };
+  for (const input of $$("[data-field]", form)) {
+    const value = input.type === "number" ? Number(input.value) : input.value.trim();
+    if (input.value !== "") values[input.dataset.field] = value;
+  }
+  return values;
+}
+
+async function preview() {
+  if (asked?.dataset.preview === undefined) return;
+  const button = asked;
+  const form = $("#confirm form");
+  if (!form.checkValidity()) return;
+  const url = button.dataset.act + (button.dataset.act.includes("?") ? "&" : "?") + "preview=true";
+  try {
+    const told = await send(url, button.dataset.method || "POST", body(form));
+    if (asked === button && told?.consequence) put($("#confirm .consequence"), told.consequence);
+  } catch (error) {
+    if (asked === button) complain(error.message);
+  }
+}
+
+function complain(text) {
+  const box = $("#confirm .error");
+  put(box, text);
+  box.hidden = !text;
+}
+
+function ask(button) {
+  asked = button;
+  const dialog = $("#confirm");
+  put($("h2", dialog), button.dataset.title);
+  put($(".consequence", dialog), button.dataset.say || "");
+  complain("");
+  const fields = $(".asked", dialog);
+  fields.replaceChildren();
+  for (const line of (button.dataset.ask || "").split("\n").filter(Boolean)) {
+    const [name, type, label, start = ""] = line.split("|");
+    const field = document.createElement("div");
+    field.className = "field";
+    const tag = document.createElement("label");
+    tag.textContent = label;
+    tag.htmlFor = `ask-${name}`;
+    const input = document.createElement("input");
+    Object.assign(input, { id: `ask-${name}`, type, value: start, maxLength: 500 });
+    if (type === "number") Object.assign(input, { min: "0", step: "any", required: true });
+    input.dataset.field = name;
+    input.onchange = preview;
+    field.append(tag, input);
+    fields.append(field);
+  }
+  const yes = $("button.main", dialog);
+  put(yes, button.dataset.yes || button.textContent.trim());
+  yes.classList.toggle("grave", button.classList.contains("grave"));
+  yes.disabled = false;
+  dialog.showModal();
+  ($("input", fields) || yes).focus();
+  preview();
+}
+
+async function confirmed(event) {
+  event.preventDefault();
+  const button = asked;
+  const yes = $("#confirm button.main");
+  if (yes.disabled) return;
+  yes.disabled = true;
+  complain("");
+  try {
+    const told = await send(button.dataset.act, button.dataset.method || "POST", body($("#confirm form")));
+    $("#confirm").close();
+    toast(button.dataset.done || told?.consequence || "Done.");
+    document.dispatchEvent(new CustomEvent("acted", { detail: { button, told } }));
+    if (button.dataset.then) location.assign(button.dataset.then.replace("{id}", told?.id ?? ""));
+    else mark("", "");
+  } catch (error) {
+    yes.disabled = false;
+    complain(error.message);
+  }
+}
+
+// ---- keys and clicks --------------------------------------------------------------------------
+
+const PLACES = { o: "/", r: "/runs", c: "/clients", m: "/models", e: "/enrolment", a: "/audit", l: "/logs", n: "/runs/new" };
+let going = 0;
+
+function typed(event) {
+  if (event.ctrlKey || event.metaKey || event.altKey || $("dialog[open]")) return;
+  if (event.target.closest("input, textarea, select, [contenteditable]")) {
+    if (event.key === "Escape") event.target.blur();
+    return;
+  }
+  if (going && Date.now() - going < 1500 && PLACES[event.key]) return location.assign(PLACES[event.key]);
+  going = event.key === "g" ? Date.now() : 0;
+  if (event.key === "?") $("#keys").showModal();
+  if (event.key === "/") {
+    event.preventDefault();
+    const box = $("input[type=search]");
+    if (box) box.focus();
+    else location.assign("/clients?focus=1");
+  }
+  if (event.key === "t") theme();
+}
+
+function theme() {
+  const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  root.dataset.theme = dark ? "light" : "dark";
+  localStorage.setItem("theme", root.dataset.theme);
+  window.charts?.repaint();
+}
+
+async function copy(button) {
+  try {
+    await navigator.clipboard.writeText(button.dataset.copy);
+    toast("Copied.");
+  } catch {
+    const range = document.createRange();
+    const shown = button.previousElementSibling;
+    if (!shown) return;
+    put(shown, button.dataset.copy);
+    range.selectNodeContents(shown);
+    getSelection().removeAllRanges();
+    getSelection().addRange(range);
+    toast("Selected: copy it with Ctrl+C.", "warn");
+  }
+}
+
+document.addEventListener("click", (event) => {
+  const button = event.target.closest("button");
+  if (!button || button.disabled) return;
+  if (button.dataset.act) ask(button);
+  else if (button.dataset.copy) copy(button);
+  else if (button.id === "theme") theme();
+  else if (button.id === "help") $("#keys").showModal();
+  else if (button.dataset.close !== undefined) button.closest("dialog").close();
+});
+document.addEventListener("keydown", typed);
+document.addEventListener("visibilitychange", () => {
+  if (!document.hidden && waiting.size && !timer) refresh();
+});
+document.addEventListener("htmx:after:swap", () => { exact(document); tick(); });
+window.addEventListener("pagehide", () => { leaving = true; source?.close(); });
+window.addEventListener("pageshow", (event) => { if (event.persisted) { leaving = false; connect(); mark("", ""); } });
+$("#confirm form").addEventListener("submit", confirmed);
+$("#confirm").addEventListener("close", () => { asked?.focus?.(); asked = null; });
+setInterval(tick, 1000);
+setInterval(() => { if (lostAt === null && Date.now() - heard > 25000) lost(); }, 5000);
+exact(document);
+tick();
+connect();
+if (new URLSearchParams(location.search).has("focus")) $("input[type=search]")?.focus();

@@ -1,0 +1,139 @@
+"""Numbers as people read them: sizes, spans, times and shares, for the console's pages.
+
+The same rules as in `console.js`, which keeps times fresh: what the server writes and what the
+page makes of it later must not jump.
+"""
+
+import math
+import re
+import time
+from datetime import UTC, datetime
+
+_BYTES = ("B", "kB", "MB", "GB", "TB", "PB")
+
+
+def size(count: float | None) -> str:
+    """A number of bytes, in powers of 1000.
+
+    >>> size(1234567), size(12), size(None)
+    ('1.23 MB', '12 B', '–')
+    """
+    if count is None:
+        return "–"
+    value, unit = float(count), 0
+    while value >= 999.5 and unit < len(_BYTES) - 1:
+        value, unit = value / 1000, unit + 1
+    return f"{value:.0f} B" if unit == 0 else f"{_short(value)} {_BYTES[unit]}"
+
+
+def _short(value: float) -> str:
+    return f"{value:.{max(0, 2 - len(str(int(value))) + 1)}f}"
+
+
+def count(value: float | None) -> str:
+    """A whole number, its thousands apart.
+
+    >>> count(12345), count(None)
+    ('12\u202f345', '–')
+    """
+    return "–" if value is None else f"{value:,.0f}".replace(",", "\u202f")
+
+
+def figure(value: float | None) -> str:
+    """A measured value to four digits.
+
+    >>> figure(0.123456), figure(1e-7), figure(math.nan), figure(None)
+    ('0.1235', '1e-07', 'NaN', '–')
+    """
+    if value is None:
+        return "–"
+    if math.isnan(value):
+        return "NaN"
+    return count(value) if 1000 <= abs(value) < 1e6 else f"{value:.4g}"
+
+
+def span(seconds: float | None) -> str:
+    """A length of time, to two parts at most.
+
+    >>> span(0.25), span(42), span(130), span(5400), span(200000), span(None)
+    ('0.25 s', '42 s', '2 min 10 s', '1 h 30 min', '2 days', '–')
+    """
+    if seconds is None:
+        return "–"
+    if 0 < seconds < 10:
+        return f"{seconds:.2g} s"
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min" + (f" {whole % 60} s" if whole < 600 else "")
+    if whole < 2 * 86400:
+        return f"{whole // 3600} h" + (f" {whole % 3600 // 60} min" if whole < 36000 else "")
+    return f"{whole // 86400} days"
+
+
+def ago(at: float) -> str:
+    """How long ago a time is, roughly.
+
+    >>> ago(time.time() - 130), ago(time.time() + 7300), ago(time.time())
+    ('2 min ago', 'in 2 h', 'just now')
+    """
+    seconds = time.time() - at
+    if abs(seconds) < 5:
+        return "just now"
+    return f"{_rough(seconds)} ago" if seconds > 0 else f"in {_rough(-seconds)}"
+
+
+def _rough(seconds: float) -> str:
+    if seconds < 60:
+        return f"{int(seconds // 5) * 5} s"
+    if seconds < 3600:
+        return f"{int(seconds // 60)} min"
+    if seconds < 2 * 86400:
+        return f"{int(seconds // 3600)} h"
+    return f"{int(seconds // 86400)} days"
+
+
+def iso(at: float) -> str:
+    """A time for machines.
+
+    >>> iso(0)
+    '1970-01-01T00:00:00+00:00'
+    """
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds")
+
+
+def exact(at: float) -> str:
+    """A time in full; a page shows it in the reader's own zone.
+
+    >>> exact(0)
+    '1970-01-01 00:00:00 UTC'
+    """
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def share(part: float, whole: float) -> str:
+    """A part in percent of a whole.
+
+    >>> share(1, 3), share(1, 0)
+    ('33 %', '–')
+    """
+    return f"{100 * part / whole:.0f} %" if whole else "–"
+
+
+def slug(text: str) -> str:
+    """What an element may be named after a text.
+
+    >>> slug("/v1/runs/a b/curves")
+    'v1-runs-a-b-curves'
+    """
+    return re.sub(r"[^A-Za-z0-9]+", "-", text).strip("-")
+
+
+def plural(number: float, noun: str, several: str = "") -> str:
+    """A number with its noun.
+
+    >>> plural(1, "client"), plural(2, "client"), plural(0, "entry", "entries")
+    ('1 client', '2 clients', '0 entries')
+    """
+    return f"{count(number)} {noun if number == 1 else several or noun + 's'}"

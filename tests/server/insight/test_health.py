@@ -1,0 +1,108 @@
+"""What needs an operator is said in plain words, and what does not is not said."""
+
+from fedloom.server.insight.health import Facts, Level, assess
+
+NOW = 1_000_000.0
+
+
+def _run(**more):
+    """A healthy run with an open round."""
+    live = {
+        "number": 4, "state": "reporting", "paused": False, "available": 0, "accepted": 1,
+        "goal": 5, "quorum": 3, "deadline_left_s": 500.0,
+    }  # fmt: skip
+    live |= more.pop("live", {})
+    rounds = [
+        {"number": 4, "state": "reporting", "reason": "", "closed_at": None,
+         "opened_at": NOW - 100, "deadline_at": NOW + 500},
+        {"number": 3, "state": "committed", "reason": "", "closed_at": NOW - 101,
+         "opened_at": NOW - 200, "deadline_at": NOW - 50},
+    ]  # fmt: skip
+    return {
+        "id": "ward-1", "state": "running", "reason": "", "committed": 3, "created_at": NOW - 1000,
+        "rounds": rounds, "live": {"round": live}, **more,
+    }  # fmt: skip
+
+
+def _facts(*runs, **more):
+    return Facts(now=NOW, active=runs, **{"clients_online": 6, "clients_enrolled": 6, **more})
+
+
+def _only(health):
+    [alert] = health.alerts
+    return alert
+
+
+def test_healthy_run_raises_nothing():
+    """An alert that is always there is none."""
+    health = assess(_facts(_run()))
+    assert (health.level, health.alerts) == (Level.OK, [])
+
+
+def test_server_without_runs_is_idle():
+    """That is neither good nor bad."""
+    assert assess(_facts()).level is Level.IDLE
+
+
+def test_round_short_of_its_quorum_near_its_deadline_is_urgent():
+    """While there is time to act, and not from the start."""
+    late = _run(live={"deadline_left_s": 40.0})
+    alert = _only(assess(_facts(late)))
+    assert alert.level is Level.BAD
+    assert "abandoned in 40 s: 1 of the quorum of 3" in alert.what
+    assert "Extend" in alert.todo
+    enough = _run(live={"deadline_left_s": 40.0, "accepted": 3})
+    assert not assess(_facts(enough)).alerts
+
+
+def test_paused_run_says_why():
+    """A run that paused itself after three abandoned rounds waits for somebody."""
+    alert = _only(assess(_facts(_run(state="paused", reason="3 rounds abandoned in a row"))))
+    assert "3 rounds abandoned in a row" in alert.what
+    assert "Resume" in alert.todo
+
+
+def test_abandoned_round_is_told_with_its_reason_until_one_is_committed():
+    """Once rounds go through again there is nothing to do."""
+    lost = {"number": 3, "state": "abandoned", "reason": "too few updates", "closed_at": NOW - 9,
+            "opened_at": NOW - 20, "deadline_at": NOW}  # fmt: skip
+    run = _run()
+    broken = {**run, "rounds": [run["rounds"][0], lost]}
+    alert = _only(assess(_facts(broken)))
+    assert "too few updates" in alert.what
+    assert alert.link == "/runs/ward-1/rounds/3"
+    mended = {**run, "rounds": [run["rounds"][0], {**run["rounds"][1], "number": 5}, lost]}
+    assert not assess(_facts(mended)).alerts
+
+
+def test_run_that_waits_for_clients_says_how_many_are_missing():
+    """After a minute; rounds begin with a short wait."""
+    waiting = _run(live={"state": "selecting", "available": 2, "deadline_left_s": None})
+    assert "2 of 5 are there" in _only(assess(_facts(waiting))).what
+    just_now = {**waiting, "rounds": [{**waiting["rounds"][1], "closed_at": NOW - 5}]}
+    assert not assess(_facts(just_now)).alerts
+
+
+def test_running_without_any_client_is_the_worst():
+    """Whether they are enrolled decides what to do."""
+    health = assess(_facts(_run(), clients_online=0))
+    assert "6 are enrolled" in health.alerts[0].what
+    nobody = assess(_facts(_run(), clients_online=0, clients_enrolled=0))
+    assert nobody.alerts[0].link == "/enrolment"
+
+
+def test_refusals_count_where_they_blame_somebody():
+    """Late updates are a round's ordinary end; three poisoned ones are not."""
+    late = {"code": "round_closed", "times": 50, "clients": 9, "client": "oak", "last": NOW}
+    assert not assess(_facts(_run(), refused=(late,))).alerts
+    poisoned = {**late, "code": "not_finite", "times": 3, "clients": 1}
+    alert = _only(assess(_facts(_run(), refused=(poisoned,))))
+    assert (alert.link, "oak" in alert.what) == ("/clients/oak", True)
+
+
+def test_the_worst_comes_first():
+    """And the level of all is the worst's."""
+    health = assess(_facts(_run(state="paused"), disk_free=0.01))
+    assert [alert.level for alert in health.alerts] == [Level.BAD, Level.WARN]
+    assert health.level is Level.BAD
+    assert health.headline == "2 things need your attention"

@@ -1,0 +1,93 @@
+"""The console's pages over a real socket: what is on them, and what is never on them."""
+
+import re
+import time
+
+import pytest
+
+from support.door import SPEC, Door, _Connection, write_model
+
+STATIC_PAGES = ("/", "/runs")
+
+
+@pytest.fixture
+def door(tmp_path):
+    """A server with its authority."""
+    with Door(tmp_path / "state") as door:
+        yield door
+
+
+def get(door, path):
+    """A page's status and text."""
+    connection = _Connection(door.directory / "control.sock")
+    connection.request("GET", path)
+    answer = connection.getresponse()
+    text = answer.read().decode()
+    connection.close()
+    return answer.status, text
+
+
+def submit(door, tmp_path):
+    """Start a run; returns its id."""
+    digest = door.world.models.add(write_model(tmp_path / "m.safetensors"))
+    return door.ask("POST", "/runs", {"spec": SPEC, "model": digest})[1]["id"]
+
+
+@pytest.mark.parametrize("path", STATIC_PAGES)
+def test_every_page_stands_on_an_empty_server(door, path):
+    """A newcomer's first look is of a server without anything, and it says what to do next."""
+    status, text = get(door, path)
+    assert status == 200
+    assert 'class="empty"' in text
+    assert "<h1>" in text
+
+
+def test_pages_hold_no_script_and_no_style_of_their_own(door, tmp_path):
+    """So that the policy against injected ones can be strict."""
+    run = submit(door, tmp_path)
+    for path in (*STATIC_PAGES, f"/runs/{run}"):
+        _, text = get(door, path)
+        assert not re.search(r"<style|style=|<script(?![^>]*src=)|\son[a-z]+=|javascript:", text)
+        assert not re.search(r"(src|href)=\"(https?:)?//", text)
+
+
+def test_run_page_shows_what_happens_and_offers_what_can_be_done(door, tmp_path):
+    """Its open round waits for clients, so it can be paused, aborted and stopped, not closed."""
+    run = submit(door, tmp_path)
+    _, text = get(door, f"/runs/{run}")
+    assert f"<h1>{run}</h1>" in text
+    assert "of 2 clients are there" in text
+    offered = re.findall(rf'data-act="/v1/runs/{run}/([a-z]+)"', text)
+    assert offered == ["pause", "abort", "stop"]
+
+
+def test_live_part_is_that_part_alone(door, tmp_path):
+    """What is refreshed is small, and is what the page holds too."""
+    run = submit(door, tmp_path)
+    _, part = get(door, f"/runs/{run}?part=live")
+    assert "<html" not in part
+    assert f"<h1>{run}</h1>" in part
+
+
+def test_files_are_kept_for_as_long_as_they_do_not_change(door):
+    """Their addresses hold a fingerprint of their content."""
+    _, text = get(door, "/")
+    files = re.findall(r'(?:src|href)="(/static/[^"]+)"', text)
+    assert len(files) >= 6
+    for file in files:
+        connection = _Connection(door.directory / "control.sock")
+        connection.request("GET", file)
+        answer = connection.getresponse()
+        assert answer.status == 200, file
+        assert "immutable" in answer.getheader("cache-control"), file
+        connection.close()
+
+
+def test_names_that_clients_choose_are_escaped(door):
+    """Whatever reaches a page is text."""
+    ledger = door.world.ledger
+    ledger.add_token("01", "hash", "ward", time.time() + 60)
+    ledger.enrol("01", "01", time.time() + 60)
+    status, text = get(door, "/runs?q=%3Cscript%3Ealert(1)%3C/script%3E")
+    assert status == 200
+    assert "<script>alert" not in text
