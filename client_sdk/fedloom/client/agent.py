@@ -19,12 +19,14 @@ import grpc
 
 from fedloom.client import transfer
 from fedloom.client.api import Client
+from fedloom.client.conditions import ConditionGate
 from fedloom.client.config import ClientConfig, load
 from fedloom.client.connection import Connection
 from fedloom.client.gates import Gate
 from fedloom.client.ranks import ranks
 from fedloom.client.renewal import Renewal
 from fedloom.client.store import ClientStore
+from fedloom.client.watch import Watch
 from fedloom.client.work import Tasks
 from fedloom.protocol import wire
 from fedloom.protocol.chunks import Chunks
@@ -64,7 +66,15 @@ class Agent:
         self._store = ClientStore(config.state_dir)
         self._connection = Connection(config, self._store)
         chunks = Chunks(config.chunk_bytes)
-        self._tasks = Tasks(client, self._connection, self._store, chunks, gates)
+        conditions = ConditionGate(config.conditions)
+        self._tasks = Tasks(
+            client,
+            self._connection,
+            self._store,
+            chunks,
+            gates=[conditions, *gates],
+            watch=Watch.of(conditions, config.conditions),
+        )
         self._renewal = Renewal(
             connection=self._connection,
             store=self._store,

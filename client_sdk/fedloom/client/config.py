@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedloom.client import settings
+from fedloom.client.conditions.settings import Conditions
 from fedloom.client.settings import setting
 from fedloom.protocol import chunks
 from fedloom.protocol.errors import UsageError
@@ -42,6 +43,7 @@ class ClientConfig:
     chunk_bytes: chunks.Setting = setting(
         CHUNK_BYTES, doc='bytes in one message; "auto" finds the fastest by measurement'
     )
+    conditions: Conditions = setting(default_factory=Conditions, doc="when to train")
     labels: dict[str, str] = setting(
         default_factory=dict, doc="shown to the operator", example={"ward": "3"}
     )

@@ -4,13 +4,18 @@ Declining is normal and costs a round nothing: the server asks another client in
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Protocol
 
 from fedloom.protocol.v1 import fleet_pb2
 
 
 class Gate(Protocol):
-    """Something that an offer has to pass before anything of it is downloaded."""
+    """Something that an offer has to pass before anything of it is downloaded.
+
+    One that objects to every offer alike for a while has an attribute `again_s` besides: seconds
+    in which the server need not ask this client anything.
+    """
 
     def objection(self, offer: fleet_pb2.Task) -> str | None:
         """Why not to take an offer, as a sentence for the operator; None for yes.
@@ -19,7 +24,22 @@ class Gate(Protocol):
         """
 
 
-def first_objection(gates: Iterable[Gate], offer: fleet_pb2.Task) -> str | None:
+@dataclass(frozen=True, slots=True)
+class Objection:
+    """Why an offer is not taken.
+
+    Attributes:
+        reason: a sentence.
+        again_s: seconds in which the server need not ask again, whatever the run; 0: whenever.
+    """
+
+    reason: str
+    again_s: float = 0.0
+
+
+def first_objection(gates: Iterable[Gate], offer: fleet_pb2.Task) -> Objection | None:
     """Ask gates in their order, up to the first that objects."""
-    found = (gate.objection(offer) for gate in gates)
-    return next((reason for reason in found if reason), None)
+    for gate in gates:
+        if reason := gate.objection(offer):
+            return Objection(reason, getattr(gate, "again_s", 0.0))
+    return None

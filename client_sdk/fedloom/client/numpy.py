@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedloom.client.api import Client, Metrics, Params, Task, Trained
-from fedloom.client.data import Shard, as_shard
+from fedloom.client.data import Growing, Shard, as_shard
 from fedloom.client.stopping import Stopping, num_batches
 from fedloom.protocol.errors import UsageError
 from fedloom.strategies import At, ClientRule
@@ -98,11 +98,11 @@ class _NumpyClient(Client):
         self, data: Any, held_out: Any, measure: Measure | None, initial: Params | None
     ) -> None:
         self._shard = as_shard(data)
+        if not isinstance(self._shard, Growing):
+            some(self._shard)
         self._held_out = None if held_out is None else as_shard(held_out)
         self._measure = measure
         self._initial = initial
-        if not len(self._shard):
-            raise UsageError("Expected at least one example to train on, got none.")
 
     def initial(self) -> Params | None:
         """Model that a run may begin with, where the author gave one."""
@@ -112,11 +112,16 @@ class _NumpyClient(Client):
         """Whether there is data to evaluate on."""
         return self._held_out is not None and len(self._held_out) > 0
 
+    def _examples(self) -> Shard:
+        """What there is to train on in this task."""
+        return some(self._shard.fixed())
+
     def evaluate(self, params: Params, task: Task) -> tuple[int, Metrics]:  # noqa: ARG002 - as asked
         """Evaluate the received parameters."""
         if self._held_out is None or self._measure is None:
             return 0, {}
-        return len(self._held_out), mean_metrics(self._measure, params, self._held_out)
+        held_out = self._held_out.fixed()
+        return len(held_out), mean_metrics(self._measure, params, held_out)
 
 
 class FitClient(_NumpyClient):
@@ -140,17 +145,18 @@ class FitClient(_NumpyClient):
             UsageError: the run's client rule changes gradients, which only the function sees.
         """
         refuse_gradient_rules(task.rule, "a function that trains by itself", "gradient_client")
+        shard = self._examples()
         if task.rule.needs_loss:
             if self._measure is None:
                 raise UsageError(
                     f"Expected measure in fit_client, as the client rule {task.rule.name} asks "
                     "for the loss before training, got none. Give one that returns a loss."
                 )
-            before = mean_metrics(self._measure, params, self._shard)
+            before = mean_metrics(self._measure, params, shard)
             task.local.initial_loss = before["loss"]
-        found = self._fit(params, self._shard, task)
+        found = self._fit(params, shard, task)
         if isinstance(found, Mapping):
-            return found, len(self._shard), {}
+            return found, len(shard), {}
         return found
 
 
@@ -174,7 +180,7 @@ class GradientClient(_NumpyClient):
 
     def evaluate(self, params: Params, task: Task) -> tuple[int, Metrics]:
         """Evaluate the received parameters, or those of several that suit these examples best."""
-        return super().evaluate(self._settled(params, task), task)
+        return super().evaluate(self._settled(params, task, self._shard.fixed()), task)
 
     def train(self, params: Params, task: Task) -> tuple[Params, int, dict[str, float]]:
         """Train from the received parameters.
@@ -188,23 +194,24 @@ class GradientClient(_NumpyClient):
                 module's training can do.
         """
         refuse_module_settings(task)
-        params = self._settled(params, task)
+        shard = self._examples()
+        params = self._settled(params, task, shard)
         before, task.local.steps = {n: np.array(a) for n, a in params.items()}, 0
         floats = {n for n in task.tensors(params) if params[n].dtype.kind == "f"}
         task.local.trainable = frozenset(floats - task.local.personal.kept(params))
         if task.rule.needs_loss or task.rule.needs_gradient:
-            self._survey(params, task)
+            self._survey(params, task, shard)
         ats = {n: _at(task, n, params[n], before[n]) for n in task.local.trainable}
         total, seen, trained = 0.0, 0, set[str]()
         settings = task.settings
         wanted = num_batches(
-            len(self._shard),
+            len(shard),
             epochs=settings.epochs,
             steps=settings.steps,
             batch_size=settings.batch_size,
         )
-        stopping = Stopping(settings, len(self._shard), task.should_stop)
-        for x, y in self._shard.training(
+        stopping = Stopping(settings, len(shard), task.should_stop)
+        for x, y in shard.training(
             task.seed, settings.batch_size, epochs=settings.epochs, steps=settings.steps
         ):
             if stopping.should_stop():
@@ -222,24 +229,24 @@ class GradientClient(_NumpyClient):
             stopping.watch(float(loss), len(y))
             task.progress((task.local.steps, wanted), loss)
         metrics = {"loss": total / seen} if seen else {}
-        return {n: params[n] for n in trained}, len(self._shard), {**metrics, **task.local.told}
+        return {n: params[n] for n in trained}, len(shard), {**metrics, **task.local.told}
 
-    def _settled(self, params: Params, task: Task) -> Params:
+    def _settled(self, params: Params, task: Task, shard: Shard) -> Params:
         """The model of least loss here, where the rule has several (IFCA); else the received."""
         if not task.rule.picks:
             return params
         models = task.local.models(params, task.rule)
         if task.local.cluster is None:
-            losses = [mean_metrics(self._loss_alone, m, self._shard)["loss"] for m in models]
+            losses = [mean_metrics(self._loss_alone, m, shard)["loss"] for m in models]
             losses = [math.inf if math.isnan(value) else value for value in losses]
             task.local.cluster = losses.index(min(losses))
         return {name: np.array(a) for name, a in models[task.local.cluster].items()}
 
-    def _survey(self, params: Params, task: Task) -> None:
+    def _survey(self, params: Params, task: Task, shard: Shard) -> None:
         """Measure the mean loss over all examples and its gradient, which some rules ask for."""
         total, full = 0.0, dict[str, Array]()
-        for x, y in self._shard.in_order():
-            share = len(y) / len(self._shard)
+        for x, y in shard.in_order():
+            share = len(y) / len(shard)
             loss, gradients = self._gradient(params, x, y)
             total += float(loss) * share
             for name, grad in _checked(gradients, params).items():
@@ -258,6 +265,17 @@ def mean_metrics(measure: Measure, params: Params, shard: Shard) -> dict[str, fl
         for name, value in measure(params, x, y).items():
             totals[name] = totals.get(name, 0.0) + float(value) * len(y)
     return {name: value / len(shard) for name, value in totals.items()}
+
+
+def some(shard: Shard) -> Shard:
+    """Return a shard that has examples.
+
+    Raises:
+        UsageError: it has none.
+    """
+    if not len(shard):
+        raise UsageError("Expected at least one example to train on, got none.")
+    return shard
 
 
 def refuse_gradient_rules(rule: ClientRule, who: str, instead: str) -> None:

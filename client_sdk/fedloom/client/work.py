@@ -17,11 +17,12 @@ from fedloom.client.accounts import account
 from fedloom.client.answers import Answers
 from fedloom.client.api import Client, Task
 from fedloom.client.connection import Connection
-from fedloom.client.gates import Gate, first_objection
+from fedloom.client.gates import Gate, Objection, first_objection
 from fedloom.client.intake import UnfitError, check_offer, check_room, is_run
 from fedloom.client.store import KEEP_MODELS, ClientStore
 from fedloom.client.training import Work, task_from_message
 from fedloom.client.trust import unsigned
+from fedloom.client.watch import ConditionLost, Watch
 from fedloom.protocol.chunks import Chunks
 from fedloom.protocol.errors import Code, FedloomError, IntegrityError, Refusal, printable
 from fedloom.protocol.v1 import fleet_pb2
@@ -49,6 +50,7 @@ class Tasks:
         store: of models and updates.
         chunks: how large the messages of an upload are.
         gates: asked, in order, before anything of an offer is downloaded.
+        watch: kept over the work until there is an update.
     """
 
     def __init__(
@@ -57,7 +59,9 @@ class Tasks:
         connection: Connection,
         store: ClientStore,
         chunks: Chunks,
+        *,
         gates: Sequence[Gate] = (),
+        watch: Watch | None = None,
     ) -> None:
         self._client = client
         self._connection = connection
@@ -65,6 +69,7 @@ class Tasks:
         self._chunks = chunks
         self._gates = gates
         self._answers = Answers(store.directory)
+        self._watch = watch or Watch()
         self._work: dict[TaskId, asyncio.Task[None]] = {}
         self._tasks: dict[TaskId, Task] = {}
         self._training = asyncio.Lock()
@@ -133,21 +138,25 @@ class Tasks:
         self._answers.saw(offer.key.run, issued_us)
         await self._reply(offer.key)
 
-    async def _decline(self, key: fleet_pb2.TaskKey, objection: str) -> None:
-        log.info("round %d of %s is declined: %s", key.round, key.run, objection)
-        text = f"Took no part in round {key.round} of {key.run}: {printable(objection)}"
+    async def _decline(self, key: fleet_pb2.TaskKey, objection: Objection) -> None:
+        log.info("round %d of %s is declined: %s", key.round, key.run, objection.reason)
+        text = f"Took no part in round {key.round} of {key.run}: {printable(objection.reason)}"
         self._store.journal.note(
             "declined",
             text,
             run=key.run,
             round=key.round,
             server=self._connection.server,
-            reason=objection,
+            reason=objection.reason,
         )
-        await self._reply(key, declined=objection[:500])
+        await self._reply(key, objection.reason, objection.again_s)
 
-    async def _reply(self, key: fleet_pb2.TaskKey, declined: str = "") -> None:
-        reply = fleet_pb2.OfferReply(task=key, accepted=not declined, reason=declined)
+    async def _reply(
+        self, key: fleet_pb2.TaskKey, declined: str = "", again_s: float = 0.0
+    ) -> None:
+        reply = fleet_pb2.OfferReply(
+            task=key, accepted=not declined, reason=declined[:500], again_s=again_s
+        )
         await self._connection.send(fleet_pb2.ClientMessage(offer_reply=reply))
 
     def _forget(self, key: TaskId) -> None:
@@ -189,7 +198,7 @@ class Tasks:
         """One task, from the model to the acknowledged update."""
         key = (task.run, task.round)
         try:
-            header = await self._update(offer, task)
+            header = await self._watch.over(self._update(offer, task))
             self._account(header, offer)
             await self._connection.persist(lambda: self._upload(header))
             name = self._connection.name
@@ -204,6 +213,8 @@ class Tasks:
         except UnfitError as error:
             self._refused(offer.key, f"what came for {_of(key)}: {error}")
             await self._failed(offer.key, f"refused by the device: {error}")
+        except ConditionLost as lost:
+            await self._decline(offer.key, Objection(str(lost), self._watch.again_s))
         except asyncio.CancelledError:
             raise
         except Exception as error:

@@ -17,6 +17,9 @@ from fedloom.server.live import Hub
 
 log = logging.getLogger(__name__)
 
+LONGEST_REST_S = 24 * 3600.0
+"""However long a client asks not to be asked: its word must not outlive its conditions for ever."""
+
 MAX_CALLS = 32
 """Calls that one client may have in progress; an honest one needs four, some of them half-open."""
 
@@ -110,6 +113,7 @@ class Fleet:
         self._calls: dict[str, set[Call]] = {}
         self._listeners: list[Listener] = []
         self._sending: set[asyncio.Task[None]] = set()
+        self._resting: dict[str, asyncio.TimerHandle] = {}
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -125,7 +129,7 @@ class Fleet:
         """Tell a run about clients from now on, and about those that are available now."""
         self._listeners.append(listener)
         for session in self:
-            if session.task is None:
+            if self._is_idle(session):
                 self._announce_to(listener, session.client)
 
     def forget(self, listener: Listener) -> None:
@@ -135,7 +139,26 @@ class Fleet:
 
     def available(self) -> list[str]:
         """Connected clients without a task, by name."""
-        return sorted(c for c, s in self._sessions.items() if s.task is None)
+        return sorted(c for c, s in self._sessions.items() if self._is_idle(s))
+
+    def rest(self, client: str, seconds: float) -> None:
+        """Offer a client nothing new for a while, as it asked for; it is announced again after."""
+        if not 0 < seconds < float("inf"):
+            return
+        if client in self._resting:
+            self._resting[client].cancel()
+        after = min(seconds, LONGEST_REST_S)
+        loop = asyncio.get_running_loop()
+        self._resting[client] = loop.call_later(after, self._rested, client)
+
+    def _rested(self, client: str) -> None:
+        del self._resting[client]
+        session = self._sessions.get(client)
+        if session is not None and session.task is None:
+            self._announce(client)
+
+    def _is_idle(self, session: Session) -> bool:
+        return session.task is None and session.client not in self._resting
 
     @contextmanager
     def calling(self, call: Call) -> Iterator[None]:
@@ -226,8 +249,8 @@ class Fleet:
                 return
         for listener in list(self._listeners):
             session = self._sessions.get(client)
-            if session is None or session.task is not None:
-                return  # an earlier run has just taken it
+            if session is None or not self._is_idle(session):
+                return  # an earlier run has just taken it, or it wants to be left alone
             listener.client_available(client)
 
     def _announce_to(self, listener: Listener, client: str) -> None:

@@ -231,6 +231,7 @@ class RoundShell:
         else:
             records.ended(key, client, reply.reason)
             self._note(client, Phase.DECLINED, reply.reason)
+            self._world.fleet.rest(client, reply.again_s)
             self.feed(OfferDeclined(client, reply.reason))
             self._world.fleet.free(client, self.key_of(client))
 

@@ -6,9 +6,28 @@
     train, held_out = shard.split(0.2)
 
 A `Shard` has a length and gives the examples at some places; clients of numpy, scikit-learn and
-PyTorch take one as their data. Importing this imports numpy and nothing else that is large.
+PyTorch take one as their data. `ExampleStore` keeps examples that keep arriving.
+Importing this imports numpy and nothing else that is large.
 """
 
+from fedloom.client.data.database import from_sqlite
+from fedloom.client.data.files import from_npy, from_npz
 from fedloom.client.data.shard import Arrays, Batch, Items, Shard, Subset, as_shard
+from fedloom.client.data.store import ExampleStore, Growing
+from fedloom.client.data.tables import from_csv, from_parquet
 
-__all__ = ["Arrays", "Batch", "Items", "Shard", "Subset", "as_shard"]
+__all__ = [
+    "Arrays",
+    "Batch",
+    "ExampleStore",
+    "Growing",
+    "Items",
+    "Shard",
+    "Subset",
+    "as_shard",
+    "from_csv",
+    "from_npy",
+    "from_npz",
+    "from_parquet",
+    "from_sqlite",
+]

@@ -45,6 +45,10 @@ class Shard(ABC):
             indices: int64 [n], each from 0 to N - 1.
         """
 
+    def fixed(self) -> "Shard":
+        """The examples as they are now, for one task: they do not change while it works on them."""
+        return self
+
     def __getitem__(self, index: int) -> tuple[Any, Any]:
         """One example: its input and its target."""
         if not -len(self) <= index < len(self):

@@ -16,8 +16,13 @@ from numpy.typing import NDArray
 from sklearn.exceptions import ConvergenceWarning
 
 from fedloom.client.api import Client, Params, Task
-from fedloom.client.data import Shard, as_shard
-from fedloom.client.numpy import mean_metrics, refuse_gradient_rules, refuse_module_settings
+from fedloom.client.data import Growing, Shard, as_shard
+from fedloom.client.numpy import (
+    mean_metrics,
+    refuse_gradient_rules,
+    refuse_module_settings,
+    some,
+)
 from fedloom.client.sklearn import measures
 from fedloom.client.sklearn.linear import COEF, INTERCEPT, Family
 from fedloom.client.stopping import Stopping, num_batches
@@ -55,8 +60,8 @@ def sklearn_client(
             example.
     """
     shard = as_shard(data)
-    if not len(shard):
-        raise UsageError("Expected at least one example to train on, got none.")
+    if not isinstance(shard, Growing):
+        some(shard)
     if classes is None and shard.num_classes is not None:
         classes = range(shard.num_classes)
     return LinearClient(
@@ -78,7 +83,7 @@ class LinearClient(Client):
 
     def initial(self) -> Params:
         """Model that a run may begin with: zeros, as scikit-learn begins."""
-        return self._family.initial(np.shape(self._shard[0][0])[-1])
+        return self._family.initial(np.size(some(self._shard.fixed())[0][0]))
 
     def train(self, params: Params, task: Task) -> tuple[Params, int, dict[str, float]]:
         """Train from the received parameters.
@@ -92,18 +97,20 @@ class LinearClient(Client):
                 scikit-learn's loop cannot do.
         """
         self._check(params, task)
+        shard = some(self._shard.fixed())
         if task.rule.needs_loss:
-            task.local.initial_loss = self._measured(params, self._shard)["loss"]
+            task.local.initial_loss = self._measured(params, shard)["loss"]
         train = self._steps if self._family.steps else self._fit_again
-        trained = train(params, task)
+        trained = train(params, task, shard)
         new = {COEF: trained.coef_, INTERCEPT: np.atleast_1d(trained.intercept_)}
-        return new, len(self._shard), self._measured(new, self._shard)
+        return new, len(shard), self._measured(new, shard)
 
     def evaluate(self, params: Params, task: Task) -> tuple[int, dict[str, float]]:  # noqa: ARG002
         """Evaluate the received parameters: `loss`, and `accuracy` of a classifier."""
         if self._held_out is None:
             return 0, {}
-        return len(self._held_out), self._measured(params, self._held_out)
+        held_out = self._held_out.fixed()
+        return len(held_out), self._measured(params, held_out)
 
     def can_evaluate(self) -> bool:
         """Whether there is data to evaluate on."""
@@ -124,17 +131,17 @@ class LinearClient(Client):
                 "Leave out train.only and train.tensor_share."
             )
 
-    def _steps(self, params: Params, task: Task) -> Any:
+    def _steps(self, params: Params, task: Task, shard: Shard) -> Any:
         settings, family = task.settings, self._family
         kept = family.estimator.get_params().get("learning_rate") in ("pa1", "pa2")
         rate = {} if kept else {"learning_rate": "constant", "eta0": settings.learning_rate}
         estimator = family.begun(params, random_state=task.seed % _SEEDS, **rate)
         known = {} if family.classes is None else {"classes": family.classes}
         length = {"epochs": settings.epochs, "steps": settings.steps}
-        wanted = num_batches(len(self._shard), batch_size=settings.batch_size, **length)
-        stopping = Stopping(settings, len(self._shard), task.should_stop)
+        wanted = num_batches(len(shard), batch_size=settings.batch_size, **length)
+        stopping = Stopping(settings, len(shard), task.should_stop)
         task.local.steps = 0
-        batches = self._shard.training(task.seed, settings.batch_size, **length)
+        batches = shard.training(task.seed, settings.batch_size, **length)
         for number, batch in enumerate(batches, 1):
             if stopping.should_stop():
                 break
@@ -147,8 +154,8 @@ class LinearClient(Client):
             task.progress((number, wanted))
         return estimator
 
-    def _fit_again(self, params: Params, task: Task) -> Any:
-        x, y = self._rows(*self._shard.all(), params[COEF])
+    def _fit_again(self, params: Params, task: Task, shard: Shard) -> Any:
+        x, y = self._rows(*shard.all(), params[COEF])
         assert self._family.classes is not None
         if missing := sorted(set(self._family.classes.tolist()) - set(y.tolist()), key=str):
             raise UsageError(

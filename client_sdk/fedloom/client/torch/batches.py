@@ -82,7 +82,11 @@ class _OfShard:
     """Examples of a shard: what is taken becomes tensors."""
 
     def __init__(self, shard: Shard) -> None:
-        self._shard = shard
+        self._whole = self._shard = shard
+
+    def fix(self) -> None:
+        """Look at what the shard has now, from now on."""
+        self._shard = self._whole.fixed()
 
     def __len__(self) -> int:
         return len(self._shard)
@@ -126,6 +130,12 @@ def examples(data: Data) -> Examples:
             f"got {type(data).__name__}. Read a stream into a list of examples first."
         )
     return _Items(data, collate)
+
+
+def fix(source: Examples) -> None:
+    """Let a source of examples that keep arriving stand still for a task."""
+    if isinstance(source, _OfShard):
+        source.fix()
 
 
 def orders(num_examples: int, seed: int) -> Iterator[Tensor]:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fedloom.client.api import Client, Kind, SliceOf, Task
+from fedloom.client.data import Growing
 from fedloom.client.torch import batches, clusters, loop, modules, passes
 from fedloom.client.torch.group import ALONE, Group, Job
 from fedloom.client.torch.memory import LocalMemory
@@ -78,7 +79,7 @@ class TorchClient(Client):
         self._loss = loss
         self._train = batches.examples(train)
         held_out = None if evaluate is None else batches.examples(evaluate)
-        self._evaluate = held_out if held_out is not None and len(held_out) else None
+        self._evaluate = held_out
         self._optimizer = optimizer
         state = model.state_dict()
         self._sent = {n for n, tensor in state.items() if send(n) and tensor.dtype != torch.bool}
@@ -88,8 +89,8 @@ class TorchClient(Client):
         self._width = width
         self.group: Group = ALONE
         self._memory = LocalMemory(None if isinstance(keep_local, bool) else Path(keep_local))
-        if not len(self._train):
-            raise UsageError("Expected at least one example to train on, got none.")
+        if not isinstance(train, Growing):
+            self._check_some()
 
     def train(
         self, params: Params, task: Task
@@ -109,6 +110,8 @@ class TorchClient(Client):
             UsageError: when the parameters are not this module's, or the module cannot be narrowed
                 as the run asks.
         """
+        batches.fix(self._train)
+        self._check_some()
         home = self._home(params)
         self._load(params, home, task, task.round)
         before = self._copy(home)
@@ -141,8 +144,9 @@ class TorchClient(Client):
         Raises:
             UsageError: when the parameters are not this module's.
         """
-        if self._evaluate is None:
+        if self._evaluate is None or not len(self._evaluate):
             return 0, {}
+        batches.fix(self._evaluate)
         # Before the training of a task that also evaluates, what that task began with counts.
         round_ = task.round if task.kind is Kind.TRAIN else None
         self._load(params, self._home(params), task, round_)
@@ -170,7 +174,11 @@ class TorchClient(Client):
 
     def can_evaluate(self) -> bool:
         """Whether there is data to evaluate on."""
-        return self._evaluate is not None
+        return self._evaluate is not None and len(self._evaluate) > 0
+
+    def _check_some(self) -> None:
+        if not len(self._train):
+            raise UsageError("Expected at least one example to train on, got none.")
 
     def _narrowed(self, task: Task, home: Collection[str]) -> Narrow:
         width = task.width() if self._width is None else self._width

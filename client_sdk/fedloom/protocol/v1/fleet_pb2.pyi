@@ -78,14 +78,16 @@ class Hello(_message.Message):
     def __init__(self, protocol_versions: _Optional[_Iterable[int]] = ..., client: _Optional[str] = ..., sdk_version: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class OfferReply(_message.Message):
-    __slots__ = ("task", "accepted", "reason")
+    __slots__ = ("task", "accepted", "reason", "again_s")
     TASK_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    AGAIN_S_FIELD_NUMBER: _ClassVar[int]
     task: TaskKey
     accepted: bool
     reason: str
-    def __init__(self, task: _Optional[_Union[TaskKey, _Mapping]] = ..., accepted: _Optional[bool] = ..., reason: _Optional[str] = ...) -> None: ...
+    again_s: float
+    def __init__(self, task: _Optional[_Union[TaskKey, _Mapping]] = ..., accepted: _Optional[bool] = ..., reason: _Optional[str] = ..., again_s: _Optional[float] = ...) -> None: ...
 
 class TaskFailed(_message.Message):
     __slots__ = ("task", "reason")

@@ -1,0 +1,271 @@
+"""Tables: CSV and Parquet files, one or a folder of them, with a column of targets.
+
+Invariants: files of a folder are read in the order of their names; inputs are in the order of
+`features`, or of the first file's columns. What is wrong is named by file, row and column; rows
+count from 1, without the line that names the columns.
+
+Legend: N rows.
+"""
+
+import csv
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from importlib import import_module
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedloom.client.data.shard import Arrays
+from fedloom.protocol.errors import UsageError
+
+Columns: TypeAlias = dict[str, NDArray[Any]]
+"""Name → cells, [N]: text, numbers or objects."""
+
+
+def from_csv(
+    path: str | Path,
+    *,
+    label: str,
+    features: Sequence[str] | None = None,
+    classes: Sequence[Any] | None = None,
+    separator: str = ",",
+    dtype: Any = np.float32,
+    mean: Any = 0.0,
+    scale: Any = 1.0,
+) -> Arrays:
+    """Read a CSV file, or every `*.csv` of a folder; the first line of each names its columns.
+
+    Args:
+        path: of a file in UTF-8, or of a folder.
+        label: column of targets.
+        features: columns of inputs, numbers; all others where left out.
+        classes: what the label may be on any device, in the order of their numbers; None where
+            it is a number itself.
+        separator: between cells.
+        dtype: of inputs.
+        mean: taken off inputs, one number or one for each feature. The same on every device.
+        scale: that inputs are then multiplied by, likewise.
+
+    Raises:
+        UsageError: no such file or column, or cells that are not what they must be.
+    """
+    blocks = ((str(file), read_csv(file, separator)) for file in _files(path, "csv"))
+    return shard_of(
+        blocks, label=label, features=features, classes=classes, dtype=dtype, mean=mean, scale=scale
+    )
+
+
+def from_parquet(
+    path: str | Path,
+    *,
+    label: str,
+    features: Sequence[str] | None = None,
+    classes: Sequence[Any] | None = None,
+    dtype: Any = np.float32,
+    mean: Any = 0.0,
+    scale: Any = 1.0,
+) -> Arrays:
+    """Read a Parquet file, or every `*.parquet` of a folder; needs pyarrow. As `from_csv`."""
+    files = _files(path, "parquet")
+    wanted = None if features is None else [*features, label]
+    blocks = ((str(file), read_parquet(file, wanted)) for file in files)
+    return shard_of(
+        blocks, label=label, features=features, classes=classes, dtype=dtype, mean=mean, scale=scale
+    )
+
+
+def shard_of(
+    blocks: Iterator[tuple[str, Columns]],
+    *,
+    label: str,
+    features: Sequence[str] | None,
+    classes: Sequence[Any] | None,
+    dtype: Any,
+    mean: Any,
+    scale: Any,
+) -> Arrays:
+    """Join blocks of columns to a shard.
+
+    Args:
+        blocks: where each is from, and its columns.
+        label: as in `from_csv`.
+        features: likewise.
+        classes: likewise.
+        dtype: likewise.
+        mean: likewise.
+        scale: likewise.
+
+    Raises:
+        UsageError: a column is missing, a cell is not what it must be, or there is no row.
+    """
+    targets = _numbering(classes)
+    xs, ys, where = [], [], ""
+    for where, columns in blocks:
+        features = [n for n in columns if n != label] if features is None else features
+        for name in (label, *features):
+            if name not in columns:
+                raise UsageError(f"Expected a column {name!r} in {where}. {_hint(name, columns)}")
+        x = np.empty((len(columns[label]), len(features)), dtype)
+        for place, name in enumerate(features):
+            x[:, place] = numbers(columns[name], name, where, dtype)
+        xs.append(x)
+        ys.append(targets(columns[label], label, where))
+    if not sum(map(len, ys)) or not features:
+        raise UsageError(
+            f"Expected rows with a column of inputs in {where}, got {sum(map(len, ys))} rows and "
+            f"{len(features or ())} columns."
+        )
+    return Arrays(
+        np.concatenate(xs),
+        np.concatenate(ys),
+        dtype=dtype,
+        mean=mean,
+        scale=scale,
+        num_classes=None if classes is None else len(classes),
+    )
+
+
+def _numbering(
+    classes: Sequence[Any] | None,
+) -> Callable[[NDArray[Any], str, str], NDArray[Any]]:
+    """What makes targets of a label's cells."""
+    if classes is None:
+        return numbers
+    known = {str(value): number for number, value in enumerate(classes)}
+    if len(known) != len(classes) or len(known) < 2:
+        raise UsageError(f"Expected two or more different classes, got {list(classes)}.")
+
+    def numbered(cells: NDArray[Any], name: str, where: str) -> NDArray[Any]:
+        found = [known.get(str(cell), -1) for cell in cells.tolist()]
+        if -1 in found:
+            row = found.index(-1)
+            raise UsageError(
+                f"Expected a class of {', '.join(list(known)[:8])} in column {name!r} of {where}, "
+                f"got {_shown(cells[row])} in row {row + 1}."
+            )
+        return np.array(found, np.int64)
+
+    return numbered
+
+
+def _files(path: str | Path, kind: str) -> list[Path]:
+    """A file, or the files of a kind in a folder.
+
+    Raises:
+        UsageError: there is none.
+    """
+    path = Path(path).expanduser()
+    if not path.is_dir():
+        return [path]
+    if not (found := sorted(path.glob(f"*.{kind}"))):
+        raise UsageError(f"Expected *.{kind} files in {path}, got none.")
+    return found
+
+
+def read_csv(file: str | Path, separator: str = ",") -> Columns:
+    """Read a CSV file whose first line names its columns.
+
+    Returns:
+        Cells as text.
+
+    Raises:
+        UsageError: there is no such file, or it is not such a table.
+    """
+    try:
+        with Path(file).expanduser().open(newline="", encoding="utf-8-sig") as opened:
+            return _columns(csv.reader(opened, delimiter=separator), file)
+    except (OSError, UnicodeDecodeError, csv.Error, TypeError) as error:
+        raise UsageError(f"Expected a CSV file at {file}, got: {error}.") from error
+
+
+def read_parquet(file: str | Path, columns: Sequence[str] | None = None) -> Columns:
+    """Read a Parquet file; needs pyarrow.
+
+    Args:
+        file: to read.
+        columns: those that are needed; None for all. Those that are not there are left out.
+
+    Raises:
+        UsageError: pyarrow is not installed, or there is no such file.
+    """
+    try:
+        # By name: an extra that few need, which ships no types.
+        parquet = import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise UsageError(
+            "Parquet files are read by pyarrow, which is not installed. Install it with: pip "
+            "install pyarrow"
+        ) from error
+    path = Path(file).expanduser()
+    try:
+        with parquet.ParquetFile(path) as opened:
+            held = opened.schema_arrow.names
+            wanted = None if columns is None else [name for name in columns if name in held]
+            table = opened.read(columns=wanted)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"Expected a Parquet file at {file}, got: {error}.") from error
+    return {name: table.column(name).to_numpy(zero_copy_only=False) for name in table.column_names}
+
+
+def _columns(rows: Any, file: str | Path) -> Columns:
+    names = next(rows, None)
+    if not names or len(set(names)) != len(names):
+        raise UsageError(f"Expected different names of columns in the first line of {file}.")
+    cells: list[list[str]] = []
+    for row in rows:
+        if row and len(row) != len(names):
+            raise UsageError(
+                f"Expected {len(names)} cells in line {rows.line_num} of {file}, got {len(row)}."
+            )
+        if row:
+            cells.append(row)
+    return {
+        name: np.array(column, dtype=np.str_)
+        for name, column in zip(names, zip(*cells, strict=True), strict=False)
+    } or {name: np.array([], np.str_) for name in names}
+
+
+def numbers(
+    cells: NDArray[Any], name: str, file: str | Path, dtype: Any = np.float32
+) -> NDArray[Any]:
+    """Make numbers of a column's cells.
+
+    Raises:
+        UsageError: one is no finite number; says which.
+    """
+    try:
+        values = cells.astype(dtype)
+    except (TypeError, ValueError) as error:
+        row = next(row for row, cell in enumerate(cells.tolist()) if not _is_number(cell))
+        raise UsageError(
+            f"Expected numbers in column {name!r} of {file}, got {_shown(cells[row])} in row "
+            f"{row + 1}. Leave it out of features, or turn it into numbers first."
+        ) from error
+    if not np.isfinite(values).all():
+        row = int(np.argmin(np.isfinite(values)))
+        raise UsageError(
+            f"Expected finite numbers in column {name!r} of {file}, got {_shown(cells[row])} in "
+            f"row {row + 1}. Fill it, or drop the row."
+        )
+    return values
+
+
+def _shown(cell: Any) -> str:
+    """A cell as it stands in the file."""
+    return repr(cell.item() if isinstance(cell, np.generic) else cell)
+
+
+def _is_number(cell: Any) -> bool:
+    try:
+        float(cell)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _hint(name: str, known: Mapping[str, Any]) -> str:
+    near = get_close_matches(name, known, n=1)
+    meant = f"Did you mean {near[0]!r}? " if near else ""
+    return f"{meant}Known: {', '.join(sorted(known)) or 'none'}."

@@ -1,0 +1,83 @@
+"""The conditions as a gate: only what is asked for is read, and what fails is said."""
+
+import sys
+import threading
+from datetime import datetime
+
+import pytest
+
+from fedloom.client.conditions import ConditionGate, Conditions, gate
+from fedloom.protocol.errors import UsageError
+from fedloom.protocol.v1 import fleet_pb2
+
+OFFER = fleet_pb2.Task()
+
+
+@pytest.fixture
+def probes(monkeypatch, tmp_path):
+    """A module of probes of one's own."""
+    (tmp_path / "own_probes.py").write_text("answer = None\ndef docked():\n    return answer()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import own_probes
+
+    yield own_probes
+    del sys.modules["own_probes"]
+
+
+def test_what_is_read_is_what_is_asked_for(tmp_path):
+    """Idle CPU takes half a second, so nobody waits for it in vain."""
+    read = ConditionGate(Conditions(temperature_below=50.0), tmp_path).read()
+    assert set(read.why) == {"the temperature", "the battery"}
+    zone = tmp_path / "sys/class/thermal/thermal_zone0"
+    zone.mkdir(parents=True)
+    (zone / "temp").write_text("51000")
+    objecting = ConditionGate(Conditions(temperature_below=50.0), tmp_path)
+    assert objecting.objection(OFFER) == "Expected less than 50 °C, got 51.0 °C."
+    (zone / "temp").write_text("49000")
+    assert objecting.objection(OFFER) is None
+
+
+def test_the_time_is_local_time():
+    """As the clock of the device shows it."""
+    night = Conditions(windows=("22:00-06:00",))
+    assert ConditionGate(night, clock=lambda: datetime(2026, 1, 1, 23)).objection(OFFER) is None
+    noon = ConditionGate(night, clock=lambda: datetime(2026, 1, 1, 12)).objection(OFFER)
+    assert noon == "Expected a time within 22:00-06:00, got Thu 12:00."
+
+
+def test_a_probe_of_ones_own_decides(probes):
+    """True allows; a sentence, or no, declines; what raises is unknown."""
+    asked = ConditionGate(Conditions(probes=("own_probes:docked",)))
+    probes.answer = lambda: True
+    assert asked.objection(OFFER) is None
+    probes.answer = lambda: "The robot is not docked."
+    assert asked.objection(OFFER) == "The robot is not docked."
+    probes.answer = lambda: 0
+    assert "own_probes:docked" in asked.objection(OFFER)
+    probes.answer = lambda: 1 / 0
+    assert "ZeroDivisionError" in asked.objection(OFFER)
+
+
+def test_a_probe_that_hangs_is_unknown_and_is_called_once(probes, monkeypatch):
+    """Threads do not pile up behind it."""
+    monkeypatch.setattr(gate, "PROBE_S", 0.01)
+    release, calls = threading.Event(), []
+
+    def hang():
+        calls.append(1)
+        release.wait()
+        return True
+
+    probes.answer = hang
+    asked = ConditionGate(Conditions(probes=("own_probes:docked",)))
+    assert "no answer" in asked.objection(OFFER)
+    assert "no answer" in asked.objection(OFFER)
+    assert len(calls) == 1
+    release.set()
+
+
+@pytest.mark.parametrize("name", ["nowhere:docked", "own_probes:undocked", "own_probes:answer"])
+def test_a_probe_that_is_not_there_is_the_settings_fault(probes, name):
+    """Before the first offer comes."""
+    with pytest.raises(UsageError, match=r"a (probe|function)"):
+        ConditionGate(Conditions(probes=(name,)))

@@ -1,0 +1,212 @@
+"""A store of examples that keep arriving: what was acknowledged stays, what is too old goes."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+from fedloom.client.data import ExampleStore
+from fedloom.client.numpy import fit_client
+from fedloom.protocol.errors import UsageError
+from support.tasks import task
+
+FORM = {"x": ((3,), "float32"), "y": ((), "int64")}
+
+
+def _store(tmp_path, **settings):
+    return ExampleStore(tmp_path / "examples.db", **{**FORM, **settings})
+
+
+def _fill(store, count, first=0):
+    for number in range(first, first + count):
+        store.append(np.full(3, number, np.float32), number)
+
+
+def test_examples_are_kept_in_order_over_restarts(tmp_path):
+    """As they were, in their dtypes."""
+    _fill(_store(tmp_path), 5)
+    x, y = _store(tmp_path).snapshot().all()
+    np.testing.assert_array_equal(x, np.repeat(np.arange(5, dtype=np.float32)[:, None], 3, 1))
+    assert y.tolist() == [0, 1, 2, 3, 4]
+    assert (x.dtype, y.dtype) == (np.float32, np.int64)
+    assert (tmp_path / "examples.db").stat().st_mode & 0o077 == 0
+
+
+def test_a_task_sees_the_examples_that_there_were_when_it_began(tmp_path):
+    """Another connection appends and drops meanwhile; the next task sees that."""
+    store = _store(tmp_path, most=10)
+    _fill(store, 10)
+    seen = []
+
+    def fit(params, shard, asked):
+        seen.append(shard.all()[1].tolist())
+        _fill(_store(tmp_path, most=10), 3, first=10 + 3 * len(seen))
+        seen.append(shard.all()[1].tolist())
+        return params
+
+    client = fit_client(fit, store.train)
+    client.train({}, task())
+    client.train({}, task())
+    assert seen[0] == seen[1] == list(range(10))
+    assert seen[2] == seen[3] == [*range(3, 10), 13, 14, 15]
+
+
+@pytest.mark.parametrize("limit", [{"most": 4}, {"most_bytes": 4 * 20 + 19}])
+def test_the_oldest_make_room(tmp_path, limit):
+    """By number, or by bytes of examples."""
+    store = _store(tmp_path, **limit)
+    _fill(store, 7)
+    assert store.snapshot().all()[1].tolist() == [3, 4, 5, 6]
+    store.extend([(np.zeros(3), n) for n in range(10, 16)])
+    assert store.snapshot().all()[1].tolist() == [12, 13, 14, 15]
+
+
+def test_the_file_does_not_grow_with_what_has_passed(tmp_path):
+    """Room is used again: of 4 MB that were written a small part is left."""
+    store = ExampleStore(tmp_path / "e.db", x=((100,), "float64"), y=((), "int8"), most=50)
+    for _ in range(100):
+        store.extend([(np.zeros(100), 0)] * 50)
+    assert (tmp_path / "e.db").stat().st_size < 4 * 50 * 801
+    assert (tmp_path / "e.db-wal").stat().st_size < 1.5 * 2**20
+    assert store.count() == 50
+
+
+def test_what_is_too_old_is_gone(tmp_path):
+    """Also where nothing has come since."""
+    now = [100.0]
+    store = _store(tmp_path, most_age_s=10, clock=lambda: now[0])
+    _fill(store, 2)
+    now[0] = 105.0
+    _fill(store, 1, first=2)
+    assert store.count() == 3
+    now[0] = 111.0
+    assert store.snapshot().all()[1].tolist() == [2]
+    assert len(store.train) == 1
+    _fill(store, 1, first=3)
+    now[0] = 0.0  # a clock set back brings nothing back
+    assert store.snapshot().all()[1].tolist() == [2, 3]
+
+
+def test_an_example_is_held_out_for_ever_or_never(tmp_path):
+    """By what it is: the same one again is on the same side, after a restart too."""
+    store = _store(tmp_path, held_out=0.25)
+    _fill(store, 400)
+    held, train = store.held_out.fixed().all()[1], store.train.fixed().all()[1]
+    assert len(held) + len(train) == 400
+    assert not set(held) & set(train)
+    assert 60 < len(held) < 140
+    again = _store(tmp_path, held_out=0.25)
+    _fill(again, 400)
+    assert set(again.held_out.fixed().all()[1]) == set(held)
+    more = _store(tmp_path, held_out=0.5)  # a larger share: those that were stay
+    assert set(more.held_out.fixed().all()[1]) > set(held)
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "sentence"),
+    [
+        (np.zeros(4), 0, r"x of shape \(3,\) .*got \(4,\)"),
+        (np.zeros(3), [1], r"y of shape \(\) .*got \(1,\)"),
+        ([0, np.nan, 0], 0, "finite x .*got nan"),
+        ([0, 1e300, 0], 0, "finite x .*got 1e\\+300"),
+        (["a", "b", "c"], 0, "x of float32"),
+        (np.zeros(3), 0.5, "y of int64 .*got float64"),
+        (np.zeros(3), None, "y of int64"),
+        (np.zeros(3, complex), 0, "x of float32 .*got complex128"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast")
+def test_what_does_not_fit_is_refused_and_nothing_kept(tmp_path, x, y, sentence):
+    """Also of many at once: all or none, and which one it was."""
+    store = _store(tmp_path)
+    with pytest.raises(UsageError, match=sentence):
+        store.append(x, y)
+    with pytest.raises(UsageError, match="example 2 of 2"):
+        store.extend([(np.zeros(3), 1), (x, y)])
+    assert store.count() == 0
+
+
+def test_whole_numbers_must_fit_their_dtype(tmp_path):
+    """A label 3 is one in uint8, 300 is not, and no float is."""
+    store = ExampleStore(tmp_path / "e.db", x=((), "float32"), y=((), "uint8"))
+    store.append(0.0, 3)
+    store.append(np.float64(0.1), True)
+    with pytest.raises(UsageError, match="uint8"):
+        store.append(0.0, 300)
+    assert store.snapshot().all()[1].tolist() == [3, 1]
+
+
+def test_other_forms_and_files_are_refused(tmp_path):
+    """With what the file holds; a limit that leaves no room is one too."""
+    _store(tmp_path)
+    with pytest.raises(UsageError, match="Use another file"):
+        ExampleStore(tmp_path / "examples.db", x=((4,), "float32"), y=((), "int64"))
+    (tmp_path / "text").write_text("something else entirely, and long enough to be looked at")
+    with pytest.raises(UsageError, match="not a database"):
+        ExampleStore(tmp_path / "text", **FORM)
+    for wrong in ({"most": 0}, {"most_bytes": 19}, {"most_age_s": 0}, {"held_out": 1}):
+        with pytest.raises(UsageError):
+            _store(tmp_path, **wrong)
+
+
+def test_an_empty_store_is_no_mistake_until_a_task_comes(tmp_path):
+    """The device may be new."""
+    client = fit_client(lambda p, s, t: p, _store(tmp_path).train)
+    assert not client.can_evaluate()
+    with pytest.raises(UsageError, match="at least one example"):
+        client.train({}, task())
+
+
+def test_threads_append_to_one_store(tmp_path):
+    """All of theirs are there."""
+    store = _store(tmp_path)
+    threads = [threading.Thread(target=_fill, args=(store, 20, 100 * n)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    expected = sorted(100 * n + i for n in range(4) for i in range(20))
+    assert sorted(store.snapshot().all()[1].tolist()) == expected
+
+
+WRITER = """
+import sys, numpy as np
+from fedloom.client.data import ExampleStore
+store = ExampleStore(sys.argv[1], x=((3,), "float32"), y=((), "int64"))
+number = int(sys.argv[2])
+while True:
+    store.append(np.full(3, number, np.float32), number)
+    print(number, flush=True)
+    number += 1
+"""
+
+
+def test_a_killed_writer_loses_nothing_that_was_acknowledged(tmp_path):
+    """SIGKILL among appends of two processes; at most one more than was said is there."""
+    path = tmp_path / "examples.db"
+    store = _store(tmp_path)
+    writers = [
+        subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(path), str(first)], stdout=subprocess.PIPE, text=True
+        )
+        for first in (0, 1_000_000)
+    ]
+    told = []
+    for writer, count in zip(writers, (25, 60), strict=True):
+        lines = [int(writer.stdout.readline()) for _ in range(count)]
+        os.kill(writer.pid, signal.SIGKILL)
+        lines += [int(line) for line in writer.stdout.read().splitlines()]
+        writer.wait()
+        writer.stdout.close()
+        told.append(lines)
+    x, y = store.snapshot().all()
+    assert (x[:, 0] == y.astype(np.float32)).all()
+    for lines, mine in zip(told, (y[y < 500_000], y[y >= 500_000]), strict=True):
+        assert mine.tolist() == list(range(lines[0], lines[0] + len(mine)))
+        assert len(lines) <= len(mine) <= len(lines) + 1
+    store.append(np.zeros(3), 7)
+    assert store.count() == len(y) + 1

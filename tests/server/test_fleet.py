@@ -1,0 +1,81 @@
+"""Clients that ask to be left alone for a while."""
+
+import asyncio
+
+import pytest
+
+from fedloom.server import fleet as fleet_module
+from fedloom.server.fleet import Call, Fleet, Session
+
+
+class Run:
+    """A run that notes whom it is told of."""
+
+    def __init__(self):
+        self.came = []
+
+    def client_available(self, client):
+        self.came.append(client)
+
+    def client_left(self, client):
+        pass
+
+    def claims(self, client):
+        return False
+
+
+async def attend(fleet, name):
+    async def send(message):
+        pass
+
+    session = Session(Call(name, None, asyncio.current_task()), send)
+    fleet.attend(session)
+    return session
+
+
+def test_a_resting_client_is_announced_to_nobody_until_it_has_rested():
+    """Also where it reconnects meanwhile, and where a run begins meanwhile."""
+
+    async def main():
+        fleet, run = Fleet(), Run()
+        session = await attend(fleet, "a")
+        fleet.rest("a", 0.05)
+        fleet.listen(run)
+        fleet.leave(session)
+        await attend(fleet, "a")
+        fleet.free("a", ("run", 1))
+        assert (run.came, fleet.available()) == ([], [])
+        while not run.came:
+            await asyncio.sleep(0.01)
+        assert (run.came, fleet.available()) == (["a"], ["a"])
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("seconds", [0.0, -5.0, float("nan"), float("inf")])
+def test_no_rest_is_not_a_rest_for_ever(seconds):
+    """A client's word is not trusted beyond a day."""
+
+    async def main():
+        fleet = Fleet()
+        await attend(fleet, "a")
+        fleet.rest("a", seconds)
+        assert fleet.available() == ["a"]
+
+    asyncio.run(main())
+
+
+def test_a_rest_is_a_day_at_most(monkeypatch):
+    """However long it is asked for."""
+    monkeypatch.setattr(fleet_module, "LONGEST_REST_S", 0.01)
+
+    async def main():
+        fleet = Fleet()
+        await attend(fleet, "a")
+        fleet.rest("a", 1e9)
+        assert fleet.available() == []
+        async with asyncio.timeout(20):
+            while not fleet.available():
+                await asyncio.sleep(0.005)
+
+    asyncio.run(main())
