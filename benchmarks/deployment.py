@@ -21,7 +21,7 @@ import grpc
 import numpy as np
 
 from fedloom.cli.control import Control
-from fedloom.client.config import TEMPLATE
+from fedloom.client.config import template
 from fedloom.client.store import ClientStore
 from fedloom.protocol import identity, tokens
 from fedloom.protocol.container import write_file
@@ -77,8 +77,8 @@ class Deployment:
             folder.mkdir(parents=True)
             store = ClientStore(folder / "client-state")
             store.save_identity(identity.key_to_pem(key), chain, authority.root_pem)
-            config = TEMPLATE.format(server=self.config.fleet, state_dir="client-state")
-            (folder / "client.toml").write_text(config.replace("_s = 60.0", "_s = 0.5"))
+            given = {"server": self.config.fleet, "state_dir": "client-state", "reconnect_s": 0.5}
+            (folder / "client.toml").write_text(template(given))
             self.clients[name] = folder / "client.toml"
         ledger.close()
         authority.ensure_server_certificate(self.config.names, now)

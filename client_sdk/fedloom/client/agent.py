@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import grpc
 
-from fedloom.client import transfer
+from fedloom.client import light, transfer
 from fedloom.client.api import Client
 from fedloom.client.conditions import ConditionGate
 from fedloom.client.config import ClientConfig, load
@@ -39,6 +39,9 @@ DIAGNOSE_EVERY = 16
 """Failures to connect between two looks at why, from the second on."""
 TELL_S = 1.0
 """How long a site that is broken stays to say so."""
+
+SLIM_AFTER_S = 5.0
+"""Of having nothing to do: then memory is given back."""
 
 FINAL = frozenset(
     {Code.REVOKED, Code.UNKNOWN_CLIENT, Code.VERSION_UNSUPPORTED, Code.WRONG_IDENTITY}
@@ -152,10 +155,12 @@ class Agent:
                 if self._config.plaintext
                 else self._renewal.when_due(channel, stream)
             )
+            slimming: asyncio.Task[None] | None = None
             try:
                 await self._renewal.learn_key(channel)
                 await self._connection.greet(stream)
                 self._away = False
+                slimming = asyncio.ensure_future(self._slim())
                 await self._listen(stream)
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
                 if await stream.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
@@ -168,6 +173,17 @@ class Agent:
                 # The stream was cancelled, not we: there is a new certificate to connect with.
             finally:
                 renewal.cancel()
+                if slimming is not None:
+                    slimming.cancel()
+
+    async def _slim(self) -> None:
+        """Give memory back when this agent is idle: after its start, and after each task."""
+        while True:
+            await self._tasks.idle.wait()
+            await asyncio.sleep(SLIM_AFTER_S)
+            if self._tasks.idle.is_set():
+                light.slim()
+                await self._tasks.busy.wait()
 
     async def _listen(self, stream: Any) -> None:
         while (message := await stream.read()) is not grpc.aio.EOF:

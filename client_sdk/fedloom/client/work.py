@@ -51,6 +51,10 @@ class Tasks:
         chunks: how large the messages of an upload are.
         gates: asked, in order, before anything of an offer is downloaded.
         watch: kept over the work until there is an update.
+
+    Attributes:
+        idle: while there is nothing to do.
+        busy: while there is something.
     """
 
     def __init__(
@@ -73,6 +77,8 @@ class Tasks:
         self._work: dict[TaskId, asyncio.Task[None]] = {}
         self._tasks: dict[TaskId, Task] = {}
         self._training = asyncio.Lock()
+        self.idle, self.busy = asyncio.Event(), asyncio.Event()
+        self.idle.set()
 
     def at_work(self) -> Collection["asyncio.Task[None]"]:
         """What is being done."""
@@ -134,6 +140,8 @@ class Tasks:
             self._tasks[key] = task
             work = asyncio.ensure_future(self._do(offer, task))
             self._work[key] = work
+            self.idle.clear()
+            self.busy.set()
             work.add_done_callback(lambda _: self._forget(key))
         self._answers.saw(offer.key.run, issued_us)
         await self._reply(offer.key)
@@ -162,6 +170,9 @@ class Tasks:
     def _forget(self, key: TaskId) -> None:
         self._work.pop(key, None)
         self._tasks.pop(key, None)
+        if not self._work:
+            self.busy.clear()
+            self.idle.set()
 
     def withdrawn(self, withdraw: fleet_pb2.Withdraw) -> None:
         """Drop a task that nobody wants any more."""
