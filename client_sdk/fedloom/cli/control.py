@@ -1,4 +1,6 @@
-"""The operator's side of the control socket: HTTP over a Unix socket, by the standard library.
+"""The operator's side of the API: HTTP over the server's socket or to a URL.
+
+By the standard library alone, so that operating a server needs none of its libraries.
 
 One connection a request; bodies stream in both directions, so a model of any size passes in one
 block of memory.
@@ -14,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any, Self
 from urllib.parse import quote, urlencode
 
+from fedloom.cli.remote import Remote
 from fedloom.protocol import local_socket
 from fedloom.protocol.errors import (
     Code,
@@ -31,14 +34,23 @@ TIMEOUT_S = 600.0
 
 
 class Control:
-    """A server, seen from beside it.
+    """A server, seen from beside it, or, with `--url`, from anywhere.
 
     Args:
         directory: the server's state directory.
+
+    Raises:
+        UsageError: `--url` or what belongs to it is not what it must be.
     """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        self._remote = Remote.of_context()
+
+    def _connect(self) -> "_Connection":
+        if self._remote is not None:
+            return _Connection(_Elsewhere(self._remote))
+        return _Connection(_Beside(self._directory))
 
     def get(self, *path: str, **query: str | int) -> Any:
         """Ask for a JSON document.
@@ -86,7 +98,7 @@ class Control:
         """
         draft = out.with_name(f".{out.name}.{secrets.token_hex(4)}")
         try:
-            with _Connection(self._directory) as connection, draft.open("wb") as file:
+            with self._connect() as connection, draft.open("wb") as file:
                 response = connection.answer("GET", _url(path))
                 digest = (response.getheader("ETag") or "").strip('"')
                 seen, size_bytes = hashlib.sha256(), 0
@@ -114,7 +126,7 @@ class Control:
         body: bytes | IO[bytes] | None = None,
         headers: dict[str, str] | None = None,
     ) -> Any:
-        with _Connection(self._directory) as connection:
+        with self._connect() as connection:
             response = connection.answer(method, _url(path, query), body, headers)
             return json.loads(response.read())
 
@@ -124,18 +136,14 @@ def _url(path: tuple[str, ...], query: dict[str, Any] | None = None) -> str:
     return f"{url}?{urlencode(query)}" if query else url
 
 
-class _Connection(http.client.HTTPConnection):
+class _Beside(http.client.HTTPConnection):
     """A connection to the socket in a state directory."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__("localhost", timeout=TIMEOUT_S, blocksize=BLOCK_BYTES)
         self._directory = directory
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        self.name = f"the server in {directory}"
+        self.headers: dict[str, str] = {}
 
     def connect(self) -> None:
         """Open the socket.
@@ -158,6 +166,48 @@ class _Connection(http.client.HTTPConnection):
         except OSError:
             raise _absent(self._directory) from None
 
+
+class _Elsewhere:
+    """A connection to a URL, with the token that lets us in."""
+
+    def __init__(self, remote: Remote) -> None:
+        self._remote = remote
+        self._inner = remote.connection(TIMEOUT_S, BLOCK_BYTES)
+        self.name = remote.url
+        self.headers = {"Authorization": f"Bearer {remote.token}"}
+        self.getresponse = self._inner.getresponse
+        self.request = self._inner.request
+        self.close = self._inner.close
+
+    def connect(self) -> None:
+        """Open the connection.
+
+        Raises:
+            UnavailableError: there is no server, or not the one that the URL names.
+        """
+        try:
+            self._inner.connect()
+        except OSError as error:
+            raise self._remote.absent(error) from None
+
+    @property
+    def sock(self) -> socket.socket | None:
+        """The open socket, if any."""
+        return self._inner.sock
+
+
+class _Connection:
+    """One request and its answer."""
+
+    def __init__(self, transport: _Beside | _Elsewhere) -> None:
+        self._transport = transport
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._transport.close()
+
     def answer(
         self,
         method: str,
@@ -172,15 +222,15 @@ class _Connection(http.client.HTTPConnection):
             UnavailableError: the server went away.
         """
         try:
-            self._send(method, url, body, headers or {})
-            response = self.getresponse()
+            self._transport.connect()
+            self._send(method, url, body, {**self._transport.headers, **(headers or {})})
+            response = self._transport.getresponse()
             if response.status < 400:
                 return response
             text = response.read()
         except (http.client.HTTPException, OSError) as error:
             raise UnavailableError(
-                f"Expected an answer from the server in {self._directory}, got {error!r}: "
-                "see its log."
+                f"Expected an answer from {self._transport.name}, got {error!r}: see its log."
             ) from error
         raise _said(response.status, text)
 
@@ -188,10 +238,10 @@ class _Connection(http.client.HTTPConnection):
         self, method: str, url: str, body: bytes | IO[bytes] | None, headers: dict[str, str]
     ) -> None:
         try:
-            self.request(method, url, body, headers)
+            self._transport.request(method, url, body, headers)
         except (BrokenPipeError, ConnectionResetError):
             # The server has said no before it had the whole body. Its answer is there to be read.
-            if self.sock is None:
+            if self._transport.sock is None:
                 raise
 
 

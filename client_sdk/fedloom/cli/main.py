@@ -27,6 +27,7 @@ COMMANDS = {
     "console": Lazy("fedloom.cli.console:console", "Print a link into the web console."),
     "user": Lazy("fedloom.cli.users:user", "Say who may log in to the console."),
     "api-token": Lazy("fedloom.cli.api_tokens:api_token", "Let programs use the API."),
+    "audit": Lazy("fedloom.cli.audit:audit", "See who did what, when, and verify the record."),
     "simulate": Lazy(
         "fedloom.simulation.command:simulate",
         "Simulate an experiment: thousands of clients here, with the server's own rounds.",

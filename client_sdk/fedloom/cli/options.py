@@ -36,8 +36,8 @@ class Duration(click.ParamType[float]):
         return seconds
 
 
-def directory_option(function: F) -> F:
-    """`--dir`: which server's state directory."""
+def state_option(function: F) -> F:
+    """`--dir`: a server's state directory on this machine."""
     return click.option(
         "--dir",
         "directory",
@@ -49,6 +49,40 @@ def directory_option(function: F) -> F:
         metavar="DIR",
         help="The server's state directory.",
     )(function)
+
+
+def directory_option(function: F) -> F:
+    """Which server: `--dir` beside it, or `--url` and an API token from anywhere.
+
+    The function is given the directory; `Control` finds the rest by itself.
+    """
+    for flag, metavar, variable, what in _REMOTE:
+        function = click.option(
+            flag,
+            metavar=metavar,
+            envvar=variable,
+            expose_value=False,
+            callback=_remember_remote,
+            help=f"{what}  [env var: {variable}]",
+        )(function)
+    return state_option(function)
+
+
+def _remember_remote(ctx: click.Context, parameter: click.Parameter, value: str | None) -> None:
+    ctx.meta[f"fedloom.{parameter.name}"] = value
+
+
+_REMOTE = (
+    ("--ca", "FILE", "FEDLOOM_CA", "With --url: whom to trust, in PEM; the system's if left out."),
+    (
+        "--api-token",
+        "TOKEN|@FILE",
+        "FEDLOOM_API_TOKEN",
+        "With --url: as `fedloom api-token create` made it; @FILE keeps it out of others' sight.",
+    ),
+    ("--url", "URL", "FEDLOOM_URL", "A server elsewhere, as https://fl.example.org:7445."),
+)
+"""Options of a server elsewhere, last first: click lists them in reverse."""
 
 
 def scope_option(*, default: str | None = None, required: bool = False) -> Callable[[F], F]:

@@ -33,6 +33,7 @@ from fedloom.server.access.site import Site
 from fedloom.server.engine.errors import OperatorRefused
 from fedloom.server.pki import Authority
 from fedloom.server.routes import access as access_routes
+from fedloom.server.routes import audit as audit_routes
 from fedloom.server.routes import events as event_routes
 from fedloom.server.routes import fleet as fleet_routes
 from fedloom.server.routes import models as model_routes
@@ -40,7 +41,7 @@ from fedloom.server.routes import overview as overview_routes
 from fedloom.server.routes import rounds as round_routes
 from fedloom.server.routes import runs as run_routes
 from fedloom.server.routes.models import BadModelError, TooLargeError
-from fedloom.server.routes.parts import ConflictError, NotFoundError, Parts
+from fedloom.server.routes.parts import ConflictError, NotFoundError, Parts, not_done
 from fedloom.server.routes.scopes import Viewer, guard
 from fedloom.server.routes.views import ErrorReply, Fault
 from fedloom.server.runs import Runs
@@ -111,6 +112,7 @@ def create_app(
     app.include_router(login.router)
     for each in (
         access_routes,
+        audit_routes,
         event_routes,
         overview_routes,
         fleet_routes,
@@ -136,9 +138,15 @@ async def describe(request: Request, _: Viewer) -> JSONResponse:
     return JSONResponse(app.openapi())
 
 
-def _reply(status: int, kind: str, message: str, code: str | None = None) -> JSONResponse:
+def _reply(
+    status: int,
+    kind: str,
+    message: str,
+    code: str | None = None,
+    headers: dict[str, str] | None = None,
+) -> JSONResponse:
     body = ErrorReply(error=Fault(message=message, kind=kind, code=code))
-    return JSONResponse(body.model_dump(), status)
+    return JSONResponse(body.model_dump(), status, headers)
 
 
 async def _known(request: Request, error: Exception) -> Response:
@@ -148,7 +156,17 @@ async def _known(request: Request, error: Exception) -> Response:
         return to_login
     level = logging.ERROR if status >= 500 else logging.INFO
     log.log(level, "%s %s: %s", request.method, request.url.path, error)
-    return _reply(status, kind, str(error), error.code if isinstance(error, Refusal) else None)
+    await not_done(request, error)
+    code = error.code if isinstance(error, Refusal) else None
+    return _reply(status, kind, str(error), code, _headers(error))
+
+
+def _headers(error: FedloomError) -> dict[str, str]:
+    if isinstance(error, UnauthenticatedError):
+        return {"WWW-Authenticate": "Bearer"}
+    if isinstance(error, TooManyTriesError):
+        return {"Retry-After": f"{error.wait_s:.0f}"}
+    return {}
 
 
 def _to_login(request: Request) -> Response | None:
@@ -182,6 +200,7 @@ async def _cut(_: Request, __: Exception) -> JSONResponse:
     return _reply(400, "usage", "Expected a whole body, got one that broke off or is too long.")
 
 
-async def _unknown(_: Request, error: Exception) -> JSONResponse:
+async def _unknown(request: Request, error: Exception) -> JSONResponse:
+    await not_done(request, error)
     # Starlette raises the error again behind this answer, and uvicorn logs it with its traceback.
     return _reply(500, "internal", f"Unexpected {type(error).__name__}: see the server's log.")

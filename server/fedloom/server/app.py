@@ -35,9 +35,11 @@ import grpc  # noqa: E402 - after the allocator
 
 from fedloom.protocol import wire  # noqa: E402
 from fedloom.protocol.errors import Code, Refusal, UnavailableError, UsageError  # noqa: E402
+from fedloom.protocol.version import __version__  # noqa: E402
 from fedloom.server import api, console, control  # noqa: E402
 from fedloom.server import config as configuration  # noqa: E402
 from fedloom.server.access.site import make_site  # noqa: E402
+from fedloom.server.access.trail import HEAD_FILE  # noqa: E402
 from fedloom.server.config import ServerConfig, split_address  # noqa: E402
 from fedloom.server.enrolment import EnrolmentService  # noqa: E402
 from fedloom.server.ledger import Ledger  # noqa: E402
@@ -178,6 +180,10 @@ class Server:
         self._stack.callback(world.close)
         runs = Runs(world)
         self.world, self.runs, self.authority = world, runs, authority
+        if world.ledger.trail.stop_keeping():
+            log.error("the audit trail lacks the head in %s: see `fedloom audit verify`", HEAD_FILE)
+        detail = {"version": __version__}
+        await world.audit("fedloom", "server", "server.start", config.federation, detail)
         fleet = FleetService(world, runs, authority)
         self._stack.push_async_callback(runs.stop)
         await runs.start()

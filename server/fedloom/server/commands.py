@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from fedloom.cli.lazy import OrderedGroup, load
-from fedloom.cli.options import DEFAULT_DIR, directory_option, json_option
+from fedloom.cli.options import DEFAULT_DIR, json_option, state_option
 from fedloom.cli.output import emit
 
 
@@ -22,7 +22,7 @@ def server() -> None:
 
 
 @server.command()
-@directory_option
+@state_option
 @click.option("--federation", default="fedloom", show_default=True, help="Part of every identity.")
 @click.option(
     "--fleet",
@@ -142,7 +142,7 @@ def _show_made(directory: Path, federation: str, made: Made) -> None:
 
 
 @server.command()
-@directory_option
+@state_option
 @click.option(
     "--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True
 )
@@ -181,7 +181,7 @@ def run(
 
 
 @server.command("rotate-signing-key")
-@directory_option
+@state_option
 @json_option
 def rotate_signing_key(directory: Path) -> None:
     """Put a new signing key in the place of the present one.

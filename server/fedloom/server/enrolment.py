@@ -105,6 +105,8 @@ class EnrolmentService:
         if time.time() >= row["expires_at"]:
             raise Refusal(Code.BAD_TOKEN, "This token has expired: ask for a new one.")
         reply, serial, not_after = await issue(world, self._authority, request.csr_pem, caller.name)
+        detail = {"token": token.id, "serial": serial}
+        await world.audit(caller.name, "enrolment", "client.enrol", caller.name, detail)
         await world.in_ledger(world.ledger.enrol, token.id, serial, not_after)
         reply.fleet_port = self._fleet_port
         world.live.changed("clients")

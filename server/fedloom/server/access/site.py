@@ -61,7 +61,9 @@ def make_site(config: ServerConfig, port: int, *, tls: bool) -> Site:
     host = split_address(config.console, "console")[0] if ":" in config.console else _ALWAYS[1]
     public = urlsplit(config.console_url)
     names = {*_ALWAYS, *config.names, host, public.hostname or host}
-    shown = host if not _is_any(host) else next((n for n in config.names if n not in _ALWAYS), host)
+    shown = host
+    if _is_any(host):
+        shown = next((name for name in config.names if name not in _ALWAYS), config.names[0])
     shown = f"[{shown}]" if ":" in shown else shown
     own = f"{'https' if tls else 'http'}://{shown}:{port}"
     return Site(

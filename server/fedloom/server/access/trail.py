@@ -16,6 +16,7 @@ import json
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
@@ -28,6 +29,9 @@ FIRST = "0" * 64
 
 TRIES = 20
 """Of writing an entry, while other servers on the same database write theirs."""
+
+HEAD_FILE = "audit.head"
+"""Beside the ledger: the newest entry that this server wrote, as `ID:HASH`."""
 
 MAX_TEXT = 300
 """Characters of a name or a subject: what strangers claim to be is not kept at any length."""
@@ -46,6 +50,27 @@ class Head:
 
     id: int = 0
     hash: str = FIRST
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filter:
+    """Which entries to read; what is empty or None asks for nothing.
+
+    Attributes:
+        who: somebody's name.
+        action: an action, or its first word.
+        subject: what it was done to.
+        since: Unix seconds.
+        until: likewise.
+        before: only entries of lower ids.
+    """
+
+    who: str = ""
+    action: str = ""
+    subject: str = ""
+    since: float | None = None
+    until: float | None = None
+    before: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,10 +134,12 @@ class Trail:
 
     Args:
         engine: the ledger's.
+        head_file: where the newest entry is kept besides; None for nowhere.
     """
 
-    def __init__(self, engine: sa.Engine) -> None:
+    def __init__(self, engine: sa.Engine, head_file: Path | None = None) -> None:
         self._engine = engine
+        self._head_file = head_file
 
     def append(
         self, who: str, how: str, action: str, subject: str, detail: Mapping[str, Any]
@@ -140,15 +167,57 @@ class Trail:
         for _ in range(TRIES):
             try:
                 with self._engine.begin() as connection:
-                    return _append(connection, entry)
+                    head = _append(connection, entry)
             except sa.exc.IntegrityError:
                 continue  # another server took the number
+            self._keep(head)
+            return head
         raise UnavailableError("Expected to write the audit trail, but others write to it: retry.")
 
     def head(self) -> Head:
         """The newest entry."""
         with self._engine.connect() as connection:
             return _head(connection)
+
+    def page(self, wanted: Filter, limit: int) -> list[dict[str, Any]]:
+        """The newest entries that are wanted, newest first."""
+        query = sa.select(audit).order_by(audit.c.id.desc()).limit(limit)
+        for column, value in ((audit.c.who, wanted.who), (audit.c.subject, wanted.subject)):
+            if value:
+                query = query.where(column == value)
+        if wanted.action:
+            within = audit.c.action.startswith(f"{wanted.action}.", autoescape=True)
+            query = query.where(sa.or_(audit.c.action == wanted.action, within))
+        if wanted.since is not None:
+            query = query.where(audit.c.at >= wanted.since)
+        if wanted.until is not None:
+            query = query.where(audit.c.at <= wanted.until)
+        if wanted.before is not None:
+            query = query.where(audit.c.id < wanted.before)
+        with self._engine.connect() as connection:
+            return [dict(row) for row in connection.execute(query).mappings()]
+
+    def stop_keeping(self) -> bool:
+        """Leave the kept head as it is from now on, if the trail lacks it; True if it does.
+
+        It is what shows that entries were cut off or written anew: it is not to be written over.
+        """
+        if self._head_file is None or not self._head_file.exists():
+            return False
+        number, _, digest = self._head_file.read_text().strip().partition(":")
+        found = sa.select(audit.c.hash).where(audit.c.id == int(number or 0))
+        with self._engine.connect() as connection:
+            if connection.execute(found).scalar() == digest:
+                return False
+        self._head_file = None
+        return True
+
+    def _keep(self, head: Head) -> None:
+        """Write the head beside the ledger, whole or not at all; an older one would do, too."""
+        if self._head_file is not None:
+            draft = self._head_file.with_name(f".{HEAD_FILE}.new")
+            draft.write_text(f"{head.id}:{head.hash}\n")
+            draft.replace(self._head_file)
 
 
 def _append(connection: sa.Connection, entry: dict[str, Any]) -> Head:

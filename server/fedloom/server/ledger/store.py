@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from fedloom.protocol.errors import UnavailableError, UsageError
 from fedloom.server.access.accounts import Accounts
-from fedloom.server.access.trail import Trail
+from fedloom.server.access.trail import HEAD_FILE, Trail
 from fedloom.server.ledger.migrations import migrate
 from fedloom.server.schema import updates
 
@@ -59,7 +59,9 @@ class Store:
     @classmethod
     def in_directory(cls, state_dir: Path, url: str = "") -> Self:
         """The ledger of a state directory."""
-        return cls(url or f"sqlite:///{state_dir / 'ledger.sqlite'}")
+        ledger = cls(url or f"sqlite:///{state_dir / 'ledger.sqlite'}")
+        ledger.trail = Trail(ledger._engine, state_dir / HEAD_FILE)
+        return ledger
 
     def close(self) -> None:
         """Let go of the database."""

@@ -3,12 +3,14 @@
 import re
 import time
 from collections.abc import Mapping
+from contextlib import suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from fastapi import Depends, Query, Request
 
-from fedloom.protocol.errors import UsageError
+from fedloom.protocol.errors import FedloomError, UsageError, printable
 from fedloom.server.access.gate import Gate
 from fedloom.server.access.principal import Principal
 from fedloom.server.pki import Authority
@@ -25,6 +27,10 @@ FAULTS: dict[int | str, dict[str, object]] = {
 }
 
 _DIGEST_PREFIX = re.compile(r"[0-9a-f]{4,64}")
+
+
+_begun: ContextVar[tuple[Principal, str, str] | None] = ContextVar("_begun", default=None)
+"""What this request has written into the trail last."""
 
 
 class NotFoundError(UsageError):
@@ -71,6 +77,7 @@ class Parts:
             detail: its arguments, without secrets; whatever JSON holds.
         """
         await self.world.audit(principal.name, principal.how, action, subject, detail or {})
+        _begun.set((principal, action, subject))
 
     async def run_id(self, reference: str) -> str:
         """The one run whose id is, or begins with, `reference`.
@@ -111,6 +118,19 @@ def _only(reference: str, found: list[str], what: str) -> str:
             f"Expected one {what} that begins with {reference!r}, got {len(found)}: {shown}."
         )
     return found[0]
+
+
+async def not_done(request: Request, error: Exception) -> None:
+    """Write into the trail that what a request was about to do was not done."""
+    begun = _begun.get()
+    _begun.set(None)
+    if begun is not None:
+        principal, action, subject = begun
+        told = str(error) if isinstance(error, FedloomError) else type(error).__name__
+        detail = {"error": printable(told)}
+        world = _parts(request).world
+        with suppress(Exception):  # of the trail's own: the request is answered all the same
+            await world.audit(principal.name, principal.how, f"{action}.failed", subject, detail)
 
 
 def _parts(request: Request) -> Parts:
