@@ -190,6 +190,10 @@ class Attendance:
         self._reading = asyncio.ensure_future(self._read())
         return self
 
+    async def say(self, message):
+        """Send a message on the stream."""
+        await self._call.write(message)
+
     async def _read(self):
         with suppress(grpc.aio.AioRpcError):
             while (message := await self._call.read()) is not grpc.aio.EOF:

@@ -129,11 +129,19 @@ def _open_round(live: dict[str, Any], found: dict[str, Any]) -> RenderableType:
     left_s = now["deadline_left_s"]
     if phases:
         line.append(f" · {phases}", style="default")
+    if now.get("training") is not None:
+        line.append(f" · {now['training']:.0%} done{_losses(now)}", style="default")
     if now["paused"]:
         line.append(" · paused", style="yellow")
     elif left_s is not None:
         line.append(f" · {output.duration(max(left_s, 0))} left", style="dim")
     return line
+
+
+def _losses(now: dict[str, Any]) -> str:
+    """The mean loss of those members that say theirs."""
+    losses = [told["loss"] for told in now["progress"].values() if told["loss"] is not None]
+    return f" (loss {sum(losses) / len(losses):.3g})" if losses else ""
 
 
 def _updates(round_: dict[str, Any]) -> str:

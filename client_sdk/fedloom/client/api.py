@@ -1,7 +1,8 @@
 """What a client's author writes against: `Client`, the `Task` it gets, the `Update` it returns."""
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeAlias, TypeVar
@@ -9,8 +10,9 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedloom.client import progress, typed
+from fedloom.client import typed
 from fedloom.client.local import Local
+from fedloom.client.progress import Note, Reporter
 from fedloom.protocol.errors import UsageError
 from fedloom.strategies import ClientRule, RoundSettings
 
@@ -66,9 +68,7 @@ class Task:
     client: str = ""
     local: Local = field(default_factory=Local, repr=False, compare=False)
     _stopping: threading.Event = field(default_factory=threading.Event, repr=False, compare=False)
-    _reporter: progress.Reporter = field(
-        default_factory=progress.Reporter, repr=False, compare=False
-    )
+    _reporter: Reporter = field(default_factory=Reporter, repr=False, compare=False)
 
     def config_as(self, kind: type[T]) -> T:
         """What the run's author passes to the client's code, as a dataclass of yours.
@@ -93,6 +93,15 @@ class Task:
             loss: of late; anything that `float` takes.
         """
         self._reporter.say(done, loss)
+
+    @contextmanager
+    def reporting(self, heard: Callable[[Note], None]) -> Iterator[None]:
+        """For agents: hear of progress, in the training's thread, at most once a second."""
+        self._reporter.heard = heard
+        try:
+            yield
+        finally:
+            self._reporter.heard = None
 
     def tensors(self, names: Iterable[str]) -> frozenset[str]:
         """Those of the model's tensors that this task trains, also those that stay here.

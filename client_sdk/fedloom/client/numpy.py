@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from fedloom.client.api import Client, Metrics, Params, Task, Trained
 from fedloom.client.data import Growing, Shard, as_shard
-from fedloom.client.stopping import Stopping, num_batches
+from fedloom.client.stopping import Stopping
 from fedloom.protocol.errors import UsageError
 from fedloom.strategies import At, ClientRule
 
@@ -204,13 +204,7 @@ class GradientClient(_NumpyClient):
         ats = {n: _at(task, n, params[n], before[n]) for n in task.local.trainable}
         total, seen, trained = 0.0, 0, set[str]()
         settings = task.settings
-        wanted = num_batches(
-            len(shard),
-            epochs=settings.epochs,
-            steps=settings.steps,
-            batch_size=settings.batch_size,
-        )
-        stopping = Stopping(settings, len(shard), task.should_stop)
+        stopping = Stopping(settings, len(shard), task.should_stop, report=task.progress)
         for x, y in shard.training(
             task.seed, settings.batch_size, epochs=settings.epochs, steps=settings.steps
         ):
@@ -227,7 +221,6 @@ class GradientClient(_NumpyClient):
             task.local.steps += 1
             total, seen = total + float(loss) * len(y), seen + len(y)
             stopping.watch(float(loss), len(y))
-            task.progress((task.local.steps, wanted), loss)
         metrics = {"loss": total / seen} if seen else {}
         return {n: params[n] for n in trained}, len(shard), {**metrics, **task.local.told}
 

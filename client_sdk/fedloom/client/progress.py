@@ -35,6 +35,8 @@ def note(done: float | tuple[float, float], loss: object = None) -> Note:
     """
     part, whole = done if isinstance(done, tuple) else (done, 1.0)
     fraction = part / whole if whole else 1.0
+    if hasattr(loss, "detach"):  # PyTorch warns of what is still part of a graph
+        loss = loss.detach()
     try:
         value = None if loss is None else float(loss)  # type: ignore[arg-type]
     except (TypeError, ValueError):

@@ -9,6 +9,13 @@ from typing import Any
 
 from fedloom.strategies import RoundSettings
 
+Report = Callable[[tuple[float, float], Any], None]
+"""Of (steps done and wanted) and the last loss, such as `Task.progress`."""
+
+
+def silent(_done: tuple[float, float], _loss: Any) -> None:
+    """Report nothing."""
+
 
 def never() -> bool:
     """Ask nothing of a training."""
@@ -38,6 +45,7 @@ class Stopping:
         num_examples: trained on in an epoch.
         asked: whether somebody wants it to stop.
         most_steps: that there is time for, in place of a clock; 0 to look at the clock.
+        report: told after each step.
     """
 
     def __init__(
@@ -46,6 +54,7 @@ class Stopping:
         num_examples: int,
         asked: Callable[[], bool] = never,
         most_steps: int = 0,
+        report: Report = silent,
     ) -> None:
         budget_s = None if most_steps else settings.time_budget_s
         self._most_steps = most_steps
@@ -55,6 +64,13 @@ class Stopping:
         self._epoch = num_batches(
             num_examples, epochs=1, steps=None, batch_size=settings.batch_size
         )
+        self._wanted = most_steps or num_batches(
+            num_examples,
+            epochs=settings.epochs,
+            steps=settings.steps,
+            batch_size=settings.batch_size,
+        )
+        self._report = report
         self._steps = 0
         self._sum: Any = 0.0
         self._least: float | None = None
@@ -76,12 +92,17 @@ class Stopping:
             size: of the batch.
         """
         self._steps += 1
+        self._report((self._steps, self._wanted), loss)
         if self._patience is None:
             return
-        self._sum = self._sum + loss * size
+        self._sum = self._sum + self._exact(loss) * size
         if self._steps % self._epoch == 0:
             self._epoch_is_over(float(self._sum))
             self._sum = 0.0
+
+    def _exact(self, loss: Any) -> Any:
+        """A loss as it is summed."""
+        return loss
 
     def _epoch_is_over(self, loss: float) -> None:
         if self._least is None or loss < self._least:

@@ -8,8 +8,8 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 from fedloom.client import transfer
@@ -19,6 +19,7 @@ from fedloom.client.api import Client, Task
 from fedloom.client.connection import Connection
 from fedloom.client.gates import Gate, Objection, first_objection
 from fedloom.client.intake import UnfitError, check_offer, check_room, is_run
+from fedloom.client.progress import Note
 from fedloom.client.store import KEEP_MODELS, ClientStore
 from fedloom.client.training import Work, task_from_message
 from fedloom.client.trust import unsigned
@@ -79,6 +80,7 @@ class Tasks:
         self._training = asyncio.Lock()
         self.idle, self.busy = asyncio.Event(), asyncio.Event()
         self.idle.set()
+        self._telling: set[asyncio.Task[None]] = set()
 
     def at_work(self) -> Collection["asyncio.Task[None]"]:
         """What is being done."""
@@ -265,7 +267,32 @@ class Tasks:
                     await self._fetch(model)
                 await asyncio.to_thread(self._store.check, model.digest, model is offer.model)
             work = Work(self._client, task, offer, self._connection.name, self._store)
-            return await in_thread(work.run, task)
+            with self._reporting(offer, task):
+                return await in_thread(work.run, task)
+
+    @contextmanager
+    def _reporting(self, offer: fleet_pb2.Task, task: Task) -> Iterator[None]:
+        """Pass on what the training says of itself, while it lasts and the server can hear it."""
+        loop, private = asyncio.get_running_loop(), offer.HasField("privacy")
+
+        def send(note: Note) -> None:
+            if task.should_stop() or not self._connection.connected.is_set():
+                return
+            loss = None if private else note.loss
+            said = fleet_pb2.Progress(task=offer.key, fraction=note.fraction, loss=loss)
+            telling = asyncio.ensure_future(
+                self._connection.send(fleet_pb2.ClientMessage(progress=said))
+            )
+            self._telling.add(telling)
+            telling.add_done_callback(self._telling.discard)
+
+        def heard(note: Note) -> None:
+            if not self._telling:  # else the last word is still waiting for the network
+                with suppress(RuntimeError):  # the loop has closed: nobody waits
+                    loop.call_soon_threadsafe(send, note)
+
+        with task.reporting(heard):
+            yield
 
     async def _advance(self, offer: fleet_pb2.Task) -> None:
         """Make the offered model from one that is here, where differences lead there.

@@ -14,6 +14,7 @@ from fedloom.protocol.errors import Code, Refusal
 from fedloom.protocol.identity import Peer
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server.live import Hub
+from fedloom.server.progress import Told
 
 log = logging.getLogger(__name__)
 
@@ -80,14 +81,16 @@ class Session:
         call: its stream.
         client: its name.
         task: what occupies it.
+        progress: how far it says its training is.
     """
 
-    __slots__ = ("_lock", "_send", "call", "client", "task")
+    __slots__ = ("_lock", "_send", "call", "client", "progress", "task")
 
     def __init__(self, call: Call, send: Send) -> None:
         self.call = call
         self.client = call.client
         self.task: TaskId | None = None
+        self.progress: Told | None = None
         self._send = send
         self._lock = asyncio.Lock()
 

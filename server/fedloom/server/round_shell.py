@@ -23,6 +23,7 @@ from fedloom.protocol.errors import Code, FedloomError, Refusal
 from fedloom.protocol.faults import crossing
 from fedloom.protocol.updates import PlannedPart, check_header
 from fedloom.protocol.v1 import fleet_pb2
+from fedloom.server import progress
 from fedloom.server.engine import (
     Abandon,
     Abort,
@@ -49,7 +50,7 @@ from fedloom.server.engine import (
     Wake,
     Withdraw,
 )
-from fedloom.server.fleet import Listener
+from fedloom.server.fleet import Listener, Session
 from fedloom.server.ledger import AcceptedUpdate, Row, check_same
 from fedloom.server.records import LATE, LOST, Record
 from fedloom.server.round_sum import RoundSum
@@ -243,6 +244,26 @@ class RoundShell:
         self._world.records.ended(self.key_of(client), client, reason)
         self.feed(ClientFailed(client, reason))
         self._world.fleet.free(client, self.key_of(client))
+
+    def client_progressed(self, session: Session, message: fleet_pb2.Progress) -> None:
+        """A member says how far it is."""
+        private = self.plan.spec.build_privacy() is not None
+        if told := progress.read(message, private=private):
+            session.progress = told
+            self._world.live.changed("round", self.plan.run, self._brief)
+
+    def _progress(self) -> dict[str, progress.Told]:
+        """What the members that are training said last."""
+        sessions = (
+            (client, self._world.fleet.get(client))
+            for client, phase in self.engine.phases.items()
+            if phase is Phase.TRAINING
+        )
+        return {
+            client: session.progress
+            for client, session in sessions
+            if session and session.progress and session.progress.task == self.key_of(client)
+        }
 
     def client_available(self, client: str) -> None:
         """A client is connected and idle."""
@@ -521,7 +542,10 @@ class RoundShell:
 
     def status(self) -> dict[str, Any]:
         """Where the round stands right now."""
+        told = self._progress()
         return {
+            "progress": {client: each.view() for client, each in told.items()},
+            "training": progress.mean(told.values()),
             "number": self.plan.number,
             "kind": self.plan.kind.value,
             "state": self.engine.state.value,
@@ -536,8 +560,9 @@ class RoundShell:
         }
 
     def _brief(self) -> dict[str, Any]:
-        """What a watcher is told each time: where the round stands, without its members."""
-        return {name: value for name, value in self.status().items() if name != "members"}
+        """What a watcher is told each time: where the round stands, without each member."""
+        left_out = ("members", "progress")
+        return {name: value for name, value in self.status().items() if name not in left_out}
 
     # ---- messages ----------------------------------------------------------------------------
 

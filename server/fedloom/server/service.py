@@ -144,8 +144,13 @@ class FleetService:
                     failed = message.task_failed
                     if shell := self._shell(session.client, failed.task):
                         shell.client_failed(session.client, printable(failed.reason))
+                case "progress":
+                    if shell := self._shell(session.client, message.progress.task):
+                        shell.client_progressed(session, message.progress)
                 case _:
-                    raise Refusal(Code.MALFORMED, "Expected an offer_reply or a task_failed.")
+                    raise Refusal(
+                        Code.MALFORMED, "Expected an offer_reply, a task_failed or a progress."
+                    )
 
     def _shell(self, client: str, key: fleet_pb2.TaskKey) -> RoundShell | None:
         """The round that a client's message is about, if it is still open."""

@@ -25,7 +25,7 @@ from fedloom.client.numpy import (
 )
 from fedloom.client.sklearn import measures
 from fedloom.client.sklearn.linear import COEF, INTERCEPT, Family
-from fedloom.client.stopping import Stopping, num_batches
+from fedloom.client.stopping import Stopping
 from fedloom.protocol.errors import UsageError
 
 _SEEDS = 1 << 32
@@ -138,20 +138,20 @@ class LinearClient(Client):
         estimator = family.begun(params, random_state=task.seed % _SEEDS, **rate)
         known = {} if family.classes is None else {"classes": family.classes}
         length = {"epochs": settings.epochs, "steps": settings.steps}
-        wanted = num_batches(len(shard), batch_size=settings.batch_size, **length)
-        stopping = Stopping(settings, len(shard), task.should_stop)
+        stopping = Stopping(settings, len(shard), task.should_stop, report=task.progress)
         task.local.steps = 0
         batches = shard.training(task.seed, settings.batch_size, **length)
-        for number, batch in enumerate(batches, 1):
+        for batch in batches:
             if stopping.should_stop():
                 break
             x, y = self._rows(*batch, estimator.coef_)
             estimator.partial_fit(x, y, **known)
             task.local.steps += len(y)  # it takes one on each example
-            if settings.patience is not None:
+            loss = None
+            if settings.patience is not None:  # else another pass would be for show alone
                 now = {COEF: estimator.coef_, INTERCEPT: estimator.intercept_}
-                stopping.watch(self._of_batch(now, x, y)["loss"], len(y))
-            task.progress((number, wanted))
+                loss = self._of_batch(now, x, y)["loss"]
+            stopping.watch(loss, len(y))
         return estimator
 
     def _fit_again(self, params: Params, task: Task, shard: Shard) -> Any:

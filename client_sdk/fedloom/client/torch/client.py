@@ -199,6 +199,7 @@ class TorchClient(Client):
             local=task.local,
             seed=task.seed,
             should_stop=task.should_stop,
+            report=task.progress,
         )
         return passes.train(
             module, self._train, self._loss, self._optimizer, asked,

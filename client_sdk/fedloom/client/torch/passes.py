@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from torch import nn
 
 from fedloom.client.local import Local
+from fedloom.client.stopping import Report, silent
 from fedloom.client.torch import batches, loop
 from fedloom.client.torch.group import ALONE, Group
 from fedloom.client.torch.mine import Mine
@@ -34,6 +35,7 @@ class Asked:
         seed: gives the order of the examples.
         should_stop: asked before each step.
         most_steps: that there is time for, in place of a clock; 0 to look at the clock.
+        report: told of the progress after each step.
     """
 
     settings: RoundSettings
@@ -42,6 +44,7 @@ class Asked:
     seed: int
     should_stop: Callable[[], bool]
     most_steps: int = 0
+    report: Report = silent
 
 
 def train(
@@ -106,7 +109,7 @@ def _fit(  # noqa: PLR0917 - what a fit is of
 ) -> loop.Totals:
     settings = asked.settings
     trainable = [param for param in module.parameters() if param.requires_grad]
-    stopping = Stopping(settings, len(data), asked.should_stop, asked.most_steps)
+    stopping = Stopping(settings, len(data), asked.should_stop, asked.most_steps, asked.report)
     stepper = optimizer(trainable, lr=settings.learning_rate)
     if group.size > 1:
         from fedloom.client.torch.site.fit import fit  # noqa: PLC0415 - torch.distributed, for sites

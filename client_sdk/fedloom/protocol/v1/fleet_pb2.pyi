@@ -49,14 +49,16 @@ class TaskKey(_message.Message):
     def __init__(self, run: _Optional[str] = ..., round: _Optional[int] = ...) -> None: ...
 
 class ClientMessage(_message.Message):
-    __slots__ = ("hello", "offer_reply", "task_failed")
+    __slots__ = ("hello", "offer_reply", "task_failed", "progress")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     OFFER_REPLY_FIELD_NUMBER: _ClassVar[int]
     TASK_FAILED_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     offer_reply: OfferReply
     task_failed: TaskFailed
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., offer_reply: _Optional[_Union[OfferReply, _Mapping]] = ..., task_failed: _Optional[_Union[TaskFailed, _Mapping]] = ...) -> None: ...
+    progress: Progress
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., offer_reply: _Optional[_Union[OfferReply, _Mapping]] = ..., task_failed: _Optional[_Union[TaskFailed, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol_versions", "client", "sdk_version", "labels")
@@ -96,6 +98,16 @@ class TaskFailed(_message.Message):
     task: TaskKey
     reason: str
     def __init__(self, task: _Optional[_Union[TaskKey, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Progress(_message.Message):
+    __slots__ = ("task", "fraction", "loss")
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    FRACTION_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    task: TaskKey
+    fraction: float
+    loss: float
+    def __init__(self, task: _Optional[_Union[TaskKey, _Mapping]] = ..., fraction: _Optional[float] = ..., loss: _Optional[float] = ...) -> None: ...
 
 class ServerMessage(_message.Message):
     __slots__ = ("welcome", "offer", "withdraw", "signed_offer")

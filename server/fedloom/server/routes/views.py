@@ -241,6 +241,13 @@ class RunList(BaseModel):
     runs: list[RunView]
 
 
+class Progress(BaseModel):
+    """How far a member says its training is."""
+
+    fraction: Annotated[float, Field(ge=0, le=1)]
+    loss: Annotated[float | None, Field(description="null where it said none")]
+
+
 class LiveRound(BaseModel):
     """The round that is open right now, as its engine sees it."""
 
@@ -250,6 +257,12 @@ class LiveRound(BaseModel):
     paused: bool
     clients: Annotated[dict[str, int], Field(description="how many members are in each phase")]
     members: Annotated[dict[str, str], Field(description="phase of each member of the cohort")]
+    progress: Annotated[
+        dict[str, Progress], Field(description="of members that are training and say it")
+    ] = {}
+    training: Annotated[
+        float | None, Field(description="mean of those fractions; null where nobody says it")
+    ] = None
     available: int
     accepted: int
     goal: int

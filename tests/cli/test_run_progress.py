@@ -1,0 +1,39 @@
+"""`fedloom run status` says how far the members of an open round are."""
+
+import io
+
+from rich.console import Console
+
+from fedloom.cli import run_view
+
+
+def _line(**changes):
+    now = {
+        "number": 3,
+        "kind": "train",
+        "state": "reporting",
+        "paused": False,
+        "clients": {"training": 2},
+        "available": 0,
+        "accepted": 1,
+        "goal": 3,
+        "deadline_left_s": None,
+        **changes,
+    }
+    console = Console(file=io.StringIO(), width=120, color_system=None)
+    console.print(run_view._open_round({"round": now}, {"state": "running"}))
+    return console.file.getvalue().strip()
+
+
+def test_the_mean_of_those_that_say_it_is_shown():
+    """And the loss of those that say that."""
+    told = {"a": {"fraction": 0.5, "loss": 0.4}, "b": {"fraction": 0.3, "loss": None}}
+    line = _line(training=0.4, progress=told)
+    assert line.endswith("1 of 3 updates · 2 training · 40% done (loss 0.4)")
+    assert _line(training=0.4, progress={"a": {"fraction": 0.4, "loss": None}}).endswith("40% done")
+
+
+def test_nothing_is_shown_where_nobody_says_anything():
+    """As before, and of a server that knows no progress."""
+    assert _line(training=None, progress={}) == _line()
+    assert _line().endswith("2 training")
