@@ -9,20 +9,9 @@ import click
 
 from fedloom.cli import output
 from fedloom.cli.lazy import Lazy, LazyGroup
-from fedloom.cli.options import directory_option, json_option
+from fedloom.cli.options import config_option, directory_option, json_option
 
-config_option = click.option(
-    "--config",
-    type=click.Path(path_type=Path, dir_okay=False),
-    envvar="FEDLOOM_CONFIG",
-    show_envvar=True,
-    default=Path("client.toml"),
-    show_default=True,
-    help="As `fedloom client enroll` wrote it; the environment may say it all instead.",
-)
-
-
-ORDER = ("enroll", "run", "config", "policy", "log", "leave", "list", "revoke")
+ORDER = ("enroll", "run", "config", "policy", "log", "model", "leave", "list", "revoke")
 
 
 class Commands(LazyGroup):
@@ -36,6 +25,9 @@ class Commands(LazyGroup):
 
 LAZY = {
     "log": Lazy("fedloom.cli.journal:log", "Show what left this device, when and to whom."),
+    "model": Lazy(
+        "fedloom.cli.inference:model", "Get the model that the operator promoted; export it."
+    ),
 }
 
 

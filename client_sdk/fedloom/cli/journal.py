@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fedloom.cli.clients import config_option
-from fedloom.cli.options import json_option
+from fedloom.cli.options import config_option, json_option
 from fedloom.cli.output import wants_json
 
 if TYPE_CHECKING:

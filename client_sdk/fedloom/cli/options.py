@@ -111,3 +111,14 @@ def json_option(function: F) -> F:
         callback=remember,
         help="Print one JSON document.",
     )(function)
+
+
+config_option = click.option(
+    "--config",
+    type=click.Path(path_type=Path, dir_okay=False),
+    envvar="FEDLOOM_CONFIG",
+    show_envvar=True,
+    default=Path("client.toml"),
+    show_default=True,
+    help="As `fedloom client enroll` wrote it; the environment may say it all instead.",
+)

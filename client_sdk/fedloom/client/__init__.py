@@ -27,6 +27,7 @@ from fedloom.client.api import (
 from fedloom.client.config import ClientConfig
 from fedloom.client.files import load_file, save_file
 from fedloom.client.gates import Gate
+from fedloom.client.model import Model
 
 __all__ = [
     "Agent",
@@ -36,6 +37,7 @@ __all__ = [
     "Kind",
     "MaskOf",
     "Metrics",
+    "Model",
     "Params",
     "SliceOf",
     "Task",

@@ -86,7 +86,7 @@ class Connection:
     @asynccontextmanager
     async def attending(self) -> AsyncIterator[tuple[grpc.aio.Channel, Any]]:
         """A channel with the stream to attend by; what uses them ends with them."""
-        async with self._open_channel() as channel:
+        async with self.open_channel() as channel:
             self._channel = channel
             stream = channel.stream_stream(
                 wire.ATTEND,
@@ -100,7 +100,13 @@ class Connection:
                 self._let_go()
                 stream.cancel()
 
-    def _open_channel(self) -> grpc.aio.Channel:
+    def open_channel(self) -> grpc.aio.Channel:
+        """A channel of its own.
+
+        Raises:
+            Refusal: EXPIRED.
+            UsageError: this client is not enrolled.
+        """
         config = self._config
         if config.plaintext:
             return grpc.aio.insecure_channel(config.server, CHANNEL_OPTIONS)
@@ -180,7 +186,7 @@ class Connection:
         if size_bytes < OWN_CONNECTION_BYTES:
             yield self._channel
         else:
-            async with self._open_channel() as channel:
+            async with self.open_channel() as channel:
                 yield channel
 
     async def persist(self, attempt: Callable[[], Coroutine[Any, Any, None]]) -> None:

@@ -3,10 +3,12 @@
 import asyncio
 import os
 import time
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import grpc
 
+from fedloom.client.incoming import Incoming
 from fedloom.client.store import ClientStore
 from fedloom.protocol import wire
 from fedloom.protocol.chunks import Chunks
@@ -23,10 +25,20 @@ from fedloom.protocol.v1 import fleet_pb2
 Metadata = tuple[tuple[str, str], ...]
 
 
+class Shelf(Protocol):
+    """Where models go."""
+
+    def receive_model(self, digest: str, size_bytes: int) -> Incoming:
+        """Begin, or go on with, receiving a model."""
+
+    def adopt_model(self, digest: str) -> Path:
+        """The part is whole and verified."""
+
+
 async def download(
     channel: grpc.aio.Channel,
     model: fleet_pb2.ModelRef,
-    store: ClientStore,
+    store: Shelf,
     server: str,
     metadata: Metadata = (),
 ) -> None:

@@ -10,7 +10,7 @@ from fedloom.client.store import ClientStore
 from fedloom.protocol.errors import Code, Refusal
 from fedloom.protocol.identity import Peer
 from fedloom.protocol.signing import KEY_BYTES, Addressee, Opened, Verifier, fingerprint, open_offer
-from fedloom.protocol.v1 import enrolment_pb2, fleet_pb2
+from fedloom.protocol.v1 import enrolment_pb2, fleet_pb2, signing_pb2
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +51,16 @@ class Trust:
         opened = open_offer(self.verifier, self._me, offer)
         self._keep(before)
         return opened
+
+    def check(self, purpose: str, payload: bytes, signature: signing_pb2.Signature) -> None:
+        """Is something else that the server says signed? An endorsed key is remembered.
+
+        Raises:
+            Refusal: BAD_SIGNATURE.
+        """
+        before = self.verifier.keys
+        self.verifier.check(purpose, payload, signature)
+        self._keep(before)
 
     def learn(self, issued: enrolment_pb2.IssuedCertificate) -> None:
         """Take the key that came with a renewed certificate, if it may be taken.

@@ -34,6 +34,7 @@ MAX_CHAIN = 64
 
 TASK = "task"
 KEY = "key"
+PROMOTED = "promoted"
 _CONTEXT = b"fedloom-signature-1"
 _PURPOSE = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 

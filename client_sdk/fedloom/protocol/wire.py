@@ -1,10 +1,10 @@
 """Names, message types and transport settings of the gRPC methods; docs/protocol.md is the prose.
 
-Attend, Enrol and Renew carry protobuf messages. Download and Upload are raw-bytes methods: their
-first messages are protobuf, and then tensor bytes pass with nothing around them, which is about
-1.5 times as fast as a protobuf `bytes` field. So gRPC is given no serialisers for those, and each
-side encodes and decodes by the functions here. A server parses every request so, and not by a
-deserialiser of gRPC's: garbage then gets a typed refusal as everything else does.
+Attend, Enrol, Renew and Promoted carry protobuf messages. Download and Upload are raw-bytes
+methods: their first messages are protobuf, and then tensor bytes pass with nothing around them,
+which is about 1.5 times as fast as a protobuf `bytes` field. So gRPC is given no serialisers for
+those, and each side encodes and decodes by the functions here. A server parses every request so,
+and not by a deserialiser of gRPC's: garbage then gets a typed refusal as everything else does.
 """
 
 import os
@@ -26,6 +26,7 @@ ENROLMENT_SERVICE: Final = "fedloom.v1.Enrolment"
 ATTEND: Final = f"/{FLEET_SERVICE}/Attend"
 RENEW: Final = f"/{FLEET_SERVICE}/Renew"
 DOWNLOAD: Final = f"/{FLEET_SERVICE}/Download"
+PROMOTED: Final = f"/{FLEET_SERVICE}/Promoted"
 UPLOAD: Final = f"/{FLEET_SERVICE}/Upload"
 ENROL: Final = f"/{ENROLMENT_SERVICE}/Enrol"
 RENEW_LATE: Final = f"/{ENROLMENT_SERVICE}/RenewLate"

@@ -33,6 +33,7 @@ from fedloom.server.identify import Context, Identify
 from fedloom.server.lanes import Lane, Lanes
 from fedloom.server.ledger import AcceptedUpdate
 from fedloom.server.pki import Authority
+from fedloom.server.promoted import promoted
 from fedloom.server.records import Record
 from fedloom.server.round_shell import RoundShell
 from fedloom.server.runs import Runs
@@ -87,6 +88,10 @@ class FleetService:
                 "Renew": grpc.unary_unary_rpc_method_handler(
                     self.renew,
                     response_serializer=enrolment_pb2.IssuedCertificate.SerializeToString,
+                ),
+                "Promoted": grpc.unary_unary_rpc_method_handler(
+                    self.promoted,
+                    response_serializer=fleet_pb2.PromotedReply.SerializeToString,
                 ),
                 "Download": grpc.unary_stream_rpc_method_handler(self.download),
                 "Upload": grpc.stream_stream_rpc_method_handler(self.upload),
@@ -176,6 +181,15 @@ class FleetService:
             await world.in_ledger(world.ledger.add_certificate, serial, client, not_after)
             log.info("%s renewed its certificate", client)
             return reply
+        raise AssertionError("aborted")
+
+    # ---- what to use -------------------------------------------------------------------------
+
+    async def promoted(self, raw: bytes, context: Context) -> fleet_pb2.PromotedReply:
+        """Which model clients are to use, signed."""
+        async with self._call(context):
+            request = wire.parse(fleet_pb2.PromotedRequest, raw)
+            return await promoted(self._world, request.run)
         raise AssertionError("aborted")
 
     # ---- models out --------------------------------------------------------------------------

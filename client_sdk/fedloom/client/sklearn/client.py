@@ -85,6 +85,14 @@ class LinearClient(Client):
         """Model that a run may begin with: zeros, as scikit-learn begins."""
         return self._family.initial(np.size(some(self._shard.fixed())[0][0]))
 
+    def fitted(self, params: Params) -> Any:
+        """Put a model into a copy of the estimator, to predict with.
+
+        Raises:
+            UsageError: the parameters are not this estimator's.
+        """
+        return self._family.begun(params)
+
     def train(self, params: Params, task: Task) -> tuple[Params, int, dict[str, float]]:
         """Train from the received parameters.
 

@@ -172,6 +172,10 @@ class TorchClient(Client):
         """How many there are to train and to evaluate on."""
         return len(self._train), 0 if self._evaluate is None else len(self._evaluate)
 
+    def example(self) -> Any:
+        """Inputs of a few examples, as the module takes them."""
+        return self._train.take(torch.arange(min(3, len(self._train))))[0]
+
     def can_evaluate(self) -> bool:
         """Whether there is data to evaluate on."""
         return self._evaluate is not None and len(self._evaluate) > 0

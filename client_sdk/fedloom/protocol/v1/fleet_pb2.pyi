@@ -449,6 +449,38 @@ class Accepted(_message.Message):
     repeated: bool
     def __init__(self, repeated: _Optional[bool] = ...) -> None: ...
 
+class PromotedRequest(_message.Message):
+    __slots__ = ("run",)
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    def __init__(self, run: _Optional[str] = ...) -> None: ...
+
+class PromotedReply(_message.Message):
+    __slots__ = ("statement", "signature")
+    STATEMENT_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    statement: bytes
+    signature: _signing_pb2.Signature
+    def __init__(self, statement: _Optional[bytes] = ..., signature: _Optional[_Union[_signing_pb2.Signature, _Mapping]] = ...) -> None: ...
+
+class PromotedStatement(_message.Message):
+    __slots__ = ("federation", "asked", "promotion", "promoted_us", "run", "round", "model")
+    FEDERATION_FIELD_NUMBER: _ClassVar[int]
+    ASKED_FIELD_NUMBER: _ClassVar[int]
+    PROMOTION_FIELD_NUMBER: _ClassVar[int]
+    PROMOTED_US_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    federation: str
+    asked: str
+    promotion: int
+    promoted_us: int
+    run: str
+    round: int
+    model: ModelRef
+    def __init__(self, federation: _Optional[str] = ..., asked: _Optional[str] = ..., promotion: _Optional[int] = ..., promoted_us: _Optional[int] = ..., run: _Optional[str] = ..., round: _Optional[int] = ..., model: _Optional[_Union[ModelRef, _Mapping]] = ...) -> None: ...
+
 class Refusal(_message.Message):
     __slots__ = ("code", "message")
     CODE_FIELD_NUMBER: _ClassVar[int]

@@ -7,7 +7,7 @@ import sqlalchemy as sa
 
 from fedloom.protocol.errors import UsageError
 from fedloom.server.ledger.store import Row, Store
-from fedloom.server.schema import models, promotions
+from fedloom.server.schema import models, promotions, runs
 
 
 class Models(Store):
@@ -75,6 +75,11 @@ class Models(Store):
         Its id rises with every promotion, so an earlier one cannot pass for a later.
         """
         return self._row(_promoted(run))
+
+    def promoted_of(self, name: str) -> Row | None:
+        """As `promoted`, of the run with this id or of all runs with this name."""
+        meant = sa.select(runs.c.id).where(sa.or_(runs.c.id == name, runs.c.name == name))
+        return self._row(_promoted(None).where(promotions.c.run.in_(meant)))
 
     def list_promotions(self, run: str = "", *, before: int = 0, limit: int = 100) -> list[Row]:
         """Promotions, newest first, of a run or of all; `before` is the last id of a page."""

@@ -1,0 +1,174 @@
+"""A module with a model in it as a file for other programs: TorchScript, torch.export, ONNX.
+
+Sources: https://docs.pytorch.org/docs/stable/export.html and
+https://docs.pytorch.org/docs/stable/onnx.html; ONNX IR, https://onnx.ai/onnx/repo-docs/IR.html.
+
+Invariant: a file is left only where what is read back from it answers as the module does.
+"""
+
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fedloom.client.torch.client import TorchClient
+from fedloom.client.torch.inference import ready
+from fedloom.protocol.errors import UsageError
+
+CLOSE = 1e-4
+"""Largest difference of an answer, absolute and relative, that is rounding."""
+_INSTALL = "ONNX needs an extra that is not installed: pip install 'fedloom[onnx]'."
+
+
+def export(
+    target: nn.Module | TorchClient,
+    params: Mapping[str, NDArray[Any]],
+    out: Path,
+    kind: str,
+    example: Any = None,
+) -> Path:
+    """Write a module with these tensors, for inputs of any number of examples.
+
+    Args:
+        target: the module, or a client of one; its tensors are replaced.
+        params: the model.
+        out: the file; replaced if it exists.
+        kind: `torchscript`, `torch-export` or `onnx`.
+        example: inputs of two or more examples, a tensor or an array; a client has its own.
+
+    Raises:
+        UsageError: the module cannot be exported so, or answers otherwise then; says why.
+    """
+    if kind not in WRITERS:
+        raise UsageError(f"Expected a format of safetensors, {', '.join(WRITERS)}, got {kind!r}.")
+    module = ready(target, params).cpu()
+    x = _example(target, example)
+    temporary = out.with_name(f"{out.stem}.tmp{out.suffix}")
+    batches = (x, x[:1])
+    with torch.no_grad():
+        wanted = [module(batch) for batch in batches]
+    try:
+        with _quiet():
+            answer = WRITERS[kind](module, x, temporary)
+            for batch, right in zip(batches, wanted, strict=True):
+                _compare(answer(batch), right, kind)
+        return temporary.replace(out)
+    except UsageError:
+        raise
+    except ModuleNotFoundError as error:
+        raise UsageError(_INSTALL) from error
+    except Exception as error:
+        first = str(error).strip().splitlines() or [""]
+        raise UsageError(
+            f"Expected a module that {kind} can express, got {type(error).__name__}: "
+            f"{first[0][:300]}"
+        ) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+Answer = Callable[[Tensor], Any]
+
+
+def _torchscript(module: nn.Module, x: Tensor, out: Path) -> Answer:
+    torch.jit.trace(module, x, check_trace=False).save(str(out))  # type: ignore[no-untyped-call]
+    loaded = torch.jit.load(str(out))  # type: ignore[no-untyped-call]
+    return lambda x: loaded(x).detach()
+
+
+def _exported(module: nn.Module, x: Tensor) -> torch.export.ExportedProgram:
+    return torch.export.export(module, (x,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+
+
+def _torch_export(module: nn.Module, x: Tensor, out: Path) -> Answer:
+    torch.export.save(_exported(module, x), str(out))
+    loaded = torch.export.load(str(out)).module()
+    return lambda x: loaded(x).detach()
+
+
+def _onnx(module: nn.Module, x: Tensor, out: Path) -> Answer:
+    import onnx  # noqa: PLC0415 - an extra
+
+    program = torch.onnx.export(
+        module,
+        (x,),
+        input_names=["x"],
+        output_names=["y"],
+        dynamic_shapes=({0: torch.export.Dim("batch")},),
+        dynamo=True,
+        verbose=False,
+    )
+    assert program is not None
+    program.save(str(out), external_data=False)
+    onnx.checker.check_model(str(out))
+    run = _onnx_session(out)
+    return lambda x: torch.as_tensor(run(x.numpy()))
+
+
+def _onnx_session(path: Path) -> Callable[[NDArray[Any]], NDArray[Any]]:
+    """What runs a file: onnxruntime where it is installed, or else ONNX's own reference."""
+    try:
+        import onnxruntime  # noqa: PLC0415 - only where it is there
+
+        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    except ModuleNotFoundError:
+        from onnx.reference import ReferenceEvaluator  # noqa: PLC0415
+
+        session = ReferenceEvaluator(str(path))
+    return lambda x: np.asarray(session.run(None, {"x": x})[0])
+
+
+WRITERS: dict[str, Callable[[nn.Module, Tensor, Path], Answer]] = {
+    "torchscript": _torchscript,
+    "torch-export": _torch_export,
+    "onnx": _onnx,
+}
+
+
+def _example(target: nn.Module | TorchClient, example: Any) -> Tensor:
+    if example is None and isinstance(target, TorchClient):
+        example = target.example()
+    if example is None:
+        raise UsageError("Expected example inputs to export a module by, got none: give example=x.")
+    x = example if isinstance(example, Tensor) else torch.as_tensor(np.asarray(example))
+    if not x.ndim or len(x) < 2:
+        # torch.export would take a batch of one for a constant.
+        raise UsageError(f"Expected inputs of two or more examples, got {tuple(x.shape)}.")
+    return x.detach().cpu()
+
+
+def _compare(got: Any, wanted: Any, kind: str) -> None:
+    if not isinstance(wanted, Tensor):
+        raise UsageError(
+            f"Expected a module that gives a tensor to export {kind}, got {type(wanted).__name__}."
+        )
+    if got.shape != wanted.shape or not torch.allclose(
+        got.double(), wanted.double(), rtol=CLOSE, atol=CLOSE, equal_nan=True
+    ):
+        raise UsageError(
+            f"Expected the answers of the module from what was written as {kind}, got others: it "
+            "may branch on its inputs. Export it as torch-export, or as safetensors."
+        )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the exporters' own progress and warnings of what they replace."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)
