@@ -20,8 +20,9 @@ from fedloom.protocol.errors import Code
 from fedloom.protocol.identity import build_csr, generate_key, key_to_pem
 from fedloom.protocol.v1 import enrolment_pb2, fleet_pb2
 from fedloom.protocol.version import PROTOCOL_VERSIONS
-from fedloom.server import certificates, ledger
-from fedloom.server.fleet import MAX_CALLS
+from fedloom.server import certificates
+from fedloom.server.fleet import MAX_CALLS, Hold
+from fedloom.server.ledger import refusals
 from fedloom.server.pki import Authority
 from support.arena import GOOD, assert_recorded
 from support.federation import Identity, Upload, ask, converse, download, upload
@@ -204,6 +205,36 @@ def test_revocation_cuts_an_upload_under_way(runner, arena, caplog):
             assert await opened.finish() == arena.digest
             accepted = arena.federation.ledger.accepted(opened.run, 1)
             assert sorted(row["client"] for row in accepted) == sorted(GOOD)
+
+    runner.run(scene())
+
+
+def test_quarantine_refuses_an_upload_under_way_and_a_new_one(runner, arena, caplog):
+    """The others' round goes on; released, the client is one like any other."""
+
+    async def scene():
+        erin = arena.federation.enrol("erin")
+        stream = await arena.federation.attend(erin)
+        fleet = arena.federation.world.fleet
+        cohort = {"goal": 4, "quorum": 1, "patience_s": 3600.0, "deadline_s": 3600.0}
+        async with arena.open_round(cohort=cohort) as opened:
+            forged = honest("erin", await stream.offer_of(opened.run))
+            body = forged.body()
+            call = Upload(arena.federation.channel(erin))
+            await call.write(forged.header.SerializeToString())
+            assert (await call.reply()).WhichOneof("kind") == "proceed"
+            fleet.hold("erin", Hold.QUARANTINE)
+            await call.write(body)
+            await call.half_close()
+            answer = await call.ending()
+            assert (answer.code, answer.status) == (Code.QUARANTINED, Code.QUARANTINED.status)
+            assert_recorded(arena, caplog, Code.QUARANTINED, "erin", opened.run)
+            again = await upload(stream.channel, forged.header, [body])
+            assert again.code is Code.QUARANTINED
+            assert await opened.finish() == arena.digest
+        fleet.release("erin")
+        assert "erin" in fleet.available()
+        await stream.stop()
 
     runner.run(scene())
 
@@ -531,7 +562,7 @@ def test_names_in_a_certificate_request_are_ignored(runner, arena):
 
 def test_strangers_cannot_fill_the_ledger(runner, arena, monkeypatch):
     """Only the newest refusals are kept."""
-    monkeypatch.setattr(ledger, "KEPT_REFUSALS", 5)
+    monkeypatch.setattr(refusals, "KEPT_REFUSALS", 5)
 
     async def scene():
         for number in range(8):

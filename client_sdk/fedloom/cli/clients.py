@@ -161,23 +161,33 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
+STATES = ("online", "offline", "working", "idle", "quarantined", "drained", "revoked")
+
+
 @client.command("list")
+@click.argument("text", required=False, default="")
+@click.option("--state", type=click.Choice(STATES), help="Only these.")
+@click.option("--label", metavar="NAME[=VALUE]", default="", help="Only those with this label.")
 @directory_option
 @json_option
-def list_clients(directory: Path) -> None:
+def list_clients(text: str, state: str | None, label: str, directory: Path) -> None:
     """List enrolled clients: who is online, at what, and until when certificates last.
 
+    TEXT is part of a name, of a note or of a label.
+
     \b
-    Example:
+    Examples:
       fedloom client list
+      fedloom client list ward --state online --label site=north
     """
     from fedloom.cli.control import Control  # noqa: PLC0415 - devices need no http
 
-    found = Control(directory).get("clients")
+    wanted = {"q": text, "label": label} | ({"state": state} if state else {})
+    found = _all_clients(Control(directory), wanted)
     rows = (
         (
             c["name"],
-            output.state(c["status"]),
+            output.state(_standing(c)),
             "[green]●[/] online" if c["online"] else "[dim]○ offline[/]",
             output.escape(c["task"] or "-"),
             output.ahead(c["certificate_until"]),
@@ -190,9 +200,88 @@ def list_clients(directory: Path) -> None:
         lambda: output.print_table(
             ("NAME", "STATUS", "PRESENCE", "TASK", "CERTIFICATE ENDS", "ENROLLED"),
             rows,
-            "No clients yet: invite one with `fedloom token create`.",
+            "No clients yet: invite one with `fedloom token create`."
+            if not (text or state or label)
+            else "No client is like that.",
         ),
     )
+
+
+def _all_clients(control: Any, wanted: dict[str, str]) -> dict[str, Any]:
+    """Every page of clients, as one."""
+    found: dict[str, Any] = control.get("clients", limit=1000, **wanted)
+    more = found["more"]
+    while more is not None:
+        page = control.get("clients", limit=1000, after=more, **wanted)
+        found["clients"] += page["clients"]
+        more = page["more"]
+    return {**found, "more": None}
+
+
+def _standing(found: dict[str, Any]) -> str:
+    """A client's status and why it is not asked, in a word."""
+    if found["status"] != "active" or not found["hold"]:
+        return str(found["status"])
+    return "quarantined" if found["hold"] == "quarantine" else "drained"
+
+
+def _hold(name: str, what: str, reason: str, directory: Path, *, preview: bool) -> None:
+    from fedloom.cli.control import Control  # noqa: PLC0415 - as above
+
+    query = {"preview": "true"} if preview else {}
+    done = Control(directory).post("clients", name, what, body={"reason": reason}, **query)
+    output.emit(done, lambda: click.echo(done["consequence"]))
+
+
+_reason = click.option("--reason", default="", help="For the record.")
+_preview = click.option("--preview", is_flag=True, help="Say what it would do, and do nothing.")
+
+
+@client.command()
+@click.argument("name")
+@_reason
+@_preview
+@directory_option
+@json_option
+def quarantine(name: str, reason: str, preview: bool, directory: Path) -> None:
+    """Ask a client no more, and refuse what it sends, until it is released.
+
+    \b
+    Example:
+      fedloom client quarantine ward-3 --reason "its labels look wrong"
+    """
+    _hold(name, "quarantine", reason, directory, preview=preview)
+
+
+@client.command()
+@click.argument("name")
+@_reason
+@_preview
+@directory_option
+@json_option
+def drain(name: str, reason: str, preview: bool, directory: Path) -> None:
+    """Let a client end what it does, and then ask it no more, until it is released.
+
+    \b
+    Example:
+      fedloom client drain ward-3 --reason "maintenance at noon"
+    """
+    _hold(name, "drain", reason, directory, preview=preview)
+
+
+@client.command()
+@click.argument("name")
+@_preview
+@directory_option
+@json_option
+def release(name: str, preview: bool, directory: Path) -> None:
+    """Ask a client again that was in quarantine or drained.
+
+    \b
+    Example:
+      fedloom client release ward-3
+    """
+    _hold(name, "release", "", directory, preview=preview)
 
 
 @client.command()

@@ -97,7 +97,8 @@ def state(name: str) -> str:
         "running": "cyan", "reporting": "cyan", "selecting": "cyan", "closing": "cyan",
         "finished": "green", "committed": "green", "active": "green", "unused": "green",
         "paused": "yellow", "stopped": "yellow", "expired": "yellow",
-        "failed": "red", "abandoned": "red", "revoked": "red",
+        "failed": "red", "abandoned": "red", "revoked": "red", "quarantined": "red",
+        "drained": "yellow",
     }  # fmt: skip
     return f"[{colours[name]}]{name}[/]" if name in colours else escape(name)
 

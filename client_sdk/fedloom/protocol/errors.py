@@ -81,6 +81,7 @@ class Code(StrEnum):
     UNKNOWN_CLIENT = "unknown_client"
     WRONG_IDENTITY = "wrong_identity"
     REVOKED = "revoked"
+    QUARANTINED = "quarantined"
     EXPIRED = "expired"
     BAD_TOKEN = "bad_token"  # noqa: S105 - a code, not a secret
     BAD_CSR = "bad_csr"
@@ -117,6 +118,7 @@ _STATUS = {
     Code.UNKNOWN_CLIENT: grpc.StatusCode.UNAUTHENTICATED,
     Code.WRONG_IDENTITY: grpc.StatusCode.PERMISSION_DENIED,
     Code.REVOKED: grpc.StatusCode.PERMISSION_DENIED,
+    Code.QUARANTINED: grpc.StatusCode.PERMISSION_DENIED,
     Code.EXPIRED: grpc.StatusCode.UNAUTHENTICATED,
     Code.BAD_TOKEN: grpc.StatusCode.PERMISSION_DENIED,
     Code.BAD_SIGNATURE: grpc.StatusCode.PERMISSION_DENIED,

@@ -34,6 +34,7 @@ from fedloom.server.engine.errors import OperatorRefused
 from fedloom.server.pki import Authority
 from fedloom.server.routes import access as access_routes
 from fedloom.server.routes import audit as audit_routes
+from fedloom.server.routes import clients as client_routes
 from fedloom.server.routes import events as event_routes
 from fedloom.server.routes import fleet as fleet_routes
 from fedloom.server.routes import models as model_routes
@@ -113,6 +114,7 @@ def create_app(
     for each in (
         access_routes,
         audit_routes,
+        client_routes,
         event_routes,
         overview_routes,
         fleet_routes,
@@ -121,6 +123,7 @@ def create_app(
         round_routes,
     ):
         app.include_router(each.router, prefix="/v1")
+    app.include_router(client_routes.versions, prefix="/v1")
     app.include_router(_about, prefix="/v1")
     mount(app)
     app.add_exception_handler(FedloomError, _known)

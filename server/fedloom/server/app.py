@@ -36,12 +36,13 @@ import grpc  # noqa: E402 - after the allocator
 from fedloom.protocol import wire  # noqa: E402
 from fedloom.protocol.errors import Code, Refusal, UnavailableError, UsageError  # noqa: E402
 from fedloom.protocol.version import __version__  # noqa: E402
-from fedloom.server import api, console, control  # noqa: E402
+from fedloom.server import api, console, control, presence  # noqa: E402
 from fedloom.server import config as configuration  # noqa: E402
 from fedloom.server.access.site import make_site  # noqa: E402
 from fedloom.server.access.trail import HEAD_FILE  # noqa: E402
 from fedloom.server.config import ServerConfig, split_address  # noqa: E402
 from fedloom.server.enrolment import EnrolmentService  # noqa: E402
+from fedloom.server.fleet import Hold  # noqa: E402
 from fedloom.server.ledger import Ledger  # noqa: E402
 from fedloom.server.models import ModelStore  # noqa: E402
 from fedloom.server.noise import NoiseKeys  # noqa: E402
@@ -186,6 +187,8 @@ class Server:
         await world.audit("fedloom", "server", "server.start", config.federation, detail)
         fleet = FleetService(world, runs, authority)
         self._stack.push_async_callback(runs.stop)
+        for client, why in (await world.in_ledger(world.ledger.holds)).items():
+            world.fleet.hold(client, Hold(why))
         await runs.start()
         server = grpc.aio.server(options=SERVER_OPTIONS)
         server.add_generic_rpc_handlers((fleet.handlers(),))
@@ -198,6 +201,7 @@ class Server:
         await server.start()
         self._stack.push_async_callback(server.stop, GRACE_S)
         self._background(_sweep(world))
+        self._background(presence.keep(world))
         await self._start_api(listener)
         log.info("fleet on port %d, enrolment on port %d", self.fleet_port, self.enrolment_port)
 

@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from enum import StrEnum
 from typing import Any, Protocol
 
 from fedloom.protocol.errors import Code, Refusal
@@ -23,6 +24,16 @@ LONGEST_REST_S = 24 * 3600.0
 
 MAX_CALLS = 32
 """Calls that one client may have in progress; an honest one needs four, some of them half-open."""
+
+
+class Hold(StrEnum):
+    """Why a client that is here is not asked."""
+
+    QUARANTINE = "quarantine"
+    """Nothing of it counts until it is released: its work is given up, its updates are refused."""
+    DRAIN = "drain"
+    """It ends what it does, which counts, and then rests."""
+
 
 TaskId = tuple[str, int]
 """Run and round."""
@@ -113,6 +124,7 @@ class Fleet:
     def __init__(self) -> None:
         self.live = Hub()
         self._sessions: dict[str, Session] = {}
+        self._held: dict[str, Hold] = {}
         self._calls: dict[str, set[Call]] = {}
         self._listeners: list[Listener] = []
         self._sending: set[asyncio.Task[None]] = set()
@@ -161,7 +173,46 @@ class Fleet:
             self._announce(client)
 
     def _is_idle(self, session: Session) -> bool:
-        return session.task is None and session.client not in self._resting
+        away = session.client in self._resting or session.client in self._held
+        return session.task is None and not away
+
+    # ---- holds -------------------------------------------------------------------------------
+
+    def held(self, client: str) -> Hold | None:
+        """Why a client is not asked; None where it may be."""
+        return self._held.get(client)
+
+    def hold(self, client: str, why: Hold) -> None:
+        """Ask a client no more; whoever counts on an idle one hears that it has gone."""
+        self._held[client] = why
+        self._changed()
+        session = self._sessions.get(client)
+        if session is not None and session.task is None:
+            for listener in list(self._listeners):
+                if not listener.claims(client):
+                    listener.client_left(client)
+
+    def release(self, client: str) -> None:
+        """Ask a client again."""
+        if self._held.pop(client, None) is None:
+            return
+        self._changed()
+        session = self._sessions.get(client)
+        if session is not None and session.task is None:
+            self._announce(client)
+
+    def check(self, client: str) -> None:
+        """May what this client sends count?
+
+        Raises:
+            Refusal: QUARANTINED.
+        """
+        if self._held.get(client) is Hold.QUARANTINE:
+            raise Refusal(
+                Code.QUARANTINED,
+                f"Expected a client whose updates count, got {client!r}, which the operator has "
+                "put in quarantine.",
+            )
 
     @contextmanager
     def calling(self, call: Call) -> Iterator[None]:
@@ -213,7 +264,8 @@ class Fleet:
     def occupy(self, client: str, task: TaskId, owner: Listener) -> bool:
         """Give a client's time to a run; False if it is gone or works for another."""
         session = self._sessions.get(client)
-        if session is None or session.task not in (None, task):
+        held = self._held.get(client) is Hold.QUARANTINE
+        if held or session is None or session.task not in (None, task):
             return False
         session.task = task
         self._changed()
@@ -246,6 +298,8 @@ class Fleet:
 
     def _announce(self, client: str) -> None:
         """Offer a client's time to the run that waits for it, else to all."""
+        if self._held.get(client) is Hold.QUARANTINE:
+            return
         for listener in self._listeners:
             if listener.claims(client):
                 listener.client_available(client)

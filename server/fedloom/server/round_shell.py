@@ -250,6 +250,7 @@ class RoundShell:
         private = self.plan.spec.build_privacy() is not None
         if told := progress.read(message, private=private):
             session.progress = told
+            self._world.records.training(self.key_of(session.client), session.client)
             self._world.live.changed("round", self.plan.run, self._brief)
 
     def _progress(self) -> dict[str, progress.Told]:
@@ -264,6 +265,14 @@ class RoundShell:
             for client, session in sessions
             if session and session.progress and session.progress.task == self.key_of(client)
         }
+
+    def let_go(self, client: str, reason: str) -> None:
+        """Wait no more for a member, and tell it so."""
+        run, number = self.key_of(client)
+        task = fleet_pb2.TaskKey(run=run, round=number)
+        message = fleet_pb2.ServerMessage(withdraw=fleet_pb2.Withdraw(task=task, reason=reason))
+        self._world.fleet.send(client, message)
+        self.client_failed(client, reason)
 
     def client_available(self, client: str) -> None:
         """A client is connected and idle."""

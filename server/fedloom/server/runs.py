@@ -356,6 +356,11 @@ class RunDriver:
             self._taken = plan.taken(self._taken, outcome.part, shell.plan.trained + 1)
         self.feed(RoundCommitted(shell.plan.kind))
 
+    def let_go(self, client: str, reason: str) -> None:
+        """Wait no more for a client; its task is withdrawn."""
+        if self.round is not None and self.round.claims(client):
+            self.round.let_go(client, reason)
+
     # ---- the fleet's listener ----------------------------------------------------------------
 
     def client_available(self, client: str) -> None:
@@ -503,6 +508,11 @@ class Runs:
             raise UsageError(f"Expected an active run, got one that is {row['state']}.")
         driver.command(action, argument)
         await driver.settled()
+
+    def let_go(self, client: str, reason: str) -> None:
+        """Have no round wait for a client any more."""
+        for driver in list(self._drivers.values()):
+            driver.let_go(client, reason)
 
     async def roll_back(self, run: str, number: int) -> Point:
         """Have a run go on from the model and the state of an earlier committed round.

@@ -20,6 +20,21 @@ clients = sa.Table(
     sa.Column("status", sa.String, nullable=False),
     sa.Column("enrolled_at", sa.Float, nullable=False),
     sa.Column("revoked_at", sa.Float),
+    sa.Column("seen_at", sa.Float),
+    sa.Column("version", sa.String),  # of its SDK, as it says
+    sa.Column("hold", sa.String),  # quarantine or drain
+    sa.Column("hold_reason", sa.String),
+    sa.Column("held_at", sa.Float),
+    sa.Column("note", sa.String),  # the operator's
+)
+labels = sa.Table(
+    "client_labels",
+    meta,
+    sa.Column("client", sa.String, primary_key=True),
+    sa.Column("name", sa.String, primary_key=True),
+    sa.Column("own", sa.Boolean, primary_key=True),  # the device's own word, not the operator's
+    sa.Column("value", sa.String, nullable=False),
+    sa.Index("labels_by_value", "name", "value", "client"),
 )
 certificates = sa.Table(
     "certificates",
@@ -100,7 +115,7 @@ cohorts = sa.Table(
     sa.Column("retries", sa.Integer),
     sa.Column("code", sa.String),
     sa.ForeignKeyConstraint(["run", "round"], ["rounds.run", "rounds.number"]),
-    sa.Index("cohorts_by_client", "client", "phase"),
+    sa.Index("cohorts_by_client", "client", "offered_at", "phase"),
 )
 updates = sa.Table(
     "updates",
@@ -119,6 +134,7 @@ updates = sa.Table(
     sa.Column("counts_in", sa.Integer),
     sa.Column("staleness", sa.Integer),
     sa.Index("updates_by_sum", "run", "counts_in", "staleness"),
+    sa.Index("updates_by_client", "client", "accepted_at", "staleness"),
     sa.ForeignKeyConstraint(["run", "round"], ["rounds.run", "rounds.number"]),
 )
 refusals = sa.Table(

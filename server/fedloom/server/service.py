@@ -113,12 +113,14 @@ class FleetService:
                 unix_time=time.time(),
             )
             await session.send(fleet_pb2.ServerMessage(welcome=welcome))
+            self._world.presence.came(client, hello)
             self._world.fleet.attend(session)
             log.info("%s attends (%s)", client, printable(hello.sdk_version, 80))
             try:
                 await self._listen(session, context)
             finally:
                 self._world.fleet.leave(session)
+                self._world.presence.left(client)
                 log.info("%s left", client)
 
     async def _hello(self, context: Context, client: str) -> fleet_pb2.Hello:
@@ -268,6 +270,7 @@ class FleetService:
             raise Refusal(
                 Code.TOO_LARGE, f"Expected a header of at most {longest} bytes, got more."
             )
+        self._world.fleet.check(header.client)
         planned = shell.admit(header)
         seen = self._world.records.uploading(key, header.client)
         slot = (*key, header.client)
@@ -316,6 +319,7 @@ class FleetService:
                 keep_up()
                 admitted.seen.bytes_up += size_bytes
                 lane.passed(size_bytes)
+                world.fleet.check(header.client)
                 shell.check_open(header.client, header.task.round)
 
             async with _written_early(world, file) as keep_up:
@@ -389,6 +393,7 @@ class FleetService:
         file: str,
         norm: float,
     ) -> bool:
+        self._world.fleet.check(header.client)  # while its body was synced
         update = AcceptedUpdate(
             run=shell.plan.run,
             round=header.task.round,

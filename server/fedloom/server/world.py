@@ -18,6 +18,7 @@ from fedloom.server.ledger import Ledger
 from fedloom.server.live import Hub
 from fedloom.server.models import ModelStore
 from fedloom.server.noise import NoiseKeys
+from fedloom.server.presence import Presence
 from fedloom.server.records import Records
 from fedloom.server.signing import SigningKey
 from fedloom.server.spool import Spool
@@ -58,6 +59,7 @@ class World:
         in_passwords: their hashes; one at a time, as each takes 64 MiB.
         live: whom to tell what has changed.
         records: what the members of open rounds do.
+        presence: who came and went, and is not stored yet.
     """
 
     config: ServerConfig
@@ -69,6 +71,7 @@ class World:
     live: Hub = field(default_factory=Hub)
     fleet: Fleet = field(default_factory=Fleet)
     records: Records = field(default_factory=Records)
+    presence: Presence = field(default_factory=Presence)
     in_ledger: Thread = field(default_factory=lambda: Thread("ledger"))
     in_reader: Thread = field(default_factory=lambda: Thread("reader", 2))
     in_fold: Thread = field(default_factory=lambda: Thread("fold"))

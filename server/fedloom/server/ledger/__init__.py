@@ -7,6 +7,7 @@ Invariants: an update is accepted by one row, which is what "counted once" means
 model moves in the transaction that commits the round, or that rolls the run back.
 """
 
+from fedloom.server.ledger.directory import Directory, Filter
 from fedloom.server.ledger.figures import Figures
 from fedloom.server.ledger.identities import Identities
 from fedloom.server.ledger.members import Members
@@ -31,6 +32,7 @@ __all__ = [
     "COMMITTED",
     "REPORTING",
     "AcceptedUpdate",
+    "Filter",
     "Ledger",
     "Point",
     "Row",
@@ -39,5 +41,5 @@ __all__ = [
 ]
 
 
-class Ledger(Figures, Identities, RunRows, Rounds, Members, Rollbacks, Models, Refusals):
+class Ledger(Figures, Identities, Directory, RunRows, Rounds, Members, Rollbacks, Models, Refusals):
     """All tables behind methods that are one transaction each; see `Store` for its argument."""

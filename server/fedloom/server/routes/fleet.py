@@ -1,4 +1,4 @@
-"""Routes about the server itself, its tokens and its clients."""
+"""Routes about the server itself and its tokens."""
 
 import hashlib
 import logging
@@ -10,16 +10,14 @@ import sqlalchemy.exc
 from fastapi import APIRouter
 
 from fedloom.protocol import tokens
-from fedloom.protocol.errors import Code, Refusal
 from fedloom.protocol.identity import check_client_name
 from fedloom.protocol.version import __version__
+from fedloom.server.ledger import Filter
 from fedloom.server.names import draw_name
 from fedloom.server.pki import Authority
-from fedloom.server.routes.parts import FAULTS, ConflictError, Here, NotFoundError, Parts
-from fedloom.server.routes.scopes import Admin, Operator, Viewer
+from fedloom.server.routes.parts import FAULTS, ConflictError, Here, Parts
+from fedloom.server.routes.scopes import Admin, Viewer
 from fedloom.server.routes.views import (
-    ClientList,
-    ClientView,
     IssuedToken,
     NewToken,
     ServerView,
@@ -103,7 +101,7 @@ async def _store_token(here: Parts, pin: bytes, client: str, expires_at: float) 
 async def _free_name(here: Parts) -> str:
     world = here.world
     taken = {row["client"] for row in await world.in_ledger(world.ledger.list_tokens)}
-    taken |= {row["name"] for row in await world.in_ledger(world.ledger.list_clients)}
+    taken.update(await world.in_ledger(world.ledger.names, Filter()))
     while (name := draw_name()) in taken:
         pass
     return name
@@ -121,35 +119,3 @@ def _token_status(row: dict[str, Any], now: float) -> TokenStatus:
     if row["used_at"] is not None:
         return TokenStatus.USED
     return TokenStatus.EXPIRED if now >= row["expires_at"] else TokenStatus.UNUSED
-
-
-@router.get("/clients", tags=["clients"])
-async def list_clients(here: Here, _: Viewer) -> ClientList:
-    """All clients that ever enrolled, by name."""
-    rows = await here.world.in_ledger(here.world.ledger.list_clients)
-    return ClientList(clients=[_client(here, row) for row in rows])
-
-
-def _client(here: Parts, row: dict[str, Any]) -> ClientView:
-    session = here.world.fleet.get(row["name"])
-    task = None if session is None or session.task is None else "{}/{}".format(*session.task)
-    return ClientView(**row, online=session is not None, task=task)
-
-
-@router.post("/clients/{name}/revoke", tags=["clients"])
-async def revoke_client(here: Here, principal: Operator, name: str) -> ClientView:
-    """Revoke a client and all its certificates, and cut its connection at once."""
-    world = here.world
-    if await world.in_ledger(world.ledger.client_status, name) is not None:
-        await here.audit(principal, "client.revoke", name)
-    if not await world.in_ledger(world.ledger.revoke, name):
-        raise NotFoundError(
-            f"Expected an enrolled client, got {name[:80]!r}: see `fedloom client list`."
-        )
-    world.fleet.expel(
-        name, Refusal(Code.REVOKED, f"The client {name!r} was revoked by the operator.")
-    )
-    world.live.changed("clients")
-    log.warning("%s revoked", name)
-    rows = await world.in_ledger(world.ledger.list_clients)
-    return next(_client(here, row) for row in rows if row["name"] == name)

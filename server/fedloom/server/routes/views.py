@@ -103,24 +103,6 @@ class TokenList(BaseModel):
     tokens: list[TokenView]
 
 
-class ClientView(BaseModel):
-    """An enrolled client."""
-
-    name: str
-    status: Annotated[str, Field(description="active or revoked")]
-    online: bool
-    task: Annotated[str | None, Field(description="RUN/ROUND that occupies it")]
-    enrolled_at: float
-    revoked_at: float | None
-    certificate_until: float | None
-
-
-class ClientList(BaseModel):
-    """Clients by name."""
-
-    clients: list[ClientView]
-
-
 class StoredModel(BaseModel):
     """A model file in the store."""
 

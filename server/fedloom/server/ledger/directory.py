@@ -1,0 +1,245 @@
+"""The directory of clients: what is known of each, and what the operator decided about it."""
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from fedloom.server.ledger.store import Row, Store
+from fedloom.server.presence import Seen
+from fedloom.server.schema import certificates, clients, cohorts, labels, rounds, updates
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filter:
+    """Which clients.
+
+    Attributes:
+        text: part of a name, of a note or of a label's value, in any case.
+        status: `active` or `revoked`; empty for any.
+        hold: `quarantine`, `drain` or `none`; empty for any.
+        version: of the SDK, or its beginning.
+        label: `name=value`, or a name alone.
+    """
+
+    text: str = ""
+    status: str = ""
+    hold: str = ""
+    version: str = ""
+    label: str = ""
+
+
+class Directory(Store):
+    """Methods about what is known of clients."""
+
+    def saw(self, seen: Mapping[str, Seen]) -> None:
+        """Note who came and went. A client without an enrolment (plaintext) becomes known by it."""
+        with self._write() as connection:
+            for name, now in seen.items():
+                values: dict[str, Any] = {"seen_at": now.at}
+                if now.version is not None:
+                    values["version"] = now.version
+                found = connection.execute(
+                    clients.update().where(clients.c.name == name).values(values)
+                )
+                if found.rowcount == 0:
+                    values |= {"name": name, "status": "active", "enrolled_at": now.at}
+                    connection.execute(clients.insert().values(values))
+                if now.labels is not None:
+                    _set_labels(connection, name, now.labels, own=True)
+
+    def holds(self) -> dict[str, str]:
+        """Clients that are in quarantine or drained."""
+        query = sa.select(clients.c.name, clients.c.hold).where(clients.c.hold.is_not(None))
+        return {row["name"]: row["hold"] for row in self._rows(query)}
+
+    def set_hold(self, name: str, hold: str | None, reason: str) -> bool:
+        """Put a client in quarantine, drain it, or release it (None); False if it is so already."""
+        same = clients.c.hold.is_(None) if hold is None else clients.c.hold == hold
+        held_at = None if hold is None else time.time()
+        with self._write() as connection:
+            changed = connection.execute(
+                clients.update()
+                .where(clients.c.name == name, sa.not_(sa.func.coalesce(same, sa.false())))
+                .values(hold=hold, hold_reason=reason, held_at=held_at)
+            )
+        return changed.rowcount == 1
+
+    def set_note(self, name: str, note: str) -> None:
+        """Keep what the operator wants to remember of a client."""
+        with self._write() as connection:
+            connection.execute(clients.update().where(clients.c.name == name).values(note=note))
+
+    def set_labels(self, name: str, changes: Mapping[str, str | None]) -> None:
+        """Give a client labels, or take them (None); its own stay beside them."""
+        with self._write() as connection:
+            _remove_labels(connection, name, changes)
+            _add_labels(connection, name, {n: v for n, v in changes.items() if v}, own=False)
+
+    # ---- reading -----------------------------------------------------------------------------
+
+    def names(self, which: Filter) -> list[str]:
+        """Names of clients that a filter lets through, in order."""
+        query = sa.select(clients.c.name).order_by(clients.c.name)
+        query = query.where(*_conditions(which))
+        with self._engine.connect() as connection:
+            return list(connection.execute(query).scalars())
+
+    def look_up(self, names: Sequence[str]) -> list[dict[str, Any]]:
+        """Everything known of some clients, by name: rows, certificates, labels, their rounds."""
+        with self._engine.connect() as connection:
+            rows = connection.execute(
+                sa.select(clients).where(clients.c.name.in_(names)).order_by(clients.c.name)
+            ).mappings()
+            found = {row["name"]: {**row, **_unknown()} for row in rows}
+            for part in (_certificates, _labels, _phases, _contributions):
+                part(connection, found)
+        return list(found.values())
+
+    def parts_of(self, client: str, *, before: float = 0, limit: int = 50) -> list[Row]:
+        """A client's parts in rounds, newest first, with what is known of its updates.
+
+        Args:
+            client: its name.
+            before: `offered_at` of the last one of the page before; 0 for the first page.
+            limit: most parts.
+        """
+        its_update = sa.and_(
+            updates.c.run == cohorts.c.run,
+            updates.c.round == cohorts.c.round,
+            updates.c.client == cohorts.c.client,
+        )
+        its_round = sa.and_(rounds.c.run == cohorts.c.run, rounds.c.number == cohorts.c.round)
+        query = (
+            sa.select(
+                cohorts,
+                rounds.c.kind, rounds.c.state.label("round_state"),
+                updates.c.accepted_at, updates.c.counts_in, updates.c.staleness, updates.c.weight,
+                updates.c.norm, updates.c.size_bytes, updates.c.training, updates.c.evaluation,
+            )
+            .join(rounds, its_round)
+            .join(updates, its_update, isouter=True)
+            .where(cohorts.c.client == client)
+            .order_by(cohorts.c.offered_at.desc())
+            .limit(limit)
+        )  # fmt: skip
+        return list(self._rows(query.where(cohorts.c.offered_at < before) if before else query))
+
+    def versions(self) -> dict[str, int]:
+        """How many clients say that they run which version of the SDK."""
+        query = sa.select(clients.c.version, sa.func.count().label("n")).group_by(clients.c.version)
+        return {row["version"] or "": row["n"] for row in self._rows(query)}
+
+
+def _conditions(which: Filter) -> Iterable[sa.ColumnElement[bool]]:
+    if which.text:
+        part = f"%{_literal(which.text)}%"
+        valued = sa.select(labels.c.client).where(labels.c.value.ilike(part, escape="\\"))
+        yield sa.or_(
+            clients.c.name.ilike(part, escape="\\"),
+            clients.c.note.ilike(part, escape="\\"),
+            clients.c.name.in_(valued),
+        )
+    if which.status:
+        yield clients.c.status == which.status
+    if which.hold:
+        yield clients.c.hold.is_(None) if which.hold == "none" else clients.c.hold == which.hold
+    if which.version:
+        yield clients.c.version.like(f"{_literal(which.version)}%", escape="\\")
+    if which.label:
+        name, _, value = which.label.partition("=")
+        labelled = sa.select(labels.c.client).where(labels.c.name == name)
+        yield clients.c.name.in_(labelled.where(labels.c.value == value) if value else labelled)
+
+
+def _literal(text: str) -> str:
+    """A text in which LIKE finds nothing special."""
+    return text.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
+
+
+def _unknown() -> dict[str, Any]:
+    return {
+        "certificate_until": None,
+        "labels": {},
+        "own_labels": {},
+        "phases": {},
+        "last_counted_at": None,
+        "staleness": None,
+    }
+
+
+def _certificates(connection: sa.Connection, found: dict[str, dict[str, Any]]) -> None:
+    query = (
+        sa.select(certificates.c.client, sa.func.max(certificates.c.not_after))
+        .where(certificates.c.client.in_(found))
+        .group_by(certificates.c.client)
+    )
+    for name, until in connection.execute(query):
+        found[name]["certificate_until"] = until
+
+
+def _labels(connection: sa.Connection, found: dict[str, dict[str, Any]]) -> None:
+    query = sa.select(labels).where(labels.c.client.in_(found)).order_by(labels.c.name)
+    for row in connection.execute(query):
+        found[row.client]["own_labels" if row.own else "labels"][row.name] = row.value
+
+
+def _phases(connection: sa.Connection, found: dict[str, dict[str, Any]]) -> None:
+    query = (
+        sa.select(cohorts.c.client, cohorts.c.phase, sa.func.count())
+        .where(cohorts.c.client.in_(found))
+        .group_by(cohorts.c.client, cohorts.c.phase)
+    )
+    for name, phase, count in connection.execute(query):
+        found[name]["phases"][phase] = count
+
+
+def _contributions(connection: sa.Connection, found: dict[str, dict[str, Any]]) -> None:
+    query = (
+        sa.select(
+            updates.c.client,
+            sa.func.max(updates.c.accepted_at),
+            sa.func.avg(updates.c.staleness),
+        )
+        .where(updates.c.client.in_(found))
+        .group_by(updates.c.client)
+    )
+    for name, last, staleness in connection.execute(query):
+        found[name] |= {
+            "last_counted_at": last,
+            "staleness": None if staleness is None else float(staleness),
+        }
+
+
+def _set_labels(
+    connection: sa.Connection, client: str, wanted: Mapping[str, str], *, own: bool
+) -> None:
+    known = {
+        row.name: row.value
+        for row in connection.execute(
+            sa.select(labels).where(labels.c.client == client, labels.c.own.is_(own))
+        )
+    }
+    if known != wanted:
+        _remove_labels(connection, client, known, own=own)
+        _add_labels(connection, client, wanted, own=own)
+
+
+def _remove_labels(
+    connection: sa.Connection, client: str, names: Iterable[str], *, own: bool = False
+) -> None:
+    connection.execute(
+        labels.delete().where(
+            labels.c.client == client, labels.c.own.is_(own), labels.c.name.in_(list(names))
+        )
+    )
+
+
+def _add_labels(
+    connection: sa.Connection, client: str, wanted: Mapping[str, str], *, own: bool
+) -> None:
+    if wanted:
+        rows = [{"client": client, "name": n, "value": v, "own": own} for n, v in wanted.items()]
+        connection.execute(labels.insert(), rows)

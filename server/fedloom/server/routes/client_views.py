@@ -1,0 +1,128 @@
+"""What the API takes and gives about clients; see `fedloom.server.routes.views`."""
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from fedloom.server.routes.round_views import MemberView
+
+ShortText = Annotated[str, Field(max_length=120)]
+LabelName = Annotated[str, Field(min_length=1, max_length=120, pattern=r"^[^=\\x00-\\x1f]+$")]
+
+
+class ClientState(StrEnum):
+    """What clients are asked for by."""
+
+    ONLINE = "online"
+    OFFLINE = "offline"
+    WORKING = "working"
+    IDLE = "idle"
+    QUARANTINED = "quarantined"
+    DRAINED = "drained"
+    REVOKED = "revoked"
+
+
+class ClientView(BaseModel):
+    """A client."""
+
+    name: str
+    status: Annotated[str, Field(description="active or revoked")]
+    online: bool
+    task: Annotated[str | None, Field(description="RUN/ROUND that occupies it")]
+    hold: Annotated[
+        str | None,
+        Field(description="quarantine (not asked, nothing of it counts) or drain (not asked)"),
+    ] = None
+    hold_reason: str | None = None
+    held_at: float | None = None
+    enrolled_at: float
+    revoked_at: float | None
+    certificate_until: float | None
+    seen_at: Annotated[float | None, Field(description="last came or went; now if online")] = None
+    version: Annotated[str | None, Field(description="of its SDK, as it says")] = None
+    labels: Annotated[dict[str, str], Field(description="the operator's")] = {}
+    own_labels: Annotated[dict[str, str], Field(description="that the device gave itself")] = {}
+    note: str | None = None
+    asked: Annotated[int, Field(description="parts in rounds that have ended, and open ones")] = 0
+    counted: Annotated[int, Field(description="of those: its update counted")] = 0
+    declined: int = 0
+    failed: int = 0
+    refused: int = 0
+    late: int = 0
+    lost: int = 0
+    success_rate: Annotated[
+        float | None,
+        Field(description="counted of those that ended and were not declined; null of none"),
+    ] = None
+    last_counted_at: float | None = None
+    staleness: Annotated[
+        float | None, Field(description="models committed since an update's own, mean")
+    ] = None
+
+
+class ClientList(BaseModel):
+    """Clients by name."""
+
+    clients: list[ClientView]
+    total: Annotated[int, Field(description="that the filters let through")]
+    more: Annotated[str | None, Field(description="`after` of the next page; null at the end")]
+
+
+class PartView(MemberView):
+    """A client's part in a round."""
+
+    run: str
+    round: int
+    kind: str
+    round_state: str
+
+
+class PartList(BaseModel):
+    """A client's parts in rounds, newest first."""
+
+    parts: list[PartView]
+    more: Annotated[float | None, Field(description="`before` of the next page; null at the end")]
+
+
+class Versions(BaseModel):
+    """How many clients run which version of the SDK."""
+
+    versions: dict[str, int]
+
+
+class ClientActed(ClientView):
+    """A client after an action on it, or before one that was only previewed."""
+
+    changed: Annotated[bool, Field(description="false in a preview, or where it was so already")]
+    consequence: str
+
+
+class Hold(StrEnum):
+    """What can be done about whether a client is asked."""
+
+    QUARANTINE = "quarantine"
+    DRAIN = "drain"
+    RELEASE = "release"
+
+
+class _In(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Why(_In):
+    """A reason, for the record."""
+
+    reason: Annotated[str, Field(max_length=500)] = ""
+
+
+class Note(_In):
+    """What an operator wants to remember of a client."""
+
+    note: Annotated[str, Field(max_length=2000)]
+
+
+class Labels(_In):
+    """Labels to set, or to take away where the value is null."""
+
+    labels: Annotated[dict[LabelName, ShortText | None], Field(max_length=64)]

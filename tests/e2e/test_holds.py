@@ -1,0 +1,134 @@
+"""Clients in quarantine and drained: at once, across restarts, and without harm to the others."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from fedloom.cli.control import Control
+from support.agents import Adder, Agents, Held, result, submit, until
+from support.federation import Federation
+from support.ports import steady_port
+
+pytestmark = pytest.mark.e2e
+
+MODEL = {"w": np.zeros(4, np.float32)}
+TWO = {"rounds": 1, "cohort": {"goal": 2, "quorum": 1, "patience_s": 60.0}}
+ONE = {"rounds": 1, "cohort": {"goal": 1, "quorum": 1, "patience_s": 60.0}}
+
+
+def play(tmp_path, scenario):
+    """Run a scenario against a server of its own; what it returns."""
+
+    async def main():
+        (tmp_path / "server").mkdir()
+        federation = Federation(tmp_path / "server")
+        toml = tmp_path / "server" / "server.toml"
+        toml.write_text(toml.read_text().replace("127.0.0.1:0", f"127.0.0.1:{steady_port()}", 1))
+        await federation.start()
+        agents = Agents(federation, tmp_path)
+        try:
+            async with asyncio.timeout(60):
+                return await scenario(federation, agents)
+        finally:
+            await agents.stop()
+            await federation.stop()
+
+    return asyncio.run(main())
+
+
+def act(federation, name, what, **query):
+    """An action over the API, beside the server's loop."""
+    post = Control(federation.directory).post
+    return asyncio.to_thread(post, "clients", name, what, body={"reason": "why not"}, **query)
+
+
+def test_quarantine_gives_up_what_a_client_does_and_refuses_what_it_sends(tmp_path):
+    """Its round goes on without it, and what it had in the works is refused by name."""
+
+    async def scenario(federation, agents):
+        slow = Held(step=100.0)
+        await agents.start("ann", Adder())
+        await agents.start("bob", slow)
+        run = await submit(federation, MODEL, **TWO)
+        await asyncio.to_thread(slow.begun.wait, 20)
+        seen = await act(federation, "bob", "quarantine", preview="true")
+        assert federation.ledger.holds() == {}
+        done = await act(federation, "bob", "quarantine")
+        again = await act(federation, "bob", "quarantine")
+        slow.let_go.set()
+        await federation.ended(run)
+        members = federation.ledger.members(run, 1)
+        return seen, done, again, members, result(federation, run)["w"].copy()
+
+    seen, done, again, members, model = play(tmp_path, scenario)
+    assert seen["changed"] is False
+    assert done["consequence"] == seen["consequence"]
+    assert "is given up" in done["consequence"]
+    assert (done["hold"], done["changed"], done["hold_reason"]) == ("quarantine", True, "why not")
+    assert (again["changed"], "nothing changes" in again["consequence"]) == (False, True)
+    assert [(m["client"], m["phase"]) for m in members] == [("ann", "reported"), ("bob", "failed")]
+    assert model.tolist() == [1.0] * 4
+
+
+def test_a_client_in_quarantine_is_not_asked_and_a_released_one_is(tmp_path):
+    """Also after a restart of the server; a run waits for it rather than ask it."""
+
+    async def scenario(federation, agents):
+        await agents.start("bob", Adder(step=7.0))
+        await act(federation, "bob", "quarantine")
+        run = await submit(federation, MODEL, **ONE)
+        assert federation.world.fleet.available() == []
+        await federation.stop()
+        await federation.start()
+        await until(lambda: federation.world.fleet.get("bob") is not None)  # it comes back itself
+        assert federation.ledger.open_round_of(run) is None
+        assert federation.world.fleet.available() == []
+        await act(federation, "bob", "release")
+        await federation.ended(run)
+        return result(federation, run)["w"].copy()
+
+    assert play(tmp_path, scenario).tolist() == [7.0] * 4
+
+
+def test_a_drained_client_ends_what_it_does_and_rests(tmp_path):
+    """Its update counts, and the next round waits for another."""
+
+    async def scenario(federation, agents):
+        slow = Held()
+        await agents.start("bob", slow)
+        run = await submit(federation, MODEL, **ONE | {"rounds": 2})
+        await asyncio.to_thread(slow.begun.wait, 20)
+        done = await act(federation, "bob", "drain")
+        slow.let_go.set()
+        await until(lambda: len(federation.ledger.accepted(run, 1)) == 1)
+        await until(lambda: federation.ledger.run(run)["committed"] == 1)
+        available = federation.world.fleet.available()
+        await agents.start("ann", Adder(step=10.0))
+        await federation.ended(run)
+        members = federation.ledger.members(run, 2)
+        return done, available, [m["client"] for m in members], result(federation, run)["w"].copy()
+
+    done, available, second, model = play(tmp_path, scenario)
+    assert "ends what it does" in done["consequence"]
+    assert available == []
+    assert second == ["ann"]
+    assert model.tolist() == [11.0] * 4
+
+
+def test_a_drained_client_that_comes_back_may_end_what_it_does(tmp_path):
+    """A lost connection is no reason to lose its work."""
+
+    async def scenario(federation, agents):
+        slow = Held()
+        await agents.start("bob", slow)
+        run = await submit(federation, MODEL, **ONE)
+        await asyncio.to_thread(slow.begun.wait, 20)
+        await act(federation, "bob", "drain")
+        await agents.stop("bob")
+        slow.let_go.set()
+        await agents.start("bob", Adder())
+        await federation.ended(run)
+        return result(federation, run)["w"].copy()
+
+    assert play(tmp_path, scenario).tolist() == [1.0] * 4

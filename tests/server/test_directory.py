@@ -1,0 +1,159 @@
+"""The directory of clients over the API: search, filters, pages, labels and what they did."""
+
+import pytest
+
+from fedloom.protocol.v1 import fleet_pb2
+from fedloom.server.ledger import AcceptedUpdate
+from fedloom.server.presence import Presence, Seen, store
+from support.door import Door
+
+
+def enrol(door, *names):
+    ledger = door.world.ledger
+    for name in names:
+        ledger.add_token(name, "hash", name, 4e9)
+        ledger.enrol(name, f"serial-{name}", 4e9)
+
+
+@pytest.fixture
+def door(tmp_path):
+    """A server that knows five clients."""
+    with Door(tmp_path / "state") as door:
+        enrol(door, "east-1", "east-2", "west-1", "west-2", "west_2")
+        yield door
+
+
+def names(door, query=""):
+    status, found = door.ask("GET", f"/clients?{query}")
+    assert status == 200, found
+    return [c["name"] for c in found["clients"]]
+
+
+def test_clients_come_page_by_page(door):
+    """By name, each once; the total is that of all pages."""
+    seen, after = [], ""
+    while after is not None:
+        page = door.ask("GET", f"/clients?limit=2&after={after}")[1]
+        assert page["total"] == 5
+        seen += [c["name"] for c in page["clients"]]
+        after = page["more"]
+    assert seen == ["east-1", "east-2", "west-1", "west-2", "west_2"]
+
+
+def test_search_takes_every_character_as_it_is(door):
+    """No case, and what LIKE finds special is not special here."""
+    assert names(door, "q=WEST") == ["west-1", "west-2", "west_2"]
+    assert names(door, "q=t_2") == ["west_2"]
+    assert names(door, "q=%25") == []
+    assert names(door, "q=%5C") == []
+    door.ask("POST", "/clients/east-2/note", {"note": "by the Window"})
+    assert names(door, "q=window") == ["east-2"]
+
+
+def test_labels_of_devices_and_of_operators_stand_beside_each_other(door):
+    """Either finds a client; a device that comes again changes its own only."""
+    ledger = door.world.ledger
+    ledger.saw({"east-1": Seen(at=1.0, version="0.9", labels={"site": "north", "gpu": "no"})})
+    done = door.ask("POST", "/clients/east-1/labels", {"labels": {"site": "south", "ward": "3"}})[1]
+    assert done["labels"] == {"site": "south", "ward": "3"}
+    assert done["own_labels"] == {"site": "north", "gpu": "no"}
+    ledger.saw({"east-1": Seen(at=2.0, version="1.0", labels={"site": "north"})})
+    for query, found in {
+        "label=site": ["east-1"],
+        "label=site=north": ["east-1"],
+        "label=site=south": ["east-1"],
+        "label=gpu": [],
+        "label=ward=4": [],
+        "q=north": ["east-1"],
+        "version=1": ["east-1"],
+        "version=0": [],
+    }.items():
+        assert names(door, query) == found, query
+    done = door.ask("POST", "/clients/east-1/labels", {"labels": {"site": None}})[1]
+    assert (done["labels"], done["own_labels"]) == ({"ward": "3"}, {"site": "north"})
+    assert done["seen_at"] == 2.0
+
+
+@pytest.mark.parametrize("bad", [{"": "x"}, {"a=b": "x"}, {"a": "x" * 121}])
+def test_labels_that_could_not_be_asked_for_are_refused(door, bad):
+    """A name has no equals sign, and both are short."""
+    assert door.ask("POST", "/clients/east-1/labels", {"labels": bad})[0] == 422
+
+
+def test_states_filter(door):
+    """What the ledger knows and what only the fleet knows."""
+    door.ask("POST", "/clients/east-1/quarantine", {"reason": "odd"})
+    door.ask("POST", "/clients/east-2/drain")
+    door.ask("POST", "/clients/west-1/revoke")
+    assert names(door, "state=quarantined") == ["east-1"]
+    assert names(door, "state=drained") == ["east-2"]
+    assert names(door, "state=revoked") == ["west-1"]
+    assert names(door, "state=online") == []
+    assert len(names(door, "state=offline")) == 5
+    assert door.ask("GET", "/clients?state=asleep")[0] == 422
+
+
+def test_a_stranger_is_not_found_by_any_action(door):
+    """A misspelt name must not look like a success."""
+    for what in ("quarantine", "drain", "release", "revoke"):
+        assert door.ask("POST", f"/clients/nobody/{what}")[0] == 404
+    assert door.ask("POST", "/clients/nobody/note", {"note": ""})[0] == 404
+    assert door.ask("POST", "/clients/east-1/dance")[0] == 422
+
+
+def test_what_a_client_did_is_told_with_its_rate(door, tmp_path):
+    """Four rounds: two counted, one declined, one open; declining costs nothing."""
+    ledger, run = door.world.ledger, door.submit(tmp_path)
+    for number, end in enumerate(["reported", "reported", "declined", "failed", "offered"], 1):
+        row = {
+            "run": run, "number": number, "kind": "train", "opened_at": float(number),
+            "deadline_at": 9.0, "model_in": "m",
+        }  # fmt: skip
+        ledger.open_round(row, ["east-1", "west-1"])
+        if end == "reported":
+            update = AcceptedUpdate(
+                run=run, round=number, client="east-1", identity="i", file="", size_bytes=0,
+                weight=1.0, norm=0.5, counts_in=number,
+                training={"num_examples": 3, "values": {"loss": 0.5}},
+            )  # fmt: skip
+            assert ledger.accept(update, 9)
+        elif end != "offered":
+            ledger.set_phase(run, number, "east-1", end, "why")
+    client = door.ask("GET", "/clients/east-1")[1]
+    assert [client[n] for n in ("asked", "counted", "declined", "failed")] == [5, 2, 1, 1]
+    assert client["success_rate"] == pytest.approx(2 / 3)
+    assert client["last_counted_at"] > 1e9
+    first = door.ask("GET", "/clients/east-1/parts?limit=3")[1]
+    assert [p["round"] for p in first["parts"]] == [5, 4, 3]
+    rest = door.ask("GET", f"/clients/east-1/parts?limit=3&before={first['more']}")[1]
+    assert [(p["round"], p["training"]) for p in rest["parts"]] == [
+        (2, {"loss": 0.5}),
+        (1, {"loss": 0.5}),
+    ]
+    assert rest["more"] is None
+    assert door.ask("GET", "/clients/west-2")[1]["success_rate"] is None
+
+
+def test_versions_are_counted(door):
+    """Those that never came say nothing."""
+    door.world.ledger.saw({"east-1": Seen(at=1.0, version="1.0", labels={})})
+    assert door.ask("GET", "/client-versions")[1]["versions"] == {"": 4, "1.0": 1}
+
+
+def test_presence_is_stored_in_one_go(door):
+    """Whoever came and went in between keeps what it said; labels are cut to a bearable size."""
+    presence = Presence()
+    labels = {f"n{i:03}": "v" * 500 for i in range(100)}
+    presence.came("east-1", fleet_pb2.Hello(client="east-1", sdk_version="1.2", labels=labels))
+    presence.left("east-1")
+    presence.left("east-2")
+    taken = presence.take()
+    assert presence.take() == {}
+    assert taken["east-1"].version == "1.2"
+    assert len(taken["east-1"].labels) == 32
+    assert taken["east-2"].version is None
+    door.world.ledger.saw(taken)
+    [row] = door.world.ledger.look_up(["east-1"])
+    assert (row["version"], row["seen_at"]) == ("1.2", taken["east-1"].at)
+    assert {len(value) for value in row["own_labels"].values()} <= {120}
+    assert store is not None
