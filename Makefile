@@ -3,13 +3,14 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 FLOWER ?= .venv-flower
+FUZZ   ?= .venv-fuzz
 KILLS  ?= 1000
 SEED   ?= 1
 DATA   ?= digits
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo papers examples compiled test lint types arrows unit long flower crash faults format generate clean
+.PHONY: fuzz help demo papers examples compiled test lint types arrows unit long flower crash faults format generate clean
 
 help: ## list the commands
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -70,6 +71,14 @@ flower: $(FLOWER)/.done ## compare strategies with Flower's, in an environment o
 	$(FLOWER)/bin/python -m pytest -q tests/strategies/test_flwr.py \
 	  tests/strategies/robust/test_flwr.py tests/strategies/privacy/test_flwr.py
 
+$(FUZZ)/.done: constraints.txt
+	$(PYTHON) -m venv $(FUZZ)
+	$(FUZZ)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt 'schemathesis>=4.30,<5'
+	@touch $@
+
+fuzz: $(VENV)/.dev $(FUZZ)/.done ## fuzz the HTTP API from its own description, a minute or two
+	PYTHONPATH=tests python tests/support/fuzz.py $(FUZZ)/bin/schemathesis
+
 crash: $(VENV)/.dev ## kill servers and clients KILLS times (1000) and compare the bits
 	python tests/support/crash.py --kills $(KILLS) --seed $(SEED)
 
@@ -84,4 +93,4 @@ generate: $(VENV)/.dev ## make the protobuf modules anew
 	scripts/protogen.sh
 
 clean: ## remove the virtual environment and everything made
-	rm -rf $(VENV) $(FLOWER) out .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(FLOWER) $(FUZZ) out .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

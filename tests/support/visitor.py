@@ -70,7 +70,9 @@ class Visitor:
         try:
             connection.request(method, path, body, headers)
             response = connection.getresponse()
-            text = response.read().decode("utf-8", "replace")
+            kind = response.headers.get("content-type", "")
+            endless = kind.startswith("text/event-stream")
+            text = (response.readline() if endless else response.read()).decode("utf-8", "replace")
         finally:
             connection.close()
         for cookie in response.headers.get_all("set-cookie", ()):

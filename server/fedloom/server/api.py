@@ -138,7 +138,10 @@ def create_app(
 async def describe(request: Request, _: Viewer) -> JSONResponse:
     """The description of this API, as OpenAPI."""
     app: FastAPI = request.app
-    return JSONResponse(app.openapi())
+    found = app.openapi()
+    schemes = {"token": {"type": "http", "scheme": "bearer"}}
+    found.setdefault("components", {})["securitySchemes"] = schemes
+    return JSONResponse({**found, "security": [{"token": []}]})
 
 
 def _reply(
@@ -194,9 +197,9 @@ async def _invalid(_: Request, error: Exception) -> JSONResponse:
 
 async def _http(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
-    return _reply(
-        error.status_code, "not_found" if error.status_code == 404 else "usage", error.detail
-    )
+    kind = "not_found" if error.status_code == 404 else "usage"
+    headers = dict(error.headers or {})  # such as which methods there are
+    return _reply(error.status_code, kind, error.detail, headers=headers)
 
 
 async def _cut(_: Request, __: Exception) -> JSONResponse:

@@ -1,0 +1,165 @@
+"""Every route, from a table that is made of the routes themselves: who is refused, and how.
+
+Nothing here names a route that asks who one is: a new one is in the table as soon as it exists.
+"""
+
+import json
+import re
+import time
+
+import pytest
+
+from fedloom.protocol.errors import Code, Refusal
+from fedloom.server.access import passwords, secrets
+from fedloom.server.access.principal import Scope
+from support.door import Door
+from support.routes import table
+from support.visitor import Visitor
+
+PASSWORD = "correct horse battery"
+
+READING = ("GET", "HEAD")
+
+
+@pytest.fixture(scope="module")
+def door(tmp_path_factory):
+    """A server with a run, a client, a token, a user: something behind most routes."""
+    directory = tmp_path_factory.mktemp("door")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(passwords, "COST", passwords.Cost(n=16, r=1, p=1))
+        with Door(directory / "state", console="127.0.0.1:0") as door:
+            ledger = door.world.ledger
+            door.run = door.submit(directory)
+            ledger.add_token("01", "hash", "ward-1", 4e9)
+            ledger.enrol("01", "01", 4e9)
+            ledger.add_refusal("ward-1", door.run, 1, Refusal(Code.NOT_FINITE, "NaN."))
+            hashed = passwords.hashed(PASSWORD)
+            ledger.accounts.add_user("ann", Scope.ADMIN, hashed, time.time())
+            yield door
+
+
+@pytest.fixture(scope="module")
+def rows(door):
+    """The table, with paths that lead to what is there."""
+    digest = door.world.ledger.run(door.run)["model"]
+    found = {"run": door.run, "name": "ward-1", "digest": digest, "action": "pause", "number": "1"}
+
+    def filled(path):
+        return re.sub(r"{(\w+)[^}]*}", lambda match: found.get(match[1], "x"), path)
+
+    return [(row, filled(row.path)) for row in table(door.app)]
+
+
+def _token(door, scope):
+    _, made = door.ask("POST", "/api-tokens", {"name": f"a-{scope}", "scope": scope})
+    return made["token"]
+
+
+def _refusals(door, rows, visitor, statuses, wanted=lambda _: True):
+    """Send every wanted row as a visitor; return those that were not refused as they must be."""
+    before = door.world.ledger.trail.head()
+    wrong = []
+    for row, path in rows:
+        if row.scope is not None and wanted(row):
+            answer = visitor.ask(row.method, path)
+            if answer.status not in statuses or answer.kind != "denied":
+                wrong.append((row, answer))
+    assert door.world.ledger.trail.head() == before  # nothing has begun
+    return wrong
+
+
+def test_table_is_whole(door, rows):
+    """It has the pages, the API and its description; only the ways to log in ask nobody."""
+    assert len(rows) > 40
+    public = {row.path for row, _ in rows if row.scope is None}
+    assert public == {"/login", "/login/link", "/login/style.css"}
+    changing = {row.scope for row, _ in rows if row.scope and row.method not in READING}
+    assert changing == set(Scope)  # logging out and checking a run's settings change nothing
+    viewers = {row.path for row, _ in rows if row.scope is Scope.VIEWER and row.method == "POST"}
+    assert viewers == {"/logout", "/v1/me/password", "/v1/runs/describe"}
+
+
+def test_nobody_is_refused_everywhere(door, rows):
+    """401, and no hint of what is there."""
+    assert _refusals(door, rows, Visitor(door.site), (401,)) == []
+
+
+@pytest.mark.parametrize("token", ["fla1.00000000." + "A" * 43, "nonsense", " "])
+def test_bad_token_is_refused_everywhere(door, rows, token):
+    """401, whatever is wrong with it."""
+    assert _refusals(door, rows, Visitor(door.site, token=token), (401,)) == []
+
+
+def test_bad_session_is_refused_everywhere(door, rows):
+    """401."""
+    visitor = Visitor(door.site)
+    visitor.cookies = {door.site.cookie: secrets.make_secret()}
+    assert _refusals(door, rows, visitor, (401,)) == []
+
+
+@pytest.mark.parametrize("scope", [Scope.VIEWER, Scope.OPERATOR])
+def test_too_small_a_scope_is_refused_everywhere(door, rows, scope):
+    """403 for what asks for more, whatever else is wrong with the request."""
+    visitor = Visitor(door.site, token=_token(door, scope))
+    wrong = _refusals(door, rows, visitor, (403,), lambda row: not scope.covers(row.scope))
+    assert wrong == []
+
+
+def test_session_without_its_token_is_refused_everywhere(door, rows):
+    """403 for what changes something, even with every scope."""
+    ann = Visitor(door.site)
+    assert ann.log_in("ann", PASSWORD).status == 303
+    wanted = lambda row: row.method not in READING  # noqa: E731 - it reads better beside its use
+    assert _refusals(door, rows, ann, (403,), wanted) == []
+    other = Visitor(door.site)
+    other.cookies, other.origin = dict(ann.cookies), "https://evil.example"
+    assert _refusals(door, rows, other, (403,), wanted) == []
+
+
+@pytest.mark.parametrize("scope", [*Scope])
+def test_enough_scope_is_let_through_to_look(door, rows, scope):
+    """The table would pass if everybody were refused everything."""
+    visitor, wrong = Visitor(door.site, token=_token(door, scope)), []
+    for row, path in rows:
+        if row.method == "GET" and row.scope is not None and scope.covers(row.scope):
+            answer = visitor.ask("GET", path)
+            if answer.status in (401, 403, 405) or answer.status >= 500:
+                wrong.append((row, answer))
+    assert wrong == []
+
+
+def test_no_answer_holds_a_secret(door, rows):
+    """Of passwords, sessions, tokens, links and keys, in any form that they are kept in."""
+    ann, admin = Visitor(door.site), Visitor(door.site, token=_token(door, Scope.ADMIN))
+    ann.log_in("ann", PASSWORD)
+    _, device = door.ask("POST", "/tokens", {"client": "ward-2"})
+    _, link = door.ask("POST", "/login-links", {})
+    ledger = door.world.ledger
+    hidden = {
+        "password": PASSWORD,
+        "hash of the password": ledger.accounts.user("ann")["password"],
+        "session": ann.session,
+        "session as it is kept": secrets.kept(ann.session),
+        "API token": admin.token.rpartition(".")[2],
+        "API token as it is kept": secrets.kept(admin.token.rpartition(".")[2]),
+        "device's token": device["token"].split(".")[2],
+        "device's token as it is kept": ledger.token(device["id"])["secret_hash"],
+        "link": link["url"].partition("code=")[2],
+    }
+    keys = [*(door.directory / "pki").iterdir(), *(door.directory / "noise").glob("*")]
+    for path in keys:
+        for block in re.findall(
+            r"PRIVATE KEY-----(.*?)-----END", path.read_text("latin-1"), re.DOTALL
+        ):
+            hidden[str(path)] = block.split()[1]
+    assert len(hidden) == 9 + len(keys) - 1  # root.pem holds no key
+    asked = 0
+    for row, path in rows:
+        if row.method == "GET":
+            asked += 1
+            for visitor in (ann, admin):
+                answer = visitor.ask("GET", path)
+                said = f"{answer.headers}{answer.text}"
+                assert [name for name, text in hidden.items() if text in said] == [], row
+    assert asked > 20
+    assert json.loads(admin.ask("GET", "/v1/users").text)["users"][0]["name"] == "ann"

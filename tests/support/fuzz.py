@@ -1,0 +1,82 @@
+"""Fuzz the HTTP API from its own description, over its TCP port: nothing may be a server's fault.
+
+    python tests/support/fuzz.py PATH/schemathesis [--examples 20] [--seed 1]
+
+Schemathesis is given an administrator's token, so that what it makes up reaches the routes; a run
+and a client are there for what takes an id. At the end the same server has to answer as before.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from fedloom.server.access import passwords
+from support.door import Door
+from support.visitor import Visitor
+
+CHECKS = (
+    "not_a_server_error,content_type_conformance,response_schema_conformance,ignored_auth,"
+    "unsupported_method"
+)
+ENDLESS = "/v1/events"
+
+
+def main():
+    """Run the fuzzer against a server of this process; exit as it does."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("schemathesis", type=Path)
+    parser.add_argument("--examples", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=1)
+    given = parser.parse_args()
+    passwords.COST = passwords.Cost(n=16, r=1, p=1)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Door(Path(folder) / "state", console="127.0.0.1:0") as door,
+    ):
+        code = fuzz(door, Path(folder), given)
+    sys.exit(code)
+
+
+def fuzz(door, folder, given):
+    """Fuzz a server and see that it has lived through it."""
+    run = door.submit(folder)
+    door.world.ledger.add_token("01", "hash", "ward-1", 4e9)
+    door.world.ledger.enrol("01", "01", 4e9)
+    _, made = door.ask("POST", "/api-tokens", {"name": "fuzz", "scope": "admin"})
+    admin = Visitor(door.site, token=made["token"])
+    description = admin.ask("GET", "/v1/openapi.json").document
+    lead(description, run)
+    schema = folder / "openapi.json"
+    schema.write_text(json.dumps(description))
+    ended = subprocess.run(
+        [
+            given.schemathesis, "run", schema, "--url", door.site.url,
+            "-H", f"Authorization: Bearer {made['token']}",
+            "--checks", CHECKS, "--phases", "examples,coverage,fuzzing",
+            "--max-examples", str(given.examples), "--seed", str(given.seed),
+            "--exclude-path", ENDLESS, "--continue-on-failure", "--request-timeout", "30",
+            "--warnings", "off", "--generation-database", "none", "--report-dir", folder,
+        ],
+        check=False, cwd=folder,
+    )  # fmt: skip
+    answer = admin.ask("GET", "/v1/server")
+    assert answer.status == 200, answer
+    print(f"the server lives; {door.world.ledger.trail.head().id} entries in the audit trail")
+    return ended.returncode
+
+
+def lead(description, run):
+    """Give parameters examples that are there, so that more than 404 is reached."""
+    known = {"run": run, "name": "ward-1", "number": 1, "action": "pause"}
+    for methods in description["paths"].values():
+        for operation in methods.values():
+            for parameter in operation.get("parameters", ()):
+                if parameter["in"] == "path" and parameter["name"] in known:
+                    parameter["example"] = known[parameter["name"]]
+
+
+if __name__ == "__main__":
+    main()
