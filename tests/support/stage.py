@@ -97,7 +97,7 @@ class Stage:
     ):
         self.directory = directory
         self.state = directory / "server"
-        self.state.mkdir(parents=True)
+        self.state.mkdir(parents=True, exist_ok=True)
         self.before = list(before)
         self.config = server_config.ServerConfig(
             fleet=f"{host}:{steady_port()}",

@@ -1,0 +1,88 @@
+"""An agent that nobody answers, for an hour of a clock that the test moves."""
+
+import asyncio
+import logging
+import random
+from contextlib import suppress
+
+import pytest
+
+from fedloom.client import Agent, Client
+from fedloom.client import agent as agent_module
+from fedloom.client.config import ClientConfig
+from fedloom.protocol.errors import UnavailableError
+
+HOUR_S = 3600.0
+LONGEST_S = 60.0
+CONNECT_S = 0.05
+"""What an attempt takes that is refused at once."""
+
+
+class World:
+    """A clock, and a server that is away for a while."""
+
+    def __init__(self, away_s):
+        self.now = 0.0
+        self.away_s = away_s
+        self.attempts = []
+
+    async def sleep(self, delay_s):
+        self.now += delay_s
+
+    async def attend(self):
+        self.attempts.append(self.now)
+        self.now += CONNECT_S
+        if self.now < self.away_s:
+            raise UnavailableError("Expected an answer, got none.")
+        raise asyncio.CancelledError  # it is in, and that is all there is to see
+
+
+@pytest.fixture
+def offline(tmp_path, monkeypatch):
+    """Let an agent be without its server; returns the world when it is back."""
+
+    def live(seed, away_s=HOUR_S):
+        world = World(away_s)
+        draws = random.Random(seed)
+        config = ClientConfig(server="localhost:1", state_dir=tmp_path / "state", plaintext="ann")
+        agent = Agent(Client(), config)
+        monkeypatch.setattr(agent, "_attend", world.attend)
+        monkeypatch.setattr(agent_module.asyncio, "sleep", world.sleep)
+        monkeypatch.setattr(agent_module.random, "uniform", draws.uniform)
+        monkeypatch.setattr(agent_module.time, "monotonic", lambda: world.now)
+        with suppress(asyncio.CancelledError):
+            asyncio.run(agent.run())
+        monkeypatch.undo()
+        return world
+
+    return live
+
+
+def test_an_hour_offline_is_a_few_attempts_and_one_line(offline, caplog):
+    """It asks now and then, neither often nor never, and says once that the server is gone."""
+    caplog.set_level(logging.INFO)
+    world = offline(seed=1)
+    gaps = [b - a for a, b in zip(world.attempts, world.attempts[1:], strict=False)]
+    assert HOUR_S / LONGEST_S <= len(world.attempts) <= 3 * HOUR_S / LONGEST_S
+    assert max(gaps) <= LONGEST_S + CONNECT_S
+    assert world.attempts[-1] - HOUR_S <= LONGEST_S
+    lines = [r for r in caplog.records if "not connected" in r.getMessage()]
+    assert len(lines) == 1
+
+
+def test_the_first_attempts_come_soon(offline):
+    """A server that restarts in a second finds everybody back within a few."""
+    for seed in range(50):
+        assert offline(seed, away_s=1.0).attempts[-1] < 5.0
+
+
+def test_agents_that_lost_the_server_together_do_not_come_back_together(offline):
+    """After an hour their returns are spread over a minute, as full jitter has it.
+
+    A wait drawn evenly from 0 to 60 s has a mean rest of 60/3 s: E[W²] / (2 E[W]).
+    """
+    returns = sorted(offline(seed).attempts[-1] - HOUR_S for seed in range(200))
+    assert sum(returns) / len(returns) == pytest.approx(LONGEST_S / 3, rel=0.25)
+    most = max(sum(t <= other < t + 1 for other in returns) for t in returns)
+    assert most <= 20
+    assert returns[-1] > LONGEST_S / 2
