@@ -24,6 +24,7 @@ class Commands(LazyGroup):
 
 
 LAZY = {
+    "policy": Lazy("fedloom.cli.policy:policy", "What this device's owner lets it do."),
     "log": Lazy("fedloom.cli.journal:log", "Show what left this device, when and to whom."),
     "model": Lazy(
         "fedloom.cli.inference:model", "Get the model that the operator promoted; export it."

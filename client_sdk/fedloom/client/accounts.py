@@ -5,6 +5,7 @@ Invariant: every account is made of the very header that is sent.
 
 from typing import Any
 
+from fedloom.client.private import Guard
 from fedloom.protocol.v1 import fleet_pb2
 
 MAX_TENSORS = 64
@@ -12,7 +13,11 @@ MAX_TENSORS = 64
 
 
 def account(
-    header: fleet_pb2.UpdateHeader, offer: fleet_pb2.Task, server: str, federation: str
+    header: fleet_pb2.UpdateHeader,
+    offer: fleet_pb2.Task,
+    server: str,
+    federation: str,
+    owners: Guard | None = None,
 ) -> tuple[str, dict[str, Any]]:
     """A sentence on what leaves with a header and its body, and its facts.
 
@@ -21,6 +26,7 @@ def account(
         offer: that it answers.
         server: host:port.
         federation: by this client's certificate; "" without TLS.
+        owners: what the device did of its own accord to hide the examples.
     """
     tensors = sorted({part.tensor for part in header.parts})
     private = offer.privacy if offer.HasField("privacy") else None
@@ -40,6 +46,8 @@ def account(
         "codec": header.compression.codec,
         "clip_norm": private.clip if private else None,
         "noise_multiplier": private.noise_multiplier if private else 0.0,
+        "own_clip_norm": owners.clip_norm if owners else None,
+        "own_noise_multiplier": owners.noise_multiplier if owners else 0.0,
     }
     return _sentence(facts), facts
 
@@ -73,12 +81,11 @@ def _tensors(facts: dict[str, Any]) -> str:
 def protection_text(facts: dict[str, Any]) -> str:
     """What hides the values: ", clipped to norm 1, with noise of 0.5 on each value"."""
     said = ""
-    if facts["clip_norm"] is not None:
-        said += f", clipped to norm {facts['clip_norm']:.4g}"
-    if facts["noise_multiplier"]:
-        said += (
-            f", with noise of {facts['noise_multiplier'] * facts['clip_norm']:.4g} on each value"
-        )
+    for of, by in (("own_", " by this device of its own accord"), ("", "")):
+        clip, noise = facts[f"{of}clip_norm"], facts[f"{of}noise_multiplier"]
+        if clip is not None:
+            said += f", clipped to norm {clip:.4g}"
+            said += f", with noise of {noise * clip:.4g} on each value{by}" if noise else by
     return said
 
 

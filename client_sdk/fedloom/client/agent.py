@@ -23,8 +23,10 @@ from fedloom.client.conditions import ConditionGate
 from fedloom.client.config import ClientConfig, load
 from fedloom.client.connection import Connection
 from fedloom.client.gates import Gate
+from fedloom.client.policy import PolicyFile
 from fedloom.client.ranks import ranks
 from fedloom.client.renewal import Renewal
+from fedloom.client.rules import OwnersRules
 from fedloom.client.store import ClientStore
 from fedloom.client.watch import Watch
 from fedloom.client.work import Tasks
@@ -76,6 +78,7 @@ class Agent:
             self._store,
             chunks,
             gates=[conditions, *gates],
+            rules=OwnersRules(PolicyFile(config.policy), config.state_dir),
             watch=Watch.of(conditions, config.conditions),
         )
         self._renewal = Renewal(

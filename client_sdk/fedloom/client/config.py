@@ -18,6 +18,8 @@ from fedloom.protocol import chunks
 from fedloom.protocol.errors import UsageError
 from fedloom.protocol.wire import CHUNK_BYTES
 
+POLICY = "policy.toml"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientConfig:
@@ -33,6 +35,12 @@ class ClientConfig:
         doc="folder of the identity, received models and unsent updates; keep it private; from "
         "the folder of this file, or the current one where the environment says it",
         example="client-state",
+    )
+    policy: Path | None = setting(
+        None,
+        doc="file of what this device takes part in and what may leave it; policy.toml beside this "
+        "file where there is one",
+        example="policy.toml",
     )
     plaintext: str = setting(
         "", doc="name to go by without TLS, on loopback only, for trials", example="ward-3"
@@ -94,8 +102,11 @@ def read(path: Path, environ: Mapping[str, str] | None = None) -> Loaded:
         raise UsageError(f"In the environment: {error}") from None
     try:
         written = settings.from_toml(ClientConfig, _document(path))
-        if "state_dir" in written:
-            written["state_dir"] = path.parent / written["state_dir"]
+        if "policy" not in written and (path.parent / POLICY).exists():
+            written["policy"] = POLICY
+        for name in ("state_dir", "policy"):
+            if name in written:
+                written[name] = path.parent / written[name]
         _check_required(written | told, path)
     except UsageError as error:
         raise UsageError(f"{path}: {error}" if path.exists() else str(error)) from None

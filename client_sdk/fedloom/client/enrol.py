@@ -9,7 +9,8 @@ from pathlib import Path
 
 import grpc
 
-from fedloom.client.config import template
+from fedloom.client.config import POLICY, template
+from fedloom.client.policy import template as policy_template
 from fedloom.client.store import ClientStore
 from fedloom.protocol import identity, wire
 from fedloom.protocol.bootstrap import fetch_root
@@ -80,7 +81,10 @@ def _keep(
         server=fleet,
         signing_key=issued.signing_key.hex(),
     )
-    values = {"server": fleet, "enrolment": server, "state_dir": "client-state"}
+    policy = config.parent / POLICY
+    if not policy.exists():  # an earlier one, or one that was put there before, is the owner's
+        policy.write_text(policy_template())
+    values = {"server": fleet, "enrolment": server, "state_dir": "client-state", "policy": POLICY}
     config.write_text(template(values))
 
 

@@ -6,7 +6,7 @@ that name the tensor.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 
 from fedloom.client.api import Client, Kind, MaskOf, SliceOf, Task, Update, Weighting
 from fedloom.client.compress import compress
+from fedloom.client.leaving import too_few
 from fedloom.client.local import Local, Settled, settle
+from fedloom.client.policy import Policy, PolicyError
 from fedloom.client.private import Guard
 from fedloom.client.store import ClientStore
 from fedloom.protocol.compression import describe, scheme_of
@@ -116,6 +118,7 @@ class Work:
         message: what the server sent.
         name: of this client.
         store: where the model is and the update goes.
+        policy: what the device's owner lets leave.
     """
 
     client: Client
@@ -123,12 +126,14 @@ class Work:
     message: fleet_pb2.Task
     name: str
     store: ClientStore
+    policy: Policy = field(default_factory=Policy)
 
     def run(self) -> fleet_pb2.UpdateHeader:
         """Evaluate and train, and leave the update in the outbox. Blocks; runs in a thread.
 
         Raises:
             UsageError: what the author's code returned does not do.
+            PolicyError: the device's owner keeps it here.
         """
         path = self.store.model_path(self.message.model.digest)
         task = self.task
@@ -139,11 +144,14 @@ class Work:
             weight=1.0,
         )
         self._prepare()
-        wants_evaluation = self.message.evaluate or task.kind is Kind.EVALUATE
+        wants_evaluation = self._may_evaluate and (
+            self.message.evaluate or task.kind is Kind.EVALUATE
+        )
         if wants_evaluation and self.client.can_evaluate():
             num_examples, metrics = self.client.evaluate(self._evaluated(path), task)
             _set_metrics(header.evaluation, num_examples, metrics)
         if task.kind is Kind.TRAIN:
+            self._check_any_may_leave(path)
             crossing("client.train.before")
             trained = self.client.train(self._received(path), task)
             crossing("client.train.after")
@@ -181,9 +189,12 @@ class Work:
         return of_codec or bool(task.rule.remembers) or task.local.personal.remembers
 
     def _write(self, header: fleet_pb2.UpdateHeader, update: Update, path: Path) -> None:
+        if update.num_examples < self.policy.leaves.min_examples:
+            raise too_few(self.policy, update.num_examples)
         header.weight = weight_of(update, self.task.weighting)
         if not self.message.HasField("privacy"):  # else metrics would tell what the noise hides
-            _set_metrics(header.training, update.num_examples, update.metrics)
+            metrics = update.metrics if self.policy.metrics else {}
+            _set_metrics(header.training, update.num_examples, metrics)
         manifest = read_manifest(path)
         body = self.store.body_path(self.task.run, self.task.round)
         task = self.task
@@ -194,7 +205,7 @@ class Work:
             task.settings,
             update.num_examples,
         )
-        settled = self._protected(settled, manifest)
+        settled = self._protected(self._allowed(settled), manifest)
         parts, memory = settled.parts, dict(settled.memory)
         scheme = scheme_of(self.message.compression)
         if scheme is not None:
@@ -211,18 +222,45 @@ class Work:
         header.parts.extend(described)
 
     def _protected(self, settled: Settled, manifest: Manifest) -> Settled:
-        """The update as it may leave the device."""
-        guard = Guard.of(self.message)
-        if guard is None:
-            return settled
-        return guard.protect(
-            settled,
-            lambda tensor: DTYPES[manifest.wire_dtype(tensor)],
-            run=self.task.run,
-            round=self.task.round,
-            seed=self.task.seed,
-            secret=self.store.noise_key,
-        )
+        """The update as it may leave the device.
+
+        What the owner wants comes first: whatever the run then does to it takes nothing back.
+        """
+        owners = self.policy.guard(self.message)
+        if owners is not None and settled.scalars:
+            raise PolicyError(
+                "the device's policy has no way to hide the numbers that this run sends beside "
+                f"tensors: {', '.join(settled.scalars)}."
+            )
+        # A noise of its own: the same stream twice would be one noise, only larger.
+        for guard, run in ((owners, f"{self.task.run}\0policy"), (Guard.of(self.message), "")):
+            if guard is not None:
+                settled = guard.protect(
+                    settled,
+                    lambda tensor: DTYPES[manifest.wire_dtype(tensor)],
+                    run=run or self.task.run,
+                    round=self.task.round,
+                    seed=self.task.seed,
+                    secret=self.store.noise_key,
+                )
+        return settled
+
+    @property
+    def _may_evaluate(self) -> bool:
+        return self.policy.runs.evaluate and self.policy.metrics
+
+    def _check_any_may_leave(self, path: Path) -> None:
+        """Training for nothing is not begun."""
+        names = self.task.tensors(read_manifest(path).specs)
+        if not any(map(self.policy.may_leave, names)):
+            raise PolicyError("the device's policy keeps every tensor of this model here.")
+
+    def _allowed(self, settled: Settled) -> Settled:
+        """The parts that may leave."""
+        parts = [part for part in settled.parts if self.policy.may_leave(part.tensor)]
+        if settled.parts and not parts:
+            raise PolicyError("the device's policy keeps every tensor of this update here.")
+        return replace(settled, parts=parts)
 
 
 def as_update(trained: object) -> Update:

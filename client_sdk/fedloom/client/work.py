@@ -19,13 +19,23 @@ from fedloom.client.api import Client, Task
 from fedloom.client.connection import Connection
 from fedloom.client.gates import Gate, Objection, first_objection
 from fedloom.client.intake import UnfitError, check_offer, check_room, is_run
+from fedloom.client.leaving import check_leaving
+from fedloom.client.policy import Policy, PolicyError, PolicyFile
 from fedloom.client.progress import Note
+from fedloom.client.rules import OwnersRules
 from fedloom.client.store import KEEP_MODELS, ClientStore
 from fedloom.client.training import Work, task_from_message
 from fedloom.client.trust import unsigned
 from fedloom.client.watch import ConditionLost, Watch
 from fedloom.protocol.chunks import Chunks
-from fedloom.protocol.errors import Code, FedloomError, IntegrityError, Refusal, printable
+from fedloom.protocol.errors import (
+    Code,
+    FedloomError,
+    IntegrityError,
+    Refusal,
+    UsageError,
+    printable,
+)
 from fedloom.protocol.v1 import fleet_pb2
 
 log = logging.getLogger(__name__)
@@ -52,6 +62,7 @@ class Tasks:
         chunks: how large the messages of an upload are.
         gates: asked, in order, before anything of an offer is downloaded.
         watch: kept over the work until there is an update.
+        rules: the owner's, which are asked before all gates; none: whatever is asked is done.
 
     Attributes:
         idle: while there is nothing to do.
@@ -67,12 +78,14 @@ class Tasks:
         *,
         gates: Sequence[Gate] = (),
         watch: Watch | None = None,
+        rules: OwnersRules | None = None,
     ) -> None:
         self._client = client
         self._connection = connection
         self._store = store
         self._chunks = chunks
-        self._gates = gates
+        self._rules = rules or OwnersRules(PolicyFile(None), store.directory)
+        self._gates = (self._rules, *gates)
         self._answers = Answers(store.directory)
         self._watch = watch or Watch()
         self._work: dict[TaskId, asyncio.Task[None]] = {}
@@ -139,6 +152,7 @@ class Tasks:
             if objection := await asyncio.to_thread(first_objection, self._gates, offer):
                 await self._decline(offer.key, objection)
                 return
+            self._rules.took(offer)
             self._tasks[key] = task
             work = asyncio.ensure_future(self._do(offer, task))
             self._work[key] = work
@@ -212,7 +226,8 @@ class Tasks:
         key = (task.run, task.round)
         try:
             header = await self._watch.over(self._update(offer, task))
-            self._account(header, offer)
+            policy = await asyncio.to_thread(self._check_leaving, offer, header)
+            self._account(header, offer, policy)
             await self._connection.persist(lambda: self._upload(header))
             name = self._connection.name
             log.info("%s: update of round %d of %s accepted", name, task.round, task.run)
@@ -223,6 +238,11 @@ class Tasks:
             why = f"{refusal.code}: {refusal}"
             self._note("rejected", key, f"The server did not want what was for {_of(key)}: {why}")
             self._settle(key)
+        except PolicyError as error:
+            log.warning("round %d of %s: kept here: %s", task.round, task.run, error)
+            self._note("declined", key, f"Sent nothing for {_of(key)}: {error}")
+            self._store.settle(*key)
+            await self._failed(offer.key, f"{error}")
         except UnfitError as error:
             self._refused(offer.key, f"what came for {_of(key)}: {error}")
             await self._failed(offer.key, f"refused by the device: {error}")
@@ -232,7 +252,9 @@ class Tasks:
             raise
         except Exception as error:
             log.exception("round %d of %s: the client's code failed", task.round, task.run)
-            reason = f"{type(error).__name__}: {error}"
+            reason = type(error).__name__
+            if self._tells_errors():
+                reason += f": {error}"
             text = f"The training code failed in {_of(key)}; the server was told: {reason}"
             self._note("failed", key, printable(text))
             await self._failed(offer.key, reason)
@@ -241,11 +263,29 @@ class Tasks:
         failed = fleet_pb2.TaskFailed(task=key, reason=reason[:500])
         await self._connection.send(fleet_pb2.ClientMessage(task_failed=failed))
 
-    def _account(self, header: fleet_pb2.UpdateHeader, offer: fleet_pb2.Task) -> None:
+    def _tells_errors(self) -> bool:
+        try:
+            return self._rules.policy.current().leaves.error_messages
+        except UsageError:
+            return False
+
+    def _check_leaving(self, offer: fleet_pb2.Task, header: fleet_pb2.UpdateHeader) -> Policy:
+        """The last look at what is about to leave, by the policy that holds now."""
+        try:
+            policy = self._rules.policy.current()
+        except UsageError as error:
+            raise PolicyError("the device's policy cannot be read, so nothing leaves.") from error
+        body = self._store.body_path(header.task.run, header.task.round)
+        check_leaving(policy, offer, header, body)
+        return policy
+
+    def _account(
+        self, header: fleet_pb2.UpdateHeader, offer: fleet_pb2.Task, policy: Policy
+    ) -> None:
         """Put down what is about to leave."""
         here = self._connection
         federation = "" if here.trust is None else here.trust.federation
-        text, facts = account(header, offer, here.server, federation)
+        text, facts = account(header, offer, here.server, federation, policy.guard(offer))
         self._store.journal.note("sent", text, **facts)
 
     def _note(self, event: str, key: TaskId, text: str) -> None:
@@ -266,14 +306,16 @@ class Tasks:
                 if not await asyncio.to_thread(self._store.has_model, model.digest):
                     await self._fetch(model)
                 await asyncio.to_thread(self._store.check, model.digest, model is offer.model)
-            work = Work(self._client, task, offer, self._connection.name, self._store)
-            with self._reporting(offer, task):
+            policy = self._rules.policy.current()
+            work = Work(self._client, task, offer, self._connection.name, self._store, policy)
+            with self._reporting(offer, task, policy):
                 return await in_thread(work.run, task)
 
     @contextmanager
-    def _reporting(self, offer: fleet_pb2.Task, task: Task) -> Iterator[None]:
+    def _reporting(self, offer: fleet_pb2.Task, task: Task, policy: Policy) -> Iterator[None]:
         """Pass on what the training says of itself, while it lasts and the server can hear it."""
-        loop, private = asyncio.get_running_loop(), offer.HasField("privacy")
+        loop = asyncio.get_running_loop()
+        private = offer.HasField("privacy") or not policy.metrics
 
         def send(note: Note) -> None:
             if task.should_stop() or not self._connection.connected.is_set():

@@ -1,0 +1,193 @@
+"""What a device's owner forbids does not leave the device, and the round hears why."""
+
+import numpy as np
+import pytest
+
+from fedloom.client.training import Work
+from support.agents import Adder, result, until
+from support.hostile import PARAMS, scene
+
+pytestmark = pytest.mark.e2e
+
+
+class Counting(Adder):
+    """Says what it was asked to do."""
+
+    def __init__(self):
+        super().__init__(step=1.0, num_examples=20)
+        self.trained, self.evaluated, self.fails = 0, 0, None
+
+    def train(self, params, task):
+        self.trained += 1
+        if self.fails is not None:
+            raise self.fails
+        return super().train(params, task)
+
+    def evaluate(self, params, task):
+        self.evaluated += 1
+        return 20, {"loss": 1.0}
+
+
+@pytest.fixture(scope="module")
+def device(runner, federation, tmp_path_factory):
+    """An agent whose owner changes their mind again and again."""
+    client = Counting()
+    context = scene(federation, tmp_path_factory.mktemp("device"), "device", client)
+    opened = runner.run(context.__aenter__())
+    opened.client = client
+    yield opened
+    runner.run(context.__aexit__(None, None, None))
+
+
+def owner_says(device, text):
+    """Write the policy; returns how often the code had trained before."""
+    device.agents.configs["device"].policy.write_text(text)
+    device.client.fails = None
+    device.begin()
+    return device.client.trained
+
+
+def committed(runner, device, **settings):
+    """The model that a round of this device alone leads to, and what the ledger has of it."""
+
+    async def main():
+        run = await device.run(**settings)
+        await device.federation.ended(run)
+        assert device.federation.ledger.run(run)["state"] == "finished"
+        return result(device.federation, run), device.federation.ledger.list_rounds(run)[0]
+
+    return runner.run(main())
+
+
+def kept(runner, device, phase, **settings):
+    """Why a round got nothing of this device."""
+
+    async def main():
+        run = await device.run(**settings)
+        reason = await device.phase(run, phase)
+        assert not device.federation.ledger.accepted(run, 1)
+        await device.stop(run)
+        return reason
+
+    return runner.run(main())
+
+
+def test_a_denied_run_is_declined_before_anything_comes(runner, device):
+    """By its name; the journal says so too."""
+    trained = owner_says(device, '[runs]\ndeny = ["test*"]')
+    assert "denies test" in kept(runner, device, "declined")
+    assert "denies test" in device.journal("declined")[0]["text"]
+    assert device.client.trained == trained
+
+
+def test_tensors_that_never_leave_keep_their_values(runner, device):
+    """The others arrive, and the journal has those alone."""
+    owner_says(device, '[leaves]\nnever = ["w"]')
+    model, _ = committed(runner, device)
+    np.testing.assert_array_equal(model["w"], PARAMS["w"])
+    np.testing.assert_array_equal(model["b"], PARAMS["b"] + 1)
+    assert device.journal("sent")[0]["tensors"] == ["b"]
+
+
+def test_nothing_is_trained_where_no_tensor_may_leave(runner, device):
+    """It would be for nothing."""
+    trained = owner_says(device, '[leaves]\nonly = ["head.*"]')
+    assert "keeps every tensor" in kept(runner, device, "failed")
+    assert device.client.trained == trained
+
+
+def test_an_update_of_too_few_examples_stays(runner, device):
+    """And one of enough leaves."""
+    owner_says(device, "[leaves]\nmin_examples = 21")
+    assert "at least 21 examples, got one of 20" in kept(runner, device, "failed")
+    assert not device.journal("sent")
+    assert "Sent nothing" in device.journal("declined")[0]["text"]
+    owner_says(device, "[leaves]\nmin_examples = 20")
+    committed(runner, device)
+
+
+def test_an_update_too_long_stays(runner, device):
+    """By the bytes of its body."""
+    owner_says(device, "[leaves]\nmax_bytes = 10")
+    assert "at most 10 bytes" in kept(runner, device, "failed")
+    assert not list((device.state / "outbox").iterdir())
+
+
+def test_measurements_stay_where_they_may_not_leave(runner, device):
+    """Those of training are left out, and nothing is evaluated."""
+    owner_says(device, "[leaves]\nmetrics = false")
+    evaluated = device.client.evaluated
+
+    async def main():
+        run = await device.run(evaluate=True)
+        ledger = device.federation.ledger
+        await until(lambda: [r for r in ledger.list_rounds(run) if r["state"] == "committed"])
+        assert not (ledger.list_rounds(run)[0]["training"] or {}).get("values")
+        assert "no measurements" in await device.declined(run, number=2)  # that evaluates alone
+        await device.stop(run)
+
+    runner.run(main())
+    assert device.client.evaluated == evaluated
+    assert not device.journal("sent")[0]["training"]
+
+
+def test_the_text_of_an_error_stays_where_it_may_not_leave(runner, device):
+    """It may quote an example; its kind still tells the operator something."""
+    owner_says(device, "[leaves]\nerror_messages = false")
+    device.client.fails = ValueError("the patient Erika Mustermann")
+    assert kept(runner, device, "failed") == "ValueError"
+    owner_says(device, "")
+    device.client.fails = ValueError("the patient Erika Mustermann")
+    assert "Mustermann" in kept(runner, device, "failed")
+
+
+def test_the_device_clips_and_adds_noise_itself(runner, device):
+    """A run that asks for none gets it all the same, and no measurements beside it."""
+    whole = {name: np.ones_like(array) for name, array in PARAMS.items()}
+    norm = np.sqrt(sum(array.size for array in whole.values()))
+    owner_says(device, '[privacy]\nclip_norm = 0.3\notherwise = "add"')
+    model, row = committed(runner, device)
+    for name, array in PARAMS.items():
+        np.testing.assert_allclose(model[name] - array, 0.3 / norm, rtol=1e-5)
+    assert not (row["training"] or {}).get("values")
+    owner_says(device, '[privacy]\nclip_norm = 0.3\nnoise = 2.0\notherwise = "add"')
+    noisy, _ = committed(runner, device)
+    assert all(np.std(noisy[name] - model[name]) > 0.05 for name in PARAMS)
+    sent = device.journal("sent")[0]
+    assert "clipped to norm 0.3, with noise of 0.6 on each value by this device" in sent["text"]
+
+
+def test_a_run_that_asks_for_less_is_declined_where_the_owner_says_so(runner, device):
+    """In words that an operator can act on."""
+    owner_says(device, "[privacy]\nclip_norm = 0.3\nnoise = 2.0")
+    reason = kept(runner, device, "declined")
+    assert "updates clipped to norm 0.3 with noise of 0.6 made on the device" in reason
+
+
+def test_what_is_about_to_leave_is_looked_at_once_more(runner, device, monkeypatch):
+    """Whatever goes wrong while an update is made, it does not leave against the policy."""
+    owner_says(device, '[leaves]\nnever = ["w"]')
+    monkeypatch.setattr(Work, "_allowed", lambda _, settled: settled)
+    assert "keeps 'w' here" in kept(runner, device, "failed")
+    assert not device.journal("sent")
+    owner_says(device, '[privacy]\nclip_norm = 0.3\notherwise = "add"')
+    monkeypatch.setattr(Work, "_protected", lambda _, settled, manifest: settled)
+    assert "a norm of at most 0.3, got an update of 3" in kept(runner, device, "failed")
+    assert not device.journal("sent")
+
+
+def test_rounds_a_day_are_counted(runner, device):
+    """Also those before the limit was set."""
+    owner_says(device, "")
+    committed(runner, device)
+    owner_says(device, "[runs]\nrounds_per_day = 1")
+    assert "1 rounds a day" in kept(runner, device, "declined")
+    owner_says(device, "")
+    runner.run(device.takes_part())
+
+
+def test_enrolment_writes_a_policy_that_restricts_nothing(device):
+    """With comments; the settings name it, so that it cannot go unseen."""
+    config = device.agents.configs["device"]
+    assert config.policy == config.state_dir.parent / "policy.toml"
+    assert "policy.toml" in (config.state_dir.parent / "client.toml").read_text()
