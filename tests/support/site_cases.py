@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from fedloom.client.api import Kind, Task, Weighting
 from fedloom.client.local import Local
-from fedloom.client.torch import TorchClient, parameters
+from fedloom.client.torch import TorchClient, lora, parameters
 from fedloom.strategies import Personal, RoundSettings, client_rule
 
 EXAMPLES, HELD_OUT, INPUTS, CLASSES = 103, 301, 12, 4
@@ -60,6 +60,11 @@ def unused():
     return module
 
 
+def adapted():
+    torch.manual_seed(0)
+    return lora(linear(), rank=2)
+
+
 def settings(**changed):
     return RoundSettings(
         **{"epochs": 2, "steps": None, "batch_size": 10, "learning_rate": 0.1, **changed}
@@ -77,6 +82,8 @@ CASES = {
     "one batch": {"settings": {"batch_size": 0, "epochs": 3}},
     "patience": {"settings": {"epochs": 12, "patience": 1, "learning_rate": 1.0}},
     "adam": {"optimizer": torch.optim.Adam, "settings": {"learning_rate": 0.01}},
+    "cosine": {"client": {"schedule": "cosine"}},
+    "adapters": {"module": adapted},
     "prox": {"rule": ("fedprox", {"mu": 0.5})},
     "scaffold": {"rule": ("scaffold", {}), "slots": True},
     "mime": {"rule": ("mimelite", {"momentum": 0.5}), "slots": True},
@@ -111,6 +118,7 @@ def made(case):
         cross_entropy,
         evaluate=data(HELD_OUT, 2),
         optimizer=spec.get("optimizer", _default()),
+        **spec.get("client", {}),
     )
     rule = client_rule(*spec.get("rule", ("plain", {})))
     local = Local(personal=Personal(**spec.get("personal", {})))

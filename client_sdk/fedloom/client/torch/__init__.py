@@ -9,7 +9,8 @@
 Importing this imports torch; importing `fedloom.client` does not.
 """
 
+from fedloom.client.torch.adapters import lora, merged
 from fedloom.client.torch.client import TorchClient
 from fedloom.client.torch.modules import load, load_file, parameters, save_file
 
-__all__ = ["TorchClient", "load", "load_file", "parameters", "save_file"]
+__all__ = ["TorchClient", "load", "load_file", "lora", "merged", "parameters", "save_file"]

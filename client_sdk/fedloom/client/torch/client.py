@@ -19,10 +19,12 @@ from torch import nn
 
 from fedloom.client.api import Client, Kind, SliceOf, Task
 from fedloom.client.data import Growing
-from fedloom.client.torch import batches, clusters, loop, modules, passes
+from fedloom.client.torch import adapters, batches, clusters, loop, modules, passes
 from fedloom.client.torch.group import ALONE, Group, Job
 from fedloom.client.torch.memory import LocalMemory
 from fedloom.client.torch.narrow import Narrow, narrowed
+from fedloom.client.torch.precision import How, Name, Precision, check
+from fedloom.client.torch.schedules import Schedule, schedule_of
 from fedloom.protocol.errors import UsageError
 
 Params = Mapping[str, NDArray[Any]]
@@ -46,12 +48,16 @@ class TorchClient(Client):
         evaluate: data to evaluate on, never trained on; None or empty: nothing is evaluated here.
         optimizer: called with (params, lr=…) for each task, such as `torch.optim.Adam`;
             plain gradient descent by default.
-        send: which tensors to send back, by name; all by default. Tensors of bool never are: true
-            and false have no mean.
+        send: which tensors to send back, by name; all by default, or with adapters (`lora`) those
+            that are trained. Tensors of bool never are: true and false have no mean.
         keep_local: keep tensors that are not sent from round to round, for as long as the process
             lives (True) or in a file over restarts (a path), instead of taking the server's.
         width: share of each hidden dimension that this device trains; None for what the run's
             `train.widths` has for its name.
+        precision: `fp32`, or `bf16` or `fp16` for a forward pass in 16 bits; parameters, and what
+            is sent, stay float32.
+        schedule: of the learning rate within a task: `linear` or `cosine` towards zero, a function
+            of the share that is done, or `task` for what the run's config has as `schedule`.
         num_threads: for torch, in this whole process; None leaves torch's choice. One is
             the default because steps of small models got 2 to 45 times slower with torch's own
             choice of two, and because more than one may change the last bits.
@@ -71,6 +77,8 @@ class TorchClient(Client):
         send: Callable[[str], bool] = modules.everything,
         keep_local: bool | str | Path = False,
         width: float | None = None,
+        precision: Name = "fp32",
+        schedule: str | Schedule | None = None,
         num_threads: int | None = 1,
     ) -> None:
         if num_threads is not None:
@@ -81,6 +89,10 @@ class TorchClient(Client):
         held_out = None if evaluate is None else batches.examples(evaluate)
         self._evaluate = held_out
         self._optimizer = optimizer
+        check(precision, model, loop.device_of(model).type)
+        self._precision, self._schedule = precision, schedule
+        if send is modules.everything and any(True for _ in adapters.adapted(model)):
+            send = adapters.sent_names(model).__contains__
         state = model.state_dict()
         self._sent = {n for n, tensor in state.items() if send(n) and tensor.dtype != torch.bool}
         frozen = {n for n, param in model.named_parameters() if not param.requires_grad}
@@ -116,6 +128,7 @@ class TorchClient(Client):
         self._load(params, home, task, task.round)
         before = self._copy(home)
         narrow = self._narrowed(task, home)
+        schedule_of(self._schedule, task)  # refused before other ranks are told
         job = Job(Kind.TRAIN, task, frozenset(params), frozenset(home))
         with self.group.led(job, self.model):
             totals = self.fit(job, narrow)
@@ -162,8 +175,9 @@ class TorchClient(Client):
         """Evaluate the values that the module has, together with all ranks of the group."""
         assert self._evaluate is not None
         group = self.group
+        precision = Precision(self._precision, loop.device_of(self.model).type)
         in_order = batches.in_order(self._evaluate, rank=group.rank, size=group.size)
-        totals = group.together(lambda: loop.measure(self.model, in_order, self._loss))
+        totals = group.together(lambda: loop.measure(self.model, in_order, self._loss, precision))
         totals.merge(group)
         return totals
 
@@ -208,6 +222,7 @@ class TorchClient(Client):
         return passes.train(
             module, self._train, self._loss, self._optimizer, asked,
             anchored=anchored, group=self.group,
+            how=How(self._precision, schedule_of(self._schedule, task)),
         )  # fmt: skip
 
     def _load(self, params: Params, home: set[str], task: Task, round_: int | None) -> None:

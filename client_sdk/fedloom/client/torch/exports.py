@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fedloom.client.torch.adapters import merged
 from fedloom.client.torch.client import TorchClient
 from fedloom.client.torch.inference import ready
 from fedloom.protocol.errors import UsageError
@@ -48,7 +49,7 @@ def export(
     """
     if kind not in WRITERS:
         raise UsageError(f"Expected a format of safetensors, {', '.join(WRITERS)}, got {kind!r}.")
-    module = ready(target, params).cpu()
+    module = merged(ready(target, params)).cpu()
     x = _example(target, example)
     temporary = out.with_name(f"{out.stem}.tmp{out.suffix}")
     batches = (x, x[:1])

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,61 +15,24 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedloom.client.local import Local
-from fedloom.client.torch import batches
+from fedloom.client.torch import batches, steps
 from fedloom.client.torch.batches import Batch
 from fedloom.client.torch.group import ALONE, Group
+from fedloom.client.torch.precision import FULL, Precision
 from fedloom.client.torch.stopping import Stopping
 from fedloom.protocol.errors import UsageError
 from fedloom.strategies import At, ClientRule
 
 Loss = Callable[[Any, Tensor], Tensor]
-Correction = Callable[[], None]
+Correction = steps.Correction
+MakeOptimizer = steps.MakeOptimizer
+SGD = steps.SGD
+Stepper = steps.Stepper
 Beside = Callable[[Any, Tensor], None]
 
 
 _MOST_WAITING = 1 << 15
 """Numbers: that many scores are kept until they are summed."""
-
-
-class Stepper(Protocol):
-    """What a step needs of an optimizer; every torch.optim.Optimizer has it."""
-
-    def zero_grad(self) -> None:
-        """Forget the gradients."""
-
-    def step(self) -> Any:
-        """Change the parameters along them."""
-
-
-class MakeOptimizer(Protocol):
-    """Makes the optimizer of one task, such as `torch.optim.Adam` or a `partial` of it."""
-
-    def __call__(self, params: Iterable[nn.Parameter], /, *, lr: float) -> Stepper:
-        """Build it over these parameters with this learning rate."""
-
-
-class SGD:
-    """Plain gradient descent.
-
-    `torch.optim.SGD` does the same, but building any optimizer of torch.optim imports torch._dynamo
-    and sympy: 1.4 CPU seconds and 70 MB for each client process (measured, torch 2.13).
-    """
-
-    def __init__(self, params: Iterable[nn.Parameter], /, *, lr: float) -> None:
-        self._params = list(params)
-        self._lr = lr
-
-    def zero_grad(self) -> None:
-        """Forget the gradients."""
-        for param in self._params:
-            param.grad = None
-
-    @torch.no_grad()
-    def step(self) -> None:
-        """Take one step against the gradients."""
-        for param in self._params:
-            if param.grad is not None:
-                param.add_(param.grad, alpha=-self._lr)
 
 
 class Totals:
@@ -149,6 +112,8 @@ def fit(
     correct: Correction,
     stopping: Stopping,
     beside: Beside | None = None,
+    precision: Precision = FULL,
+    after: Correction | None = None,
 ) -> Totals:
     """Train on the batches, or on as many as there is time for.
 
@@ -160,7 +125,10 @@ def fit(
         correct: called when the gradients are there, before they are used.
         stopping: asked before each step, and told of it.
         beside: called with each batch before its step.
+        precision: of the forward pass.
+        after: called after each step: a schedule of the learning rate.
     """
+    trained = [param for param in module.parameters() if param.requires_grad]
     totals = Totals()
     device = device_of(module)
     module.train()
@@ -170,10 +138,12 @@ def fit(
         if beside is not None:
             beside(x, y)
         optimizer.zero_grad()
-        output, target, value = forward(module, x, y, loss, device)
-        value.backward()  # type: ignore[no-untyped-call] # torch leaves it untyped
-        correct()
-        optimizer.step()
+        with precision.forward():
+            output, target, value = forward(module, x, y, loss, device)
+        precision.backward(value)
+        precision.step(optimizer, trained, correct)
+        if after is not None:
+            after()
         stopping.watch(value, len(target))
         totals.add(value, output, target)
     optimizer.zero_grad()
@@ -181,13 +151,16 @@ def fit(
 
 
 @torch.no_grad()
-def measure(module: nn.Module, batches: Iterable[Batch], loss: Loss) -> Totals:
+def measure(
+    module: nn.Module, batches: Iterable[Batch], loss: Loss, precision: Precision = FULL
+) -> Totals:
     """Evaluate on the batches."""
     totals = Totals()
     device = device_of(module)
     module.eval()
     for x, y in batches:
-        output, target, value = forward(module, x, y, loss, device)
+        with precision.forward():
+            output, target, value = forward(module, x, y, loss, device)
         totals.add(value, output, target)
     return totals
 

@@ -117,6 +117,11 @@ def _cut(
     made: Narrow, name: str, layer: _Layer, below: tuple[int, int] | None, width: float
 ) -> tuple[int, int]:
     """Keep the units whose inputs are kept; returns how many of all."""
+    if hasattr(layer, "lora_a"):
+        raise UsageError(
+            f"Expected layers without adapters with train.widths, got one at {name!r}. Leave one "
+            "of them out."
+        )
     if isinstance(layer, nn.Conv2d) and layer.groups > 1:
         raise UsageError(
             f"Expected convolutions without groups with train.widths, got {layer.groups} at "

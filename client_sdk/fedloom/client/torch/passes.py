@@ -17,7 +17,10 @@ from fedloom.client.stopping import Report, silent
 from fedloom.client.torch import batches, loop
 from fedloom.client.torch.group import ALONE, Group
 from fedloom.client.torch.mine import Mine
+from fedloom.client.torch.precision import PLAIN, How, Precision
+from fedloom.client.torch.schedules import Scheduled
 from fedloom.client.torch.stopping import Stopping
+from fedloom.protocol.errors import UsageError
 from fedloom.strategies import ClientRule, RoundSettings
 
 _HEAD = 1 << 62
@@ -56,6 +59,7 @@ def train(
     *,
     anchored: Collection[str] | None = None,
     group: Group = ALONE,
+    how: How = PLAIN,
 ) -> loop.Totals:
     """Train a module in place, from the values that it holds.
 
@@ -67,6 +71,7 @@ def train(
         asked: by the task.
         anchored: parameters that the rule is for; all that are sent by default.
         group: the ranks that train it together.
+        how: the device trains.
 
     Returns:
         Of the training by the task's settings; passes over the head alone are not counted.
@@ -80,21 +85,26 @@ def train(
             clip_norm=clip_norm, anchored=anchored, group=group,
         )  # fmt: skip
         if personal.own_model is not None:
+            if how != PLAIN:
+                raise UsageError(
+                    f"Expected precision='fp32' and a constant learning rate with personal.name = "
+                    f"{personal.name!r}, whose own model is trained so, got {how}."
+                )
             mine = Mine(module, loss, optimizer, asked.settings, asked.local, asked.seed)
             totals = _fit(module, data, loss, optimizer, asked, correct, mine.step)
             asked.local.own_model = mine.slots()
             return totals
         if not personal.head_epochs:
-            return _fit(module, data, loss, optimizer, asked, correct, group=group)
+            return _fit(module, data, loss, optimizer, asked, correct, group=group, how=how)
         names = {name for name, _ in module.named_parameters()}
         head = personal.kept(names)
         settings = replace(asked.settings, epochs=personal.head_epochs, steps=None)
         alone = replace(asked, settings=settings, seed=asked.seed ^ _HEAD)
         with frozen(module, names - head):
             clip = loop.clipping(module.parameters(), clip_norm)
-            _fit(module, data, loss, optimizer, alone, clip, group=group)
+            _fit(module, data, loss, optimizer, alone, clip, group=group, how=how)
         with frozen(module, head):
-            return _fit(module, data, loss, optimizer, asked, correct, group=group)
+            return _fit(module, data, loss, optimizer, asked, correct, group=group, how=how)
 
 
 def _fit(  # noqa: PLR0917 - what a fit is of
@@ -106,17 +116,24 @@ def _fit(  # noqa: PLR0917 - what a fit is of
     correct: loop.Correction,
     beside: loop.Beside | None = None,
     group: Group = ALONE,
+    how: How = PLAIN,
 ) -> loop.Totals:
     settings = asked.settings
     trainable = [param for param in module.parameters() if param.requires_grad]
     stopping = Stopping(settings, len(data), asked.should_stop, asked.most_steps, asked.report)
     stepper = optimizer(trainable, lr=settings.learning_rate)
+    precision = Precision(how.precision, loop.device_of(module).type)
+    after = None
+    if how.schedule is not None:
+        length = {"epochs": settings.epochs, "steps": settings.steps}
+        wanted = batches.count(len(data), batch_size=settings.batch_size, **length)
+        after = Scheduled(stepper, how.schedule, wanted).step
     if group.size > 1:
         from fedloom.client.torch.site.fit import fit  # noqa: PLC0415 - torch.distributed, for sites
 
         return fit(
             module, data, loss, stepper, settings, asked.seed,
-            correct=correct, stopping=stopping, group=group,
+            correct=correct, stopping=stopping, group=group, precision=precision, after=after,
         )  # fmt: skip
     return loop.fit(
         module,
@@ -132,6 +149,8 @@ def _fit(  # noqa: PLR0917 - what a fit is of
         correct=correct,
         stopping=stopping,
         beside=beside,
+        precision=precision,
+        after=after,
     )
 
 

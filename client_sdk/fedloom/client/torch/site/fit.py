@@ -21,6 +21,7 @@ from torch.utils.data import DistributedSampler
 
 from fedloom.client.torch import batches, loop
 from fedloom.client.torch.group import Group
+from fedloom.client.torch.precision import FULL, Precision
 from fedloom.client.torch.site.group import SiteGroup
 from fedloom.client.torch.site.norm import Counted, norms, over_ranks
 from fedloom.client.torch.stopping import Stopping
@@ -92,6 +93,8 @@ def fit(  # noqa: PLR0917 - as `loop.fit`
     correct: loop.Correction,
     stopping: Stopping,
     group: Group,
+    precision: Precision = FULL,
+    after: loop.Correction | None = None,
 ) -> loop.Totals:
     """As `loop.fit`, on all ranks together.
 
@@ -102,6 +105,8 @@ def fit(  # noqa: PLR0917 - as `loop.fit`
     assert isinstance(group, SiteGroup)
     totals, counted = loop.Totals(), Counted()
     device = loop.device_of(module)
+    trained = [param for param in module.parameters() if param.requires_grad]
+    _check_as_many(len(data), group)
     module.train()
     with group.speaking():
         parallel = _parallel(module, device)
@@ -112,7 +117,8 @@ def fit(  # noqa: PLR0917 - as `loop.fit`
             try:
                 x, y = data.take(share.indices)
                 optimizer.zero_grad()
-                made = loop.forward(parallel, x, y, loss, device)
+                with precision.forward():
+                    made = loop.forward(parallel, x, y, loss, device)
             except Exception as error:
                 if norms(module) and not isinstance(error, UsageError):
                     raise  # the others may wait in the middle of their forward pass
@@ -124,12 +130,12 @@ def fit(  # noqa: PLR0917 - as `loop.fit`
             assert made is not None
             output, target, value = made
             with group.speaking():
-                weighed = value * (share.size * group.size / share.whole)
-                weighed.backward()  # type: ignore[no-untyped-call] # torch leaves it untyped
+                precision.backward(value * (share.size * group.size / share.whole))
             if not totals.num_examples:
                 _check_all_have_gradients(module, group)
-            correct()
-            optimizer.step()
+            precision.step(optimizer, trained, correct)
+            if after is not None:
+                after()
             stopping.watch(
                 value.new_tensor(agreed.sums[0] / share.whole) if summed else value, share.whole
             )
@@ -149,6 +155,18 @@ def _parallel(module: nn.Module, device: torch.device) -> DistributedDataParalle
 
 def _loss_sum(made: tuple[object, Tensor, Tensor] | None, share: Share) -> float:
     return 0.0 if made is None or not share.size else float(made[2].detach()) * share.size
+
+
+def _check_as_many(num_examples: int, group: SiteGroup) -> None:
+    """Examples may arrive while a site waits, but every rank must see as many."""
+    total, squares = group.sums([num_examples, num_examples**2])
+    if total**2 != group.size * squares:  # on every rank alike
+        group.agree(
+            UsageError(
+                f"Expected as many examples on every rank, got {num_examples:,} on rank "
+                f"{group.rank} and {total:,.0f} on all {group.size} together."
+            )
+        )
 
 
 def _check_all_have_gradients(module: nn.Module, group: SiteGroup) -> None:

@@ -1,0 +1,157 @@
+"""Small adapters in large layers: what a federation trains and sends instead of the whole model.
+
+    module = lora(module, rank=8, targets=["*.query", "*.value"])
+    client = TorchClient(module, (x, y), loss)          # sends the adapters alone
+
+A layer y = Wx becomes y = Wx + (alpha / rank)·BAx; W is frozen, A and B are trained. Their names
+are the layer's, and `lora_a` and `lora_b`; those of the layer's own tensors stay, so a model that
+was trained without adapters can be loaded.
+
+Source: Hu et al. 2021, LoRA: Low-Rank Adaptation of Large Language Models,
+https://arxiv.org/abs/2106.09685, section 4.1.
+
+Invariant: adapters that nobody has trained change no answer, as B begins at zero.
+"""
+
+import copy
+import math
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedloom.protocol.errors import UsageError
+
+A, B = "lora_a", "lora_b"
+
+
+class LoraLinear(nn.Linear):
+    """A linear layer with an adapter: A [rank, in], B [out, rank]."""
+
+    lora_a: nn.Parameter
+    lora_b: nn.Parameter
+    lora_scale: float
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Answer, with what the adapter adds."""
+        inner = functional.linear(x, self.lora_a)
+        return super().forward(x) + self.lora_scale * functional.linear(inner, self.lora_b)
+
+    def difference(self) -> Tensor:
+        """What the adapter adds to the weight."""
+        return self.lora_scale * (self.lora_b @ self.lora_a)
+
+
+class LoraConv2d(nn.Conv2d):
+    """A convolution with an adapter: A [rank, in, kh, kw], B [out, rank, 1, 1]."""
+
+    lora_a: nn.Parameter
+    lora_b: nn.Parameter
+    lora_scale: float
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Answer, with what the adapter adds."""
+        inner = self._conv_forward(x, self.lora_a, None)
+        return super().forward(x) + self.lora_scale * functional.conv2d(inner, self.lora_b)
+
+    def difference(self) -> Tensor:
+        """What the adapter adds to the weight."""
+        return self.lora_scale * torch.einsum("or,rikl->oikl", self.lora_b[:, :, 0, 0], self.lora_a)
+
+
+_KINDS: dict[type[nn.Module], type[LoraLinear | LoraConv2d]] = {
+    nn.Linear: LoraLinear,
+    nn.Conv2d: LoraConv2d,
+}
+_PLAIN = {adapted: plain for plain, adapted in _KINDS.items()}
+
+
+def lora(
+    module: nn.Module,
+    rank: int = 8,
+    alpha: float | None = None,
+    targets: Sequence[str] = ("*",),
+    train: Sequence[str] = (),
+) -> nn.Module:
+    """Put adapters into layers of a module, and freeze everything else.
+
+    Args:
+        module: changed in place, and returned.
+        rank: of an adapter, >= 1.
+        alpha: how much adapters count; twice the rank by default.
+        targets: globs over names of `nn.Linear` and `nn.Conv2d` layers.
+        train: globs over names of other parameters that are trained and sent whole, such as a
+            new head.
+
+    Raises:
+        UsageError: a glob names nothing, or a layer cannot have an adapter.
+    """
+    if rank < 1:
+        raise UsageError(f"Expected a rank of 1 or more, got {rank}.")
+    if any(True for _ in adapted(module)):
+        raise UsageError("Expected a module without adapters, got one that has some already.")
+    layers = {n: m for n, m in module.named_modules() if type(m) in _KINDS}
+    chosen = [name for name in layers if _matches(name, targets)]
+    for glob in targets:
+        if not any(fnmatchcase(name, glob) for name in layers):
+            raise UsageError(
+                f"Expected targets to name linear layers or convolutions "
+                f"({', '.join(list(layers)[:8])}, …), got {glob!r}, which names none."
+            )
+    for name, param in module.named_parameters():
+        param.requires_grad_(_matches(name, train))
+    for name in chosen:
+        _adapt(name, layers[name], rank, 2.0 * rank if alpha is None else alpha)
+    return module
+
+
+def adapted(module: nn.Module) -> Iterator[LoraLinear | LoraConv2d]:
+    """The layers that have adapters."""
+    return (layer for layer in module.modules() if isinstance(layer, LoraLinear | LoraConv2d))
+
+
+@torch.no_grad()
+def merged(module: nn.Module) -> nn.Module:
+    """A copy of a module with its adapters worked into the layers: the same answers, plain layers.
+
+    Its tensors have the names and shapes that they had before `lora`.
+    """
+    made = copy.deepcopy(module)
+    for layer in list(adapted(made)):
+        layer.weight += layer.difference().to(layer.weight)
+        del layer.lora_a, layer.lora_b, layer.lora_scale
+        layer.__class__ = _PLAIN[type(layer)]  # type: ignore[assignment] # the class it was of
+    return made
+
+
+def sent_names(module: nn.Module) -> set[str]:
+    """Names of what a module with adapters sends: all that is trained."""
+    return {name for name, param in module.named_parameters() if param.requires_grad}
+
+
+def _adapt(name: str, layer: nn.Module, rank: int, alpha: float) -> None:
+    weight: Any = layer.weight
+    if getattr(layer, "groups", 1) > 1:
+        raise UsageError(
+            f"Expected convolutions without groups, got {layer.groups} at {name!r}. Leave it out "
+            "of targets."
+        )
+    most = min(weight.shape[0], weight[0].numel())
+    if rank > most:
+        raise UsageError(
+            f"Expected a rank of at most {most} for {name!r}, whose weight is "
+            f"{tuple(weight.shape)}, got {rank}. Lower the rank, or leave the layer out of targets."
+        )
+    a = weight.new_empty(rank, *weight.shape[1:])
+    nn.init.kaiming_uniform_(a, a=math.sqrt(5))
+    b = weight.new_zeros(weight.shape[0], rank, *(1,) * (weight.ndim - 2))
+    layer.__class__ = _KINDS[type(layer)]
+    layer.lora_a, layer.lora_b = nn.Parameter(a), nn.Parameter(b)
+    layer.lora_scale = alpha / rank  # type: ignore[assignment] # of the subclass
+
+
+def _matches(name: str, globs: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, glob) for glob in globs)
