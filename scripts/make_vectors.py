@@ -21,6 +21,7 @@ from crc32c import crc32c
 from numpy.typing import NDArray
 
 from fedloom.protocol import identity, signing, tokens, wire
+from fedloom.protocol.adding import add_update
 from fedloom.protocol.codecs import codec
 from fedloom.protocol.compression import describe, encode
 from fedloom.protocol.container import read_params, write_params
@@ -28,7 +29,6 @@ from fedloom.protocol.errors import Code, Refusal
 from fedloom.protocol.manifest import Manifest, read_manifest
 from fedloom.protocol.updates import TensorPart, write_body
 from fedloom.protocol.v1 import fleet_pb2
-from fedloom.server.fold import add_update
 from fedloom.strategies import (
     DELTA,
     FedAvg,

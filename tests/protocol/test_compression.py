@@ -11,6 +11,7 @@ from crc32c import crc32c
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fedloom.protocol.adding import add_update
 from fedloom.protocol.codecs import codec
 from fedloom.protocol.compression import (
     Scheme,
@@ -27,7 +28,6 @@ from fedloom.protocol.manifest import Manifest
 from fedloom.protocol.updates import BodyChecker, Limits, TensorPart, check_header, write_body
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server.each import SpoolUpdates, StoredUpdate
-from fedloom.server.fold import add_update
 from fedloom.strategies import DELTA, Full, Mask, Partial, Slice, TensorSpec, exponent, weight_units
 
 SPECS = {"w": ("F32", (24, 40)), "v": ("BF16", (7, 30)), "b": ("F32", (90,)), "d": ("F64", (4, 4))}

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedloom.protocol import wire
+from fedloom.protocol.adding import add_update
 from fedloom.protocol.container import DTYPES
 from fedloom.protocol.errors import Code, Refusal
 from fedloom.protocol.manifest import Manifest
@@ -23,7 +24,6 @@ from fedloom.protocol.updates import (
     write_body,
 )
 from fedloom.protocol.v1 import fleet_pb2
-from fedloom.server.fold import add_update
 from fedloom.strategies import DELTA, Full, Mask, Partial, Slice, exponent, weight_units
 from fedloom.strategies.algebra import SCALAR, TensorSpec
 

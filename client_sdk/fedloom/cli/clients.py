@@ -11,7 +11,7 @@ from fedloom.cli import output
 from fedloom.cli.lazy import Lazy, LazyGroup
 from fedloom.cli.options import config_option, directory_option, json_option
 
-ORDER = ("enroll", "run", "config", "policy", "log", "model", "leave", "list", "revoke")
+ORDER = ("enroll", "test", "run", "config", "policy", "log", "model", "leave", "list", "revoke")
 
 
 class Commands(LazyGroup):
@@ -26,6 +26,7 @@ class Commands(LazyGroup):
 LAZY = {
     "policy": Lazy("fedloom.cli.policy:policy", "What this device's owner lets it do."),
     "log": Lazy("fedloom.cli.journal:log", "Show what left this device, when and to whom."),
+    "test": Lazy("fedloom.cli.testing:test", "Check a client's code here, without a server."),
     "model": Lazy(
         "fedloom.cli.inference:model", "Get the model that the operator promoted; export it."
     ),

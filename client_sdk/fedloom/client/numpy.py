@@ -21,6 +21,7 @@ Invariant: what a task returns depends on the parameters received, the task and 
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -171,11 +172,8 @@ class GradientClient(_NumpyClient):
         measure: Measure | None,
         initial: Params | None,
     ) -> None:
-        def loss_alone(params: Params, x: Array, y: Array) -> Mapping[str, float]:
-            return {"loss": float(gradient(params, x, y)[0])}
-
-        super().__init__(data, held_out, measure or loss_alone, initial)
-        self._loss_alone: Measure = loss_alone
+        self._loss_alone: Measure = partial(_loss_alone, gradient)
+        super().__init__(data, held_out, measure or self._loss_alone, initial)
         self._gradient = gradient
 
     def evaluate(self, params: Params, task: Task) -> tuple[int, Metrics]:
@@ -249,6 +247,10 @@ class GradientClient(_NumpyClient):
         task.local.full_gradient = {
             n: np.asarray(g, params[n].dtype) for n, g in full.items() if n in wanted
         }
+
+
+def _loss_alone(gradient: Gradient, params: Params, x: Array, y: Array) -> Mapping[str, float]:
+    return {"loss": float(gradient(params, x, y)[0])}
 
 
 def mean_metrics(measure: Measure, params: Params, shard: Shard) -> dict[str, float]:

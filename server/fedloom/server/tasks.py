@@ -2,16 +2,22 @@
 
 import json
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from typing import Any
 
+from fedloom.protocol.asking import (
+    personal_message,
+    scalar_message,
+    task_seed,
+    train_message,
+)
 from fedloom.protocol.manifest import Manifest
 from fedloom.protocol.updates import Limits
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server.engine import RoundConfig, RoundKind
 from fedloom.server.spec import RunSpec
-from fedloom.strategies import Personal, RoundSettings
 from fedloom.strategies.privacy import Stream
+
+__all__ = ["RoundPlan", "task_key", "task_of", "task_seed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,12 +90,6 @@ class RoundPlan:
         return self.run, self.number
 
 
-def task_seed(seed: int, number: int, client: str) -> int:
-    """The seed of a client's randomness in a round; depends on nothing else."""
-    text = f"{seed}\0{number}\0{client}".encode()
-    return int.from_bytes(blake2b(text, digest_size=8).digest(), "little") >> 1
-
-
 def task_key(plan: RoundPlan) -> fleet_pb2.TaskKey:
     """How messages name a round."""
     return fleet_pb2.TaskKey(run=plan.run, round=plan.number)
@@ -113,7 +113,7 @@ def task_of(plan: RoundPlan) -> fleet_pb2.Task:
             )
             for base, digest, size in plan.differences
         ],
-        train=_train(settings),
+        train=train_message(settings),
         rule=fleet_pb2.ClientRule(name=rule.name, settings=rule.settings()),
         evaluate=spec.evaluate,
         weighting=plan.limits.weighting,
@@ -122,8 +122,8 @@ def task_of(plan: RoundPlan) -> fleet_pb2.Task:
         ),
         received=None if sent is None else fleet_pb2.ModelRef(digest=sent[0], size_bytes=sent[1]),
         compression=None if scheme is None else scheme.message(),
-        personal=_personal(personal) if personal.remembers else None,
-        config={name: _scalar(value) for name, value in spec.config.items()},
+        personal=personal_message(personal) if personal.remembers else None,
+        config={name: scalar_message(value) for name, value in spec.config.items()},
         privacy=_privacy(plan) if train else None,
         run_name=spec.name,
     )
@@ -141,39 +141,3 @@ def _privacy(plan: RoundPlan) -> fleet_pb2.Privacy | None:
         noise_multiplier=0.0 if settings.central else wanted.noise_multiplier,
         seeded=settings.noise == "seed",
     )
-
-
-def _train(settings: RoundSettings) -> fleet_pb2.TrainSettings:
-    return fleet_pb2.TrainSettings(
-        epochs=settings.epochs,
-        steps=settings.steps,
-        batch_size=settings.batch_size,
-        learning_rate=settings.learning_rate,
-        clip_norm=settings.clip_norm or 0.0,
-        only=settings.only,
-        tensor_share=settings.tensor_share if settings.tensor_share < 1 else 0.0,
-        widths=settings.widths,
-        patience=settings.patience or 0,
-        time_budget_s=settings.time_budget_s or 0.0,
-    )
-
-
-def _personal(personal: Personal) -> fleet_pb2.Personal:
-    return fleet_pb2.Personal(
-        keep=personal.keep,
-        head_epochs=personal.head_epochs,
-        name="" if personal.own_model is None else personal.name,
-        settings=personal.numbers(),
-    )
-
-
-def _scalar(value: bool | float | str) -> fleet_pb2.Scalar:
-    match value:
-        case bool():
-            return fleet_pb2.Scalar(bool_value=value)
-        case int():
-            return fleet_pb2.Scalar(int_value=value)
-        case float():
-            return fleet_pb2.Scalar(double_value=value)
-        case str():
-            return fleet_pb2.Scalar(string_value=value)

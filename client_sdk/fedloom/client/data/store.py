@@ -95,6 +95,14 @@ class ExampleStore:
         with self._writing() as database:
             self._settle_form(database)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What another process needs: the file stays where it is."""
+        return {n: v for n, v in vars(self).items() if n not in ("_lock", "_connection")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Begin without a connection."""
+        vars(self).update(state, _lock=threading.Lock(), _connection=None)
+
     def append(self, x: Any, y: Any) -> None:
         """Keep an example; it is on disk when this returns. Older ones may go.
 

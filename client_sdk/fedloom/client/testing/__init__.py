@@ -1,0 +1,17 @@
+"""Test a client by itself: rounds in this process, and what would go wrong on a server.
+
+    from fedloom.client.testing import check, rounds
+
+    def test_my_client():
+        assert check(client, "init.safetensors") == []
+        assert rounds(client, "init.safetensors").rounds[-1].training["loss"] < 0.5
+
+`fedloom client test my_client.py:client` does both. It needs nothing but the base installation.
+"""
+
+from fedloom.client.testing.asked import Run
+from fedloom.client.testing.checks import check
+from fedloom.client.testing.findings import CHECKS, Finding
+from fedloom.client.testing.rounds import Played, Round, rounds
+
+__all__ = ["CHECKS", "Finding", "Played", "Round", "Run", "check", "rounds"]

@@ -1,0 +1,219 @@
+"""What a run asks of its clients, from the tables of a run.toml: no server is needed for it.
+
+Cohorts, selection and privacy are the server's business and have no part in testing one's client.
+"""
+
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from fedloom.client.api import Scalar
+from fedloom.protocol.asking import (
+    personal_message,
+    scalar_message,
+    task_seed,
+    train_message,
+)
+from fedloom.protocol.compression import Scheme, describe, scheme
+from fedloom.protocol.container import write_params
+from fedloom.protocol.errors import UsageError
+from fedloom.protocol.manifest import Manifest
+from fedloom.protocol.updates import Limits
+from fedloom.protocol.v1 import fleet_pb2
+from fedloom.strategies import (
+    Key,
+    LocalTraining,
+    Params,
+    Personal,
+    Strategy,
+    TensorSpec,
+    client_rule,
+    exponent,
+    strategy,
+)
+
+WEIGHTINGS = {
+    "examples": fleet_pb2.WEIGHTING_EXAMPLES,
+    "client": fleet_pb2.WEIGHTING_CLIENT,
+    "uniform": fleet_pb2.WEIGHTING_UNIFORM,
+}
+_SERVERS = frozenset({"cohort", "selection", "metrics", "rounds"})
+"""Parts of a run that no client sees."""
+_REFUSED = {
+    "aggregation": "one that looks at each update",
+    "privacy": "noise",
+}
+_BESIDE = 64
+"""Updates that a server's sums have room for beside twice the cohort's goal."""
+TRAIN: Mapping[str, Any] = {"epochs": 1, "batch_size": 32, "learning_rate": 0.1}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A run as its clients see it, with the meanings and defaults of a run.toml.
+
+    Attributes:
+        name: of the run.
+        strategy: name and settings.
+        rule: likewise.
+        train: settings of `LocalTraining`.
+        config: for the client's code.
+        personal: settings of `Personal`.
+        compression: `{"up": {"name": …}}`.
+        weighting: examples, client or uniform; by default what suits the strategy.
+        evaluate: clients evaluate each model that they receive.
+        seed: of the clients' randomness.
+        max_abs: largest magnitude of a value.
+        max_norm: largest norm of an update; None for any.
+        max_weight: largest weight of an update.
+    """
+
+    name: str = "test"
+    strategy: Mapping[str, Any] = field(default_factory=lambda: {"name": "fedavg"})
+    rule: Mapping[str, Any] = field(default_factory=lambda: {"name": "plain"})
+    train: Mapping[str, Any] = field(default_factory=lambda: TRAIN)
+    config: Mapping[str, Scalar] = field(default_factory=dict)
+    personal: Mapping[str, Any] = field(default_factory=dict)
+    compression: Mapping[str, Any] = field(default_factory=dict)
+    weighting: str = "examples"
+    evaluate: bool = True
+    seed: int = 0
+    max_abs: float = 1024.0
+    max_norm: float | None = None
+    max_weight: float = float(1 << 18)
+
+    @classmethod
+    def of(cls, tables: "Mapping[str, Any] | Run | None") -> "Run":
+        """Read the tables of a run.toml; those that are the server's alone are passed over.
+
+        Raises:
+            UsageError: there is no such table, or it cannot be tested without a server.
+        """
+        if isinstance(tables, Run):
+            return tables
+        given = dict(tables or {})
+        for name, what in _REFUSED.items():
+            if given.get(name) not in (None, {}, {"name": "mean"}):
+                raise UsageError(
+                    f"Expected a run without [{name}] to test a client by, as {what} needs a "
+                    "server. Use `fedloom simulate`, or leave it out."
+                )
+        known = cls.__dataclass_fields__
+        if strange := sorted(given.keys() - known.keys() - _SERVERS - _REFUSED.keys()):
+            raise UsageError(
+                f"Expected the tables of a run.toml ({', '.join(known)}), got {strange[0]!r}."
+            )
+        run = cls(**{name: value for name, value in given.items() if name in known})
+        if "weighting" not in given:
+            run = run._weighted()
+        try:
+            run.built()
+            run.training()
+            run.own()
+            run.scheme()
+        except (TypeError, ValueError, KeyError) as error:
+            raise UsageError(str(error)) from None
+        if run.weighting not in WEIGHTINGS:
+            raise UsageError(
+                f"Expected weighting of {', '.join(WEIGHTINGS)}, got {run.weighting!r}."
+            )
+        return run
+
+    def _weighted(self) -> "Run":
+        """With the weighting that a strategy has by default."""
+        try:
+            takes = getattr(self.built(), "weightings", tuple(WEIGHTINGS))
+        except (TypeError, ValueError, KeyError) as error:
+            raise UsageError(str(error)) from None
+        return self if "examples" in takes else replace(self, weighting="uniform")
+
+    def built(self) -> Strategy:
+        """The strategy, with its client rule."""
+        rule, chosen = dict(self.rule), dict(self.strategy)
+        return strategy(chosen.pop("name"), chosen, rule=client_rule(rule.pop("name"), rule))
+
+    def training(self) -> LocalTraining:
+        """How clients train."""
+        return LocalTraining(**self.train)
+
+    def own(self) -> Personal:
+        """What is each client's own."""
+        return Personal(**self.personal)
+
+    def scheme(self) -> Scheme | None:
+        """How updates are encoded."""
+        up = self.compression.get("up")
+        return scheme(up) if up else None
+
+    def sums(self, manifest: Manifest) -> dict[Key, TensorSpec]:
+        """What updates may speak about."""
+        kept = self.own().kept(manifest.specs)
+        asked = self.training().matching(manifest.specs.keys() - kept)
+        return self.built().specs({n: s for n, s in manifest.specs.items() if n in asked})
+
+    def exponent(self, clients: int) -> int:
+        """The fixed point of a round's sums: as a server with a cohort's goal of so many has it."""
+        heaviest = 1.0 if self.weighting == "uniform" else self.max_weight
+        return exponent(self.max_abs, heaviest * (2 * clients + _BESIDE))
+
+    def limits(self, manifest: Manifest) -> Limits:
+        """What the door accepts."""
+        rule, encoded = self.built().rule, self.scheme()
+        return Limits(
+            max_abs=self.max_abs,
+            max_norm=self.max_norm,
+            max_weight=self.max_weight,
+            weighting=WEIGHTINGS[self.weighting],
+            groups=rule.groups,
+            max_bytes=manifest.full_update_bytes(len(rule.groups)),
+            codec=None if encoded is None else encoded.codec,
+            scalars=rule.scalars,
+            kept=self.own().kept(manifest.specs),
+        )
+
+    def task(self, number: int, client: str, clients: int, **fields: Any) -> fleet_pb2.Task:
+        """The offer of a round.
+
+        Args:
+            number: of the round, from 1.
+            client: whom it is for.
+            clients: how many train together.
+            fields: more of the message.
+        """
+        rule, encoded, own = self.built().rule, self.scheme(), self.own()
+        return fleet_pb2.Task(
+            key=fleet_pb2.TaskKey(run=self.name, round=number),
+            kind=fleet_pb2.TASK_KIND_TRAIN,
+            train=train_message(self.training().at(number, clients)),
+            rule=fleet_pb2.ClientRule(name=rule.name, settings=rule.settings()),
+            evaluate=self.evaluate,
+            weighting=WEIGHTINGS[self.weighting],
+            deadline_s=600.0,
+            seed=task_seed(self.seed, number, client),
+            compression=None
+            if encoded is None
+            else describe(encoded.codec, error_feedback=encoded.error_feedback),
+            personal=personal_message(own) if own.remembers else None,
+            config={name: scalar_message(value) for name, value in self.config.items()},
+            **fields,
+        )
+
+
+def written(params: Params, path: Path) -> str:
+    """Write a model; returns its digest.
+
+    Raises:
+        UsageError: a tensor is of a dtype that the format lacks.
+    """
+    with path.open("wb") as file:
+        return write_params(file, params)
+
+
+@contextmanager
+def folder() -> Iterator[Path]:
+    """A folder for what agents keep, which goes afterwards."""
+    with tempfile.TemporaryDirectory(prefix="fedloom-testing-") as made:
+        yield Path(made)

@@ -1,0 +1,198 @@
+"""Rounds against one's own client, in this process: no server, no network, about a second.
+
+What is left out is the transport. The client's work is done by the agent's own code, what it makes
+is bytes, the server's own checks look at them, and they are summed and stepped with exactly.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedloom.client.api import Client, Params
+from fedloom.client.store import ClientStore
+from fedloom.client.testing.asked import Run, folder, written
+from fedloom.client.training import Work, task_from_message
+from fedloom.protocol.adding import add_update
+from fedloom.protocol.container import read_params
+from fedloom.protocol.errors import Refusal, UsageError
+from fedloom.protocol.manifest import read_manifest
+from fedloom.protocol.updates import BodyChecker, check_header
+from fedloom.protocol.v1 import fleet_pb2
+from fedloom.strategies import Partial, State, slots_to_arrays, weighted_mean
+
+_CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What a round brought.
+
+    Attributes:
+        number: from 1.
+        training: means over the clients, weighted by examples.
+        evaluation: likewise, of the model that the round began with.
+        update_bytes: of all updates together.
+    """
+
+    number: int
+    training: Mapping[str, float]
+    evaluation: Mapping[str, float]
+    update_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """What rounds came to.
+
+    Attributes:
+        params: the last model.
+        rounds: in order.
+    """
+
+    params: Params
+    rounds: Sequence[Round]
+
+
+def rounds(
+    client: Client | Sequence[Client] | Mapping[str, Client],
+    model: Mapping[str, Any] | str | Path | None = None,
+    *,
+    num_rounds: int = 3,
+    run: Mapping[str, Any] | Run | None = None,
+) -> Played:
+    """Run rounds against clients, one after another in each round.
+
+    Args:
+        client: yours, or several, or several by name.
+        model: that the run begins with: arrays by name, or a file; the first client's own
+            `initial` where it is left out.
+        num_rounds: how many.
+        run: the tables of a run.toml; FedAvg of one epoch where it is left out.
+
+    Returns:
+        The last model and each round's metrics. A server whose cohort is these clients, by these
+        names, gives the same bits.
+
+    Raises:
+        UsageError: the client returned what does not do, or the server would refuse its update.
+        Exception: whatever the client's code raises.
+    """
+    clients = named(client)
+    asked = Run.of(run)
+    with folder() as place:
+        return _Play(clients, asked, place).all(model_of(model, clients), num_rounds)
+
+
+def named(client: Client | Sequence[Client] | Mapping[str, Client]) -> dict[str, Client]:
+    """Clients by name."""
+    if isinstance(client, Mapping):
+        return dict(client)
+    listed = [client] if isinstance(client, Client) else list(client)
+    return {f"client-{number}": each for number, each in enumerate(listed, 1)}
+
+
+def model_of(model: Mapping[str, Any] | str | Path | None, clients: Mapping[str, Client]) -> Params:
+    """The model to begin with.
+
+    Raises:
+        UsageError: none was given, and the first client has none.
+    """
+    if isinstance(model, str | Path):
+        return read_params(Path(model), writable=True)
+    if model is None:
+        model = next(iter(clients.values())).initial()
+    if model is None:
+        raise UsageError(
+            "Expected a model to begin with, got none. Give one, or give the client a method "
+            "`initial` that returns arrays by name."
+        )
+    return dict(model)
+
+
+class _Play:
+    def __init__(self, clients: Mapping[str, Client], run: Run, place: Path) -> None:
+        self._clients, self._run, self._place = clients, run, place
+        self._stores = {name: ClientStore(place / name) for name in clients}
+
+    def all(self, params: Params, num_rounds: int) -> Played:
+        strategy, done = self._run.built(), []
+        state = strategy.init(params, self._run.seed)
+        for number in range(1, num_rounds + 1):
+            told, params, state = self._round(number, params, state)
+            done.append(told)
+        return Played(params, done)
+
+    def _round(self, number: int, params: Params, state: State) -> tuple[Round, Params, State]:
+        strategy = self._run.built()
+        model = self._place / "model"
+        digest = written(params, model)
+        manifest = read_manifest(model)
+        sent = slots_to_arrays(strategy.sends(state)) if strategy.rule.receives else {}
+        received = written(sent, self._place / "received") if sent else ""
+        partial = Partial(self._run.sums(manifest), self._run.exponent(len(self._clients)))
+        headers = []
+        for name, store in self._stores.items():
+            self._give(store, digest, model)
+            if received:
+                self._give(store, received, self._place / "received")
+            offer = self._run.task(
+                number,
+                name,
+                len(self._clients),
+                model=fleet_pb2.ModelRef(digest=digest, size_bytes=manifest.size_bytes),
+                received=fleet_pb2.ModelRef(digest=received) if received else None,
+                memory_round=number - 1,
+            )
+            task = task_from_message(offer, name)
+            header = Work(self._clients[name], task, offer, name, store).run()
+            body = store.body_path(self._run.name, number)
+            try:
+                self._door(header, body, manifest)
+            except Refusal as refusal:
+                raise UsageError(
+                    f"Expected an update that a server takes from {name} in round {number}, got "
+                    f"one that it refuses ({refusal.code}): {refusal}"
+                ) from refusal
+            if header.parts:
+                add_update(partial, body, header)
+            headers.append(header)
+            store.settle(self._run.name, number)
+        new, state = strategy.finish(state, params, partial.drain())
+        told = Round(
+            number,
+            weighted_mean(_reports(headers, "training")),
+            weighted_mean(_reports(headers, "evaluation")),
+            sum(header.size_bytes for header in headers),
+        )
+        return told, dict(new), state
+
+    @staticmethod
+    def _give(store: ClientStore, digest: str, model: Path) -> None:
+        path = store.model_path(digest)
+        if not path.exists():
+            path.write_bytes(model.read_bytes())
+
+    def _door(self, header: fleet_pb2.UpdateHeader, body: Path, manifest: Any) -> None:
+        """Look at an update as a server does.
+
+        Raises:
+            Refusal: it would be turned away.
+        """
+        limits = self._run.limits(manifest)
+        planned = check_header(header, limits, manifest)
+        checker = BodyChecker(header, planned, limits, manifest)
+        with body.open("rb") as file:
+            while chunk := file.read(_CHUNK_BYTES):
+                checker.feed(chunk)
+        if header.parts:
+            checker.finish()
+
+
+def _reports(
+    headers: Sequence[fleet_pb2.UpdateHeader], what: str
+) -> Iterator[tuple[int, Mapping[str, float]]]:
+    for header in headers:
+        if header.HasField(what):
+            metrics = getattr(header, what)
+            yield metrics.num_examples, dict(metrics.values)
