@@ -1,5 +1,7 @@
 """A transfer that is cut goes on where it stopped, and what was sent counts once."""
 
+import signal
+
 import pytest
 
 from fedloom.protocol.wire import CHUNK_BYTES
@@ -74,3 +76,17 @@ def test_an_update_whose_acknowledgement_was_lost_is_acknowledged_again(stage):
     assert stage.judge(run, initial, rounds=1) == [sorted(NAMES)]
     assert stage.relay.connections > connections
     assert stage.relay.passed["up"] - before < MODEL_BYTES + CHUNK_BYTES
+
+
+def test_a_device_that_comes_back_is_not_kept_out_by_its_own_dead_upload(stage):
+    """The server has not noticed that the old one is dead; the new one goes on from its bytes."""
+    initial = model(MODEL_BYTES, seed=8)
+    before = stage.relay.passed["up"]
+    stage.relay.cut_after("up", MODEL_BYTES // 2, how="silent")
+    run = stage.submit(initial)
+    wait(lambda: stage.relay.has_cut, "the middle of the upload")
+    stage.end("shaky", signal.SIGKILL)
+    stage.start("shaky")
+    stage.finished(run, 30.0)
+    assert stage.judge(run, initial) == [sorted(NAMES)] * 2
+    assert stage.relay.passed["up"] - before - stage.clean["up"] < 2 * CHUNK_BYTES

@@ -115,6 +115,8 @@ class Relay:
                 self._pass(reader, far, "up", silenced),
                 self._pass(far_reader, near, "down", silenced),
             )
+        except asyncio.CancelledError:
+            pass  # the relay ends
         finally:
             self._live.pop(near, None)
             for each in (near, far):

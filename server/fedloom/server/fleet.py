@@ -38,6 +38,9 @@ class Hold(StrEnum):
 TaskId = tuple[str, int]
 """Run and round."""
 
+NO_TASK: TaskId = ("", 0)
+"""Of calls that are about none."""
+
 Send = Callable[[fleet_pb2.ServerMessage], Awaitable[None]]
 
 
@@ -74,7 +77,7 @@ class Call:
         self.client = client
         self.peer = peer
         self.handler = handler
-        self.task: TaskId = ("", 0)
+        self.task: TaskId = NO_TASK
         self.refused: Callable[[str, Refusal], None] = lambda _client, _refusal: None
         self.refusal: Refusal | None = None
 
@@ -244,10 +247,18 @@ class Fleet:
             call.end(refusal)
 
     def attend(self, session: Session) -> None:
-        """A client has connected; an older session of the same client ends."""
+        """A client has connected; an older session of the same client ends, with its uploads.
+
+        A network that died without a word leaves uploads that nobody goes on with; for a minute
+        they would keep the client from going on itself.
+        """
         older = self._sessions.pop(session.client, None)
+        over = Refusal(Code.BUSY, "Another connection of this client has taken over.")
         if older is not None:
-            older.call.end(Refusal(Code.BUSY, "Another connection of this client has taken over."))
+            older.call.end(over)
+        for call in list(self._calls.get(session.client, ())):
+            if call is not session.call and call.task != NO_TASK:
+                call.end(over)
         self._sessions[session.client] = session
         self._changed()
         self._announce(session.client)
