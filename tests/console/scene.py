@@ -69,7 +69,7 @@ class Scene:
                        stdout=subprocess.DEVNULL)  # fmt: skip
         settings = self.state / "server.toml"
         lines = [x for x in settings.read_text().splitlines() if not x.startswith("console =")]
-        settings.write_text("\n".join([*lines, ""]))
+        settings.write_text("\n".join([*lines, f'console = "127.0.0.1:{self.port}"', ""]))
         self.start_server()
         asyncio.run(self._enrol())
         self.start_clients()

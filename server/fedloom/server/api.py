@@ -37,6 +37,7 @@ from fedloom.server.routes import audit as audit_routes
 from fedloom.server.routes import clients as client_routes
 from fedloom.server.routes import events as event_routes
 from fedloom.server.routes import fleet as fleet_routes
+from fedloom.server.routes import logs as log_routes
 from fedloom.server.routes import models as model_routes
 from fedloom.server.routes import overview as overview_routes
 from fedloom.server.routes import rounds as round_routes
@@ -47,7 +48,7 @@ from fedloom.server.routes.scopes import Viewer, guard
 from fedloom.server.routes.views import ErrorReply, Fault
 from fedloom.server.runs import Runs
 from fedloom.server.web import login
-from fedloom.server.web.mount import mount
+from fedloom.server.web.mount import fault_page, mount
 from fedloom.server.world import World
 
 log = logging.getLogger(__name__)
@@ -121,6 +122,7 @@ def create_app(
         model_routes,
         run_routes,
         round_routes,
+        log_routes,
     ):
         app.include_router(each.router, prefix="/v1")
     app.include_router(client_routes.versions, prefix="/v1")
@@ -164,6 +166,8 @@ async def _known(request: Request, error: Exception) -> Response:
     log.log(level, "%s %s: %s", request.method, request.url.path, error)
     await not_done(request, error)
     code = error.code if isinstance(error, Refusal) else None
+    if (shown := fault_page(request, status, str(error))) is not None:
+        return shown
     return _reply(status, kind, str(error), code, _headers(error))
 
 
@@ -187,16 +191,20 @@ def _to_login(request: Request) -> Response | None:
     return RedirectResponse(f"/login?{urlencode({'next': there})}", 303)
 
 
-async def _invalid(_: Request, error: Exception) -> JSONResponse:
+async def _invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     faults = (f"{'.'.join(map(str, e['loc'][1:]) or '')}: {e['msg']}" for e in error.errors())
+    if (shown := fault_page(request, 422, f"{'; '.join(faults)}.")) is not None:
+        return shown
     return _reply(
         422, "usage", f"Expected a request as /v1/openapi.json says, got {'; '.join(faults)}."
     )
 
 
-async def _http(_: Request, error: Exception) -> JSONResponse:
+async def _http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
+    if (shown := fault_page(request, error.status_code, error.detail)) is not None:
+        return shown
     kind = "not_found" if error.status_code == 404 else "usage"
     headers = dict(error.headers or {})  # such as which methods there are
     return _reply(error.status_code, kind, error.detail, headers=headers)

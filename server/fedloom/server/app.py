@@ -179,6 +179,7 @@ class Server:
             signing=None if authority is None else _signing_key(state_dir, authority),
         )
         self._stack.callback(world.close)
+        self._stack.enter_context(world.log_ring.listening())
         runs = Runs(world)
         self.world, self.runs, self.authority = world, runs, authority
         if world.ledger.trail.stop_keeping():

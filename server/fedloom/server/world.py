@@ -16,6 +16,7 @@ from fedloom.server.config import ServerConfig
 from fedloom.server.fleet import Fleet
 from fedloom.server.ledger import Ledger
 from fedloom.server.live import Hub
+from fedloom.server.log_ring import LogRing
 from fedloom.server.models import ModelStore
 from fedloom.server.noise import NoiseKeys
 from fedloom.server.presence import Presence
@@ -58,6 +59,7 @@ class World:
         in_access: who an operator is; beside the ledger's thread, so that no round waits for it.
         in_passwords: their hashes; one at a time, as each takes 64 MiB.
         live: whom to tell what has changed.
+        log_ring: the last lines of the log.
         records: what the members of open rounds do.
         presence: who came and went, and is not stored yet.
     """
@@ -69,6 +71,7 @@ class World:
     noise: NoiseKeys
     signing: SigningKey | None = None
     live: Hub = field(default_factory=Hub)
+    log_ring: LogRing = field(init=False)
     fleet: Fleet = field(default_factory=Fleet)
     records: Records = field(default_factory=Records)
     presence: Presence = field(default_factory=Presence)
@@ -86,10 +89,12 @@ class World:
         head = await self.in_ledger(self.ledger.trail.append, who, how, action, subject, detail)
         # The log may be kept where the ledger's writer cannot reach: it anchors the chain.
         log.info("audit %d: %s (%s) %s %s [%s]", head.id, who, how, action, subject, head.hash)
+        self.live.changed("audit")
 
     def __post_init__(self) -> None:
-        """Let watchers know who comes and goes."""
+        """Let watchers know who comes and goes, and what is logged."""
         self.fleet.live = self.live
+        self.log_ring = LogRing(self.live)
 
     def offer(self, client: str, task: fleet_pb2.Task) -> fleet_pb2.ServerMessage:
         """A task as it travels to a client."""

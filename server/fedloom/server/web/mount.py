@@ -1,12 +1,26 @@
 """The console as part of the application: its pages, its files, and its faults as pages."""
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
+from starlette import types
 from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
-from starlette.types import Scope
 
-from fedloom.server.web import overview, runs
-from fedloom.server.web.render import STATIC
+from fedloom.server.access.principal import Principal, Scope
+from fedloom.server.access.shield import PRINCIPAL
+from fedloom.server.routes.parts import Parts
+from fedloom.server.web import (
+    audit,
+    clients,
+    compare,
+    enrolment,
+    logs,
+    models,
+    overview,
+    rounds,
+    runs,
+    submit,
+)
+from fedloom.server.web.render import STATIC, page
 
 YEAR_S = 365 * 24 * 3600
 
@@ -14,7 +28,7 @@ YEAR_S = 365 * 24 * 3600
 class _Stamped(StaticFiles):
     """Files whose addresses change with their content, so that browsers may keep them."""
 
-    async def get_response(self, path: str, scope: Scope) -> Response:
+    async def get_response(self, path: str, scope: types.Scope) -> Response:
         """A file, to be kept."""
         answer = await super().get_response(path, scope)
         if answer.status_code == 200 and b"v=" in scope.get("query_string", b""):
@@ -22,8 +36,30 @@ class _Stamped(StaticFiles):
         return answer
 
 
+def fault_page(request: Request, status: int, fault: str) -> Response | None:
+    """A fault as a page, where a browser looks at one of ours; None for a program."""
+    accepts = request.headers.get("accept", "")
+    if request.url.path.startswith("/v1/") or "text/html" not in accepts:
+        return None
+    nobody = Principal(name="", scope=Scope.VIEWER, how="")
+    who: Principal = request.scope.get(PRINCIPAL) or nobody
+    here: Parts = request.app.state.parts
+    return page(request, here, who, "fault", page="", status=status, fault=fault)
+
+
 def mount(app: FastAPI) -> None:
     """Add the pages and their files to the application."""
     app.mount("/static", _Stamped(directory=STATIC), name="static")
-    for each in (overview, runs):
+    for each in (
+        overview,
+        submit,
+        runs,
+        rounds,
+        compare,
+        clients,
+        models,
+        enrolment,
+        audit,
+        logs,
+    ):
         app.include_router(each.router)

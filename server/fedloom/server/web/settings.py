@@ -43,10 +43,15 @@ def _named(values: Any) -> str:
     return f"{name} ({rest})" if name and rest else name or rest
 
 
-def as_toml(spec: Mapping[str, Any]) -> str:
-    """A specification as the TOML that it could be submitted from, defaults left out."""
+def as_toml(spec: Mapping[str, Any], whole: Mapping[str, Any] | None = None) -> str:
+    """A specification as the TOML that it could be submitted from, defaults left out.
+
+    Args:
+        spec: what to write.
+        whole: the specification that it is a part of, where it is one.
+    """
     lines, tables = [], []
-    plain = _defaults(spec)
+    plain = _defaults(spec if whole is None else whole)
     for name, value in spec.items():
         if value is None or value == plain.get(name):
             continue

@@ -215,6 +215,10 @@ function body(form) {
     const value = input.type === "number" ? Number(input.value) : input.value.trim();
     if (input.value !== "") values[input.dataset.field] = value;
   }
+  if ("label.name" in values) {
+    const { "label.name": name, "label.value": value = null, ...rest } = values;
+    return { ...rest, labels: { [name]: value } };
+  }
   return values;
 }
 
@@ -258,6 +262,7 @@ function ask(button) {
     if (type === "number") Object.assign(input, { min: "0", step: "any", required: true });
     input.dataset.field = name;
     input.onchange = preview;
+    if (name === "label.name") input.required = true;
     field.append(tag, input);
     fields.append(field);
   }

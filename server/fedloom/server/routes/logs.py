@@ -1,0 +1,43 @@
+"""The route of the log's last lines."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from pydantic import BaseModel, Field
+
+from fedloom.server.routes.parts import FAULTS, Here
+from fedloom.server.routes.scopes import Viewer
+
+router = APIRouter(tags=["logs"], responses=FAULTS)
+
+
+class LogLine(BaseModel):
+    """A line of the server's log."""
+
+    id: Annotated[int, Field(description="rises; begins anew with the process")]
+    at: float
+    level: str
+    logger: str
+    message: str
+
+
+class LogLines(BaseModel):
+    """Lines, newest first."""
+
+    lines: list[LogLine]
+    more: Annotated[int | None, Field(description="`before` of the next page; null at the end")]
+
+
+@router.get("/logs")
+async def list_lines(
+    here: Here,
+    _: Viewer,
+    level: Annotated[str, Query(pattern="^(debug|info|warning|error|)$")] = "",
+    q: Annotated[str, Query(max_length=200, description="in the message or logger's name")] = "",
+    before: Annotated[int, Query(ge=0)] = 0,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 200,
+) -> LogLines:
+    """The last lines of this process's log that are like this."""
+    found = here.world.log_ring.lines(level=level, text=q, before=before, limit=limit)
+    more = found[-1]["id"] if len(found) == limit else None
+    return LogLines(lines=[LogLine(**line) for line in found], more=more)

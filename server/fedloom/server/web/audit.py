@@ -1,0 +1,37 @@
+"""The page of the audit trail: who did what, when, and that nobody changed it since."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import HTMLResponse
+
+from fedloom.server.routes.audit import list_entries
+from fedloom.server.routes.parts import Here
+from fedloom.server.routes.scopes import Viewer
+from fedloom.server.web.render import page
+
+router = APIRouter(include_in_schema=False)
+
+A_PAGE = 100
+
+
+@router.get("/audit")
+async def audit(
+    request: Request,
+    here: Here,
+    principal: Viewer,
+    *,
+    who: Annotated[str, Query(max_length=300)] = "",
+    action: Annotated[str, Query(max_length=300)] = "",
+    subject: Annotated[str, Query(max_length=300)] = "",
+    before: Annotated[int | None, Query(ge=1, le=2**53)] = None,
+) -> HTMLResponse:
+    """A page of the trail, newest first."""
+    found = await list_entries(
+        here=here, _=principal, who=who, action=action, subject=subject, before=before, limit=A_PAGE
+    )
+    return page(
+        request, here, principal, "audit", page="audit",
+        entries=found.entries, more=found.next_before, head=found.head,
+        asked={"who": who, "action": action, "subject": subject}, before=before,
+    )  # fmt: skip

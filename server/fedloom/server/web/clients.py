@@ -1,0 +1,70 @@
+"""Pages about clients: all of them, searched and filtered, and one with what it did over time."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import HTMLResponse
+
+from fedloom.server.routes.client_views import ClientState, PartList
+from fedloom.server.routes.clients import get_client, list_clients, list_parts, list_versions
+from fedloom.server.routes.parts import Here
+from fedloom.server.routes.scopes import Viewer
+from fedloom.server.web.render import page
+
+router = APIRouter(include_in_schema=False)
+
+A_PAGE = 100
+PARTS_SHOWN = 50
+
+
+@router.get("/clients")
+async def clients(
+    request: Request,
+    here: Here,
+    who: Viewer,
+    *,
+    q: Annotated[str, Query(max_length=120)] = "",
+    state: str = "",
+    version: Annotated[str, Query(max_length=120)] = "",
+    label: Annotated[str, Query(max_length=250)] = "",
+    after: Annotated[str, Query(max_length=120)] = "",
+) -> HTMLResponse:
+    """Clients by name, those that are asked for."""
+    wanted = ClientState(state) if state in set(ClientState) else None
+    found = await list_clients(
+        here, who, q=q, state=wanted, version=version, label=label, after=after, limit=A_PAGE
+    )
+    versions = (await list_versions(here, who)).versions
+    asked = {"q": q, "state": state, "version": version, "label": label}
+    return page(
+        request, here, who, "clients", page="clients",
+        found=found, asked=asked, after=after, states=list(ClientState), versions=versions,
+        is_asked=any(asked.values()),
+    )  # fmt: skip
+
+
+@router.get("/clients/{name}")
+async def client(
+    request: Request,
+    here: Here,
+    who: Viewer,
+    *,
+    name: str,
+    before: Annotated[float, Query(ge=0, allow_inf_nan=False)] = 0,
+) -> HTMLResponse:
+    """A client: how it does, what it did in its rounds, and what can be done about it."""
+    found = await get_client(here, who, name)
+    parts = await list_parts(here, who, name, before, PARTS_SHOWN)
+    return page(
+        request, here, who, "client", page="clients",
+        c=found, parts=parts, before=before, strip=_strip(parts),
+    )  # fmt: skip
+
+
+def _strip(parts: PartList) -> list[tuple[str, str]]:
+    """The last parts, oldest first: the class and the words of a mark for each."""
+    kinds = {"reported": "ok", "declined": "wait", "offered": "wait", "training": "train"}
+    return [
+        (kinds.get(part.phase, "end"), f"round {part.round} of {part.run}: {part.phase}")
+        for part in reversed(parts.parts)
+    ]

@@ -1,0 +1,38 @@
+"""The page that lays several runs over each other."""
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import HTMLResponse
+
+from fedloom.server.insight.curves import curves, latest, metrics
+from fedloom.server.ledger import require_run
+from fedloom.server.routes.overview import MAX_COMPARED
+from fedloom.server.routes.parts import Here
+from fedloom.server.routes.scopes import Viewer
+from fedloom.server.web.render import page
+from fedloom.server.web.settings import chosen
+
+router = APIRouter(include_in_schema=False)
+
+
+@router.get("/compare")
+async def compare(request: Request, here: Here, who: Viewer) -> HTMLResponse:
+    """Curves of the runs that are ticked, on one plot, and what differs in their settings."""
+    world, ledger = here.world, here.world.ledger
+    rows = await world.in_reader(ledger.list_runs)
+    asked = request.query_params.getlist("runs")
+    names = dict.fromkeys(name for text in asked for name in text.split(",") if name)
+    wanted = [await here.run_id(name) for name in names][:MAX_COMPARED]
+    found: list[dict[str, Any]] = []
+    for name in wanted:
+        row = require_run(await world.in_reader(ledger.run, name), name)
+        drawn = curves(await world.in_reader(ledger.curve_rows, name))
+        found.append({"row": row, "curves": drawn, "settings": dict(chosen(row["spec"]))})
+    measured = dict.fromkeys(name for each in found for name in metrics(each["curves"]))
+    settings = dict.fromkeys(name for each in found for name in each["settings"])
+    return page(
+        request, here, who, "compare", page="runs",
+        rows=rows[::-1][:200], wanted=wanted, found=found, metrics=list(measured)[:4],
+        settings=list(settings), latest=latest,
+    )  # fmt: skip

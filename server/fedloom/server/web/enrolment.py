@@ -1,0 +1,87 @@
+"""The page of enrolment: tokens, who came by them, and the certificates of the authority."""
+
+import io
+from datetime import UTC
+from typing import Any
+
+import segno
+from cryptography import x509
+from fastapi import APIRouter, Request
+from fastapi.responses import HTMLResponse
+
+from fedloom.protocol.errors import UsageError
+from fedloom.server.pki import Authority
+from fedloom.server.routes.fleet import create_token, list_tokens
+from fedloom.server.routes.parts import Here, Parts
+from fedloom.server.routes.scopes import Admin, Viewer, form_of
+from fedloom.server.routes.views import MAX_TTL_S, NewToken
+from fedloom.server.web.render import page, trusted
+
+router = APIRouter(include_in_schema=False)
+
+LIVES = ((3600.0, "an hour"), (24 * 3600.0, "a day"), (7 * 24 * 3600.0, "a week"))
+
+
+@router.get("/enrolment")
+async def enrolment(request: Request, here: Here, who: Viewer) -> HTMLResponse:
+    """Tokens, newest first, and the authority's certificates."""
+    return await _page(request, here, who)
+
+
+@router.post("/enrolment")
+async def make(request: Request, here: Here, who: Admin) -> HTMLResponse:
+    """Make a token and show it, once."""
+    form = await form_of(request)
+    name = form.get("client", "").strip()
+    try:
+        ttl_s = min(float(form.get("ttl_s") or 24 * 3600.0), MAX_TTL_S)
+        issued = await create_token(here, who, NewToken(client=name or None, ttl_s=ttl_s))
+    except (UsageError, ValueError) as error:
+        return await _page(request, here, who, status=422, fault=str(error), client=name)
+    command = f"fedloom client enroll --server {_reached(here)} --token {issued.token}"
+    return await _page(request, here, who, issued=issued, command=command, qr=qr(command))
+
+
+async def _page(request: Request, here: Parts, who: Any, **more: Any) -> HTMLResponse:
+    told = await list_tokens(here, who)
+    authority = here.authority
+    found = None if authority is None else await here.world.in_disk(_certificates, authority)
+    values = {"issued": None, "command": "", "qr": "", "fault": "", "client": "", **more}
+    return page(
+        request, here, who, "enrolment", page="enrolment",
+        tokens=told.tokens[:200], num_all=len(told.tokens), lives=LIVES, authority=found,
+        address=_reached(here), **values,
+    )  # fmt: skip
+
+
+def _reached(here: Parts) -> str:
+    """Where devices enrol: by the first name in the certificate that is not this machine alone."""
+    host, _, port = here.enrolment.rpartition(":")
+    if host not in ("0.0.0.0", "::", "[::]"):  # noqa: S104 - compared, not bound
+        return here.enrolment
+    far = [name for name in here.world.config.names if name not in ("localhost", "127.0.0.1")]
+    return f"{(far or ['localhost'])[0]}:{port}"
+
+
+def _certificates(authority: Authority) -> list[dict[str, Any]]:
+    """The authority's certificates, the root first."""
+    names = ("root", "issuing authority")
+    loaded = x509.load_pem_x509_certificates(authority.trusted_pem)
+    return [
+        {
+            "what": names[index] if index < len(names) else "retired issuing authority",
+            "from": certificate.not_valid_before_utc.replace(tzinfo=UTC).timestamp(),
+            "until": certificate.not_valid_after_utc.replace(tzinfo=UTC).timestamp(),
+            "serial": f"{certificate.serial_number:x}",
+        }
+        for index, certificate in enumerate(loaded)
+    ]
+
+
+def qr(text: str) -> Any:
+    """A QR code as SVG."""
+    out = io.BytesIO()
+    segno.make(text, error="m").save(
+        out, kind="svg", xmldecl=False, svgns=False, border=3, omitsize=True, title="QR code"
+    )
+    return trusted(out.getvalue().decode())

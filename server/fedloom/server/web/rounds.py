@@ -1,0 +1,63 @@
+"""Pages about rounds: all of a run, and one with what each of its members did."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Query, Request
+from fastapi.responses import HTMLResponse
+
+from fedloom.server.routes.parts import Here
+from fedloom.server.routes.rounds import list_rounds, round_detail, run_row
+from fedloom.server.routes.scopes import Viewer
+from fedloom.server.web.render import page
+from fedloom.server.web.timeline import LEGEND, timelines
+
+router = APIRouter(include_in_schema=False)
+
+A_PAGE = 50
+SHAPES = {
+    "-": "checked in",
+    "v": "downloaded the task",
+    "[": "training started",
+    "]": "training completed",
+    "+": "upload started",
+    "^": "upload accepted",
+    "#": "upload rejected",
+    "*": "error",
+    "!": "interrupted",
+}
+
+
+@router.get("/runs/{run}/rounds")
+async def rounds(
+    request: Request, here: Here, who: Viewer, run: str, before: Annotated[int, Query(ge=0)] = 0
+) -> HTMLResponse:
+    """A run's rounds, newest first."""
+    row = await run_row(here, run)
+    found = await list_rounds(here, who, row["id"], before, A_PAGE)
+    return page(
+        request, here, who, "rounds", page="runs",
+        run=row, rounds=found.rounds, more=found.more, before=before,
+    )  # fmt: skip
+
+
+@router.get("/runs/{run}/rounds/{number}")
+async def one_round(
+    request: Request,
+    here: Here,
+    who: Viewer,
+    *,
+    run: str,
+    number: Annotated[int, Path(ge=1)],
+    after: Annotated[str, Query(max_length=200)] = "",
+) -> HTMLResponse:
+    """A round: what each of its members did, and when."""
+    row = await run_row(here, run)
+    found = await round_detail(here, who, row["id"], number, after, 200)
+    driver = here.runs.get(row["id"])
+    live: dict[str, Any] | None = None if driver is None else driver.status()
+    is_open = live is not None and (live.get("round") or {}).get("number") == number
+    return page(
+        request, here, who, "round", page="runs",
+        run=row, r=found, live=live if is_open else None, after=after,
+        lines=timelines(found), legend=LEGEND, shapes=SHAPES,
+    )  # fmt: skip

@@ -1,0 +1,151 @@
+"""The page that starts a run: common settings in fields, all others as TOML, checked as one.
+
+The check is the one that a run passes when it is submitted, so what the page lets through starts.
+"""
+
+import tomllib
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
+
+from fedloom.protocol.errors import UsageError
+from fedloom.server.ledger import require_run
+from fedloom.server.routes.parts import Here, Parts
+from fedloom.server.routes.runs import submit
+from fedloom.server.routes.scopes import Operator, Viewer, form_of
+from fedloom.server.routes.views import NewRun
+from fedloom.server.spec import parse
+from fedloom.server.web.render import page
+from fedloom.server.web.settings import as_toml
+from fedloom.strategies import registry
+
+router = APIRouter(include_in_schema=False)
+
+_SEE_OTHER = 303
+
+FIELDS: tuple[tuple[str, str, str, str], ...] = (
+    ("name", "Name", "text", "for people; the run's id begins with it"),
+    ("rounds", "Rounds", "int", "training rounds to commit"),
+    ("cohort.goal", "Cohort goal", "int", "clients a round opens with"),
+    ("cohort.quorum", "Quorum", "int", "fewest updates that count at the deadline"),
+    ("cohort.deadline_s", "Deadline", "float", "seconds that a round may take"),
+    ("train.epochs", "Epochs", "int", "passes over each client's examples"),
+    ("train.batch_size", "Batch size", "int", "examples in a step"),
+    ("train.learning_rate", "Learning rate", "float", "of the clients' optimizer"),
+    ("strategy.name", "Strategy", "strategy", "how updates become the next model"),
+    ("seed", "Seed", "int", "of cohorts and of the clients' randomness"),
+)
+"""Path, label, kind and hint of each setting that has a field of its own."""
+
+DEFAULTS = {
+    "name": "run", "rounds": "10", "cohort.goal": "8", "cohort.quorum": "4",
+    "cohort.deadline_s": "600", "train.epochs": "1", "train.batch_size": "32",
+    "train.learning_rate": "0.05", "strategy.name": "fedavg", "seed": "0",
+}  # fmt: skip
+
+_PARSED = {"text": str, "int": int, "float": float, "strategy": str}
+
+
+@router.get("/runs/new")
+async def new(request: Request, here: Here, who: Viewer, clone: str = "") -> HTMLResponse:
+    """The form, empty or as another run was."""
+    values: dict[str, str] = dict(DEFAULTS)
+    if clone:
+        run = await here.run_id(clone)
+        row = require_run(await here.world.in_reader(here.world.ledger.run, run), run)
+        spec, values = _apart(row["spec"])
+        begun = await here.world.in_reader(here.world.ledger.list_models, run)
+        values |= {"toml": as_toml(spec, row["spec"]), "model": begun[0]["digest"] if begun else ""}
+    return await _form(request, here, who, values, clone=clone)
+
+
+@router.post("/runs/new")
+async def begin(request: Request, here: Here, who: Operator) -> Response:
+    """Start the run, or say beside the field what is wrong with it."""
+    form = await form_of(request)
+    try:
+        spec = together(form)
+        if form.get("then") == "check":
+            checked = parse(spec)
+            plan = checked.privacy_plan()
+            claim = None if plan is None else plan.claim()
+            return await _form(
+                request, here, who, form, checked=as_toml(checked.as_dict()), claim=claim
+            )
+        made = await submit(here, who, NewRun(spec=spec, model=form.get("model", "")))
+    except (UsageError, ValueError) as error:
+        return await _form(request, here, who, form, status=422, fault=str(error))
+    return RedirectResponse(f"/runs/{made.id}", _SEE_OTHER)
+
+
+async def _form(
+    request: Request, here: Parts, who: Any, values: Mapping[str, str], **more: Any
+) -> HTMLResponse:
+    rows = await here.world.in_reader(here.world.ledger.list_models)
+    fault = more.pop("fault", "")
+    told = {"clone": "", "checked": "", "claim": None, **more}
+    return page(
+        request, here, who, "submit", page="runs",
+        values={"toml": "", "model": "", **values}, fields=FIELDS, fault=fault,
+        at=blamed(fault), models=list({r["digest"]: r for r in rows}.values())[::-1][:200],
+        strategies=sorted(registry.STRATEGIES), **told,
+    )  # fmt: skip
+
+
+def together(form: Mapping[str, str]) -> dict[str, Any]:
+    """The specification that a form stands for.
+
+    Raises:
+        UsageError: the TOML is none, or a field is not of its kind.
+    """
+    try:
+        spec: dict[str, Any] = tomllib.loads(form.get("toml", "").replace("\r\n", "\n"))
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"Expected TOML in the other settings: {error}.") from None
+    for path, label, kind, _ in FIELDS:
+        text = form.get(path, "").strip()
+        if not text:
+            continue
+        try:
+            value = _PARSED[kind](text)
+        except ValueError:
+            raise UsageError(f"Expected {path} ({label}) as a number, got {text[:40]!r}.") from None
+        table, _, name = path.rpartition(".")
+        place = spec.setdefault(table, {}) if table else spec
+        if not isinstance(place, dict):
+            raise UsageError(f"Expected {table} as a table, got {place!r}.")
+        place[name] = value
+    spec["evaluate"] = form.get("evaluate", "") == "on" and "privacy" not in spec
+    return spec
+
+
+def _apart(spec: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """A specification as a form holds it: what has no field of its own, and the fields."""
+    rest = {n: dict(v) if isinstance(v, Mapping) else v for n, v in spec.items()}
+    values = {"evaluate": "on" if rest.pop("evaluate", False) else ""}
+    for path, *_ in FIELDS:
+        table, _, name = path.rpartition(".")
+        place = rest.get(table, {}) if table else rest
+        value = place.pop(name, None) if isinstance(place, dict) else None
+        values[path] = (
+            "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+        )
+    return {n: v for n, v in rest.items() if v != {}}, values
+
+
+def blamed(fault: str) -> str:
+    """The field that an error is about; the TOML where it is none of them.
+
+    >>> blamed("Expected quorum=9 from 1 to goal=8 clients."), blamed("Expected TOML: no.")
+    ('cohort.quorum', 'toml')
+    """
+    if not fault:
+        return ""
+    if "model" in fault.partition(",")[0].lower():
+        return "model"
+    words = fault.replace("=", " ").replace(".", " ").replace(",", " ").split()
+    short = {path.rpartition(".")[2]: path for path, *_ in FIELDS}
+    dotted = next((path for path, *_ in FIELDS if "." in path and path in fault), "")
+    return dotted or next((short[w] for w in words if w in short and w != "name"), "toml")
