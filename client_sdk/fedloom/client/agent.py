@@ -80,6 +80,7 @@ class Agent:
             gates=[conditions, *gates],
             rules=OwnersRules(PolicyFile(config.policy), config.state_dir),
             watch=Watch.of(conditions, config.conditions),
+            interruptions=config.interruptions,
         )
         self._renewal = Renewal(
             connection=self._connection,

@@ -5,12 +5,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, TypeAlias, TypeVar
+from pathlib import Path
+from typing import Any, BinaryIO, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedloom.client import typed
+from fedloom.client.checkpoints import Checkpoints
 from fedloom.client.local import Local
 from fedloom.client.progress import Note, Reporter
 from fedloom.protocol.errors import UsageError
@@ -54,6 +56,7 @@ class Task:
         seed: for the client's randomness; the same whenever this task is offered to this client.
         deadline_s: seconds left to report when the task was offered.
         weighting: with `CLIENT`, `train` must return an `Update` that has a weight.
+        checkpoints: where a training that is cut short is kept; see `checkpoint` and `resume`.
     """
 
     run: str
@@ -67,6 +70,7 @@ class Task:
     weighting: Weighting
     client: str = ""
     local: Local = field(default_factory=Local, repr=False, compare=False)
+    checkpoints: Checkpoints = field(default_factory=Checkpoints, repr=False, compare=False)
     _stopping: threading.Event = field(default_factory=threading.Event, repr=False, compare=False)
     _reporter: Reporter = field(default_factory=Reporter, repr=False, compare=False)
 
@@ -120,12 +124,44 @@ class Task:
         return self.settings.width(self.client)
 
     def should_stop(self) -> bool:
-        """Whether the round no longer wants the result: stop soon and return anything."""
+        """Whether to stop soon: keep a `checkpoint` if you can, and return what you have.
+
+        Where the round no longer wants it, nothing of that is sent.
+        """
         return self._stopping.is_set()
 
     def stop(self) -> None:
-        """Ask the training code to stop."""
+        """Ask the training code to stop; what it returns is dropped."""
         self._stopping.set()
+
+    def checkpoint(self, write: Callable[[BinaryIO], object], *, always: bool = False) -> bool:
+        """Keep the state of the training, to go on from it after a kill or a reboot.
+
+        Call it as often as you like, as between epochs: it writes only when the last one is long
+        enough ago, or the training is to stop.
+
+            for epoch in range(epoch, epochs):
+                ...
+                task.checkpoint(lambda file: np.savez(file, epoch=epoch + 1, **params))
+
+        Args:
+            write: writes the state to a file.
+            always: write in any case.
+
+        Returns:
+            Whether it was written.
+        """
+        if not (always or self.should_stop() or self.checkpoints.due()):
+            return False
+        self.checkpoints.save(write)
+        return self.checkpoints.are_kept
+
+    def resume(self) -> Path | None:
+        """Where the state lies that was kept when this very task was cut short; None for nowhere.
+
+        It is yours to judge whether it still fits your data.
+        """
+        return self.checkpoints.saved()
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedloom.client import settings
+from fedloom.client.checkpoints import Interruptions
 from fedloom.client.conditions.settings import Conditions
 from fedloom.client.settings import setting
 from fedloom.protocol import chunks
@@ -52,6 +53,9 @@ class ClientConfig:
         CHUNK_BYTES, doc='bytes in one message; "auto" finds the fastest by measurement'
     )
     conditions: Conditions = setting(default_factory=Conditions, doc="when to train")
+    interruptions: Interruptions = setting(
+        default_factory=Interruptions, doc="when a training is cut short"
+    )
     labels: dict[str, str] = setting(
         default_factory=dict, doc="shown to the operator", example={"ward": "3"}
     )

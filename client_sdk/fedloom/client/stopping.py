@@ -46,6 +46,9 @@ class Stopping:
         asked: whether somebody wants it to stop.
         most_steps: that there is time for, in place of a clock; 0 to look at the clock.
         report: told after each step.
+
+    Attributes:
+        epoch: steps in one.
     """
 
     def __init__(
@@ -61,9 +64,7 @@ class Stopping:
         self._ends_at = None if budget_s is None else time.monotonic() + budget_s
         self._asked = asked
         self._patience = settings.patience
-        self._epoch = num_batches(
-            num_examples, epochs=1, steps=None, batch_size=settings.batch_size
-        )
+        self.epoch = num_batches(num_examples, epochs=1, steps=None, batch_size=settings.batch_size)
         self._wanted = most_steps or num_batches(
             num_examples,
             epochs=settings.epochs,
@@ -96,7 +97,7 @@ class Stopping:
         if self._patience is None:
             return
         self._sum = self._sum + self._exact(loss) * size
-        if self._steps % self._epoch == 0:
+        if self._steps % self.epoch == 0:
             self._epoch_is_over(float(self._sum))
             self._sum = 0.0
 
@@ -109,3 +110,21 @@ class Stopping:
             self._least, self._in_vain = loss, 0
         else:
             self._in_vain += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the rest of a training's stops depend on."""
+        left_s = None if self._ends_at is None else self._ends_at - time.monotonic()
+        return {
+            "left_s": left_s,
+            "steps": self._steps,
+            "sum": self._sum,
+            "least": self._least,
+            "in_vain": self._in_vain,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+        left_s = state["left_s"]
+        self._ends_at = None if left_s is None else time.monotonic() + left_s
+        self._steps, self._sum = state["steps"], state["sum"]
+        self._least, self._in_vain = state["least"], state["in_vain"]

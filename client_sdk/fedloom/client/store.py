@@ -15,6 +15,7 @@ from typing import Any
 from crc32c import crc32c
 from numpy.typing import NDArray
 
+from fedloom.client.checkpoints import name_of
 from fedloom.client.incoming import Incoming
 from fedloom.client.intake import UnfitError, check_model
 from fedloom.client.journal import Journal
@@ -59,6 +60,7 @@ class ClientStore:
         self._models = directory / "models"
         self._outbox = directory / "outbox"
         self._memory = directory / "memory"
+        self._checkpoints = directory / "checkpoints"
         for folder in (self._models, self._outbox, self._memory):
             folder.mkdir(exist_ok=True)
         self.journal = Journal(directory)
@@ -295,6 +297,16 @@ class ClientStore:
         temporary = path.with_suffix(".tmp")
         temporary.write_bytes(header.SerializeToString())
         temporary.replace(path)
+        self._drop_checkpoints()
+
+    def checkpoint_path(self, task: fleet_pb2.Task) -> Path:
+        """Where the training of a task is kept that was cut short."""
+        return self._checkpoints / name_of(task)
+
+    def _drop_checkpoints(self, keep: str = "") -> None:
+        for path in self._checkpoints.glob("*"):
+            if not keep or not path.name.startswith(keep):
+                path.unlink(missing_ok=True)
 
     def owed(self, task: fleet_pb2.Task) -> fleet_pb2.UpdateHeader | None:
         """The update that was made for this task before, if it is whole."""
@@ -308,11 +320,14 @@ class ClientStore:
 
     def settle(self, run: str, number: int) -> None:
         """The update was accepted, or nobody wants it any more."""
+        for path in self._checkpoints.glob(f"{run}.{number}.*"):
+            path.unlink(missing_ok=True)
         self._header_path(run, number).unlink(missing_ok=True)
         self.body_path(run, number).unlink(missing_ok=True)
 
     def settle_others(self, run: str, number: int) -> None:
-        """Nothing is owed but, perhaps, the update of this round."""
+        """Nothing is owed but, perhaps, the update of this round, nor any other training kept."""
+        self._drop_checkpoints(keep=f"{run}.{number}.")
         for path in self._outbox.iterdir():
             if not path.name.startswith(f"{run}.{number}."):
                 path.unlink()

@@ -108,6 +108,10 @@ def _scalar(value: fleet_pb2.Scalar) -> bool | int | float | str:
     return found
 
 
+class StoppedError(Exception):
+    """The author's code returned because it was asked to: there is no update."""
+
+
 @dataclass(frozen=True, slots=True)
 class Work:
     """A task to be done by an author's client.
@@ -134,6 +138,7 @@ class Work:
         Raises:
             UsageError: what the author's code returned does not do.
             PolicyError: the device's owner keeps it here.
+            StoppedError: it was stopped.
         """
         path = self.store.model_path(self.message.model.digest)
         task = self.task
@@ -155,6 +160,8 @@ class Work:
             crossing("client.train.before")
             trained = self.client.train(self._received(path), task)
             crossing("client.train.after")
+            if task.should_stop():  # cut short: what there is of it is no update
+                raise StoppedError(f"Round {task.round} of {task.run} was stopped.")
             self._write(header, as_update(trained), path)
         else:
             self.store.body_path(task.run, task.round).write_bytes(b"")

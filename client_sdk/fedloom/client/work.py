@@ -10,12 +10,14 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import TypeVar
 
 from fedloom.client import transfer
 from fedloom.client.accounts import account
 from fedloom.client.answers import Answers
 from fedloom.client.api import Client, Task
+from fedloom.client.checkpoints import Checkpoints, Interruptions
 from fedloom.client.connection import Connection
 from fedloom.client.gates import Gate, Objection, first_objection
 from fedloom.client.intake import UnfitError, check_offer, check_room, is_run
@@ -48,9 +50,6 @@ MAX_LIES = 3
 SLACK_BYTES = 1 << 16
 """By which differences may be longer than the model that they lead to."""
 
-STOP_S = 10.0
-"""How long a stopping process waits for the author's code to end its step."""
-
 
 class Tasks:
     """The work of one client.
@@ -63,6 +62,7 @@ class Tasks:
         gates: asked, in order, before anything of an offer is downloaded.
         watch: kept over the work until there is an update.
         rules: the owner's, which are asked before all gates; none: whatever is asked is done.
+        interruptions: how work is cut short.
 
     Attributes:
         idle: while there is nothing to do.
@@ -79,6 +79,7 @@ class Tasks:
         gates: Sequence[Gate] = (),
         watch: Watch | None = None,
         rules: OwnersRules | None = None,
+        interruptions: Interruptions | None = None,
     ) -> None:
         self._client = client
         self._connection = connection
@@ -88,6 +89,7 @@ class Tasks:
         self._gates = (self._rules, *gates)
         self._answers = Answers(store.directory)
         self._watch = watch or Watch()
+        self._interruptions = interruptions or Interruptions()
         self._work: dict[TaskId, asyncio.Task[None]] = {}
         self._tasks: dict[TaskId, Task] = {}
         self._training = asyncio.Lock()
@@ -153,6 +155,7 @@ class Tasks:
                 await self._decline(offer.key, objection)
                 return
             self._rules.took(offer)
+            task = replace(task, checkpoints=self._checkpoints(offer))
             self._tasks[key] = task
             work = asyncio.ensure_future(self._do(offer, task))
             self._work[key] = work
@@ -183,6 +186,11 @@ class Tasks:
         )
         await self._connection.send(fleet_pb2.ClientMessage(offer_reply=reply))
 
+    def _checkpoints(self, offer: fleet_pb2.Task) -> Checkpoints:
+        settings = self._interruptions
+        path = self._store.checkpoint_path(offer) if settings.checkpoints else None
+        return Checkpoints(path, settings.checkpoint_s)
+
     def _forget(self, key: TaskId) -> None:
         self._work.pop(key, None)
         self._tasks.pop(key, None)
@@ -199,6 +207,7 @@ class Tasks:
         why = printable(withdraw.reason)
         log.info("round %d of %s is no longer wanted: %s", key[1], key[0], why)
         if key in self._work:
+            self._tasks[key].checkpoints.close()
             self._note("withdrawn", key, f"Round {key[1]} of {key[0]} is no longer wanted: {why}")
             self._answers.settle(*key)
         self._cancel(key)
@@ -219,7 +228,7 @@ class Tasks:
         for key in list(self._work):
             self._cancel(key)
         if self._work:
-            await asyncio.wait(list(self._work.values()), timeout=STOP_S)
+            await asyncio.wait(list(self._work.values()), timeout=self._interruptions.stop_s)
 
     async def _do(self, offer: fleet_pb2.Task, task: Task) -> None:
         """One task, from the model to the acknowledged update."""
@@ -425,4 +434,5 @@ async def in_thread(call: Callable[[], T], task: Task) -> T:
     except asyncio.CancelledError:
         task.stop()
         await asyncio.wait([done])
+        done.exception()  # that it was stopped, or failed on its way out, is nobody's business
         raise

@@ -166,7 +166,13 @@ def in_order(
 
 
 def training(
-    source: Examples, *, epochs: int | None, steps: int | None, batch_size: int, seed: int
+    source: Examples,
+    *,
+    epochs: int | None,
+    steps: int | None,
+    batch_size: int,
+    seed: int,
+    skip: int = 0,
 ) -> Iterator[Batch]:
     """The batches of a local training.
 
@@ -176,12 +182,13 @@ def training(
         steps: batches, whatever that is in epochs.
         batch_size: 0 for every example in one batch.
         seed: gives the order.
+        skip: batches that were trained on before.
     """
     num_examples = len(source)
     wanted = count(num_examples, epochs=epochs, steps=steps, batch_size=batch_size)
     if not batch_size:
-        for _ in range(wanted):
+        for _ in range(skip, wanted):
             yield source.all()  # order does not matter, so the data is not copied into another
         return
-    for indices in islice(shuffled(num_examples, batch_size, seed), wanted):
+    for indices in islice(shuffled(num_examples, batch_size, seed), skip, wanted):
         yield source.take(indices)

@@ -218,6 +218,7 @@ class TorchClient(Client):
             seed=task.seed,
             should_stop=task.should_stop,
             report=task.progress,
+            checkpoints=task.checkpoints,
         )
         return passes.train(
             module, self._train, self._loss, self._optimizer, asked,

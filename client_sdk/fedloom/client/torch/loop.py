@@ -78,6 +78,24 @@ class Totals:
             found["accuracy"] = int(self._correct) / num_targets
         return found
 
+    def state_dict(self) -> dict[str, Any]:
+        """What was counted; unsummed what waits: bits depend on what is summed at once."""
+        return {
+            "num_examples": self.num_examples,
+            "sums": [self._loss, self._correct, self._targets],
+            "losses": self._losses,
+            "sizes": self._sizes,
+            "scored": self._scored,
+            "waiting": self._waiting,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+        self.num_examples, self._waiting = state["num_examples"], state["waiting"]
+        self._loss, self._correct, self._targets = state["sums"]
+        self._losses, self._sizes = list(state["losses"]), list(state["sizes"])
+        self._scored = [(output, target) for output, target in state["scored"]]
+
     def merge(self, group: Group) -> None:
         """Count what went by on all ranks."""
         self._sum()
@@ -114,6 +132,8 @@ def fit(
     beside: Beside | None = None,
     precision: Precision = FULL,
     after: Correction | None = None,
+    totals: Totals | None = None,
+    stepped: Callable[[], None] | None = None,
 ) -> Totals:
     """Train on the batches, or on as many as there is time for.
 
@@ -127,9 +147,11 @@ def fit(
         beside: called with each batch before its step.
         precision: of the forward pass.
         after: called after each step: a schedule of the learning rate.
+        totals: of the batches that went by before.
+        stepped: called after each step and all that belongs to it.
     """
     trained = [param for param in module.parameters() if param.requires_grad]
-    totals = Totals()
+    totals = Totals() if totals is None else totals
     device = device_of(module)
     module.train()
     for x, y in batches:
@@ -146,6 +168,8 @@ def fit(
             after()
         stopping.watch(value, len(target))
         totals.add(value, output, target)
+        if stepped is not None:
+            stepped()
     optimizer.zero_grad()
     return totals
 

@@ -18,6 +18,8 @@ from torch.func import functional_call
 
 from fedloom.client.local import Local
 from fedloom.client.torch import loop
+from fedloom.client.torch.randomness import random_state, set_random_state
+from fedloom.client.torch.saving import can_save
 from fedloom.protocol.errors import UsageError
 from fedloom.strategies import MIX, OWN, OWN_BUFFERS, RoundSettings
 
@@ -59,7 +61,7 @@ class Mine:
         self._clip_norm = settings.clip_norm
         self._device = loop.device_of(module)
         with loop.seeded(seed ^ _STREAM, self._device):
-            self._random = _random(self._device)
+            self._random = random_state(self._device)
 
     def step(self, x: Any, y: Tensor) -> None:
         """Take one step on a batch."""
@@ -96,6 +98,28 @@ class Mine:
         self._optimizer.step()
         self._mix = self._method.next_mix(self._mix, slope)
 
+    def state_dict(self) -> dict[str, Any]:
+        """What the rest of its training depends on."""
+        optimizer = self._optimizer
+        return {
+            "own": {n: p.detach() for n, p in self._own.items()},
+            "buffers": dict(self._buffers),
+            "mix": self._mix,
+            "optimizer": optimizer.state_dict() if can_save(optimizer) else {},
+            "random": self._random,
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+        for name, own in self._own.items():
+            own.copy_(state["own"][name])
+        for name, buffer in self._buffers.items():
+            buffer.copy_(state["buffers"][name])
+        self._mix, self._random = state["mix"], state["random"]
+        if can_save(self._optimizer):
+            self._optimizer.load_state_dict(state["optimizer"])
+
     def slots(self) -> dict[str, dict[str, NDArray[Any]]]:
         """What to remember of it."""
         names = self._module.state_dict().keys()
@@ -108,13 +132,13 @@ class Mine:
     @contextmanager
     def _stream(self) -> Iterator[None]:
         """Draw random numbers from this model's own stream."""
-        before = _random(self._device)
-        _set_random(self._random, self._device)
+        before = random_state(self._device)
+        set_random_state(self._random, self._device)
         try:
             yield
         finally:
-            self._random = _random(self._device)
-            _set_random(before, self._device)
+            self._random = random_state(self._device)
+            set_random_state(before, self._device)
 
 
 def _recalled(local: Local, slot: str, name: str, here: Tensor) -> Tensor:
@@ -135,15 +159,3 @@ def _array(tensor: Tensor) -> NDArray[Any]:
     if tensor.dtype == torch.bfloat16:
         tensor = tensor.float()
     return np.array(tensor.numpy())
-
-
-def _random(device: torch.device) -> list[Tensor]:
-    """Where torch's global generators stand."""
-    on_gpu = [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []
-    return [torch.get_rng_state(), *on_gpu]
-
-
-def _set_random(states: list[Tensor], device: torch.device) -> None:
-    torch.set_rng_state(states[0])
-    if len(states) > 1:
-        torch.cuda.set_rng_state(states[1], device)

@@ -12,12 +12,14 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
+from fedloom.client.checkpoints import Checkpoints
 from fedloom.client.local import Local
 from fedloom.client.stopping import Report, silent
 from fedloom.client.torch import batches, loop
 from fedloom.client.torch.group import ALONE, Group
 from fedloom.client.torch.mine import Mine
 from fedloom.client.torch.precision import PLAIN, How, Precision
+from fedloom.client.torch.saving import Saving, Stateful, can_save
 from fedloom.client.torch.schedules import Scheduled
 from fedloom.client.torch.stopping import Stopping
 from fedloom.protocol.errors import UsageError
@@ -39,6 +41,7 @@ class Asked:
         should_stop: asked before each step.
         most_steps: that there is time for, in place of a clock; 0 to look at the clock.
         report: told of the progress after each step.
+        checkpoints: where to keep the training, and to go on from; None for nowhere.
     """
 
     settings: RoundSettings
@@ -48,6 +51,7 @@ class Asked:
     should_stop: Callable[[], bool]
     most_steps: int = 0
     report: Report = silent
+    checkpoints: Checkpoints | None = None
 
 
 def train(
@@ -84,6 +88,10 @@ def train(
             module, data, loss, asked.rule, asked.local,
             clip_norm=clip_norm, anchored=anchored, group=group,
         )  # fmt: skip
+        saving = None
+        if asked.checkpoints is not None and asked.checkpoints.are_kept and group.size == 1:
+            device = loop.device_of(module)
+            saving = Saving(asked.checkpoints, module, asked.local, device, len(data))
         if personal.own_model is not None:
             if how != PLAIN:
                 raise UsageError(
@@ -91,20 +99,31 @@ def train(
                     f"{personal.name!r}, whose own model is trained so, got {how}."
                 )
             mine = Mine(module, loss, optimizer, asked.settings, asked.local, asked.seed)
-            totals = _fit(module, data, loss, optimizer, asked, correct, mine.step)
+            totals = _fit(module, data, loss, optimizer, asked, correct, mine, saving=saving)
             asked.local.own_model = mine.slots()
             return totals
         if not personal.head_epochs:
-            return _fit(module, data, loss, optimizer, asked, correct, group=group, how=how)
+            return _fit(
+                module, data, loss, optimizer, asked, correct, group=group, how=how, saving=saving
+            )
         names = {name for name, _ in module.named_parameters()}
         head = personal.kept(names)
         settings = replace(asked.settings, epochs=personal.head_epochs, steps=None)
         alone = replace(asked, settings=settings, seed=asked.seed ^ _HEAD)
         with frozen(module, names - head):
             clip = loop.clipping(module.parameters(), clip_norm)
-            _fit(module, data, loss, optimizer, alone, clip, group=group, how=how)
+            if saving is None or not saving.is_past(0):
+                _fit(
+                    module, data, loss, optimizer, alone, clip,
+                    group=group, how=how, saving=saving,
+                )  # fmt: skip
+        if asked.should_stop():  # what is saved is of the head, which may not be done
+            return loop.Totals()
         with frozen(module, head):
-            return _fit(module, data, loss, optimizer, asked, correct, group=group, how=how)
+            return _fit(
+                module, data, loss, optimizer, asked, correct,
+                group=group, how=how, saving=saving, stage=1,
+            )  # fmt: skip
 
 
 def _fit(  # noqa: PLR0917 - what a fit is of
@@ -114,20 +133,24 @@ def _fit(  # noqa: PLR0917 - what a fit is of
     optimizer: loop.MakeOptimizer,
     asked: Asked,
     correct: loop.Correction,
-    beside: loop.Beside | None = None,
+    mine: Mine | None = None,
+    *,
     group: Group = ALONE,
     how: How = PLAIN,
+    saving: Saving | None = None,
+    stage: int = 0,
 ) -> loop.Totals:
     settings = asked.settings
     trainable = [param for param in module.parameters() if param.requires_grad]
     stopping = Stopping(settings, len(data), asked.should_stop, asked.most_steps, asked.report)
     stepper = optimizer(trainable, lr=settings.learning_rate)
     precision = Precision(how.precision, loop.device_of(module).type)
-    after = None
+    schedule = None
     if how.schedule is not None:
         length = {"epochs": settings.epochs, "steps": settings.steps}
         wanted = batches.count(len(data), batch_size=settings.batch_size, **length)
-        after = Scheduled(stepper, how.schedule, wanted).step
+        schedule = Scheduled(stepper, how.schedule, wanted)
+    after = None if schedule is None else schedule.step
     if group.size > 1:
         from fedloom.client.torch.site.fit import fit  # noqa: PLC0415 - torch.distributed, for sites
 
@@ -135,7 +158,15 @@ def _fit(  # noqa: PLR0917 - what a fit is of
             module, data, loss, stepper, settings, asked.seed,
             correct=correct, stopping=stopping, group=group, precision=precision, after=after,
         )  # fmt: skip
-    return loop.fit(
+    totals, done = loop.Totals(), 0
+    if saving is not None and can_save(stepper):
+        parts: dict[str, Stateful] = {"optimizer": stepper, "totals": totals, "stopping": stopping}
+        more = {"precision": precision, "schedule": schedule, "mine": mine}
+        parts |= {name: part for name, part in more.items() if part is not None}
+        done = saving.begin(stage, stopping.epoch, parts)
+    else:
+        saving = None
+    loop.fit(
         module,
         batches.training(
             data,
@@ -143,15 +174,21 @@ def _fit(  # noqa: PLR0917 - what a fit is of
             steps=settings.steps,
             batch_size=settings.batch_size,
             seed=asked.seed,
+            skip=done,
         ),
         loss,
         stepper,
         correct=correct,
         stopping=stopping,
-        beside=beside,
+        beside=None if mine is None else mine.step,
         precision=precision,
         after=after,
+        totals=totals,
+        stepped=None if saving is None else saving.stepped,
     )
+    if saving is not None and asked.should_stop():
+        saving.save()  # whoever asked may want the rest later
+    return totals
 
 
 @contextmanager

@@ -59,6 +59,15 @@ class Precision:
         self._scaler.step(optimizer)  # type: ignore[arg-type] # as above
         self._scaler.update()
 
+    def state_dict(self) -> dict[str, Any]:
+        """How losses are scaled by now."""
+        return {} if self._scaler is None else self._scaler.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+        if self._scaler is not None and state:
+            self._scaler.load_state_dict(state)
+
 
 FULL = Precision()
 

@@ -62,8 +62,8 @@ class Scheduled:
                 f"Expected an optimizer with param_groups with a schedule, got "
                 f"{type(optimizer).__name__}. Use one of torch.optim."
             )
-        self._groups = optimizer.param_groups
-        self._rates = [group["lr"] for group in self._groups]
+        self._optimizer = optimizer
+        self._rates = [group["lr"] for group in optimizer.param_groups]
         self._schedule, self._steps, self._done = schedule, max(1, num_steps), 0
         self._set()
 
@@ -72,7 +72,16 @@ class Scheduled:
         self._done += 1
         self._set()
 
+    def state_dict(self) -> dict[str, Any]:
+        """How many steps were taken."""
+        return {"done": self._done}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+        self._done = state["done"]
+        self._set()
+
     def _set(self) -> None:
         share = self._schedule(min(1.0, self._done / self._steps))
-        for group, rate in zip(self._groups, self._rates, strict=True):
+        for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
             group["lr"] = rate * share

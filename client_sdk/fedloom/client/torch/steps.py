@@ -43,6 +43,13 @@ class SGD:
         for param in self._params:
             param.grad = None
 
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing: it remembers nothing, and a schedule sets its rate."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on as ever."""
+
     @torch.no_grad()
     def step(self) -> None:
         """Take one step against the gradients."""
