@@ -277,11 +277,10 @@ def test_run_is_found_by_a_unique_beginning(door, tmp_path):
     _fault(door.ask("GET", "/runs/nothing"), 404, "not_found")
 
 
-@pytest.mark.parametrize("action", ["close", "resume"])
-def test_action_that_does_not_fit_is_a_conflict(door, tmp_path, action):
-    """A run that waits for clients has no round to close, and nothing to resume."""
+def test_action_that_does_not_fit_is_a_conflict(door, tmp_path):
+    """A run that waits for clients has no round to close."""
     run = door.submit(tmp_path)
-    _fault(door.ask("POST", f"/runs/{run}/{action}"), 409, "conflict")
+    _fault(door.ask("POST", f"/runs/{run}/close"), 409, "conflict")
 
 
 def test_run_that_has_ended_cannot_be_steered(door, tmp_path):

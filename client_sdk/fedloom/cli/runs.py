@@ -348,3 +348,34 @@ def extend(run: str | None, seconds: float, directory: Path) -> None:
       fedloom run extend digits --by 10m
     """
     _steer(directory, run, "extend", {"seconds": seconds})
+
+
+@run.command()
+@click.argument("run", required=False)
+@click.option("--reason", default="", help="For the record.")
+@directory_option
+@json_option
+def retry(run: str | None, reason: str, directory: Path) -> None:
+    """Open a round again from the same model, at once: for a run that paused without one.
+
+    \b
+    Example:
+      fedloom run retry digits
+    """
+    _steer(directory, run, "retry", {"reason": reason})
+
+
+@run.command()
+@click.argument("run", required=False)
+@click.option("--updates", "number", type=click.IntRange(1), help="To close a round at.")
+@click.option("--quorum", type=click.IntRange(1), help="Fewest updates at the deadline.")
+@directory_option
+@json_option
+def goal(run: str | None, number: int | None, quorum: int | None, directory: Path) -> None:
+    """Change how many updates the open round and later ones want.
+
+    \b
+    Example:
+      fedloom run goal digits --updates 20 --quorum 10
+    """
+    _steer(directory, run, "goal", {"goal": number, "quorum": quorum})

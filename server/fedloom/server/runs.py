@@ -18,6 +18,7 @@ from fedloom.server.engine import (
     Abort,
     AbortRound,
     BufferConfig,
+    ChangeGoal,
     CloseNow,
     ExtendDeadline,
     Finish,
@@ -46,7 +47,7 @@ from fedloom.server.observed import tell
 from fedloom.server.round_shell import Outcome, RoundShell
 from fedloom.server.round_sum import digests_in, first_note
 from fedloom.server.spec import RunSpec, parse
-from fedloom.server.tasks import RoundPlan
+from fedloom.server.tasks import RoundPlan, changed
 from fedloom.server.world import World
 from fedloom.strategies.selection import History
 
@@ -81,6 +82,7 @@ class RunDriver:
         self._strategy_state: str | None = row["strategy_state"]
         self._world = world
         self._runs = runs
+        self._goals: tuple[int, int] | None = tuple(row["goals"]) if row["goals"] else None
         self._history = History()
         self._taken: set[str] = set()
         self._between = asyncio.Event()  # no round is open
@@ -159,11 +161,43 @@ class RunDriver:
                 self._to_round(CloseNow())
             case "abort":
                 self._to_round(Abort(str(argument) or "aborted by the operator"))
+            case "retry":
+                if self.engine.progress.open_kind is None:
+                    self.feed(Resume())
+                else:
+                    self._to_round(Abort(str(argument) or "tried again by the operator"))
             case "extend":
                 self._to_round(ExtendDeadline(float(argument)))
                 self._store_deadline()
             case _:
                 raise UsageError(f"Expected a known action, got {action!r}.")
+
+    @property
+    def goals(self) -> tuple[int, int]:
+        """Goal and quorum of the open round and of those to come."""
+        config = self.spec.round_config()
+        return self._goals or (config.goal, config.quorum)
+
+    def change_goals(self, goal: int, quorum: int) -> None:
+        """Have rounds, the open one included, want another number of updates.
+
+        Raises:
+            UsageError: the run cannot, or the numbers do not do.
+        """
+        if self._buffer is not None or self.spec.privacy:
+            kind = "buffers" if self._buffer is not None else "privacy, whose claim hangs on it"
+            raise UsageError(f"Expected a run whose goal may change, got one with {kind}.")
+        most = self.spec.capacity - self.spec.round_config().goal
+        if goal > most:
+            raise UsageError(
+                f"Expected a goal of at most {most}, which the sums of this run have room for, "
+                f"got {goal}: submit a run with a larger goal."
+            )
+        changed(self.spec.round_config(), (goal, quorum))
+        self._goals = (goal, quorum)
+        self._later(self._world.ledger.set_goals, self.id, goal, quorum)
+        if self.round is not None and self.round.engine.is_open:
+            self.round.feed(ChangeGoal(goal, quorum))
 
     def _to_round(self, event: RoundEvent) -> None:
         if self.round is None:
@@ -330,6 +364,7 @@ class RunDriver:
             stream=stream,
             clip=clip or 0.0,
             barred=frozenset(self._taken),
+            goals=self._goals,
         )
 
     def _clip(self) -> float | None:
@@ -566,6 +601,18 @@ class Runs:
         point = await world.in_ledger(world.ledger.point, row, number)
         await world.in_disk(world.models.require, {point.digest, *digests_in(point.state)})
         return point
+
+    async def change_goals(self, run: str, goal: int, quorum: int) -> None:
+        """Change goal and quorum of an active run, and return when it is stored.
+
+        Raises:
+            UsageError: there is no such active run, or the numbers do not do.
+        """
+        driver = self._drivers.get(run)
+        if driver is None:
+            raise UsageError("Expected an active run, got one that has ended.")
+        driver.change_goals(goal, quorum)
+        await driver.settled()
 
     def ended(self, driver: RunDriver) -> None:
         """A run needs nobody any more; it is forgotten once the ledger says how it ended."""

@@ -71,6 +71,7 @@ runs = sa.Table(
     sa.Column("last_round", sa.Integer, nullable=False, default=0),
     sa.Column("abandoned_in_a_row", sa.Integer, nullable=False, default=0),
     sa.Column("privacy", sa.JSON),  # what the run claims
+    sa.Column("goals", sa.JSON(none_as_null=True)),  # goal and quorum, where they were changed
 )
 rounds = sa.Table(
     "rounds",
@@ -160,6 +161,13 @@ models = sa.Table(
     # The note of the strategy's state with it, as in `runs`; "null" where there is none, and no
     # value where it was not kept.
     sa.Column("state", sa.String),
+)
+requests = sa.Table(
+    "requests",
+    meta,
+    sa.Column("id", sa.String, primary_key=True),  # as whoever asks names it
+    sa.Column("at", sa.Float, nullable=False, index=True),
+    sa.Column("reply", sa.JSON, nullable=False),
 )
 promotions = sa.Table(
     "promotions",

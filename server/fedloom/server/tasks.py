@@ -1,7 +1,7 @@
 """What a round is before anything happens in it, and the task that its clients are offered."""
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fedloom.protocol.asking import (
@@ -37,6 +37,8 @@ class RoundPlan:
         stream: of the run's secret, where it has [privacy].
         clip: of this round, where it has [privacy].
         barred: clients that may not be asked: they took part in this tree already.
+        goals: goal and quorum as the operator changed them; None for the specification's. What the
+            sum has room for follows from the specification alone, so its bits do not change.
     """
 
     run: str
@@ -51,11 +53,12 @@ class RoundPlan:
     stream: Stream | None = field(default=None, repr=False)
     clip: float = 0.0
     barred: frozenset[str] = frozenset()
+    goals: tuple[int, int] | None = None
 
     @property
     def config(self) -> RoundConfig:
         """The knobs of the round."""
-        return self.spec.cohort_config(self.number, self.stream)
+        return changed(self.spec.cohort_config(self.number, self.stream), self.goals)
 
     @property
     def sent(self) -> tuple[str, int] | None:
@@ -88,6 +91,11 @@ class RoundPlan:
     def key(self) -> tuple[str, int]:
         """Run and number."""
         return self.run, self.number
+
+
+def changed(config: RoundConfig, goals: tuple[int, int] | None) -> RoundConfig:
+    """The knobs of a round, with another goal and quorum where they were changed."""
+    return config if goals is None else replace(config, goal=goals[0], quorum=goals[1])
 
 
 def task_key(plan: RoundPlan) -> fleet_pb2.TaskKey:

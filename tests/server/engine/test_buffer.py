@@ -16,6 +16,7 @@ from fedloom.server.engine import (
     Buffer,
     BufferConfig,
     BufferEvent,
+    ChangeGoal,
     ClientFailed,
     Close,
     CloseNow,
@@ -45,7 +46,7 @@ from fedloom.server.engine import (
 )
 
 AT_WORK = (Phase.OFFERED, Phase.TRAINING)
-OPERATOR = (Pause, Resume, Abort, CloseNow, ExtendDeadline)
+OPERATOR = (Pause, Resume, Abort, CloseNow, ExtendDeadline, ChangeGoal)
 
 
 def first(candidates, count):
@@ -323,6 +324,7 @@ EVENTS = (
     Abort("enough"),
     CloseNow(),
     ExtendDeadline(1.0),
+    ChangeGoal(1, 1),
     Committed(),
     CommitFailed("no disk"),
     NextBuffer(2, first),

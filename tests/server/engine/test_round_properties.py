@@ -15,6 +15,7 @@ from fedloom.server.engine import (
     Abandon,
     Abort,
     Attended,
+    ChangeGoal,
     ClientFailed,
     Close,
     CloseNow,
@@ -49,7 +50,7 @@ MOVES = {
     RoundState.COMMITTED: {RoundState.COMMITTED},
     RoundState.ABANDONED: {RoundState.ABANDONED},
 }
-OPERATOR = (Pause, Resume, Abort, CloseNow, ExtendDeadline)
+OPERATOR = (Pause, Resume, Abort, CloseNow, ExtendDeadline, ChangeGoal)
 OUT = (OfferDeclined, ClientFailed, UpdateRefused)
 AT_WORK = (Phase.OFFERED, Phase.TRAINING)
 UNFINISHED = (*AT_WORK, Phase.LOST)
@@ -200,6 +201,7 @@ from_operators = st.one_of(
     st.builds(Resume),
     st.builds(CloseNow),
     st.builds(ExtendDeadline, st.floats(-1, 30)),
+    st.builds(ChangeGoal, st.integers(0, 6), st.integers(0, 4)),
     st.builds(Abort, st.just("enough")),
 )
 gaps = st.one_of(st.just(0.0), st.floats(0, 4), st.floats(0, 1e-9), st.just(40.0))

@@ -10,6 +10,7 @@ from fedloom.server.engine import (
     Abort,
     Attended,
     Break,
+    ChangeGoal,
     ClientFailed,
     CloseNow,
     CommitFailed,
@@ -57,10 +58,11 @@ ROUND_EVENTS = (
     Abort("enough"),
     CloseNow(),
     ExtendDeadline(1.0),
+    ChangeGoal(1, 1),
     Committed(),
     CommitFailed("no disk"),
 )
-OPERATOR = {Pause, Resume, Abort, CloseNow, ExtendDeadline}
+OPERATOR = {Pause, Resume, Abort, CloseNow, ExtendDeadline, ChangeGoal}
 RUN_EVENTS = (
     Started(),
     RoundCommitted(RoundKind.TRAIN),

@@ -107,6 +107,19 @@ class ExtendDeadline:
     seconds: float
 
 
+@dataclass(slots=True)
+class ChangeGoal:
+    """Want another number of updates, from now on.
+
+    Attributes:
+        goal: updates; at least 1.
+        quorum: updates, from 1 to goal.
+    """
+
+    goal: int
+    quorum: int
+
+
 # ---- what the shell did ----------------------------------------------------------------------
 
 
@@ -136,6 +149,7 @@ RoundEvent = (
     | Abort
     | CloseNow
     | ExtendDeadline
+    | ChangeGoal
     | Committed
     | CommitFailed
 )

@@ -13,10 +13,11 @@ After handling, `wake_at` is None or later than `now`. Handling raises nothing b
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from math import inf, isfinite
 from typing import Any, ClassVar
 
-from fedloom.protocol.errors import Code, IntegrityError
+from fedloom.protocol.errors import Code, IntegrityError, UsageError
 
 from .cohort import Cohort, Phase
 from .config import RoundConfig
@@ -25,6 +26,7 @@ from .errors import OperatorRefused
 from .events import (
     Abort,
     Attended,
+    ChangeGoal,
     ClientFailed,
     CloseNow,
     CommitFailed,
@@ -409,6 +411,16 @@ class Round:
             "its deadline is set when it opens."
         )
 
+    def _change_goal(self, event: ChangeGoal) -> list[RoundEffect]:
+        try:
+            config = replace(self.config, goal=event.goal, quorum=event.quorum)
+        except UsageError as error:
+            raise OperatorRefused(str(error)) from None
+        self.config, self._check_at = config, _AT_ONCE  # what is due by the new numbers
+        if self.state is RoundState.REPORTING:
+            self._places = max(config.goal, min(self._places, config.cohort_size))
+        return []
+
     def _pause(self, _: Pause) -> list[RoundEffect]:
         if self.paused:
             raise OperatorRefused("Expected a round that runs, got one that is paused already.")
@@ -438,6 +450,7 @@ class Round:
         Abort: REFUSE,
         CloseNow: REFUSE,
         ExtendDeadline: REFUSE,
+        ChangeGoal: REFUSE,
         Committed: IGNORE,
         CommitFailed: IGNORE,
     }
@@ -457,6 +470,7 @@ class Round:
             Abort: _abort,
             CloseNow: _nothing_to_close,
             ExtendDeadline: _no_deadline,
+            ChangeGoal: _change_goal,
             Committed: IGNORE,
             CommitFailed: IGNORE,
         },
@@ -474,6 +488,7 @@ class Round:
             Abort: _abort,
             CloseNow: _close_now,
             ExtendDeadline: _extend,
+            ChangeGoal: _change_goal,
             Committed: IGNORE,
             CommitFailed: IGNORE,
         },
@@ -491,6 +506,7 @@ class Round:
             Abort: REFUSE,
             CloseNow: REFUSE,
             ExtendDeadline: REFUSE,
+            ChangeGoal: REFUSE,
             Committed: _committed,
             CommitFailed: _commit_failed,
         },

@@ -8,8 +8,10 @@ import sqlalchemy as sa
 
 from fedloom.protocol.errors import UsageError
 from fedloom.server.ledger.rollbacks import NO_STATE
-from fedloom.server.ledger.store import Row, Store
-from fedloom.server.schema import models, runs
+from fedloom.server.ledger.store import Row, Store, is_there
+from fedloom.server.schema import models, requests, runs
+
+KEPT_REPLIES_S = 24 * 3600.0
 
 
 class RunRows(Store):
@@ -39,6 +41,26 @@ class RunRows(Store):
         """Runs in the order of their creation, all or those in some states."""
         query = sa.select(runs).order_by(runs.c.created_at)
         return self._rows(query.where(runs.c.state.in_(states)) if states else query)
+
+    def reply_to(self, request: str) -> Row | None:
+        """What was answered to a request that was done already; None for a new one."""
+        row = self._row(sa.select(requests.c.reply).where(requests.c.id == request))
+        return None if row is None else dict(row["reply"])
+
+    def keep_reply(self, request: str, reply: Row) -> None:
+        """Remember that a request was done, for a while, so that it is not done again."""
+        now = time.time()
+        with self._write() as connection:
+            connection.execute(requests.delete().where(requests.c.at < now - KEPT_REPLIES_S))
+            if not is_there(connection, requests, id=request):
+                values = {"id": request, "at": now, "reply": dict(reply)}
+                connection.execute(requests.insert().values(values))
+
+    def set_goals(self, run: str, goal: int, quorum: int) -> None:
+        """Remember the goal and the quorum that an operator gave a run."""
+        with self._write() as connection:
+            values = {"goals": [goal, quorum]}
+            connection.execute(runs.update().where(runs.c.id == run).values(values))
 
     def set_run_state(self, run: str, state: str, reason: str, *, ended: bool = False) -> None:
         """Move a run to a state."""

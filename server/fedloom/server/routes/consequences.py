@@ -1,9 +1,90 @@
 """What actions do, in words: for whoever is asked to confirm one, and for whoever did it."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
 from fedloom.server.fleet import Hold
 from fedloom.server.ledger import Point, Row
 from fedloom.server.routes.client_views import ClientView
+from fedloom.server.routes.views import Action, ActionArguments
 from fedloom.server.runs import ACTIVE
+
+_OF_A_ROUND = (Action.CLOSE, Action.ABORT, Action.EXTEND, Action.RETRY)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What somebody wants to be done to a run.
+
+    Attributes:
+        run: its row.
+        round: its open round, as `RoundShell.status` tells it; None without one.
+    """
+
+    action: Action
+    run: Row
+    round: Mapping[str, Any] | None
+    arguments: ActionArguments
+
+    def done(self) -> str:
+        """A sentence if there is nothing to do: it is so already, or the round is over."""
+        name, state, asked = self.run["id"], self.run["state"], self.arguments.round
+        is_so = {Action.PAUSE: "paused", Action.RESUME: "running", Action.STOP: "stopped"}
+        if is_so.get(self.action) == state:
+            return f"{name} is {state} already: nothing changes."
+        number = None if self.round is None else self.round["number"]
+        if asked is not None and self.action in _OF_A_ROUND and asked != number:
+            now = "no round is open" if number is None else f"round {number} is open"
+            retries = self.action is Action.RETRY and state == "paused" and number is None
+            return "" if retries else f"Round {asked} is over; {now}: nothing changes."
+        if self.action is Action.CLOSE and self.round and self.round["state"] == "closing":
+            return f"Round {number} is closing already: nothing changes."
+        if self.action is Action.RETRY and self.round and asked is None:
+            return f"Round {number} is open with the same model already: nothing changes."
+        if self.action is Action.GOAL and self.round and self._same_goal(self.round):
+            return f"{name} wants that already: nothing changes."
+        return ""
+
+    def _same_goal(self, now: Mapping[str, Any]) -> bool:
+        goal, quorum = self.arguments.goal, self.arguments.quorum
+        return goal in {None, now["goal"]} and quorum in {None, now["quorum"]}
+
+    def words(self) -> str:
+        """What it does, in words."""
+        name, which, updates = self.run["id"], "its open round", ""
+        if self.round is not None:
+            which = f"round {self.round['number']}"
+            updates = f" with {_updates(self.round['accepted'])}"
+        clock = f" The clock of {which} stands; updates still count." if updates else ""
+        dropped = f" {which.capitalize()} is dropped{updates}." if updates else ""
+        again = "opens a round from the same model at once."
+        if self.round is not None:
+            again = f"drops {which}{updates}, and opens it again from the same model at once."
+        said = {
+            Action.PAUSE: f"opens no other round until it is resumed.{clock}",
+            Action.RESUME: "goes on; deadlines move by the length of the pause.",
+            Action.STOP: f"ends for good; its last model stays.{dropped}",
+            Action.CLOSE: f"closes {which} now{updates} and makes a model of them.",
+            Action.ABORT: f"drops {which}{updates}, and opens another from the same model.",
+            Action.EXTEND: f"gives {which} {self.arguments.seconds or 0.0:g} seconds more.",
+            Action.RETRY: again,
+            Action.GOAL: f"wants {self._goal_words()} from now on, for {which} and later ones.",
+        }
+        return f"{name} {said[self.action]}"
+
+    def _goal_words(self) -> str:
+        goal, quorum = self.arguments.goal, self.arguments.quorum
+        parts = [f"a goal of {goal} updates"] if goal else []
+        parts += [f"a quorum of {quorum}"] if quorum else []
+        text = " and ".join(parts) or "nothing else"
+        if goal and self.round and self.round["accepted"] >= goal:
+            text += f", which {_updates(self.round['accepted'])} reach at once,"
+        return text
+
+
+def _updates(count: int) -> str:
+    return f"{count} update{'' if count == 1 else 's'}"
 
 
 def rollback_words(run: Row, point: Point) -> str:

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Body, Query
 
 from fedloom.protocol.errors import UsageError
 from fedloom.server.ledger import Row, require_run
-from fedloom.server.routes.consequences import rollback_words
+from fedloom.server.routes.consequences import Wish, rollback_words
 from fedloom.server.routes.parts import FAULTS, ConflictError, Here, Parts, Preview
 from fedloom.server.routes.rounds import rounds_of, run_row
 from fedloom.server.routes.scopes import Operator, Viewer
@@ -106,35 +106,77 @@ async def roll_back(
     except UsageError as error:
         raise ConflictError(str(error)) from error
     changed = bool(point.undone) and not preview
-    return Acted(run=_summary(await _row(here, run)), changed=changed, consequence=words)
+    summary = _summary(await _row(here, run))
+    return Acted(**summary.model_dump(), changed=changed, consequence=words)
 
 
 @router.post("/{run}/{action}")
 async def steer(
     here: Here,
     principal: Operator,
+    *,
     run: str,
     action: Action,
     arguments: Annotated[ActionArguments | None, Body()] = None,
-) -> RunView:
-    """Pause, resume or stop a run; close, abort or extend its open round."""
+    preview: Preview = False,
+) -> Acted:
+    """Pause, resume or stop a run; close, abort, extend or retry its round; change its goal.
+
+    What is so already is no error, and changes nothing.
+    """
     arguments = arguments or ActionArguments()
+    if action is Action.EXTEND and arguments.seconds is None:
+        raise UsageError("Expected how many seconds to extend the deadline by, got none.")
     run = await here.run_id(run)
-    argument = _argument(action, arguments)
-    await here.audit(principal, f"run.{action}", run, {"argument": argument} if argument else {})
+    if (known := await _replied(here, run, action, arguments)) is not None:
+        return known
+    row, driver = await _row(here, run), here.runs.get(run)
+    live = None if driver is None else driver.status().get("round")
+    wish = Wish(action=action, run=row, round=live, arguments=arguments)
+    if done := wish.done():
+        return Acted(**_summary(row).model_dump(), changed=False, consequence=done)
+    words = wish.words()
+    if preview:
+        return Acted(**_summary(row).model_dump(), changed=False, consequence=words)
+    detail = arguments.model_dump(exclude_defaults=True)
+    await here.audit(principal, f"run.{action}", run, detail)
     try:
-        await here.runs.command(run, action.value, argument)
+        await _do(here, run, action, arguments)
     except UsageError as error:
         raise ConflictError(str(error)) from error
-    return _summary(await _row(here, run))
+    acted = Acted(**_summary(await _row(here, run)).model_dump(), changed=True, consequence=words)
+    if arguments.request is not None:
+        keep, name = here.world.ledger.keep_reply, _request(run, action, arguments)
+        await here.world.in_ledger(keep, name, acted.model_dump(mode="json"))
+    return acted
 
 
-def _argument(action: Action, arguments: ActionArguments) -> float | str:
-    if action is not Action.EXTEND:
-        return arguments.reason
-    if arguments.seconds is None:
-        raise UsageError("Expected how many seconds to extend the deadline by, got none.")
-    return arguments.seconds
+async def _replied(
+    here: Parts, run: str, action: Action, arguments: ActionArguments
+) -> Acted | None:
+    """What was answered to this very request before."""
+    if arguments.request is None:
+        return None
+    name = _request(run, action, arguments)
+    known = await here.world.in_ledger(here.world.ledger.reply_to, name)
+    return None if known is None else Acted.model_validate(known)
+
+
+def _request(run: str, action: Action, arguments: ActionArguments) -> str:
+    return f"{run}/{action}/{arguments.request}"
+
+
+async def _do(here: Parts, run: str, action: Action, arguments: ActionArguments) -> None:
+    match action:
+        case Action.EXTEND:
+            await here.runs.command(run, "extend", arguments.seconds or 0.0)
+        case Action.GOAL:
+            driver = here.runs.get(run)
+            goal, quorum = (1, 1) if driver is None else driver.goals
+            wanted = arguments.goal or goal
+            await here.runs.change_goals(run, wanted, arguments.quorum or min(quorum, wanted))
+        case _:
+            await here.runs.command(run, action.value, arguments.reason)
 
 
 async def _row(here: Parts, run: str) -> Row:

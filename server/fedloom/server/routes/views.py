@@ -209,10 +209,9 @@ class RunView(BaseModel):
     ] = None
 
 
-class Acted(BaseModel):
-    """What an action on a run did, or would do."""
+class Acted(RunView):
+    """A run after an action on it, or before one that was only previewed."""
 
-    run: RunView
     changed: Annotated[bool, Field(description="false in a preview, or where it was so already")]
     consequence: str
 
@@ -300,6 +299,8 @@ class Action(StrEnum):
     CLOSE = "close"
     ABORT = "abort"
     EXTEND = "extend"
+    RETRY = "retry"
+    GOAL = "goal"
 
 
 class ActionArguments(_In):
@@ -309,4 +310,21 @@ class ActionArguments(_In):
     seconds: Annotated[
         float | None,
         Field(gt=0, allow_inf_nan=False, description="for extend: added to the deadline"),
+    ] = None
+    goal: Annotated[int | None, Field(ge=1, description="for goal: updates to close at")] = None
+    quorum: Annotated[
+        int | None, Field(ge=1, description="for goal: fewest updates; as it was if null")
+    ] = None
+    round: Annotated[
+        int | None,
+        Field(ge=1, description="do it only if this round is the open one: so it is done once"),
+    ] = None
+    request: Annotated[
+        str | None,
+        Field(
+            min_length=8,
+            max_length=100,
+            description="any text of one's own: a request that was done is not done again for a "
+            "day, and answered as it was",
+        ),
     ] = None

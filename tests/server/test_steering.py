@@ -1,0 +1,150 @@
+"""Steering a run over the API: once however often, with its consequence in words."""
+
+import asyncio
+import time
+
+import numpy as np
+import pytest
+
+from fedloom.cli.control import Control
+from support.agents import Adder, Agents, Held, result, submit, until
+from support.door import Door
+from support.federation import Federation
+
+
+@pytest.fixture
+def door(tmp_path):
+    """A server with a run whose round waits for clients."""
+    with Door(tmp_path / "state") as door:
+        door.run = door.submit(tmp_path)
+        yield door
+
+
+def act(door, action, body=None, query=""):
+    status, done = door.ask("POST", f"/runs/{door.run}/{action}{query}", body or {})
+    assert status == 200, done
+    return done
+
+
+def wait(condition):
+    """Until something that is about to happen has happened."""
+    for _ in range(2000):
+        if condition():
+            return
+        time.sleep(0.005)
+    raise AssertionError("it did not happen")
+
+
+@pytest.mark.parametrize(
+    ("action", "state", "words"),
+    [
+        ("pause", "running", "opens no other round until it is resumed. The clock of round 1"),
+        ("stop", "running", "ends for good; its last model stays. Round 1 is dropped"),
+        ("abort", "running", "drops round 1 with 0 updates, and opens another"),
+        ("retry?x", "running", "is open with the same model already: nothing changes"),
+        ("resume", "running", "is running already: nothing changes"),
+    ],
+)
+def test_a_preview_says_what_would_be_and_does_nothing(door, action, state, words):
+    """Nothing moves, nothing is audited."""
+    head = door.world.ledger.trail.head()
+    done = act(door, action.removesuffix("?x"), query="?preview=true")
+    assert words in done["consequence"]
+    assert (done["changed"], done["state"]) == (False, state)
+    assert door.world.ledger.trail.head() == head
+
+
+def test_what_is_so_already_is_no_error(door):
+    """Pause, resume and stop twice are as once; a run that has finished is another matter."""
+    for action, state in (("pause", "paused"), ("resume", "running"), ("stop", "stopped")):
+        first, again = act(door, action), act(door, action)
+        assert (first["changed"], again["changed"]) == (True, False)
+        assert first["state"] == again["state"] == state
+
+
+def test_an_action_on_a_round_is_done_once_when_the_round_is_named(door):
+    """The second abort of round 1 does not drop round 2."""
+    first = act(door, "abort", {"round": 1, "reason": "mislabelled"})
+    again = act(door, "abort", {"round": 1})
+    assert (first["changed"], again["changed"]) == (True, False)
+    assert "Round 1 is over; round 2 is open" in again["consequence"]
+    assert door.runs.get(door.run).round.plan.number == 2
+
+
+def test_a_request_with_a_name_is_done_once(door):
+    """The answer is the first one's, and no other round is dropped."""
+    body = {"request": "from-the-console-1"}
+    first = act(door, "abort", body)
+    assert act(door, "abort", body) == first
+    assert door.runs.get(door.run).round.plan.number == 2
+    act(door, "abort", {"request": "from-the-console-2"})
+    assert door.runs.get(door.run).round.plan.number == 3
+
+
+def test_a_paused_run_is_tried_again(door):
+    """After too many rounds that came to nothing, one call opens another."""
+    for number in (1, 2, 3):
+        wait(lambda number=number: door.runs.get(door.run).engine.progress.opened == number)
+        act(door, "abort", {"round": number})
+    wait(lambda: door.world.ledger.run(door.run)["state"] == "paused")
+    done = act(door, "retry")
+    assert (done["state"], done["changed"]) == ("running", True)
+    assert door.runs.get(door.run).round.plan.number == 4
+    assert act(door, "retry")["changed"] is False
+
+
+def test_a_goal_is_changed_for_the_open_round_and_later_ones(door):
+    """And across restarts, by the ledger; numbers that do not do change nothing."""
+    done = act(door, "goal", {"goal": 1})
+    assert "a goal of 1 updates from now on" in done["consequence"]
+    engine = door.runs.get(door.run).round.engine
+    assert (engine.config.goal, engine.config.quorum) == (1, 1)
+    assert act(door, "goal", {"goal": 1})["changed"] is False
+    assert door.world.ledger.run(door.run)["goals"] == [1, 1]
+    for bad in ({"goal": 10_000}, {"goal": 2, "quorum": 3}):
+        status, fault = door.ask("POST", f"/runs/{door.run}/goal", bad)
+        assert (status, fault["error"]["kind"]) == (409, "conflict"), fault
+    assert door.world.ledger.run(door.run)["goals"] == [1, 1]
+
+
+def test_a_private_run_keeps_its_goal(tmp_path):
+    """What it claims hangs on it."""
+    with Door(tmp_path / "state") as door:
+        private = {"clip": 1.0, "noise_multiplier": 1.0, "delta": 1e-3, "noise": "seed"}
+        door.run = door.submit(tmp_path, privacy=private)
+        status, fault = door.ask("POST", f"/runs/{door.run}/goal", {"goal": 1})
+        assert (status, "claim hangs on it" in fault["error"]["message"]) == (409, True)
+
+
+@pytest.mark.e2e
+def test_a_round_closes_at_its_new_goal_also_after_a_restart(tmp_path):
+    """The update that it has is enough; its bits are those of the old goal's grid."""
+
+    async def main():
+        (tmp_path / "server").mkdir()
+        federation = await Federation(tmp_path / "server").start()
+        agents = Agents(federation, tmp_path)
+        slow = Held()
+        model = {"w": np.zeros(4, np.float32)}
+        try:
+            async with asyncio.timeout(60):
+                await agents.start("ann", Adder())
+                await agents.start("bob", slow)
+                cohort = {"goal": 2, "quorum": 2, "patience_s": 60.0}
+                run = await submit(federation, model, cohort=cohort)
+                await until(lambda: len(federation.ledger.accepted(run, 1)) == 1)
+                post = Control(federation.directory).post
+                body = {"quorum": 1}
+                await asyncio.to_thread(post, "runs", run, "goal", body=body)
+                await federation.stop()
+                await federation.start()
+                assert federation.server.runs.get(run).goals == (2, 1)
+                await asyncio.to_thread(post, "runs", run, "goal", body={"goal": 1})
+                await federation.ended(run)
+                return result(federation, run)["w"].tolist()
+        finally:
+            slow.let_go.set()
+            await agents.stop()
+            await federation.stop()
+
+    assert asyncio.run(main()) == [1.0] * 4
