@@ -75,9 +75,10 @@ class _Check:
         fresh, found = self._copy()
         first = self._train(self.client)
         found += first.findings
-        if first.print is not None:
+        if first.probe.error is None:
             found += self._threads(first.probe)
             found += self._evaluate()
+        if first.print is not None:
             found += self._same(fresh, first.print)
             if not any(finding.check == "learns" for finding in found):
                 found += self._honours(first.print)
