@@ -57,7 +57,7 @@ def test_the_page_lists_the_methods():
     assert sorted(methods) == sorted(
         [
             *(wire.ENROL, wire.RENEW_LATE, wire.ATTEND, wire.RENEW),
-            *(wire.DOWNLOAD, wire.PROMOTED, wire.UPLOAD),
+            *(wire.DOWNLOAD, wire.PROMOTED, wire.UPLOAD, wire.LEAVE),
         ]
     )
 

@@ -27,6 +27,7 @@ LAZY = {
     "policy": Lazy("fedloom.cli.policy:policy", "What this device's owner lets it do."),
     "log": Lazy("fedloom.cli.journal:log", "Show what left this device, when and to whom."),
     "test": Lazy("fedloom.cli.testing:test", "Check a client's code here, without a server."),
+    "leave": Lazy("fedloom.cli.departure:leave", "Leave the federation and wipe this device."),
     "model": Lazy(
         "fedloom.cli.inference:model", "Get the model that the operator promoted; export it."
     ),

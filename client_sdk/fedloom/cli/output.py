@@ -98,7 +98,7 @@ def state(name: str) -> str:
         "finished": "green", "committed": "green", "active": "green", "unused": "green",
         "paused": "yellow", "stopped": "yellow", "expired": "yellow",
         "failed": "red", "abandoned": "red", "revoked": "red", "quarantined": "red",
-        "drained": "yellow",
+        "drained": "yellow", "left": "yellow",
     }  # fmt: skip
     return f"[{colours[name]}]{name}[/]" if name in colours else escape(name)
 

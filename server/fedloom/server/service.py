@@ -89,6 +89,10 @@ class FleetService:
                     self.renew,
                     response_serializer=enrolment_pb2.IssuedCertificate.SerializeToString,
                 ),
+                "Leave": grpc.unary_unary_rpc_method_handler(
+                    self.leave,
+                    response_serializer=fleet_pb2.LeaveReply.SerializeToString,
+                ),
                 "Promoted": grpc.unary_unary_rpc_method_handler(
                     self.promoted,
                     response_serializer=fleet_pb2.PromotedReply.SerializeToString,
@@ -183,6 +187,20 @@ class FleetService:
             await world.in_ledger(world.ledger.add_certificate, serial, client, not_after)
             log.info("%s renewed its certificate", client)
             return reply
+        raise AssertionError("aborted")
+
+    async def leave(self, raw: bytes, context: Context) -> fleet_pb2.LeaveReply:
+        """A client leaves the federation for good: its certificates and its other calls end."""
+        async with self._call(context) as call:
+            wire.parse(fleet_pb2.LeaveRequest, raw)
+            world = self._world
+            await world.in_ledger(world.ledger.leave, call.client)
+            refusal = Refusal(Code.REVOKED, f"The client {call.client!r} has left the federation.")
+            for other in world.fleet.calls():
+                if other.client == call.client and other is not call:
+                    other.end(refusal)
+            log.info("%s left the federation", call.client)
+            return fleet_pb2.LeaveReply()
         raise AssertionError("aborted")
 
     # ---- what to use -------------------------------------------------------------------------

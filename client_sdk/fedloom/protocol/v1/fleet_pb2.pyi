@@ -323,6 +323,14 @@ class UpdateLimits(_message.Message):
     max_bytes: int
     def __init__(self, max_abs: _Optional[float] = ..., max_weight: _Optional[float] = ..., max_bytes: _Optional[int] = ...) -> None: ...
 
+class LeaveRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class LeaveReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class DownloadRequest(_message.Message):
     __slots__ = ("digest", "offset")
     DIGEST_FIELD_NUMBER: _ClassVar[int]

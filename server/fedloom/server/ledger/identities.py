@@ -9,6 +9,9 @@ from fedloom.protocol.errors import Code, Refusal
 from fedloom.server.ledger.store import Row, Store
 from fedloom.server.schema import certificates, clients, tokens
 
+GONE = ("revoked", "left")
+"""Statuses of clients that may not come back without a new token."""
+
 
 class Identities(Store):
     """Methods about clients, certificates and tokens."""
@@ -73,8 +76,8 @@ class Identities(Store):
             status = connection.execute(
                 sa.select(clients.c.status).where(clients.c.name == client)
             ).scalar()
-            if status == "revoked":
-                raise _revoked(client)
+            if status in GONE:
+                raise _gone(client, status)
             _add_certificate(connection, serial, client, time.time(), not_after)
 
     def check_certificate(self, serial: str, client: str) -> None:
@@ -94,10 +97,17 @@ class Identities(Store):
                 f"Expected a certificate that this server issued to {client!r}: enrol again.",
             )
         if row["revoked_at"] is not None:
-            raise _revoked(client)
+            raise _gone(client, self.client_status(client))
 
     def revoke(self, client: str) -> bool:
         """Revoke a client, its certificates and its unused tokens; False if there is none such."""
+        return self._shut_out(client, "revoked")
+
+    def leave(self, client: str) -> bool:
+        """A client has left of its own accord; False if there is none such."""
+        return self._shut_out(client, "left")
+
+    def _shut_out(self, client: str, status: str) -> bool:
         with self._write() as connection:
             now = time.time()
             connection.execute(
@@ -115,17 +125,17 @@ class Identities(Store):
             done = connection.execute(
                 clients.update()
                 .where(clients.c.name == client)
-                .values(status="revoked", revoked_at=now)
+                .values(status=status, revoked_at=now)
             )
         return done.rowcount == 1
 
     def revoked_clients(self) -> set[str]:
-        """Names of the clients that are revoked now."""
-        rows = self._rows(sa.select(clients.c.name).where(clients.c.status == "revoked"))
+        """Names of the clients that are revoked now, or have left."""
+        rows = self._rows(sa.select(clients.c.name).where(clients.c.status.in_(GONE)))
         return {row["name"] for row in rows}
 
     def client_status(self, client: str) -> str | None:
-        """`active`, `revoked`, or None for a stranger."""
+        """`active`, `revoked`, `left`, or None for a stranger."""
         row = self._row(sa.select(clients.c.status).where(clients.c.name == client))
         return row["status"] if row else None
 
@@ -143,10 +153,9 @@ class Identities(Store):
         )
 
 
-def _revoked(client: str) -> Refusal:
-    return Refusal(
-        Code.REVOKED, f"The client {client!r} was revoked: ask the operator for a token."
-    )
+def _gone(client: str, status: str | None) -> Refusal:
+    what = "has left" if status == "left" else "was revoked"
+    return Refusal(Code.REVOKED, f"The client {client!r} {what}: ask the operator for a token.")
 
 
 def _add_certificate(

@@ -1,0 +1,164 @@
+"""A device leaves: the server knows, and nothing of the federation stays on it."""
+
+import os
+from dataclasses import replace
+
+import pytest
+from click.testing import CliRunner
+
+from fedloom.cli.main import main
+from fedloom.client import departure, journal
+from fedloom.client.agent import Agent
+from fedloom.protocol.errors import Code, Refusal
+from support.agents import Adder, Agents, until
+from support.hostile import scene
+from support.ports import steady_port
+
+pytestmark = pytest.mark.e2e
+
+
+def status(federation, name):
+    return next(row["status"] for row in federation.ledger.list_clients() if row["name"] == name)
+
+
+def wiped(config):
+    """Nothing of the client is left but its settings."""
+    return not config.state_dir.exists()
+
+
+def test_a_running_agent_ends_and_the_ledger_has_it_as_left(runner, federation, tmp_path):
+    """Its certificate is worth nothing from then on, and a repeat changes nothing."""
+
+    async def scenery():
+        async with scene(federation, tmp_path, "leaver") as s:
+            await s.takes_part()
+            config = s.agents.configs["leaver"]
+            assert await departure.say_farewell(config) == departure.Farewell(True)
+            with pytest.raises(Refusal) as caught:
+                await s.agents.tasks.pop("leaver")
+            assert caught.value.code is Code.REVOKED
+            assert "has left" in str(caught.value)
+            assert status(federation, "leaver") == "left"
+            assert await departure.say_farewell(config) == departure.Farewell(True)
+            with pytest.raises(Refusal, match="has left"):
+                await Agent(Adder(), config).run()
+            assert departure.wipe(config.state_dir) == []
+            assert wiped(config)
+            assert await departure.say_farewell(config) == departure.Farewell(True)
+            assert departure.wipe(config.state_dir) == []
+
+    runner.run(scenery())
+
+
+def test_who_has_left_may_come_back_with_a_token(runner, federation, tmp_path):
+    """As anybody may, by the same name."""
+
+    async def scenery():
+        agents = Agents(federation, tmp_path)
+        await agents.enrol("returner")
+        await departure.say_farewell(agents.configs["returner"])
+        departure.wipe(agents.configs["returner"].state_dir)
+        departure.put_aside(tmp_path / "returner" / "client.toml")
+        del agents.configs["returner"]
+        await agents.start("returner", Adder())
+        assert status(federation, "returner") == "active"
+        await agents.stop()
+        await until(lambda: federation.world.fleet.get("returner") is None)
+
+    runner.run(scenery())
+
+
+def test_an_offline_device_leaves_all_the_same(runner, federation, tmp_path, monkeypatch):
+    """It says that the server could not be told."""
+    monkeypatch.setattr(departure, "CONNECT_S", 0.5)
+
+    async def scenery():
+        agents = Agents(federation, tmp_path)
+        await agents.enrol("offline")
+        return agents.configs["offline"]
+
+    config = runner.run(scenery())
+    gone = replace(config, server=f"127.0.0.1:{steady_port()}")
+    farewell = runner.run(departure.say_farewell(gone))
+    assert not farewell.told
+    assert farewell.why
+    assert departure.wipe(config.state_dir) == []
+    assert wiped(config)
+    assert status(federation, "offline") == "active"
+
+
+@pytest.fixture
+def enrolled(runner, federation, tmp_path):
+    """A device that is enrolled and has a file of its owner's in its state directory."""
+    name = f"device-{tmp_path.name[-20:]}".replace("_", "-")
+
+    async def scenery():
+        agents = Agents(federation, tmp_path)
+        await agents.enrol(name)
+        return agents.configs[name]
+
+    config = runner.run(scenery())
+    return config, ["client", "leave", "--config", str(config.state_dir.parent / "client.toml")]
+
+
+def answer(words, text=""):
+    # The runner's loop stands still meanwhile, and the server with it: the command is offline.
+    return CliRunner().invoke(main, words, input=text)
+
+
+def test_nothing_happens_without_a_yes(enrolled):
+    """What would happen is said first."""
+    config, words = enrolled
+    before = sorted(config.state_dir.rglob("*"))
+    done = answer(words, "n\n")
+    assert done.exit_code == 1
+    assert "for good" in done.output
+    assert sorted(config.state_dir.rglob("*")) == before
+    assert answer([*words, "--json"]).exit_code == 2
+
+
+def test_the_command_wipes_and_may_be_repeated(enrolled, monkeypatch):
+    """Keys are overwritten, what fedloom did not make stays, and enrolling anew is possible."""
+    monkeypatch.setattr(departure, "CONNECT_S", 0.3)
+    config, words = enrolled
+    owners = config.state_dir / "photo.jpg"
+    owners.write_text("mine")
+    key = (config.state_dir / "identity.pem").read_bytes()
+    os.link(config.state_dir / "identity.pem", config.state_dir.parent / "hard-link")
+    (config.state_dir / "models" / "m.safetensors").write_bytes(b"x")
+    done = answer([*words, "--yes"])
+    assert done.exit_code == 0, done.output
+    assert "without its knowing" in done.output
+    assert str(owners) in done.output
+    assert list(config.state_dir.iterdir()) == [owners]
+    overwritten = (config.state_dir.parent / "hard-link").read_bytes()
+    assert len(overwritten) == len(key)
+    assert b"PRIVATE KEY" in key
+    assert b"PRIVATE KEY" not in overwritten
+    assert not (config.state_dir.parent / "client.toml").exists()
+    again = answer([*words, "--yes"])
+    assert (again.exit_code, again.output) == (0, "This device has left before.\n")
+
+
+def test_the_log_stays_where_it_is_asked_for(enrolled, monkeypatch):
+    """With the departure as its last entry."""
+    monkeypatch.setattr(departure, "CONNECT_S", 0.3)
+    config, words = enrolled
+    assert answer([*words, "--yes", "--keep-log"]).exit_code == 0
+    events = [entry["event"] for entry in journal.read(config.state_dir)]
+    assert events[0] == "enrolled"
+    assert events[-1] == "left"
+    assert not (config.state_dir / "identity.pem").exists()
+
+
+def test_a_link_out_of_the_folder_is_not_followed(tmp_path):
+    """Neither a key's nor a folder's: what it leads to is not fedloom's."""
+    state, elsewhere = tmp_path / "state", tmp_path / "elsewhere"
+    state.mkdir()
+    elsewhere.mkdir()
+    (elsewhere / "precious").write_text("mine")
+    (state / "models").symlink_to(elsewhere)
+    (state / "identity.pem").symlink_to(elsewhere / "precious")
+    assert departure.wipe(state) == []
+    assert (elsewhere / "precious").read_text() == "mine"
+    assert not state.exists()
