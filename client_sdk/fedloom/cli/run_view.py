@@ -74,6 +74,8 @@ def render(found: dict[str, Any], rows: int | None) -> RenderableType:
     rounds = found["rounds"] if rows is None else found["rounds"][-rows:]
     if rounds:
         parts += [Text(), _rounds(rounds)]
+    if spread := _spread(found):
+        parts += [Text(), spread]
     hidden = found["rounds_earlier"] + len(found["rounds"]) - len(rounds)
     if hidden:
         parts.append(Text(f"{hidden} earlier rounds: --all shows them.", style="dim"))
@@ -148,6 +150,47 @@ def _updates(round_: dict[str, Any]) -> str:
     """How many counted, and how many models behind they were in the mean, if they were."""
     behind = round_.get("staleness", 0.0)
     return f"{round_['accepted']} ({behind:.1f} behind)" if behind else str(round_["accepted"])
+
+
+def _spread(found: dict[str, Any]) -> RenderableType | None:
+    """How far clients are apart in what they evaluated last, in a run that does only that."""
+    evaluations = [r["evaluation"] for r in found["rounds"] if r["evaluation"]]
+    if not found["spec"].get("evaluate_only") or not evaluations:
+        return None
+    last = evaluations[-1]
+    spread: dict[str, dict[str, float]] = last.get("quantiles") or {}
+    shares = sorted({share for values in spread.values() for share in values}, key=float)
+    rows = [
+        (
+            output.escape(name),
+            f"{mean:.4g}",
+            *(f"{spread.get(name, {}).get(share, float('nan')):.4g}" for share in shares),
+        )
+        for name, mean in sorted(last["values"].items())
+    ]
+    columns = ["METRIC", ">MEAN", *(f">{_share(float(share))}" for share in shares)]
+    table = output.make_table(columns, rows)
+    clients = last.get("clients") or {}
+    each = [
+        (
+            output.escape(name),
+            str(told["num_examples"]),
+            output.escape(output.metrics(told)),
+        )
+        for name, told in sorted(clients.items())
+    ]
+    words = Text(f"Over clients, {last['num_examples']} examples in all:", style="dim")
+    if not each:
+        return Group(words, table)
+    return Group(
+        words, table, Text(), output.make_table(["CLIENT", ">EXAMPLES", "EVALUATION"], each)
+    )
+
+
+def _share(share: float) -> str:
+    """A quantile in words that people say."""
+    named = {0.0: "LEAST", 0.5: "MEDIAN", 1.0: "MOST"}
+    return named.get(share, f"{100 * share:g} %")
 
 
 def _rounds(rounds: list[dict[str, Any]]) -> RenderableType:

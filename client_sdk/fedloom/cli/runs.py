@@ -48,10 +48,15 @@ def template() -> None:
     metavar="FILE|DIGEST",
     help="What to begin with: a safetensors file, or the digest of a model on the server.",
 )
+@click.option(
+    "--evaluate",
+    is_flag=True,
+    help="Train nothing: clients evaluate the model, in one round; the run's rounds do not count.",
+)
 @click.option("--watch", is_flag=True, help="Then watch it until it ends.")
 @directory_option
 @json_option
-def submit(spec: Path, model: str, watch: bool, directory: Path) -> None:
+def submit(spec: Path, model: str, evaluate: bool, watch: bool, directory: Path) -> None:
     """Start a run from an initial model.
 
     What a run with [privacy] claims is shown first; `fedloom run describe` shows it and stops.
@@ -60,8 +65,11 @@ def submit(spec: Path, model: str, watch: bool, directory: Path) -> None:
     Examples:
       fedloom run submit run.toml --model init.safetensors
       fedloom run submit run.toml --model 25eb5eeb --watch
+      fedloom run submit run.toml --model 25eb5eeb --evaluate --watch
     """
     values = _read(spec)
+    if evaluate:
+        values |= {"evaluate_only": True, "rounds": 1}
     control = Control(directory)
     if "privacy" in values and not output.wants_json():
         _show_claim(control.post("runs", "describe", body={"spec": values})["privacy"])

@@ -240,6 +240,10 @@ class Client:
         """Model that a run may begin with, for `fedloom model init`; None where there is none."""
         return None
 
+    def can_train(self) -> bool:
+        """Whether `train` is there; a client without it declines what is to be trained."""
+        return type(self).train is not Client.train
+
     def can_evaluate(self) -> bool:
         """Whether `evaluate` is there."""
         return type(self).evaluate is not Client.evaluate

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
+from fedloom.client.api import Client
 from fedloom.protocol.v1 import fleet_pb2
 
 
@@ -35,6 +36,23 @@ class Objection:
 
     reason: str
     again_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Able:
+    """Declines what a client has no code or data for.
+
+    Attributes:
+        client: the author's.
+    """
+
+    client: Client
+
+    def objection(self, offer: fleet_pb2.Task) -> str | None:
+        """Whether it is a training for a client that only evaluates."""
+        if offer.kind == fleet_pb2.TASK_KIND_TRAIN and not self.client.can_train():
+            return "this client only evaluates"
+        return None
 
 
 def first_objection(gates: Iterable[Gate], offer: fleet_pb2.Task) -> Objection | None:

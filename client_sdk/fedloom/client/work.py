@@ -19,7 +19,7 @@ from fedloom.client.answers import Answers
 from fedloom.client.api import Client, Task
 from fedloom.client.checkpoints import Checkpoints, Interruptions
 from fedloom.client.connection import Connection
-from fedloom.client.gates import Gate, Objection, first_objection
+from fedloom.client.gates import Able, Gate, Objection, first_objection
 from fedloom.client.intake import UnfitError, check_offer, check_room, is_run
 from fedloom.client.leaving import check_leaving
 from fedloom.client.policy import Policy, PolicyError, PolicyFile
@@ -86,7 +86,7 @@ class Tasks:
         self._store = store
         self._chunks = chunks
         self._rules = rules or OwnersRules(PolicyFile(None), store.directory)
-        self._gates = (self._rules, *gates)
+        self._gates: tuple[Gate, ...] = (Able(client), self._rules, *gates)
         self._answers = Answers(store.directory)
         self._watch = watch or Watch()
         self._interruptions = interruptions or Interruptions()

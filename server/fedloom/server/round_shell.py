@@ -468,11 +468,13 @@ class RoundShell:
         updates = await world.in_ledger(world.ledger.close_round, *self._key)
         crossing("round.closing")
         model, state, size = await self._sum.finish(updates)
+        trained = self.plan.kind is RoundKind.TRAIN
         result = {
             "model_out": model,
             "strategy_state": state,
             **self._measured(updates),
-            "counts": self.plan.kind is RoundKind.TRAIN,
+            "counts": trained or self.plan.spec.evaluate_only,
+            "trained": trained,
         }
         await world.in_ledger(world.ledger.commit_round, *self._key, result, size)
         crossing("commit.ledger")

@@ -61,6 +61,8 @@ class RunSpec:
         seed: of the selection of cohorts and of the clients' randomness.
         evaluate: clients evaluate each model that they receive, and the last one in a round of
             its own.
+        evaluate_only: nothing is trained: clients evaluate the given model, in so many rounds; one
+            by default.
         weighting: `examples`, `client` or `uniform`; by default `examples`, or `uniform` with an
             aggregation or a strategy that counts every client once.
         strategy: name and settings, `{"name": "fedavg", ...}`.
@@ -84,6 +86,7 @@ class RunSpec:
     rounds: int = 10
     seed: int = 0
     evaluate: bool = True
+    evaluate_only: bool = False
     weighting: str = "examples"
     strategy: Mapping[str, Any]
     rule: Mapping[str, Any]
@@ -149,7 +152,7 @@ class RunSpec:
                 broadcast="" if broadcast is None else broadcast.name,
                 personal=self.build_personal(),
                 privacy=self.build_privacy(),
-                evaluate=self.evaluate,
+                evaluate=self.evaluate or self.evaluate_only,
                 over_selection=cohort.over_selection,
                 replace=bool(self.cohort.get("replace", False)),
                 uneven=self.local_training().uneven,
@@ -309,7 +312,9 @@ class RunSpec:
         """The knobs of the run: no more rounds than its privacy budget allows."""
         plan = self.privacy_plan()
         rounds = self.rounds if plan is None else min(self.rounds, plan.affordable)
-        return RunConfig(rounds=rounds, evaluate_last=self.evaluate)
+        return RunConfig(
+            rounds=rounds, evaluate_last=self.evaluate, evaluate_only=self.evaluate_only
+        )
 
     @property
     def special(self) -> tuple[str, ...]:
@@ -448,6 +453,9 @@ _DEFAULTS: dict[str, Any] = {
 _PRIVATE: dict[str, Any] = {"evaluate": False, "weighting": "uniform"}
 """What a run with [privacy] has by default."""
 
+_EVALUATED: dict[str, Any] = {"rounds": 1, "train": {"epochs": 1, "learning_rate": 1.0}}
+"""What a run with evaluate_only has by default; nothing is trained by it."""
+
 
 def parse(values: Mapping[str, Any]) -> RunSpec:
     """A checked specification from parsed TOML or JSON.
@@ -459,7 +467,10 @@ def parse(values: Mapping[str, Any]) -> RunSpec:
     if unknown := sorted(set(values) - set(known)):
         raise UsageError(f"Expected settings of {', '.join(known)}, got {', '.join(unknown)}.")
     private = _PRIVATE if values.get("privacy") else {}
-    merged: dict[str, Any] = {**_DEFAULTS, **private, **values}
+    evaluated = _EVALUATED if values.get("evaluate_only") else {}
+    merged: dict[str, Any] = {**_DEFAULTS, **private, **evaluated, **values}
+    if evaluated and not merged["train"]:
+        merged["train"] = evaluated["train"]
     for name, value in merged.items():
         merged[name] = _typed(name, known[name], value)
     if "weighting" not in merged and not _is_weighted(merged):

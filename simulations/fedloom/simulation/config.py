@@ -129,6 +129,11 @@ def build(values: Mapping[str, Any], folder: Path = Path()) -> Experiment:
     run = {name: value for name, value in values.items() if name not in TABLES}
     has_own_held_out = "held_out" in tables["data"]
     spec = parse_spec({"evaluate": has_own_held_out, **run})
+    if spec.evaluate_only:
+        raise UsageError(
+            "Expected a run that trains, got evaluate_only = true. A simulation evaluates every "
+            "model anyway, in one place and, with evaluate = true, on clients. Leave it out."
+        )
     population = sources.load(**{"seed": spec.seed, **tables["data"]})
     devices = None
     if tables["devices"]:

@@ -255,3 +255,15 @@ def test_a_run_keeps_its_invariants_across_restarts(steps):
             fault = step == "fault"
             commit = RoundCommitted(witness.open_kind)
             witness.feed(commit if step == "commit" else RoundAbandoned("quorum", fault=fault))
+
+
+def test_a_run_that_only_evaluates_opens_no_training():
+    """So many rounds of evaluation, and no further one at the end; restored likewise."""
+    config = RunConfig(rounds=2, evaluate_only=True, evaluate_last=True)
+    run = Run(config)
+    assert run.handle(Started()) == [OpenRound(1, EVALUATE)]
+    assert run.handle(RoundCommitted(EVALUATE)) == [OpenRound(2, EVALUATE)]
+    again = Run(config, progress=run.progress)
+    for each in (run, again):
+        assert each.handle(RoundCommitted(EVALUATE)) == [Finish()]
+        assert each.state is RunState.FINISHED

@@ -132,6 +132,10 @@ def examples(data: Data) -> Examples:
     return _Items(data, collate)
 
 
+NONE: Examples = _Items(cast("Dataset[Any]", []), default_collate)
+"""No examples at all."""
+
+
 def fix(source: Examples) -> None:
     """Let a source of examples that keep arriving stand still for a task."""
     if isinstance(source, _OfShard):

@@ -43,7 +43,8 @@ class TorchClient(Client):
 
     Args:
         model: the module; its state_dict names must be those of the run's model. On any device.
-        train: (x, y) tensors, a map-style data set of such pairs, or a loader of one.
+        train: (x, y) tensors, a map-style data set of such pairs, or a loader of one; None for a
+            client that only evaluates.
         loss: mean loss of a batch, of (outputs, targets).
         evaluate: data to evaluate on, never trained on; None or empty: nothing is evaluated here.
         optimizer: called with (params, lr=…) for each task, such as `torch.optim.Adam`;
@@ -69,7 +70,7 @@ class TorchClient(Client):
     def __init__(
         self,
         model: nn.Module,
-        train: batches.Data,
+        train: batches.Data | None,
         loss: loop.Loss,
         *,
         evaluate: batches.Data | None = None,
@@ -85,7 +86,7 @@ class TorchClient(Client):
             torch.set_num_threads(num_threads)
         self.model = model
         self._loss = loss
-        self._train = batches.examples(train)
+        self._train = batches.examples(train) if train is not None else batches.NONE
         held_out = None if evaluate is None else batches.examples(evaluate)
         self._evaluate = held_out
         self._optimizer = optimizer
@@ -101,7 +102,8 @@ class TorchClient(Client):
         self._width = width
         self.group: Group = ALONE
         self._memory = LocalMemory(None if isinstance(keep_local, bool) else Path(keep_local))
-        if not isinstance(train, Growing):
+        self._trains = train is not None
+        if train is not None and not isinstance(train, Growing):
             self._check_some()
 
     def train(
@@ -188,7 +190,12 @@ class TorchClient(Client):
 
     def example(self) -> Any:
         """Inputs of a few examples, as the module takes them."""
-        return self._train.take(torch.arange(min(3, len(self._train))))[0]
+        source = self._train if self._trains or self._evaluate is None else self._evaluate
+        return source.take(torch.arange(min(3, len(source))))[0]
+
+    def can_train(self) -> bool:
+        """Whether there was data to train on."""
+        return self._trains
 
     def can_evaluate(self) -> bool:
         """Whether there is data to evaluate on."""

@@ -104,6 +104,7 @@ class RunConfig:
     Attributes:
         rounds: committed training rounds wanted. At least 1.
         evaluate_last: whether a round of evaluation follows the last training round.
+        evaluate_only: the rounds wanted are of evaluation; nothing is trained.
         max_abandoned: abandoned rounds in a row after which the run pauses. At least 1.
 
     Raises:
@@ -112,6 +113,7 @@ class RunConfig:
 
     rounds: int
     evaluate_last: bool = False
+    evaluate_only: bool = False
     max_abandoned: int = 3
 
     def __post_init__(self) -> None:

@@ -133,7 +133,7 @@ class RunProgress:
 
     Attributes:
         opened: rounds opened; the number of the latest.
-        trained: training rounds committed.
+        trained: rounds committed of those that the run wants.
         evaluated: whether the final evaluation round was committed.
         abandoned_in_a_row: rounds abandoned since the last commit or resume.
         open_kind: the kind of the open round, or None when no round is open.
@@ -208,8 +208,9 @@ class Run:
 
     def _next_kind(self) -> RoundKind | None:
         if self.progress.trained < self.config.rounds:
-            return RoundKind.TRAIN
-        wants_evaluation = self.config.evaluate_last and not self.progress.evaluated
+            return RoundKind.EVALUATE if self.config.evaluate_only else RoundKind.TRAIN
+        last = self.config.evaluate_last and not self.config.evaluate_only
+        wants_evaluation = last and not self.progress.evaluated
         return RoundKind.EVALUATE if wants_evaluation else None
 
     def _committed(self, event: RoundCommitted) -> list[RunEffect]:
@@ -219,9 +220,10 @@ class Run:
     def _count(self, event: RoundCommitted) -> list[RunEffect]:
         if self.progress.open_kind is None:
             return []
+        counts = event.kind is RoundKind.TRAIN or self.config.evaluate_only
         self.progress = replace(
             self.progress,
-            trained=self.progress.trained + (event.kind is RoundKind.TRAIN),
+            trained=self.progress.trained + counts,
             evaluated=self.progress.evaluated or event.kind is RoundKind.EVALUATE,
             abandoned_in_a_row=0,
             open_kind=None,

@@ -136,7 +136,8 @@ class Rounds(Updates):
             run: id.
             number: of the round.
             result: `model_out`, `strategy_state`, `training`, `evaluation`, `privacy`, `counts`
-                (whether it is one of the training rounds that the run asked for).
+                (whether it is one of the rounds that the run asked for) and `trained` (whether
+                there is a new model; so if left out).
             model_size_bytes: of the new model.
         """
         now = time.time()
@@ -165,7 +166,7 @@ class Rounds(Updates):
                     abandoned_in_a_row=0,
                 )
             )
-            if counts:
+            if counts and result.get("trained", True):
                 connection.execute(
                     models.insert().values(
                         digest=result["model_out"],

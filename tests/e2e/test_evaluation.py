@@ -1,0 +1,176 @@
+"""Federated evaluation without training: runs, and clients, that do nothing else."""
+
+import asyncio
+from io import StringIO
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from rich.console import Console
+
+from fedloom.cli.control import Control
+from fedloom.cli.run_view import render
+from fedloom.client import Client
+from fedloom.client.torch import TorchClient
+from fedloom.protocol.errors import UsageError
+from fedloom.server.spec import parse
+from fedloom.simulation.config import build
+from support.agents import Adder, Agents, result, submit, until
+from support.federation import Federation
+from support.ports import steady_port
+from support.site_cases import cross_entropy, data, linear, made
+
+pytestmark = pytest.mark.e2e
+
+ZEROS = {"w": np.zeros((4, 3), np.float32)}
+
+
+class Judge(Client):
+    """Only evaluates: says how far the model is from its own idea."""
+
+    def __init__(self, idea, num_examples):
+        self.idea, self.num_examples = idea, num_examples
+
+    def evaluate(self, params, task):
+        return self.num_examples, {"loss": abs(self.idea - float(params["w"].mean()))}
+
+
+def play(tmp_path, scenario):
+    """Run a scenario against a server of its own, which can be restarted."""
+
+    async def main():
+        (tmp_path / "server").mkdir()
+        federation = Federation(tmp_path / "server")
+        toml = tmp_path / "server" / "server.toml"
+        port = f"127.0.0.1:{steady_port()}"
+        toml.write_text(toml.read_text().replace("127.0.0.1:0", port, 1))
+        await federation.start()
+        agents = Agents(federation, tmp_path)
+        try:
+            async with asyncio.timeout(60):
+                await scenario(federation, agents)
+        finally:
+            await agents.stop()
+            await federation.stop()
+
+    asyncio.run(main())
+
+
+def only(**settings):
+    return {"evaluate_only": True, "train": {}, "cohort": {"goal": 3, "quorum": 3}, **settings}
+
+
+def test_a_run_evaluates_a_model_and_leaves_it_as_it_is(tmp_path):
+    """Means weighted by examples, the spread over clients, the same model; two rounds if asked."""
+
+    async def scenario(federation, agents):
+        for name, idea, count in (("a", 1.0, 1), ("b", 2.0, 1), ("c", 4.0, 2)):
+            await agents.start(name, Judge(idea, count))
+        values = only(rounds=2, metrics={"quantiles": [0.0, 0.5, 1.0], "per_client": True})
+        run = await submit(federation, ZEROS, **values)
+        await federation.ended(run)
+        row, rounds = federation.ledger.run(run), federation.ledger.list_rounds(run)
+        assert (row["state"], row["committed"]) == ("finished", 2)
+        assert [r["kind"] for r in rounds] == ["evaluate", "evaluate"]
+        assert not result(federation, run)["w"].any()
+        assert {r["model_out"] for r in rounds} == {rounds[0]["model_in"]}
+        assert len(federation.ledger.list_models(run)) == 1
+        for found in rounds:
+            told = found["evaluation"]
+            assert told["num_examples"] == 4
+            assert told["values"]["loss"] == pytest.approx((1 + 2 + 2 * 4) / 4)
+            assert told["quantiles"]["loss"] == {"0": 1.0, "0.5": 2.0, "1": 4.0}
+            assert set(told["clients"]) == {"a", "b", "c"}
+            assert not found["training"]
+        await shown(federation, run)
+
+    play(tmp_path, scenario)
+
+
+async def shown(federation, run):
+    """The status that people see has the spread, and each client where that was asked for."""
+    control = Control(federation.directory)
+    found = await asyncio.to_thread(control.get, "runs", run)
+    console = Console(width=100, record=True, file=StringIO())
+    console.print(render(found, rows=None))
+    text = console.export_text()
+    assert "2 of 2 rounds" in text
+    for words in ("LEAST", "MEDIAN", "MOST", "2.75"):
+        assert words in text
+
+
+def test_a_client_that_only_evaluates_declines_training(tmp_path):
+    """It says so before anything is downloaded, and the round goes on with those that train."""
+
+    async def scenario(federation, agents):
+        await agents.start("judge", Judge(1.0, 1))
+        cohort = {"goal": 1, "quorum": 1}
+        run = await submit(federation, ZEROS, cohort=cohort, evaluate=False)
+
+        def declined():
+            return [m["reason"] for m in federation.ledger.cohort(run, 1) if m["reason"]]
+
+        await until(declined)
+        assert declined() == ["this client only evaluates"]
+        await agents.start("adder", Adder())
+        await federation.ended(run)
+        assert result(federation, run)["w"].mean() == pytest.approx(1.0)
+        assert not list((tmp_path / "judge").rglob("models/*.safetensors"))
+
+    play(tmp_path, scenario)
+
+
+def test_a_server_that_restarts_goes_on_evaluating(tmp_path):
+    """Rounds that were committed count; no training round is opened in their place."""
+
+    async def scenario(federation, agents):
+        await agents.start("a", Judge(1.0, 1))
+        run = await submit(federation, ZEROS, **only(rounds=3, cohort={"goal": 2, "quorum": 2}))
+        await agents.start("b", Judge(2.0, 1))
+        await until(lambda: federation.ledger.run(run)["committed"] >= 1)
+        await agents.stop("b")
+        await federation.server.__aexit__(None, None, None)
+        await federation.start()
+        await agents.start("b", Judge(2.0, 1))
+        await federation.ended(run)
+        rounds = federation.ledger.list_rounds(run)
+        assert federation.ledger.run(run)["committed"] == 3
+        assert {r["kind"] for r in rounds} == {"evaluate"}
+
+    play(tmp_path, scenario)
+
+
+def test_a_torch_client_may_have_nothing_to_train_on():
+    """`None` for the training data; evaluation is as with them."""
+    asked = TorchClient(linear(), None, cross_entropy, evaluate=data(50, 2))
+    both = TorchClient(linear(), data(20, 1), cross_entropy, evaluate=data(50, 2))
+    assert not asked.can_train()
+    assert both.can_train()
+    _, task = made("plain")
+    start = asked.initial()
+    assert asked.evaluate(start, task) == both.evaluate(start, task)
+    assert len(asked.example()) == 3
+
+
+def test_what_does_not_go_with_it_is_refused():
+    """Privacy, whose noise metrics would tell; a simulation, which trains."""
+    spec = {"cohort": {"goal": 2}, "evaluate_only": True}
+    assert parse(spec).rounds == 1
+    with pytest.raises(UsageError, match="evaluate"):
+        parse(
+            {
+                **spec,
+                "privacy": {"clip": 1.0, "noise_multiplier": 1.0, "population": 10, "delta": 1e-6},
+                "rounds": 1,
+            }
+        )
+    tables = {"data": {"name": "digits", "clients": 2}, "model": {"name": "linear"}}
+    with pytest.raises(UsageError, match="trains"):
+        build({**spec, **tables})
+
+
+def test_the_command_has_a_flag():
+    """`fedloom run submit --evaluate` is documented where people look."""
+    from fedloom.cli.main import main
+
+    assert "--evaluate" in CliRunner().invoke(main, ["run", "submit", "--help"]).stdout
