@@ -19,6 +19,7 @@ import grpc
 
 from fedloom.client import light, transfer
 from fedloom.client.api import Client
+from fedloom.client.budgets import BudgetGate
 from fedloom.client.conditions import ConditionGate
 from fedloom.client.config import ClientConfig, load
 from fedloom.client.connection import Connection
@@ -77,10 +78,11 @@ class Agent:
             self._connection,
             self._store,
             chunks,
-            gates=[conditions, *gates],
+            gates=[conditions, BudgetGate(config.budgets, self._store), *gates],
             rules=OwnersRules(PolicyFile(config.policy), config.state_dir),
             watch=Watch.of(conditions, config.conditions),
             interruptions=config.interruptions,
+            budgets=config.budgets,
         )
         self._renewal = Renewal(
             connection=self._connection,

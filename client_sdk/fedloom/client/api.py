@@ -1,6 +1,8 @@
 """What a client's author writes against: `Client`, the `Task` it gets, the `Update` it returns."""
 
+import math
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -71,6 +73,7 @@ class Task:
     client: str = ""
     local: Local = field(default_factory=Local, repr=False, compare=False)
     checkpoints: Checkpoints = field(default_factory=Checkpoints, repr=False, compare=False)
+    _ends_at: float = field(default=math.inf, repr=False, compare=False)
     _stopping: threading.Event = field(default_factory=threading.Event, repr=False, compare=False)
     _reporter: Reporter = field(default_factory=Reporter, repr=False, compare=False)
 
@@ -128,7 +131,17 @@ class Task:
 
         Where the round no longer wants it, nothing of that is sent.
         """
+        return self.dropped or self.out_of_time
+
+    @property
+    def dropped(self) -> bool:
+        """Whether what the training returns is sent no more."""
         return self._stopping.is_set()
+
+    @property
+    def out_of_time(self) -> bool:
+        """Whether the training takes longer than this device allows; what there is counts."""
+        return time.monotonic() >= self._ends_at
 
     def stop(self) -> None:
         """Ask the training code to stop; what it returns is dropped."""
@@ -151,7 +164,7 @@ class Task:
         Returns:
             Whether it was written.
         """
-        if not (always or self.should_stop() or self.checkpoints.due()):
+        if not (always or self.dropped or self.checkpoints.due()):
             return False
         self.checkpoints.save(write)
         return self.checkpoints.are_kept

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedloom.client import settings
+from fedloom.client.budgets.settings import Budgets
 from fedloom.client.checkpoints import Interruptions
 from fedloom.client.conditions.settings import Conditions
 from fedloom.client.settings import setting
@@ -53,6 +54,7 @@ class ClientConfig:
         CHUNK_BYTES, doc='bytes in one message; "auto" finds the fastest by measurement'
     )
     conditions: Conditions = setting(default_factory=Conditions, doc="when to train")
+    budgets: Budgets = setting(default_factory=Budgets, doc="what it may use at most")
     interruptions: Interruptions = setting(
         default_factory=Interruptions, doc="when a training is cut short"
     )

@@ -8,7 +8,7 @@ import hashlib
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -298,6 +298,35 @@ class ClientStore:
         temporary.write_bytes(header.SerializeToString())
         temporary.replace(path)
         self._drop_checkpoints()
+
+    def evict(self, most_bytes: int, digests: Collection[str], key: str) -> int:
+        """Let the oldest files go until the state takes so much at most; returns what it takes.
+
+        The identity and the journal stay, and so does what a task needs.
+
+        Args:
+            most_bytes: of everything here.
+            digests: of models that stay.
+            key: what names of files of the task begin with, `run.round.`.
+        """
+        sizes = {p: p.stat().st_size for p in self.directory.rglob("*") if p.is_file()}
+        folders = (self._models, self._outbox, self._checkpoints, self._memory)
+        run = key.partition(".")[0] + "."
+        free = [
+            path
+            for path in sizes
+            if path.parent in folders
+            and path.name.partition(".")[0] not in digests
+            and not path.name.startswith(run if path.parent == self._memory else key)
+        ]
+        total = sum(sizes.values())
+        for path in sorted(free, key=lambda p: p.stat().st_mtime_ns):
+            if total <= most_bytes:
+                break
+            path.unlink(missing_ok=True)
+            self._verified.discard(path.stem)
+            total -= sizes[path]
+        return total
 
     def checkpoint_path(self, task: fleet_pb2.Task) -> Path:
         """Where the training of a task is kept that was cut short."""

@@ -5,6 +5,7 @@ author returned. A mistake in what `train` returns is the author's to mend and i
 that name the tensor.
 """
 
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedloom.client.api import Client, Kind, MaskOf, SliceOf, Task, Update, Weighting
+from fedloom.client.budgets import Budgets, machine
 from fedloom.client.compress import compress
 from fedloom.client.leaving import too_few
 from fedloom.client.local import Local, Settled, settle
@@ -108,6 +110,10 @@ def _scalar(value: fleet_pb2.Scalar) -> bool | int | float | str:
     return found
 
 
+class OutOfTimeError(Exception):
+    """The training took longer than this device allows, and what there is does not count."""
+
+
 class StoppedError(Exception):
     """The author's code returned because it was asked to: there is no update."""
 
@@ -123,6 +129,7 @@ class Work:
         name: of this client.
         store: where the model is and the update goes.
         policy: what the device's owner lets leave.
+        budgets: of the device.
     """
 
     client: Client
@@ -131,6 +138,7 @@ class Work:
     name: str
     store: ClientStore
     policy: Policy = field(default_factory=Policy)
+    budgets: Budgets = field(default_factory=Budgets)
 
     def run(self) -> fleet_pb2.UpdateHeader:
         """Evaluate and train, and leave the update in the outbox. Blocks; runs in a thread.
@@ -139,7 +147,9 @@ class Work:
             UsageError: what the author's code returned does not do.
             PolicyError: the device's owner keeps it here.
             StoppedError: it was stopped.
+            OutOfTimeError: it took too long, and what there is of it cannot be sent.
         """
+        self._step_back()
         path = self.store.model_path(self.message.model.digest)
         task = self.task
         header = fleet_pb2.UpdateHeader(
@@ -158,16 +168,43 @@ class Work:
         if task.kind is Kind.TRAIN:
             self._check_any_may_leave(path)
             crossing("client.train.before")
+            task = self._limited()
             trained = self.client.train(self._received(path), task)
             crossing("client.train.after")
-            if task.should_stop():  # cut short: what there is of it is no update
+            if task.dropped:  # cut short: what there is of it is no update
                 raise StoppedError(f"Round {task.round} of {task.run} was stopped.")
+            if task.out_of_time:
+                self._check_partial()
             self._write(header, as_update(trained), path)
         else:
             self.store.body_path(task.run, task.round).write_bytes(b"")
         self.store.owe(header)
         crossing("client.outbox.written")
         return header
+
+    def _step_back(self) -> None:
+        """Keep to the device's threads and priority, in the thread that this is."""
+        budgets = self.budgets
+        if budgets.nice or budgets.idle_io:
+            machine.step_back(budgets.nice, idle_io=budgets.idle_io)
+        if budgets.threads is not None:
+            machine.use_threads(budgets.threads)
+
+    def _limited(self) -> Task:
+        """The task, with as much time as this device allows from now on."""
+        longest_s = self.budgets.training_s
+        if longest_s is None:
+            return self.task
+        return replace(self.task, _ends_at=time.monotonic() + longest_s)
+
+    def _check_partial(self) -> None:
+        """Refuse a training without its end, where the rule would take it for a whole one."""
+        rule, local = self.task.rule, self.task.local
+        if not (rule.is_elementary or local.steps is not None):
+            raise OutOfTimeError(
+                f"Expected the training to end within training_s = {self.budgets.training_s:g} s, "
+                f"as the client rule {rule.name} was not told how many steps there were."
+            )
 
     def _received(self, path: Path) -> dict[str, NDArray[Any]]:
         """The model, with this client's own tensors in their places; for the author to change."""

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import grpc
 
+from fedloom.client.budgets.pace import Pace
 from fedloom.client.incoming import Incoming
 from fedloom.client.store import ClientStore
 from fedloom.protocol import wire
@@ -41,6 +42,8 @@ async def download(
     store: Shelf,
     server: str,
     metadata: Metadata = (),
+    *,
+    pace: Pace | None = None,
 ) -> None:
     """Fetch a model into the store, going on where an earlier attempt was cut.
 
@@ -49,6 +52,7 @@ async def download(
         UnavailableError: the connection broke; try again.
         IntegrityError: what came is not what was promised.
     """
+    pace = pace or Pace()
     part = store.receive_model(model.digest, model.size_bytes)
     try:
         digest = await asyncio.to_thread(part.hash)
@@ -68,6 +72,7 @@ async def download(
                 part.append(chunk)
                 digest.update(chunk)
                 crossing("client.download.chunk")
+                await pace.passed(len(chunk))
         except grpc.aio.AioRpcError as error:
             raise wire.error_from_rpc(error, server) from error
     finally:
@@ -93,6 +98,7 @@ async def upload(
     metadata: Metadata = (),
     *,
     chunks: Chunks | None = None,
+    pace: Pace | None = None,
 ) -> bool:
     """Send an update; returns whether it had been accepted before.
 
@@ -105,7 +111,12 @@ async def upload(
         await call.write(header.SerializeToString())
         reply = await _reply(call, server)
         if reply.WhichOneof("kind") == "proceed":
-            await _send_body(call, header, store, reply.proceed.offset, chunks or Chunks())
+            body = os.open(store.body_path(header.task.run, header.task.round), os.O_RDONLY)
+            try:
+                offset = reply.proceed.offset
+                await _send_body(call, body, offset, chunks or Chunks(), pace or Pace())
+            finally:
+                os.close(body)
             await call.done_writing()
             crossing("client.upload.sent")
             reply = await _reply(call, server)
@@ -119,19 +130,14 @@ async def upload(
     return reply.accepted.repeated
 
 
-async def _send_body(
-    call: Any, header: fleet_pb2.UpdateHeader, store: ClientStore, offset: int, chunks: Chunks
-) -> None:
-    handle = os.open(store.body_path(header.task.run, header.task.round), os.O_RDONLY)
-    try:
-        while chunk := os.pread(handle, chunks.size, offset):
-            begun = time.monotonic()
-            await call.write(chunk)
-            chunks.passed(len(chunk), time.monotonic() - begun)
-            offset += len(chunk)
-            crossing("client.upload.chunk")
-    finally:
-        os.close(handle)
+async def _send_body(call: Any, body: int, offset: int, chunks: Chunks, pace: Pace) -> None:
+    while chunk := os.pread(body, pace.most(chunks.size), offset):
+        begun = time.monotonic()
+        await call.write(chunk)
+        chunks.passed(len(chunk), time.monotonic() - begun)
+        offset += len(chunk)
+        crossing("client.upload.chunk")
+        await pace.passed(len(chunk))
 
 
 async def _reply(call: Any, server: str) -> fleet_pb2.UploadReply:

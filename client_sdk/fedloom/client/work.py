@@ -17,6 +17,7 @@ from fedloom.client import transfer
 from fedloom.client.accounts import account
 from fedloom.client.answers import Answers
 from fedloom.client.api import Client, Task
+from fedloom.client.budgets import Budgets, Pace
 from fedloom.client.checkpoints import Checkpoints, Interruptions
 from fedloom.client.connection import Connection
 from fedloom.client.gates import Able, Gate, Objection, first_objection
@@ -26,7 +27,7 @@ from fedloom.client.policy import Policy, PolicyError, PolicyFile
 from fedloom.client.progress import Note
 from fedloom.client.rules import OwnersRules
 from fedloom.client.store import KEEP_MODELS, ClientStore
-from fedloom.client.training import Work, task_from_message
+from fedloom.client.training import OutOfTimeError, Work, task_from_message
 from fedloom.client.trust import unsigned
 from fedloom.client.watch import ConditionLost, Watch
 from fedloom.protocol.chunks import Chunks
@@ -63,6 +64,7 @@ class Tasks:
         watch: kept over the work until there is an update.
         rules: the owner's, which are asked before all gates; none: whatever is asked is done.
         interruptions: how work is cut short.
+        budgets: what the work may use.
 
     Attributes:
         idle: while there is nothing to do.
@@ -80,6 +82,7 @@ class Tasks:
         watch: Watch | None = None,
         rules: OwnersRules | None = None,
         interruptions: Interruptions | None = None,
+        budgets: Budgets | None = None,
     ) -> None:
         self._client = client
         self._connection = connection
@@ -90,6 +93,9 @@ class Tasks:
         self._answers = Answers(store.directory)
         self._watch = watch or Watch()
         self._interruptions = interruptions or Interruptions()
+        self._budgets = budgets or Budgets()
+        self._down = Pace(self._budgets.download_mbit_s)
+        self._up = Pace(self._budgets.upload_mbit_s)
         self._work: dict[TaskId, asyncio.Task[None]] = {}
         self._tasks: dict[TaskId, Task] = {}
         self._training = asyncio.Lock()
@@ -255,6 +261,8 @@ class Tasks:
         except UnfitError as error:
             self._refused(offer.key, f"what came for {_of(key)}: {error}")
             await self._failed(offer.key, f"refused by the device: {error}")
+        except OutOfTimeError as late:
+            await self._decline(offer.key, Objection(str(late)))
         except ConditionLost as lost:
             await self._decline(offer.key, Objection(str(lost), self._watch.again_s))
         except asyncio.CancelledError:
@@ -316,7 +324,9 @@ class Tasks:
                     await self._fetch(model)
                 await asyncio.to_thread(self._store.check, model.digest, model is offer.model)
             policy = self._rules.policy.current()
-            work = Work(self._client, task, offer, self._connection.name, self._store, policy)
+            work = Work(
+                self._client, task, offer, self._connection.name, self._store, policy, self._budgets
+            )
             with self._reporting(offer, task, policy):
                 return await in_thread(work.run, task)
 
@@ -391,14 +401,17 @@ class Tasks:
     async def _download(self, model: fleet_pb2.ModelRef) -> None:
         here = self._connection
         async with here.channel_for(model.size_bytes) as channel:
-            await transfer.download(channel, model, self._store, here.server, here.metadata)
+            await transfer.download(
+                channel, model, self._store, here.server, here.metadata, pace=self._down
+            )
 
     async def _upload(self, header: fleet_pb2.UpdateHeader) -> None:
         here = self._connection
         async with here.channel_for(header.size_bytes) as channel:
             await transfer.upload(
-                channel, header, self._store, here.server, here.metadata, chunks=self._chunks
-            )
+                channel, header, self._store, here.server, here.metadata,
+                chunks=self._chunks, pace=self._up,
+            )  # fmt: skip
 
 
 def _of(key: TaskId) -> str:

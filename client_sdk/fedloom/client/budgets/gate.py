@@ -1,0 +1,76 @@
+"""The budgets as a gate: an offer that cannot fit is declined before it is downloaded."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from fedloom.client.budgets import machine
+from fedloom.client.budgets.settings import Budgets
+from fedloom.client.store import ClientStore
+from fedloom.protocol.v1 import fleet_pb2
+
+MB = 1e6
+
+
+class BudgetGate:
+    """Objects to offers that do not fit into this device's memory or disk.
+
+    Args:
+        budgets: of this device.
+        store: whose oldest files make room.
+        available: bytes of memory that are free.
+        resident: bytes of memory that this process has.
+        free: bytes that are free on the disk of a folder.
+    """
+
+    def __init__(
+        self,
+        budgets: Budgets,
+        store: ClientStore,
+        *,
+        available: Callable[[], float] = machine.available_bytes,
+        resident: Callable[[], float] = machine.resident_bytes,
+        free: Callable[[Path], float] = lambda folder: shutil.disk_usage(folder).free,
+    ) -> None:
+        self._budgets, self._store = budgets, store
+        self._available, self._resident, self._free = available, resident, free
+
+    def objection(self, offer: fleet_pb2.Task) -> str | None:
+        """What the offer would need, and what there is."""
+        return self._of_memory(offer) or self._of_disk(offer)
+
+    def _of_memory(self, offer: fleet_pb2.Task) -> str | None:
+        budgets = self._budgets
+        size = offer.model.size_bytes + offer.received.size_bytes
+        needs = budgets.memory_factor * size
+        times = f"{budgets.memory_factor:g} times the model of {_mb(size)}"
+        if needs and needs > (there := self._available()):
+            return f"Expected {times} to fit into memory, got {_mb(there)} free."
+        most = float("inf") if budgets.memory_mb is None else budgets.memory_mb * MB
+        if needs + (held := self._resident()) > most:
+            return (
+                f"Expected {times}, with {_mb(held)} in use, to fit into memory_mb = {_mb(most)}."
+            )
+        return None
+
+    def _of_disk(self, offer: fleet_pb2.Task) -> str | None:
+        parts = [offer.model, offer.received, *(step.difference for step in offer.differences)]
+        sizes = {part.digest: part.size_bytes for part in parts if part.digest}
+        missing = sum(size for d, size in sizes.items() if not self._store.model_path(d).exists())
+        needs = missing + offer.model.size_bytes  # the update is as large at most, mostly
+        quota = self._budgets.disk_mb
+        if quota is not None:
+            key = f"{offer.key.run}.{offer.key.round}."
+            held = self._store.evict(int(quota * MB - needs), set(sizes), key)
+            if held + needs > quota * MB:
+                return (
+                    f"Expected {_mb(needs)} for the task, with {_mb(held)} that stay, to fit into "
+                    f"disk_mb = {quota:g}."
+                )
+        if needs > (free := self._free(self._store.directory)):
+            return f"Expected {_mb(needs)} free on the disk, got {_mb(free)}."
+        return None
+
+
+def _mb(size_bytes: float) -> str:
+    return f"{size_bytes / MB:,.1f} MB"
