@@ -352,7 +352,7 @@ def test_refusals_of_a_run_are_listed_newest_first(door, tmp_path):
 def test_unexpected_error_is_told_briefly_and_logged_in_full(door, monkeypatch, caplog):
     """The caller learns where to look; the log has the traceback."""
 
-    def broken():
+    def broken(**_):
         raise KeyError("the secret inside")
 
     monkeypatch.setattr(door.world.ledger, "list_tokens", broken)

@@ -157,3 +157,14 @@ def test_presence_is_stored_in_one_go(door):
     assert (row["version"], row["seen_at"]) == ("1.2", taken["east-1"].at)
     assert {len(value) for value in row["own_labels"].values()} <= {120}
     assert store is not None
+
+
+def test_tokens_come_page_by_page(door):
+    """Newest first, those made at the same moment by id; the total is that of all pages."""
+    seen, before = [], ""
+    while before is not None:
+        page = door.ask("GET", f"/tokens?limit=2&before={before}")[1]
+        assert page["total"] == 5
+        seen += [t["id"] for t in page["tokens"]]
+        before = page["more"]
+    assert seen == ["west_2", "west-2", "west-1", "east-2", "east-1"]

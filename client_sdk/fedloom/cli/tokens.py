@@ -104,7 +104,11 @@ def list_tokens(directory: Path) -> None:
     Example:
       fedloom token list
     """
-    found = Control(directory).get("tokens")
+    control = Control(directory)
+    found = control.get("tokens", limit=1000)
+    while found["more"] is not None:
+        page = control.get("tokens", limit=1000, before=found["more"])
+        found |= {"tokens": found["tokens"] + page["tokens"], "more": page["more"]}
     rows = (
         (t["id"], t["client"], output.state(t["status"]), output.ahead(t["expires_at"]))
         for t in found["tokens"]

@@ -54,6 +54,7 @@ tokens = sa.Table(
     sa.Column("created_at", sa.Float, nullable=False),
     sa.Column("expires_at", sa.Float, nullable=False),
     sa.Column("used_at", sa.Float),
+    sa.Index("tokens_by_age", "created_at", "id"),
 )
 runs = sa.Table(
     "runs",
@@ -149,6 +150,7 @@ refusals = sa.Table(
     sa.Column("code", sa.String, nullable=False, index=True),
     sa.Column("message", sa.String, nullable=False),
     sa.Column("detail", sa.String, nullable=False, default=""),
+    sa.Index("refusals_by_run", "run", "id"),
 )
 models = sa.Table(
     "models",

@@ -33,10 +33,30 @@ class Identities(Store):
         """A token's row."""
         return self._row(sa.select(tokens).where(tokens.c.id == token_id))
 
-    def list_tokens(self) -> list[dict[str, Any]]:
-        """All tokens, without their hashes, newest first."""
+    def list_tokens(self, *, before: str = "", limit: int = 0) -> list[dict[str, Any]]:
+        """Tokens, without their hashes, newest first.
+
+        Args:
+            before: id of the last one of the page before.
+            limit: most tokens; 0 for all.
+        """
         columns = [c for c in tokens.c if c.name != "secret_hash"]
-        return self._rows(sa.select(*columns).order_by(tokens.c.created_at.desc()))
+        order = sa.tuple_(tokens.c.created_at, tokens.c.id)
+        query = sa.select(*columns).order_by(tokens.c.created_at.desc(), tokens.c.id.desc())
+        if before:
+            last = tokens.alias()
+            there = sa.select(last.c.created_at).where(last.c.id == before).scalar_subquery()
+            query = query.where(order < sa.tuple_(there, sa.literal(before)))
+        return self._rows(query.limit(limit) if limit else query)
+
+    def num_tokens(self) -> int:
+        """How many tokens there ever were."""
+        rows = self._rows(sa.select(sa.func.count().label("n")).select_from(tokens))
+        return int(rows[0]["n"])
+
+    def promised_names(self) -> set[str]:
+        """Names of clients that some token is or was for."""
+        return {row["client"] for row in self._rows(sa.select(tokens.c.client))}
 
     def enrol(self, token_id: str, serial: str, not_after: float) -> None:
         """Use a token up and remember the client and the certificate, all or nothing.

@@ -4,10 +4,10 @@ import hashlib
 import logging
 import ssl
 import time
-from typing import Any
+from typing import Annotated, Any
 
 import sqlalchemy.exc
-from fastapi import APIRouter
+from fastapi import APIRouter, Query
 
 from fedloom.protocol import tokens
 from fedloom.protocol.identity import check_client_name
@@ -100,7 +100,7 @@ async def _store_token(here: Parts, pin: bytes, client: str, expires_at: float) 
 
 async def _free_name(here: Parts) -> str:
     world = here.world
-    taken = {row["client"] for row in await world.in_ledger(world.ledger.list_tokens)}
+    taken = await world.in_ledger(world.ledger.promised_names)
     taken.update(await world.in_ledger(world.ledger.names, Filter()))
     while (name := draw_name()) in taken:
         pass
@@ -108,11 +108,20 @@ async def _free_name(here: Parts) -> str:
 
 
 @router.get("/tokens", tags=["tokens"])
-async def list_tokens(here: Here, _: Viewer) -> TokenList:
-    """All tokens, newest first, without their secrets."""
-    rows = await here.world.in_ledger(here.world.ledger.list_tokens)
+async def list_tokens(
+    here: Here,
+    _: Viewer,
+    before: Annotated[str, Query(max_length=80, description="last id of the page before")] = "",
+    limit: Annotated[int, Query(ge=1, le=1000)] = 200,
+) -> TokenList:
+    """Tokens, newest first, without their secrets."""
+    world = here.world
+    rows = await world.in_reader(world.ledger.list_tokens, before=before, limit=limit)
+    total = await world.in_reader(world.ledger.num_tokens)
     now = time.time()
-    return TokenList(tokens=[TokenView(**row, status=_token_status(row, now)) for row in rows])
+    listed = [TokenView(**row, status=_token_status(row, now)) for row in rows]
+    more = listed[-1].id if len(listed) == limit else None
+    return TokenList(tokens=listed, total=total, more=more)
 
 
 def _token_status(row: dict[str, Any], now: float) -> TokenStatus:

@@ -101,6 +101,8 @@ class TokenList(BaseModel):
     """Tokens, newest first."""
 
     tokens: list[TokenView]
+    total: Annotated[int, Field(description="that there ever were")]
+    more: Annotated[str | None, Field(description="`before` of the next page; null at the end")]
 
 
 class StoredModel(BaseModel):

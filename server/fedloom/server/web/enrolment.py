@@ -49,7 +49,7 @@ async def _page(request: Request, here: Parts, who: Any, **more: Any) -> HTMLRes
     values = {"issued": None, "command": "", "qr": "", "fault": "", "client": "", **more}
     return page(
         request, here, who, "enrolment", page="enrolment",
-        tokens=told.tokens[:200], num_all=len(told.tokens), lives=LIVES, authority=found,
+        tokens=told.tokens, num_all=told.total, lives=LIVES, authority=found,
         address=_reached(here), **values,
     )  # fmt: skip
 

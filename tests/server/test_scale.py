@@ -1,0 +1,101 @@
+"""On a large ledger nothing that is listed reads a table from end to end."""
+
+import re
+
+import pytest
+import sqlalchemy as sa
+
+from fedloom.server import api
+from fedloom.server.spec import parse
+from support.big_ledger import RUN, fill, name_of
+from support.door import SPEC, Door
+from support.routes import table
+
+GROWING = {"cohorts", "updates", "rounds", "refusals", "audit", "tokens", "certificates", "models"}
+"""Tables that grow with every round, every client or every deed."""
+
+VALUES = {"run": RUN, "number": "2", "name": name_of(1), "digest": f"{3:064x}"}
+ENDLESS = {"/v1/events"}
+WHOLE = {
+    ("/v1/overview", "refusals"): "the latest thousand, and no more",
+    ("/v1/models", "models"): "a list of all models, small rows, one for each committed round",
+    ("/v1/tokens", "tokens"): "counts them, in an index",
+}
+"""Who may read a whole table, and why."""
+
+
+@pytest.fixture(scope="module")
+def door(tmp_path_factory):
+    """A server on a ledger with some of everything: plans do not depend on how much."""
+    state = tmp_path_factory.mktemp("scale") / "state"
+    state.mkdir()
+    fill(state, num_rounds=3, cohort=5, num_clients=20, spec=parse(SPEC).as_dict())
+    with Door(state) as door:
+        yield door
+
+
+def plans(door, url):
+    """Statements that a request reads by, each with SQLite's plan for it."""
+    seen = []
+
+    def note(_connection, _cursor, statement, parameters, *_):
+        if statement.lstrip().upper().startswith("SELECT"):
+            seen.append((statement, parameters))
+
+    engine = door.world.ledger._engine
+    sa.event.listen(engine, "before_cursor_execute", note)
+    try:
+        status, _ = door.ask("GET", url.removeprefix("/v1"))
+    finally:
+        sa.event.remove(engine, "before_cursor_execute", note)
+    assert status < 500
+    with engine.connect() as connection:
+        for statement, parameters in seen:
+            rows = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters)
+            yield statement, [row[-1] for row in rows]
+
+
+def scanned(statement, plan):
+    """Growing tables that a plan reads from end to end; the first rows of an order are none."""
+    stops = "LIMIT" in statement and not any("TEMP B-TREE" in step for step in plan)
+    tables = {m.group(1) for step in plan if (m := re.match(r"SCAN (\w+)", step))}
+    return set() if stops else tables & GROWING
+
+
+def test_no_route_scans_a_table_that_grows(door):
+    """Route by route, statement by statement."""
+    rows = table(api.create_app(door.world, door.runs, door.authority))
+    asked = 0
+    for row in rows:
+        if row.method != "GET" or not row.path.startswith("/v1") or row.path in ENDLESS:
+            continue
+        if not set(re.findall(r"{(\w+)}", row.path)) <= VALUES.keys():
+            continue
+        for query in ("", "?limit=2", "?q=ward&label=site=north"):
+            for statement, plan in plans(door, row.path.format_map(VALUES) + query):
+                asked += 1
+                found = {name for name in scanned(statement, plan) if (row.path, name) not in WHOLE}
+                assert not found, (row.path, statement, plan)
+    assert asked > 30
+
+
+def test_what_rounds_ask_the_ledger_finds_rows_by_index(door):
+    """An accept, a task with memory and a restart do not slow down as a run grows."""
+    seen = []
+
+    def note(_connection, _cursor, statement, parameters, *_):
+        seen.append((statement, parameters))
+
+    ledger, engine = door.world.ledger, door.world.ledger._engine
+    sa.event.listen(engine, "before_cursor_execute", note)
+    ledger.last_counted(RUN, name_of(1))
+    ledger.find_update(RUN, 1, name_of(1))
+    ledger.accepted(RUN, 1)
+    ledger.open_rounds()
+    ledger.open_round_of(RUN)
+    ledger.knows_model(f"{3:064x}")
+    sa.event.remove(engine, "before_cursor_execute", note)
+    with engine.connect() as connection:
+        for statement, parameters in seen:
+            rows = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters)
+            assert not scanned(statement, [row[-1] for row in rows]), statement
