@@ -17,10 +17,7 @@ from fedloom.server.access import passwords
 from support.door import Door
 from support.visitor import Visitor
 
-CHECKS = (
-    "not_a_server_error,content_type_conformance,response_schema_conformance,ignored_auth,"
-    "unsupported_method"
-)
+CHECKS = "not_a_server_error,content_type_conformance,response_schema_conformance,ignored_auth"
 ENDLESS = "/v1/events"
 
 

@@ -163,3 +163,30 @@ def test_no_answer_holds_a_secret(door, rows):
                 assert [name for name, text in hidden.items() if text in said] == [], row
     assert asked > 20
     assert json.loads(admin.ask("GET", "/v1/users").text)["users"][0]["name"] == "ann"
+
+
+def test_every_number_that_is_taken_has_bounds(door):
+    """Databases and clocks refuse numbers that are too large, each in a rude way of its own."""
+    description = Visitor(door.site, token=_token(door, Scope.VIEWER))
+    found = description.ask("GET", "/v1/openapi.json").document
+    schemas, numbers, wrong = found["components"]["schemas"], 0, []
+
+    def parts(schema):
+        if "$ref" in schema:
+            schema = schemas[schema["$ref"].rpartition("/")[2]]
+        yield schema
+        for inner in (*schema.get("properties", {}).values(), *schema.get("anyOf", ())):
+            yield from parts(inner)
+
+    for path, methods in found["paths"].items():
+        for operation in methods.values():
+            taken = [p["schema"] for p in operation.get("parameters", ())]
+            body = operation.get("requestBody", {}).get("content", {})
+            taken += [content["schema"] for content in body.values()]
+            for part in (part for schema in taken for part in parts(schema)):
+                if part.get("type") in ("integer", "number"):
+                    numbers += 1
+                    if "maximum" not in part and "exclusiveMaximum" not in part:
+                        wrong.append((path, part))
+    assert numbers > 8
+    assert wrong == []

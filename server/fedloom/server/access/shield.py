@@ -92,7 +92,7 @@ class Shield:
     async def _limit(self, scope: Scope) -> int | None:
         """The longest body that this request may have; None for a stream, of any length."""
         if scope["method"] in ("GET", "HEAD", "OPTIONS"):
-            return 0
+            return STRANGER_BYTES
         try:
             scope[PRINCIPAL] = await self._gate.principal(Request(scope))
         except UnauthenticatedError:

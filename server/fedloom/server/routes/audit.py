@@ -12,7 +12,7 @@ from fedloom.server.routes.scopes import Viewer
 router = APIRouter(prefix="/audit", tags=["audit"], responses=FAULTS)
 
 Text = Annotated[str, Query(max_length=300)]
-Moment = Annotated[float | None, Query(ge=0, allow_inf_nan=False)]
+Moment = Annotated[float | None, Query(ge=0, le=1e12, allow_inf_nan=False)]
 
 
 class AuditEntry(BaseModel):

@@ -107,7 +107,9 @@ async def list_parts(
     here: Here,
     _: Viewer,
     name: str,
-    before: Annotated[float, Query(ge=0, description="`offered_at` of the page before's last")] = 0,
+    before: Annotated[
+        float, Query(ge=0, le=1e12, description="`offered_at` of the page before's last")
+    ] = 0,
     limit: Annotated[int, Query(ge=1, le=500)] = 50,
 ) -> PartList:
     """What a client did in rounds, newest first: its contribution over time."""

@@ -12,6 +12,7 @@ from fedloom.protocol.errors import IntegrityError, UnavailableError, UsageError
 from fedloom.server.routes.parts import FAULTS, ConflictError, Here, Parts, Preview
 from fedloom.server.routes.scopes import Operator, Viewer
 from fedloom.server.routes.views import (
+    MAX_NUMBER,
     ErrorReply,
     ModelList,
     ModelView,
@@ -184,7 +185,9 @@ async def list_promotions(
     here: Here,
     _: Viewer,
     run: Annotated[str, Query(description="a run's id or a unique prefix")] = "",
-    before: Annotated[int, Query(ge=0, description="id of the last one of the page before")] = 0,
+    before: Annotated[
+        int, Query(ge=0, le=MAX_NUMBER, description="id of the last one of the page before")
+    ] = 0,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> PromotionList:
     """Promotions, newest first, of one run or of all."""

@@ -10,6 +10,7 @@ from fedloom.server.records import shape, summarize
 from fedloom.server.routes.parts import FAULTS, Here, NotFoundError, Parts
 from fedloom.server.routes.round_views import MemberView, RoundDetail, RoundList, RoundView
 from fedloom.server.routes.scopes import Viewer
+from fedloom.server.routes.views import MAX_NUMBER
 
 router = APIRouter(prefix="/runs/{run}/rounds", tags=["rounds"], responses=FAULTS)
 
@@ -22,7 +23,7 @@ async def list_rounds(
     _: Viewer,
     run: str,
     before: Annotated[
-        int, Query(ge=0, description="number of the last one of the page before")
+        int, Query(ge=0, le=MAX_NUMBER, description="number of the last one of the page before")
     ] = 0,
     limit: Annotated[int, Query(ge=1, le=500)] = 50,
 ) -> RoundList:
@@ -38,7 +39,7 @@ async def round_detail(
     here: Here,
     _: Viewer,
     run: str,
-    number: Annotated[int, Path(ge=1)],
+    number: Annotated[int, Path(ge=1, le=MAX_NUMBER)],
     after: Annotated[str, Query(description="the last client of the page before")] = "",
     limit: Annotated[int, Query(ge=1, le=1000)] = 200,
 ) -> RoundDetail:

@@ -13,6 +13,9 @@ from fedloom.server.routes.round_views import RoundView
 
 MAX_TTL_S = 366 * 24 * 3600.0
 
+MAX_NUMBER = 2**53
+"""Of ids and rounds: what JSON carries exactly; databases refuse numbers past 2^63 rudely."""
+
 
 class _In(BaseModel):
     """A request: an unknown field is a mistake, not a wish."""
@@ -168,7 +171,10 @@ class PromotionList(BaseModel):
 class RollBackTo(_In):
     """A wish to roll a run back."""
 
-    round: Annotated[int, Field(ge=0, description="committed training round; 0: the beginning")]
+    round: Annotated[
+        int,
+        Field(ge=0, le=MAX_NUMBER, description="committed training round; 0: the beginning"),
+    ]
 
 
 class NewRun(_In):
@@ -311,7 +317,9 @@ class ActionArguments(_In):
     reason: Annotated[str, Field(max_length=500, description="for abort")] = ""
     seconds: Annotated[
         float | None,
-        Field(gt=0, allow_inf_nan=False, description="for extend: added to the deadline"),
+        Field(
+            gt=0, le=MAX_TTL_S, allow_inf_nan=False, description="for extend: added to the deadline"
+        ),
     ] = None
     goal: Annotated[int | None, Field(ge=1, description="for goal: updates to close at")] = None
     quorum: Annotated[
