@@ -12,6 +12,7 @@ import numpy as np
 
 from fedloom.protocol.container import write_params
 from fedloom.server import api, config, console, control
+from fedloom.server.access import oidc_http
 from fedloom.server.access.site import make_site
 from fedloom.server.config import ServerConfig
 from fedloom.server.ledger import Ledger
@@ -53,7 +54,7 @@ class Door:
         site: where browsers reach it; None without `console`.
     """
 
-    def __init__(self, directory, *, plaintext=False, console="", **settings):
+    def __init__(self, directory, *, plaintext=False, console="", provider=None, **settings):
         self.directory = directory
         directory.mkdir(exist_ok=True)
         settings = ServerConfig(federation="demo", console=console, **settings)
@@ -70,6 +71,7 @@ class Door:
         )
         self.runs = Runs(self.world)
         self.site = self.app = None
+        self._provider = provider
         self._loop = None
         self._stopping = None
         self._up = threading.Event()
@@ -102,9 +104,13 @@ class Door:
                 door = stack.enter_context(console.listening(self.directory, config, authority))
                 if door is not None:
                     self.site = make_site(config, door.port, tls=door.context is not None)
-                app = api.create_app(
-                    self.world, self.runs, authority, enrolment="127.0.0.1:1", site=self.site
+                oidc = self._provider and oidc_http.load(
+                    self._provider, self.directory, self.site.url
                 )
+                app = api.create_app(
+                    self.world, self.runs, authority,
+                    enrolment="127.0.0.1:1", site=self.site, oidc=oidc,
+                )  # fmt: skip
                 serving = [asyncio.ensure_future(control.serve(app, listener))]
                 if door is not None:
                     work = console.serve(app, door, self.directory, config, authority)

@@ -29,6 +29,7 @@ from fedloom.server.access.errors import (
     UnauthenticatedError,
 )
 from fedloom.server.access.gate import Gate
+from fedloom.server.access.oidc import Oidc
 from fedloom.server.access.site import Site
 from fedloom.server.engine.errors import OperatorRefused
 from fedloom.server.pki import Authority
@@ -81,6 +82,7 @@ def create_app(
     fleet: str = "",
     enrolment: str = "",
     site: Site | None = None,
+    oidc: Oidc | None = None,
 ) -> FastAPI:
     """The application over a server's parts; on a TCP port it needs a `Shield` around it.
 
@@ -91,6 +93,7 @@ def create_app(
         fleet: host:port where enrolled clients connect, if not as configured.
         enrolment: likewise for devices with a token.
         site: where browsers reach the console; None where it does not listen.
+        oidc: logins through a provider.
     """
     app = FastAPI(
         title="fedloom server",
@@ -101,7 +104,7 @@ def create_app(
         redoc_url=None,
         dependencies=[Depends(guard)],
     )
-    gate = Gate(world, site or Site())
+    gate = Gate(world, site or Site(), oidc)
     app.state.parts = Parts(
         world=world,
         runs=runs,

@@ -38,6 +38,7 @@ from fedloom.protocol.errors import Code, Refusal, UnavailableError, UsageError 
 from fedloom.protocol.version import __version__  # noqa: E402
 from fedloom.server import api, console, control, presence  # noqa: E402
 from fedloom.server import config as configuration  # noqa: E402
+from fedloom.server.access import oidc_http  # noqa: E402
 from fedloom.server.access.site import make_site  # noqa: E402
 from fedloom.server.access.trail import HEAD_FILE  # noqa: E402
 from fedloom.server.config import ServerConfig, split_address  # noqa: E402
@@ -209,9 +210,11 @@ class Server:
     async def _start_api(self, control_listener: socket.socket) -> None:
         config, authority = self.config, self.authority
         door = self._stack.enter_context(console.listening(self._state_dir, config, authority))
-        site = None
+        site = oidc = None
         if door is not None:
             site = make_site(config, door.port, tls=door.context is not None)
+            if config.oidc is not None:
+                oidc = oidc_http.load(config.oidc, self._state_dir, site.url)
         app = api.create_app(
             self.world,
             self.runs,
@@ -219,6 +222,7 @@ class Server:
             fleet=_with_port(config.fleet, self.fleet_port),
             enrolment=_with_port(config.enrolment, self.enrolment_port),
             site=site,
+            oidc=oidc,
         )
         self._background(control.serve(app, control_listener))
         if door is not None and site is not None:

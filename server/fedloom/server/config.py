@@ -12,6 +12,8 @@ from urllib.parse import urlsplit
 from fedloom.protocol import chunks
 from fedloom.protocol.errors import UsageError
 from fedloom.protocol.wire import CHUNK_BYTES
+from fedloom.server.access import oidc
+from fedloom.server.access.oidc import OidcConfig
 
 FILE = "server.toml"
 
@@ -43,6 +45,7 @@ class ServerConfig:
         console_url: where operators reach it, where that is not the address itself: behind a
             reverse proxy, https://fl.example.org.
         database: SQLAlchemy URL; empty for `ledger.sqlite` in the state directory.
+        oidc: whom to believe who an operator is; None for passwords alone.
     """
 
     federation: str = "fedloom"
@@ -59,6 +62,7 @@ class ServerConfig:
     console_key: str = ""
     console_url: str = ""
     database: str = ""
+    oidc: OidcConfig | None = None
 
     def __post_init__(self) -> None:
         """Check every setting."""
@@ -123,6 +127,9 @@ def build(values: dict[str, Any], where: str) -> ServerConfig:
     defaults = ServerConfig()
     checked: dict[str, Any] = {}
     for name, value in values.items():
+        if name == "oidc":
+            checked[name] = oidc.build(value if isinstance(value, dict) else {"oidc": value})
+            continue
         if name == "chunk_bytes":  # a number or a word: checked as it is
             checked[name] = value
             continue
@@ -159,6 +166,8 @@ def write(state_dir: Path, config: ServerConfig) -> None:
     lines = []
     for field in fields(ServerConfig):
         value = getattr(config, field.name)
+        if field.name == "oidc":  # a table, for whoever wants it: docs/console-security.md
+            continue
         if isinstance(value, tuple):
             text = "[" + ", ".join(f'"{v}"' for v in value) + "]"
         else:

@@ -10,7 +10,7 @@ from fedloom.server.access.tables import audit
 from support.door import Door
 from support.routes import table
 
-PUBLIC = {"/login", "/login/link", "/login/style.css"}
+PUBLIC = {"/login", "/login/link", "/login/style.css", "/login/oidc", "/login/oidc/callback"}
 """Routes that ask nobody who they are."""
 
 

@@ -72,7 +72,13 @@ def test_table_is_whole(door, rows):
     """It has the pages, the API and its description; only the ways to log in ask nobody."""
     assert len(rows) > 40
     public = {row.path for row, _ in rows if row.scope is None}
-    assert public == {"/login", "/login/link", "/login/style.css"}
+    assert public == {
+        "/login",
+        "/login/link",
+        "/login/style.css",
+        "/login/oidc",
+        "/login/oidc/callback",
+    }
     changing = {row.scope for row, _ in rows if row.scope and row.method not in READING}
     assert changing == set(Scope)  # logging out and checking a run's settings change nothing
     viewers = {row.path for row, _ in rows if row.scope is Scope.VIEWER and row.method == "POST"}

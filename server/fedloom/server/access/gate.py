@@ -13,6 +13,7 @@ from fedloom.protocol.errors import UnavailableError, printable
 from fedloom.server.access import passwords, secrets
 from fedloom.server.access.accounts import Accounts
 from fedloom.server.access.errors import ForbiddenError, TooManyTriesError, UnauthenticatedError
+from fedloom.server.access.oidc import Oidc
 from fedloom.server.access.principal import Principal, Scope
 from fedloom.server.access.site import Site
 from fedloom.server.access.throttle import Throttle, network_of
@@ -43,10 +44,12 @@ class Gate:
 
     Attributes:
         site: where browsers reach us.
+        oidc: logins through a provider; None for none.
     """
 
     world: World
     site: Site
+    oidc: Oidc | None = None
     _names: Throttle = field(default_factory=lambda: Throttle(free=5, longest_s=60.0))
     _networks: Throttle = field(default_factory=lambda: Throttle(free=10, longest_s=900.0))
     _checks: int = 0
@@ -119,7 +122,7 @@ class Gate:
         self._count(name, address)
         row = await self.world.in_access(self.accounts.user, name)
         if not await self._check(password, row["password"] if row else None):
-            await self._audit_failure(name, address)
+            await self.audit_failure(name, "password", address)
             raise UnauthenticatedError(FAILED)
         assert row is not None
         self._names.forgive(name)
@@ -206,13 +209,12 @@ class Gate:
         finally:
             self._checks -= 1
 
-    async def _audit_failure(self, name: str, address: str) -> None:
+    async def audit_failure(self, name: str, how: str, address: str) -> None:
+        """Write down that somebody failed to log in, but no flood of it."""
         hour = time.time() // 3600
         known, count = self._audited
         count = count + 1 if known == hour else 1
         self._audited = (hour, count)
         if count <= AUDITED_PER_HOUR:
             last = {"last_of_this_hour": True} if count == AUDITED_PER_HOUR else {}
-            await self.world.audit(
-                name, "password", "login.fail", name, {"address": address, **last}
-            )
+            await self.world.audit(name, how, "login.fail", name, {"address": address, **last})

@@ -34,7 +34,7 @@ async def list_lines(
     _: Viewer,
     level: Annotated[str, Query(pattern="^(debug|info|warning|error|)$")] = "",
     q: Annotated[str, Query(max_length=200, description="in the message or logger's name")] = "",
-    before: Annotated[int, Query(ge=0)] = 0,
+    before: Annotated[int, Query(ge=0, le=2**53)] = 0,
     limit: Annotated[int, Query(ge=1, le=1000)] = 200,
 ) -> LogLines:
     """The last lines of this process's log that are like this."""

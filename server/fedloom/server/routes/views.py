@@ -321,13 +321,20 @@ class ActionArguments(_In):
             gt=0, le=MAX_TTL_S, allow_inf_nan=False, description="for extend: added to the deadline"
         ),
     ] = None
-    goal: Annotated[int | None, Field(ge=1, description="for goal: updates to close at")] = None
+    goal: Annotated[
+        int | None, Field(ge=1, le=MAX_NUMBER, description="for goal: updates to close at")
+    ] = None
     quorum: Annotated[
-        int | None, Field(ge=1, description="for goal: fewest updates; as it was if null")
+        int | None,
+        Field(ge=1, le=MAX_NUMBER, description="for goal: fewest updates; as it was if null"),
     ] = None
     round: Annotated[
         int | None,
-        Field(ge=1, description="do it only if this round is the open one: so it is done once"),
+        Field(
+            ge=1,
+            le=MAX_NUMBER,
+            description="do it only if this round is the open one: so it is done once",
+        ),
     ] = None
     request: Annotated[
         str | None,

@@ -16,12 +16,14 @@ from jinja2 import Environment, FileSystemLoader
 from fedloom.protocol.errors import FedloomError, UnavailableError
 from fedloom.server.access.accounts import LIFE_S
 from fedloom.server.access.errors import TooManyTriesError, UnauthenticatedError
-from fedloom.server.routes.parts import Here, Parts
+from fedloom.server.access.oidc import PENDING_S
+from fedloom.server.routes.parts import Here, NotFoundError, Parts
 from fedloom.server.routes.scopes import Public, Viewer, form_of
 
 TEMPLATES = Path(__file__).parent / "templates"
 
 _SEE_OTHER = 303
+_OIDC_COOKIE = "fedloom-oidc"
 
 router = APIRouter(include_in_schema=False)
 
@@ -74,6 +76,41 @@ async def confirm_link(here: Here, request: Request, _: Public) -> Response:
     return await _by_link(here, request, (await form_of(request)).get("code", ""))
 
 
+@router.get("/login/oidc")
+async def begin_oidc(here: Here, request: Request, _: Public) -> Response:
+    """Go to the provider."""
+    if here.gate.oidc is None:
+        raise NotFoundError("Expected a server with [oidc] in server.toml, got one without.")
+    there = local(request.query_params.get("next", ""))
+    try:
+        away, kept = await here.gate.oidc.begin(there)
+    except UnavailableError as error:
+        return await _page(here, 503, fault=str(error), next=there)
+    answer = RedirectResponse(away, _SEE_OTHER)
+    answer.set_cookie(
+        _OIDC_COOKIE, kept, max_age=int(PENDING_S), path="/login/oidc",
+        httponly=True, samesite="lax", secure=here.gate.site.secure,
+    )  # fmt: skip
+    return answer
+
+
+@router.get("/login/oidc/callback")
+async def end_oidc(here: Here, request: Request, _: Public) -> Response:
+    """Come back from the provider."""
+    gate = here.gate
+    if gate.oidc is None:
+        raise NotFoundError("Expected a server with [oidc] in server.toml, got one without.")
+    kept, address = request.cookies.get(_OIDC_COOKIE, ""), gate.address(request)
+    try:
+        name, scope, there = await gate.oidc.end(dict(request.query_params), kept)
+    except (UnauthenticatedError, UnavailableError) as error:
+        await gate.audit_failure("", "oidc", address)
+        return await _page(here, _status(error), fault=str(error))
+    answer = entered(here, await gate.open_session(name, "oidc", scope, address), there)
+    answer.delete_cookie(_OIDC_COOKIE, path="/login/oidc", secure=gate.site.secure, httponly=True)
+    return answer
+
+
 @router.post("/logout")
 async def log_out(here: Here, request: Request, principal: Viewer) -> Response:
     """End the session."""
@@ -121,7 +158,9 @@ async def _by_link(here: Parts, request: Request, code: str) -> Response:
 
 async def _page(here: Parts, status: int = 200, **values: str) -> HTMLResponse:
     has_users = bool(await here.world.in_access(here.gate.accounts.users))
-    told = {"next": "/", "federation": here.world.config.federation, "passwords": has_users}
+    oidc = here.gate.oidc.config.label if here.gate.oidc else ""
+    federation = here.world.config.federation
+    told = {"next": "/", "federation": federation, "passwords": has_users, "oidc": oidc}
     text = _environment().get_template("login.html").render(**{**told, **values})
     return HTMLResponse(text, status)
 

@@ -42,7 +42,7 @@ async def model(request: Request, here: Here, who: Viewer, digest: str) -> HTMLR
     promotions = await world.in_reader(ledger.list_promotions, limit=200)
     return page(
         request, here, who, "model", page="models",
-        digest=digest, places=places, place=place, made=made, manifest=manifest,
+        digest=digest, origins=places, place=place, made=made, manifest=manifest,
         promotions=[row for row in promotions if row["digest"] == digest],
         is_promoted=bool(promotions) and promotions[0]["digest"] == digest,
         tensors=sorted(manifest.specs.items()),

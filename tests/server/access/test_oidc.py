@@ -1,0 +1,191 @@
+"""Logging in through a provider: what it says counts only if it said it, now, for this login."""
+
+import base64
+from urllib.parse import urlsplit
+
+import pytest
+
+from fedloom.protocol.errors import UsageError
+from fedloom.server import config
+from fedloom.server.access import oidc, oidc_http
+from fedloom.server.access.oidc import OidcConfig
+from fedloom.server.access.tables import audit
+from support.door import Door
+from support.provider import SECRET, Provider
+from support.visitor import Visitor
+
+
+@pytest.fixture(scope="module")
+def provider():
+    """A provider that knows one user."""
+    with Provider() as provider:
+        yield provider
+
+
+@pytest.fixture(scope="module")
+def door(tmp_path_factory, provider):
+    """A server that believes the provider."""
+    state = tmp_path_factory.mktemp("door") / "state"
+    state.mkdir()
+    (state / "oidc.secret").touch(mode=0o600)
+    (state / "oidc.secret").write_text(f"{SECRET}\n")
+    settings = OidcConfig(
+        issuer=provider.issuer, client_id="fedloom", client_secret_file="oidc.secret",
+        label="Example SSO", viewer=("staff",), operator=("fl-operators",), admin=("fl-admins",),
+    )  # fmt: skip
+    with Door(state, console="127.0.0.1:0", provider=settings) as door:
+        yield door
+
+
+@pytest.fixture(autouse=True)
+def honest(provider, door):
+    """Each test begins with a provider that tells the truth, and asks it anew."""
+    provider.lie = ""
+    provider.claims = {"email": "ann@example.org", "groups": ["staff", "fl-operators"]}
+    door.app.state.parts.gate.oidc._provider._kept.clear()
+
+
+def _away(visitor, there="/"):
+    answer = visitor.ask("GET", f"/login/oidc?next={there}")
+    assert answer.status == 303, answer
+    return answer.headers["location"]
+
+
+def _back(visitor, url):
+    parts = urlsplit(url)
+    return visitor.ask("GET", f"{parts.path}?{parts.query}")
+
+
+def _log_in(door, provider):
+    visitor = Visitor(door.site)
+    return visitor, _back(visitor, provider.log_in(_away(visitor)))
+
+
+def test_provider_logs_somebody_in(door, provider):
+    """With the highest scope of their groups, back to where they were going, and audited."""
+    visitor = Visitor(door.site)
+    answer = _back(visitor, provider.log_in(_away(visitor, "/runs")))
+    assert (answer.status, answer.headers["location"]) == (303, "/runs")
+    me = visitor.ask("GET", "/v1/me").document
+    assert me == {"name": "ann@example.org", "scope": "operator", "how": "oidc"}
+    assert visitor.ask("POST", "/v1/tokens", document={}).status == 403
+    newest = door.world.ledger._rows(audit.select().order_by(audit.c.id.desc()).limit(1))[0]
+    assert (newest["action"], newest["who"], newest["how"]) == ("login", "ann@example.org", "oidc")
+    assert "Example SSO" in Visitor(door.site).ask("GET", "/login").text
+
+
+def test_secret_goes_to_the_token_endpoint_alone(door, provider):
+    """In its header; and a code is worth nothing without the verifier."""
+    _log_in(door, provider)
+    form, authorization = provider.seen[-1]
+    pair = base64.b64decode(authorization.removeprefix("Basic ")).decode()
+    assert pair == "fedloom:the%20client%27s%20secret"
+    assert form["code_verifier"]
+    assert SECRET not in Visitor(door.site).ask("GET", "/login").text
+
+
+@pytest.mark.parametrize(
+    "lie",
+    ["iss", "aud", "azp", "no azp", "exp", "no exp", "nonce", "no nonce", "key", "hs256", "none",
+     "nonsense", "iss of the answer"],
+)  # fmt: skip
+def test_lie_is_refused(door, provider, lie):
+    """Another issuer, audience, time, login or signature: nobody is logged in."""
+    provider.lie = lie
+    visitor, answer = _log_in(door, provider)
+    assert answer.status == 401
+    assert door.site.cookie not in visitor.cookies
+    assert visitor.ask("GET", "/v1/me").status == 401
+
+
+@pytest.mark.parametrize("lie", ["issuer", "no json", "status"])
+def test_provider_that_does_not_do_is_not_a_fault_of_ours(door, provider, lie):
+    """503 with a sentence, on the form."""
+    provider.lie = lie
+    answer = Visitor(door.site).ask("GET", "/login/oidc")
+    assert answer.status == 503
+    assert "login provider" in answer.text
+
+
+@pytest.mark.parametrize(
+    "claims",
+    [
+        {"email": "ann@example.org"},
+        {"email": "ann@example.org", "groups": ["others"]},
+        {"email": "ann@example.org", "groups": {"fl-admins": True}},
+        {"groups": ["fl-admins"]},
+        {"email": "", "groups": ["fl-admins"]},
+        {"email": "ann@example.org", "email_verified": False, "groups": ["fl-admins"]},
+    ],
+)
+def test_claims_that_allow_nothing_are_refused(door, provider, claims):
+    """To be known to the provider is not to be an operator."""
+    provider.claims = claims
+    visitor, answer = _log_in(door, provider)
+    assert (answer.status, door.site.cookie in visitor.cookies) == (401, False)
+
+
+def test_answer_counts_once_and_in_the_browser_that_asked(door, provider):
+    """A link with somebody else's answer in it logs nobody in as them."""
+    victim, attacker = Visitor(door.site), Visitor(door.site)
+    back = provider.log_in(_away(attacker))
+    assert _back(victim, back).status == 401
+    _away(victim)
+    assert _back(victim, provider.log_in(_away(attacker))).status == 401
+    honest = Visitor(door.site)
+    back = provider.log_in(_away(honest))
+    assert _back(honest, back).status == 303
+    assert _back(honest, back).status == 401
+
+
+def test_changed_keys_are_fetched_once_more(door, provider, monkeypatch):
+    """A provider rolls its keys over without telling."""
+    assert _log_in(door, provider)[1].status == 303
+    provider.change_keys()
+    assert _log_in(door, provider)[1].status == 401  # strangers must not make us ask all the time
+    monkeypatch.setattr(oidc_http, "RENEW_S", 0.0)
+    assert _log_in(door, provider)[1].status == 303
+
+
+def test_logins_that_never_end_are_forgotten(door, provider, monkeypatch):
+    """Memory is bounded, and an old answer is none."""
+    monkeypatch.setattr(oidc, "MAX_PENDING", 3)
+    visitors = [Visitor(door.site) for _ in range(5)]
+    urls = [provider.log_in(_away(visitor)) for visitor in visitors]
+    assert len(door.app.state.parts.gate.oidc._pending) == 3
+    found = [_back(v, url).status for v, url in zip(visitors, urls, strict=True)]
+    assert found == [401, 401, 303, 303, 303]
+
+
+def test_server_without_a_provider_has_no_such_way(tmp_path):
+    """404, not a fault."""
+    with Door(tmp_path / "state", console="127.0.0.1:0") as door:
+        for path in ("/login/oidc", "/login/oidc/callback?code=x&state=y"):
+            assert Visitor(door.site).ask("GET", path).status == 404
+
+
+SETTINGS = {"issuer": "https://sso.example", "client_id": "x", "viewer": ["a"]}
+
+
+def test_settings_are_read_from_server_toml(tmp_path):
+    """As a table of their own, which no other command loses."""
+    config.write(tmp_path, config.ServerConfig())
+    path = tmp_path / config.FILE
+    path.write_text(path.read_text() + '\n[oidc]\nissuer = "https://sso.example"\n'
+                    'client_id = "x"\nadmin = ["fl"]\n')  # fmt: skip
+    assert config.load(tmp_path).oidc.admin == ("fl",)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"issuer": "http://sso.example"}, {"issuer": "sso"}, {"client_id": ""}, {"viewer": []},
+        {"viewer": "staff"}, {"viewer": [1]}, {"scopes": ["email"]}, {"secret": "x"},
+        {"label": 3}, {"issuer": None},
+    ],
+)  # fmt: skip
+def test_settings_that_cannot_be_are_refused(change):
+    """Plain HTTP to another machine, nobody allowed, a secret among the settings."""
+    with pytest.raises(UsageError):
+        oidc.build(SETTINGS | change)
+    assert oidc.build(SETTINGS).viewer == ("a",)
