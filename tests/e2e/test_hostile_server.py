@@ -201,6 +201,14 @@ def bomb():
     )
 
 
+def seeded(seed):
+    """A difference whose places are drawn by a seed."""
+    tensor = {"name": "w", "arrays": ["values"], "seed": seed}
+    note = {"codec": "random_k", "settings": {"fraction": 0.5, "scaled": 0}, "tensors": [tensor]}
+    text = np.frombuffer(json.dumps(note).encode(), np.uint8)
+    return container({"0.values": np.ones(3, np.float32), "note": text})
+
+
 def listing(tensors, **arrays):
     note = {"codec": "lossless", "settings": {"level": 1.0}, "tensors": tensors}
     arrays["note"] = np.frombuffer(json.dumps(note).encode(), np.uint8)
@@ -210,6 +218,8 @@ def listing(tensors, **arrays):
 BAD_DIFFERENCES = {
     "a bomb": bomb(),
     "no container": b"nothing of the kind",
+    "a seed beyond any number": seeded("9" * 50),
+    "a seed below nothing": seeded("-1"),
     "no note": container({"x": np.zeros(3, np.float32)}),
     "a note that never ends": container({"note": np.frombuffer(b"[" * 50_000, np.uint8)}),
     "a tensor that the model lacks": listing([{"name": "x"}], **{"0": np.zeros(3, np.float32)}),

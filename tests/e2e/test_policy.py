@@ -1,8 +1,11 @@
 """What a device's owner forbids does not leave the device, and the round hears why."""
 
+import time
+
 import numpy as np
 import pytest
 
+from fedloom.client.connection import Connection
 from fedloom.client.training import Work
 from support.agents import Adder, result, until
 from support.hostile import PARAMS, scene
@@ -15,10 +18,12 @@ class Counting(Adder):
 
     def __init__(self):
         super().__init__(step=1.0, num_examples=20)
-        self.trained, self.evaluated, self.fails = 0, 0, None
+        self.trained, self.evaluated, self.fails, self.lasts_s = 0, 0, None, 0.0
 
     def train(self, params, task):
         self.trained += 1
+        task.progress(0.5, loss=0.5)
+        time.sleep(self.lasts_s)  # else the word comes after the training that it is of
         if self.fails is not None:
             raise self.fails
         return super().train(params, task)
@@ -129,6 +134,26 @@ def test_measurements_stay_where_they_may_not_leave(runner, device):
     runner.run(main())
     assert device.client.evaluated == evaluated
     assert not device.journal("sent")[0]["training"]
+
+
+def test_how_well_training_goes_stays_where_measurements_do(runner, device, monkeypatch):
+    """How far it is may be told; the loss that goes with it is a measurement."""
+    sent = []
+    real = Connection.send
+
+    async def send(connection, message):
+        if message.WhichOneof("kind") == "progress":
+            sent.append(message.progress)
+        await real(connection, message)
+
+    monkeypatch.setattr(Connection, "send", send)
+    monkeypatch.setattr(device.client, "lasts_s", 0.2)
+    for text, loss in (("", 0.5), ("[leaves]\nmetrics = false", None)):
+        owner_says(device, text)
+        sent.clear()
+        committed(runner, device)
+        assert sent
+        assert all((p.loss if p.HasField("loss") else None) == loss for p in sent)
 
 
 def test_the_text_of_an_error_stays_where_it_may_not_leave(runner, device):
