@@ -38,6 +38,7 @@ from fedloom.server.routes import audit as audit_routes
 from fedloom.server.routes import clients as client_routes
 from fedloom.server.routes import events as event_routes
 from fedloom.server.routes import fleet as fleet_routes
+from fedloom.server.routes import lineage as lineage_routes
 from fedloom.server.routes import logs as log_routes
 from fedloom.server.routes import models as model_routes
 from fedloom.server.routes import overview as overview_routes
@@ -122,6 +123,7 @@ def create_app(
         event_routes,
         overview_routes,
         fleet_routes,
+        lineage_routes,
         model_routes,
         run_routes,
         round_routes,

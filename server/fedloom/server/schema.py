@@ -93,6 +93,7 @@ rounds = sa.Table(
     sa.Column("undone_at", sa.Float),  # when the run was rolled back to before it
     sa.Column("summary", sa.JSON(none_as_null=True)),  # what its members did, once it is over
     sa.Index("rounds_by_state", "state"),
+    sa.Index("rounds_by_model", "model_in", "state"),
 )
 cohorts = sa.Table(
     "cohorts",
@@ -178,6 +179,6 @@ promotions = sa.Table(
     sa.Column("at", sa.Float, nullable=False),
     sa.Column("run", sa.String, nullable=False, index=True),
     sa.Column("round", sa.Integer, nullable=False),
-    sa.Column("digest", sa.String, nullable=False),
+    sa.Column("digest", sa.String, nullable=False, index=True),
     sa.Column("note", sa.String, nullable=False, default=""),
 )

@@ -10,6 +10,7 @@ model moves in the transaction that commits the round, or that rolls the run bac
 from fedloom.server.ledger.directory import Directory, Filter
 from fedloom.server.ledger.figures import Figures
 from fedloom.server.ledger.identities import Identities
+from fedloom.server.ledger.lineage import Lineage
 from fedloom.server.ledger.members import Members
 from fedloom.server.ledger.models import Models
 from fedloom.server.ledger.refusals import Refusals
@@ -41,5 +42,7 @@ __all__ = [
 ]
 
 
-class Ledger(Figures, Identities, Directory, RunRows, Rounds, Members, Rollbacks, Models, Refusals):
+class Ledger(
+    Figures, Identities, Directory, RunRows, Rounds, Members, Rollbacks, Models, Lineage, Refusals
+):
     """All tables behind methods that are one transaction each; see `Store` for its argument."""

@@ -1,0 +1,91 @@
+"""What is in a model: norms of its tensors, and of what lies between two of them.
+
+Read block by block from the mapped file, so memory stays at a block whatever the model's size; kept
+by digest, since a file of that name never changes.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedloom.protocol.container import read_params
+
+BLOCK = 1 << 18
+"""Values at a time: 2 MiB of float64."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """A tensor of a model, in numbers.
+
+    Attributes:
+        name: of the tensor.
+        shape: of it.
+        norm: Euclidean.
+        max_abs: largest magnitude; 0 of an empty tensor.
+        difference: Euclidean norm of what lies between it and the base's; None without a base, or
+            where the base has no such tensor.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    norm: float
+    max_abs: float
+    difference: float | None = None
+
+    @property
+    def relative(self) -> float | None:
+        """The difference over the base's scale, as far as this tensor's norm tells it."""
+        if self.difference is None or not self.norm:
+            return None
+        return self.difference / self.norm
+
+
+@lru_cache(maxsize=64)
+def layers(path: Path, base: Path | None = None) -> tuple[Layer, ...]:
+    """Every tensor of a model file, by name. Blocks; call it in a thread.
+
+    Args:
+        path: a safetensors file, named by its digest.
+        base: another one, to measure the difference from.
+
+    Raises:
+        OSError: there is no such file.
+    """
+    params = read_params(path)
+    before = read_params(base) if base is not None else {}
+    found = []
+    for name in sorted(params):
+        other = before.get(name)
+        same = other is not None and other.shape == params[name].shape
+        found.append(_layer(name, params[name], other if same else None))
+    return tuple(found)
+
+
+def _layer(name: str, values: NDArray[Any], base: NDArray[Any] | None) -> Layer:
+    squares = most = between = 0.0
+    for start, block in _blocks(values):
+        squares += float(block @ block)
+        most = max(most, float(np.max(np.abs(block), initial=0.0)))
+        if base is not None:
+            gap = block - base.reshape(-1)[start : start + BLOCK].astype(np.float64)
+            between += float(gap @ gap)
+    return Layer(
+        name=name,
+        shape=tuple(values.shape),
+        norm=math.sqrt(squares),
+        max_abs=most,
+        difference=None if base is None else math.sqrt(between),
+    )
+
+
+def _blocks(values: NDArray[Any]) -> Iterator[tuple[int, NDArray[np.float64]]]:
+    flat = values.reshape(-1)
+    for start in range(0, flat.size, BLOCK):
+        yield start, flat[start : start + BLOCK].astype(np.float64)

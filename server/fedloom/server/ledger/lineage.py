@@ -1,0 +1,56 @@
+"""Where models come from: which round of which run made them, of whose updates, from what."""
+
+from collections.abc import Sequence
+
+import sqlalchemy as sa
+
+from fedloom.server.ledger.store import Row, Store, counted_in
+from fedloom.server.ledger.updates import COMMITTED
+from fedloom.server.schema import models, promotions, rounds, updates
+
+
+class Lineage(Store):
+    """Methods about where models come from."""
+
+    def origins(self, digest: str) -> list[Row]:
+        """The rounds that committed a model, or runs that began with it (round 0), oldest first."""
+        its_round = sa.and_(rounds.c.run == models.c.run, rounds.c.number == models.c.round)
+        query = (
+            sa.select(
+                models.c.run, models.c.round, models.c.created_at, models.c.size_bytes,
+                rounds.c.model_in, rounds.c.kind, rounds.c.undone_at, rounds.c.training,
+                rounds.c.privacy,
+            )
+            .join(rounds, its_round, isouter=True)
+            .where(models.c.digest == digest)
+            .order_by(models.c.created_at, models.c.run)
+        )  # fmt: skip
+        return list(self._rows(query))
+
+    def contributors(self, run: str, number: int, limit: int = 1000) -> list[Row]:
+        """Whose updates are in a round's sum: client, weight and staleness, by name."""
+        query = (
+            sa.select(updates.c.client, updates.c.weight, updates.c.staleness, updates.c.round)
+            .where(updates.c.run == run, counted_in == number)
+            .order_by(updates.c.client)
+            .limit(limit)
+        )
+        return list(self._rows(query))
+
+    def promotions_of(self, digest: str) -> list[Row]:
+        """When a model was promoted, newest first."""
+        query = sa.select(promotions).where(promotions.c.digest == digest)
+        return list(self._rows(query.order_by(promotions.c.id.desc()).limit(100)))
+
+    def evaluations(self, digests: Sequence[str]) -> dict[str, list[Row]]:
+        """What clients measured of models: the committed rounds that began with each."""
+        query = (
+            sa.select(rounds.c.model_in, rounds.c.run, rounds.c.number, rounds.c.evaluation)
+            .where(rounds.c.model_in.in_(digests), rounds.c.state == COMMITTED)
+            .order_by(rounds.c.closed_at)
+        )
+        found: dict[str, list[Row]] = {digest: [] for digest in digests}
+        for row in self._rows(query):
+            if row["evaluation"]:
+                found[row["model_in"]].append(row)
+        return found
