@@ -127,6 +127,8 @@ def test_a_certificate_is_renewed_when_there_is_room_again(tmp_path):
         wait(lambda: "Expected room for a certificate" in ann.log(), "the renewal to be due")
         filler.unlink()
         wait(lambda: "certificate renewed" in ann.log(), "the renewal")
+        said = (stage.directory / "server.log").read_text()
+        assert said.count("ann renewed its certificate") == ann.log().count("certificate renewed")
         initial = model(1000, seed=8)
         run = stage.submit(initial)
         stage.finished(run)

@@ -9,10 +9,12 @@ NAMES = ("far", "near")
 class Field:
     """A server in the hub, a device behind a bad link and one behind a good one."""
 
-    def __init__(self, directory, seed=0, **settings):
+    def __init__(self, directory, seed=0, *, fast=(), reconnect_s=0.5, **settings):
         self.network = Network(2, seed)
         self.directory = directory
         self.settings = settings
+        self.fast = list(fast)
+        self.reconnect_s = reconnect_s
 
     def __enter__(self):
         self.network.__enter__()
@@ -21,12 +23,13 @@ class Field:
                 self.directory,
                 NAMES,
                 host="0.0.0.0",
-                before=self.network.within(0),
+                before=[*self.network.within(0), *self.fast],
                 names=("localhost", NAME),
                 **self.settings,
             )
             for name in NAMES:
-                self.stage.point(name, f"{NAME}:{self.stage.port}")
+                address = f"{NAME}:{self.stage.port}"
+                self.stage.point(name, address, reconnect_s=self.reconnect_s)
             self.stage.__enter__()
             for name in NAMES:
                 self.start(name)
@@ -43,7 +46,8 @@ class Field:
             self.network.__exit__()
 
     def start(self, name):
-        self.stage.start(name, before=self.network.within(1 + NAMES.index(name)))
+        within = self.network.within(1 + NAMES.index(name))
+        self.stage.start(name, before=[*within, *self.fast])
 
     def link(self, **settings):
         """Change the bad link."""

@@ -220,6 +220,8 @@ class Connection:
         gRPC should end their calls, and does not always: one whose channel dies before its first
         message has left can wait for ever.
         """
+        if not self.connected.is_set():
+            return  # nobody was welcomed: all attempts wait for that
         self.connected.clear()
         for trying in self._attempts:
             trying.cancel()

@@ -1,0 +1,48 @@
+"""Whose clock a client goes by when it looks at its certificate."""
+
+import asyncio
+import logging
+from datetime import timedelta
+
+import pytest
+
+from fedloom.client import connection as connection_module
+from fedloom.client.config import ClientConfig
+from fedloom.client.connection import Connection
+from fedloom.client.store import ClientStore
+
+NOON = 1_800_000_000.0
+
+
+@pytest.fixture
+def here(tmp_path):
+    """A connection that has heard nothing yet."""
+
+    async def made():
+        config = ClientConfig(server="localhost:1", state_dir=tmp_path, plaintext="ann")
+        return Connection(config, ClientStore(tmp_path))
+
+    return asyncio.run(made())
+
+
+@pytest.mark.parametrize("ahead_s", [-3600.0, 0.0, 3600.0])
+def test_the_server_says_what_time_it_is(here, monkeypatch, caplog, ahead_s):
+    """Whatever the device's clock says or is set to afterwards; a wrong one has a line."""
+    caplog.set_level(logging.WARNING)
+    elapsed_s = 0.0
+    monkeypatch.setattr(connection_module.time, "time", lambda: NOON + ahead_s)
+    monkeypatch.setattr(connection_module, "_since_boot_s", lambda: 50.0 + elapsed_s)
+    here.heard(NOON)
+    begun = here.now()
+    assert begun.timestamp() == NOON
+    monkeypatch.setattr(connection_module.time, "time", lambda: NOON - 1e6)
+    elapsed_s = 7200.0
+    assert here.now() - begun == timedelta(hours=2)
+    assert len(caplog.records) == (ahead_s != 0)
+
+
+def test_an_older_server_says_nothing(here):
+    """Then it is the device's own clock."""
+    before = here.now()
+    here.heard(0.0)
+    assert abs(here.now() - before) < timedelta(minutes=1)
