@@ -103,6 +103,7 @@ class Door:
                 )
                 door = stack.enter_context(console.listening(self.directory, config, authority))
                 if door is not None:
+                    self.port = door.port
                     self.site = make_site(config, door.port, tls=door.context is not None)
                 oidc = self._provider and oidc_http.load(
                     self._provider, self.directory, self.site.url

@@ -1,6 +1,6 @@
 """Fuzz the HTTP API from its own description, over its TCP port: nothing may be a server's fault.
 
-    python tests/support/fuzz.py PATH/schemathesis [--examples 20] [--seed 1]
+    python tests/support/fuzz.py PATH/schemathesis [--examples 12] [--seed 1]
 
 Schemathesis is given an administrator's token, so that what it makes up reaches the routes; a run
 and a client are there for what takes an id. At the end the same server has to answer as before.
@@ -25,7 +25,7 @@ def main():
     """Run the fuzzer against a server of this process; exit as it does."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("schemathesis", type=Path)
-    parser.add_argument("--examples", type=int, default=20)
+    parser.add_argument("--examples", type=int, default=12)
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
     passwords.COST = passwords.Cost(n=16, r=1, p=1)

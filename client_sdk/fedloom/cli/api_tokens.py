@@ -51,20 +51,22 @@ def create(
       fedloom api-token create ci --scope operator --ttl 7d --out ci.token
     """
     body = {"name": name, "scope": scope, "ttl_s": None if forever else ttl_s}
-    made = Control(directory).post("api-tokens", body=body)
+    control = Control(directory)
+    made = control.post("api-tokens", body=body)
+    url = control.get("server")["console"] or "https://SERVER:7445"
     if out is not None:
         write_private(out, f"{made.pop('token')}\n".encode())
         made["file"] = str(out)
-    output.emit(made, lambda: _show_made(made))
+    output.emit(made, lambda: _show_made(made, url))
 
 
-def _show_made(made: dict[str, Any]) -> None:
+def _show_made(made: dict[str, Any], url: str) -> None:
     until = made["expires_at"]
     click.echo(made.get("file") or made["token"])
     click.echo(
         f"\n{made['name']} is {made['scope']} by it"
-        f"{' until ' + output.moment(until) if until else ''}. From another machine:\n"
-        f"  fedloom run list --url https://SERVER:7445 "
+        f"{' until ' + output.moment(until) if until else ''}. To use it:\n"
+        f"  fedloom run list --url {url} "
         f"--api-token {'@' + made['file'] if 'file' in made else 'TOKEN'}\n"
         f"To end it:\n  fedloom api-token revoke {made['id']}"
     )
