@@ -29,7 +29,9 @@ def _start():
 def test_a_step_on_all_examples_is_gradient_descent():
     """W − η · gradient, in float64, step by step."""
     client = gradient_client(_squares, (X, Y))
-    got, num_examples, metrics = client.train(_start(), task(steps=3, batch_size=0))
+    asked = task(steps=3, batch_size=0)
+    got, num_examples, metrics = client.train(_start(), asked)
+    assert asked.local.steps == 3
     expected, losses = _start(), []
     for _ in range(3):
         loss, gradients = _squares(expected, X, Y)
@@ -93,6 +95,30 @@ def test_control_variates_and_surveys_reach_the_rule():
     surveyed = task(rule=client_rule("qfedavg", {"q": 1.0}))
     gradient_client(_squares, (X, Y)).train(_start(), surveyed)
     assert surveyed.local.initial_loss == pytest.approx(np.mean(Y**2))
+
+
+def test_surveys_are_means_over_all_examples():
+    """Also over more than are looked at at a time, of which the last are fewer."""
+    x = RNG.normal(size=(5000, 3))
+    y = x @ np.array([1.0, 0.0, 3.0]) + 2
+    asked = task(rule=client_rule("mimelite", {"momentum": 0.9}), steps=1)
+    gradient_client(_squares, (x, y)).train(_start(), asked)
+    _, gradients = _squares(_start(), x, y)
+    assert asked.local.initial_loss == pytest.approx(np.mean(y**2))
+    assert asked.local.full_gradient.keys() == {"w", "b"}
+    for name, gradient in gradients.items():
+        np.testing.assert_allclose(asked.local.full_gradient[name], gradient, rtol=1e-9)
+
+
+def test_a_rule_is_not_for_what_stays_here():
+    """A proximal term holds shared tensors near the server's, and leaves the client's own."""
+    rule, personal = client_rule("fedprox", {"mu": 4.0}), Personal(keep=("b",))
+    own = {}
+    for name, kept in (("shared", Personal()), ("kept", personal)):
+        asked = task(rule=rule, steps=400, batch_size=0, personal=kept)
+        own[name], _, _ = gradient_client(_squares, (X, Y)).train(_start(), asked)
+        assert asked.local.trainable == ({"w"} if name == "kept" else {"w", "b"})
+    assert abs(own["kept"]["b"]) > 2 * abs(own["shared"]["b"])
 
 
 def test_gradients_are_clipped_together():

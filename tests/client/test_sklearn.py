@@ -188,6 +188,14 @@ def test_loss_and_accuracy_are_scikit_learns(estimator, y, reference):
     assert metrics["accuracy"] == pytest.approx(model.score(X[:20], y[:20]))
 
 
+def test_a_score_of_zero_is_the_first_class():
+    """As scikit-learn predicts: the model that a run begins with says that of everybody."""
+    client = sklearn_client(Perceptron(), (X, TWO), classes=["no", "yes"], held_out=(X, TWO))
+    _, metrics = client.evaluate(client.initial(), task())
+    model = load(Perceptron(), client.initial(), classes=["no", "yes"])
+    assert metrics["accuracy"] == pytest.approx(model.score(X, TWO)) == np.mean(TWO == "no")
+
+
 def test_a_regressors_loss_is_the_mean_square():
     """And it has no accuracy."""
     client = sklearn_client(SGDRegressor(), (X, VALUES), held_out=(X, VALUES))

@@ -2,6 +2,7 @@
 
 import sqlite3
 from contextlib import closing
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -69,6 +70,14 @@ def _folder(tmp_path, **files):
     for name, text in files.items():
         (folder / f"{name}.csv").write_text(text)
     return folder
+
+
+def test_files_come_in_the_order_of_their_names(tmp_path, monkeypatch):
+    """Whatever order the disk has them in."""
+    files = {f"part-{n}": f"a,y\n{n},0\n" for n in range(5)}
+    folder, glob = _folder(tmp_path, **files), Path.glob
+    monkeypatch.setattr(Path, "glob", lambda *args: sorted(glob(*args), reverse=True))
+    assert from_csv(folder, label="y").all()[0].ravel().tolist() == [0, 1, 2, 3, 4]
 
 
 def test_a_folder_of_csv_files_is_one_shard(tmp_path):

@@ -55,6 +55,31 @@ def test_a_task_sees_the_examples_that_there_were_when_it_began(tmp_path):
     assert seen[2] == seen[3] == [*range(3, 10), 13, 14, 15]
 
 
+def test_a_module_trains_on_what_there_was_too(tmp_path):
+    """PyTorch's client takes a snapshot for each task, to train on and to evaluate on."""
+    torch = pytest.importorskip("torch")
+    from fedloom.client.torch import TorchClient
+
+    store = _store(tmp_path, held_out=0.3)
+    seen = []
+
+    def loss(outputs, targets):
+        seen.append(len(targets))
+        _fill(store, 1, first=1000 + len(seen))
+        return outputs.sum() * 0.0
+
+    client = TorchClient(torch.nn.Linear(3, 1), store.train, loss, evaluate=store.held_out)
+    assert not client.can_evaluate()
+    with pytest.raises(UsageError, match="at least one example"):
+        client.train(client.initial(), task())
+    _fill(store, 20)
+    trained, held = store.count(), store.count(held_out=True)
+    _, num_examples, _ = client.train(client.initial(), task(epochs=2, batch_size=4))
+    assert (num_examples, sum(seen)) == (trained, 2 * trained)
+    assert client.evaluate(client.initial(), task())[0] >= held
+    assert client.train(client.initial(), task(epochs=1, batch_size=0))[1] > trained
+
+
 @pytest.mark.parametrize("limit", [{"most": 4}, {"most_bytes": 4 * 20 + 19}])
 def test_the_oldest_make_room(tmp_path, limit):
     """By number, or by bytes of examples."""
