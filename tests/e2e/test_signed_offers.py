@@ -8,9 +8,11 @@ import logging
 
 import pytest
 
+from fedloom.client import Agent
 from fedloom.client.store import ClientStore
+from fedloom.protocol.errors import Code, Refusal
 from fedloom.protocol.v1 import fleet_pb2
-from support.agents import Adder, until
+from support.agents import Adder, Agents, until
 from support.hostile import scene, thief
 
 pytestmark = pytest.mark.e2e
@@ -183,3 +185,17 @@ def test_a_device_that_was_enrolled_before_learns_the_key_once(runner, federatio
             assert store.trusted() == {federation.world.signing.signer.public}
 
     runner.run(main())
+
+
+def test_a_server_of_before_signatures_is_told_apart_and_left_alone(
+    runner, federation, tmp_path, monkeypatch
+):
+    """Both sides say which versions they speak: nobody goes back to unsigned offers."""
+    agents = Agents(federation, tmp_path)
+    runner.run(agents.enrol("modern"))
+    monkeypatch.setattr("fedloom.server.service.PROTOCOL_VERSIONS", (1,))
+    with pytest.raises(Refusal, match=r"version of \[1\], got \[2\]: upgrade the older") as caught:
+        runner.run(Agent(Adder(), agents.configs["modern"]).run())
+    assert caught.value.code is Code.VERSION_UNSUPPORTED
+    newest = federation.refusals()[0]
+    assert (newest["code"], newest["client"]) == ("version_unsupported", "modern")

@@ -329,6 +329,24 @@ def test_certificate_issued_while_its_client_is_revoked_is_void(ledger):
     assert refused(ledger.check_certificate, "renewed", "carol") is Code.UNKNOWN_CLIENT
 
 
+def test_a_client_that_has_left_is_out_as_if_revoked_and_said_to_have_left(ledger):
+    """Also a renewal that had begun before; a new token lets it in again."""
+    ledger.add_token("t", "hash", "carol", 4e9)
+    ledger.add_token("again", "hash", "carol", 4e9)
+    ledger.enrol("t", "first", 500.0)
+    assert ledger.leave("carol")
+    assert not ledger.leave("nobody")
+    assert ledger.client_status("carol") == "left"
+    assert ledger.revoked_clients() == {"carol"}
+    assert refused(ledger.add_certificate, "renewed", "carol", 600.0) is Code.REVOKED
+    assert refused(ledger.check_certificate, "first", "carol") is Code.REVOKED
+    assert {row["id"]: row["expires_at"] for row in ledger.list_tokens()}["again"] < 4e9
+    ledger.add_token("new", "hash", "carol", 4e9)
+    ledger.enrol("new", "second", 500.0)
+    ledger.check_certificate("second", "carol")
+    assert ledger.client_status("carol") == "active"
+
+
 def test_lists_never_show_a_token_s_hash(ledger):
     """What an operator sees of tokens holds nothing secret."""
     ledger.add_token("t", "hash of the secret", "carol", 100.0)
