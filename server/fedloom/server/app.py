@@ -36,7 +36,7 @@ import grpc  # noqa: E402 - after the allocator
 from fedloom.protocol import wire  # noqa: E402
 from fedloom.protocol.errors import Code, Refusal, UnavailableError, UsageError  # noqa: E402
 from fedloom.protocol.version import __version__  # noqa: E402
-from fedloom.server import api, console, control, presence  # noqa: E402
+from fedloom.server import api, console, control, presence, pruning  # noqa: E402
 from fedloom.server import config as configuration  # noqa: E402
 from fedloom.server.access import oidc_http  # noqa: E402
 from fedloom.server.access.site import make_site  # noqa: E402
@@ -204,6 +204,7 @@ class Server:
         self._stack.push_async_callback(server.stop, GRACE_S)
         self._background(_sweep(world))
         self._background(presence.keep(world))
+        self._background(pruning.keep(world))
         await self._start_api(listener)
         log.info("fleet on port %d, enrolment on port %d", self.fleet_port, self.enrolment_port)
 

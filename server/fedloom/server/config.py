@@ -36,6 +36,8 @@ class ServerConfig:
         max_fast_transfers: how many models or updates pass at full speed at once, each way; the
             rest wait unsent. Slow links have places of their own, 64 times as many.
         max_model_bytes: largest model a run may start from.
+        keep_models: committed models kept of each run, beside its first, its current and every
+            promoted one; 0 for all.
         chunk_bytes: of a model in one message; "auto" to find the fastest by measurement.
         console: host:port for the web console and remote operators; "auto" for 127.0.0.1:7445 or
             the next port that is free; empty for none. Off loopback it speaks TLS.
@@ -56,6 +58,7 @@ class ServerConfig:
     late_renewal_s: float = 7 * 24 * 3600.0
     max_fast_transfers: int = 8
     max_model_bytes: int = 1 << 40
+    keep_models: int = 100
     chunk_bytes: chunks.Setting = CHUNK_BYTES
     console: str = AUTO
     console_certificate: str = ""
@@ -76,6 +79,8 @@ class ServerConfig:
         for name in ("client_certificate_s", "max_fast_transfers", "max_model_bytes"):
             if not getattr(self, name) > 0:
                 raise UsageError(f"Expected {name} > 0, got {getattr(self, name)}.")
+        if not self.keep_models >= 0:
+            raise UsageError(f"Expected keep_models >= 0, got {self.keep_models}.")
         if not self.late_renewal_s >= 0:
             raise UsageError(f"Expected late_renewal_s >= 0, got {self.late_renewal_s}.")
         chunks.check(self.chunk_bytes)
@@ -155,6 +160,7 @@ def write(state_dir: Path, config: ServerConfig) -> None:
         "late_renewal_s": "how long after its end its key may still renew it, seconds; 0 for never",
         "max_fast_transfers": "models or updates at full speed at once, each way",
         "max_model_bytes": "largest model a run may start from",
+        "keep_models": "committed models kept of each run, beside promoted ones; 0 for all",
         "chunk_bytes": 'of a model in one message; "auto" finds the fastest by measurement',
         "console": 'web console and remote operators; "auto" is 127.0.0.1:7445 or the next free '
         'port, "" is none; off loopback it speaks TLS',

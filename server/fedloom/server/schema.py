@@ -164,6 +164,7 @@ models = sa.Table(
     # The note of the strategy's state with it, as in `runs`; "null" where there is none, and no
     # value where it was not kept.
     sa.Column("state", sa.String),
+    sa.Column("pruned", sa.Integer),  # no value: it stays; see `fedloom.server.ledger.prunes`
 )
 requests = sa.Table(
     "requests",

@@ -234,7 +234,12 @@ class FleetService:
     async def _send_model(
         self, path: Path, offset: int, context: Context, lane: Lane, seen: Record
     ) -> None:
-        handle = os.open(path, os.O_RDONLY)
+        try:
+            handle = os.open(path, os.O_RDONLY)
+        except FileNotFoundError:
+            raise Refusal(
+                Code.UNKNOWN_MODEL, "Expected a model that is still kept, got one that was pruned."
+            ) from None
         try:
             offset = min(offset, os.fstat(handle).st_size)
             while chunk := os.pread(handle, lane.chunk_bytes, offset):

@@ -13,6 +13,7 @@ from fedloom.server.ledger.identities import Identities
 from fedloom.server.ledger.lineage import Lineage
 from fedloom.server.ledger.members import Members
 from fedloom.server.ledger.models import Models
+from fedloom.server.ledger.prunes import Prunes
 from fedloom.server.ledger.refusals import Refusals
 from fedloom.server.ledger.rollbacks import Point, Rollbacks
 from fedloom.server.ledger.rounds import Rounds
@@ -43,6 +44,16 @@ __all__ = [
 
 
 class Ledger(
-    Figures, Identities, Directory, RunRows, Rounds, Members, Rollbacks, Models, Lineage, Refusals
+    Figures,
+    Identities,
+    Directory,
+    RunRows,
+    Rounds,
+    Members,
+    Rollbacks,
+    Models,
+    Prunes,
+    Lineage,
+    Refusals,
 ):
     """All tables behind methods that are one transaction each; see `Store` for its argument."""

@@ -16,6 +16,8 @@ from fedloom.server.ledger.store import Row, Store
 from fedloom.server.ledger.updates import COMMITTED
 from fedloom.server.schema import models, rounds, runs
 
+_ITS_ROUND = sa.and_(rounds.c.run == models.c.run, rounds.c.number == models.c.round)
+
 NO_STATE = "null"
 """The state of a strategy that has none yet, as `models.state` holds it."""
 
@@ -91,11 +93,10 @@ class Rollbacks(Store):
 
 
 def _points(run: str) -> sa.Select[Any]:
-    its_round = sa.and_(rounds.c.run == models.c.run, rounds.c.number == models.c.round)
     return (
         sa.select(models)
-        .join(rounds, its_round, isouter=True)
-        .where(models.c.run == run, rounds.c.undone_at.is_(None))
+        .join(rounds, _ITS_ROUND, isouter=True)
+        .where(models.c.run == run, rounds.c.undone_at.is_(None), models.c.pruned.is_(None))
         .order_by(models.c.round)
     )
 
@@ -106,7 +107,7 @@ def _point(connection: sa.Connection, run: Row, number: int) -> Point:
     if found is None:
         known = [str(row["round"]) for row in rows[-10:]]
         raise UsageError(
-            f"Expected a committed training round of {run['id']} that was not undone "
+            f"Expected a committed training round of {run['id']} that was not undone or pruned "
             f"(the latest: {', '.join(known)}), got {number}."
         )
     if found["state"] is None:
@@ -125,10 +126,19 @@ def _point(connection: sa.Connection, run: Row, number: int) -> Point:
         .order_by(rounds.c.number)
     ).scalars()
     private = run["privacy"] is not None
+    standing = (
+        sa.select(sa.func.count())
+        .select_from(models.join(rounds, _ITS_ROUND))
+        .where(
+            models.c.run == run["id"],
+            models.c.round.between(1, number),
+            rounds.c.undone_at.is_(None),
+        )
+    )
     return Point(
         number=number,
         digest=found["digest"],
         state=None if found["state"] == NO_STATE else found["state"],
-        trained=run["committed"] if private else sum(0 < row["round"] <= number for row in rows),
+        trained=run["committed"] if private else connection.execute(standing).scalar_one(),
         undone=tuple(undone),
     )

@@ -125,6 +125,7 @@ class ModelView(BaseModel):
     round: int
     size_bytes: int
     created_at: float
+    pruned: Annotated[int | None, Field(description="null while its file is kept")] = None
 
 
 class ModelList(BaseModel):

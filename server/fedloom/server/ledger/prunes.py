@@ -1,0 +1,88 @@
+"""Which models are to go, and which files those need that stay; see `fedloom.server.pruning`."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import sqlalchemy as sa
+
+from fedloom.server.ledger.store import Row, Store
+from fedloom.server.ledger.updates import CLOSING, REPORTING
+from fedloom.server.schema import models, promotions, rounds, runs
+
+MARKED, DONE = 1, 2
+"""Of `models.pruned`: to go, and gone; no value for what stays."""
+
+STALENESS = 20
+"""Models that clients of a buffer may be behind, where its specification does not say."""
+
+
+class Prunes(Store):
+    """Methods about pruning."""
+
+    def mark_pruned(self, keep: int) -> None:
+        """Mark every model that is to go; `keep` of each run stay beside those that always do."""
+        counted = (
+            sa.select(models.c.run, sa.func.count().label("n"))
+            .where(models.c.pruned.is_(None))
+            .group_by(models.c.run)
+        )
+        for row in self._rows(counted):
+            if row["n"] > keep:
+                self._mark(row["run"], keep)
+
+    def _mark(self, run: str, keep: int) -> None:
+        with self._write() as connection:
+            spec, current = connection.execute(
+                sa.select(runs.c.spec, runs.c.model).where(runs.c.id == run)
+            ).one()
+            cohort: dict[str, Any] = spec.get("cohort", {})
+            if cohort.get("mode") == "buffered":  # who works on an old one may ask for it again
+                keep = max(keep, int(cohort.get("max_staleness", STALENESS)) + 2)
+            last = (
+                sa.select(models.c.round)
+                .where(models.c.run == run)
+                .order_by(models.c.round.desc())
+                .limit(keep)
+            )
+            connection.execute(
+                models.update()
+                .where(
+                    models.c.run == run,
+                    models.c.pruned.is_(None),
+                    models.c.round > 0,
+                    models.c.round.not_in(connection.execute(last).scalars().all()),
+                    models.c.digest != current,
+                    models.c.digest.not_in(sa.select(promotions.c.digest)),
+                )
+                .values(pruned=MARKED)
+            )
+
+    def marked(self) -> list[Row]:
+        """Rows of models that are to go."""
+        columns = (models.c.run, models.c.round, models.c.digest, models.c.state)
+        return list(self._rows(sa.select(*columns).where(models.c.pruned == MARKED)))
+
+    def unmarked(self) -> list[tuple[str, str | None]]:
+        """Models and notes of states that something goes on from, or may be rolled back to."""
+        kept = sa.select(models.c.digest, models.c.state).where(models.c.pruned.is_(None))
+        current = sa.select(runs.c.model, runs.c.strategy_state)
+        opened = sa.select(rounds.c.model_in, sa.null()).where(
+            rounds.c.state.in_([REPORTING, CLOSING])
+        )
+        promoted = sa.select(promotions.c.digest, sa.null())
+        with self._engine.connect() as connection:
+            return [
+                (digest, state)
+                for query in (kept, current, opened, promoted)
+                for digest, state in connection.execute(query)
+            ]
+
+    def pruned(self, keys: Iterable[tuple[str, int]]) -> None:
+        """The files of these models are gone, those that nobody else needs."""
+        with self._write() as connection:
+            for run, number in keys:
+                connection.execute(
+                    models.update()
+                    .where(models.c.run == run, models.c.round == number)
+                    .values(pruned=DONE, state=None)
+                )

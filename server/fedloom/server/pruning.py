@@ -1,0 +1,85 @@
+"""Old models go, so that a run of any length takes a bounded part of the disk.
+
+Of each run the last `keep_models` committed models stay, with the states of its strategy that
+belong to them, and so do its first and its current model and every one that was ever promoted. What
+was pruned stays in the ledger, and cannot be rolled back to.
+
+Three steps, each of which may be done again, so that a kill between any two loses nothing and
+leaves nothing behind: rows are marked, files that no unmarked row needs are removed, rows say that
+it is done.
+
+Invariants: a file that a row which is not marked names is never removed; neither is one that was
+written in the last `MIN_AGE_S` seconds, since its row may be about to come.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from fedloom.server.models import ModelStore
+from fedloom.server.round_sum import digests_in
+from fedloom.server.world import World
+
+log = logging.getLogger(__name__)
+
+PACE_S = 30.0
+"""Between two looks."""
+
+MIN_AGE_S = 600.0
+
+
+async def keep(world: World) -> None:
+    """Prune now and then, until cancelled."""
+    while True:
+        try:
+            await prune(world)
+        except (OSError, SQLAlchemyError):
+            log.exception("old models could not be pruned")
+        await asyncio.sleep(PACE_S)
+
+
+async def prune(world: World) -> int:
+    """Prune what is to go; returns how many files went."""
+    if not world.config.keep_models:
+        return 0
+    ledger = world.ledger
+    await world.in_ledger(ledger.mark_pruned, world.config.keep_models)
+    marked = await world.in_ledger(ledger.marked)
+    if not marked:
+        return 0
+    needed = _named(await world.in_ledger(ledger.unmarked))
+    doomed = {(row["run"], row["round"]): _named([(row["digest"], row["state"])]) for row in marked}
+    # Models are written in that thread: none is while files go.
+    gone = await world.in_fold(_remove, world.models, set().union(*doomed.values()) - needed)
+    left = {digest for digest in set().union(*doomed.values()) - needed if digest not in gone}
+    done = [key for key, named in doomed.items() if not named & left]
+    await world.in_ledger(ledger.pruned, done)
+    if gone:
+        log.info("pruned %d files of old models", len(gone))
+    return len(gone)
+
+
+def _named(rows: Iterable[tuple[str, str | None]]) -> set[str]:
+    """Every file that models and notes of states name."""
+    named: set[str] = set()
+    for digest, state in rows:
+        named |= {digest, *digests_in(state)}
+    return named
+
+
+def _remove(models: ModelStore, digests: Iterable[str]) -> set[str]:
+    """Remove files; returns those that are gone, which they may have been before."""
+    gone, now = set(), time.time()
+    for digest in digests:
+        path = models.path(digest)
+        try:
+            if now - path.stat().st_mtime < MIN_AGE_S:
+                continue
+            path.unlink()
+        except FileNotFoundError:
+            pass
+        gone.add(digest)
+    return gone

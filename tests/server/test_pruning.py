@@ -1,0 +1,132 @@
+"""Old models go: never one that something needs, and nothing is left behind by a kill."""
+
+import asyncio
+import os
+
+import numpy as np
+import pytest
+
+from fedloom.protocol.container import write_file
+from fedloom.protocol.errors import UsageError
+from fedloom.server import pruning
+from support.door import Door
+
+OLD = 1e9
+
+
+@pytest.fixture
+def door(tmp_path):
+    """A server that keeps two models, and a run of six rounds, each with a state of its own."""
+    with Door(tmp_path / "state", keep_models=2) as door:
+        door.run = door.submit(tmp_path)
+        door.models, door.states = [door.world.ledger.run(door.run)["model"]], [None]
+        for number in range(1, 7):
+            commit(door, tmp_path, number)
+        yield door
+
+
+def put(door, tmp_path, value):
+    path = tmp_path / "made.safetensors"
+    write_file(path, {"w": np.full(4, value, np.float32)})
+    digest = door.world.models.add(path)
+    os.utime(door.world.models.path(digest), (OLD, OLD))
+    return digest
+
+
+def commit(door, tmp_path, number):
+    ledger = door.world.ledger
+    model, state = put(door, tmp_path, number), put(door, tmp_path, 100 + number)
+    row = {
+        "run": door.run, "number": number, "kind": "train", "opened_at": 0.0, "deadline_at": 1.0,
+        "model_in": door.models[-1],
+    }  # fmt: skip
+    ledger.open_round(row, [])
+    ledger.close_round(door.run, number)
+    note = f'{{"step": {number}, "arrays": "{state}", "sent": null}}'
+    result = {
+        "model_out": model, "strategy_state": note, "training": {}, "evaluation": {}, "counts": True
+    }  # fmt: skip
+    ledger.commit_round(door.run, number, result, 10)
+    door.models.append(model)
+    door.states.append(state)
+
+
+def prune(door):
+    work = pruning.prune(door.world)
+    return asyncio.run_coroutine_threadsafe(work, door._loop).result(10)
+
+
+def kept(door, digests):
+    return [n for n, d in enumerate(digests) if d and door.world.models.path(d).exists()]
+
+
+def test_the_first_the_last_and_the_promoted_stay_with_their_states(door):
+    """Everything else goes, once; the rows stay and say so."""
+    door.world.ledger.promote(door.models[2])
+    assert prune(door) == 6
+    assert kept(door, door.models) == [0, 2, 5, 6]
+    assert kept(door, door.states) == [2, 5, 6]
+    assert prune(door) == 0
+    rows = door.ask("GET", "/models")[1]["models"]
+    assert [m["round"] for m in rows if m["pruned"] is None] == [0, 2, 5, 6]
+    assert len(rows) == 7
+
+
+def test_what_was_pruned_is_no_place_to_go_back_to_and_what_stays_is(door):
+    """Counts of rounds are as they were, though rows between are pruned."""
+    prune(door)
+    with pytest.raises(UsageError, match="not undone or pruned"):
+        door.world.ledger.roll_back(door.run, 3)
+    status, done = door.ask("POST", f"/runs/{door.run}/rollback", {"round": 5})
+    assert (status, done["rounds_committed"]) == (200, 5)
+    prune(door)
+    assert 5 in kept(door, door.models)  # it is the run's now
+
+
+def test_a_file_that_two_rows_share_stays_as_long_as_one_needs_it(door, tmp_path):
+    """Another run begins with a model that this one would prune."""
+    spec = {"name": "other", "cohort": {"goal": 2}, "train": {"epochs": 1, "learning_rate": 0.1}}
+    status, _ = door.ask("POST", "/runs", {"spec": spec, "model": door.models[3]})
+    assert status == 201
+    prune(door)
+    assert kept(door, door.models) == [0, 3, 5, 6]
+
+
+def test_a_file_that_was_just_written_stays_until_its_row_may_have_come(door):
+    """A commit writes the file first; the next look takes what is still not needed."""
+    path = door.world.models.path(door.models[3])
+    os.utime(path)
+    prune(door)
+    assert path.exists()
+    os.utime(path, (OLD, OLD))
+    prune(door)
+    assert not path.exists()
+    assert prune(door) == 0
+
+
+@pytest.mark.parametrize("step", ["marked", "pruned"])
+def test_a_kill_between_two_steps_leaves_nothing_behind(door, monkeypatch, step):
+    """Before files go, or after: the next look does the rest."""
+
+    def killed(*_):
+        raise RuntimeError("killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(door.world.ledger, step, killed)
+        with pytest.raises(RuntimeError):
+            prune(door)
+    prune(door)
+    assert kept(door, door.models) == [0, 5, 6]
+    assert kept(door, door.states) == [5, 6]
+    assert door.world.ledger.marked() == []
+
+
+def test_nothing_goes_where_everything_is_to_stay(tmp_path):
+    """Nought keeps all."""
+    with Door(tmp_path / "state", keep_models=0) as door:
+        door.run = door.submit(tmp_path)
+        door.models, door.states = [door.world.ledger.run(door.run)["model"]], [None]
+        for number in range(1, 4):
+            commit(door, tmp_path, number)
+        assert prune(door) == 0
+        assert kept(door, door.models) == [0, 1, 2, 3]
