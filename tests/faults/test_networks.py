@@ -57,3 +57,19 @@ def test_an_outage_in_the_middle_of_everything_ends_by_itself(field):
     field.link(cut=False, delay_s=0.0)
     field.stage.finished(run)
     assert field.stage.judge(run, initial, config={"pause_s": 0.5}) == [sorted(NAMES)] * 2
+
+
+def test_rounds_over_a_slow_link_are_whole(field):
+    """A megabit a second out of the server and out of the device, with a queue of 300 ms."""
+    initial = model(DIGITS_BYTES, seed=78)
+    for side in (0, 1):
+        field.network.limit(side, "1mbit")
+    begun = time.monotonic()
+    try:
+        run = field.stage.submit(initial)
+        field.stage.finished(run, 120.0)
+    finally:
+        for side in (0, 1):
+            field.network.limit(side, "")
+    assert field.stage.judge(run, initial) == [sorted(NAMES)] * 2
+    print(f"1 Mbit/s: {(time.monotonic() - begun) / 2:.1f} s a round")

@@ -106,10 +106,13 @@ class Network:
         return json.loads(self._router.stdout.readline())
 
     def limit(self, side, rate="1mbit"):
-        """Let no more than this leave a namespace, as a modem does."""
-        command = ["tc", "-n", self.names[side], "qdisc", "add", "dev", "fl0", "root", "tbf"]
-        shape = ["rate", rate, "burst", "16kb", "latency", "300ms"]
-        subprocess.run([*command, *shape], check=True)
+        """Let no more than this leave a namespace, as a modem does; "" for no limit again."""
+        command = ["tc", "-n", self.names[side], "qdisc"]
+        if not rate:
+            subprocess.run([*command, "del", "dev", "fl0", "root"], check=True)
+            return
+        shape = ["tbf", "rate", rate, "burst", "16kb", "latency", "300ms"]
+        subprocess.run([*command, "add", "dev", "fl0", "root", *shape], check=True)
 
 
 def _ip(*words):
