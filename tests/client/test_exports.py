@@ -64,6 +64,7 @@ def test_torchscript_answers_as_the_module_does(model, tmp_path):
     assert [p.name for p in tmp_path.iterdir() if "tmp" in p.name] == []
 
 
+@pytest.mark.long
 def test_torch_export_answers_as_the_module_does(model, tmp_path):
     """A client's own examples say what inputs look like."""
     client = TorchClient(network(), (X, Y), nn.functional.cross_entropy)

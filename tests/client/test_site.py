@@ -45,6 +45,14 @@ def test_two_ranks_compute_what_one_process_does(found, case):
     assert_close(found[case], alone)
 
 
+@pytest.mark.long
+def test_two_ranks_step_by_an_optimizer_of_torch(tmp_path):
+    """State of an optimizer is each rank's own, and the same on all."""
+    found = site.run_cases(site_cases.LONG, tmp_path)
+    for case in site_cases.LONG:
+        assert_close(found[case], site_cases.do(*site_cases.made(case)))
+
+
 def test_a_case_trains_something():
     """The comparison is not one of standstill."""
     client, task = site_cases.made("plain")

@@ -136,7 +136,10 @@ def test_a_schedule_goes_from_the_rounds_rate_to_zero():
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.0)
 
 
-def test_linear_steps_are_those_by_hand():
+@pytest.mark.parametrize(
+    "optimizer", [lambda: SGD, pytest.param(lambda: torch.optim.SGD, marks=pytest.mark.long)]
+)
+def test_linear_steps_are_those_by_hand(optimizer):
     """Two full-batch steps at rates lr and lr/2, of our descent and of torch's."""
     asked = task(epochs=None, steps=2, batch_size=0)
     module = linear()
@@ -147,10 +150,9 @@ def test_linear_steps_are_those_by_hand():
         with torch.no_grad():
             for param in module.parameters():
                 param.sub_(rate * param.grad)
-    for optimizer in (SGD, torch.optim.SGD):
-        new, _ = trained(made(schedule="linear", optimizer=optimizer), asked)
-        for name, value in module.state_dict().items():
-            np.testing.assert_allclose(new[name], value.numpy(), rtol=1e-6, atol=1e-7)
+    new, _ = trained(made(schedule="linear", optimizer=optimizer()), asked)
+    for name, value in module.state_dict().items():
+        np.testing.assert_allclose(new[name], value.numpy(), rtol=1e-6, atol=1e-7)
 
 
 def test_the_run_may_choose_the_schedule():

@@ -11,6 +11,7 @@ from rich.console import Console
 from fedloom.cli.control import Control
 from fedloom.cli.run_view import render
 from fedloom.client import Client
+from fedloom.client.testing import check
 from fedloom.client.torch import TorchClient
 from fedloom.protocol.errors import UsageError
 from fedloom.server.spec import parse
@@ -150,6 +151,17 @@ def test_a_torch_client_may_have_nothing_to_train_on():
     start = asked.initial()
     assert asked.evaluate(start, task) == both.evaluate(start, task)
     assert len(asked.example()) == 3
+
+
+def test_the_check_of_ones_client_knows_of_it():
+    """No training is asked of it, and its evaluation is looked at as any."""
+    assert check(Judge(1.0, 1), ZEROS) == []
+
+    class Broken(Client):
+        def evaluate(self, params, task):
+            return 1, {"loss": "low"}
+
+    assert {finding.weight for finding in check(Broken(), ZEROS)} >= {"fault"}
 
 
 def test_what_does_not_go_with_it_is_refused():

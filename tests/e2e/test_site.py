@@ -28,7 +28,7 @@ def play(tmp_path, scenario):
         await federation.start()
         agents = Agents(federation, tmp_path)
         try:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(2 * site.PATIENCE_S):
                 await scenario(federation, agents)
         finally:
             await agents.stop()
@@ -46,7 +46,9 @@ async def start(federation, agents, *, launcher=(), size=2, **environment):
     others = (*run[:-1], agents.directory / "nothing.toml")
     ranks = site.start_each([run, *[others] * (size - 1)], environment=environment)
     fleet = federation.world.fleet
-    await until(lambda: fleet.get("site") is not None or ranks[0].poll() is not None)
+    async with asyncio.timeout(site.PATIENCE_S):  # two interpreters load torch first
+        while fleet.get("site") is None and ranks[0].poll() is None:
+            await asyncio.sleep(0.01)
     assert ranks[0].poll() is None, site.finish(ranks)
     return ranks
 

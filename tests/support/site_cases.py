@@ -81,7 +81,6 @@ CASES = {
     "steps": {"settings": {"epochs": None, "steps": 7}},
     "one batch": {"settings": {"batch_size": 0, "epochs": 3}},
     "patience": {"settings": {"epochs": 12, "patience": 1, "learning_rate": 1.0}},
-    "adam": {"optimizer": torch.optim.Adam, "settings": {"learning_rate": 0.01}},
     "cosine": {"client": {"schedule": "cosine"}},
     "adapters": {"module": adapted},
     "prox": {"rule": ("fedprox", {"mu": 0.5})},
@@ -103,10 +102,13 @@ CASES = {
 }
 """What differs from plain local training."""
 
+LONG = {"adam": {"optimizer": torch.optim.Adam, "settings": {"learning_rate": 0.01}}}
+"""What imports a lot."""
+
 
 def made(case):
     """The client and the task of a case."""
-    spec = CASES[case]
+    spec = {**CASES, **LONG}[case]
     module = spec.get("module", linear)()
     x, y = data(spec.get("num_examples", EXAMPLES), 1)
     if spec.get("throws"):

@@ -55,7 +55,11 @@ def test(  # noqa: PLR0917 - click passes them by name
     client, run = load_client(code), Run.of(_read(tables))
     found = check(client, model, run=run, threads=threads, ignore=ignore)
     faults = [finding for finding in found if finding.weight == "fault"]
-    played = None if faults or not rounds else _play(client, model, run, rounds)
+    played = (
+        None
+        if faults or not rounds or not client.can_train()
+        else _play(client, model, run, rounds)
+    )
     output.emit(
         {
             "findings": [
