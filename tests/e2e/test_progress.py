@@ -30,7 +30,8 @@ class Slow(Adder):
 
 
 async def _live(federation, run):
-    return federation.server.runs.get(run).status()["round"]
+    between = {"number": 0, "members": {}, "progress": {}, "training": None}
+    return federation.server.runs.get(run).status().get("round", between)
 
 
 async def _scene(federation, directory, client, seen, **settings):
@@ -65,6 +66,31 @@ def test_an_open_round_shows_how_far_its_members_are(federation, tmp_path, runne
     assert told == {"fraction": 0.25, "loss": 0.5}
     assert found[-1]["training"] == 0.25
     assert found[0]["progress"] == {}
+
+
+class SaysOnce(Slow):
+    """Says how far it is in the first round, and works in silence in the second."""
+
+    def train(self, params, task):
+        if task.round == 1:
+            task.progress(0.75)
+            return Adder.train(self, params, task)
+        while not self.let_go.wait(0.01) and not task.should_stop():
+            pass
+        return Adder.train(self, params, task)
+
+
+def test_a_round_shows_nothing_of_the_one_before(federation, tmp_path, runner):
+    """What a member said then is not how far it is now."""
+    found = []
+
+    def seen(live):
+        found.append(live)
+        return live["number"] == 2 and "training" in live["members"].values()
+
+    runner.run(_scene(federation, tmp_path, SaysOnce(), seen, rounds=2, **ONE))
+    assert found[-1]["progress"] == {}
+    assert found[-1]["training"] is None
 
 
 def test_a_private_round_shows_the_fraction_alone(federation, tmp_path, runner):
