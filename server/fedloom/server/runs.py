@@ -570,7 +570,8 @@ class Runs:
             return point
         driver = self._drivers.get(run)
         if driver is not None and run not in self._forgetting:
-            await driver.roll_back(point)
+            # Whoever asked may go away; the driver must not miss what the ledger did.
+            await asyncio.shield(asyncio.ensure_future(driver.roll_back(point)))
         else:
             if run in self._forgetting:
                 await self._forgetting[run]

@@ -1,0 +1,95 @@
+"""A server that is killed in the middle of a rollback: it was done, or it was not."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from fedloom.cli.control import Control
+from fedloom.protocol.container import write_file
+from fedloom.protocol.errors import UnavailableError
+from fedloom.server import config
+from fedloom.server.ledger import Ledger
+from fedloom.server.models import ModelStore
+from fedloom.server.spec import parse
+from support.door import SPEC
+
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
+
+PATIENCE_S = 60.0
+
+
+def fill(directory, tmp_path):
+    """A run of two committed rounds; returns the digests of its three models."""
+    config.write(directory, config.ServerConfig(fleet="127.0.0.1:0", console=""))
+    models, ledger = ModelStore(directory / "models"), Ledger.in_directory(directory)
+    digests = []
+    for value in range(3):
+        write_file(tmp_path / "model.safetensors", {"w": np.full(4, value, np.float32)})
+        digests.append(models.add(tmp_path / "model.safetensors"))
+    run = {
+        "id": "run", "name": "run", "spec": parse(SPEC).as_dict(), "state": "running",
+        "reason": "", "model": digests[0], "strategy_state": None,
+    }  # fmt: skip
+    ledger.add_run(run, 10)
+    for number in (1, 2):
+        row = {
+            "run": "run", "number": number, "kind": "train", "opened_at": 0.0, "deadline_at": 1.0,
+            "model_in": digests[number - 1],
+        }  # fmt: skip
+        ledger.open_round(row, [])
+        ledger.close_round("run", number)
+        result = {
+            "model_out": digests[number], "strategy_state": None, "training": {},
+            "evaluation": {}, "counts": True,
+        }  # fmt: skip
+        ledger.commit_round("run", number, result, 10)
+    ledger.close()
+    return digests
+
+
+def serve(directory, log, kill=""):
+    """A server process, ready to answer."""
+    environment = {**os.environ, "FEDLOOM_KILL": kill}
+    command = [sys.executable, "-m", "fedloom.cli.main", "server", "run", "--plaintext-loopback"]
+    process = subprocess.Popen(
+        [*command, "--dir", str(directory)], env=environment, stdout=log, stderr=log
+    )
+    until = time.monotonic() + PATIENCE_S
+    while time.monotonic() < until and process.poll() is None:
+        try:
+            Control(directory).get("server")
+        except UnavailableError:
+            time.sleep(0.05)
+        else:
+            return process
+    raise AssertionError("the server does not answer: see its log")
+
+
+@pytest.mark.parametrize(("place", "done"), [("rollback.before", False), ("rollback.after", True)])
+def test_a_kill_leaves_a_rollback_done_or_not(tmp_path, place, done):
+    """What the ledger says is what the run goes on from; asked again, it is done once."""
+    directory = tmp_path / "state"
+    directory.mkdir()
+    digests = fill(directory, tmp_path)
+    with (tmp_path / "server.log").open("wb") as log:
+        process = serve(directory, log, f"{place}:1")
+        with pytest.raises(UnavailableError):
+            Control(directory).post("runs", "run", "rollback", body={"round": 1})
+        assert process.wait(PATIENCE_S) == -signal.SIGKILL
+        process = serve(directory, log)
+        try:
+            control = Control(directory)
+            assert control.get("runs", "run")["model"] == digests[1 if done else 2]
+            again = control.post("runs", "run", "rollback", body={"round": 1})
+            assert again["changed"] is not done
+            found = control.get("runs", "run")
+            assert (found["model"], found["rounds_committed"]) == (digests[1], 1)
+            assert [r["undone_at"] is not None for r in found["rounds"][:2]] == [False, True]
+        finally:
+            process.terminate()
+            process.wait(PATIENCE_S)
