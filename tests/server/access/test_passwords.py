@@ -1,7 +1,5 @@
 """Passwords at rest, and the limits on guessing them."""
 
-import time
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -109,10 +107,8 @@ def test_address_stands_for_its_network(address, network):
 
 
 def test_real_cost_is_what_the_text_says(monkeypatch):
-    """64 MiB, and not so dear that logging in annoys."""
+    """64 MiB for each guess, and written beside the hash."""
     monkeypatch.undo()
     cost = passwords.COST
     assert 128 * cost.n * cost.r == 64 << 20
-    began = time.process_time()
-    assert matches("correct horse", hashed("correct horse"))
-    assert time.process_time() > began
+    assert hashed("correct horse").startswith("scrypt$65536$8$2$")

@@ -34,6 +34,9 @@ DOCUMENT_BYTES = 8 << 20
 RECHECK_S = 5.0
 """How often the credential behind a stream of events is looked at again."""
 
+API = "/v1/"
+"""Beginning of paths where nothing is for somebody unknown."""
+
 STREAM = "application/octet-stream"
 
 CSP = (
@@ -81,7 +84,11 @@ class Shield:
             await _fault(421, message)(scope, receive, answer.send)
             return
         scope = {**scope}
-        limit = await self._limit(scope)
+        try:
+            limit = await self._limit(scope)
+        except UnauthenticatedError as error:  # before anything of the request is read
+            await _fault(401, str(error), "denied")(scope, receive, answer.send)
+            return
         if limit is not None and _declared(scope) > limit:
             await _fault(413, f"Expected a body of at most {limit} bytes.")(
                 scope, receive, answer.send
@@ -90,12 +97,18 @@ class Shield:
         await self._guarded(scope, receive, answer, limit)
 
     async def _limit(self, scope: Scope) -> int | None:
-        """The longest body that this request may have; None for a stream, of any length."""
+        """The longest body that this request may have; None for a stream, of any length.
+
+        Raises:
+            UnauthenticatedError: somebody unknown would change something through the API.
+        """
         if scope["method"] in ("GET", "HEAD", "OPTIONS"):
             return STRANGER_BYTES
         try:
             scope[PRINCIPAL] = await self._gate.principal(Request(scope))
         except UnauthenticatedError:
+            if scope["path"].startswith(API):
+                raise
             return STRANGER_BYTES
         kind = Headers(scope=scope).get("content-type", "").partition(";")[0].strip()
         is_document = kind != STREAM and scope["method"] != "PUT"
@@ -180,5 +193,7 @@ def _declared(scope: Scope) -> int:
     return int(declared) if declared.isdigit() else 0
 
 
-def _fault(status: int, message: str) -> JSONResponse:
-    return JSONResponse({"error": {"message": message, "kind": "usage", "code": None}}, status)
+def _fault(status: int, message: str, kind: str = "usage") -> JSONResponse:
+    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
+    fault = {"message": message, "kind": kind, "code": None}
+    return JSONResponse({"error": fault}, status, headers)
