@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedloom.client import Client
-from fedloom.client.budgets import Budgets
+from fedloom.client.budgets import Budgets, Pace
 from support.agents import Adder, played, result, submit, until
 
 pytestmark = pytest.mark.e2e
@@ -77,14 +77,26 @@ def test_a_model_that_does_not_fit_is_declined_before_it_is_downloaded(tmp_path)
     played(tmp_path, scenario)
 
 
-def test_transfers_are_slowed_down_and_arrive_whole(tmp_path):
-    """In messages of a quarter of a second."""
+def test_transfers_keep_to_the_pace_and_arrive_whole(tmp_path, monkeypatch):
+    """Every byte of both directions, in messages of a quarter of a second."""
+    passed = {}
+    real = Pace.passed
+
+    async def noted(pace, size_bytes):
+        passed.setdefault(pace, []).append(size_bytes)
+        await real(pace, size_bytes)
+
+    monkeypatch.setattr(Pace, "passed", noted)
 
     async def scenario(federation, agents):
-        start = {"w": np.arange(200_000, dtype=np.float32)}  # 0.8 MB, a tenth of a second each way
-        await begin(agents, "a", Adder(), download_mbit_s=64.0, upload_mbit_s=64.0)
+        start = {"w": np.arange(200_000, dtype=np.float32)}  # 0.8 MB
+        await begin(agents, "a", Adder(), download_mbit_s=64.0, upload_mbit_s=16.0)
         run = await submit(federation, start, cohort=COHORT)
         await federation.ended(run)
         np.testing.assert_array_equal(result(federation, run)["w"], start["w"] + 1)
+        down, up = passed.values()
+        assert sum(down) > 800_000
+        assert sum(up) > 800_000
+        assert max(up) <= 500_000
 
     played(tmp_path, scenario)
