@@ -9,6 +9,7 @@ import pytest
 from fedloom.protocol.errors import Code, Refusal, UnavailableError, UsageError
 from fedloom.server.ledger import AcceptedUpdate, Ledger, require_run
 from fedloom.server.ledger import refusals as refusals_module
+from fedloom.server.records import Record
 
 UPDATE = AcceptedUpdate(
     run="run",
@@ -136,6 +137,16 @@ def test_acceptance_marks_the_member_reported(ledger):
     ledger.accept(UPDATE, 10)
     phases = {m["client"]: (m["phase"], m["reason"]) for m in ledger.cohort("run", 1)}
     assert phases == {"alice": ("reported", ""), "bob": ("offered", "")}
+
+
+def test_a_record_of_a_late_member_does_not_undo_its_update(ledger):
+    """It came in at the last moment: the row that accepted it stands."""
+    ledger.accept(UPDATE, 10)
+    late = {name: Record(phase="late", ended_at=2.0, bytes_up=5) for name in ("alice", "bob")}
+    ledger.keep_records("run", {1: late}, over=True)
+    rows = {m["client"]: (m["phase"], m["bytes_up"]) for m in ledger.members("run", 1)}
+    assert rows == {"alice": ("reported", 5), "bob": ("late", 5)}
+    assert ledger.round("run", 1)["summary"]["counted"] == 1
 
 
 def test_nothing_is_accepted_past_the_capacity(ledger):

@@ -72,6 +72,15 @@ def test_an_old_run_can_be_rolled_back_to_what_was_kept(old):
         ledger.roll_back("digits", 1)
 
 
+def test_updates_from_before_buffers_count_where_they_were_asked(old):
+    """They said so by saying nothing."""
+    with sqlite3.connect(old / "ledger.sqlite") as database:
+        database.execute("UPDATE updates SET counts_in = NULL")
+    ledger = Ledger.in_directory(old)
+    assert [u["client"] for u in ledger.accepted("digits", 1)] == ["alice", "bob"]
+    assert [r["accepted"] for r in ledger.list_rounds("digits")] == [2, 2, 2]
+
+
 def test_steps_are_done_once(old):
     """A second opening finds nothing to do, and writes nothing."""
     Ledger.in_directory(old).close()

@@ -9,6 +9,7 @@ import pytest
 from fedloom.protocol.container import write_file
 from fedloom.protocol.errors import UsageError
 from fedloom.server import pruning
+from fedloom.server.schema import models
 from support.door import Door
 
 OLD = 1e9
@@ -90,6 +91,17 @@ def test_a_file_that_two_rows_share_stays_as_long_as_one_needs_it(door, tmp_path
     assert status == 201
     prune(door)
     assert kept(door, door.models) == [0, 3, 5, 6]
+
+
+def test_a_model_that_came_twice_stays_with_the_later(door, tmp_path):
+    """A run that has settled commits the same bytes again: one file, two rows."""
+    commit(door, tmp_path, 7)
+    with door.world.ledger._write() as connection:
+        connection.execute(
+            models.update().where(models.c.round == 6).values(digest=door.models[3], state="null")
+        )
+    prune(door)
+    assert kept(door, door.models[:4]) == [0, 3]
 
 
 def test_a_file_that_was_just_written_stays_until_its_row_may_have_come(door):

@@ -57,7 +57,8 @@ def plans(door, url):
 
 def scanned(statement, plan):
     """Growing tables that a plan reads from end to end; the first rows of an order are none."""
-    stops = "LIMIT" in statement and not any("TEMP B-TREE" in step for step in plan)
+    sorts = any("TEMP B-TREE" in step for step in plan)
+    stops = "LIMIT" in statement and "WHERE" not in statement and not sorts
     tables = {m.group(1) for step in plan if (m := re.match(r"SCAN (\w+)", step))}
     return set() if stops else tables & GROWING
 
