@@ -10,7 +10,7 @@ DATA   ?= digits
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: fuzz help demo papers examples compiled test lint types arrows unit long flower crash faults format generate clean
+.PHONY: console fuzz help demo papers examples compiled test lint types arrows unit long flower crash faults format generate clean
 
 help: ## list the commands
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -26,8 +26,8 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/pip
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@ $(VENV)/.sim
 
-demo: $(VENV)/.sim ## a server, eight clients and a model: DATA=digits, or DATA=mnist DATA_DIR=folder
-	fedloom demo --data $(DATA) $(if $(DATA_DIR),--data-dir '$(DATA_DIR)')
+demo: $(VENV)/.sim ## a server, eight clients and a model: DATA=mnist DATA_DIR=folder, KEEP=1 to look at the console
+	fedloom demo --data $(DATA) $(if $(DATA_DIR),--data-dir '$(DATA_DIR)') $(if $(KEEP),--keep)
 
 papers: $(VENV)/.sim ## published tables beside ours: DATA_DIR=folder with MNIST, QUICK=1 for minutes
 	fedloom reproduce mcmahan2017 $(if $(QUICK),--quick) $(if $(DATA_DIR),--folder '$(DATA_DIR)',--download)
@@ -46,6 +46,7 @@ lint: $(VENV)/.dev ## style, formatting, and generated code that has not drifted
 	ruff check .
 	ruff format --check .
 	scripts/protogen.sh --check
+	scripts/vendored.py
 
 types: $(VENV)/.dev ## static types
 	MYPYPATH=server:client_sdk:strategies:simulations mypy \
@@ -84,6 +85,11 @@ crash: $(VENV)/.dev ## kill servers and clients KILLS times (1000) and compare t
 
 faults: $(VENV)/.dev ## networks, disks, clocks and processes that fail: 5 minutes, more as root
 	FEDLOOM_TEST_FAULTS=1 pytest -q -n 4 --dist loadscope tests/faults
+
+console: $(VENV)/.dev ## the console in a real browser, 5 minutes: chromium and npm; pictures in out/console
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[console-test]'
+	scripts/vendored.py --axe out/axe
+	FEDLOOM_TEST_CONSOLE=1 pytest -q tests/console
 
 format: $(VENV)/.dev ## put the code into form
 	ruff check --fix .

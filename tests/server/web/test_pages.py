@@ -55,8 +55,11 @@ def test_every_page_stands_on_an_empty_server(door, path):
 def test_pages_hold_no_script_and_no_style_of_their_own(door, tmp_path):
     """So that the policy against injected ones can be strict."""
     run = submit(door, tmp_path)
-    for path in (*STATIC_PAGES, f"/runs/{run}"):
-        _, text = get(door, path)
+    digest = door.world.ledger.run(run)["model"]
+    pages = (f"/runs/{run}", f"/runs/{run}/rounds", f"/models/{digest}", f"/runs/new?clone={run}")
+    for path in (*STATIC_PAGES, *pages):
+        status, text = get(door, path)
+        assert status == 200, path
         assert not re.search(r"<style|style=|<script(?![^>]*src=)|\son[a-z]+=|javascript:", text)
         assert not re.search(r"(src|href)=\"(https?:)?//", text)
 
@@ -68,7 +71,7 @@ def test_run_page_shows_what_happens_and_offers_what_can_be_done(door, tmp_path)
     assert f"<h1>{run}</h1>" in text
     assert "of 2 clients are there" in text
     offered = re.findall(rf'data-act="/v1/runs/{run}/([a-z]+)"', text)
-    assert offered == ["pause", "abort", "stop"]
+    assert offered == ["pause", "goal", "abort", "stop"]
 
 
 def test_live_part_is_that_part_alone(door, tmp_path):

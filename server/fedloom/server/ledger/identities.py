@@ -33,6 +33,18 @@ class Identities(Store):
         """A token's row."""
         return self._row(sa.select(tokens).where(tokens.c.id == token_id))
 
+    def cancel_token(self, token_id: str) -> None:
+        """End a token that nobody has used."""
+        now = time.time()
+        with self._write() as connection:
+            connection.execute(
+                tokens.update()
+                .where(
+                    tokens.c.id == token_id, tokens.c.used_at.is_(None), tokens.c.expires_at > now
+                )
+                .values(expires_at=now)
+            )
+
     def list_tokens(self, *, before: str = "", limit: int = 0) -> list[dict[str, Any]]:
         """Tokens, without their hashes, newest first.
 

@@ -15,7 +15,7 @@ from fedloom.protocol.version import __version__
 from fedloom.server.ledger import Filter
 from fedloom.server.names import draw_name
 from fedloom.server.pki import Authority
-from fedloom.server.routes.parts import FAULTS, ConflictError, Here, Parts
+from fedloom.server.routes.parts import FAULTS, ConflictError, Here, NotFoundError, Parts
 from fedloom.server.routes.scopes import Admin, Viewer
 from fedloom.server.routes.views import (
     IssuedToken,
@@ -122,6 +122,29 @@ async def list_tokens(
     listed = [TokenView(**row, status=_token_status(row, now)) for row in rows]
     more = listed[-1].id if len(listed) == limit else None
     return TokenList(tokens=listed, total=total, more=more)
+
+
+@router.post("/tokens/{token_id}/cancel", tags=["tokens"])
+async def cancel_token(here: Here, principal: Admin, token_id: str) -> TokenView:
+    """Make a token worthless that nobody has used. Twice changes nothing."""
+    world = here.world
+    row = await world.in_ledger(world.ledger.token, token_id)
+    if row is None:
+        raise NotFoundError(
+            f"Expected a token's id, got {token_id[:80]!r}: see `fedloom token list`."
+        )
+    if row["used_at"] is not None:
+        raise ConflictError(
+            f"Expected a token that nobody has used, but {row['client']} enrolled with it: revoke "
+            f"the client instead (`fedloom client revoke {row['client']}`)."
+        )
+    await here.audit(principal, "token.cancel", token_id, {"client": row["client"]})
+    await world.in_ledger(world.ledger.cancel_token, token_id)
+    world.live.changed("tokens")
+    found = await world.in_ledger(world.ledger.token, token_id)
+    after = {**(found or row)}
+    del after["secret_hash"]
+    return TokenView(**after, status=_token_status(after, time.time()))
 
 
 def _token_status(row: dict[str, Any], now: float) -> TokenStatus:

@@ -9,9 +9,10 @@ from fedloom.server.routes.client_views import ClientState, PartList
 from fedloom.server.routes.clients import get_client, list_clients, list_parts, list_versions
 from fedloom.server.routes.parts import Here
 from fedloom.server.routes.scopes import Viewer
+from fedloom.server.web.drawn import LivePart
 from fedloom.server.web.render import page
 
-router = APIRouter(include_in_schema=False)
+router = APIRouter(include_in_schema=False, route_class=LivePart)
 
 A_PAGE = 100
 PARTS_SHOWN = 50

@@ -10,10 +10,11 @@ from fedloom.server.ledger import require_run
 from fedloom.server.routes.overview import MAX_COMPARED
 from fedloom.server.routes.parts import Here
 from fedloom.server.routes.scopes import Viewer
+from fedloom.server.web.drawn import LivePart
 from fedloom.server.web.render import page
 from fedloom.server.web.settings import chosen
 
-router = APIRouter(include_in_schema=False)
+router = APIRouter(include_in_schema=False, route_class=LivePart)
 
 
 @router.get("/compare")

@@ -1,15 +1,20 @@
-"""Pages about models: what runs began with and committed, and what is promoted."""
+"""Pages about models: what runs began with and committed, what is in them, what is promoted."""
 
-from fastapi import APIRouter, Request
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
 
+from fedloom.server.routes.lineage import lineage, list_layers
 from fedloom.server.routes.parts import Here
 from fedloom.server.routes.scopes import Viewer
+from fedloom.server.web.drawn import LivePart
 from fedloom.server.web.render import page
 
-router = APIRouter(include_in_schema=False)
+router = APIRouter(include_in_schema=False, route_class=LivePart)
 
 A_PAGE = 100
+LAYERS_SHOWN = 500
 
 
 @router.get("/models")
@@ -29,21 +34,34 @@ async def models(request: Request, here: Here, who: Viewer, run: str = "") -> HT
 
 
 @router.get("/models/{digest}")
-async def model(request: Request, here: Here, who: Viewer, digest: str) -> HTMLResponse:
-    """A model: where it comes from, what it holds, and what it was promoted for."""
+async def model(
+    request: Request,
+    here: Here,
+    who: Viewer,
+    *,
+    digest: str,
+    base: Annotated[str, Query(max_length=64)] = "",
+) -> HTMLResponse:
+    """A model: where it comes from, what is in it, and what lies between it and another."""
     world, ledger = here.world, here.world.ledger
-    digest = await here.digest(digest)
-    manifest = await world.in_disk(world.models.manifest, digest)
-    places = [r for r in await world.in_reader(ledger.list_models) if r["digest"] == digest]
-    place = places[-1] if places else None
-    made = None
-    if place is not None and place["round"]:
-        made = await world.in_reader(ledger.round, place["run"], place["round"])
-    promotions = await world.in_reader(ledger.list_promotions, limit=200)
+    found = await lineage(here, who, digest)
+    origin = found.origins[-1] if found.origins else None
+    base = base or (origin.model_in if origin else None) or ""
+    other = await lineage(here, who, base) if base and await _stored(here, base) else None
+    layers = await list_layers(here, who, found.digest, other.digest if other else "")
+    manifest = await world.in_disk(world.models.manifest, found.digest)
+    promotions = await world.in_reader(ledger.list_promotions, limit=1)
+    rows = await world.in_reader(ledger.list_models, origin.run if origin else "")
     return page(
         request, here, who, "model", page="models",
-        digest=digest, origins=places, place=place, made=made, manifest=manifest,
-        promotions=[row for row in promotions if row["digest"] == digest],
-        is_promoted=bool(promotions) and promotions[0]["digest"] == digest,
-        tensors=sorted(manifest.specs.items()),
+        found=found, digest=found.digest, origin=origin, other=other, layers=layers,
+        shown=layers.layers[:LAYERS_SHOWN], dtypes=manifest.dtypes,
+        largest=max((layer.norm for layer in layers.layers), default=0.0),
+        is_promoted=bool(promotions) and promotions[0]["digest"] == found.digest,
+        others=[row for row in reversed(rows) if row["digest"] != found.digest][:200],
     )  # fmt: skip
+
+
+async def _stored(here: Here, digest: str) -> bool:
+    """Is a model there? Old ones are pruned."""
+    return bool(await here.world.in_disk(here.world.models.find, digest))

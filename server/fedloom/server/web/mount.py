@@ -20,6 +20,7 @@ from fedloom.server.web import (
     runs,
     submit,
 )
+from fedloom.server.web.drawn import Drawn
 from fedloom.server.web.render import STATIC, page
 
 YEAR_S = 365 * 24 * 3600
@@ -44,11 +45,14 @@ def fault_page(request: Request, status: int, fault: str) -> Response | None:
     nobody = Principal(name="", scope=Scope.VIEWER, how="")
     who: Principal = request.scope.get(PRINCIPAL) or nobody
     here: Parts = request.app.state.parts
-    return page(request, here, who, "fault", page="", status=status, fault=fault)
+    return page(
+        request, here, who, "fault", page="", status=status, fault=fault, is_missing=status == 404
+    )
 
 
 def mount(app: FastAPI) -> None:
     """Add the pages and their files to the application."""
+    app.state.drawn = Drawn()
     app.mount("/static", _Stamped(directory=STATIC), name="static")
     for each in (
         overview,

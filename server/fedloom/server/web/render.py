@@ -51,7 +51,18 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         auto_reload=False,
     )
-    for name in ("size", "count", "figure", "span", "ago", "iso", "exact", "slug", "plural"):
+    for name in (
+        "size",
+        "count",
+        "figure",
+        "span",
+        "ago",
+        "iso",
+        "exact",
+        "plain",
+        "slug",
+        "plural",
+    ):
         made.filters[name] = getattr(words, name)
     made.globals.update(static=static, share=words.share, plural=words.plural, places=PLACES)
     made.filters["later"] = lambda seconds: time.time() + seconds

@@ -8,10 +8,11 @@ from fastapi.responses import HTMLResponse
 from fedloom.server.routes.parts import Here
 from fedloom.server.routes.rounds import list_rounds, round_detail, run_row
 from fedloom.server.routes.scopes import Viewer
+from fedloom.server.web.drawn import LivePart
 from fedloom.server.web.render import page
 from fedloom.server.web.timeline import LEGEND, timelines
 
-router = APIRouter(include_in_schema=False)
+router = APIRouter(include_in_schema=False, route_class=LivePart)
 
 A_PAGE = 50
 SHAPES = {

@@ -12,10 +12,11 @@ from fedloom.server.routes.parts import Here, Parts
 from fedloom.server.routes.rounds import rounds_of
 from fedloom.server.routes.scopes import Viewer
 from fedloom.server.runs import ACTIVE
+from fedloom.server.web.drawn import LivePart
 from fedloom.server.web.render import page
 from fedloom.server.web.settings import as_toml, chosen
 
-router = APIRouter(include_in_schema=False)
+router = APIRouter(include_in_schema=False, route_class=LivePart)
 
 ROUNDS_SHOWN = 12
 CHARTS_SHOWN = 6

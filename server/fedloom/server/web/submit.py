@@ -17,11 +17,12 @@ from fedloom.server.routes.runs import submit
 from fedloom.server.routes.scopes import Operator, Viewer, form_of
 from fedloom.server.routes.views import NewRun
 from fedloom.server.spec import parse
+from fedloom.server.web.drawn import LivePart
 from fedloom.server.web.render import page
 from fedloom.server.web.settings import as_toml
 from fedloom.strategies import registry
 
-router = APIRouter(include_in_schema=False)
+router = APIRouter(include_in_schema=False, route_class=LivePart)
 
 _SEE_OTHER = 303
 

@@ -4,10 +4,12 @@ The same rules as in `console.js`, which keeps times fresh: what the server writ
 page makes of it later must not jump.
 """
 
+import json
 import math
 import re
 import time
 from datetime import UTC, datetime
+from typing import Any
 
 _BYTES = ("B", "kB", "MB", "GB", "TB", "PB")
 
@@ -119,6 +121,29 @@ def share(part: float, whole: float) -> str:
     ('33 %', '–')
     """
     return f"{100 * part / whole:.0f} %" if whole else "–"
+
+
+def plain(text: str) -> str:
+    """A JSON object in one line of words; long digests are cut.
+
+    >>> plain('{"round":3,"model":"' + "ab" * 32 + '","spec":{"rounds":2}}')
+    'round 3, model abababababab…, spec (rounds 2)'
+    """
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return text
+    return _plain(found)
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, dict):
+        parts = (
+            (k, f"({_plain(v)})" if isinstance(v, dict) else _plain(v)) for k, v in value.items()
+        )
+        return ", ".join(f"{name} {part}" for name, part in parts)
+    text = value if isinstance(value, str) else json.dumps(value)
+    return f"{text[:12]}…" if re.fullmatch("[0-9a-f]{64}", text) else text
 
 
 def slug(text: str) -> str:

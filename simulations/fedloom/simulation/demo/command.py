@@ -26,7 +26,10 @@ TARGET = 0.02
     help="Emptied, then holds the server's state, logs, the model and the picture.",
 )
 @click.option("--rounds", type=click.IntRange(1), help="Fewer or more than the data set's own.")
-def demo(data: str, data_dir: Path | None, out: Path, rounds: int | None) -> None:
+@click.option(
+    "--keep", is_flag=True, help="Leave the server running at the end, to look at its console."
+)
+def demo(data: str, data_dir: Path | None, out: Path, rounds: int | None, keep: bool) -> None:
     """Run the main job here: a server, eight clients as processes, one model.
 
     Each client holds its own skewed shard of the data. The model that they train together is
@@ -54,4 +57,4 @@ def demo(data: str, data_dir: Path | None, out: Path, rounds: int | None) -> Non
         settings = replace(settings, rounds=rounds)
     stage.threads()
     federation = stage.digits_or_mnist(data, data_dir, settings)
-    stage.play(federation, settings, out.resolve(), Console())
+    stage.play(federation, settings, out.resolve(), Console(), keep=keep)

@@ -7,6 +7,7 @@ clients over mTLS, a submitted run, an exported model.
 import shutil
 import sys
 import time
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,14 @@ learning_rate = {learning_rate}
 """
 
 
-def play(federation: Federation, settings: DemoSettings, folder: Path, console: Console) -> Outcome:
+def play(
+    federation: Federation,
+    settings: DemoSettings,
+    folder: Path,
+    console: Console,
+    *,
+    keep: bool = False,
+) -> Outcome:
     """Do the main job and report it.
 
     Args:
@@ -55,6 +63,7 @@ def play(federation: Federation, settings: DemoSettings, folder: Path, console: 
         settings: of the experiment.
         folder: is emptied, and holds the server's state, logs and results afterwards.
         console: for the display.
+        keep: leave the server and its clients running at the end, until Ctrl-C.
 
     Returns:
         What was measured.
@@ -67,7 +76,8 @@ def play(federation: Federation, settings: DemoSettings, folder: Path, console: 
     counts = report.label_counts(federation)
     console.print(report.holdings(counts))
     console.print()
-    with Stage(folder, console) as stage:
+    with ExitStack() as stack:
+        stage = stack.enter_context(Stage(folder, console))
         _start_server(stage)
         _start_clients(stage, federation)
         run, initial = _submit(stage, federation, settings)
@@ -75,21 +85,58 @@ def play(federation: Federation, settings: DemoSettings, folder: Path, console: 
         console.print()
         model = folder / "model.safetensors"
         stage.command("model", "export", run, "--out", str(model), "--dir", str(stage.server))
-    if status["state"] != "finished":
-        raise UnavailableError(f"The run is {status['state']}: {status['reason']}")
-    console.print()
-    compared = _compare(federation, settings, console)
-    outcome = Outcome(
-        settings=settings,
-        counts=counts,
-        num_held_out=len(federation.held_out.y),
-        federated=_accuracies(federation, settings, status, initial, model),
-        baselines=compared,
-        federated_s=seconds,
-    )
-    draw(outcome, folder / "learning-curve.png")
-    _conclude(outcome, model, federation, console)
+        address = Control(stage.server).get("server")["console"]
+        if not keep:
+            stack.pop_all().close()
+        if status["state"] != "finished":
+            raise UnavailableError(f"The run is {status['state']}: {status['reason']}")
+        console.print()
+        compared = _compare(federation, settings, console)
+        outcome = Outcome(
+            settings=settings,
+            counts=counts,
+            num_held_out=len(federation.held_out.y),
+            federated=_accuracies(federation, settings, status, initial, model),
+            baselines=compared,
+            federated_s=seconds,
+        )
+        draw(outcome, folder / "learning-curve.png")
+        _conclude(outcome, model, federation, console)
+        _show_console(stage, f"{address}/runs/{run}", console, keep=keep)
     return outcome
+
+
+def _link(stage: Stage) -> str:
+    """The address that logs somebody in to the console, once."""
+    link: str = Control(stage.server).post("login-links", body={"scope": "admin"})["url"]
+    return link
+
+
+def _show_console(stage: Stage, address: str, console: Console, *, keep: bool) -> None:
+    """Say where the console is; where it is kept, wait until somebody has looked enough."""
+    if not keep:
+        console.print(
+            Text.assemble(
+                ("console         ", "dim"), address,
+                (" while it ran; leave it running by ", "dim"), "make demo KEEP=1",
+            ),
+            soft_wrap=True,
+        )  # fmt: skip
+        return
+    again = f"fedloom console --dir {_near(stage.server)}"
+    console.print(
+        Group(
+            Text.assemble(("console         ", "dim"), address),
+            Text.assemble(("log in by       ", "dim"), _link(stage)),
+            Text.assemble(("or later by     ", "dim"), again),
+            Text("The server and its clients go on. Ctrl-C ends them.", "dim"),
+        ),
+        soft_wrap=True,
+    )
+    with suppress(KeyboardInterrupt):
+        while True:
+            stage.check()
+            time.sleep(1.0)
 
 
 def _start_server(stage: Stage) -> None:

@@ -2,6 +2,8 @@
 // when the server is lost. It builds no page; the server renders all of them.
 "use strict";
 
+(() => {
+
 const $ = (selector, root = document) => root.querySelector(selector);
 const $$ = (selector, root = document) => [...root.querySelectorAll(selector)];
 const root = document.documentElement;
@@ -208,9 +210,11 @@ async function send(url, method, body) {
 }
 
 let asked = null;
+let once = ""; // the same for every press of one question: the server does it once
 
 function body(form) {
   const values = { ...JSON.parse(asked.dataset.body || "{}") };
+  if (asked.dataset.once !== undefined) values.request = once;
   for (const input of $$("[data-field]", form)) {
     const value = input.type === "number" ? Number(input.value) : input.value.trim();
     if (input.value !== "") values[input.dataset.field] = value;
@@ -244,6 +248,7 @@ function complain(text) {
 
 function ask(button) {
   asked = button;
+  once = [...crypto.getRandomValues(new Uint8Array(12))].map((b) => b.toString(16).padStart(2, "0")).join("");
   const dialog = $("#confirm");
   put($("h2", dialog), button.dataset.title);
   put($(".consequence", dialog), button.dataset.say || "");
@@ -285,7 +290,8 @@ async function confirmed(event) {
   try {
     const told = await send(button.dataset.act, button.dataset.method || "POST", body($("#confirm form")));
     $("#confirm").close();
-    toast(button.dataset.done || told?.consequence || "Done.");
+    if (told?.changed === false) toast(told.consequence, "warn");
+    else toast(button.dataset.done || told?.consequence || "Done.");
     document.dispatchEvent(new CustomEvent("acted", { detail: { button, told } }));
     if (button.dataset.then) location.assign(button.dataset.then.replace("{id}", told?.id ?? ""));
     else mark("", "");
@@ -365,3 +371,4 @@ exact(document);
 tick();
 connect();
 if (new URLSearchParams(location.search).has("focus")) $("input[type=search]")?.focus();
+})();

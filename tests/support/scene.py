@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -36,6 +37,12 @@ def wait_for(condition, what, patience_s=PATIENCE_S):
         assert time.monotonic() < until, what
         time.sleep(0.05)
     return found
+
+
+def apart(work):
+    """Run a coroutine to its end in a thread of its own: a browser holds this one's event loop."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, work).result()
 
 
 class Scene:
@@ -71,7 +78,7 @@ class Scene:
         lines = [x for x in settings.read_text().splitlines() if not x.startswith("console =")]
         settings.write_text("\n".join([*lines, f'console = "127.0.0.1:{self.port}"', ""]))
         self.start_server()
-        asyncio.run(self._enrol())
+        apart(self._enrol())
         self.start_clients()
         return self
 
@@ -81,8 +88,8 @@ class Scene:
             process.wait()
 
     def _keep(self, name, *words):
-        log = (self.folder / f"{name}.log").open("ab")
-        self.processes[name] = subprocess.Popen(words, stdout=log, stderr=log)
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self.processes[name] = subprocess.Popen(words, stdout=log, stderr=log)
 
     def start_server(self):
         """Start the server and wait until it answers."""
@@ -140,6 +147,18 @@ class Scene:
     def run(self, run):
         """A run's row, as the API tells it."""
         return self.control.get("runs", run)
+
+    def round(self, run, number):
+        """A round, as the API tells it."""
+        return self.control.get("runs", run, "rounds", str(number))
+
+    def live(self, run):
+        """The open round of a run; empty while there is none."""
+        return (self.run(run)["live"] or {}).get("round") or {}
+
+    def until_open(self, run):
+        """Wait until a round of a run is open."""
+        wait_for(lambda: self.live(run).get("state") == "reporting", "no open round")
 
     def until(self, run, committed, patience_s=60.0):
         """Wait until so many rounds of a run are committed."""

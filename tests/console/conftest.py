@@ -1,0 +1,87 @@
+"""A browser before a real server with real clients: `make console` runs these tests.
+
+Every page that a test opens is watched: an error in the browser's console, something that the
+policy against injected code stopped, or a request to another host fails the test.
+"""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from support.scene import Scene
+
+if os.environ.get("FEDLOOM_TEST_CONSOLE") != "1":
+    collect_ignore_glob = ["test_*.py"]  # playwright need not be there
+
+CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
+ARGUMENTS = [
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+NAMES = ("oak", "elm", "ash", "fir", "yew", "bay", "bad-birch")
+
+
+@pytest.fixture(scope="session")
+def scene(tmp_path_factory):
+    """A server with seven clients, one of them bad, and a run that has finished."""
+    with Scene(tmp_path_factory.mktemp("scene"), NAMES) as scene:
+        scene.finished = scene.submit(name="first", rounds=4, config={"delay_s": 0.1})
+        scene.until(scene.finished, 4)
+        yield scene
+    log = (scene.folder / "server.log").read_text()
+    assert "Traceback" not in log, log[-4000:]
+
+
+@pytest.fixture(scope="session")
+def browser():
+    """Chromium, of the system's."""
+    if not Path(CHROMIUM).exists():
+        pytest.skip("there is no chromium: apt-get install chromium")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def watched(browser, scene):
+    """Opens pages; fails the test where one of them complained."""
+    from support.browser import Watched
+
+    watched = Watched(browser, scene)
+    yield watched
+    assert watched.end() == []
+
+
+@pytest.fixture(scope="session")
+def axe():
+    """Asks axe about a page; gives what is serious or worse."""
+    path = Path(os.environ.get("FEDLOOM_TEST_AXE", "out/axe/axe.min.js"))
+    if not path.exists():
+        pytest.skip(f"axe is not in {path}: make console fetches it")
+    source = path.read_text()
+
+    def look(page):
+        page.evaluate(source)
+        found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+        return [
+            (v["id"], v["impact"], [n["html"][:160] for n in v["nodes"][:3]])
+            for v in found["violations"]
+            if v["impact"] in ("serious", "critical")
+        ]
+
+    return look
+
+
+@pytest.fixture
+def busy(scene):
+    """A run whose rounds stay open for a while; it is stopped afterwards."""
+    run = scene.submit(name="busy", rounds=500, config={"delay_s": 4.0})
+    scene.until_open(run)
+    yield run
+    if scene.run(run)["state"] in ("running", "paused"):
+        scene.control.post("runs", run, "stop")

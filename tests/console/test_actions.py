@@ -1,0 +1,199 @@
+"""Every action from its button: asked with its consequence, done, told, and seen without reload."""
+
+import re
+
+import pytest
+from playwright.sync_api import expect
+
+from fedloom.client.enrol import enrol
+from fedloom.protocol.errors import FedloomError
+from support.browser import act, shoot, stays
+from support.scene import apart, wait_for
+
+
+def test_run_is_paused_resumed_and_stopped(watched, scene, busy):
+    """The question says what follows, and the page follows."""
+    page = watched.open(f"/runs/{busy}")
+    same = stays(page)
+    page.get_by_role("button", name="Pause", exact=True).click()
+    shoot(page, "confirm", whole=False)
+    page.keyboard.press("Escape")
+    assert scene.run(busy)["state"] == "running"
+    act(page, "Pause", says="clock")
+    expect(page.locator(".toast")).to_contain_text("Paused")
+    expect(page.locator(".head .tag")).to_have_text("paused")
+    assert scene.run(busy)["state"] == "paused"
+    act(page, "Resume")
+    expect(page.locator(".head .tag")).to_have_text("running")
+    act(page, "Stop run", yes="Stop the run")
+    expect(page.locator(".head .tag")).to_have_text("stopped")
+    assert scene.run(busy)["state"] == "stopped"
+    assert same()
+
+
+def test_round_is_extended_closed_and_aborted(watched, scene, busy):
+    """Each does what it says to the round that is open."""
+    page = watched.open(f"/runs/{busy}")
+    before = scene.live(busy)["deadline_left_s"]
+    act(page, "Extend", fields=[("Seconds to add", "500")], yes="Extend it")
+    wait_for(lambda: scene.live(busy)["deadline_left_s"] > before + 400, "no extension")
+    wait_for(lambda: scene.live(busy)["accepted"] >= 1, "no update")
+    number = scene.live(busy)["number"]
+    act(page, "Goal", fields=[("Quorum", "2")], yes="Change them")
+    wait_for(lambda: scene.live(busy)["quorum"] == 2, "no other quorum")
+    act(page, "Close round", yes="Close the round")
+    wait_for(lambda: scene.run(busy)["rounds_committed"] >= 1, "not closed")
+    wait_for(lambda: scene.live(busy).get("number", 0) > number, "no next round")
+    number = scene.live(busy)["number"]
+    wait_for(lambda: scene.live(busy)["state"] == "reporting", "not open")
+    expect(page.get_by_role("button", name="Abort round")).to_be_visible()
+    act(page, "Abort round", fields=[("Reason", "a bad batch")], yes="Abort the round")
+    found = wait_for(lambda: scene.round(busy, number) if scene.round(busy, number)["state"]
+                     == "abandoned" else None, "not aborted")  # fmt: skip
+    assert found["reason"] == "a bad batch"
+    expect(page.get_by_role("region", name="Latest rounds")).to_contain_text("a bad batch")
+
+
+def test_action_that_no_longer_fits_says_why(watched, scene, busy):
+    """What another operator did in the meantime is told, and nothing happens twice."""
+    page = watched.open(f"/runs/{busy}")
+    page.get_by_role("button", name="Close round").click()
+    scene.control.post("runs", busy, "stop")
+    page.locator("#confirm").get_by_role("button", name="Close the round").click()
+    expect(page.locator(".toast")).to_contain_text("nothing changes")
+
+
+def test_two_operators_see_what_the_other_does(watched, scene, busy):
+    """Both watch; either acts; neither reloads; doing it twice harms nothing."""
+    first, second = watched.open(f"/runs/{busy}"), watched.open("/")
+    same = stays(first), stays(second)
+    act(first, "Pause")
+    card = second.locator(f"#run-{busy}")
+    expect(card.locator(".tag").first).to_have_text("paused")
+    expect(second.locator(".alerts")).to_contain_text("is paused")
+    card.get_by_role("button", name="Resume").click()
+    second.locator("#confirm").get_by_role("button", name="Resume").click()
+    expect(first.locator(".head .tag")).to_have_text("running")
+    expect(card.locator(".tag").first).to_have_text("running")
+    assert all(each() for each in same)
+
+
+def test_client_is_held_released_noted_and_labelled(watched, scene):
+    """And found again by what it was called."""
+    page = watched.open("/clients/elm")
+    reason = [("Reason", "strange updates")]
+    act(page, "Quarantine", fields=reason, says="not asked any more")
+    expect(page.locator(".head .tag")).to_have_text("quarantined")
+    expect(page.locator(".head")).to_contain_text("strange updates")
+    act(page, "Release", says="asked again")
+    expect(page.locator(".head .tag")).not_to_have_text("quarantined")
+    act(page, "Drain", says="ends what it does")
+    expect(page.locator(".head .tag")).to_have_text("drained")
+    act(page, "Release")
+    act(page, "Note", fields=[("Note", "on the second floor")], yes="Keep it")
+    expect(page.locator("#main")).to_contain_text("on the second floor")
+    act(page, "Label", fields=[("Name", "site"), ("Value", "north")], yes="Label it")
+    expect(page.locator(".chip")).to_have_text("site=north")
+    page.goto(scene.url + "/clients")
+    page.get_by_label("Search").fill("second floor")
+    rows = page.locator("#clients tbody tr")
+    expect(rows).to_have_count(1)
+    expect(rows).to_contain_text("elm")
+    page.get_by_label("Search").fill("no such thing")
+    expect(page.locator(".empty")).to_contain_text("No client is like that")
+
+
+def test_model_is_promoted_and_a_run_rolled_back(watched, scene):
+    """The server itself says what would follow."""
+    run = scene.submit(name="back", rounds=3, config={"delay_s": 0.1})
+    scene.until(run, 3)
+    wait_for(lambda: scene.run(run)["state"] == "finished", "not finished")
+    digest = scene.round(run, 2)["model_out"]
+    page = watched.open(f"/models/{digest}")
+    act(page, "Promote", fields=[("Note", "the best so far")])
+    expect(page.locator(".head .tag")).to_have_text("promoted")
+    shoot(page, "promoted")
+    page.goto(scene.url + "/models")
+    expect(page.locator(".health")).to_contain_text("the best so far")
+    page.goto(scene.url + f"/runs/{run}/rounds/1")
+    act(page, "Roll back to here", says="goes on from the model", yes="Roll back")
+    page.goto(scene.url + f"/runs/{run}/rounds")
+    expect(page.locator("#round-3 .tag")).to_have_text("undone")
+    assert scene.run(run)["state"] == "paused"
+    scene.control.post("runs", run, "stop")
+
+
+def test_device_enrols_by_a_token_from_the_page(watched, scene):
+    """The token is shown once, as text and as a QR code, and the list follows without reload."""
+    page = watched.open("/enrolment")
+    page.get_by_label("Client’s name").fill("rowan")
+    page.get_by_role("button", name="Make a token").click()
+    expect(page.locator(".qr svg")).to_be_visible()
+    shoot(page, "token")
+    command = page.locator(".qr pre").inner_text()
+    token = re.search(r"--token (\S+)", command)[1]
+    row = page.locator("tr", has_text="rowan")
+    expect(row.locator(".tag")).to_have_text("pending")
+    path = scene.folder / "rowan" / "client.toml"
+    apart(enrol(f"127.0.0.1:{scene.enrolment}", token, path))
+    expect(row.locator(".tag")).to_have_text("enrolled")
+    page.goto(scene.url + "/enrolment")
+    assert token not in page.content()
+    page.goto(scene.url + "/clients/rowan")
+    act(page, "Revoke", says="certificates and unused tokens")
+    expect(page.locator(".head .tag")).to_have_text("revoked")
+
+
+def test_token_is_cancelled(watched, scene):
+    """Whoever has it comes too late."""
+    made = scene.control.post("tokens", body={"client": "larch"})
+    page = watched.open("/enrolment")
+    row = page.locator("tr", has_text="larch")
+    row.get_by_role("button", name="Cancel").click()
+    page.locator("#confirm").get_by_role("button", name="Cancel the token").click()
+    expect(row.locator(".tag")).to_have_text("expired")
+    with pytest.raises(FedloomError):
+        apart(enrol(f"127.0.0.1:{scene.enrolment}", made["token"], scene.folder / "larch.toml"))
+
+
+def test_bad_name_is_told_beside_the_form(watched, scene):
+    """What a client may be called is said, and what was typed stays."""
+    watched.forgiven.append("422")
+    page = watched.open("/enrolment")
+    page.get_by_label("Client’s name").fill("../etc")
+    page.get_by_role("button", name="Make a token").click()
+    expect(page.get_by_role("alert").filter(has_text="Expected")).to_be_visible()
+    expect(page.get_by_label("Client’s name")).to_have_value("../etc")
+
+
+def test_run_is_started_from_the_form(watched, scene):
+    """A wrong setting is told beside its field; a right form starts a run."""
+    watched.forgiven.append("422")
+    page = watched.open(f"/runs/new?clone={scene.finished}")
+    page.get_by_label("Name").fill("formed")
+    page.get_by_label("Quorum").fill("99")
+    page.get_by_role("button", name="Start the run").click()
+    expect(page.get_by_label("Quorum")).to_have_attribute("aria-invalid", "true")
+    expect(page.locator("#fault")).to_contain_text("quorum")
+    shoot(page, "wrong-setting")
+    page.get_by_label("Quorum").fill("2")
+    page.get_by_role("button", name="Check").click()
+    expect(page.locator(".health")).to_contain_text("can start")
+    page.get_by_label("All other settings").fill("[nonsense]\nx = 1")
+    page.get_by_role("button", name="Start the run").click()
+    expect(page.locator("#fault")).to_contain_text("nonsense")
+    page.get_by_label("All other settings").fill("[config]\ndelay_s = 0.1")
+    page.get_by_role("button", name="Start the run").click()
+    page.wait_for_url(re.compile(r"/runs/formed-"))
+    expect(page.locator("h1")).to_contain_text("formed-")
+    expect(page.locator(".head .tag")).to_have_text("finished", timeout=40_000)
+
+
+@pytest.mark.parametrize("path", ["/", "/runs/{busy}", "/clients/oak"])
+def test_viewer_sees_everything_and_can_do_nothing(watched, scene, busy, path):
+    """Buttons stand where they stand for others, and say why they do not work."""
+    page = watched.open(path.format(busy=busy), scope="viewer")
+    buttons = page.locator("button[data-act]")
+    assert buttons.count() > 0
+    for button in buttons.all():
+        expect(button).to_be_disabled()

@@ -1,0 +1,129 @@
+"""Pages that live: they follow the server, notice when it is lost, and go on when it is back."""
+
+import pytest
+from playwright.sync_api import expect
+
+from support.browser import shoot, stays
+from support.scene import wait_for
+
+
+def test_progress_is_seen_without_reload(watched, scene):
+    """Rounds, counts and curves follow as they happen."""
+    run = scene.submit(name="moving", rounds=300, config={"delay_s": 0.4})
+    page = watched.open(f"/runs/{run}")
+    same = stays(page)
+    scene.until(run, 3)
+    tile = page.locator(".tile dd").first
+    expect(tile).to_contain_text(f"{scene.run(run)['rounds_committed']}")
+    expect(page.get_by_role("img", name="Loss over").locator("canvas")).to_be_visible()
+    numbers = set()
+    for _ in range(40):
+        numbers.add(page.locator("[data-now=accepted]").all_inner_texts()[:1].__str__())
+        page.wait_for_timeout(60)
+    assert len(numbers) > 1, "the number of updates never moved"
+    assert same()
+    scene.control.post("runs", run, "stop")
+
+
+def test_lost_server_is_said_and_regained_without_reload(watched, scene, busy):
+    """A kill is noticed within seconds; after the restart the page goes on by itself."""
+    watched.forgiven += ["ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE_CHUNKED", "ERR_CONNECTION_RESET",
+                         "ERR_EMPTY_RESPONSE", "Failed to load resource"]  # fmt: skip
+    watched.forgiven += ["ERR_SOCKET_NOT_CONNECTED"]
+    page = watched.open(f"/runs/{busy}")
+    same = stays(page)
+    expect(page.locator("#link")).to_have_text("Live")
+    with scene.stopped_server():
+        expect(page.locator("#lost")).to_be_visible()
+        expect(page.locator("#lost")).to_contain_text("has not been heard since")
+        expect(page.locator("#link")).to_have_text("Lost")
+        shoot(page, "lost")
+        page.get_by_role("button", name="Pause", exact=True).click()
+        page.locator("#confirm").get_by_role("button", name="Pause").click()
+        expect(page.locator("#confirm .error")).to_contain_text("did not answer")
+        page.keyboard.press("Escape")
+    expect(page.locator("#lost")).not_to_be_visible(timeout=30_000)
+    expect(page.locator("#link")).to_have_text("Live")
+    wait_for(lambda: scene.control.get("server")["clients_online"] >= 6, "clients stay away")
+    before = scene.run(busy)["rounds_committed"]
+    scene.until(busy, before + 1)
+    expect(page.locator(".tile dd").first).to_contain_text(f"{scene.run(busy)['rounds_committed']}")
+    assert same()
+
+
+def test_log_is_told_as_it_is_written(watched, scene):
+    """Newest first, filtered, held while somebody reads, and let go."""
+    page = watched.open("/logs?level=warning")
+    run = scene.submit(name="noisy", rounds=1, config={"delay_s": 0.1})
+    line = page.locator("#lines tr", has_text="bad-birch").first
+    expect(line).to_be_visible()
+    for level in page.locator("#lines .tag").all_inner_texts():
+        assert level in ("warning", "error")
+    page.get_by_role("button", name="Pause").click()
+    count = page.locator("#lines tr").count()
+    again = scene.submit(name="noisy", rounds=2, config={"delay_s": 0.1})
+    expect(page.locator("#hold")).to_contain_text("more")
+    assert page.locator("#lines tr").count() == count
+    page.locator("#hold").click()
+    expect(page.locator("#lines tr")).not_to_have_count(count)
+    for each in (run, again):
+        wait_for(lambda each=each: scene.run(each)["state"] in ("finished", "stopped"), "not done")
+
+
+def test_stream_ends_with_the_session(watched, scene):
+    """Whoever is logged out elsewhere is led to the login, and sees nothing new."""
+    watched.forgiven += ["401", "ERR_INCOMPLETE_CHUNKED"]
+    page = watched.open("/")
+    expect(page.locator("#link")).to_have_text("Live")
+    page.context.clear_cookies()
+    page.evaluate("dispatchEvent(new PageTransitionEvent('pageshow', {persisted: true}))")
+    page.wait_for_url("**/login*", timeout=20_000)
+
+
+@pytest.mark.parametrize(("keys", "path"), [("gr", "/runs"), ("gc", "/clients"), ("go", "/")])
+def test_keys_lead_around(watched, scene, keys, path):
+    """The hands stay on the keyboard."""
+    page = watched.open("/models")
+    page.keyboard.type(keys)
+    page.wait_for_url(scene.url + path)
+
+
+def test_keyboard_alone_is_enough(watched, scene):
+    """Skip link, help, search, theme, and a dialog that gives the focus back."""
+    page = watched.open("/runs")
+    page.keyboard.press("Tab")
+    expect(page.locator(".skip")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.locator("#main")).to_be_focused()
+    page.keyboard.type("?")
+    expect(page.locator("#keys")).to_be_visible()
+    shoot(page, "keys", whole=False)
+    page.keyboard.press("Escape")
+    page.keyboard.type("/")
+    expect(page.locator("input[type=search]")).to_be_focused()
+    page.keyboard.press("Escape")
+    page.keyboard.type("t")
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    page.reload()
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+
+
+def test_password_lets_in_and_log_out_lets_out(watched, scene):
+    """The way in and the way out for somebody who is not beside the server."""
+    watched.forgiven.append("401")
+    body = {"name": "ada", "password": "correct horse battery", "scope": "operator"}
+    scene.control.post("users", body=body)
+    page = watched.open("/runs", log_in=False)
+    page.wait_for_url("**/login?next=*")
+    page.get_by_label("Name").fill("ada")
+    page.get_by_label("Password").fill("wrong")
+    page.get_by_role("button", name="Log in").click()
+    expect(page.get_by_role("alert")).to_be_visible()
+    page.get_by_label("Password").fill("correct horse battery")
+    page.get_by_role("button", name="Log in").click()
+    page.wait_for_url(scene.url + "/runs")
+    expect(page.locator(".who")).to_have_text("ada · operator")
+    page.get_by_role("button", name="Log out").click()
+    page.wait_for_url("**/login?out")
+    page.goto(scene.url + "/")
+    page.wait_for_url("**/login?next=*")

@@ -1,0 +1,94 @@
+"""Every page in a real browser: whole, readable, for everybody, in every light and on a phone."""
+
+import pytest
+from playwright.sync_api import expect
+
+from support.browser import DESKTOP, PHONE, Watched, shoot
+from support.scene import Scene
+
+PAGES = {
+    "overview": "/",
+    "runs": "/runs",
+    "run": "/runs/{finished}",
+    "rounds": "/runs/{finished}/rounds",
+    "round": "/runs/{finished}/rounds/2",
+    "compare": "/compare?runs={finished},{busy}",
+    "new-run": "/runs/new?clone={finished}",
+    "clients": "/clients",
+    "client": "/clients/oak",
+    "models": "/models",
+    "model": "/models/{model}",
+    "enrolment": "/enrolment",
+    "audit": "/audit",
+    "logs": "/logs",
+}
+LOOKS = {"light": (DESKTOP, "light"), "dark": (DESKTOP, "dark"), "phone": (PHONE, "light")}
+
+
+@pytest.fixture(scope="module")
+def shown(scene):
+    """A federation with something on every page: a run at work, another done, and a bad client."""
+    run = scene.submit(name="wards", rounds=500, config={"delay_s": 1.5})
+    scene.until(run, 3)
+    yield {"finished": scene.finished, "busy": run, "model": scene.run(scene.finished)["model"]}
+    scene.control.post("runs", run, "stop")
+
+
+@pytest.mark.parametrize("look", LOOKS)
+@pytest.mark.parametrize("name", PAGES)
+def test_page_is_whole(watched, shown, axe, name, look):
+    """It has a heading, fits its window, is live, and axe finds nothing serious."""
+    viewport, scheme = LOOKS[look]
+    page = watched.open(PAGES[name].format(**shown), viewport=viewport, scheme=scheme)
+    expect(page.locator("h1")).to_have_count(1)
+    expect(page.locator("#link")).to_have_text("Live")
+    page.wait_for_timeout(400)
+    assert page.evaluate("document.documentElement.scrollWidth") <= viewport["width"]
+    shoot(page, f"{name}-{look}")
+    assert axe(page) == []
+
+
+def test_curves_are_drawn_with_their_words(watched, shown):
+    """A chart is a picture with a description, and its key says what the lines are worth."""
+    page = watched.open(f"/runs/{shown['finished']}")
+    plot = page.get_by_role("img", name="Loss over")
+    expect(plot.locator("canvas")).to_be_visible()
+    assert "training from" in plot.get_attribute("aria-label")
+    expect(page.locator("figure .key").first).to_contain_text("evaluation")
+    page.get_by_role("button", name="per time").click()
+    expect(page.get_by_role("button", name="per time")).to_have_attribute("aria-pressed", "true")
+    expect(plot.locator("canvas")).to_be_visible()
+
+
+def test_compared_runs_share_a_plot(watched, shown):
+    """Each run is a line, and their settings stand side by side."""
+    page = watched.open(f"/compare?runs={shown['finished']},{shown['busy']}")
+    key = page.locator("figure .key").first
+    expect(key).to_contain_text(shown["finished"])
+    expect(key).to_contain_text(shown["busy"])
+    expect(page.get_by_role("region", name="Settings side by side")).to_contain_text("Rounds")
+
+
+def test_newcomer_is_told_what_to_do_next(browser, tmp_path, axe):
+    """A server without anything has pages that lead on."""
+    with Scene(tmp_path, ()) as scene:
+        watched = Watched(browser, scene)
+        page = watched.open("/")
+        expect(page.locator(".empty")).to_contain_text("No client has enrolled yet")
+        shoot(page, "empty-overview")
+        assert axe(page) == []
+        page.get_by_role("link", name="Make a token").click()
+        expect(page.get_by_role("heading", name="Make a token")).to_be_visible()
+        for path in ("/runs", "/clients", "/models", "/compare", "/runs/new"):
+            page.goto(scene.url + path)
+            expect(page.locator(".empty")).to_be_visible()
+        assert watched.end() == []
+
+
+def test_unknown_page_says_so(watched, scene):
+    """A wrong address is a page too."""
+    watched.forgiven.append("404")
+    page = watched.open("/runs/nothing-like-this")
+    expect(page.locator(".empty")).to_contain_text("There is no such page")
+    page.goto(scene.url + "/nowhere")
+    expect(page.locator(".empty")).to_contain_text("There is no such page")
