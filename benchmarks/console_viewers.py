@@ -13,6 +13,7 @@ import asyncio
 import http.client
 import json
 import multiprocessing
+import re
 import statistics
 import sys
 import tempfile
@@ -32,14 +33,24 @@ async def read_head(reader):
     return (await reader.readuntil(b"\r\n\r\n")).decode()
 
 
-async def fetch(port, cookie, path):
-    """One answer's whole body, over a connection of its own as a slow browser's would be."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nCookie: {cookie}\r\n"
-                 "Accept: text/html\r\nConnection: close\r\n\r\n".encode())  # fmt: skip
-    body = await reader.read()
-    writer.close()
-    assert body.startswith(b"HTTP/1.1 200"), body[:200]
+class Browser:
+    """A connection that is kept between requests, as browsers keep theirs."""
+
+    def __init__(self, port, cookie):
+        self._port, self._cookie = port, cookie
+        self._streams = None
+
+    async def fetch(self, path):
+        """One answer's whole body."""
+        if self._streams is None:
+            self._streams = await asyncio.open_connection("127.0.0.1", self._port)
+        reader, writer = self._streams
+        writer.write(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{self._port}\r\nAccept: text/html\r\n"
+                     f"Cookie: {self._cookie}\r\n\r\n".encode())  # fmt: skip
+        head = await read_head(reader)
+        assert head.startswith("HTTP/1.1 200"), head
+        length = re.search(r"content-length: (\d+)", head, re.IGNORECASE)
+        await reader.readexactly(int(length[1]))
 
 
 async def view(port, cookie, run, *, stream_only):
@@ -48,7 +59,7 @@ async def view(port, cookie, run, *, stream_only):
     writer.write(f"GET /v1/events HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nCookie: {cookie}\r\n\r\n"
                  .encode())  # fmt: skip
     assert " 200 " in await read_head(reader)
-    standing, asked = None, 0.0
+    standing, asked, browser = None, 0.0, Browser(port, cookie)
     while line := await reader.readline():
         if not line.startswith(b"event: ") or stream_only:
             continue
@@ -60,8 +71,8 @@ async def view(port, cookie, run, *, stream_only):
             stale, standing = now != standing, now
         if stale and time.monotonic() - asked >= PACE_S:
             asked = time.monotonic()
-            await fetch(port, cookie, f"/runs/{run}?part=live")
-            await fetch(port, cookie, f"/v1/runs/{run}/curves")
+            await browser.fetch(f"/runs/{run}?part=live")
+            await browser.fetch(f"/v1/runs/{run}/curves")
     writer.close()
 
 

@@ -47,6 +47,7 @@ from fedloom.server.routes import runs as run_routes
 from fedloom.server.routes.models import BadModelError, TooLargeError
 from fedloom.server.routes.parts import ConflictError, NotFoundError, Parts, not_done
 from fedloom.server.routes.scopes import Viewer, guard
+from fedloom.server.routes.shared import Answers
 from fedloom.server.routes.views import ErrorReply, Fault
 from fedloom.server.runs import Runs
 from fedloom.server.web import login
@@ -105,6 +106,7 @@ def create_app(
         redoc_url=None,
         dependencies=[Depends(guard)],
     )
+    app.state.answers = Answers()
     gate = Gate(world, site or Site(), oidc)
     app.state.parts = Parts(
         world=world,

@@ -279,7 +279,7 @@ class Fleet:
         if held or session is None or session.task not in (None, task):
             return False
         session.task = task
-        self._changed()
+        self.live.changed("work", look=self._counts)
         for listener in self._listeners:
             if listener is not owner:
                 listener.client_left(client)
@@ -290,7 +290,7 @@ class Fleet:
         session = self._sessions.get(client)
         if session is not None and session.task == task:
             session.task = None
-            self._changed()
+            self.live.changed("work", look=self._counts)
             self._announce(client)
 
     def send(self, client: str, message: fleet_pb2.ServerMessage) -> None:
@@ -305,7 +305,8 @@ class Fleet:
         self.live.changed("clients", look=self._counts)
 
     def _counts(self) -> dict[str, int]:
-        return {"online": len(self._sessions), "available": len(self.available())}
+        idle = sum(session.task is None for session in self._sessions.values())
+        return {"online": len(self._sessions), "available": idle}
 
     def _announce(self, client: str) -> None:
         """Offer a client's time to the run that waits for it, else to all."""

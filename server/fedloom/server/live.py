@@ -84,7 +84,8 @@ class Hub:
         """Something is not what it was.
 
         Args:
-            topic: what kind of thing: round, run, clients, tokens, models.
+            topic: what kind of thing: round, run, clients (who comes and goes), work (who is at
+                work), tokens, models, refusals, audit.
             subject: which one; a later change of the same one takes the place of an earlier.
             look: says more about it when the time has come.
         """

@@ -25,6 +25,13 @@ class Figures(Store):
             .order_by(rounds.c.number)
         )  # fmt: skip
 
+    def cost(self, run: str) -> dict[str, int]:
+        """What a run's rounds cost so far: `bytes_up`, `bytes_down`, `counted`, `retries`."""
+        rows = self._rows(sa.select(rounds.c.summary).where(rounds.c.run == run))
+        told = [row["summary"] for row in rows if row["summary"]]
+        names = ("bytes_up", "bytes_down", "counted", "retries")
+        return {name: sum(each.get(name) or 0 for each in told) for name in names}
+
     def refused_since(self, at: float, limit: int = 1000) -> list[dict[str, Any]]:
         """How often what was refused since a time, of the latest `limit`, most frequent first.
 

@@ -31,7 +31,10 @@ async def events(
     _: Viewer,
     topics: Annotated[
         str,
-        Query(max_length=200, description="of round, run, clients, tokens, models, refusals, log"),
+        Query(
+            max_length=200,
+            description="of round, run, clients, work, tokens, models, refusals, audit, log",
+        ),
     ] = "",
 ) -> StreamingResponse:
     """What changes, as it changes, at most twice a second: an event names what to look at anew.

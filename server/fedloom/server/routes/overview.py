@@ -15,10 +15,11 @@ from fedloom.server.ledger import Row
 from fedloom.server.routes.parts import FAULTS, Here, NotFoundError, Parts
 from fedloom.server.routes.rounds import rounds_of
 from fedloom.server.routes.scopes import Viewer
+from fedloom.server.routes.shared import Shared
 from fedloom.server.routes.views import LiveView
 from fedloom.server.runs import ACTIVE
 
-router = APIRouter(tags=["overview"], responses=FAULTS)
+router = APIRouter(tags=["overview"], responses=FAULTS, route_class=Shared)
 
 ROUNDS_SHOWN = 20
 MAX_COMPARED = 12

@@ -10,7 +10,7 @@ from fedloom.server.ledger import require_run
 from fedloom.server.routes.overview import MAX_COMPARED
 from fedloom.server.routes.parts import Here
 from fedloom.server.routes.scopes import Viewer
-from fedloom.server.web.drawn import LivePart
+from fedloom.server.routes.shared import LivePart
 from fedloom.server.web.render import page
 from fedloom.server.web.settings import chosen
 

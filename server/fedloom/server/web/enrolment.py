@@ -14,8 +14,8 @@ from fedloom.server.pki import Authority
 from fedloom.server.routes.fleet import create_token, list_tokens
 from fedloom.server.routes.parts import Here, Parts
 from fedloom.server.routes.scopes import Admin, Viewer, form_of
+from fedloom.server.routes.shared import LivePart
 from fedloom.server.routes.views import MAX_TTL_S, NewToken
-from fedloom.server.web.drawn import LivePart
 from fedloom.server.web.render import page, trusted
 
 router = APIRouter(include_in_schema=False, route_class=LivePart)

@@ -20,7 +20,6 @@ from fedloom.server.web import (
     runs,
     submit,
 )
-from fedloom.server.web.drawn import Drawn
 from fedloom.server.web.render import STATIC, page
 
 YEAR_S = 365 * 24 * 3600
@@ -52,7 +51,6 @@ def fault_page(request: Request, status: int, fault: str) -> Response | None:
 
 def mount(app: FastAPI) -> None:
     """Add the pages and their files to the application."""
-    app.state.drawn = Drawn()
     app.mount("/static", _Stamped(directory=STATIC), name="static")
     for each in (
         overview,

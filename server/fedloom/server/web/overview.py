@@ -6,7 +6,7 @@ from fastapi.responses import HTMLResponse
 from fedloom.server.routes.overview import look
 from fedloom.server.routes.parts import Here
 from fedloom.server.routes.scopes import Viewer
-from fedloom.server.web.drawn import LivePart
+from fedloom.server.routes.shared import LivePart
 from fedloom.server.web.render import page
 
 router = APIRouter(include_in_schema=False, route_class=LivePart)

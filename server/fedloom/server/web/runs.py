@@ -11,8 +11,8 @@ from fedloom.server.ledger import require_run
 from fedloom.server.routes.parts import Here, Parts
 from fedloom.server.routes.rounds import rounds_of
 from fedloom.server.routes.scopes import Viewer
+from fedloom.server.routes.shared import LivePart
 from fedloom.server.runs import ACTIVE
-from fedloom.server.web.drawn import LivePart
 from fedloom.server.web.render import page
 from fedloom.server.web.settings import as_toml, chosen
 
@@ -49,6 +49,7 @@ async def _seen(here: Parts, run: str) -> dict[str, Any]:
     views = await rounds_of(here, row, limit=40)
     rounds = [view.model_dump() for view in reversed(views)]
     drawn = curves(await world.in_reader(ledger.curve_rows, run))
+    cost = await world.in_reader(ledger.cost, run)
     refusals = await world.in_reader(ledger.list_refusals, run, 10)
     driver = here.runs.get(run)
     left = row["spec"]["rounds"] - row["committed"]
@@ -64,6 +65,7 @@ async def _seen(here: Parts, run: str) -> dict[str, Any]:
         "drawn": drawn,
         "latest": latest,
         "refusals": refusals,
+        "cost": cost,
         "chosen": chosen(row["spec"]),
         "toml": as_toml(row["spec"]),
     }

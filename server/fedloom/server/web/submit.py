@@ -15,9 +15,9 @@ from fedloom.server.ledger import require_run
 from fedloom.server.routes.parts import Here, Parts
 from fedloom.server.routes.runs import submit
 from fedloom.server.routes.scopes import Operator, Viewer, form_of
+from fedloom.server.routes.shared import LivePart
 from fedloom.server.routes.views import NewRun
 from fedloom.server.spec import parse
-from fedloom.server.web.drawn import LivePart
 from fedloom.server.web.render import page
 from fedloom.server.web.settings import as_toml
 from fedloom.strategies import registry

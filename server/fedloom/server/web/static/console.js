@@ -94,7 +94,8 @@ function round(subject, live) {
       if (live.deadline_left_s !== null && !live.paused) e.dataset.until = now() + live.deadline_left_s;
     } else if (what === "bar") {
       e.setAttribute("width", `${Math.min(100, (100 * live.accepted) / Math.max(1, live.goal))}`);
-    } else if (what === "accepted") put(e, `${live.accepted}`);
+    } else if (what === "fraction") put(e, live.training == null ? "" : `, ${Math.round(100 * live.training)} % done`);
+    else if (what === "accepted") put(e, `${live.accepted}`);
     else put(e, `${live.clients[what] ?? 0}`);
   }
   mark("round", subject);
@@ -118,7 +119,7 @@ function connect() {
   on("hello", found);
   on("beat", found);
   on("round", (data) => round(data.subject, data.now));
-  for (const topic of ["run", "clients", "tokens", "models", "refusals", "audit"]) {
+  for (const topic of ["run", "clients", "work", "tokens", "models", "refusals", "audit"]) {
     on(topic, (data) => {
       if (topic === "clients" && data.now) for (const e of $$("[data-online]")) put(e, `${data.now.online}`);
       mark(topic, data.subject);
@@ -366,6 +367,8 @@ window.addEventListener("pageshow", (event) => { if (event.persisted) { leaving 
 $("#confirm form").addEventListener("submit", confirmed);
 $("#confirm").addEventListener("close", () => { asked?.focus?.(); asked = null; });
 setInterval(tick, 1000);
+// What only the clock changes, such as a deadline that draws near, is looked at now and then.
+setInterval(() => { if (lostAt === null) for (const e of $$("[data-live][hx-get]")) waiting.add(e); if (waiting.size && !timer && !document.hidden) refresh(); }, 20000);
 setInterval(() => { if (lostAt === null && Date.now() - heard > 25000) lost(); }, 5000);
 exact(document);
 tick();
