@@ -22,7 +22,7 @@ def api_token() -> None:
 
 @api_token.command()
 @click.argument("name")
-@scope_option(required=True)
+@scope_option(required=True, least="metrics")
 @click.option(
     "--ttl",
     "ttl_s",
@@ -47,7 +47,7 @@ def create(
 
     \b
     Examples:
-      fedloom api-token create grafana --scope viewer
+      fedloom api-token create prometheus --scope metrics --forever
       fedloom api-token create ci --scope operator --ttl 7d --out ci.token
     """
     body = {"name": name, "scope": scope, "ttl_s": None if forever else ttl_s}

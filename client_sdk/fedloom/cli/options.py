@@ -85,15 +85,19 @@ _REMOTE = (
 """Options of a server elsewhere, last first: click lists them in reverse."""
 
 
-def scope_option(*, default: str | None = None, required: bool = False) -> Callable[[F], F]:
-    """`--scope`: how much somebody may do."""
+def scope_option(
+    *, default: str | None = None, required: bool = False, least: str = "viewer"
+) -> Callable[[F], F]:
+    """`--scope`: how much somebody may do, `least` or more."""
+    reading = "to read /metrics alone, " if least == "metrics" else ""
+    scopes = ["metrics", "viewer", "operator", "admin"]
     return click.option(
         "--scope",
-        type=click.Choice(["viewer", "operator", "admin"]),
+        type=click.Choice(scopes[scopes.index(least) :]),
         default=default,
         required=required,
         show_default=default is not None,
-        help="How much it allows: to see, also to steer, also to decide who may.",
+        help=f"How much it allows: {reading}to see, also to steer, also to decide who may.",
     )
 
 

@@ -10,6 +10,7 @@ tensors are exactly those that the header names, with every value finite and wit
 """
 
 import math
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -444,6 +445,7 @@ class BodyChecker:
         self._codes: CodeChecker | None = None
         self.slow = any(p.code is not None and p.code.codec.slow for p in planned)
         self.received = 0
+        self.spent_s = 0.0
 
     def feed(self, chunk: bytes) -> None:
         """Check the next bytes.
@@ -454,6 +456,7 @@ class BodyChecker:
         """
         if self.received + len(chunk) > self._size:
             raise Refusal(Code.OVERLONG, f"Expected {self._size} bytes as declared, got more.")
+        begun = time.perf_counter()
         self.received += len(chunk)
         self._crc = crc32c(chunk, self._crc)
         data = memoryview(chunk)
@@ -461,6 +464,7 @@ class BodyChecker:
             data = self._feed_head(data)
         if self._layout is not None and data:
             self._feed_data(data)
+        self.spent_s += time.perf_counter() - begun
 
     def _feed_head(self, data: memoryview) -> memoryview:
         """Collect the container's header; return what of `data` follows it."""

@@ -40,6 +40,7 @@ from fedloom.server.routes import events as event_routes
 from fedloom.server.routes import fleet as fleet_routes
 from fedloom.server.routes import lineage as lineage_routes
 from fedloom.server.routes import logs as log_routes
+from fedloom.server.routes import metrics as metric_routes
 from fedloom.server.routes import models as model_routes
 from fedloom.server.routes import overview as overview_routes
 from fedloom.server.routes import rounds as round_routes
@@ -118,6 +119,7 @@ def create_app(
         console=site.url if site else "",
     )
     app.include_router(login.router)
+    app.include_router(metric_routes.router)
     for each in (
         access_routes,
         audit_routes,

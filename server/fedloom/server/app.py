@@ -45,6 +45,7 @@ from fedloom.server.config import ServerConfig, split_address  # noqa: E402
 from fedloom.server.enrolment import EnrolmentService  # noqa: E402
 from fedloom.server.fleet import Hold  # noqa: E402
 from fedloom.server.ledger import Ledger  # noqa: E402
+from fedloom.server.metrics import lag  # noqa: E402
 from fedloom.server.models import ModelStore  # noqa: E402
 from fedloom.server.noise import NoiseKeys  # noqa: E402
 from fedloom.server.pki import Authority, ServerBundle  # noqa: E402
@@ -205,6 +206,7 @@ class Server:
         self._background(_sweep(world))
         self._background(presence.keep(world))
         self._background(pruning.keep(world))
+        self._background(lag.keep(world.meters))
         await self._start_api(listener)
         log.info("fleet on port %d, enrolment on port %d", self.fleet_port, self.enrolment_port)
 

@@ -263,6 +263,7 @@ class BufferShell(RoundShell):
                     raise _later() from None
         crossing("accept.after")
         if first:
+            self._world.meters.accepted.inc()
             self._world.records.accepted((update.run, update.round), update.client)
             if number == self.plan.number:
                 self._sum.add(update.client, update.file, update.staleness)

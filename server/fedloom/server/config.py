@@ -47,6 +47,7 @@ class ServerConfig:
         console_url: where operators reach it, where that is not the address itself: behind a
             reverse proxy, https://fl.example.org.
         database: SQLAlchemy URL; empty for `ledger.sqlite` in the state directory.
+        metrics_open: whether programs on this machine may read `/metrics` without a token.
         oidc: whom to believe who an operator is; None for passwords alone.
     """
 
@@ -65,6 +66,7 @@ class ServerConfig:
     console_key: str = ""
     console_url: str = ""
     database: str = ""
+    metrics_open: bool = False
     oidc: OidcConfig | None = None
 
     def __post_init__(self) -> None:
@@ -140,6 +142,8 @@ def build(values: dict[str, Any], where: str) -> ServerConfig:
             continue
         default = getattr(defaults, name)
         wanted = float if isinstance(default, float) else type(default)
+        if wanted is bool and not isinstance(value, bool):
+            raise UsageError(f"{where}: expected {name} as true or false, got {value!r}.")
         try:
             checked[name] = tuple(map(str, value)) if wanted is tuple else wanted(value)
         except (TypeError, ValueError):
@@ -168,6 +172,7 @@ def write(state_dir: Path, config: ServerConfig) -> None:
         "console_key": "its key in PEM; empty where it is in the same file",
         "console_url": "where operators reach it, if elsewhere: https://fl.example.org",
         "database": "SQLAlchemy URL; empty for ledger.sqlite beside this file",
+        "metrics_open": "whether programs on this machine may read /metrics without a token",
     }
     lines = []
     for field in fields(ServerConfig):
@@ -177,6 +182,6 @@ def write(state_dir: Path, config: ServerConfig) -> None:
         if isinstance(value, tuple):
             text = "[" + ", ".join(f'"{v}"' for v in value) + "]"
         else:
-            text = f'"{value}"' if isinstance(value, str) else f"{value}"
+            text = f'"{value}"' if isinstance(value, str) else f"{value}".lower()
         lines.append(f"# {comments[field.name]}\n{field.name} = {text}\n")
     (state_dir / FILE).write_text("\n".join(lines))

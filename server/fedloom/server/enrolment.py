@@ -24,6 +24,7 @@ from fedloom.protocol.identity import peer_from_certificate
 from fedloom.protocol.v1 import enrolment_pb2
 from fedloom.protocol.version import PROTOCOL_VERSIONS
 from fedloom.server.identify import Context
+from fedloom.server.metrics.meters import ENROLMENT
 from fedloom.server.pki import Authority
 from fedloom.server.service import abort, issue
 from fedloom.server.world import World
@@ -85,6 +86,7 @@ class EnrolmentService:
                 "%s of %s from %s refused: %s: %s",
                 what, caller.name or "nobody", context.peer(), refusal.code, refusal,
             )  # fmt: skip
+            world.meters.refusals.labels(ENROLMENT, refusal.code.value).inc()
             await world.in_ledger(world.ledger.add_refusal, caller.name, "", 0, refusal)
             await abort(context, refusal)
         raise AssertionError("aborted")

@@ -64,6 +64,10 @@ class Lanes:
         fast: how many may run at full speed.
         clock: monotonic seconds.
         chunks: how much to send at a time at full speed.
+
+    Attributes:
+        busy: transfers under way.
+        waiting: transfers that wait for a place.
     """
 
     def __init__(
@@ -76,15 +80,22 @@ class Lanes:
         self.chunks = chunks or Chunks()
         self._fast = asyncio.Semaphore(fast)
         self._slow_free = fast * SLOW_PER_FAST
+        self.busy = self.waiting = 0
 
     @asynccontextmanager
     async def enter(self) -> AsyncIterator[Lane]:
         """Wait for a place and hold it."""
-        await self._fast.acquire()
+        self.waiting += 1
+        try:
+            await self._fast.acquire()
+        finally:
+            self.waiting -= 1
         lane = Lane(self)
+        self.busy += 1
         try:
             yield lane
         finally:
+            self.busy -= 1
             lane.leave()
 
     def slow_down(self) -> bool:

@@ -158,6 +158,15 @@ class Authority:
         """
         return self.root_pem + _pem(self._issuer.certificate) + self._retired
 
+    def ends(self) -> dict[str, datetime]:
+        """When this authority's certificates end, UTC, by what they are: root, issuer, server."""
+        found = {
+            "root": self._root.not_valid_after_utc,
+            "issuer": self._issuer.certificate.not_valid_after_utc,
+        }
+        server = self._stored_bundle()
+        return found if server is None else found | {"server": server.not_after}
+
     def issue_client(
         self, csr_pem: bytes, client: str, ttl_s: float, now: datetime
     ) -> tuple[bytes, Peer]:

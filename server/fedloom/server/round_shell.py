@@ -50,8 +50,20 @@ from fedloom.server.engine import (
     Wake,
     Withdraw,
 )
+from fedloom.server.engine.round import NO_QUORUM
 from fedloom.server.fleet import Listener, Session
 from fedloom.server.ledger import AcceptedUpdate, Row, check_same
+from fedloom.server.metrics.meters import (
+    ABANDONED,
+    COMMITTED,
+    EARLY,
+    FAULT,
+    GOAL,
+    QUORUM,
+    STOPPED,
+    TOO_FEW,
+    timed,
+)
 from fedloom.server.records import LATE, LOST, Record
 from fedloom.server.round_sum import RoundSum
 from fedloom.server.tasks import RoundPlan, task_key, task_of, task_seed
@@ -75,6 +87,7 @@ class Outcome:
         fault: trying again would fail again.
         part: who took part.
         observed: what the round tells selection of its cohort; see `Ledger.observations`.
+        cause: why, in a word; see `fedloom.server.metrics.meters.REASONS`.
     """
 
     model: str | None
@@ -83,6 +96,7 @@ class Outcome:
     fault: bool = False
     observed: Sequence[Row] = ()
     part: frozenset[str] = frozenset()
+    cause: str = STOPPED
 
 
 class RoundShell:
@@ -120,6 +134,7 @@ class RoundShell:
         self._stored = False  # the ledger has a row of this round
         self._tried = False  # closing was attempted before
         self._kept = False  # records of the members were stored
+        self._opened_at: float | None = None  # monotonic; None where another process opened it
         self.engine: Round
 
     # ---- life --------------------------------------------------------------------------------
@@ -233,6 +248,7 @@ class RoundShell:
             records.ended(key, client, reply.reason)
             self._note(client, Phase.DECLINED, reply.reason)
             self._world.fleet.rest(client, reply.again_s)
+            self._world.meters.declined.inc()
             self.feed(OfferDeclined(client, reply.reason))
             self._world.fleet.free(client, self.key_of(client))
 
@@ -240,6 +256,7 @@ class RoundShell:
         """A client gave up."""
         if self.claims(client):  # said once, however often the client does
             log.warning("%s gave up on round %d: %s", client, self.plan.number, reason)
+            self._world.meters.failed.inc()
         self._note(client, Phase.FAILED, reason)
         self._world.records.ended(self.key_of(client), client, reason)
         self.feed(ClientFailed(client, reason))
@@ -362,6 +379,7 @@ class RoundShell:
         first = await world.in_ledger(world.ledger.accept, update, self.plan.spec.capacity)
         crossing("accept.after")
         if first:
+            self._world.meters.accepted.inc()
             self._world.records.accepted(self._key, update.client)
             self._sum.add(update.client, update.file)
             self.feed(UpdateAccepted(update.client))
@@ -418,6 +436,7 @@ class RoundShell:
             case Opened(cohort):
                 await world.in_ledger(world.ledger.open_round, self._row(), cohort)
                 self._stored = True
+                self._opened_at = time.monotonic()
                 crossing("round.opened")
                 log.info(
                     "round %d of %s opened for %d", self.plan.number, self.plan.run, len(cohort)
@@ -430,11 +449,14 @@ class RoundShell:
                     key = self.key_of(effect.client)
                     world.records.offered(key, effect.client, again=effect.again)
                     world.fleet.send(effect.client, offer)
+                    world.meters.offers.inc()
                     crossing("offer.sent")
             case Close():
-                return await self._close()
+                with timed(world.meters.commit_s):
+                    return await self._close()
             case Abandon(reason):
-                return await self._abandon(reason, fault=False)
+                cause = QUORUM if reason.startswith(NO_QUORUM) else STOPPED
+                return await self._abandon(reason, fault=False, cause=cause)
         return None
 
     @property
@@ -490,7 +512,8 @@ class RoundShell:
             self.plan.number, self.plan.run, model[:12], len(updates),
         )  # fmt: skip
         part = frozenset(update["client"] for update in updates)
-        return Outcome(model, state, observed=observed, part=part)
+        cause = GOAL if len(updates) >= self.engine.config.goal else EARLY
+        return Outcome(model, state, observed=observed, part=part, cause=cause)
 
     def _measured(self, updates: list[dict[str, Any]]) -> dict[str, Any]:
         """What is told of the round: the clients' metrics, or what they cost where private."""
@@ -509,16 +532,17 @@ class RoundShell:
         reason = f"{error}" if known else f"{type(error).__name__}: {error}"
         self.feed(Abort(reason) if self.engine.is_open else CommitFailed(reason))
         # Other clients may come to the next round; everything else would fail again.
-        return await self._abandon(reason, fault=not isinstance(error, TooFewUpdatesError))
+        fault = not isinstance(error, TooFewUpdatesError)
+        return await self._abandon(reason, fault=fault, cause=FAULT if fault else TOO_FEW)
 
-    async def _abandon(self, reason: str, *, fault: bool) -> Outcome:
+    async def _abandon(self, reason: str, *, fault: bool, cause: str) -> Outcome:
         world = self._world
         if self._stored:
             await world.in_ledger(world.ledger.abandon_round, *self._key, reason)
         self._keep_records()
         self._clean()
         log.warning("round %d of %s abandoned: %s", self.plan.number, self.plan.run, reason)
-        return Outcome(None, None, reason, fault)
+        return Outcome(None, None, reason, fault, cause=cause)
 
     def _keep_records(self) -> None:
         """Store what the members did; the round is over, and waits for nothing of it."""
@@ -542,7 +566,15 @@ class RoundShell:
     def _finish(self, outcome: Outcome) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        self._count(outcome)
         self._ended(outcome)
+
+    def _count(self, outcome: Outcome) -> None:
+        meters, ended = self._world.meters, ABANDONED if outcome.model is None else COMMITTED
+        meters.rounds.labels(self.plan.kind.value, ended, outcome.cause).inc()
+        if self._opened_at is not None:
+            meters.round_s.observe(time.monotonic() - self._opened_at)
+            self._opened_at = None
 
     # ---- views -------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from fedloom.server import fold
 from fedloom.server.each import SpoolUpdates, StoredUpdate
 from fedloom.server.engine import RoundKind
 from fedloom.server.ledger import Row
+from fedloom.server.metrics.meters import timed
 from fedloom.server.models import ModelStore
 from fedloom.server.spec import RunSpec
 from fedloom.server.tasks import RoundPlan, task_seed
@@ -121,7 +122,8 @@ class RoundSum:
         if client in self._folder.folded:
             return []
         spool = self._world.spool
-        due = self._folder.fold(client, spool.path(file), spool.header(file), factor)
+        with timed(self._world.meters.fold_s):
+            due = self._folder.fold(client, spool.path(file), spool.header(file), factor)
         crossing("fold.after")
         return self._folder.save(self._checkpoint) if due else []
 

@@ -21,7 +21,6 @@ import grpc
 from sqlalchemy.exc import SQLAlchemyError
 
 from fedloom.protocol import wire
-from fedloom.protocol.chunks import Chunks
 from fedloom.protocol.errors import Code, Refusal, printable
 from fedloom.protocol.faults import crossing
 from fedloom.protocol.updates import BodyChecker, PlannedPart, header_limit_bytes
@@ -30,8 +29,9 @@ from fedloom.protocol.version import PROTOCOL_VERSIONS, __version__
 from fedloom.server.fleet import Call, Session
 from fedloom.server.fold import metrics_of
 from fedloom.server.identify import Context, Identify
-from fedloom.server.lanes import Lane, Lanes
+from fedloom.server.lanes import Lane
 from fedloom.server.ledger import AcceptedUpdate
+from fedloom.server.metrics.meters import CALL, UPDATE, timed
 from fedloom.server.pki import Authority
 from fedloom.server.promoted import promoted
 from fedloom.server.records import Record
@@ -71,9 +71,7 @@ class FleetService:
         self._runs = runs
         self._authority = authority
         self._identify = Identify(world, plaintext=authority is None)
-        self._uploads = Lanes(world.config.max_fast_transfers)
-        chunks = Chunks(world.config.chunk_bytes)
-        self._downloads = Lanes(world.config.max_fast_transfers, chunks=chunks)
+        self._meters = world.meters
         self._uploading: set[tuple[str, int, str]] = set()
 
     def handlers(self) -> grpc.GenericRpcHandler:
@@ -228,7 +226,7 @@ class FleetService:
             session = world.fleet.get(call.client)
             task = session.task if session else None
             seen = world.records.downloading(task, call.client, resumed=request.offset > 0)
-            async with self._downloads.enter() as lane:
+            async with world.downloads.enter() as lane:
                 await self._send_model(path, request.offset, context, lane, seen)
 
     async def _send_model(
@@ -248,6 +246,7 @@ class FleetService:
                     await context.write(chunk)
                 offset += len(chunk)
                 seen.bytes_down += len(chunk)
+                self._meters.sent.inc(len(chunk))
                 lane.passed(len(chunk), time.monotonic() - begun)
             seen.downloaded()
         except grpc.aio.InternalError:
@@ -303,7 +302,7 @@ class FleetService:
         try:
             if not header.size_bytes:
                 return not await self._accept(shell, header, identity, "", 0.0)
-            async with self._uploads.enter() as lane:
+            async with self._world.uploads.enter() as lane:
                 shell.check_open(header.client, key[1])  # it may have closed while this one waited
                 admitted = _Admitted(shell, header, planned, identity, seen)
                 return await self._receive_body(admitted, context, lane)
@@ -327,7 +326,7 @@ class FleetService:
 
     async def _receive_body(self, admitted: "_Admitted", context: Context, lane: Lane) -> bool:
         world, shell, header = self._world, admitted.shell, admitted.header
-        plan = shell.plan_of(header.task.round)
+        plan, meters, begun = shell.plan_of(header.task.round), self._meters, time.monotonic()
         checker = BodyChecker(header, admitted.planned, plan.limits, plan.manifest)
         try:
             file = world.spool.open(plan.run, plan.number, header)
@@ -341,6 +340,7 @@ class FleetService:
             def passed(size_bytes: int) -> None:
                 keep_up()
                 admitted.seen.bytes_up += size_bytes
+                meters.received.inc(size_bytes)
                 lane.passed(size_bytes)
                 world.fleet.check(header.client)
                 shell.check_open(header.client, header.task.round)
@@ -352,14 +352,18 @@ class FleetService:
             except Refusal:
                 file.restart()  # what came is not what was announced
                 raise
-            await world.in_disk(file.sync)
+            meters.checksum_s.observe(checker.spent_s)
+            with timed(meters.sync_s):
+                await world.in_disk(file.sync)
             admitted.seen.upload_ended_at = time.time()
             crossing("upload.synced")
         except OSError as error:
             raise _no_room(error) from error
         finally:
             file.close()
-        return not await self._accept(shell, header, admitted.identity, file.name, stats.norm)
+        first = await self._accept(shell, header, admitted.identity, file.name, stats.norm)
+        meters.upload_s.observe(time.monotonic() - begun)
+        return not first
 
     async def _rescan(self, file: SpoolFile, checker: BodyChecker) -> None:
         """Check what came before a cut, in a thread: it may be long."""
@@ -464,6 +468,7 @@ class FleetService:
             client or context.peer(), run, number, refusal.code, refusal, refusal.detail,
         )  # fmt: skip
         world = self._world
+        world.meters.refusals.labels(UPDATE if run else CALL, refusal.code.value).inc()
         try:
             await world.in_ledger(world.ledger.add_refusal, client, run, number, refusal)
         except SQLAlchemyError as error:  # a full disk: the caller is told all the same

@@ -6,17 +6,22 @@ transactions one sequence; the fold's thread, which owns every sum; and a few th
 
 import asyncio
 import logging
+import threading
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
 
+from fedloom.protocol.chunks import Chunks
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server.config import ServerConfig
 from fedloom.server.fleet import Fleet
+from fedloom.server.lanes import Lanes
 from fedloom.server.ledger import Ledger
 from fedloom.server.live import Hub
 from fedloom.server.log_ring import LogRing
+from fedloom.server.metrics.meters import Meters
 from fedloom.server.models import ModelStore
 from fedloom.server.noise import NoiseKeys
 from fedloom.server.presence import Presence
@@ -31,15 +36,41 @@ T = TypeVar("T")
 
 
 class Thread:
-    """A pool of threads that coroutines hand blocking calls to."""
+    """A pool of threads that coroutines hand blocking calls to.
+
+    Attributes:
+        observe: told how long each call took, with the wait for its turn, seconds.
+    """
 
     def __init__(self, name: str, size: int = 1) -> None:
+        self.observe: Callable[[float], None] | None = None
         self._pool = ThreadPoolExecutor(size, thread_name_prefix=name)
+        self._counting = threading.Lock()
+        self._given = self._done = 0
+
+    @property
+    def pending(self) -> int:
+        """Calls that wait or are being done."""
+        return self._given - self._done
 
     async def __call__(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run `call` in the pool. It runs to its end even if the caller is cancelled."""
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._pool, lambda: call(*args, **kwargs))
+        begun = time.perf_counter()
+
+        def work() -> T:
+            try:
+                return call(*args, **kwargs)
+            finally:
+                with self._counting:
+                    self._done += 1
+                if self.observe is not None:
+                    self.observe(time.perf_counter() - begun)
+
+        working = loop.run_in_executor(self._pool, work)
+        with self._counting:
+            self._given += 1
+        return await working
 
     def close(self) -> None:
         """Finish what has begun and end the threads."""
@@ -62,6 +93,9 @@ class World:
         log_ring: the last lines of the log.
         records: what the members of open rounds do.
         presence: who came and went, and is not stored yet.
+        meters: what is counted for Prometheus.
+        uploads: places for updates.
+        downloads: places for models.
     """
 
     config: ServerConfig
@@ -75,6 +109,9 @@ class World:
     fleet: Fleet = field(default_factory=Fleet)
     records: Records = field(default_factory=Records)
     presence: Presence = field(default_factory=Presence)
+    meters: Meters = field(default_factory=Meters)
+    uploads: Lanes = field(init=False)
+    downloads: Lanes = field(init=False)
     in_ledger: Thread = field(default_factory=lambda: Thread("ledger"))
     in_reader: Thread = field(default_factory=lambda: Thread("reader", 2))
     in_fold: Thread = field(default_factory=lambda: Thread("fold"))
@@ -92,9 +129,12 @@ class World:
         self.live.changed("audit")
 
     def __post_init__(self) -> None:
-        """Let watchers know who comes and goes, and what is logged."""
+        """Let watchers know who comes and goes, and what is logged; have the ledger timed."""
         self.fleet.live = self.live
         self.log_ring = LogRing(self.live)
+        self.in_ledger.observe = self.meters.ledger_s.observe
+        places, chunks = self.config.max_fast_transfers, Chunks(self.config.chunk_bytes)
+        self.uploads, self.downloads = Lanes(places), Lanes(places, chunks=chunks)
 
     def offer(self, client: str, task: fleet_pb2.Task) -> fleet_pb2.ServerMessage:
         """A task as it travels to a client."""

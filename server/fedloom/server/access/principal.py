@@ -9,8 +9,9 @@ from enum import StrEnum
 
 
 class Scope(StrEnum):
-    """How much somebody may do."""
+    """How much somebody may do; a program may also have the least, to read `/metrics` alone."""
 
+    METRICS = "metrics"
     VIEWER = "viewer"
     OPERATOR = "operator"
     ADMIN = "admin"

@@ -48,6 +48,9 @@ from .states import IGNORE, REFUSE, RoundState, Verdict
 _WAKE = Wake()
 _AT_ONCE = -inf
 
+NO_QUORUM = "quorum not reached"
+"""How the reason of a round begins that was abandoned at its deadline."""
+
 
 class Round:
     """One round: its cohort, its clock and its state.
@@ -335,8 +338,7 @@ class Round:
         if accepted >= quorum:
             return self._close()
         return self._abandon(
-            f"quorum not reached: expected at least {quorum} updates by the deadline, "
-            f"got {accepted}"
+            f"{NO_QUORUM}: expected at least {quorum} updates by the deadline, got {accepted}"
         )
 
     # closing

@@ -6,7 +6,7 @@ import sqlalchemy as sa
 
 from fedloom.server.ledger.store import Store
 from fedloom.server.ledger.updates import COMMITTED
-from fedloom.server.schema import clients, refusals, rounds
+from fedloom.server.schema import certificates, clients, refusals, rounds
 
 
 class Figures(Store):
@@ -14,16 +14,11 @@ class Figures(Store):
 
     def curve_rows(self, run: str) -> list[dict[str, Any]]:
         """What a run's committed rounds measured, in order; rounds that were undone left out."""
-        return self._rows(
-            sa.select(
-                rounds.c.number, rounds.c.kind, rounds.c.closed_at,
-                rounds.c.training, rounds.c.evaluation, rounds.c.privacy,
-            )
-            .where(
-                rounds.c.run == run, rounds.c.state == COMMITTED, rounds.c.undone_at.is_(None)
-            )
-            .order_by(rounds.c.number)
-        )  # fmt: skip
+        return self._rows(_measured(run).order_by(rounds.c.number))
+
+    def last_curve_rows(self, run: str, limit: int = 10) -> list[dict[str, Any]]:
+        """The last of `curve_rows`."""
+        return self._rows(_measured(run).order_by(rounds.c.number.desc()).limit(limit))[::-1]
 
     def cost(self, run: str) -> dict[str, int]:
         """What a run's rounds cost so far: `bytes_up`, `bytes_down`, `counted`, `retries`."""
@@ -57,3 +52,23 @@ class Figures(Store):
         query = sa.select(clients.c.status, sa.func.count().label("number"))
         rows = self._rows(query.group_by(clients.c.status))
         return {row["status"]: row["number"] for row in rows}
+
+    def first_certificate_end(self) -> float | None:
+        """When the first of the enrolled clients is without a certificate; None without any."""
+        latest = (
+            sa.select(sa.func.max(certificates.c.not_after).label("until"))
+            .join(clients, clients.c.name == certificates.c.client)
+            .where(clients.c.status == "active", certificates.c.revoked_at.is_(None))
+            .group_by(certificates.c.client)
+            .subquery()
+        )
+        row = self._row(sa.select(sa.func.min(latest.c.until).label("first")))
+        return None if row is None else row["first"]
+
+
+def _measured(run: str) -> sa.Select[Any]:
+    stands = (rounds.c.state == COMMITTED) & rounds.c.undone_at.is_(None)
+    return sa.select(
+        rounds.c.number, rounds.c.kind, rounds.c.closed_at,
+        rounds.c.training, rounds.c.evaluation, rounds.c.privacy,
+    ).where(rounds.c.run == run, stands)  # fmt: skip

@@ -1,7 +1,7 @@
 """What the routes about operators take and give."""
 
 from enum import StrEnum
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -12,6 +12,10 @@ MAX_TTL_S = 10 * 366 * 24 * 3600.0
 
 Password = Annotated[str, Field(max_length=MAX_LENGTH, repr=False)]
 Label = Annotated[str, Field(max_length=64)]
+
+
+Rank = Literal[Scope.VIEWER, Scope.OPERATOR, Scope.ADMIN]
+"""What a person may have."""
 
 
 class _In(BaseModel):
@@ -42,14 +46,14 @@ class NewPassword(_In):
 class NewScope(_In):
     """What a user may do from now on."""
 
-    scope: Scope
+    scope: Rank
 
 
 class NewUser(_In):
     """A user to add."""
 
     name: Label
-    scope: Scope
+    scope: Rank
     password: Password
 
 
@@ -129,7 +133,7 @@ class ApiTokenList(BaseModel):
 class NewLink(_In):
     """A wish for a login link."""
 
-    scope: Scope = Scope.ADMIN
+    scope: Rank = Scope.ADMIN
 
 
 class LoginLink(BaseModel):

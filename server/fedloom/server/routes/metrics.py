@@ -1,0 +1,58 @@
+"""The route that Prometheus reads. Outside of /v1, where every scraper looks for it."""
+
+import asyncio
+import ipaddress
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import Response
+
+from fedloom.server.access.principal import Principal, Scope
+from fedloom.server.metrics import gauges, scrape
+from fedloom.server.routes.parts import FAULTS, Here
+from fedloom.server.routes.scopes import needs
+
+router = APIRouter(tags=["metrics"], responses=FAULTS)
+
+
+class _Scraper(needs):
+    """Whoever may read metrics; where the settings say so, everybody on this machine."""
+
+    async def __call__(self, request: Request) -> Principal:
+        """Who asks.
+
+        Raises:
+            UnauthenticatedError: nobody has proved who they are.
+            ForbiddenError: they may not.
+        """
+        if request.app.state.parts.world.config.metrics_open and _is_here(request):
+            return Principal(name="metrics", scope=Scope.METRICS, how="loopback")
+        return await super().__call__(request)
+
+
+@router.get(
+    "/metrics",
+    response_class=Response,
+    responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
+)
+async def metrics(
+    here: Here, request: Request, _: Annotated[Principal, Depends(_Scraper(Scope.METRICS))]
+) -> Response:
+    """Every metric, as Prometheus reads them; docs/metrics.md says what they mean."""
+    values = await gauges.look(here.world, here.runs, here.authority)
+    found = scrape.Scrape(here.world.meters, values)
+    # In a thread: for a millisecond and more the rounds would wait.
+    accept = request.headers.get("accept", "")
+    body, media_type = await asyncio.to_thread(scrape.text, found, accept)
+    return Response(body, headers={"content-type": media_type, "cache-control": "no-store"})
+
+
+def _is_here(request: Request) -> bool:
+    """Does it come from a program on this machine, and not by a proxy or a page of elsewhere?"""
+    passed_on = any(name in request.headers for name in ("x-forwarded-for", "forwarded", "origin"))
+    if request.client is None or passed_on or "sec-fetch-site" in request.headers:
+        return False
+    try:
+        return ipaddress.ip_address(request.client.host).is_loopback
+    except ValueError:
+        return False

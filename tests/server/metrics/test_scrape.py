@@ -1,0 +1,192 @@
+"""What Prometheus reads of a real server: in its own format, complete, and nobody's name in it."""
+
+import asyncio
+import http.client
+import math
+
+import pytest
+from prometheus_client.openmetrics.parser import (
+    text_string_to_metric_families as openmetrics_families,
+)
+from prometheus_client.parser import text_string_to_metric_families
+
+from fedloom.protocol.errors import Code
+from fedloom.server.metrics.gauges import GAUGES
+from support.arena import Arena
+from support.door import Door
+from support.federation import Federation
+from support.forgery import write_model
+from support.visitor import Visitor
+
+
+def read(text):
+    """Samples by name and labels."""
+    return {
+        (s.name, *sorted(s.labels.items())): s.value
+        for family in text_string_to_metric_families(text)
+        for s in family.samples
+    }
+
+
+def of(samples, name, **labels):
+    """One sample."""
+    return samples[name, *sorted(labels.items())]
+
+
+def _scrape(port, **headers):
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    try:
+        connection.request("GET", "/metrics", headers=headers)
+        answer = connection.getresponse()
+        return answer.status, answer.getheader("content-type"), answer.read().decode()
+    finally:
+        connection.close()
+
+
+async def _read(federation):
+    port = int(federation.server.console.rpartition(":")[2])
+    status, _, text = await asyncio.to_thread(_scrape, port)
+    assert status == 200, text
+    return text
+
+
+@pytest.fixture(scope="module")
+def story(tmp_path_factory):
+    """A round with two good updates and a bad one: what is read before, within and after."""
+    directory = tmp_path_factory.mktemp("metrics")
+
+    async def tell():
+        federation = Federation(directory)
+        settings = directory / "server.toml"
+        settings.write_text(settings.read_text().replace("open = false", "open = true"))
+        await federation.start()
+        try:
+            names = ("alice", "bob", "mallory")
+            identities = {name: federation.enrol(name) for name in names}
+            streams = {name: await federation.attend(i) for name, i in identities.items()}
+            channels = {name: federation.channel(i) for name, i in identities.items()}
+            write_model(directory / "model.safetensors")
+            model = federation.world.models.add(directory / "model.safetensors")
+            arena = Arena(federation, model, identities, streams, channels)
+            texts = {"before": await _read(federation)}
+            async with arena.open_round() as opened:
+                texts["within"] = await _read(federation)
+                bad = opened.honest("mallory")
+                body = bytearray(bad.body())
+                body[-1] ^= 1
+                answer = await opened.send("mallory", bad, bytes(body))
+                await opened.finish()
+                texts["after"] = await _read(federation)
+                read_all = {when: read(text) for when, text in texts.items()}
+                return read_all | {"text": texts["after"], "run": opened.run, "code": answer.code}
+        finally:
+            await federation.stop()
+
+    return asyncio.run(tell())
+
+
+def test_rounds_updates_and_bytes_are_counted(story):
+    """What happened is what moved, by as much."""
+    before, after = story["before"], story["after"]
+
+    def moved(name, **labels):
+        return of(after, name, **labels) - of(before, name, **labels)
+
+    committed = {"kind": "train", "outcome": "committed"}
+    assert moved("fedloom_rounds_total", reason="early", **committed) == 1
+    assert moved("fedloom_rounds_total", reason="goal", **committed) == 0
+    assert moved("fedloom_updates_accepted_total") == 2
+    assert moved("fedloom_offers_total") == 3
+    assert moved("fedloom_refusals_total", what="update", code=story["code"].value) == 1
+    refused = [v for k, v in after.items() if k[0] == "fedloom_refusals_total"]
+    assert sum(refused) == 1
+    assert moved("fedloom_received_bytes_total") > 3 * 100
+    for step in ("fold", "sync", "checksum", "upload"):
+        assert moved(f"fedloom_{step}_seconds_count") == 2, step
+    for step in ("round", "commit"):
+        assert moved(f"fedloom_{step}_seconds_count") == 1, step
+    assert moved("fedloom_ledger_seconds_count") > 10
+    assert of(after, "fedloom_round_seconds_sum") > of(after, "fedloom_commit_seconds_sum") > 0
+
+
+def test_round_is_seen_while_it_is_open(story):
+    """Its members, its goal and its deadline; afterwards it is gone, and the run's share is 1."""
+    within, after, run = story["within"], story["after"], story["run"]
+    assert of(within, "fedloom_round", run=run) == 1
+    phases = [v for k, v in within.items() if k[0] == "fedloom_round_members"]
+    assert sum(phases) == of(within, "fedloom_round_goal", run=run) == 3
+    assert 0 < of(within, "fedloom_round_deadline_seconds", run=run) <= 3600
+    assert of(within, "fedloom_clients", state="working") == 3
+    assert of(within, "fedloom_run_progress", run=run) == 0
+    assert of(after, "fedloom_run_progress", run=run) == 1
+    assert not [key for key in after if key[0].startswith("fedloom_round_accepted")]
+    assert of(after, "fedloom_clients", state="available") == 3
+    assert of(after, "fedloom_clients_enrolled", status="active") == 3
+
+
+def test_measures_and_certificates_are_there(story):
+    """Loss as the clients said it, and the end of every certificate that has one."""
+    after, run = story["after"], story["run"]
+    measures = [k for k in after if k[0] == "fedloom_run_measure"]
+    assert all(dict(k[1:])["measure"] in ("loss", "accuracy") for k in measures)
+    ends = {dict(k[1:])["certificate"]: v for k, v in after.items()
+            if k[0] == "fedloom_certificate_expiry_seconds"}  # fmt: skip
+    assert set(ends) == {"root", "issuer", "server", "client"}
+    assert ends["client"] == min(ends.values())
+    assert run
+
+
+def test_process_is_measured(story):
+    """Memory, processor time and files, under the names that dashboards know."""
+    after = story["after"]
+    assert of(after, "process_resident_memory_bytes") > 1e7
+    assert of(after, "process_open_fds") > 3
+
+
+def test_labels_are_closed_sets(story):
+    """A series for each client would be the end of a monitoring system."""
+    assert not any(name in story["text"] for name in ("alice", "bob", "mallory"))
+    codes = {dict(k[1:])["code"] for k in story["after"] if k[0] == "fedloom_refusals_total"}
+    assert codes == {code.value for code in Code}
+
+
+def test_gauges_are_all_declared_with_words(story):
+    """A name without help is a riddle."""
+    help_of = {line.split()[2] for line in story["text"].splitlines() if line.startswith("# HELP")}
+    assert {gauge.name for gauge in GAUGES} <= help_of
+    assert all(math.isfinite(v) for k, v in story["after"].items() if "bucket" not in k[0])
+
+
+# ---- who may -------------------------------------------------------------------------------------
+
+
+def test_openmetrics_is_spoken_to_those_who_ask(tmp_path):
+    """The newer format ends with a mark, and parses as such."""
+    with Door(tmp_path / "state", console="127.0.0.1:0", metrics_open=True) as door:
+        port = int(door.site.url.rpartition(":")[2])
+        accept = "application/openmetrics-text;version=1.0.0"
+        status, media_type, text = _scrape(port, accept=accept)
+    assert (status, media_type.split(";")[0]) == (200, "application/openmetrics-text")
+    assert text.endswith("# EOF\n")
+    assert len(list(openmetrics_families(text))) > 20
+
+
+def test_token_for_metrics_reads_nothing_else(tmp_path):
+    """Prometheus needs no more, and where the settings say nothing nobody gets in without."""
+    with Door(tmp_path / "state", console="127.0.0.1:0") as door:
+        _, made = door.ask("POST", "/api-tokens", {"name": "prometheus", "scope": "metrics"})
+        scraper = Visitor(door.site, token=made["token"])
+        assert scraper.ask("GET", "/metrics").status == 200
+        assert scraper.ask("GET", "/v1/overview").status == 403
+        assert Visitor(door.site).ask("GET", "/metrics").status == 401
+        wish = {"name": "ann", "scope": "metrics", "password": "correct horse battery"}
+        assert door.ask("POST", "/users", wish)[0] == 422  # nothing for a person
+
+
+@pytest.mark.parametrize("sign", ["x-forwarded-for", "origin", "sec-fetch-site"])
+def test_open_metrics_are_open_to_this_machine_alone(tmp_path, sign):
+    """A reverse proxy's callers and a browser's pages come from here, and are from elsewhere."""
+    with Door(tmp_path / "state", console="127.0.0.1:0", metrics_open=True) as door:
+        port = int(door.site.url.rpartition(":")[2])
+        assert _scrape(port)[0] == 200
+        assert _scrape(port, **{sign: "203.0.113.9"})[0] == 401
