@@ -138,9 +138,9 @@ def test_clients_are_listed_and_revoked(door):
     door.world.ledger.add_token("01", "hash", "ward-3", 4e9)
     door.world.ledger.enrol("01", "01", 4e9)
     assert "offline" in _run("client", "list").stdout
-    assert _run("client", "revoke", "ward-3").stdout == "ward-3 is revoked.\n"
+    assert _run("client", "revoke", "ward-3", "--yes").stdout.endswith("ward-3 is revoked.\n")
     assert _json("client", "list")["clients"][0]["status"] == "revoked"
-    _run("client", "revoke", "ward-9", code=2)
+    _run("client", "revoke", "ward-9", "--yes", code=2)
 
 
 # ---- runs and models -----------------------------------------------------------------------------
@@ -190,17 +190,18 @@ def test_model_that_is_none_is_refused(door, tmp_path):
 def test_run_is_steered_by_default_when_it_is_the_only_one(door):
     """What is to be steered is never guessed among several."""
     run = _submit()
-    assert _run("run", "pause").stdout == f"Run {run} is paused (paused by the operator).\n"
+    said = _run("run", "pause", "--yes").stdout
+    assert said.endswith(f"Run {run} is paused (paused by the operator).\n")
     assert "paused by the operator" in _run("run", "status").stdout
     assert _json("run", "pause")["changed"] is False
-    assert _json("run", "resume", run)["state"] == "running"
-    _run("run", "abort", "--reason", "mislabelled")
-    _run("run", "close", code=2)
-    _run("run", "extend", "--by", "10m", code=2)
+    assert _json("run", "resume", run, "--yes")["state"] == "running"
+    _run("run", "abort", "--reason", "mislabelled", "--yes")
+    _run("run", "close", "--yes", code=2)
+    _run("run", "extend", "--by", "10m", "--yes", code=2)
     other = _submit()
     assert other in _run("run", "stop", code=2).stderr
-    _run("run", "stop", run)
-    _run("run", "stop", other)
+    _run("run", "stop", run, "--yes")
+    _run("run", "stop", other, "--yes")
     _run("run", "stop", code=2)
 
 
@@ -300,8 +301,8 @@ def test_models_are_promoted_and_runs_rolled_back_with_their_consequence_in_word
     said = _run("model", "promote", run, "--preview").stdout
     assert "becomes the one that clients use" in said
     assert door.world.ledger.promoted() is None
-    assert _run("model", "promote", run, "--note", "first").stdout == said
+    assert _run("model", "promote", run, "--note", "first", "--yes").stdout == said
     assert door.world.ledger.promoted()["note"] == "first"
     assert "nothing changes" in _run("model", "rollback", run, "0").stdout
     assert _json("model", "rollback", run, "0")["changed"] is False
-    _run("model", "rollback", run, "3", code=2)
+    _run("model", "rollback", run, "3", "--yes", code=2)

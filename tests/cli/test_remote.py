@@ -45,11 +45,11 @@ def test_commands_work_from_elsewhere(url, tmp_path):
     args = ("run", "submit", "run.toml", "--model", "init.safetensors", "--json")
     run = json.loads(_run(*args).stdout)["id"]
     assert run in _run("run", "list").stdout
-    _run("run", "pause", run)
+    _run("run", "pause", run, "--yes")
     _run("model", "export", run, "--out", "out.safetensors")
     assert (tmp_path / "out.safetensors").read_bytes() == path.read_bytes()
     assert "ci (token)" in _run("audit", "list", "--subject", run).stdout
-    _run("run", "stop", run)
+    _run("run", "stop", run, "--yes")
 
 
 def test_scope_is_kept_to(url):

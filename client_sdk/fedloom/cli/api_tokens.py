@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from fedloom.cli import output
+from fedloom.cli.actions import confirm, yes_option
 from fedloom.cli.control import Control
 from fedloom.cli.lazy import OrderedGroup
 from fedloom.cli.options import Duration, directory_option, json_option, scope_option
@@ -107,6 +108,7 @@ def list_api_tokens(directory: Path) -> None:
 
 @api_token.command()
 @click.argument("token_id", metavar="ID")
+@yes_option
 @directory_option
 @json_option
 def revoke(token_id: str, directory: Path) -> None:
@@ -116,5 +118,6 @@ def revoke(token_id: str, directory: Path) -> None:
     Example:
       fedloom api-token revoke 0f3a9c21
     """
+    confirm(f"Programs that show the API token {token_id} are refused from then on, for good.")
     revoked = Control(directory).post("api-tokens", token_id, "revoke")
     output.emit(revoked, lambda: click.echo(f"{token_id} of {revoked['name']} is revoked."))

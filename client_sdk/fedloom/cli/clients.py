@@ -1,4 +1,4 @@
-"""`fedloom client`: the device's own commands, and what the operator does with devices."""
+"""`fedloom client`: the device's own commands, and the list of devices for the operator."""
 
 import asyncio
 import os
@@ -11,7 +11,10 @@ from fedloom.cli import output
 from fedloom.cli.lazy import Lazy, LazyGroup
 from fedloom.cli.options import config_option, directory_option, json_option
 
-ORDER = ("enroll", "test", "run", "config", "policy", "log", "model", "leave", "list", "revoke")
+ORDER = (
+    *("enroll", "test", "run", "config", "policy", "log", "model", "leave"),
+    *("list", "show", "quarantine", "drain", "release", "revoke", "label", "note"),
+)
 
 
 class Commands(LazyGroup):
@@ -31,14 +34,23 @@ LAZY = {
     "model": Lazy(
         "fedloom.cli.inference:model", "Get the model that the operator promoted; export it."
     ),
+    "show": Lazy("fedloom.cli.client_view:show", "Show a client and what it did in rounds."),
+    "quarantine": Lazy(
+        "fedloom.cli.client_actions:quarantine", "Ask a client no more; refuse what it sends."
+    ),
+    "drain": Lazy("fedloom.cli.client_actions:drain", "Let a client end its work; ask no more."),
+    "release": Lazy("fedloom.cli.client_actions:release", "Ask a client again."),
+    "revoke": Lazy("fedloom.cli.client_actions:revoke", "Revoke a client and its certificates."),
+    "label": Lazy("fedloom.cli.client_actions:label", "Give a client labels to find it by."),
+    "note": Lazy("fedloom.cli.client_actions:note", "Keep a note about a client."),
 }
 
 
 @click.group(cls=Commands, lazy=LAZY)
 def client() -> None:
-    """Enrol and run a device; list and revoke them.
+    """Enrol and run a device; look at devices and say which are asked.
 
-    `list` and `revoke` are for the operator, the others for the device.
+    The commands from `list` on are for the operator, the others for the device.
     """
 
 
@@ -226,81 +238,3 @@ def _standing(found: dict[str, Any]) -> str:
     if found["status"] != "active" or not found["hold"]:
         return str(found["status"])
     return "quarantined" if found["hold"] == "quarantine" else "drained"
-
-
-def _hold(name: str, what: str, reason: str, directory: Path, *, preview: bool) -> None:
-    from fedloom.cli.control import Control  # noqa: PLC0415 - as above
-
-    query = {"preview": "true"} if preview else {}
-    done = Control(directory).post("clients", name, what, body={"reason": reason}, **query)
-    output.emit(done, lambda: click.echo(done["consequence"]))
-
-
-_reason = click.option("--reason", default="", help="For the record.")
-_preview = click.option("--preview", is_flag=True, help="Say what it would do, and do nothing.")
-
-
-@client.command()
-@click.argument("name")
-@_reason
-@_preview
-@directory_option
-@json_option
-def quarantine(name: str, reason: str, preview: bool, directory: Path) -> None:
-    """Ask a client no more, and refuse what it sends, until it is released.
-
-    \b
-    Example:
-      fedloom client quarantine ward-3 --reason "its labels look wrong"
-    """
-    _hold(name, "quarantine", reason, directory, preview=preview)
-
-
-@client.command()
-@click.argument("name")
-@_reason
-@_preview
-@directory_option
-@json_option
-def drain(name: str, reason: str, preview: bool, directory: Path) -> None:
-    """Let a client end what it does, and then ask it no more, until it is released.
-
-    \b
-    Example:
-      fedloom client drain ward-3 --reason "maintenance at noon"
-    """
-    _hold(name, "drain", reason, directory, preview=preview)
-
-
-@client.command()
-@click.argument("name")
-@_preview
-@directory_option
-@json_option
-def release(name: str, preview: bool, directory: Path) -> None:
-    """Ask a client again that was in quarantine or drained.
-
-    \b
-    Example:
-      fedloom client release ward-3
-    """
-    _hold(name, "release", "", directory, preview=preview)
-
-
-@client.command()
-@click.argument("name")
-@directory_option
-@json_option
-def revoke(name: str, directory: Path) -> None:
-    """Revoke a client and its certificates; its connection is cut at once.
-
-    To let it in again, give it a new token.
-
-    \b
-    Example:
-      fedloom client revoke ward-3
-    """
-    from fedloom.cli.control import Control  # noqa: PLC0415 - as above
-
-    revoked = Control(directory).post("clients", name, "revoke")
-    output.emit(revoked, lambda: click.echo(f"{name} is revoked.{os.linesep}", nl=False))

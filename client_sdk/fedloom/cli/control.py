@@ -52,7 +52,7 @@ class Control:
             return _Connection(_Elsewhere(self._remote))
         return _Connection(_Beside(self._directory))
 
-    def get(self, *path: str, **query: str | int) -> Any:
+    def get(self, *path: str, **query: str | int | list[str]) -> Any:
         """Ask for a JSON document.
 
         Args:
@@ -133,7 +133,7 @@ class Control:
 
 def _url(path: tuple[str, ...], query: dict[str, Any] | None = None) -> str:
     url = "/".join(("/v1", *(quote(segment, safe="") for segment in path)))
-    return f"{url}?{urlencode(query)}" if query else url
+    return f"{url}?{urlencode(query, doseq=True)}" if query else url
 
 
 class _Beside(http.client.HTTPConnection):

@@ -56,6 +56,11 @@ def load(target: str) -> Any:
         ) from error
 
 
+def _sentence(command: click.Command) -> str:
+    """The first sentence of a command's help, whole."""
+    return command.get_short_help_str(limit=400)
+
+
 class LazyGroup(click.Group):
     """A group, some of whose commands are loaded on first use.
 
@@ -82,12 +87,12 @@ class LazyGroup(click.Group):
         rows = []
         for name in self.list_commands(ctx):
             lazy = self._lazy.get(name)
-            rows.append((name, lazy.help if lazy else self.commands[name].get_short_help_str(80)))
+            rows.append((name, lazy.help if lazy else _sentence(self.commands[name])))
         with formatter.section("Commands"):
             formatter.write_dl(rows)
 
 
-class OrderedGroup(click.Group):
+class OrderedGroup(LazyGroup):
     """A group that lists its commands in the order of their definition: as they are used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature

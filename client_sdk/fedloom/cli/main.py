@@ -23,6 +23,7 @@ COMMANDS = {
     "token": Lazy("fedloom.cli.tokens:token", "Invite devices by one-time tokens."),
     "client": Lazy("fedloom.cli.clients:client", "Enrol and run a device; list and revoke them."),
     "run": Lazy("fedloom.cli.runs:run", "Submit training runs, watch and steer them."),
+    "round": Lazy("fedloom.cli.rounds:rounds", "Look at rounds; close, extend, abort, retry."),
     "model": Lazy("fedloom.cli.models:model", "Make, list and export models, as safetensors."),
     "console": Lazy("fedloom.cli.console:console", "Print a link into the web console."),
     "user": Lazy("fedloom.cli.users:user", "Say who may log in to the console."),

@@ -1,21 +1,42 @@
 """`fedloom model`: what runs begin with and what they made."""
 
+import json
 from pathlib import Path
-from typing import Any
 
 import click
 
 from fedloom.cli import output
+from fedloom.cli.actions import act, action_options, show_done
 from fedloom.cli.control import Control
-from fedloom.cli.lazy import OrderedGroup
+from fedloom.cli.lazy import Lazy, LazyGroup
 from fedloom.cli.options import directory_option, json_option
-from fedloom.cli.which import newest
-from fedloom.protocol.errors import UsageError
+from fedloom.cli.which import digest_of
+
+LAZY = {
+    "lineage": Lazy("fedloom.cli.model_view:lineage", "Show where a model comes from."),
+    "layers": Lazy("fedloom.cli.model_view:show_layers", "Show a model's tensors in numbers."),
+    "diff": Lazy("fedloom.cli.model_view:diff", "Show what lies between two models."),
+    "compare": Lazy("fedloom.cli.model_view:compare", "Put models' evaluations side by side."),
+    "promotions": Lazy("fedloom.cli.model_view:promotions", "List what was promoted, and when."),
+}
 
 
-@click.group(cls=OrderedGroup)
+class Commands(LazyGroup):
+    """In the order in which a model meets them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Those that are defined here around those that are loaded when asked for."""
+        names = super().list_commands(ctx)
+        first = [name for name in ("init", "upload", "list") if name in names]
+        return first + [name for name in names if name not in first]
+
+
+@click.group(cls=Commands, lazy=LAZY)
 def model() -> None:
-    """Make, list and export models, as safetensors."""
+    """Make, list, compare, export and promote models, as safetensors.
+
+    Models are named by their digest, or the first digits of it; or by the run that made them.
+    """
 
 
 @model.command("list")
@@ -88,6 +109,26 @@ def init(code: str, out: Path) -> None:
 
 
 @model.command()
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False, exists=True))
+@directory_option
+@json_option
+def upload(file: Path, directory: Path) -> None:
+    """Store a model on the server, so that runs can begin with it by its digest.
+
+    \b
+    Example:
+      fedloom model upload init.safetensors
+    """
+    with file.open("rb") as body:
+        stored = Control(directory).upload("models", file=body, size_bytes=file.stat().st_size)
+    output.emit(
+        stored,
+        lambda: click.echo(f"{stored['digest']}\n{stored['num_tensors']} tensors of "
+                           f"{stored['num_values']:,} values in all."),
+    )  # fmt: skip
+
+
+@model.command()
 @click.argument("which", metavar="[RUN|DIGEST]", required=False)
 @click.option(
     "--out",
@@ -97,9 +138,17 @@ def init(code: str, out: Path) -> None:
     help="Where to write it; replaced if it exists.",
 )
 @click.option("--round", "number", type=int, help="The model that this round committed.")
+@click.option(
+    "--signature",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write there what the federation signs of it: digest, run and round, as JSON.",
+)
 @directory_option
 @json_option
-def export(which: str | None, out: Path, number: int | None, directory: Path) -> None:
+def export(
+    which: str | None, out: Path, number: int | None, signature: Path | None, directory: Path
+) -> None:
     """Write a model to a file, verified against its digest.
 
     A run's newest model, or that of one of its rounds, or any model by its digest; without an
@@ -109,21 +158,32 @@ def export(which: str | None, out: Path, number: int | None, directory: Path) ->
     Examples:
       fedloom model export --out model.safetensors
       fedloom model export digits --round 5 --out round5.safetensors
+      fedloom model download digits --out best.safetensors --signature best.json
     """
     control = Control(directory)
-    digest, size_bytes = control.download("models", _digest(control, which, number), out=out)
+    digest, size_bytes = control.download("models", digest_of(control, which, number), out=out)
     document = {"digest": digest, "size_bytes": size_bytes, "file": str(out)}
-    output.emit(document, lambda: click.echo(f"{out}: {output.size(size_bytes)}, SHA-256 {digest}"))
+    told = f"{out}: {output.size(size_bytes)}, SHA-256 {digest}"
+    if signature is not None:
+        signed = control.get("models", digest, "signature")
+        signature.write_text(json.dumps(signed, indent=2) + "\n")
+        document["signature"] = str(signature)
+        told += f"\n{signature}: signed by {signed['fingerprint']}"
+    output.emit(document, lambda: click.echo(told))
+
+
+model.add_command(click.Command("download", callback=export.callback, params=export.params,
+                                help=export.help, short_help="The same as export."))  # fmt: skip
 
 
 @model.command()
 @click.argument("which", metavar="RUN|DIGEST")
 @click.option("--round", "number", type=int, help="The model that this round committed.")
 @click.option("--note", default="", help="For people.")
-@click.option("--preview", is_flag=True, help="Say what it would do, and do nothing.")
+@action_options
 @directory_option
 @json_option
-def promote(which: str, number: int | None, note: str, preview: bool, directory: Path) -> None:
+def promote(which: str, number: int | None, note: str, directory: Path) -> None:
     """Say that a model is the one to use: clients that ask for the promoted model get it.
 
     A run's newest model, or that of one of its rounds, or any model by its digest.
@@ -133,19 +193,17 @@ def promote(which: str, number: int | None, note: str, preview: bool, directory:
       fedloom model promote digits --round 5 --note "best on the hold-out"
     """
     control = Control(directory)
-    digest = _digest(control, which, number)
-    query = {"preview": "true"} if preview else {}
-    done = control.post("models", digest, "promote", body={"note": note}, **query)
-    output.emit(done, lambda: click.echo(done["consequence"]))
+    digest = digest_of(control, which, number)
+    show_done(act(control, "models", digest, "promote", body={"note": note}))
 
 
 @model.command()
 @click.argument("run")
 @click.argument("number", metavar="ROUND", type=int)
-@click.option("--preview", is_flag=True, help="Say what it would do, and do nothing.")
+@action_options
 @directory_option
 @json_option
-def rollback(run: str, number: int, preview: bool, directory: Path) -> None:
+def rollback(run: str, number: int, directory: Path) -> None:
     """Have RUN go on from the model and the state of an earlier ROUND; 0 is its beginning.
 
     Its open round is given up, and the rounds since are no part of it any more. Privacy that was
@@ -155,33 +213,4 @@ def rollback(run: str, number: int, preview: bool, directory: Path) -> None:
     Example:
       fedloom model rollback digits 5 --preview
     """
-    query = {"preview": "true"} if preview else {}
-    done = Control(directory).post("runs", run, "rollback", body={"round": number}, **query)
-    output.emit(done, lambda: click.echo(done["consequence"]))
-
-
-def _digest(control: Control, which: str | None, number: int | None) -> str:
-    """Which model is meant: a run's, if a run is called that, or else one by its digest."""
-    runs: list[dict[str, Any]] = control.get("runs")["runs"]
-    which = which or newest(runs)
-    matches = [r for r in runs if r["id"] == which] or [
-        r for r in runs if r["id"].startswith(which)
-    ]
-    if len(matches) > 1:
-        several = ", ".join(r["id"] for r in matches[:5])
-        raise UsageError(f"Expected one run that begins with {which!r}, got {several}.")
-    if not matches and number is not None:
-        raise UsageError(f"Expected a run with --round, got {which!r}: see `fedloom run list`.")
-    if not matches:
-        return which
-    run = matches[0]
-    return str(run["model"]) if number is None else _of_round(control, run["id"], number)
-
-
-def _of_round(control: Control, run: str, number: int) -> str:
-    models = control.get("models", run=run)["models"]
-    for found in models:
-        if found["round"] == number:
-            return str(found["digest"])
-    known = ", ".join(str(m["round"]) for m in models)
-    raise UsageError(f"Expected a round of {run} with a model ({known}), got {number}.")
+    show_done(act(Control(directory), "runs", run, "rollback", body={"round": number}))

@@ -98,7 +98,7 @@ def state(name: str) -> str:
         "finished": "green", "committed": "green", "active": "green", "unused": "green",
         "paused": "yellow", "stopped": "yellow", "expired": "yellow",
         "failed": "red", "abandoned": "red", "revoked": "red", "quarantined": "red",
-        "drained": "yellow", "left": "yellow",
+        "drained": "yellow", "left": "yellow", "cancelled": "yellow",
     }  # fmt: skip
     return f"[{colours[name]}]{name}[/]" if name in colours else escape(name)
 

@@ -11,8 +11,9 @@ import click
 from fedloom.cli import output
 from fedloom.cli.control import Control
 from fedloom.cli.lazy import OrderedGroup
-from fedloom.cli.options import Duration, directory_option, json_option
-from fedloom.cli.which import newest, only_active
+from fedloom.cli.options import directory_option, json_option
+from fedloom.cli.steering import ROUND_COMMANDS, RUN_COMMANDS
+from fedloom.cli.which import newest
 from fedloom.protocol.errors import IntegrityError, UsageError
 
 PROGRESS_BYTES = 32 << 20
@@ -260,130 +261,5 @@ def refusals(run: str | None, limit: int, directory: Path) -> None:
     )
 
 
-def _steer(directory: Path, run: str | None, action: str, body: dict[str, Any]) -> None:
-    control = Control(directory)
-    run = run or only_active(control.get("runs")["runs"])
-    after = control.post("runs", run, action, body=body)
-    reason = f" ({after['reason']})" if after["reason"] else ""
-    output.emit(after, lambda: click.echo(f"Run {after['id']} is {after['state']}{reason}."))
-
-
-@run.command()
-@click.argument("run", required=False)
-@directory_option
-@json_option
-def pause(run: str | None, directory: Path) -> None:
-    """Pause a run: its open round stops its clock, and no other one opens.
-
-    Like all that steers, it takes the only active run if none is named.
-
-    \b
-    Example:
-      fedloom run pause digits
-    """
-    _steer(directory, run, "pause", {})
-
-
-@run.command()
-@click.argument("run", required=False)
-@directory_option
-@json_option
-def resume(run: str | None, directory: Path) -> None:
-    """Go on with a paused run.
-
-    \b
-    Example:
-      fedloom run resume digits
-    """
-    _steer(directory, run, "resume", {})
-
-
-@run.command()
-@click.argument("run", required=False)
-@directory_option
-@json_option
-def stop(run: str | None, directory: Path) -> None:
-    """End a run for good; its open round is dropped and its last model stays.
-
-    \b
-    Example:
-      fedloom run stop digits
-    """
-    _steer(directory, run, "stop", {})
-
-
-@run.command()
-@click.argument("run", required=False)
-@directory_option
-@json_option
-def close(run: str | None, directory: Path) -> None:
-    """Close the open round now, with the updates that it has; it takes a quorum.
-
-    \b
-    Example:
-      fedloom run close digits
-    """
-    _steer(directory, run, "close", {})
-
-
-@run.command()
-@click.argument("run", required=False)
-@click.option("--reason", default="", help="For the record.")
-@directory_option
-@json_option
-def abort(run: str | None, reason: str, directory: Path) -> None:
-    """Drop the open round with its updates; the run goes on with another one.
-
-    \b
-    Example:
-      fedloom run abort digits --reason "a shard was mislabelled"
-    """
-    _steer(directory, run, "abort", {"reason": reason})
-
-
-@run.command()
-@click.argument("run", required=False)
-@click.option(
-    "--by", "seconds", type=Duration(), required=True, metavar="TIME", help="Like 90s, 15m or 2h."
-)
-@directory_option
-@json_option
-def extend(run: str | None, seconds: float, directory: Path) -> None:
-    """Give the open round more time.
-
-    \b
-    Example:
-      fedloom run extend digits --by 10m
-    """
-    _steer(directory, run, "extend", {"seconds": seconds})
-
-
-@run.command()
-@click.argument("run", required=False)
-@click.option("--reason", default="", help="For the record.")
-@directory_option
-@json_option
-def retry(run: str | None, reason: str, directory: Path) -> None:
-    """Open a round again from the same model, at once: for a run that paused without one.
-
-    \b
-    Example:
-      fedloom run retry digits
-    """
-    _steer(directory, run, "retry", {"reason": reason})
-
-
-@run.command()
-@click.argument("run", required=False)
-@click.option("--updates", "number", type=click.IntRange(1), help="To close a round at.")
-@click.option("--quorum", type=click.IntRange(1), help="Fewest updates at the deadline.")
-@directory_option
-@json_option
-def goal(run: str | None, number: int | None, quorum: int | None, directory: Path) -> None:
-    """Change how many updates the open round and later ones want.
-
-    \b
-    Example:
-      fedloom run goal digits --updates 20 --quorum 10
-    """
-    _steer(directory, run, "goal", {"goal": number, "quorum": quorum})
+for _command in (*RUN_COMMANDS, *ROUND_COMMANDS):
+    run.add_command(_command)

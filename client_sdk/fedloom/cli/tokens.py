@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from fedloom.cli import output
+from fedloom.cli.actions import confirm, yes_option
 from fedloom.cli.control import Control
 from fedloom.cli.lazy import OrderedGroup
 from fedloom.cli.options import Duration, directory_option, json_option
@@ -120,4 +121,27 @@ def list_tokens(directory: Path) -> None:
             rows,
             "No tokens yet: make one with `fedloom token create`.",
         ),
+    )
+
+
+@token.command()
+@click.argument("token_id", metavar="ID")
+@yes_option
+@directory_option
+@json_option
+def cancel(token_id: str, directory: Path) -> None:
+    """Make a token worthless that nobody has used.
+
+    \b
+    Example:
+      fedloom token cancel 3f9a61c2
+    """
+    confirm(
+        f"Nobody can enrol with the token {token_id} any more. A device that enrolled already is "
+        "not touched."
+    )
+    cancelled = Control(directory).post("tokens", token_id, "cancel")
+    output.emit(
+        cancelled,
+        lambda: click.echo(f"The token {token_id} for {cancelled['client']} is cancelled."),
     )

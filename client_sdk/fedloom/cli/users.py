@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from fedloom.cli import output
+from fedloom.cli.actions import confirm, yes_option
 from fedloom.cli.control import Control
 from fedloom.cli.lazy import OrderedGroup
 from fedloom.cli.options import F, directory_option, json_option, scope_option
@@ -131,6 +132,7 @@ def logout(name: str, directory: Path) -> None:
 
 @user.command()
 @click.argument("name")
+@yes_option
 @directory_option
 @json_option
 def remove(name: str, directory: Path) -> None:
@@ -140,6 +142,7 @@ def remove(name: str, directory: Path) -> None:
     Example:
       fedloom user remove ann
     """
+    confirm(f"{name} can log in no more; sessions and API tokens that {name} made end at once.")
     removed = Control(directory).post("users", name, "remove")
     output.emit(removed, lambda: click.echo(f"{name} is removed."))
 

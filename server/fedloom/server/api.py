@@ -202,7 +202,7 @@ def _to_login(request: Request) -> Response | None:
 
 async def _invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    faults = (f"{'.'.join(map(str, e['loc'][1:]) or '')}: {e['msg']}" for e in error.errors())
+    faults = [f"{'.'.join(map(str, e['loc'][1:]) or '')}: {e['msg']}" for e in error.errors()]
     if (shown := fault_page(request, 422, f"{'; '.join(faults)}.")) is not None:
         return shown
     return _reply(

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from fedloom.server.routes.round_views import MemberView
 
 ShortText = Annotated[str, Field(max_length=120)]
-LabelName = Annotated[str, Field(min_length=1, max_length=120, pattern=r"^[^=\\x00-\\x1f]+$")]
+LabelName = Annotated[str, Field(min_length=1, max_length=120, pattern=r"^[^=\x00-\x1f]+$")]
 
 
 class ClientState(StrEnum):

@@ -1,0 +1,102 @@
+"""`fedloom round`: what happened in rounds, and what is done to the open one."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fedloom.cli import output
+from fedloom.cli.control import Control
+from fedloom.cli.lazy import OrderedGroup
+from fedloom.cli.options import directory_option, json_option
+from fedloom.cli.steering import ROUND_COMMANDS
+from fedloom.cli.which import newest, run_and_number
+from fedloom.protocol.errors import UsageError
+
+
+@click.group("round", cls=OrderedGroup)
+def rounds() -> None:
+    """Look at rounds, one client a line; close, extend, abort or retry the open one.
+
+    RUN is a run's id, or as much of its beginning as no other run has.
+    """
+
+
+@rounds.command("list")
+@click.argument("run", required=False)
+@click.option("--limit", type=click.IntRange(1, 500), default=20, show_default=True)
+@click.option("--before", type=click.IntRange(2), help="Rounds of lower numbers: the next page.")
+@directory_option
+@json_option
+def list_rounds(run: str | None, limit: int, before: int | None, directory: Path) -> None:
+    """List a run's rounds, newest first, with what became of those asked.
+
+    \b
+    Examples:
+      fedloom round list digits
+      fedloom round list digits --before 80 --limit 50
+    """
+    control = Control(directory)
+    run = run or newest(control.get("runs")["runs"])
+    found = control.get("runs", run, "rounds", limit=limit, before=before or 0)
+    output.emit(found, lambda: _show_list(found))
+
+
+def _show_list(found: dict[str, Any]) -> None:
+    from fedloom.cli.round_view import listing  # noqa: PLC0415 - it imports rich
+
+    if found["rounds"]:
+        output.show(listing(found["rounds"]))
+    else:
+        click.echo("No rounds yet: they begin when enough clients are online.")
+    if found["more"]:
+        click.echo(f"\nEarlier ones: --before {found['more']}")
+
+
+@rounds.command()
+@click.argument("words", metavar="[RUN] [NUMBER]", nargs=-1)
+@directory_option
+@json_option
+def show(words: tuple[str, ...], directory: Path) -> None:
+    """Show a round and what each of its clients did. The newest run's newest by default.
+
+    A session's shape is what happened in it, as in Bonawitz et al. 2019, Table 1: - checked in,
+    v downloaded, [ training started, ] completed, + upload started, ^ accepted, # rejected,
+    * error, ! interrupted.
+
+    \b
+    Examples:
+      fedloom round show
+      fedloom round show digits 7 --json | jq '.members[] | {client, phase, norm}'
+    """
+    run, number = run_and_number(words)
+    control = Control(directory)
+    run = run or newest(control.get("runs")["runs"])
+    found = whole_round(control, run, number or _latest(control, run))
+
+    def human() -> None:
+        from fedloom.cli.round_view import detail  # noqa: PLC0415 - as above
+
+        output.show(detail(found))
+
+    output.emit(found, human)
+
+
+def _latest(control: Control, run: str) -> int:
+    rounds_: list[dict[str, Any]] = control.get("runs", run, "rounds", limit=1)["rounds"]
+    if not rounds_:
+        raise UsageError(f"Expected a round of {run}, got none yet: see `fedloom run status`.")
+    return int(rounds_[0]["number"])
+
+
+def whole_round(control: Control, run: str, number: int) -> dict[str, Any]:
+    """A round with all its members, page by page."""
+    found: dict[str, Any] = control.get("runs", run, "rounds", str(number), limit=1000)
+    while found["more"] is not None:
+        page = control.get("runs", run, "rounds", str(number), limit=1000, after=found["more"])
+        found |= {"members": found["members"] + page["members"], "more": page["more"]}
+    return found
+
+
+for _command in ROUND_COMMANDS:
+    rounds.add_command(_command)
