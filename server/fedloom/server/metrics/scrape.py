@@ -6,7 +6,7 @@ from prometheus_client import Metric, ProcessCollector
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from fedloom.server.metrics.gauges import Values, families
+from fedloom.server.metrics.gauges import GAUGES, Values, families
 from fedloom.server.metrics.meters import Meters
 
 _PROCESS = CollectorRegistry()
@@ -41,3 +41,21 @@ def text(scrape: Scrape, accept: str = "") -> tuple[bytes, str]:
     """
     encode, media_type = choose_encoder(accept)
     return encode(scrape), media_type
+
+
+def table() -> str:
+    """What there is to read as a table of Markdown, for docs/metrics.md."""
+    rows = ["| metric | labels | |", "|---|---|---|"]
+    for family in Scrape(Meters(), {}).collect():
+        if family.name.startswith("fedloom_"):
+            name = f"{family.name}_total" if family.type == "counter" else family.name
+            labels = ", ".join(f"`{label}`" for label in _labels(family))
+            rows.append(f"| `{name}` | {labels} | {family.type}: {family.documentation} |")
+    return "\n".join(rows) + "\n"
+
+
+def _labels(family: Metric) -> tuple[str, ...]:
+    declared = {gauge.name: gauge.labels for gauge in GAUGES}
+    if family.name in declared:
+        return declared[family.name]
+    return tuple(sorted({label for s in family.samples for label in s.labels} - {"le"}))
