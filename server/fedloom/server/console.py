@@ -21,7 +21,8 @@ from fastapi import FastAPI
 from fedloom.protocol.errors import UnavailableError, UsageError
 from fedloom.server.access.shield import Shield
 from fedloom.server.config import AUTO, ServerConfig, split_address
-from fedloom.server.control import BACKLOG, HttpProtocol, http_settings, run_until_cancelled
+from fedloom.server.control import BACKLOG, http_settings, run_until_cancelled
+from fedloom.server.patience import PatientProtocol
 from fedloom.server.pki import Authority
 
 log = logging.getLogger(__name__)
@@ -74,7 +75,7 @@ async def serve(
     app: FastAPI, door: Door, state_dir: Path, config: ServerConfig, authority: Authority | None
 ) -> None:
     """Serve until cancelled; what has begun gets a moment to end."""
-    settings = http_settings(Shield(app, app.state.parts.gate), HttpProtocol)
+    settings = http_settings(Shield(app, app.state.parts.gate), PatientProtocol)
     settings.load()
     settings.ssl = door.context
     reloading = asyncio.ensure_future(_reload(door, state_dir, config, authority))

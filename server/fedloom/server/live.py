@@ -30,6 +30,9 @@ BACKLOG = 32
 MAX_WATCHERS = 256
 """Each holds a connection."""
 
+MAX_OF_ONE = 64
+"""Watchers of one name: nobody takes the stream from everybody else."""
+
 Look = Callable[[], Any]
 """Says what there is to tell, as something that JSON holds; None for nothing."""
 
@@ -39,12 +42,14 @@ class Watcher:
 
     Args:
         topics: what it wants to hear of; everything but what only some want, where it is empty.
+        owner: whose it is; empty for the server's own.
     """
 
-    __slots__ = ("_queue", "topics")
+    __slots__ = ("_queue", "owner", "topics")
 
-    def __init__(self, topics: frozenset[str]) -> None:
+    def __init__(self, topics: frozenset[str], owner: str = "") -> None:
         self.topics = topics
+        self.owner = owner
         self._queue: asyncio.Queue[bytes | None] = asyncio.Queue(BACKLOG + 1)
 
     def offer(self, message: bytes | None) -> bool:
@@ -100,11 +105,12 @@ class Hub:
             self._lines.append(entry)
             self._hurry()
 
-    def watch(self, topics: Collection[str] = ()) -> Watcher | None:
-        """Begin to watch; None where too many do. End it by `leave`."""
-        if len(self._watchers) >= MAX_WATCHERS:
+    def watch(self, topics: Collection[str] = (), owner: str = "") -> Watcher | None:
+        """Begin to watch; None where too many do, in all or of one owner. End it by `leave`."""
+        of_one = sum(watcher.owner == owner for watcher in self._watchers) if owner else 0
+        if len(self._watchers) >= MAX_WATCHERS or of_one >= MAX_OF_ONE:
             return None
-        watcher = Watcher(frozenset(topics))
+        watcher = Watcher(frozenset(topics), owner)
         self._watchers.add(watcher)
         watcher.offer(_event("hello", {"version": self.version}))
         if self._beating is None:

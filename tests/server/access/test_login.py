@@ -362,6 +362,32 @@ def test_api_tokens_of_a_removed_user_end(door, add_user):
     assert ci.ask("GET", "/v1/users").status == 401
 
 
+def test_tokens_of_a_demoted_user_that_may_do_more_end(door, add_user):
+    """Else whoever was an administrator stays one."""
+    ann = add_user()
+    headers = {"x_csrf_token": secrets.csrf_token(ann.session)}
+    tokens = {}
+    for scope in Scope:
+        wish = {"name": f"of-{scope}", "scope": scope}
+        tokens[scope] = ann.ask("POST", "/v1/api-tokens", document=wish, **headers).document
+    door.ask("POST", "/users/ann/scope", {"scope": "operator"})
+    seen = {
+        scope: Visitor(door.site, token=made["token"]).ask("GET", "/v1/me").status
+        for scope, made in tokens.items()
+    }
+    assert seen == {Scope.VIEWER: 200, Scope.OPERATOR: 200, Scope.ADMIN: 401}
+
+
+def test_session_of_somebody_who_is_no_user_is_ended(door):
+    """A link's, or a provider's."""
+    visitor = Visitor(door.site)
+    visitor.ask("GET", _link(door))
+    name = visitor.ask("GET", "/v1/me").document["name"]
+    assert door.ask("POST", f"/users/{name}/logout")[0] == 200
+    assert visitor.ask("GET", "/v1/me").status == 401
+    assert door.ask("POST", f"/users/{name}/logout")[0] == 404
+
+
 def test_expired_and_broken_tokens_are_refused_alike(door, by_token):
     """And a bad token is not made good by a cookie beside it."""
     good = by_token()

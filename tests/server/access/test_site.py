@@ -7,6 +7,7 @@ import pytest
 
 from fedloom.protocol.errors import UnavailableError, UsageError
 from fedloom.server import console
+from fedloom.server.access import gate
 from fedloom.server.access.site import make_site
 from fedloom.server.access.tables import audit
 from fedloom.server.config import ServerConfig
@@ -80,6 +81,19 @@ def test_proxy_on_this_machine_is_believed_where_it_is_configured(tmp_path):
         assert answer.headers["strict-transport-security"]
         [row] = door.world.ledger._rows(audit.select())
         assert json.loads(row["detail"])["address"] == "192.0.2.7"
+
+
+@pytest.mark.parametrize(
+    ("named", "address"),
+    [
+        ("192.0.2.7:51034", "192.0.2.7"),
+        ("[2001:db8::7]:51034", "2001:db8::7"),
+        ("2001:db8::7", "2001:db8::7"),
+    ],
+)
+def test_port_that_a_proxy_adds_is_no_part_of_the_address(named, address):
+    """Each connection has another, and would be slowed by itself."""
+    assert gate._without_port(named) == address
 
 
 def _directly(door):

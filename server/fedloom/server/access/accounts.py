@@ -85,11 +85,24 @@ class Accounts:
                 _end_sessions(connection, name)
         return changed.rowcount == 1
 
-    def set_scope(self, name: str, scope: Scope) -> bool:
-        """Change what a user may do, from the next request on; False without such a user."""
+    def set_scope(self, name: str, scope: Scope, now: float) -> bool:
+        """Change what a user may do, from the next request on; False without such a user.
+
+        API tokens that the user made and that may do more end.
+        """
+        more = [each.value for each in Scope if not scope.covers(each)]
         with self._engine.begin() as connection:
             changed = connection.execute(
                 users.update().where(users.c.name == name).values(scope=scope.value)
+            )
+            connection.execute(
+                api_tokens.update()
+                .where(
+                    api_tokens.c.made_by == name,
+                    api_tokens.c.revoked_at.is_(None),
+                    api_tokens.c.scope.in_(more),
+                )
+                .values(revoked_at=now)
             )
         return changed.rowcount == 1
 
@@ -140,6 +153,11 @@ class Accounts:
         """Log out."""
         with self._engine.begin() as connection:
             connection.execute(sessions.delete().where(sessions.c.id == hashed))
+
+    def session_of(self, name: str) -> Row | None:
+        """The latest session of somebody, who need not be a user: a provider's word, or a link."""
+        query = sa.select(sessions).where(sessions.c.name == name)
+        return self._row(query.order_by(sessions.c.created_at.desc()).limit(1))
 
     def end_sessions(self, name: str) -> int:
         """Log somebody out everywhere; return how many sessions that were."""

@@ -187,7 +187,7 @@ class Gate:
         forwarded = request.headers.getlist("x-forwarded-for")
         if self.site.behind_proxy and forwarded and network_of(address) in ("127.0.0.1", "::/64"):
             # The last one is what the nearest proxy saw; those before it are anybody's claims.
-            address = forwarded[-1].rpartition(",")[2].strip()
+            address = _without_port(forwarded[-1].rpartition(",")[2].strip())
         return printable(address, 64)
 
     def _count(self, name: str, address: str) -> None:
@@ -218,3 +218,10 @@ class Gate:
         if count <= AUDITED_PER_HOUR:
             last = {"last_of_this_hour": True} if count == AUDITED_PER_HOUR else {}
             await self.world.audit(name, how, "login.fail", name, {"address": address, **last})
+
+
+def _without_port(address: str) -> str:
+    """An address as a proxy names it: some add the port, and each connection has another."""
+    if address.startswith("["):
+        return address[1:].partition("]")[0]
+    return address.partition(":")[0] if address.count(":") == 1 else address

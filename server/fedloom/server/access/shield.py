@@ -7,6 +7,7 @@ another site; no body is read into memory for somebody unknown; a stream of even
 seconds of the credential that opened it.
 """
 
+import asyncio
 import logging
 import time
 
@@ -37,7 +38,11 @@ RECHECK_S = 5.0
 API = "/v1/"
 """Beginning of paths where nothing is for somebody unknown."""
 
-STREAM = "application/octet-stream"
+STREAMED = {("PUT", "/v1/models")}
+"""What is written to the disk as it comes; the route has its own limit."""
+
+SLOWEST_BODY_S = 30.0
+"""Longest that a body of limited length may take, however steadily it comes."""
 
 CSP = (
     "default-src 'self'; img-src 'self' data:; object-src 'none'; base-uri 'none'; "
@@ -110,9 +115,8 @@ class Shield:
             if scope["path"].startswith(API):
                 raise
             return STRANGER_BYTES
-        kind = Headers(scope=scope).get("content-type", "").partition(";")[0].strip()
-        is_document = kind != STREAM and scope["method"] != "PUT"
-        return DOCUMENT_BYTES if is_document else None
+        # Whatever says it is a stream: a route that takes a document reads all of it into memory.
+        return None if (scope["method"], scope["path"]) in STREAMED else DOCUMENT_BYTES
 
     async def _guarded(
         self, scope: Scope, receive: Receive, answer: "_Answer", limit: int | None
@@ -128,15 +132,24 @@ class Shield:
 
 
 class _Body:
-    """A body that breaks off when it is longer than it may be."""
+    """A body that breaks off when it is longer, or takes longer, than it may."""
 
     def __init__(self, receive: Receive, limit: int | None) -> None:
         self._receive = receive
         self._limit = limit
         self._size = 0
+        self._until: float | None = None
+        if limit is not None:
+            self._until = asyncio.get_running_loop().time() + SLOWEST_BODY_S
 
     async def receive(self) -> Message:
-        message = await self._receive()
+        try:
+            async with asyncio.timeout_at(self._until):
+                message = await self._receive()
+        except TimeoutError:
+            return {"type": "http.disconnect"}
+        if not message.get("more_body", False):
+            self._until = None  # what comes now is only that the other end has gone
         self._size += len(message.get("body", b""))
         over = self._limit is not None and self._size > self._limit
         return {"type": "http.disconnect"} if over else message

@@ -90,20 +90,26 @@ async def set_password(here: Here, principal: Admin, name: Name, wish: NewPasswo
 
 @router.post("/users/{name}/scope")
 async def set_scope(here: Here, principal: Admin, name: Name, wish: NewScope) -> UserView:
-    """Change what a user may do, from the next request on."""
+    """Change what a user may do, from the next request on.
+
+    API tokens that the user made and that may do more end.
+    """
     await _user(here, name)
     await here.audit(principal, "user.scope", name, {"scope": wish.scope})
-    await here.world.in_access(here.gate.accounts.set_scope, name, wish.scope)
+    await here.world.in_access(here.gate.accounts.set_scope, name, wish.scope, time.time())
     return await _user(here, name)
 
 
 @router.post("/users/{name}/logout")
 async def log_user_out(here: Here, principal: Admin, name: Name) -> UserView:
-    """End all sessions of a user."""
-    await _user(here, name)
+    """End all sessions of a user, or of somebody whom a provider or a link has let in."""
+    session = await here.world.in_access(here.gate.accounts.session_of, name)
+    if session is None:
+        await _user(here, name)
     await here.audit(principal, "user.logout", name)
     await here.world.in_access(here.gate.accounts.end_sessions, name)
-    return await _user(here, name)
+    row = await here.world.in_access(here.gate.accounts.user, name)
+    return UserView.model_validate(row or session)
 
 
 @router.post("/users/{name}/remove")

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Query
 from fastapi.responses import StreamingResponse
 
 from fedloom.protocol.errors import UnavailableError
-from fedloom.server.live import MAX_WATCHERS, Hub, Watcher
+from fedloom.server.live import MAX_OF_ONE, MAX_WATCHERS, Hub, Watcher
 from fedloom.server.routes.parts import FAULTS, Here
 from fedloom.server.routes.scopes import Viewer
 
@@ -28,7 +28,7 @@ router = APIRouter(tags=["events"], responses=FAULTS)
 )
 async def events(
     here: Here,
-    _: Viewer,
+    principal: Viewer,
     topics: Annotated[
         str,
         Query(
@@ -42,10 +42,11 @@ async def events(
     Without `topics` all but `log`. There is no replay: whoever connects again looks at everything.
     """
     hub = here.world.live
-    watcher = hub.watch({topic for topic in topics.split(",") if topic})
+    watcher = hub.watch({topic for topic in topics.split(",") if topic}, principal.name)
     if watcher is None:
         raise UnavailableError(
-            f"Expected at most {MAX_WATCHERS} watchers of events, got another: close a page."
+            f"Expected at most {MAX_WATCHERS} watchers of events, and {MAX_OF_ONE} of one name, "
+            "got another: close a page."
         )
     headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
     return StreamingResponse(_until_gone(hub, watcher), media_type=MEDIA_TYPE, headers=headers)

@@ -151,8 +151,8 @@ def check_origin(request: Request) -> None:
 
 async def _check_csrf(request: Request, wanted: str) -> None:
     given = request.headers.get(CSRF_HEADER)
-    if given is None:
-        given = (await form_of(request)).get(CSRF_FIELD, "")
+    if given is None:  # a stream is not read to look for it
+        given = (await form_of(request)).get(CSRF_FIELD, "") if request.method == "POST" else ""
     if not hmac.compare_digest(given.encode(), wanted.encode()):
         raise ForbiddenError(
             f"Expected the session's token in {CSRF_HEADER} or in the form: reload the page."

@@ -21,6 +21,8 @@ from fedloom.server.routes.scopes import principal_of
 KEPT_S = 2.0
 """Longest that an answer is given out: what it says of the clock goes on in the browser."""
 
+MAX_KEPT = 256
+
 Key = tuple[str, str, int]
 Answer = tuple[int, bytes, str]
 """Status, body and media type."""
@@ -42,7 +44,11 @@ class Answers:
         now = time.monotonic()
         known = self._made.get(key)
         if known is None or now - known[0] >= KEPT_S:
-            self._made = {k: v for k, v in self._made.items() if k[2] == key[2]}
+            self._made = {
+                k: v for k, v in self._made.items() if k[2] == key[2] and now - v[0] < KEPT_S
+            }
+            if len(self._made) >= MAX_KEPT:  # somebody asks for all sorts of addresses
+                return await _bytes(make)
             known = self._made[key] = (now, asyncio.ensure_future(_bytes(make)))
         return await asyncio.shield(known[1])  # others wait for it too
 

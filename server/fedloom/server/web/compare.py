@@ -24,7 +24,7 @@ async def compare(request: Request, here: Here, who: Viewer) -> HTMLResponse:
     rows = await world.in_reader(ledger.list_runs)
     asked = request.query_params.getlist("runs")
     names = dict.fromkeys(name for text in asked for name in text.split(",") if name)
-    wanted = [await here.run_id(name) for name in names][:MAX_COMPARED]
+    wanted = [await here.run_id(name) for name in list(names)[:MAX_COMPARED]]
     found: list[dict[str, Any]] = []
     for name in wanted:
         row = require_run(await world.in_reader(ledger.run, name), name)

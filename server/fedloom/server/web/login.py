@@ -55,7 +55,7 @@ async def log_in(here: Here, request: Request, _: Public) -> Response:
         secret = await gate.log_in(name, form.get("password", ""), gate.address(request))
     except (UnauthenticatedError, TooManyTriesError, UnavailableError) as error:
         return await _page(here, _status(error), fault=str(error), name=name[:64], next=there)
-    return entered(here, secret, there)
+    return await entered(here, request, secret, there)
 
 
 @router.get("/login/link")
@@ -106,7 +106,8 @@ async def end_oidc(here: Here, request: Request, _: Public) -> Response:
     except (UnauthenticatedError, UnavailableError) as error:
         await gate.audit_failure("", "oidc", address)
         return await _page(here, _status(error), fault=str(error))
-    answer = entered(here, await gate.open_session(name, "oidc", scope, address), there)
+    secret = await gate.open_session(name, "oidc", scope, address)
+    answer = await entered(here, request, secret, there)
     answer.delete_cookie(_OIDC_COOKIE, path="/login/oidc", secure=gate.site.secure, httponly=True)
     return answer
 
@@ -121,12 +122,13 @@ async def log_out(here: Here, request: Request, principal: Viewer) -> Response:
     return answer
 
 
-def entered(here: Parts, secret: str, there: str) -> RedirectResponse:
-    """Give a browser its session and send it on.
+async def entered(here: Parts, request: Request, secret: str, there: str) -> RedirectResponse:
+    """Give a browser its session, in place of one that it has, and send it on.
 
     Lax, not Strict: under Strict a link from a mail or a chat to one of our pages would look logged
     out. What changes something is no GET, and needs the session's token besides.
     """
+    await here.gate.log_out(request)
     answer = RedirectResponse(there, _SEE_OTHER)
     answer.set_cookie(
         here.gate.site.cookie, secret, max_age=int(LIFE_S), path="/",
@@ -153,7 +155,7 @@ async def _by_link(here: Parts, request: Request, code: str) -> Response:
         secret = await here.gate.log_in_by_link(code, here.gate.address(request))
     except UnauthenticatedError as error:
         return await _page(here, _status(error), fault=str(error))
-    return entered(here, secret, "/")
+    return await entered(here, request, secret, "/")
 
 
 async def _page(here: Parts, status: int = 200, **values: str) -> HTMLResponse:

@@ -1,0 +1,94 @@
+"""HTTP over TCP that strangers cannot wear out: a connection that does nothing ends.
+
+A socket costs a stranger nothing and us a file descriptor, of which the fleet needs one for every
+client. So a request's head has to come soon, a body and the reading of an answer have to go on,
+and so many connections are held in all and for each address; beyond that they are cut at once.
+
+Sources: the attack is known as slowloris (R. Hansen, 2009); RFC 9112, section 9.5, on time-outs.
+"""
+
+import asyncio
+from typing import Any
+
+import h11
+
+from fedloom.server.access.throttle import network_of
+from fedloom.server.control import HttpProtocol
+
+HEAD_S = 10.0
+"""Longest wait for the head of a request, from when it may come."""
+
+STALL_S = 60.0
+"""Longest that a body, or the reading of an answer, may make no progress."""
+
+LOOK_S = 2.5
+"""Between two looks at a connection."""
+
+MAX_CONNECTIONS = 512
+
+MAX_OF_NETWORK = 128
+"""Connections of one address; not of this machine itself, where a reverse proxy may be."""
+
+_LOCAL = ("127.0.0.1", "::/64")
+
+
+class PatientProtocol(HttpProtocol):
+    """HTTP whose patience has an end."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._looking: asyncio.TimerHandle | None = None
+        self._network = ""
+        self._since = 0.0
+        self._received = 0
+        self._seen: tuple[object, ...] = ()
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Count the connection, and cut one too many."""
+        super().connection_made(transport)
+        self._network = network_of(self.client[0]) if self.client else ""
+        if len(self.connections) > MAX_CONNECTIONS or self._is_crowd():
+            transport.abort()
+            return
+        self._since = self.loop.time()
+        self._look_later()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
+        if self._looking is not None:
+            self._looking.cancel()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes, and note that they came."""
+        self._received += len(data)
+        super().data_received(data)
+
+    def _is_crowd(self) -> bool:
+        held = sum(getattr(each, "_network", "") == self._network for each in self.connections)
+        return self._network not in _LOCAL and held > MAX_OF_NETWORK
+
+    def _look_later(self) -> None:
+        self._looking = self.loop.call_later(LOOK_S, self._look)
+
+    def _look(self) -> None:
+        """End the connection if it has not gone on for too long."""
+        waiting, now = self._waits_for(), self.loop.time()
+        if waiting != self._seen or not waiting:
+            self._seen, self._since = waiting, now
+        elif now - self._since >= (HEAD_S if waiting[0] == "head" else STALL_S) - LOOK_S:
+            self.transport.abort()
+            return
+        self._look_later()
+
+    def _waits_for(self) -> tuple[object, ...]:
+        """What the other end has to do next, and how far it is; nothing while it is our turn."""
+        state = self.conn.their_state
+        if self.flow.write_paused:
+            return "read", self.transport.get_write_buffer_size()
+        if state is h11.IDLE:  # bytes of a head do not count: it is short, and comes as a whole
+            done = self.cycle is None or self.cycle.response_complete
+            return ("head", id(self.cycle)) if done else ()
+        if state is h11.SEND_BODY and not self.flow.read_paused:
+            return "body", self._received
+        return ()

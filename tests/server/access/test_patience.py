@@ -1,0 +1,162 @@
+"""Strangers who connect and do nothing, or send and ask for too much."""
+
+import asyncio
+import http.client
+import socket
+import threading
+
+import pytest
+
+from fedloom.server import live, patience
+from fedloom.server.access import shield
+from fedloom.server.access.principal import Scope
+from fedloom.server.routes import shared
+from support.visitor import PATIENCE_S, Visitor
+
+HEAD = (
+    b"POST /login HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n"
+    b"Content-Type: application/x-www-form-urlencoded\r\n\r\n"
+)
+
+
+def _connect(door):
+    connection = socket.create_connection(("127.0.0.1", door.port))
+    connection.settimeout(PATIENCE_S)
+    return connection
+
+
+def _is_cut(connection):
+    try:
+        while connection.recv(1 << 16):
+            pass
+    except ConnectionError:
+        pass
+    return True
+
+
+@pytest.fixture
+def hasty(monkeypatch):
+    """Patience of moments."""
+    for name, value in (("HEAD_S", 0.2), ("STALL_S", 0.2), ("LOOK_S", 0.05)):
+        monkeypatch.setattr(patience, name, value)
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", b"GET / HTTP/1.1\r\nX-a: b", HEAD, HEAD + b"a"], ids=["", "head", "body", "part"]
+)
+def test_connection_that_does_not_go_on_is_cut(hasty, door, sent):
+    """Nothing sent, half a head, no body, half a body."""
+    with _connect(door) as connection:
+        connection.sendall(sent)
+        assert _is_cut(connection)  # else the read times out
+
+
+def test_answer_that_nobody_reads_is_cut(hasty, door, by_token, tmp_path, monkeypatch):
+    """The rest of it would lie in memory."""
+    ended, lost = threading.Event(), patience.PatientProtocol.connection_lost
+    monkeypatch.setattr(
+        patience.PatientProtocol,
+        "connection_lost",
+        lambda self, error: (lost(self, error), ended.set()),
+    )
+    from support.door import write_model
+
+    digest = door.put_model(write_model(tmp_path / "m.safetensors", size=16 << 20))
+    token = by_token().token
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.settimeout(PATIENCE_S)
+        connection.connect(("127.0.0.1", door.port))
+        request = f"GET /v1/models/{digest} HTTP/1.1\r\nHost: localhost\r\n"
+        connection.sendall(f"{request}Authorization: Bearer {token}\r\n\r\n".encode())
+        assert ended.wait(PATIENCE_S)
+
+
+def test_stream_of_events_is_not_cut(hasty, door, by_token):
+    """Whoever listens has nothing to do: a word comes after many times the patience."""
+    connection = http.client.HTTPConnection("127.0.0.1", door.port, timeout=PATIENCE_S)
+    connection.request("GET", "/v1/events", headers={"Authorization": f"Bearer {by_token().token}"})
+    response = connection.getresponse()
+    assert response.readline() == b"event: hello\n"
+    looks = threading.Event()
+    door.call(lambda: asyncio.get_running_loop().call_later(0.6, looks.set))
+    assert looks.wait(PATIENCE_S)
+    door.call(door.world.live.changed, "clients")
+    for _ in range(3):
+        line = response.readline()
+    assert line == b"event: clients\n"
+    connection.close()
+
+
+def test_connections_have_a_limit_in_all_and_for_an_address(door, monkeypatch):
+    """Others still get in when one has them all."""
+    monkeypatch.setattr(patience, "MAX_CONNECTIONS", 3)
+    held = [_connect(door) for _ in range(3)]
+    for connection in held:
+        connection.sendall(b"GET /login/style.css HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert b"200" in connection.recv(100)
+    with _connect(door) as one_more:
+        assert _is_cut(one_more)
+    held.pop().close()
+    monkeypatch.setattr(patience, "MAX_CONNECTIONS", 100)
+    monkeypatch.setattr(patience, "MAX_OF_NETWORK", 2)
+    monkeypatch.setattr(patience, "_LOCAL", ())
+    with _connect(door) as one_more:
+        assert _is_cut(one_more)
+    for connection in held:
+        connection.close()
+
+
+def test_body_that_trickles_is_given_up(door, monkeypatch):
+    """However steadily it comes."""
+    monkeypatch.setattr(shield, "SLOWEST_BODY_S", 0.2)
+    with _connect(door) as connection:
+        connection.sendall(HEAD + b"a")
+        assert b" 400 " in connection.recv(1 << 16).partition(b"\r\n")[0]
+
+
+@pytest.mark.parametrize("kind", ["octet-stream", "json"])
+def test_document_is_no_stream_whatever_it_says(door, by_token, monkeypatch, kind):
+    """A viewer could else fill the memory by a route that reads its body as a whole."""
+    monkeypatch.setattr(shield, "DOCUMENT_BYTES", 1000)
+    viewer = by_token(Scope.VIEWER)
+    for method, path in (("POST", "/v1/runs/describe"), ("PUT", "/v1/nothing")):
+        answer = viewer.ask(method, path, body=b" " * 2000, content_type=f"application/{kind}")
+        assert answer.status == 413, path
+
+
+def test_form_is_not_looked_for_in_a_stream(door, add_user):
+    """The session's token of an upload comes in a header."""
+    ann = add_user()
+    form = "application/x-www-form-urlencoded"
+    answer = ann.ask("PUT", "/v1/models", body=b"csrf_token=x", content_type=form)
+    assert answer.status == 403
+
+
+def test_parts_that_are_kept_are_few(door, add_user, monkeypatch):
+    """Every address has its own, and anybody makes up addresses."""
+    monkeypatch.setattr(shared, "MAX_KEPT", 5)
+    ann = add_user()
+    for number in range(9):
+        assert ann.ask("GET", f"/?part=live&x={number}").status == 200
+    assert len(door.app.state.answers._made) <= 5
+
+
+def test_nobody_takes_all_streams_of_events(door, by_token, monkeypatch):
+    """Somebody else still gets one."""
+    monkeypatch.setattr(live, "MAX_OF_ONE", 2)
+    hub = door.world.live
+    held = [door.call(hub.watch, (), "ann") for _ in range(3)]
+    assert [each is not None for each in held] == [True, True, False]
+    assert by_token().ask("GET", "/v1/events").status == 200
+
+
+def test_login_ends_the_session_before_it(door, add_user):
+    """One browser has one session."""
+    ann = add_user()
+    before = dict(ann.cookies)
+    assert ann.log_in("ann", "correct horse battery").status == 303
+    stale = Visitor(door.site)
+    stale.cookies = before
+    assert stale.ask("GET", "/v1/me").status == 401
+    assert ann.ask("GET", "/v1/me").status == 200
