@@ -46,7 +46,8 @@ def test_round_is_extended_closed_and_aborted(watched, scene, busy):
     wait_for(lambda: scene.live(busy).get("number", 0) > number, "no next round")
     number = scene.live(busy)["number"]
     wait_for(lambda: scene.live(busy)["state"] == "reporting", "not open")
-    expect(page.get_by_role("button", name="Abort round")).to_be_visible()
+    abort = page.get_by_role("button", name="Abort round")
+    expect(abort).to_have_attribute("data-title", f"Abort round {number}?")
     act(page, "Abort round", fields=[("Reason", "a bad batch")], yes="Abort the round")
     found = wait_for(lambda: scene.round(busy, number) if scene.round(busy, number)["state"]
                      == "abandoned" else None, "not aborted")  # fmt: skip

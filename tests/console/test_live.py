@@ -51,6 +51,22 @@ def test_lost_server_is_said_and_regained_without_reload(watched, scene, busy):
     assert same()
 
 
+def test_page_that_nobody_sees_rests_and_wakes_up_to_date(watched, scene, busy):
+    """Its connection is free for others meanwhile: browsers have six for a server."""
+    page = watched.open(f"/runs/{busy}")
+    same = stays(page)
+    see = """value => { Object.defineProperty(document, 'hidden', {value, configurable: true});
+             document.dispatchEvent(new Event('visibilitychange')); }"""
+    page.evaluate(see, True)
+    page.wait_for_timeout(11_000)
+    scene.control.post("runs", busy, "pause")
+    page.wait_for_timeout(1_500)
+    expect(page.locator(".head .tag")).to_have_text("running")
+    page.evaluate(see, False)
+    expect(page.locator(".head .tag")).to_have_text("paused")
+    assert same()
+
+
 def test_log_is_told_as_it_is_written(watched, scene):
     """Newest first, filtered, held while somebody reads, and let go."""
     page = watched.open("/logs?level=warning")

@@ -48,7 +48,8 @@ async def _seen(here: Parts, run: str) -> dict[str, Any]:
     row = require_run(await world.in_reader(ledger.run, run), run)
     views = await rounds_of(here, row, limit=40)
     rounds = [view.model_dump() for view in reversed(views)]
-    drawn = curves(await world.in_reader(ledger.curve_rows, run))
+    counts = [r for r in rounds if r["state"] == "committed" and not r["undone_at"]]
+    drawn = curves(reversed(counts))  # of the latest alone: charts ask for the whole themselves
     cost = await world.in_reader(ledger.cost, run)
     refusals = await world.in_reader(ledger.list_refusals, run, 10)
     driver = here.runs.get(run)

@@ -106,6 +106,8 @@ let heard = 0;
 let lostAt = null;
 let retry = 1000;
 let leaving = false;
+let asleep = false;
+let drowsy = 0;
 
 function connect() {
   source?.close();
@@ -148,7 +150,7 @@ function found() {
 }
 
 function lost() {
-  if (leaving) return;
+  if (leaving || asleep) return;
   source.close();
   if (lostAt === null) {
     lostAt = Date.now();
@@ -170,7 +172,7 @@ async function again() {
     const answer = await fetch("/v1/server", { headers: { accept: "application/json" } });
     if (answer.status === 401) return location.assign(`/login?next=${encodeURIComponent(location.pathname + location.search)}`);
     if (!answer.ok) throw new Error(answer.status);
-    connect();
+    if (!asleep) connect();
   } catch {
     lost();
   }
@@ -257,7 +259,8 @@ function ask(button) {
   const fields = $(".asked", dialog);
   fields.replaceChildren();
   for (const line of (button.dataset.ask || "").split("\n").filter(Boolean)) {
-    const [name, type, label, start = ""] = line.split("|");
+    const [name, type, label, ...rest] = line.split("|");
+    const start = rest.join("|");
     const field = document.createElement("div");
     field.className = "field";
     const tag = document.createElement("label");
@@ -358,8 +361,17 @@ document.addEventListener("click", (event) => {
   else if (button.dataset.close !== undefined) button.closest("dialog").close();
 });
 document.addEventListener("keydown", typed);
+// A page that nobody sees lets go of its stream: browsers have six connections for a server.
 document.addEventListener("visibilitychange", () => {
-  if (!document.hidden && waiting.size && !timer) refresh();
+  clearTimeout(drowsy);
+  if (document.hidden) {
+    drowsy = setTimeout(() => { asleep = true; source?.close(); }, 10000);
+  } else if (asleep) {
+    asleep = false;
+    connect();
+    mark("", "");
+    document.dispatchEvent(new Event("woken"));
+  } else if (waiting.size && !timer) refresh();
 });
 document.addEventListener("htmx:after:swap", () => { exact(document); tick(); });
 window.addEventListener("pagehide", () => { leaving = true; source?.close(); });
@@ -369,7 +381,7 @@ $("#confirm").addEventListener("close", () => { asked?.focus?.(); asked = null; 
 setInterval(tick, 1000);
 // What only the clock changes, such as a deadline that draws near, is looked at now and then.
 setInterval(() => { if (lostAt === null) for (const e of $$("[data-live][hx-get]")) waiting.add(e); if (waiting.size && !timer && !document.hidden) refresh(); }, 20000);
-setInterval(() => { if (lostAt === null && Date.now() - heard > 25000) lost(); }, 5000);
+setInterval(() => { if (lostAt === null && !asleep && Date.now() - heard > 25000) lost(); }, 5000);
 exact(document);
 tick();
 connect();

@@ -37,6 +37,9 @@
       hold.textContent = `Go on (${held.length} more)`;
     } else add(lines);
   });
+  document.addEventListener("woken", () => {
+    if (hold.getAttribute("aria-pressed") !== "true") location.reload(); // for what came meanwhile
+  });
   hold.addEventListener("click", () => {
     const on = hold.getAttribute("aria-pressed") !== "true";
     hold.setAttribute("aria-pressed", on);
