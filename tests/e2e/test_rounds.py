@@ -144,6 +144,7 @@ def test_a_late_client_is_told_that_the_round_has_closed(tmp_path):
     play(tmp_path, scenario)
 
 
+@pytest.mark.long
 def test_a_silent_client_costs_the_deadline_and_no_more(tmp_path):
     """At the deadline a quorum commits what came, and less than a quorum abandons the round."""
 
@@ -379,6 +380,7 @@ def test_evaluation_rides_along_and_ends_the_run(tmp_path):
     play(tmp_path, scenario)
 
 
+@pytest.mark.long
 def test_certificates_renew_themselves_and_work_goes_on(tmp_path):
     """A certificate of a few seconds is renewed at two thirds of its life, over and over."""
 

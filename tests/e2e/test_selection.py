@@ -32,6 +32,7 @@ class Learner(Client):
         return {name: value + 1 for name, value in params.items()}, 1 + self.number, {"loss": loss}
 
 
+@pytest.mark.long
 def test_every_cohort_follows_from_the_rounds_before_over_a_restart(tmp_path):
     """Each round's cohort is what the policy draws from the committed rounds in the ledger."""
     policy = PowerOfChoice(choices=2.0)

@@ -106,6 +106,7 @@ def test_a_ledger_of_an_earlier_version_gets_what_is_new(tmp_path):
     play(ledger, 1, {"alice": (1, 1.0)})
     ledger.close()
     with sqlite3.connect(tmp_path / "ledger.sqlite") as database:
+        database.execute("DROP INDEX cohorts_by_client")
         database.execute("ALTER TABLE cohorts DROP COLUMN offered_at")
     ledger = Ledger.in_directory(tmp_path)
     history = History()

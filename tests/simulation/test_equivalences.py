@@ -73,7 +73,14 @@ def test_over_the_wire_gives_the_same_bits(kernel):
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("name", ["scaffold", "mimelite", "qfedavg"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "scaffold",
+        pytest.param("mimelite", marks=pytest.mark.long),
+        pytest.param("qfedavg", marks=pytest.mark.long),
+    ],
+)
 def test_rules_with_memory_give_the_same_bits_over_the_wire(name):
     """What devices keep and get beside the model is what the simulation keeps and gives."""
     settings = {"scaffold": {"clients": 6}, "qfedavg": {"q": 1.0}}.get(name, {})
@@ -126,6 +133,7 @@ def test_a_kernel_that_cannot_clip_says_so_and_auto_takes_another():
         simulate(experiment(kernel="fused", train=CLIPPED), show=False)
 
 
+@pytest.mark.long
 @pytest.mark.e2e
 def test_clipping_and_global_batches_give_the_same_bits_over_the_wire():
     """What devices are told is what simulated clients are told; fedprox comes after the clip."""

@@ -124,6 +124,7 @@ def described(**settings):
     return replace(experiment(data=data, kernel="resident", **settings), model=normed)
 
 
+@pytest.mark.long
 @pytest.mark.e2e
 @pytest.mark.parametrize(
     "more",

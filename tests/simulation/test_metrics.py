@@ -55,6 +55,7 @@ def test_metrics_that_cannot_be_are_refused():
         experiment(metrics={"quantiles": [2]})
 
 
+@pytest.mark.long
 @pytest.mark.e2e
 def test_a_server_keeps_the_same():
     """Quantiles, histograms and single clients' values, in what the server says of its rounds."""

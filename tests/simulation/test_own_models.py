@@ -145,6 +145,7 @@ def test_the_shared_model_has_the_bits_of_fedavg(personal):
     assert own.records[-1].evaluation != plain.records[-1].evaluation
 
 
+@pytest.mark.long
 @pytest.mark.e2e
 @pytest.mark.parametrize("personal", [DITTO, APFL], ids=["ditto", "apfl"])
 def test_over_the_wire_gives_the_same_bits(personal):

@@ -27,6 +27,7 @@ def _digest(**settings):
     return simulate(experiment(kernel="resident", **settings), show=False).digest
 
 
+@pytest.mark.long
 @pytest.mark.e2e
 def test_departures_give_the_same_bits_over_the_wire():
     """All at once: what a device leaves out, the simulation leaves out."""

@@ -104,6 +104,7 @@ def test_kept_tensors_of_the_run_stay_as_they_were():
         assert (result.params[name].tobytes() == value.tobytes()) == name.startswith("2.")
 
 
+@pytest.mark.long
 @pytest.mark.e2e
 @pytest.mark.parametrize(
     ("personal", "model"),

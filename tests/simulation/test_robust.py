@@ -33,6 +33,7 @@ def test_any_number_of_workers_gives_the_same_bits(table):
     assert digest(workers=1, aggregation=table) == digest(workers=3, aggregation=table)
 
 
+@pytest.mark.long
 @pytest.mark.e2e
 @pytest.mark.parametrize(
     ("table", "encoded"),

@@ -141,6 +141,7 @@ def test_a_policy_that_is_none_is_refused():
         experiment(selection={"share": 0.5})
 
 
+@pytest.mark.long
 @pytest.mark.e2e
 @pytest.mark.parametrize(
     "policy",

@@ -61,6 +61,7 @@ def test_a_run_of_one_client_is_xgboost_by_itself():
     assert result.records[-1].test["accuracy"] == pytest.approx(np.mean(guesses == test.y))
 
 
+@pytest.mark.long
 @pytest.mark.e2e
 def test_trees_have_the_same_bits_over_the_wire_and_for_any_number_of_workers():
     """The server knows nothing of trees."""

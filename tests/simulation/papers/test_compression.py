@@ -81,6 +81,7 @@ def test_a_client_that_resets_or_a_server_that_is_gone_ends_the_connection():
     assert asyncio.run(talk()).up == 0
 
 
+@pytest.mark.long
 @pytest.mark.e2e
 def test_a_case_is_measured_over_the_wire_and_simulated(tmp_path):
     """Real processes send a quarter of the bytes, and end with the simulation's bits."""

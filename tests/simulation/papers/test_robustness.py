@@ -65,6 +65,7 @@ def test_it_is_written_and_read_again(tmp_path):
     assert report.read(tmp_path / "nowhere") == []
 
 
+@pytest.mark.long
 def test_the_command_runs_what_is_asked_for(tmp_path):
     """Two rules, one round: the same accuracies by two processes as here."""
     out = tmp_path / "out"

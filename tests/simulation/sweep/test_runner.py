@@ -179,6 +179,7 @@ def test_an_experiment_that_is_not_there_is_said_at_once(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.long
 def test_real_simulations_are_trials(tmp_path):
     """The digits for a round or two, with one worker each; a wrong setting is that trial's."""
     examples = Path(__file__).parents[3] / "simulations" / "examples"
