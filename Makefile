@@ -65,11 +65,11 @@ long: $(VENV)/.dev ## the tests that take many seconds each: every kind of run u
 $(FLOWER)/.done: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(FLOWER)
 	$(FLOWER)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt \
-	  -e '.[flower]' pytest hypothesis
+	  -e '.[flower,server,sklearn,torch]' pytest hypothesis
 	@touch $@
 
-flower: $(FLOWER)/.done ## compare strategies with Flower's, in an environment of its own
-	$(FLOWER)/bin/python -m pytest -q tests/strategies/test_flwr.py \
+flower: $(FLOWER)/.done ## apps and strategies for Flower, in an environment of its own, 3 minutes
+	$(FLOWER)/bin/python -m pytest -q tests/flower tests/strategies/test_flwr.py \
 	  tests/strategies/robust/test_flwr.py tests/strategies/privacy/test_flwr.py
 
 $(FUZZ)/.done: constraints.txt

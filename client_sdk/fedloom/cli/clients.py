@@ -108,7 +108,13 @@ def _token(given: str) -> str:
 
 
 @client.command()
-@click.argument("code", metavar="FILE.py:NAME|MODULE:NAME")
+@click.argument("code", metavar="FILE.py:NAME|MODULE:NAME", required=False, default="")
+@click.option(
+    "--flower",
+    default="",
+    metavar="FILE.py:APP|MODULE:APP",
+    help="Run a ClientApp that was written for Flower.",
+)
 @config_option
 @click.option(
     "--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True
@@ -119,7 +125,7 @@ def _token(given: str) -> str:
     default="info",
     show_default=True,
 )
-def run(code: str, config: Path, log_format: str, log_level: str) -> None:
+def run(code: str, flower: str, config: Path, log_format: str, log_level: str) -> None:
     """Attend the server and train when asked, until stopped.
 
     NAME is a `fedloom.client.Client`, or a class or function that makes one without arguments.
@@ -128,9 +134,12 @@ def run(code: str, config: Path, log_format: str, log_level: str) -> None:
     Examples:
       fedloom client run my_client.py:client
       fedloom client run my_package.clients:Digits --config /etc/fedloom/client.toml
+      fedloom client run --flower quickstart.client_app:app
       torchrun --nproc-per-node 2 -m fedloom.cli.main client run my_client.py:client
     """
-    from fedloom.cli.loading import load_client  # noqa: PLC0415 - as above
+    if bool(code) == bool(flower):
+        raise click.UsageError("Expected either FILE.py:NAME|MODULE:NAME or --flower.")
+    from fedloom.cli.loading import load_client, load_flower  # noqa: PLC0415 - as above
     from fedloom.cli.logs import set_up  # noqa: PLC0415
     from fedloom.client import run as attend  # noqa: PLC0415
     from fedloom.client.ranks import ranks  # noqa: PLC0415
@@ -138,7 +147,7 @@ def run(code: str, config: Path, log_format: str, log_level: str) -> None:
     set_up(log_format, log_level)
     if ranks() is not None:  # else torch prints C++ stacks where a rank is lost; we say it in words
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    attend(load_client(code), config=config)
+    attend(load_flower(flower, config) if flower else load_client(code), config=config)
 
 
 @client.command("config")

@@ -32,6 +32,37 @@ def load_client(code: str) -> Client:
     return found
 
 
+def load_flower(code: str, config: Path) -> Client:
+    """Load a Flower app as a client.
+
+    Args:
+        code: names a `ClientApp`.
+        config: path of the client's settings.
+
+    Raises:
+        UsageError: there is no such thing, it is no `ClientApp`, or Flower is not installed.
+    """
+    from fedloom.client import config as settings  # noqa: PLC0415 - only this needs it
+    from fedloom.client import flower  # noqa: PLC0415
+
+    found = settings.load(config)
+    return flower.load(code, find, found.state_dir, found.flower)
+
+
+def initial_of_flower(code: str) -> Params:
+    """Load the model that a run begins with, from what a Flower app has for it.
+
+    Raises:
+        UsageError: there is no such thing, it is no model, or Flower is not installed.
+    """
+    from fedloom.client import flower  # noqa: PLC0415 - only this needs it
+
+    found = find(code)
+    if isinstance(found, type) or (callable(found) and not hasattr(found, "state_dict")):
+        found = found()
+    return flower.initial(found)
+
+
 def initial_model(code: str) -> Params:
     """Load the model that a run begins with, from a client or from a dict of arrays.
 

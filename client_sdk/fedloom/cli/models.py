@@ -80,8 +80,13 @@ def list_models(run: str | None, directory: Path) -> None:
     metavar="FILE",
     help="Where to write it; replaced if it exists.",
 )
+@click.option(
+    "--flower",
+    is_flag=True,
+    help="NAME is of an app for Flower: a torch module, an ArrayRecord or a list of arrays.",
+)
 @json_option
-def init(code: str, out: Path) -> None:
+def init(code: str, out: Path, *, flower: bool) -> None:
     """Write the model that a run begins with, from the code of a client.
 
     NAME is a client that has `initial`, as those of fedloom.client.torch and sklearn do, or a dict
@@ -90,12 +95,16 @@ def init(code: str, out: Path) -> None:
     \b
     Example:
       fedloom model init my_client.py:client --out init.safetensors
+      fedloom model init --flower quickstart.task:Net --out init.safetensors
       fedloom run submit run.toml --model init.safetensors
     """
-    from fedloom.cli.loading import initial_model  # noqa: PLC0415 - it imports people's code
+    from fedloom.cli.loading import (  # noqa: PLC0415 - it imports people's code
+        initial_model,
+        initial_of_flower,
+    )
     from fedloom.client import save_file  # noqa: PLC0415
 
-    params = initial_model(code)
+    params = initial_of_flower(code) if flower else initial_model(code)
     save_file(params, out)
     shown = {
         name: {"shape": list(array.shape), "dtype": str(array.dtype)}

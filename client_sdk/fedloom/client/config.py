@@ -61,6 +61,11 @@ class ClientConfig:
     labels: dict[str, str] = setting(
         default_factory=dict, doc="shown to the operator", example={"ward": "3"}
     )
+    flower: dict[str, str] = setting(
+        default_factory=dict,
+        doc="the node_config of an app for Flower, see docs/flower.md",
+        example={"partition-id": "0", "num-partitions": "10"},
+    )
 
     def __post_init__(self) -> None:
         """Check what concerns more than one value."""

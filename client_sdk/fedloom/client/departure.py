@@ -31,7 +31,7 @@ from fedloom.protocol.v1 import fleet_pb2
 
 KEYS = ("identity.pem", "noise.key")
 FILES = ("root.pem", "signing.pub", "room", ANSWERS, ROUNDS)
-FOLDERS = ("models", "outbox", "memory", "promoted", "checkpoints")
+FOLDERS = ("models", "outbox", "memory", "promoted", "checkpoints", "flower")
 
 _GONE = frozenset({Code.REVOKED, Code.UNKNOWN_CLIENT, Code.EXPIRED})
 """Answers of a server for which this client is no more."""

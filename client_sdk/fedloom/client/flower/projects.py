@@ -1,0 +1,57 @@
+"""The config that a Flower app comes with: `[tool.flwr.app.config]` in its `pyproject.toml`."""
+
+import importlib.util
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedloom.protocol.errors import UsageError
+
+FILE = "pyproject.toml"
+LEVELS = 3
+"""Folders that are looked into, from the module's own upwards."""
+
+
+def config_of(code: str) -> dict[str, Any]:
+    """The defaults of an app's config, by flat names (`a.b`); none where it has no project.
+
+    Args:
+        code: `package.module:app` or `FILE.py:app`, which has been loaded.
+
+    Raises:
+        UsageError: the project's file is no TOML.
+    """
+    where = code.rpartition(":")[0]
+    if where.endswith(".py"):
+        file: str | None = where
+    else:
+        spec = importlib.util.find_spec(where)
+        file = None if spec is None else spec.origin
+    if file is None:
+        return {}
+    for folder in list(Path(file).resolve().parents)[:LEVELS]:
+        app = _app(folder / FILE)
+        if app is not None:
+            return dict(_flat(app.get("config", {})))
+    return {}
+
+
+def _app(path: Path) -> Mapping[str, Any] | None:
+    """The table `[tool.flwr.app]`."""
+    try:
+        document = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"Expected the app's project as TOML in {path}, got: {error}.") from None
+    found: Mapping[str, Any] | None = document.get("tool", {}).get("flwr", {}).get("app")
+    return found
+
+
+def _flat(table: Mapping[str, Any], start: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{start}{name}.")
+        else:
+            yield f"{start}{name}", value

@@ -1,0 +1,1 @@
+"""An app in the form of those that Flower begins with."""

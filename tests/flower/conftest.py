@@ -1,0 +1,3 @@
+"""The apps are run as apps, not collected as tests."""
+
+collect_ignore = ["apps"]

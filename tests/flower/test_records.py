@@ -1,0 +1,96 @@
+"""What becomes of arrays and metrics between a model's names and an app's lists."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr", reason="needs Flower: make flower")
+
+from flwr.app import ArrayRecord, MetricRecord, RecordDict
+from flwr.app import ConfigRecord as Config
+
+from fedloom.client.flower import flower_client, initial, records
+from fedloom.client.flower.contexts import KEEP_STEPS, Contexts
+from fedloom.protocol.errors import UsageError
+
+MODEL = {"w": np.zeros((2, 3)), "b": np.zeros(3)}
+
+
+def test_numbered_arrays_meet_the_names_by_order():
+    """As those of an app that keeps a list."""
+    found = records.from_arrays(ArrayRecord([np.ones((2, 3)), np.full(3, 2.0)]), MODEL)
+    assert {name: value.flat[0] for name, value in found.items()} == {"w": 1.0, "b": 2.0}
+
+
+def test_numbers_are_in_the_order_of_numbers():
+    """10 after 9, whatever the file's order."""
+    shuffled = {str(n): np.zeros(1) for n in (10, 2, 0, 9, 1)}
+    assert records.in_order(shuffled) == ["0", "1", "2", "9", "10"]
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ([np.ones((2, 3))], "Expected 2 arrays .* got 1"),
+        ([np.ones((3, 2)), np.ones(3)], r"Expected shape \(2, 3\) for 'w', array 0"),
+    ],
+)
+def test_lists_that_do_not_fit_are_refused_by_name(arrays, message):
+    """Counts, then shapes."""
+    with pytest.raises(UsageError, match=message):
+        records.from_list(arrays, MODEL)
+
+
+def test_a_list_of_several_types_needs_numbers():
+    """A file has wider types first, so that names do not tell the order."""
+    mixed = {"a": np.zeros(2, np.float32), "n": np.zeros((), np.int64)}
+    with pytest.raises(UsageError, match="model init --flower"):
+        records.check_listable(mixed)
+    records.check_listable({"0": mixed["a"], "1": mixed["n"]})
+
+
+def test_metrics_are_numbers_and_examples_are_apart():
+    """Lists are flattened."""
+    told = MetricRecord({"num-examples": 5, "loss": 0.5, "per": [1, 2]})
+    assert records.metrics_of({"metrics": told}) == (5, {"loss": 0.5, "per.0": 1.0, "per.1": 2.0})
+    assert records.metrics_of({"metrics": MetricRecord({"loss": 1.0})}) == (None, {"loss": 1.0})
+
+
+def test_a_context_is_the_same_when_a_task_is_done_again(tmp_path):
+    """Each step reads what came before it, never what it left itself; old ones go."""
+    contexts = Contexts(tmp_path, {"partition-id": 1})
+
+    def leave(step, number):
+        context = contexts.load("run.1", "alice", step, {})
+        before = context.state.get("n", Config({"n": 0}))["n"]
+        contexts.save("run.1", step, RecordDict({"n": Config({"n": number})}))
+        return before
+
+    assert [leave((1, 0), 1), leave((1, 1), 2), leave((2, 0), 3)] == [0, 1, 2]
+    assert leave((2, 0), 3) == 2
+    for number in range(3, 9):
+        leave((number, 1), number)
+    assert len(list((tmp_path / "flower").iterdir())) == KEEP_STEPS
+    assert contexts.load("run.10", "alice", (1, 0), {}).state == RecordDict()
+
+
+def test_a_context_that_is_damaged_is_told(tmp_path):
+    """With the file's name."""
+    contexts = Contexts(tmp_path, {})
+    contexts.save("r", (1, 0), RecordDict({"n": Config({"n": 1})}))
+    next((tmp_path / "flower").iterdir()).write_bytes(b"\xff\xff\xff")
+    with pytest.raises(UsageError, match=r"r\.1\.0\.records"):
+        contexts.load("r", "alice", (1, 1), {})
+
+
+def test_what_is_no_app_is_refused(tmp_path):
+    """In words."""
+    with pytest.raises(UsageError, match="ClientApp, got a dict"):
+        flower_client({}, tmp_path)
+
+
+def test_what_a_run_begins_with_comes_in_many_forms():
+    """Lists are numbered, names are kept."""
+    assert list(initial([np.ones(1), np.ones(2)])) == ["0", "1"]
+    assert list(initial(ArrayRecord({"w": records.Array(np.ones(1))}))) == ["w"]
+    with pytest.raises(UsageError, match="torch module"):
+        initial("text")

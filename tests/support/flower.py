@@ -1,0 +1,185 @@
+"""Flower's own rounds in this process, and the same app under a real server with real agents."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager, suppress
+
+import pytest
+
+pytest.importorskip("flwr", reason="needs Flower: make flower")
+
+from flwr.app import Context, RecordDict
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
+
+from fedloom.protocol.container import read_params
+
+CLI = (sys.executable, "-m", "fedloom.cli.main")
+PATIENCE_S = 120.0
+
+
+class Here(Grid):
+    """Flower's grid, whose nodes are in this process: an app is called for each message."""
+
+    def __init__(self, app, nodes, run_config):
+        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
+        self.app = app
+        self.contexts = {
+            100 + number: Context(
+                run_id=1,
+                node_id=100 + number,
+                node_config={"partition-id": number, "num-partitions": nodes},
+                state=RecordDict(),
+                run_config=dict(run_config),
+            )
+            for number in range(nodes)
+        }
+
+    def get_node_ids(self):
+        return list(self.contexts)
+
+    def get_nodes(self):
+        raise NotImplementedError
+
+    def set_run(self, run):
+        raise NotImplementedError
+
+    @property
+    def run(self):
+        raise NotImplementedError
+
+    def create_message(self, *_, **__):
+        raise NotImplementedError
+
+    def push_messages(self, messages):
+        raise NotImplementedError
+
+    def pull_messages(self, message_ids):
+        raise NotImplementedError
+
+    def send_and_receive(self, messages, *, timeout=None):
+        del timeout
+        return [self.app(m, self.contexts[m.metadata.dst_node_id]) for m in messages]
+
+
+class Deployment:
+    """A server and agents as processes, by the commands that people use.
+
+    Args:
+        directory: for all of it.
+        folder: of the app, from which agents start.
+    """
+
+    def __init__(self, directory, folder):
+        self.server = directory / "server"
+        self.directory = directory
+        self.folder = folder
+        self.running = []
+        path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+        self.environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+
+    def call(self, *words, check=True):
+        done = subprocess.run(
+            [*CLI, *map(str, words), "--json"],
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+        assert not check or done.returncode == 0, done.stdout + done.stderr
+        return json.loads(done.stdout)
+
+    def begin(self, *words, log):
+        with (self.directory / log).open("w") as out:
+            process = subprocess.Popen(
+                [*CLI, *map(str, words)],
+                cwd=self.folder,
+                env=self.environment,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+            )
+        self.running.append(process)
+        return process
+
+    def serve(self, settings=""):
+        self.call(
+            *("server", "init", "--dir", self.server),
+            *("--fleet", "127.0.0.1:0", "--enrolment", "127.0.0.1:0"),
+        )
+        with (self.server / "server.toml").open("a") as file:
+            file.write(f"\n{settings}")
+        ready = self.directory / "ready"
+        self.begin("server", "run", "--dir", self.server, "--ready", ready, log="server.log")
+        ports = self.waited(lambda: ready.exists() and ready.read_text().split())
+        self.enrolment = ports[1]
+
+    def attend(self, app, number, of):
+        """One agent, by `fedloom client run --flower`."""
+        home = self.directory / f"client-{number}"
+        token = self.call("token", "create", "--client", f"c{number}", "--dir", self.server)
+        token = token["tokens"][0]["token"]
+        server = f"127.0.0.1:{self.enrolment}"
+        self.call("client", "enroll", "--server", server, "--token", token, "--dir", home)
+        text = (home / "client.toml").read_text()
+        node = f"partition-id = {number}\nnum-partitions = {of}\n"
+        text = "\n".join(line for line in text.splitlines() if line != "[flower]")
+        (home / "client.toml").write_text(f"{text}\n[flower]\n{node}")
+        return self.begin(
+            "client", "run", "--flower", app, "--config", home / "client.toml",
+            log=f"client-{number}.log",
+        )  # fmt: skip
+
+    def run(self, settings, model):
+        """Submit a run and wait for its end; returns its status."""
+        file = self.directory / "run.toml"
+        file.write_text(settings)
+        run = self.call("run", "submit", file, "--model", model, "--dir", self.server)["id"]
+
+        def ended():
+            status = self.call("run", "status", run, "--all", "--dir", self.server)
+            return status if status["state"] not in ("running", "paused") else None
+
+        return self.waited(ended)
+
+    def model(self):
+        out = self.directory / "final.safetensors"
+        self.call("model", "export", "--out", out, "--dir", self.server)
+        return read_params(out)
+
+    def logs(self):
+        return "\n".join(f"== {p.name}\n{p.read_text()}" for p in self.directory.glob("*.log"))
+
+    def waited(self, found):
+        end = time.monotonic() + PATIENCE_S
+        while not (value := found()):
+            assert time.monotonic() < end, self.logs()
+            assert all(p.poll() is None for p in self.running), self.logs()
+            time.sleep(0.2)
+        return value
+
+    def stop(self):
+        for process in self.running:
+            with suppress(ProcessLookupError):
+                process.send_signal(signal.SIGTERM)
+        for process in self.running:
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+@contextmanager
+def deployed(directory, folder):
+    """A deployment that ends with the block."""
+    deployment = Deployment(directory, folder)
+    try:
+        yield deployment
+    finally:
+        deployment.stop()
