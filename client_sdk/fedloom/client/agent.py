@@ -31,7 +31,7 @@ from fedloom.client.rules import OwnersRules
 from fedloom.client.store import ClientStore
 from fedloom.client.watch import Watch
 from fedloom.client.work import Tasks
-from fedloom.protocol import wire
+from fedloom.protocol import tracing, wire
 from fedloom.protocol.chunks import Chunks
 from fedloom.protocol.errors import Code, Refusal, UnavailableError
 
@@ -73,6 +73,7 @@ class Agent:
         self._connection = Connection(config, self._store)
         chunks = Chunks(config.chunk_bytes)
         conditions = ConditionGate(config.conditions)
+        tracer = tracing.tracer(config.tracing.endpoint, "fedloom-client")
         self._tasks = Tasks(
             client,
             self._connection,
@@ -83,7 +84,9 @@ class Agent:
             watch=Watch.of(conditions, config.conditions),
             interruptions=config.interruptions,
             budgets=config.budgets,
+            tracer=tracer,
         )
+        self._tracer = tracer
         self._renewal = Renewal(
             connection=self._connection,
             store=self._store,
@@ -127,6 +130,8 @@ class Agent:
                 await asyncio.sleep(random.uniform(0, longest))  # noqa: S311
         finally:
             await self._tasks.stop()
+            if self._tracer.on:
+                await asyncio.to_thread(self._tracer.close)
 
     async def _renew_if_ended(self) -> None:
         if self._config.plaintext:
@@ -195,9 +200,10 @@ class Agent:
         while (message := await stream.read()) is not grpc.aio.EOF:
             match message.WhichOneof("kind"):
                 case "offer":
-                    await self._tasks.asked(message.offer.key, message.offer)
+                    await self._tasks.asked(message.offer.key, message.offer, message.traceparent)
                 case "signed_offer":
-                    await self._tasks.asked(message.signed_offer.task, message.signed_offer)
+                    signed = message.signed_offer
+                    await self._tasks.asked(signed.task, signed, message.traceparent)
                 case "withdraw":
                     self._tasks.withdrawn(message.withdraw)
                 case _:

@@ -16,6 +16,7 @@ from fedloom.client.budgets.settings import Budgets
 from fedloom.client.checkpoints import Interruptions
 from fedloom.client.conditions.settings import Conditions
 from fedloom.client.settings import setting
+from fedloom.client.tracing import Tracing
 from fedloom.protocol import chunks
 from fedloom.protocol.errors import UsageError
 from fedloom.protocol.wire import CHUNK_BYTES
@@ -58,6 +59,7 @@ class ClientConfig:
     interruptions: Interruptions = setting(
         default_factory=Interruptions, doc="when a training is cut short"
     )
+    tracing: Tracing = setting(default_factory=Tracing, doc="who hears how long things take")
     labels: dict[str, str] = setting(
         default_factory=dict, doc="shown to the operator", example={"ward": "3"}
     )

@@ -30,6 +30,7 @@ from fedloom.client.store import KEEP_MODELS, ClientStore
 from fedloom.client.training import OutOfTimeError, Work, task_from_message
 from fedloom.client.trust import unsigned
 from fedloom.client.watch import ConditionLost, Watch
+from fedloom.protocol import tracing
 from fedloom.protocol.chunks import Chunks
 from fedloom.protocol.errors import (
     Code,
@@ -39,6 +40,7 @@ from fedloom.protocol.errors import (
     UsageError,
     printable,
 )
+from fedloom.protocol.tracing import Span, Tracer
 from fedloom.protocol.v1 import fleet_pb2
 
 log = logging.getLogger(__name__)
@@ -65,6 +67,7 @@ class Tasks:
         rules: the owner's, which are asked before all gates; none: whatever is asked is done.
         interruptions: how work is cut short.
         budgets: what the work may use.
+        tracer: of what takes how long.
 
     Attributes:
         idle: while there is nothing to do.
@@ -83,6 +86,7 @@ class Tasks:
         rules: OwnersRules | None = None,
         interruptions: Interruptions | None = None,
         budgets: Budgets | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         self._client = client
         self._connection = connection
@@ -94,6 +98,7 @@ class Tasks:
         self._watch = watch or Watch()
         self._interruptions = interruptions or Interruptions()
         self._budgets = budgets or Budgets()
+        self._tracer = tracer or Tracer()
         self._down = Pace(self._budgets.download_mbit_s)
         self._up = Pace(self._budgets.upload_mbit_s)
         self._work: dict[TaskId, asyncio.Task[None]] = {}
@@ -108,11 +113,15 @@ class Tasks:
         return self._work.values()
 
     async def asked(
-        self, key: fleet_pb2.TaskKey, offer: fleet_pb2.Task | fleet_pb2.SignedOffer
+        self,
+        key: fleet_pb2.TaskKey,
+        offer: fleet_pb2.Task | fleet_pb2.SignedOffer,
+        traceparent: str = "",
     ) -> None:
         """Take up an offer that is good, or say why not."""
         try:
-            await self._offered(*self._verified(offer))
+            with tracing.under(tracing.checked(traceparent)):
+                await self._offered(*self._verified(offer))
         except Refusal as refusal:
             self._refused(key, f"an offer: {refusal.code}: {refusal}")
             if (key.run, key.round) not in self._work:  # nobody vouches for what a bad one names
@@ -163,7 +172,7 @@ class Tasks:
             self._rules.took(offer)
             task = replace(task, checkpoints=self._checkpoints(offer))
             self._tasks[key] = task
-            work = asyncio.ensure_future(self._do(offer, task))
+            work = asyncio.ensure_future(self._traced(offer, task))
             self._work[key] = work
             self.idle.clear()
             self.busy.set()
@@ -236,20 +245,27 @@ class Tasks:
         if self._work:
             await asyncio.wait(list(self._work.values()), timeout=self._interruptions.stop_s)
 
-    async def _do(self, offer: fleet_pb2.Task, task: Task) -> None:
+    async def _traced(self, offer: fleet_pb2.Task, task: Task) -> None:
+        name = self._connection.name
+        with self._tracer.span("task", run=task.run, round=task.round, client=name) as span:
+            await self._do(offer, task, span)
+
+    async def _do(self, offer: fleet_pb2.Task, task: Task, span: Span) -> None:
         """One task, from the model to the acknowledged update."""
         key = (task.run, task.round)
         try:
             header = await self._watch.over(self._update(offer, task))
             policy = await asyncio.to_thread(self._check_leaving, offer, header)
             self._account(header, offer, policy)
-            await self._connection.persist(lambda: self._upload(header))
+            with self._tracer.span("upload", bytes=header.size_bytes):
+                await self._connection.persist(lambda: self._upload(header))
             name = self._connection.name
             log.info("%s: update of round %d of %s accepted", name, task.round, task.run)
             self._note("accepted", key, f"The server has what was sent for {_of(key)}.")
             self._settle(key)
         except Refusal as refusal:
             log.warning("round %d of %s: %s: %s", task.round, task.run, refusal.code, refusal)
+            span.end(refusal.code.value)
             why = f"{refusal.code}: {refusal}"
             self._note("rejected", key, f"The server did not want what was for {_of(key)}: {why}")
             self._settle(key)
@@ -269,6 +285,7 @@ class Tasks:
             raise
         except Exception as error:
             log.exception("round %d of %s: the client's code failed", task.round, task.run)
+            span.end(type(error).__name__)
             reason = type(error).__name__
             if self._tells_errors():
                 reason += f": {error}"
@@ -327,7 +344,7 @@ class Tasks:
             work = Work(
                 self._client, task, offer, self._connection.name, self._store, policy, self._budgets
             )
-            with self._reporting(offer, task, policy):
+            with self._reporting(offer, task, policy), self._tracer.span("train"):
                 return await in_thread(work.run, task)
 
     @contextmanager
@@ -396,7 +413,8 @@ class Tasks:
                 raise
 
         check_room(self._store.directory, model.size_bytes)
-        await self._connection.persist(attempt)
+        with self._tracer.span("download", bytes=model.size_bytes):
+            await self._connection.persist(attempt)
 
     async def _download(self, model: fleet_pb2.ModelRef) -> None:
         here = self._connection
@@ -409,7 +427,7 @@ class Tasks:
         here = self._connection
         async with here.channel_for(header.size_bytes) as channel:
             await transfer.upload(
-                channel, header, self._store, here.server, here.metadata,
+                channel, header, self._store, here.server, here.metadata + tracing.metadata(),
                 chunks=self._chunks, pace=self._up,
             )  # fmt: skip
 

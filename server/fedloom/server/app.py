@@ -33,7 +33,7 @@ tune_allocator()
 
 import grpc  # noqa: E402 - after the allocator
 
-from fedloom.protocol import wire  # noqa: E402
+from fedloom.protocol import tracing, wire  # noqa: E402
 from fedloom.protocol.errors import Code, Refusal, UnavailableError, UsageError  # noqa: E402
 from fedloom.protocol.version import __version__  # noqa: E402
 from fedloom.server import api, console, control, presence, pruning  # noqa: E402
@@ -179,7 +179,9 @@ class Server:
             spool=Spool(state_dir / "spool"),
             noise=NoiseKeys(state_dir / "noise"),
             signing=None if authority is None else _signing_key(state_dir, authority),
+            tracer=tracing.tracer(config.tracing, "fedloom-server", config.federation),
         )
+        self._stack.push_async_callback(asyncio.to_thread, world.tracer.close)
         self._stack.callback(world.close)
         self._stack.enter_context(world.log_ring.listening())
         runs = Runs(world)

@@ -152,6 +152,7 @@ class BufferShell(RoundShell):
         self.plan, self._key, self._select = plan, plan.key, select
         self._sum = RoundSum(plan, self._world)
         self._stored = self._tried = False
+        self._trace()
         self._plans[plan.number] = plan
         self.feed(NextBuffer(plan.number, select, last=_is_last(plan)))
         for number in [n for n in self._plans if plan.number - n > self._config.max_staleness]:

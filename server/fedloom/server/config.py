@@ -9,13 +9,16 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from fedloom.protocol import chunks
+from fedloom.protocol import chunks, tracing
 from fedloom.protocol.errors import UsageError
 from fedloom.protocol.wire import CHUNK_BYTES
 from fedloom.server.access import oidc
 from fedloom.server.access.oidc import OidcConfig
 
 FILE = "server.toml"
+
+_TABLES = ("oidc", "tracing")
+"""For whoever wants them: docs/console-security.md, docs/metrics.md."""
 
 AUTO = "auto"
 """Of `console`: on loopback, at the first port that is free."""
@@ -48,6 +51,8 @@ class ServerConfig:
             reverse proxy, https://fl.example.org.
         database: SQLAlchemy URL; empty for `ledger.sqlite` in the state directory.
         metrics_open: whether programs on this machine may read `/metrics` without a token.
+        tracing: URL of a collector that takes OTLP over HTTP; empty for none. In the file it is
+            `endpoint` of the table [tracing].
         oidc: whom to believe who an operator is; None for passwords alone.
     """
 
@@ -67,6 +72,7 @@ class ServerConfig:
     console_url: str = ""
     database: str = ""
     metrics_open: bool = False
+    tracing: str = ""
     oidc: OidcConfig | None = None
 
     def __post_init__(self) -> None:
@@ -86,6 +92,7 @@ class ServerConfig:
         if not self.late_renewal_s >= 0:
             raise UsageError(f"Expected late_renewal_s >= 0, got {self.late_renewal_s}.")
         chunks.check(self.chunk_bytes)
+        tracing.check_endpoint(self.tracing)
         if not self.names:
             raise UsageError("Expected at least one name for the server's certificate, got none.")
 
@@ -137,6 +144,9 @@ def build(values: dict[str, Any], where: str) -> ServerConfig:
         if name == "oidc":
             checked[name] = oidc.build(value if isinstance(value, dict) else {"oidc": value})
             continue
+        if name == "tracing":
+            checked[name] = _endpoint(value, where)
+            continue
         if name == "chunk_bytes":  # a number or a word: checked as it is
             checked[name] = value
             continue
@@ -151,6 +161,12 @@ def build(values: dict[str, Any], where: str) -> ServerConfig:
                 f"{where}: expected {name} as {wanted.__name__}, got {value!r}."
             ) from None
     return ServerConfig(**checked)
+
+
+def _endpoint(value: object, where: str) -> str:
+    if not isinstance(value, dict) or set(value) - {"endpoint"}:
+        raise UsageError(f"{where}: expected a table [tracing] with an `endpoint`, got {value!r}.")
+    return str(value.get("endpoint", ""))
 
 
 def write(state_dir: Path, config: ServerConfig) -> None:
@@ -177,7 +193,7 @@ def write(state_dir: Path, config: ServerConfig) -> None:
     lines = []
     for field in fields(ServerConfig):
         value = getattr(config, field.name)
-        if field.name == "oidc":  # a table, for whoever wants it: docs/console-security.md
+        if field.name in _TABLES:
             continue
         if isinstance(value, tuple):
             text = "[" + ", ".join(f'"{v}"' for v in value) + "]"

@@ -19,8 +19,9 @@ from typing import Any, TypeVar
 
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
-from fedloom.protocol.errors import Code, FedloomError, Refusal
+from fedloom.protocol.errors import Code, FedloomError, Refusal, printable
 from fedloom.protocol.faults import crossing
+from fedloom.protocol.tracing import NO_SPAN, Span
 from fedloom.protocol.updates import PlannedPart, check_header
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server import progress
@@ -134,6 +135,8 @@ class RoundShell:
         self._stored = False  # the ledger has a row of this round
         self._tried = False  # closing was attempted before
         self._kept = False  # records of the members were stored
+        self._span = NO_SPAN
+        self._offers: dict[str, Span] = {}  # not answered yet
         self._opened_at: float | None = None  # monotonic; None where another process opened it
         self.engine: Round
 
@@ -173,6 +176,7 @@ class RoundShell:
         self._start()
 
     def _start(self) -> None:
+        self._trace()
         self._worker = asyncio.ensure_future(self._work())
         self.feed(Wake())
 
@@ -186,6 +190,34 @@ class RoundShell:
         if self._storing:
             await asyncio.wait(self._storing)
         await self._sum.stop()
+        self._end_spans("the server stops")
+
+    # ---- traces ------------------------------------------------------------------------------
+
+    @property
+    def traceparent(self) -> str:
+        """What spans of this round are under; empty where nobody traces."""
+        return self._span.traceparent
+
+    def _trace(self) -> None:
+        run, number = self.plan.key
+        kind = self.plan.kind.value
+        self._span = self._world.tracer.span("round", run=run, round=number, kind=kind)
+
+    def _trace_offer(self, client: str, offer: fleet_pb2.ServerMessage) -> None:
+        if self._world.tracer.on:
+            self._answered(client, "offered again")
+            span = self._world.tracer.span("offer", self.traceparent, client=client)
+            self._offers[client], offer.traceparent = span, span.traceparent
+
+    def _answered(self, client: str, error: str = "") -> None:
+        if (span := self._offers.pop(client, None)) is not None:
+            span.end(error)
+
+    def _end_spans(self, error: str = "") -> None:
+        for client in list(self._offers):
+            self._answered(client, "no answer")
+        self._span.end(error)
 
     # ---- events ------------------------------------------------------------------------------
 
@@ -241,6 +273,7 @@ class RoundShell:
     def client_replied(self, client: str, reply: fleet_pb2.OfferReply) -> None:
         """A client took or declined its offer."""
         records, key = self._world.records, self.key_of(client)
+        self._answered(client, "" if reply.accepted else printable(reply.reason))
         if reply.accepted:
             records.took(key, client)
             self.feed(OfferAccepted(client))
@@ -448,11 +481,13 @@ class RoundShell:
                     offer = await self._offer(effect)
                     key = self.key_of(effect.client)
                     world.records.offered(key, effect.client, again=effect.again)
+                    self._trace_offer(effect.client, offer)
                     world.fleet.send(effect.client, offer)
                     world.meters.offers.inc()
                     crossing("offer.sent")
             case Close():
-                with timed(world.meters.commit_s):
+                commit = world.tracer.span("commit", self.traceparent)
+                with timed(world.meters.commit_s), commit:
                     return await self._close()
             case Abandon(reason):
                 cause = QUORUM if reason.startswith(NO_QUORUM) else STOPPED
@@ -572,6 +607,8 @@ class RoundShell:
     def _count(self, outcome: Outcome) -> None:
         meters, ended = self._world.meters, ABANDONED if outcome.model is None else COMMITTED
         meters.rounds.labels(self.plan.kind.value, ended, outcome.cause).inc()
+        self._span.set(outcome=ended, cause=outcome.cause)
+        self._end_spans(outcome.reason)
         if self._opened_at is not None:
             meters.round_s.observe(time.monotonic() - self._opened_at)
             self._opened_at = None

@@ -16,7 +16,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from fedloom.protocol import differences
+from fedloom.protocol import differences, tracing
 from fedloom.protocol.faults import crossing
 from fedloom.server import fold
 from fedloom.server.each import SpoolUpdates, StoredUpdate
@@ -110,7 +110,8 @@ class RoundSum:
 
     async def _fold(self, client: str, file: str, factor: float) -> None:
         try:
-            done = await self._world.in_fold(self._fold_in_thread, client, file, factor)
+            above = tracing.current()
+            done = await self._world.in_fold(self._fold_in_thread, client, file, factor, above)
         except Exception as error:
             log.exception("round %d: the update of %s does not fold", self._plan.number, client)
             self._error = error
@@ -118,11 +119,12 @@ class RoundSum:
         for name in done:
             self._world.spool.release(name)
 
-    def _fold_in_thread(self, client: str, file: str, factor: float) -> list[str]:
+    def _fold_in_thread(self, client: str, file: str, factor: float, above: str) -> list[str]:
         if client in self._folder.folded:
             return []
         spool = self._world.spool
-        with timed(self._world.meters.fold_s):
+        span = self._world.tracer.span("fold", above, client=client)
+        with span, timed(self._world.meters.fold_s):
             due = self._folder.fold(client, spool.path(file), spool.header(file), factor)
         crossing("fold.after")
         return self._folder.save(self._checkpoint) if due else []

@@ -20,9 +20,10 @@ from pathlib import Path
 import grpc
 from sqlalchemy.exc import SQLAlchemyError
 
-from fedloom.protocol import wire
+from fedloom.protocol import tracing, wire
 from fedloom.protocol.errors import Code, Refusal, printable
 from fedloom.protocol.faults import crossing
+from fedloom.protocol.tracing import NO_SPAN, Span
 from fedloom.protocol.updates import BodyChecker, PlannedPart, header_limit_bytes
 from fedloom.protocol.v1 import enrolment_pb2, fleet_pb2
 from fedloom.protocol.version import PROTOCOL_VERSIONS, __version__
@@ -267,9 +268,23 @@ class FleetService:
             call.task = (header.task.run, header.task.round)
             if header.client != client:
                 raise _wrong_identity(client, header.client)
-            repeated = await self._receive(header, context, call)
+            with self._span(header, context):
+                repeated = await self._receive(header, context, call)
             reply = fleet_pb2.UploadReply(accepted=fleet_pb2.Accepted(repeated=repeated))
             await context.write(reply.SerializeToString())
+
+    def _span(self, header: fleet_pb2.UpdateHeader, context: Context) -> Span:
+        """The span of taking an update, under the client's where that is of the round's trace."""
+        tracer = self._world.tracer
+        if not tracer.on:
+            return NO_SPAN
+        run, number = printable(header.task.run, 80), header.task.round
+        driver = self._runs.get(header.task.run)
+        above = "" if driver is None or driver.round is None else driver.round.traceparent
+        given = dict(context.invocation_metadata() or ()).get(tracing.KEY)
+        parent = tracing.checked(given, above) or above
+        client, size = header.client, header.size_bytes
+        return tracer.span("accept", parent, run=run, round=number, client=client, bytes=size)
 
     def _parse_header(self, raw: object) -> fleet_pb2.UpdateHeader:
         """Parse a header, unless no run could want one so long: parsing amplifies memory."""

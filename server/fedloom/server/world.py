@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
 
 from fedloom.protocol.chunks import Chunks
+from fedloom.protocol.tracing import Tracer
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server.config import ServerConfig
 from fedloom.server.fleet import Fleet
@@ -93,6 +94,7 @@ class World:
         log_ring: the last lines of the log.
         records: what the members of open rounds do.
         presence: who came and went, and is not stored yet.
+        tracer: of what takes how long in a round.
         meters: what is counted for Prometheus.
         uploads: places for updates.
         downloads: places for models.
@@ -109,6 +111,7 @@ class World:
     fleet: Fleet = field(default_factory=Fleet)
     records: Records = field(default_factory=Records)
     presence: Presence = field(default_factory=Presence)
+    tracer: Tracer = field(default_factory=Tracer)
     meters: Meters = field(default_factory=Meters)
     uploads: Lanes = field(init=False)
     downloads: Lanes = field(init=False)

@@ -110,16 +110,18 @@ class Progress(_message.Message):
     def __init__(self, task: _Optional[_Union[TaskKey, _Mapping]] = ..., fraction: _Optional[float] = ..., loss: _Optional[float] = ...) -> None: ...
 
 class ServerMessage(_message.Message):
-    __slots__ = ("welcome", "offer", "withdraw", "signed_offer")
+    __slots__ = ("welcome", "offer", "withdraw", "signed_offer", "traceparent")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     OFFER_FIELD_NUMBER: _ClassVar[int]
     WITHDRAW_FIELD_NUMBER: _ClassVar[int]
     SIGNED_OFFER_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     offer: Task
     withdraw: Withdraw
     signed_offer: SignedOffer
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., offer: _Optional[_Union[Task, _Mapping]] = ..., withdraw: _Optional[_Union[Withdraw, _Mapping]] = ..., signed_offer: _Optional[_Union[SignedOffer, _Mapping]] = ...) -> None: ...
+    traceparent: str
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., offer: _Optional[_Union[Task, _Mapping]] = ..., withdraw: _Optional[_Union[Withdraw, _Mapping]] = ..., signed_offer: _Optional[_Union[SignedOffer, _Mapping]] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class SignedOffer(_message.Message):
     __slots__ = ("statement", "signature", "task")

@@ -1,0 +1,223 @@
+"""Traces of rounds, over processes, as a collector sees them."""
+
+import asyncio
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fedloom.client.config import load
+from fedloom.client.tracing import Tracing
+from fedloom.protocol import tracing
+from fedloom.protocol.errors import UsageError
+from fedloom.server import config
+from support.agents import Adder, Agents, submit, until
+from support.collector import Collector
+from support.federation import Federation
+
+pytest.importorskip("opentelemetry.sdk")
+
+pytestmark = pytest.mark.e2e
+
+AGENT = """
+import sys
+from fedloom.client import Client, run
+
+class Adder(Client):
+    def train(self, params, task):
+        return {n: v + 1 for n, v in params.items()}, 1, {}
+
+run(Adder(), sys.argv[1])
+"""
+
+
+def _process(path, endpoint):
+    environ = os.environ | {"FEDLOOM_TRACING_ENDPOINT": endpoint}
+    return subprocess.Popen([sys.executable, "-c", AGENT, str(path)], env=environ)
+
+
+@pytest.fixture(scope="module")
+def collector(tmp_path_factory):
+    """What came of two rounds of a server, with two clients in processes of their own."""
+    directory = tmp_path_factory.mktemp("traces")
+    (directory / "server").mkdir()
+
+    async def play(collector):
+        federation = Federation(directory / "server")
+        settings = config.load(federation.directory)
+        with (federation.directory / config.FILE).open("a") as file:
+            file.write(f'[tracing]\nendpoint = "{collector.endpoint}"\n')
+        assert config.load(federation.directory) == replace(settings, tracing=collector.endpoint)
+        await federation.start()
+        agents, processes = Agents(federation, directory), []
+        try:
+            for name in ("a", "b"):
+                await agents.enrol(name)
+                path = directory / name / "client.toml"
+                processes.append(_process(path, collector.endpoint))
+            await until(lambda: len(federation.world.fleet) == 2)
+            params = {"b": np.zeros(3, np.float32)}
+            run = await submit(federation, params, rounds=2, cohort={"goal": 2, "quorum": 2})
+            await federation.ended(run)
+            for process in processes:
+                process.terminate()
+            for process in processes:
+                assert await asyncio.to_thread(process.wait, 20) == 0
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+            await federation.stop()
+
+    with Collector().listening() as collector:
+        asyncio.run(play(collector))
+        yield collector
+
+
+def test_a_round_is_a_tree_from_offer_to_commit(collector):
+    """Each span hangs where it happened, across the processes, and there are no loose ends."""
+    paths = {name: {tuple(collector.path(span)) for span in collector.of(name)}
+             for name in {span.name for span in collector.spans}}  # fmt: skip
+    task = ("round", "offer", "task")
+    assert paths == {
+        "round": {("round",)},
+        "offer": {("round", "offer")},
+        "task": {task},
+        "download": {(*task, "download")},
+        "train": {(*task, "train")},
+        "upload": {(*task, "upload")},
+        "accept": {(*task, "upload", "accept")},
+        "fold": {(*task, "upload", "accept", "fold")},
+        "commit": {("round", "commit")},
+    }
+    counts = {name: len(collector.of(name)) for name in paths}
+    assert counts == {
+        "round": 2, "offer": 4, "task": 4, "download": 4, "train": 4, "upload": 4, "accept": 4,
+        "fold": 4, "commit": 2,
+    }  # fmt: skip
+    assert not [span for span in collector.spans if span.error]
+
+
+def test_each_round_is_a_trace_of_its_own(collector):
+    """With its number, its outcome, and its clients on the spans that are of one."""
+    rounds = {span.trace: span for span in collector.of("round")}
+    assert sorted(span.attributes["fedloom.round"] for span in rounds.values()) == [1, 2]
+    for span in rounds.values():
+        assert span.attributes["fedloom.outcome"] == "committed"
+        assert span.attributes["fedloom.cause"] == "goal"
+    for span in collector.spans:
+        assert span.trace in rounds
+        assert rounds[span.trace].begun <= span.begun <= span.ended
+    for trace in rounds:
+        offered = {
+            s.attributes["fedloom.client"] for s in collector.of("offer") if s.trace == trace
+        }
+        assert offered == {"a", "b"}
+
+
+def test_spans_say_which_side_they_are_of(collector):
+    """What the device does is the device's, though it is in the server's trace."""
+    sides = {span.name: span.service for span in collector.spans}
+    of_clients = {name for name, service in sides.items() if service == "fedloom-client"}
+    assert of_clients == {"task", "download", "train", "upload"}
+    assert set(sides.values()) == {"fedloom-client", "fedloom-server"}
+
+
+def test_a_refusal_and_a_failure_are_errors_of_their_spans(tmp_path):
+    """By code, and without what the training said."""
+
+    class Broken(Adder):
+        def train(self, params, task):
+            raise RuntimeError("patient 3 has no scan")
+
+    async def play(collector):
+        (tmp_path / "server").mkdir()
+        federation = await Federation(tmp_path / "server").start()
+        federation.world.tracer = tracing.tracer(collector.endpoint, "fedloom-server")
+        agents = Agents(federation, tmp_path)
+        try:
+            await agents.enrol("a")
+            traced = Tracing(endpoint=collector.endpoint)
+            agents.configs["a"] = replace(agents.configs["a"], tracing=traced)
+            await agents.start("a", Broken())
+            run = await submit(federation, {"b": np.zeros(3)}, cohort={"goal": 1, "quorum": 1})
+            ledger = federation.ledger
+            await until(lambda: [m["phase"] for m in ledger.cohort(run, 1)] == ["failed"])
+            await federation.server.runs.command(run, "stop")
+        finally:
+            await agents.stop()
+            await federation.stop()
+            await asyncio.to_thread(federation.world.tracer.close)
+
+    with Collector().listening() as collector:
+        asyncio.run(play(collector))
+    assert [span.error for span in collector.of("task")] == ["RuntimeError"]
+    assert not [span for span in collector.spans if "scan" in str(span)]
+    assert collector.of("round")[0].attributes["fedloom.outcome"] == "abandoned"
+    assert collector.path(collector.of("train")[0]) == ["round", "offer", "task", "train"]
+
+
+def test_a_collector_that_is_away_delays_nothing(tmp_path):
+    """Spans are lost, the round is not."""
+
+    async def play():
+        (tmp_path / "server").mkdir()
+        federation = await Federation(tmp_path / "server").start()
+        federation.world.tracer = tracing.tracer("http://127.0.0.1:9", "fedloom-server")
+        agents = Agents(federation, tmp_path)
+        try:
+            await agents.start("a", Adder())
+            run = await submit(federation, {"b": np.zeros(3)}, cohort={"goal": 1, "quorum": 1})
+            await federation.ended(run)
+            assert federation.ledger.run(run)["state"] == "finished"
+        finally:
+            await agents.stop()
+            await federation.stop()
+            await asyncio.to_thread(federation.world.tracer.close)
+
+    asyncio.run(play())
+
+
+def test_without_an_endpoint_nothing_of_it_is_loaded():
+    """A device that tells nobody pays nothing."""
+    code = (
+        "import sys, fedloom.server.world, fedloom.client.agent\n"
+        "from fedloom.protocol.tracing import tracer\n"
+        "with tracer('', 'x').span('round') as span:\n    assert span.traceparent == ''\n"
+        "assert not [m for m in sys.modules if m.startswith('opentelemetry')]"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("endpoint", ["localhost:4318", "grpc://a:4317", "file:///x"])
+def test_an_endpoint_is_a_url(tmp_path, endpoint):
+    """On both sides, and said by name."""
+    path = tmp_path / "client.toml"
+    path.write_text(f'server = "a:1"\nstate_dir = "x"\n[tracing]\nendpoint = "{endpoint}"\n')
+    with pytest.raises(UsageError, match="endpoint"):
+        load(path, {})
+    with pytest.raises(UsageError, match="endpoint"):
+        config.build({"tracing": {"endpoint": endpoint}}, "server.toml")
+
+
+TRACE = "00-" + "1" * 32 + "-" + "2" * 16 + "-01"
+
+
+@pytest.mark.parametrize(
+    "sent",
+    ["", None, b"x", "00-" + "0" * 32 + "-" + "2" * 16 + "-01", TRACE + "x", TRACE.upper() + "A",
+     TRACE.replace("00-", "ff-"), TRACE + "\n"],
+)  # fmt: skip
+def test_a_traceparent_that_is_none_is_nothing(sent):
+    """It comes from the other side, which may send anything."""
+    assert tracing.checked(sent) == ""
+
+
+def test_a_client_writes_into_no_other_trace():
+    """An update's span is of its round's trace, or of none that the client names."""
+    other = TRACE.replace("1" * 32, "3" * 32)
+    assert tracing.checked(TRACE, within=TRACE) == TRACE
+    assert tracing.checked(other, within=TRACE) == ""
