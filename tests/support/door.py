@@ -138,6 +138,10 @@ class Door:
 
         return asyncio.run_coroutine_threadsafe(calling(), self._loop).result(PATIENCE_S)
 
+    def call_async(self, function, *args):
+        """Await a coroutine function in the server's event loop and return what it returns."""
+        return asyncio.run_coroutine_threadsafe(function(*args), self._loop).result(PATIENCE_S)
+
     def connect(self):
         """A raw connection to the socket."""
         connection = _Connection(self.directory / "control.sock")

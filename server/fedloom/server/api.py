@@ -162,7 +162,8 @@ def _reply(
     code: str | None = None,
     headers: dict[str, str] | None = None,
 ) -> JSONResponse:
-    body = ErrorReply(error=Fault(message=message, kind=kind, code=code))
+    text = message.encode("utf-8", "backslashreplace").decode()  # halves of characters, quoted
+    body = ErrorReply(error=Fault(message=text, kind=kind, code=code))
     return JSONResponse(body.model_dump(), status, headers)
 
 

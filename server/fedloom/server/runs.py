@@ -416,10 +416,10 @@ class RunDriver:
 
     def status(self) -> dict[str, Any]:
         """What happens right now, beyond what the ledger holds."""
-        live: dict[str, Any] = {"clients_available": len(self._world.fleet.available())}
-        if self.round is not None:
-            live["round"] = self.round.status()
-        return live
+        return {
+            "clients_available": len(self._world.fleet.available()),
+            "round": None if self.round is None else self.round.status(),
+        }
 
 
 class Runs:
@@ -440,10 +440,11 @@ class Runs:
         for row in active:
             try:
                 await self._drive(row)
-            except FedloomError as error:
+            except Exception as error:  # one run that cannot go on must not stop the others
                 log.exception("run %s cannot go on", row["id"])
+                why = str(error) if isinstance(error, FedloomError) else repr(error)
                 await world.in_ledger(
-                    partial(world.ledger.set_run_state, row["id"], "failed", str(error), ended=True)
+                    partial(world.ledger.set_run_state, row["id"], "failed", why, ended=True)
                 )
 
     async def stop(self) -> None:
@@ -459,7 +460,7 @@ class Runs:
         self._drivers[driver.id] = driver
         try:
             await driver.start(row)
-        except FedloomError:
+        except Exception:
             self.ended(driver)
             raise
 
@@ -495,7 +496,12 @@ class Runs:
         await world.in_ledger(world.ledger.add_run, row, manifest.size_bytes)
         world.live.changed("run", run)
         stored = await world.in_ledger(world.ledger.run, run)
-        await self._drive(require_run(stored, run))
+        try:
+            await self._drive(require_run(stored, run))
+        except Exception as error:  # it is stored: without a word it would look as if it ran
+            fail = partial(world.ledger.set_run_state, run, "failed", repr(error), ended=True)
+            await world.in_ledger(fail)
+            raise
         log.info("run %s submitted: %s", run, json.dumps(spec.as_dict(), sort_keys=True))
         return run
 

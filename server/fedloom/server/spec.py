@@ -24,6 +24,7 @@ from fedloom.server.engine import (
     select_by,
     uniform,
 )
+from fedloom.server.plain_values import check_values
 from fedloom.strategies import (
     LocalTraining,
     MetricsSettings,
@@ -43,6 +44,8 @@ Scalar = bool | int | float | str
 
 MODES = ("synchronous", "buffered")
 """Of rounds: clients all work on one model, or each on the newest when it was asked."""
+
+MAX_ROUNDS = 10**9
 
 WEIGHTINGS = {
     "examples": fleet_pb2.WEIGHTING_EXAMPLES,
@@ -109,6 +112,8 @@ class RunSpec:
             raise UsageError(
                 f"Expected a name of at most 40 letters, digits, - and _, got {self.name!r}."
             )
+        if not 0 < self.rounds <= MAX_ROUNDS:
+            raise UsageError(f"Expected rounds from 1 to {MAX_ROUNDS}, got {self.rounds}.")
         if self.weighting not in WEIGHTINGS:
             raise UsageError(
                 f"Expected weighting of {', '.join(WEIGHTINGS)}, got {self.weighting!r}."
@@ -129,7 +134,11 @@ class RunSpec:
             self.run_config()
             self.exponent()
             self._check_local_noise()
-        except (TypeError, ValueError, privacy.MissingAccountant) as error:
+        except TypeError as error:
+            raise UsageError(
+                f"Expected every setting as a value of its kind, got: {error}."
+            ) from None
+        except (ValueError, privacy.MissingAccountant) as error:
             raise UsageError(str(error)) from None
 
     def build_strategy(self) -> Strategy:
@@ -463,6 +472,7 @@ def parse(values: Mapping[str, Any]) -> RunSpec:
     Raises:
         UsageError: an unknown setting, a wrong type or a combination that cannot work.
     """
+    check_values(values)
     known = {field.name: field.type for field in fields(RunSpec)}
     if unknown := sorted(set(values) - set(known)):
         raise UsageError(f"Expected settings of {', '.join(known)}, got {', '.join(unknown)}.")
