@@ -100,6 +100,14 @@ def test_refusals_count_where_they_blame_somebody():
     assert (alert.link, "oak" in alert.what) == ("/clients/oak", True)
 
 
+def test_authority_that_ends_is_told_while_there_is_time():
+    """It renews itself long before; where it does not, its root's key is kept elsewhere."""
+    assert not assess(_facts(_run(), authority_until=NOW + 40 * 86400)).alerts
+    alert = _only(assess(_facts(_run(), authority_until=NOW + 20 * 86400)))
+    assert (alert.level, "20 days" in alert.what) == (Level.WARN, True)
+    assert _only(assess(_facts(_run(), authority_until=NOW + 86400))).level is Level.BAD
+
+
 def test_the_worst_comes_first():
     """And the level of all is the worst's."""
     health = assess(_facts(_run(state="paused"), disk_free=0.01))

@@ -5,6 +5,7 @@ clients over mTLS, a submitted run, an exported model.
 """
 
 import shutil
+import signal
 import sys
 import time
 from contextlib import ExitStack, suppress
@@ -133,6 +134,7 @@ def _show_console(stage: Stage, address: str, console: Console, *, keep: bool) -
         ),
         soft_wrap=True,
     )
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a kill ends them too
     with suppress(KeyboardInterrupt):
         while True:
             stage.check()

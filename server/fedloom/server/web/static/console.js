@@ -382,6 +382,7 @@ setInterval(tick, 1000);
 // What only the clock changes, such as a deadline that draws near, is looked at now and then.
 setInterval(() => { if (lostAt === null) for (const e of $$("[data-live][hx-get]")) waiting.add(e); if (waiting.size && !timer && !document.hidden) refresh(); }, 20000);
 setInterval(() => { if (lostAt === null && !asleep && Date.now() - heard > 25000) lost(); }, 5000);
+$("nav.places [aria-current]")?.scrollIntoView({ inline: "center", block: "nearest" });
 exact(document);
 tick();
 connect();
