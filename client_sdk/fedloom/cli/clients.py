@@ -12,7 +12,7 @@ from fedloom.cli.lazy import Lazy, LazyGroup
 from fedloom.cli.options import config_option, directory_option, json_option
 
 ORDER = (
-    *("enroll", "test", "run", "config", "policy", "log", "model", "leave"),
+    *("enroll", "doctor", "test", "run", "config", "policy", "log", "model", "leave"),
     *("list", "show", "quarantine", "drain", "release", "revoke", "label", "note"),
 )
 
@@ -27,6 +27,7 @@ class Commands(LazyGroup):
 
 
 LAZY = {
+    "doctor": Lazy("fedloom.cli.doctor:doctor", "Look for what keeps this device from working."),
     "policy": Lazy("fedloom.cli.policy:policy", "What this device's owner lets it do."),
     "log": Lazy("fedloom.cli.journal:log", "Show what left this device, when and to whom."),
     "test": Lazy("fedloom.cli.testing:test", "Check a client's code here, without a server."),

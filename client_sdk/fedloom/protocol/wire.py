@@ -8,6 +8,7 @@ and not by a deserialiser of gRPC's: garbage then gets a typed refusal as everyt
 """
 
 import os
+import struct
 from typing import Final, TypeVar
 
 import grpc
@@ -27,6 +28,7 @@ ATTEND: Final = f"/{FLEET_SERVICE}/Attend"
 RENEW: Final = f"/{FLEET_SERVICE}/Renew"
 DOWNLOAD: Final = f"/{FLEET_SERVICE}/Download"
 LEAVE: Final = f"/{FLEET_SERVICE}/Leave"
+MEASURE: Final = f"/{FLEET_SERVICE}/Measure"
 PROMOTED: Final = f"/{FLEET_SERVICE}/Promoted"
 UPLOAD: Final = f"/{FLEET_SERVICE}/Upload"
 ENROL: Final = f"/{ENROLMENT_SERVICE}/Enrol"
@@ -36,6 +38,11 @@ CHUNK_BYTES: Final = 1 << 20
 """Body bytes in one message; 1 to 2 MiB measured best, 64 KiB cost three times the CPU."""
 
 MAX_MESSAGE_BYTES: Final = 2 * CHUNK_BYTES
+
+MEASURE_HEAD: Final = struct.Struct(">I")
+"""Begins a Measure: how many bytes to send back, at most `CHUNK_BYTES`; padding follows."""
+MEASURE_REPLY: Final = struct.Struct(">d")
+"""Begins its reply: the server's Unix time in seconds; so many bytes follow."""
 
 REFUSAL_KEY: Final = "fedloom-refusal-bin"
 CLIENT_KEY: Final = "fedloom-client"

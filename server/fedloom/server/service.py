@@ -32,6 +32,7 @@ from fedloom.server.fold import metrics_of
 from fedloom.server.identify import Context, Identify
 from fedloom.server.lanes import Lane
 from fedloom.server.ledger import AcceptedUpdate
+from fedloom.server.measuring import measured
 from fedloom.server.metrics.meters import CALL, UPDATE, timed
 from fedloom.server.pki import Authority
 from fedloom.server.promoted import promoted
@@ -96,6 +97,7 @@ class FleetService:
                     self.promoted,
                     response_serializer=fleet_pb2.PromotedReply.SerializeToString,
                 ),
+                "Measure": grpc.unary_unary_rpc_method_handler(self.measure),
                 "Download": grpc.unary_stream_rpc_method_handler(self.download),
                 "Upload": grpc.stream_stream_rpc_method_handler(self.upload),
             },
@@ -200,6 +202,12 @@ class FleetService:
                     other.end(refusal)
             log.info("%s left the federation", call.client)
             return fleet_pb2.LeaveReply()
+        raise AssertionError("aborted")
+
+    async def measure(self, raw: bytes, context: Context) -> bytes:
+        """Let a client measure its connection."""
+        async with self._call(context):
+            return measured(raw)
         raise AssertionError("aborted")
 
     # ---- what to use -------------------------------------------------------------------------

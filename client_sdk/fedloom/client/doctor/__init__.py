@@ -1,0 +1,97 @@
+"""The doctor: looks at everything that a device needs, and says what to mend.
+
+It changes nothing, takes no task and disturbs no agent that runs meanwhile, so it may be asked at
+any time, also where the server is down.
+"""
+
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+
+from fedloom.client import config as settings
+from fedloom.client.api import Client
+from fedloom.client.config import ClientConfig
+from fedloom.client.doctor import code as codes
+from fedloom.client.doctor import device, identity, network
+from fedloom.client.doctor.finding import Finding, Level, fail, ok, skip
+from fedloom.protocol.errors import Refusal, UnavailableError, UsageError
+
+__all__ = ["Finding", "Level", "examine"]
+
+
+def examine(
+    config: Path, client: Callable[[], Client] | None = None, model: Path | None = None
+) -> Iterator[Finding]:
+    """Look at a device, one thing after the other.
+
+    Args:
+        config: path of its client.toml; the environment may say it all instead.
+        client: loads the training code; None leaves that out.
+        model: file of a model for the dry step.
+    """
+    yield device.versions()
+    found: ClientConfig | None = None
+    try:
+        read = settings.read(config)
+        found = read.config
+        source = config if config.exists() else "the environment"
+        yield ok("settings", f"{source}, {len(read.sources)} set")
+    except (UsageError, OSError) as error:
+        yield fail("settings", str(error), "mend that; most other checks need it")
+    yield codes.code(client, model, None if found is None else found.state_dir)
+    if found is None:
+        return
+    yield device.disk(found)
+    yield device.memory(found)
+    yield device.policy(found)
+    yield device.conditions(found)
+    yield from _connection(found)
+
+
+def _connection(config: ClientConfig) -> Iterator[Finding]:
+    held = None
+    if not config.plaintext:
+        held, said = identity.held(config)
+        yield said
+    host, _, port = config.server.rpartition(":")
+    addresses, said = network.names(host.strip("[]"))
+    yield said
+    reached = False
+    if addresses:
+        reached, said = network.route(host.strip("[]"), int(port))
+        yield said
+    secure = True
+    if reached and held is not None:
+        said = network.tls(config, held)
+        secure = said.level == "ok"
+        yield said
+    measured = None
+    if reached and secure and (held is not None or config.plaintext):
+        measured, said = _ask(config, held)
+        yield said
+    now = identity.now_utc()
+    yield network.clock(measured, held, now)
+    if held is not None:
+        ahead_s = measured.ahead_s if measured else 0.0
+        yield identity.certificate(held, config, now - timedelta(seconds=ahead_s))
+        if reached:
+            yield network.enrolment(config.enrolment)
+    if measured is not None:
+        yield network.bandwidth(measured, config, device.largest_model(config.state_dir))
+    else:
+        yield skip("bandwidth", "not measured: the server did not answer")
+
+
+def _ask(
+    config: ClientConfig, held: identity.Held | None
+) -> tuple[network.Measured | None, Finding]:
+    try:
+        measured = network.measure(config, held)
+    except Refusal as refusal:
+        return None, fail("server", f"it refuses this client: {refusal}", identity.ENROL)
+    except UnavailableError as error:
+        return None, fail("server", str(error), "see its log, or ask its operator")
+    if measured is None:
+        return None, ok("server", "it answers, but is too old to measure the connection by")
+    return measured, ok("server", f"it takes this client, and answers in "
+                        f"{1000 * measured.round_trip_s:.1f} ms")  # fmt: skip

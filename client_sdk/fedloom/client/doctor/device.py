@@ -1,0 +1,146 @@
+"""What of a device can be looked at without the network: versions, disk, memory, owner's wishes."""
+
+import os
+import platform
+import shutil
+from contextlib import suppress
+from importlib import metadata
+from pathlib import Path
+
+from fedloom.client.budgets import machine
+from fedloom.client.conditions import ConditionGate
+from fedloom.client.config import ClientConfig
+from fedloom.client.doctor.finding import Finding, fail, ok, skip, warn
+from fedloom.client.policy import load, words
+from fedloom.protocol.errors import UsageError
+from fedloom.protocol.version import __version__
+
+MB = 1e6
+LITTLE_BYTES = 200e6
+"""Of free disk or memory: less holds hardly any training."""
+_SHOWN = ("numpy", "grpcio", "protobuf", "cryptography", "torch", "scikit-learn")
+
+
+def versions() -> Finding:
+    """What is installed."""
+    found = []
+    for name in _SHOWN:
+        with suppress(metadata.PackageNotFoundError):
+            found.append(f"{name} {metadata.version(name)}")
+    python = platform.python_version()
+    machine_name = f"{platform.system()} {platform.machine()}"
+    return ok("versions", f"fedloom {__version__}, Python {python}, {', '.join(found)}; "
+              f"{machine_name}")  # fmt: skip
+
+
+def disk(config: ClientConfig) -> Finding:
+    """Can the state directory be written to, and is there room?"""
+    folder = config.state_dir
+    if not folder.is_dir():
+        return fail(
+            "disk", f"there is no {folder}", "run `fedloom client enroll` with a token, or mend "
+            "state_dir in the settings"
+        )  # fmt: skip
+    probe = folder / f".doctor-{os.getpid()}"
+    try:
+        probe.write_bytes(bytes(1 << 16))
+    except OSError as error:
+        return fail(
+            "disk",
+            f"{folder} cannot be written to: {error.strerror}",
+            "free some space"
+            if error.errno in {28, 122}  # ENOSPC, EDQUOT
+            else f"run the client as the owner of {folder}, or `chown -R` it",
+        )
+    finally:
+        with suppress(OSError):
+            probe.unlink(missing_ok=True)
+    return _room(config, folder)
+
+
+def _room(config: ClientConfig, folder: Path) -> Finding:
+    held = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    free, quota = float(shutil.disk_usage(folder).free), config.budgets.disk_mb
+    said = f"{_mb(free)} free, {_mb(held)} held in {folder}"
+    model = largest_model(folder)
+    if quota is not None:
+        said += f", of disk_mb = {quota:g}"
+        free = min(free, quota * MB - held + _reclaimable(folder))
+    needs = 2.0 * model  # the next model, and the update
+    if model and needs > free:
+        return warn(
+            "disk", f"{said}; the last model of {_mb(model)} with its update needs {_mb(needs)}",
+            "free some space, or raise budgets.disk_mb: such offers are declined",
+        )  # fmt: skip
+    if free < LITTLE_BYTES:
+        return warn("disk", said, "free some space: large models will be declined")
+    return ok("disk", said)
+
+
+def _reclaimable(folder: Path) -> float:
+    """Bytes that make room by themselves."""
+    kept = (folder / "models", folder / "checkpoints", folder / "memory")
+    return float(sum(p.stat().st_size for k in kept for p in k.glob("**/*") if p.is_file()))
+
+
+def largest_model(folder: Path) -> int:
+    """Bytes of the largest model that this device was given lately; 0 for none."""
+    return max((p.stat().st_size for p in (folder / "models").glob("*.safetensors")), default=0)
+
+
+def memory(config: ClientConfig) -> Finding:
+    """Does a training fit?"""
+    free, budgets = machine.available_bytes(), config.budgets
+    if free == float("inf"):
+        return skip("memory", "this system does not say how much is free")
+    said = f"{_mb(free)} free"
+    if budgets.memory_mb is not None:
+        said += f", memory_mb = {budgets.memory_mb:g}"
+        free = min(free, budgets.memory_mb * MB - machine.resident_bytes())
+    needs = budgets.memory_factor * largest_model(config.state_dir)
+    if needs > free:
+        return warn(
+            "memory",
+            f"{said}; a training of the last model is expected to take {_mb(needs)}",
+            "end other programs, raise budgets.memory_mb, or lower budgets.memory_factor if the "
+            "training takes less: such offers are declined",
+        )
+    if free < LITTLE_BYTES:
+        return warn("memory", said, "end other programs: large models will be declined")
+    fits = f"; fits models up to {_mb(free / budgets.memory_factor)}"
+    return ok("memory", said + (fits if budgets.memory_factor else ""))
+
+
+def policy(config: ClientConfig) -> Finding:
+    """What the owner allows."""
+    if config.policy is None:
+        return ok("policy", "there is none: nothing is restricted")
+    try:
+        said = words(load(config.policy))
+    except UsageError as error:
+        return fail("policy", str(error), "until then every offer is declined")
+    return ok("policy", " ".join(said))
+
+
+def conditions(config: ClientConfig) -> Finding:
+    """Would an offer be taken right now?"""
+    try:
+        objection = ConditionGate(config.conditions).lost(training=False)
+    except UsageError as error:
+        return fail(
+            "conditions", str(error), "mend [conditions] in the settings; where the probe lies "
+            "beside the client's code, give --code"
+        )  # fmt: skip
+    if objection is not None:
+        return warn(
+            "conditions",
+            f"an offer would be declined right now: {objection}",
+            "nothing, if that is meant; else change [conditions] in the settings",
+        )
+    return ok("conditions", "an offer would be taken right now")
+
+
+def _mb(size_bytes: float) -> str:
+    if size_bytes >= 1e9:
+        return f"{size_bytes / 1e9:,.1f} GB"
+    return f"{size_bytes / MB:,.1f} MB" if size_bytes >= 1e5 else f"{size_bytes / 1e3:,.1f} kB"

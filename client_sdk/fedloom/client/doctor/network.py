@@ -1,0 +1,266 @@
+"""What lies between a device and its server: names, routes, TLS, the clocks, the bandwidth.
+
+Each step needs the one before it, so the first that fails is what is to be mended; the rest is left
+out. The last ones ask the server by `Measure`, which disturbs no agent that attends meanwhile.
+"""
+
+import hashlib
+import socket
+import ssl
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import grpc
+
+from fedloom.client.config import ClientConfig
+from fedloom.client.connection import CHANNEL_OPTIONS, CLOCK_S
+from fedloom.client.diagnosis import diagnose
+from fedloom.client.doctor.finding import Finding, fail, ok, skip, warn
+from fedloom.client.doctor.identity import ENROL, Held
+from fedloom.protocol import wire
+from fedloom.protocol.bootstrap import presented_chain, verified_root
+from fedloom.protocol.errors import Code, Refusal, UnavailableError, UsageError
+from fedloom.protocol.identity import leaf_pem
+from fedloom.protocol.private_files import read_private
+
+CONNECT_S = 5.0
+ANSWER_S = 10.0
+MEASURE_S = 1.0
+"""How long each direction is measured for."""
+SLOW_TRANSFER_S = 600.0
+here_s = time.time
+"""This device's clock."""
+_SIZES = (1 << 14, 1 << 16, 1 << 18, 1 << 20)
+
+
+def names(host: str) -> tuple[list[str], Finding]:
+    """The addresses of a host; empty with the reason where there are none."""
+    begun = time.monotonic()
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        return [], fail(
+            "name", f"{host} has no address: {error.strerror or error}",
+            "check `server` in client.toml and this device's DNS (/etc/resolv.conf), or put the "
+            "name into /etc/hosts",
+        )  # fmt: skip
+    addresses = list(dict.fromkeys(str(each[4][0]) for each in found))
+    if addresses == [host]:
+        return addresses, ok("name", f"{host} is an address")
+    took_s = time.monotonic() - begun
+    said = f"{host} is {', '.join(addresses)}"
+    if took_s > 2.0:
+        return addresses, warn(
+            "name", f"{said}, which took {took_s:.1f} s",
+            "look at the DNS servers of this device: one of them does not answer",
+        )  # fmt: skip
+    return addresses, ok("name", said)
+
+
+def route(host: str, port: int) -> tuple[bool, Finding]:
+    """Can a connection be opened?"""
+    begun = time.monotonic()
+    try:
+        with socket.create_connection((host, port), CONNECT_S) as plain:
+            took_ms = 1000 * (time.monotonic() - begun)
+            ours = plain.getsockname()[0]
+    except ConnectionRefusedError:
+        return False, fail(
+            "route", f"{host} is there, but nothing listens on port {port}",
+            "start the server there, or check the port in client.toml; other checks that need "
+            "the server are left out",
+        )  # fmt: skip
+    except TimeoutError:
+        return False, fail(
+            "route", f"{host}:{port} does not answer within {CONNECT_S:g} s",
+            f"see that the server is on, and that no firewall on the way drops TCP port {port}",
+        )  # fmt: skip
+    except OSError as error:
+        return False, fail(
+            "route", f"{host}:{port} cannot be reached: {error.strerror or error}",
+            "check this device's network: cable or wireless, address, gateway (`ip route`)",
+        )  # fmt: skip
+    return True, ok("route", f"{host}:{port} from {ours}, connected in {took_ms:.1f} ms")
+
+
+def enrolment(address: str) -> Finding:
+    """Can the port be reached where certificates that have ended are renewed?"""
+    if not address:
+        return skip("enrolment", "no enrolment port in the settings: a certificate that ends while "
+                    "this device is off needs a new token")  # fmt: skip
+    host, _, port = address.rpartition(":")
+    reached, why = route(host.strip("[]"), int(port)) if port.isdigit() else (False, None)
+    if reached:
+        return ok("enrolment", f"{address} can be reached, should a certificate have to be renewed "
+                  "late")  # fmt: skip
+    return warn(
+        "enrolment", why.said if why else f"expected host:port, got {address!r}",
+        "nothing for now: only a device whose certificate ended while it was off needs this port",
+    )  # fmt: skip
+
+
+def tls(config: ClientConfig, found: Held) -> Finding:
+    """Is it the server of this federation, and does it take this device's certificate?"""
+    host, port = _split(config.server)
+    try:
+        chain = presented_chain(host, port, CONNECT_S)
+    except (UnavailableError, UsageError) as error:
+        return fail(
+            "tls", str(error), "check that nothing between opens TLS, and that the port is the "
+            "fleet's"
+        )  # fmt: skip
+    pin = hashlib.sha256(ssl.PEM_cert_to_DER_cert(found.root_pem.decode())).digest()
+    try:
+        verified_root(chain, host, pin, datetime.now(UTC))
+    except Refusal as refusal:
+        return fail("tls", _of_server(refusal, host), _mend_server(refusal))
+    unwanted = diagnose(config.server, found.path, found.root_pem)
+    if unwanted is not None:
+        return fail("tls", str(unwanted), f"set the clock if it is wrong, or {ENROL}")
+    return ok("tls", "TLS 1.3, and the server is the one that this device enrolled with")
+
+
+def _of_server(refusal: Refusal, host: str) -> str:
+    if refusal.code is Code.BAD_TOKEN:  # the words there are of a token
+        return (
+            f"{host} does not present the root certificate that this device learnt when it "
+            "enrolled: another server, or something in between that opens TLS"
+        )
+    return str(refusal)
+
+
+def _mend_server(refusal: Refusal) -> str:
+    if refusal.code is Code.EXPIRED:
+        return "set this device's clock (`timedatectl set-ntp true`)"
+    if refusal.code is Code.BAD_TOKEN:
+        return f"check the address in client.toml and proxies on the way; for a new server {ENROL}"
+    return "connect by a name that the server has, or add this one to `names` in its server.toml"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What the server said and how fast.
+
+    Attributes:
+        ahead_s: this device's clock before the server's; half a round trip uncertain.
+        round_trip_s: of the smallest exchange.
+        up_mbit_s: measured, 10^6 bit/s.
+        down_mbit_s: likewise.
+    """
+
+    ahead_s: float
+    round_trip_s: float
+    up_mbit_s: float
+    down_mbit_s: float
+
+
+def measure(config: ClientConfig, found: Held | None) -> Measured | None:
+    """Ask the server for its time and move bytes both ways, about a second each; blocks.
+
+    Returns:
+        None where the server is older than this question.
+
+    Raises:
+        Refusal: the server will not have this client.
+        UnavailableError: it does not answer.
+    """
+    with _channel(config, found) as channel:
+        ask: Any = channel.unary_unary(wire.MEASURE)
+        plaintext = config.plaintext
+        metadata = ((wire.CLIENT_KEY, plaintext),) if plaintext else ()
+
+        def exchange(up: int, down: int) -> tuple[float, float]:
+            begun = time.monotonic()
+            request = wire.MEASURE_HEAD.pack(down) + bytes(up)
+            reply = ask(request, timeout=ANSWER_S, metadata=metadata)
+            return wire.MEASURE_REPLY.unpack_from(reply)[0], time.monotonic() - begun
+
+        try:
+            exchange(0, 0)  # connects
+            server_s, round_trip_s = exchange(0, 0)
+            ahead_s = here_s() - round_trip_s / 2 - server_s
+            up = _rate(lambda size: exchange(size, 0)[1] - round_trip_s)
+            down = _rate(lambda size: exchange(0, size)[1] - round_trip_s)
+        except grpc.RpcError as error:
+            failed: Any = error  # a call, with all that an AioRpcError has
+            if failed.code() is grpc.StatusCode.UNIMPLEMENTED:
+                return None
+            raise wire.error_from_rpc(failed, config.server) from error
+    return Measured(ahead_s=ahead_s, round_trip_s=round_trip_s, up_mbit_s=up, down_mbit_s=down)
+
+
+def _rate(seconds_for: Callable[[int], float]) -> float:
+    """10^6 bit/s of the largest transfers that there is time for: small ones tell of latency."""
+    begun, rate = time.monotonic(), 0.0
+    for size in (*_SIZES, *[_SIZES[-1]] * 16):
+        rate = size * 8e-6 / max(seconds_for(size), 1e-6)
+        if time.monotonic() - begun > MEASURE_S:
+            break
+    return rate
+
+
+def _channel(config: ClientConfig, found: Held | None) -> grpc.Channel:
+    if found is None:
+        return grpc.insecure_channel(config.server, CHANNEL_OPTIONS)
+    pem = read_private(found.path)
+    credentials = grpc.ssl_channel_credentials(found.root_pem, pem, leaf_pem(pem))
+    return grpc.secure_channel(config.server, credentials, CHANNEL_OPTIONS)
+
+
+def clock(measured: Measured | None, found: Held | None, now: datetime) -> Finding:
+    """This device's clock beside the server's; without one, beside the certificate's life."""
+    if measured is not None:
+        ahead_s = measured.ahead_s
+        where = "ahead of" if ahead_s > 0 else "behind"
+        said = f"{_span(abs(ahead_s))} {where} the server's"
+        if abs(ahead_s) > CLOCK_S:
+            return warn(
+                "clock", said, "set it (`timedatectl set-ntp true`): a clock that is far off makes "
+                "certificates look ended, or not yet begun"
+            )  # fmt: skip
+        return ok("clock", said)
+    if found is not None and now < found.begin:
+        return fail(
+            "clock", f"{now:%Y-%m-%d %H:%M} UTC is before this device's certificate began, "
+            f"{found.begin:%Y-%m-%d %H:%M} UTC", "set it (`timedatectl set-ntp true`)"
+        )  # fmt: skip
+    return skip("clock", f"{now:%Y-%m-%d %H:%M} UTC; not compared with the server's")
+
+
+def _span(seconds: float) -> str:
+    if seconds < 1:
+        return f"{1000 * seconds:.0f} ms"
+    return f"{seconds:.0f} s" if seconds < 120 else str(timedelta(seconds=round(seconds)))
+
+
+def bandwidth(measured: Measured, config: ClientConfig, model_bytes: int) -> Finding:
+    """What a round's transfers take, by what was measured and by the caps that are set."""
+    caps = config.budgets.download_mbit_s, config.budgets.upload_mbit_s
+    said = f"{_mbit(measured.down_mbit_s)} down, {_mbit(measured.up_mbit_s)} up"
+    rates = [
+        rate if cap is None else min(rate, cap)
+        for rate, cap in zip((measured.down_mbit_s, measured.up_mbit_s), caps, strict=True)
+    ]
+    if any(cap is not None for cap in caps):
+        said += f", capped at {_mbit(rates[0])} and {_mbit(rates[1])}"
+    size, what = (model_bytes, "the last model") if model_bytes else (40_000_000, "40 MB")
+    took_s = sum(size * 8e-6 / max(rate, 1e-9) for rate in rates)
+    said += f"; {what} and its update take about {_span(took_s)}"
+    if took_s > SLOW_TRANSFER_S:
+        return warn(
+            "bandwidth", said, "give rounds a deadline that allows for it, ask for compressed "
+            "updates, or raise the caps in [budgets]"
+        )  # fmt: skip
+    return ok("bandwidth", said)
+
+
+def _mbit(rate: float) -> str:
+    return f"{rate:,.0f} Mbit/s" if rate >= 10 else f"{rate:.2g} Mbit/s"
+
+
+def _split(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)

@@ -1,0 +1,359 @@
+"""The doctor finds each thing that is broken for real, and says what to do about it."""
+
+import asyncio
+import json
+import os
+import shutil
+import socket
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from fedloom.cli.main import main
+from fedloom.client.config import load
+from fedloom.client.doctor import examine, identity, network
+from fedloom.client.enrol import enrol
+from fedloom.protocol import wire
+from fedloom.protocol.errors import Code
+from fedloom.protocol.identity import generate_key, key_to_pem
+from support.federation import ask
+
+CODE = """
+import numpy as np
+from fedloom.client import Client
+
+class Good(Client):
+    def train(self, params, task):
+        return {"w": params["w"] + 1}, 5, {"loss": 0.5}
+    def initial(self):
+        return {"w": np.zeros(2)}
+
+class Raises(Good):
+    def train(self, params, task):
+        return params["weight"], 5, {}
+
+class Modelless(Good):
+    initial = Client.initial
+"""
+
+
+@pytest.fixture(scope="module")
+def pristine(runner, federation, tmp_path_factory):
+    """A device that is enrolled, whose folder nobody changes."""
+    folder = tmp_path_factory.mktemp("device")
+    token = federation.add_token("doctored").text()
+    port = federation.server.enrolment_port
+    runner.run(enrol(f"127.0.0.1:{port}", token, folder / "client.toml"))
+    return folder
+
+
+@pytest.fixture
+def device(pristine, tmp_path):
+    """A copy of it to break."""
+    shutil.copytree(pristine, tmp_path / "device")
+    return tmp_path / "device"
+
+
+@pytest.fixture
+def look(runner, device):
+    """Ask the doctor, while the server in this process goes on; findings by check."""
+
+    def looked(config=None, **more):
+        async def main():
+            return await asyncio.to_thread(
+                lambda: list(examine(config or device / "client.toml", **more))
+            )
+
+        found = runner.run(main())
+        assert len({each.check for each in found}) == len(found)
+        assert all(each.mend for each in found if each.level in {"warn", "fail"})
+        return {each.check: each for each in found}
+
+    return looked
+
+
+def setting(device, old, new):
+    path = device / "client.toml"
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+
+
+def levels(found, level):
+    return {name for name, each in found.items() if each.level == level}
+
+
+def test_a_healthy_device_is_told_so(look):
+    """Everything is looked at, and only the code, which was not given, is left out."""
+    found = look()
+    assert levels(found, "ok") | levels(found, "skip") == found.keys()
+    assert levels(found, "skip") == {"code"}
+    wanted = (
+        "settings disk memory policy conditions identity name route tls server clock certificate"
+    )
+    assert {*wanted.split(), "enrolment", "bandwidth", "versions"} <= found.keys()
+    assert "Mbit/s" in found["bandwidth"].said
+    assert "doctored" in found["identity"].said
+
+
+def test_it_leaves_nothing_behind(look, device):
+    """Looking changes no file."""
+    before = {p: p.stat().st_mtime_ns for p in device.rglob("*") if p.is_file()}
+    look()
+    assert {p: p.stat().st_mtime_ns for p in device.rglob("*") if p.is_file()} == before
+
+
+def test_wrong_settings_are_named(look, device):
+    """With the key and the file; what needs them is left out."""
+    setting(device, "# reconnect_s", "reconect_s")
+    found = look()
+    assert "reconect_s" in found["settings"].said
+    assert levels(found, "fail") == {"settings"}
+    assert "route" not in found
+
+
+def test_a_missing_file_says_how_to_enrol(look, tmp_path):
+    """Before enrolment there is nothing else to mend."""
+    assert "fedloom client enroll" in look(tmp_path / "none.toml")["settings"].said
+
+
+def test_a_name_that_does_not_resolve_is_told_from_a_route(look, device):
+    """The first step that fails is the one to mend."""
+    setting(device, "127.0.0.1:", "no-such-host.invalid:")
+    found = look()
+    assert levels(found, "fail") == {"name"}
+    assert "no-such-host.invalid" in found["name"].said
+    assert "DNS" in found["name"].mend
+    assert "tls" not in found
+
+
+def test_a_server_that_is_down_is_said_so(look, device):
+    """What this device has is looked at all the same."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    fleet = load(device / "client.toml").server
+    setting(device, fleet, f"127.0.0.1:{port}")
+    found = look()
+    assert levels(found, "fail") == {"route"}
+    assert "nothing listens" in found["route"].said
+    assert found["certificate"].level == "ok"
+    assert found["clock"].level == found["bandwidth"].level == "skip"
+
+
+def test_something_else_on_the_port_is_not_the_server(look, device):
+    """A listener without TLS answers nothing that could be taken for it."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        fleet = load(device / "client.toml").server
+        setting(device, fleet, f"127.0.0.1:{listener.getsockname()[1]}")
+        network.CONNECT_S, before = 0.3, network.CONNECT_S
+        try:
+            found = look()
+        finally:
+            network.CONNECT_S = before
+    assert levels(found, "fail") == {"tls"}
+
+
+def test_another_federation_is_told_from_ones_own(look, device, federation):
+    """By the root that this device learnt."""
+    root = device / "client-state" / "root.pem"
+    root.write_bytes(_other_root(device))
+    found = look()
+    assert "root certificate" in found["tls"].said
+    assert levels(found, "fail") == {"tls"}
+
+
+def _other_root(folder):
+    from fedloom.server.pki import Authority
+
+    return Authority.create(folder / "pki", "other", datetime.now(UTC)).root_pem
+
+
+def test_a_name_that_the_server_does_not_have_is_named(look, device):
+    """With those that it has."""
+    setting(device, "127.0.0.1:", "127.1:")
+    found = look()
+    assert levels(found, "fail") == {"tls"}
+    assert "localhost" in found["tls"].said
+
+
+def test_a_clock_that_is_off_is_measured_against_the_server(look, monkeypatch):
+    """By the time that the server tells, and the certificate is judged by that."""
+    monkeypatch.setattr(network, "here_s", lambda: time.time() - 3600)
+    found = look()
+    assert found["clock"].level == "warn"
+    assert "1:00:00 behind" in found["clock"].said or "0:59:5" in found["clock"].said
+
+
+def test_a_certificate_that_ends_is_said_in_time(look, device):
+    """By its own dates."""
+    config = load(device / "client.toml")
+    held, _ = identity.held(config)
+    life = held.end - held.begin
+    at = {
+        "fail": held.begin - timedelta(hours=1),
+        "ok": held.begin + life / 2,
+        "warn": held.end - life / 10,
+    }
+    for level, now in at.items():
+        assert identity.certificate(held, config, now).level == level
+    late = identity.certificate(held, config, held.end + timedelta(hours=1))
+    assert (late.level, config.enrolment in late.mend) == ("warn", True)
+
+
+def test_a_revoked_client_hears_it(look, federation, runner, tmp_path):
+    """From the server, with what to do."""
+    folder = tmp_path / "revoked"
+    token = federation.add_token("revoked").text()
+    port = federation.server.enrolment_port
+    runner.run(enrol(f"127.0.0.1:{port}", token, folder / "client.toml"))
+    federation.ledger.revoke("revoked")
+    found = look(folder / "client.toml")
+    assert levels(found, "fail") == {"server"}
+    assert "revoked" in found["server"].said
+
+
+@pytest.mark.parametrize(
+    ("breaks", "says"),
+    [
+        (lambda p: p.unlink(), "there is no"),
+        (lambda p: p.chmod(0o644), "mode must be 600"),
+        (lambda p: p.write_bytes(b"garbage"), "certificate"),
+        (
+            lambda p: p.write_bytes(
+                key_to_pem(generate_key()) + p.read_bytes().split(b"-----END PRIVATE KEY-----\n")[1]
+            ),
+            "do not fit",
+        ),
+    ],
+)
+def test_a_broken_identity_is_found(look, device, breaks, says):
+    """Gone, open to others, unreadable, or of two parts that are not each other's."""
+    path = device / "client-state" / "identity.pem"
+    breaks(path)
+    if path.exists() and "mode" not in says:
+        path.chmod(0o600)
+    found = look()
+    assert levels(found, "fail") == {"identity"}
+    assert says in found["identity"].said
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_found(look, device, monkeypatch):
+    """By writing, not by asking."""
+    real = Path.write_bytes
+
+    def onto_full(self, data):
+        return real(Path("/dev/full") if ".doctor-" in self.name else self, data)
+
+    monkeypatch.setattr(Path, "write_bytes", onto_full)
+    found = look()
+    assert "No space left" in found["disk"].said
+    assert levels(found, "fail") == {"disk"}
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root may write anywhere")
+def test_a_folder_of_somebody_else_is_found(look, device):
+    """As when the client is run as another user than enrolled it."""
+    state = device / "client-state"
+    state.chmod(0o500)
+    try:
+        assert look()["disk"].level == "fail"
+    finally:
+        state.chmod(0o700)
+
+
+def test_too_small_budgets_are_found_by_the_last_model(look, device):
+    """What would be declined is said before it happens."""
+    with (device / "client-state" / "models" / f"{'0' * 64}.safetensors").open("wb") as file:
+        file.truncate(50_000_000)
+    setting(device, "# memory_mb", "memory_mb = 100 #")
+    setting(device, "# disk_mb", "disk_mb = 60 #")
+    found = look()
+    assert levels(found, "warn") == {"memory", "disk"}
+    assert "50.0 MB" in found["disk"].said
+
+
+def test_conditions_that_do_not_hold_now_are_said(look, device):
+    """A warning: it may be meant."""
+    day = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")[
+        (datetime.now().astimezone().weekday() + 3) % 7
+    ]
+    setting(device, "# windows", f'windows = ["{day} 00:00-01:00"] #')
+    found = look()
+    assert levels(found, "warn") == {"conditions"}
+    assert "would be declined" in found["conditions"].said
+
+
+def test_a_broken_policy_is_found(look, device):
+    """Nothing would be let through."""
+    (device / "policy.toml").write_text("[runs]\nalow = []\n")
+    found = look()
+    assert levels(found, "fail") == {"policy"}
+    assert "alow" in found["policy"].said
+
+
+def test_slow_links_are_told_by_what_a_round_takes(look, device):
+    """By the caps that are set, too."""
+    setting(device, "# download_mbit_s", "download_mbit_s = 0.1 #")
+    found = look()
+    assert levels(found, "warn") == {"bandwidth"}
+
+
+@pytest.mark.parametrize(
+    ("name", "level", "says"),
+    [
+        ("Good", "ok", "loss 0.5"),
+        ("Raises", "fail", "KeyError"),
+        ("Nobody", "fail", "no such name"),
+        ("Modelless", "skip", "no model"),
+    ],
+)
+def test_the_code_takes_one_dry_step(tmp_path, name, level, says):
+    """What it raises is told with its place."""
+    (tmp_path / "mine.py").write_text(CODE)
+    arguments = ["--config", str(tmp_path / "none.toml"), "--code", f"{tmp_path}/mine.py:{name}"]
+    done = CliRunner().invoke(main, ["client", "doctor", "--json", *arguments])
+    found = {each["check"]: each for each in json.loads(done.output)["findings"]}
+    assert done.exit_code == 1  # there are no settings
+    assert found["code"]["level"] == level
+    assert says in found["code"]["said"]
+    if name == "Raises":
+        assert "mine.py, line" in found["code"]["said"]
+
+
+def test_the_command_ends_by_what_it_found(device, runner):
+    """0 where there is nothing to mend, and the text says so."""
+
+    async def main_(*arguments):
+        words = ["client", "doctor", "--config", str(device / "client.toml"), *arguments]
+        return await asyncio.to_thread(CliRunner().invoke, main, words)
+
+    done = runner.run(main_())
+    assert (done.exit_code, "All is well." in done.output) == (0, True), done.output
+    assert json.loads(runner.run(main_("--json")).output)["healthy"] is True
+    (device / "client-state" / "identity.pem").unlink()
+    done = runner.run(main_())
+    assert done.exit_code == 1
+    assert "1 to mend" in done.output
+    assert "→ enrol again" in done.output
+
+
+@pytest.mark.parametrize(
+    ("raw", "code"),
+    [(b"", Code.MALFORMED), (b"\x00\x10\x00\x01", Code.TOO_LARGE)],
+)
+def test_measuring_is_bounded(runner, federation, raw, code):
+    """Nobody makes a server send more than a chunk."""
+    channel = federation.channel(federation.enrol("measurer"))
+    assert runner.run(ask(channel, wire.MEASURE, raw)).code is code
+
+
+def test_a_stranger_measures_nothing(runner, federation):
+    """It is for enrolled clients."""
+    identity_, _ = federation.forge("nobody")
+    channel = federation.channel(identity_)
+    assert runner.run(ask(channel, wire.MEASURE, bytes(4))).code is Code.UNKNOWN_CLIENT
