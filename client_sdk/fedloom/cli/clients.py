@@ -13,6 +13,7 @@ from fedloom.cli.options import config_option, directory_option, json_option
 
 ORDER = (
     *("enroll", "doctor", "test", "run", "config", "policy", "log", "model", "leave"),
+    *("health", "install-service", "uninstall-service"),
     *("list", "show", "quarantine", "drain", "release", "revoke", "label", "note"),
 )
 
@@ -27,6 +28,11 @@ class Commands(LazyGroup):
 
 
 LAZY = {
+    "health": Lazy("fedloom.cli.health:client_health", "Say whether this device's agent is alive."),
+    "install-service": Lazy(
+        "fedloom.cli.service:install", "Let systemd run this device's agent, in a sandbox."
+    ),
+    "uninstall-service": Lazy("fedloom.cli.service:uninstall", "Take that back."),
     "doctor": Lazy("fedloom.cli.doctor:doctor", "Look for what keeps this device from working."),
     "policy": Lazy("fedloom.cli.policy:policy", "What this device's owner lets it do."),
     "log": Lazy("fedloom.cli.journal:log", "Show what left this device, when and to whom."),

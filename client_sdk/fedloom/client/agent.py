@@ -28,6 +28,7 @@ from fedloom.client.policy import PolicyFile
 from fedloom.client.ranks import ranks
 from fedloom.client.renewal import Renewal
 from fedloom.client.rules import OwnersRules
+from fedloom.client.standing import Standing, keep_watchdog
 from fedloom.client.store import ClientStore
 from fedloom.client.watch import Watch
 from fedloom.client.work import Tasks
@@ -94,6 +95,7 @@ class Agent:
             jitter=random.random(),  # noqa: S311 - spreads load, hides nothing
             enrolment=config.enrolment,
         )
+        self._standing = Standing(config.state_dir, config.server)
         self._away = False
         self._ended = False
 
@@ -105,6 +107,8 @@ class Agent:
             UsageError: it is not enrolled.
         """
         attempt, longest = 0, 0.0
+        self._standing.begins()
+        watchdog = asyncio.ensure_future(keep_watchdog())
         try:
             while True:
                 self._connection.greeted = False
@@ -119,6 +123,7 @@ class Agent:
                         raise
                     self._ended = refusal.code is Code.EXPIRED
                     log.warning("the server ended the session: %s", refusal)
+                    self._standing.waits()
                 else:
                     continue  # to use a renewed certificate
                 # A session that the server ends at once again and again is none.
@@ -129,6 +134,8 @@ class Agent:
                 longest = min(self._config.reconnect_s, FIRST_BACKOFF_S * 2 ** min(attempt, 16))
                 await asyncio.sleep(random.uniform(0, longest))  # noqa: S311
         finally:
+            self._standing.ends()
+            watchdog.cancel()
             await self._tasks.stop()
             if self._tracer.on:
                 await asyncio.to_thread(self._tracer.close)
@@ -157,6 +164,7 @@ class Agent:
     def _gone(self, error: UnavailableError) -> None:
         log.log(self._loudness(), "not connected: %s", error)
         self._away = True
+        self._standing.waits()
 
     async def _attend(self) -> None:
         """Connect and listen until the stream ends or the certificate wants replacing."""
@@ -171,6 +179,7 @@ class Agent:
                 await self._renewal.learn_key(channel)
                 await self._connection.greet(stream)
                 self._away = False
+                self._standing.attends()
                 slimming = asyncio.ensure_future(self._slim())
                 await self._listen(stream)
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:

@@ -23,6 +23,7 @@ from fedloom.client.answers import FILE as ANSWERS
 from fedloom.client.config import ClientConfig
 from fedloom.client.connection import CONNECT_S, Connection
 from fedloom.client.rules import FILE as ROUNDS
+from fedloom.client.standing import FILE as AGENT
 from fedloom.client.store import ClientStore
 from fedloom.protocol import wire
 from fedloom.protocol.errors import Code, FedloomError, Refusal
@@ -30,7 +31,7 @@ from fedloom.protocol.private_files import sync_directory
 from fedloom.protocol.v1 import fleet_pb2
 
 KEYS = ("identity.pem", "noise.key")
-FILES = ("root.pem", "signing.pub", "room", ANSWERS, ROUNDS)
+FILES = ("root.pem", "signing.pub", "room", ANSWERS, ROUNDS, AGENT)
 FOLDERS = ("models", "outbox", "memory", "promoted", "checkpoints", "flower")
 
 _GONE = frozenset({Code.REVOKED, Code.UNKNOWN_CLIENT, Code.EXPIRED})

@@ -13,7 +13,7 @@ import click
 
 from fedloom.cli.lazy import OrderedGroup, load
 from fedloom.cli.options import DEFAULT_DIR, json_option, state_option
-from fedloom.cli.output import emit
+from fedloom.cli.output import duration, emit
 
 
 @click.group(cls=OrderedGroup)
@@ -178,6 +178,28 @@ def run(
     set_up(log_format, log_level)
     serve = load("fedloom.server.app:run")
     serve(directory, plaintext=plaintext_loopback, ready=ready)
+
+
+@server.command()
+@state_option
+@json_option
+def health(directory: Path) -> None:
+    """Say whether the server answers: ends with 0, or with 5 where it does not.
+
+    \b
+    Example:
+      fedloom server health --dir /srv/fedloom
+    """
+    from fedloom.cli.control import Control  # noqa: PLC0415 - the module says why
+
+    found = Control(directory).get("server")
+    emit(
+        {"alive": True, "version": found["version"], "uptime_s": found["uptime_s"]},
+        lambda: click.echo(
+            f"{found['federation']} answers, up for {duration(found['uptime_s'])}, "
+            f"with {found['clients_online']} clients online."
+        ),
+    )
 
 
 @server.command("rotate-signing-key")

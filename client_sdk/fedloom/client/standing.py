@@ -1,0 +1,117 @@
+"""How an agent stands, for whoever looks after its process: systemd, a container, `client health`.
+
+`agent.json` in the state directory says which process the agent is and whether it attends; it is
+written when that changes and at no other time. systemd hears the same by its notification socket
+(sd_notify(3)), and a sign of life as often as WatchdogSec asks for.
+
+Invariant: nothing here ends an agent: where a disk is full or a socket is gone, it is silent.
+"""
+
+import asyncio
+import json
+import os
+import socket
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+FILE = "agent.json"
+
+
+class Standing:
+    """Tells how an agent stands.
+
+    Args:
+        state_dir: of the client.
+        server: host:port that it attends.
+    """
+
+    def __init__(self, state_dir: Path, server: str) -> None:
+        self._path = state_dir / FILE
+        self._server = server
+        self._attends: bool | None = None
+
+    def begins(self) -> None:
+        """The agent runs, and is about to connect."""
+        self._tell(attends=False)
+        notify("READY=1", f"STATUS=Connecting to {self._server}")
+
+    def attends(self) -> None:
+        """The server has welcomed it."""
+        if self._attends is not True:
+            self._tell(attends=True)
+            notify(f"STATUS=Attends {self._server}")
+
+    def waits(self) -> None:
+        """The server is out of reach, which may last."""
+        if self._attends is not False:
+            self._tell(attends=False)
+            notify(f"STATUS=Waits for {self._server}")
+
+    def ends(self) -> None:
+        """It is asked to stop."""
+        notify("STOPPING=1")
+        with suppress(OSError):
+            self._path.unlink(missing_ok=True)
+
+    def _tell(self, *, attends: bool) -> None:
+        self._attends = attends
+        told = {"pid": os.getpid(), "attends": attends, "server": self._server, "at": time.time()}
+        with suppress(OSError):
+            temporary = self._path.with_name(f"{FILE}.tmp")
+            temporary.write_text(json.dumps(told))
+            temporary.replace(self._path)
+
+
+@dataclass(frozen=True, slots=True)
+class Stand:
+    """How an agent stands.
+
+    Attributes:
+        alive: its process is there.
+        attends: the server has it.
+        server: host:port.
+        since: Unix time of the last change.
+    """
+
+    alive: bool
+    attends: bool = False
+    server: str = ""
+    since: float = 0.0
+
+
+def stand(state_dir: Path) -> Stand:
+    """Read how the agent over a state directory stands."""
+    try:
+        told = json.loads((state_dir / FILE).read_text())
+        pid = int(told["pid"])
+        os.kill(pid, 0)
+    except PermissionError:  # another user's, but there
+        pass
+    except (OSError, ValueError, KeyError, TypeError):
+        return Stand(False)
+    return Stand(True, bool(told.get("attends")), str(told.get("server")), float(told.get("at", 0)))
+
+
+def notify(*lines: str) -> None:
+    """Tell systemd, where it started this process and listens."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if not address:
+        return
+    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as unix:
+        unix.connect("\0" + address[1:] if address.startswith("@") else address)
+        unix.send("\n".join(lines).encode())
+
+
+async def keep_watchdog() -> None:
+    """Give a sign of life as often as systemd asks for; at once over where it asks for none."""
+    try:
+        interval_s = int(os.environ.get("WATCHDOG_USEC", "0")) / 2e6
+    except ValueError:
+        interval_s = 0.0
+    if os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
+        return
+    while interval_s > 0:
+        notify("WATCHDOG=1")
+        await asyncio.sleep(interval_s)
