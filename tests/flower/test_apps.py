@@ -4,10 +4,6 @@ None of them is changed: the same app runs by Flower's own rounds, `Strategy.sta
 this process, and the models agree.
 """
 
-import importlib
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -18,11 +14,10 @@ pytest.importorskip("sklearn", reason="needs scikit-learn")
 from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp.strategy import FedAvg
 
-from support.flower import Here, deployed
+from support.flower import APPS, Here, deployed, import_app
 
 pytestmark = pytest.mark.e2e
 
-APPS = Path(__file__).parent / "apps"
 ROUNDS = 3
 NODES = 2
 RUN = """
@@ -36,12 +31,6 @@ quorum = 2
 [config]
 {config}
 """
-
-
-def imported(folder, name):
-    if str(APPS / folder) not in sys.path:
-        sys.path.insert(0, str(APPS / folder))
-    return importlib.import_module(f"{folder}.{name}")
 
 
 def play(tmp_path, folder, begin, train, config=""):
@@ -59,7 +48,7 @@ def play(tmp_path, folder, begin, train, config=""):
 
 def by_flower(folder, arrays, run_config, train_config):
     """The same rounds by Flower's own loop."""
-    app = imported(folder, "client_app").app
+    app = import_app(folder, "client_app").app
     grid = Here(app, NODES, run_config)
     return FedAvg().start(grid, arrays, num_rounds=ROUNDS, train_config=ConfigRecord(train_config))
 
@@ -70,7 +59,7 @@ def test_a_pytorch_app_trains_as_under_flower(tmp_path):
     status, ours, logs = play(
         tmp_path, "torchquick", "torchquick.task:initial", "epochs = 1\nlearning_rate = 0.1"
     )
-    net = imported("torchquick", "task").initial()
+    net = import_app("torchquick", "task").initial()
     config = {"local-epochs": 1, "batch-size": 32}
     theirs = by_flower("torchquick", ArrayRecord(net.state_dict()), config, {"lr": 0.1})
     assert set(ours) == set(theirs.arrays)
@@ -94,7 +83,7 @@ def test_a_scikit_learn_app_trains_as_under_flower(tmp_path):
         tmp_path, "sklearnquick", "sklearnquick.client_app:initial",
         "epochs = 2\nlearning_rate = 1.0",
     )  # fmt: skip
-    begin = imported("sklearnquick", "client_app").initial()
+    begin = import_app("sklearnquick", "client_app").initial()
     theirs = by_flower("sklearnquick", ArrayRecord(begin), {"local-epochs": 2, "fit.c": 1.0}, {})
     for name, array in theirs.arrays.items():
         np.testing.assert_allclose(ours[name], array.numpy(), atol=1e-6, rtol=0)
@@ -127,7 +116,7 @@ def test_a_numpy_client_trains_as_plain_gradient_descent_does(tmp_path):
     status, ours, _ = play(
         tmp_path, "oldquick", "oldquick.client_app:initial", "epochs = 2\nlearning_rate = 0.5"
     )
-    old = imported("oldquick", "client_app")
+    old = import_app("oldquick", "client_app")
     model = old.initial()
     for number in range(1, ROUNDS + 1):
         asked = {"lr": 0.5, "server_round": number}

@@ -1,5 +1,6 @@
 """Flower's own rounds in this process, and the same app under a real server with real agents."""
 
+import importlib
 import json
 import os
 import signal
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import pytest
 
@@ -17,9 +19,18 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedloom.protocol.container import read_params
+from support.ports import steady_port
 
+APPS = Path(__file__).parents[1] / "flower" / "apps"
 CLI = (sys.executable, "-m", "fedloom.cli.main")
 PATIENCE_S = 120.0
+
+
+def import_app(folder, name):
+    """A module of one of the apps."""
+    if str(APPS / folder) not in sys.path:
+        sys.path.insert(0, str(APPS / folder))
+    return importlib.import_module(f"{folder}.{name}")
 
 
 class Here(Grid):
@@ -107,17 +118,28 @@ class Deployment:
         self.running.append(process)
         return process
 
-    def serve(self, settings=""):
+    def serve(self, settings="", *, steady=False):
+        """Begin a server; on ports that it can come back to where that is asked for."""
+        fleet, enrolment = (steady_port(), steady_port()) if steady else (0, 0)
         self.call(
             *("server", "init", "--dir", self.server),
-            *("--fleet", "127.0.0.1:0", "--enrolment", "127.0.0.1:0"),
+            *("--fleet", f"127.0.0.1:{fleet}", "--enrolment", f"127.0.0.1:{enrolment}"),
         )
         with (self.server / "server.toml").open("a") as file:
             file.write(f"\n{settings}")
-        ready = self.directory / "ready"
-        self.begin("server", "run", "--dir", self.server, "--ready", ready, log="server.log")
+        self.serve_again()
+
+    def serve_again(self):
+        ready = self.directory / f"ready-{len(self.running)}"
+        words = ("server", "run", "--dir", self.server, "--ready", ready)
+        self.process = self.begin(*words, log=f"server-{len(self.running)}.log")
         ports = self.waited(lambda: ready.exists() and ready.read_text().split())
         self.enrolment = ports[1]
+
+    def kill_server(self):
+        self.process.kill()
+        self.process.wait()
+        self.running.remove(self.process)
 
     def attend(self, app, number, of):
         """One agent, by `fedloom client run --flower`."""
@@ -137,15 +159,25 @@ class Deployment:
 
     def run(self, settings, model):
         """Submit a run and wait for its end; returns its status."""
+        return self.ended(self.submit(settings, model))
+
+    def submit(self, settings, model):
+        """Submit a run; returns its id."""
         file = self.directory / "run.toml"
         file.write_text(settings)
-        run = self.call("run", "submit", file, "--model", model, "--dir", self.server)["id"]
+        return self.call("run", "submit", file, "--model", model, "--dir", self.server)["id"]
 
-        def ended():
-            status = self.call("run", "status", run, "--all", "--dir", self.server)
+    def status(self, run):
+        return self.call("run", "status", run, "--all", "--dir", self.server)
+
+    def ended(self, run):
+        """Wait for a run's end; returns its status."""
+
+        def over():
+            status = self.status(run)
             return status if status["state"] not in ("running", "paused") else None
 
-        return self.waited(ended)
+        return self.waited(over)
 
     def model(self):
         out = self.directory / "final.safetensors"

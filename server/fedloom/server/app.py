@@ -143,6 +143,10 @@ class Server:
 
     def __init__(self, state_dir: Path, *, plaintext: bool = False) -> None:
         self.config: ServerConfig = configuration.load(state_dir)
+        if self.config.flower:
+            from fedloom.server import flower  # noqa: PLC0415 - for those who name strategies
+
+            flower.register(self.config.flower, state_dir.resolve())
         self.world: World
         self.runs: Runs
         self.authority: Authority | None

@@ -4,7 +4,8 @@ Secrets are never among them: keys live in `pki/` with mode 0600.
 """
 
 import tomllib
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,8 +18,8 @@ from fedloom.server.access.oidc import OidcConfig
 
 FILE = "server.toml"
 
-_TABLES = ("oidc", "tracing")
-"""For whoever wants them: docs/console-security.md, docs/metrics.md."""
+_TABLES = ("oidc", "tracing", "flower")
+"""For whoever wants them: docs/console-security.md, docs/metrics.md, docs/flower.md."""
 
 AUTO = "auto"
 """Of `console`: on loopback, at the first port that is free."""
@@ -54,6 +55,8 @@ class ServerConfig:
         tracing: URL of a collector that takes OTLP over HTTP; empty for none. In the file it is
             `endpoint` of the table [tracing].
         oidc: whom to believe who an operator is; None for passwords alone.
+        flower: strategies of Flower that runs may ask for, as `flower:NAME`: name → `FILE.py:NAME`,
+            relative to the state directory, or `MODULE:NAME`. This code runs in the server.
     """
 
     federation: str = "fedloom"
@@ -74,6 +77,7 @@ class ServerConfig:
     metrics_open: bool = False
     tracing: str = ""
     oidc: OidcConfig | None = None
+    flower: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Check every setting."""
@@ -147,6 +151,9 @@ def build(values: dict[str, Any], where: str) -> ServerConfig:
         if name == "tracing":
             checked[name] = _endpoint(value, where)
             continue
+        if name == "flower":
+            checked[name] = _strategies(value, where)
+            continue
         if name == "chunk_bytes":  # a number or a word: checked as it is
             checked[name] = value
             continue
@@ -167,6 +174,19 @@ def _endpoint(value: object, where: str) -> str:
     if not isinstance(value, dict) or set(value) - {"endpoint"}:
         raise UsageError(f"{where}: expected a table [tracing] with an `endpoint`, got {value!r}.")
     return str(value.get("endpoint", ""))
+
+
+def _strategies(value: Any, where: str) -> dict[str, str]:
+    """The table of Flower's strategies."""
+    if not isinstance(value, dict) or not all(
+        isinstance(code, str) and name.replace("-", "").replace("_", "").isalnum()
+        for name, code in value.items()
+    ):
+        raise UsageError(
+            f'{where}: expected [flower] as a table such as krum = "strategies.py:krum", of names '
+            f"of letters, digits, - and _, got {value!r}."
+        )
+    return value
 
 
 def write(state_dir: Path, config: ServerConfig) -> None:
@@ -191,13 +211,13 @@ def write(state_dir: Path, config: ServerConfig) -> None:
         "metrics_open": "whether programs on this machine may read /metrics without a token",
     }
     lines = []
-    for field in fields(ServerConfig):
-        value = getattr(config, field.name)
-        if field.name in _TABLES:
+    for item in fields(ServerConfig):
+        value = getattr(config, item.name)
+        if item.name in _TABLES:
             continue
         if isinstance(value, tuple):
             text = "[" + ", ".join(f'"{v}"' for v in value) + "]"
         else:
             text = f'"{value}"' if isinstance(value, str) else f"{value}".lower()
-        lines.append(f"# {comments[field.name]}\n{field.name} = {text}\n")
+        lines.append(f"# {comments[item.name]}\n{item.name} = {text}\n")
     (state_dir / FILE).write_text("\n".join(lines))

@@ -84,6 +84,11 @@ class SpoolUpdates(Updates):
         """The tensors that updates may speak about."""
         return self._specs
 
+    @property
+    def metrics(self) -> Sequence[Mapping[str, float]]:
+        """What each client told of its training, in the order of the clients."""
+        return [file.metrics for file in self._files]
+
     def covered(self, key: Key) -> bool:
         """Return whether any update said anything about this tensor."""
         return any(key in file.parts for file in self._files)
@@ -141,6 +146,7 @@ class _File:
     def __init__(self, update: StoredUpdate, specs: Mapping[Key, TensorSpec]) -> None:
         self.client = update.client
         self.weight = weight_units(update.header.weight) * WEIGHT_UNIT
+        self.metrics = dict(update.header.training.values)
         self._path = update.path
         with self.opened() as handle:
             self.parts = parts_of(handle, update.header, specs)

@@ -230,6 +230,11 @@ def _whole_tensors(recipe: Recipe) -> str:
 def _uneven(recipe: Recipe) -> str:
     if not recipe.uneven:
         return ""
+    if recipe.strategy.aggregation.name == "flower":
+        return (
+            f"Expected clients that send the same tensors with a strategy of Flower, which takes "
+            f"whole models, got train.{recipe.uneven}. Leave it out."
+        )
     if recipe.privacy is not None:
         return (
             f"Expected clients that send the same tensors with [privacy], got "

@@ -1,0 +1,56 @@
+"""The operator's own code, by name: what `[flower]` in `server.toml` says, and nothing else."""
+
+import importlib
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from fedloom.protocol.errors import UsageError
+
+
+def find(code: str, folder: Path) -> Any:
+    """Find `FILE.py:name` or `package.module:name`.
+
+    Args:
+        code: names it.
+        folder: that files, and modules that are not installed, are found from.
+
+    Raises:
+        UsageError: there is no such thing, or Flower is not installed, or the code fails.
+    """
+    where, _, name = code.rpartition(":")
+    if not where or not name:
+        raise UsageError(f"Expected FILE.py:NAME or MODULE:NAME in [flower], got {code!r}.")
+    os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+    try:
+        importlib.import_module("flwr")
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"Expected Flower for a strategy of it, got no module {error.name}: "
+            "pip install 'fedloom[flower]'."
+        ) from None
+    try:
+        module = _from_file(folder / where) if where.endswith(".py") else _module(where, folder)
+        return getattr(module, name)
+    except Exception as error:  # it is the operator's code
+        raise UsageError(
+            f"Expected a strategy for Flower at {code}, got {type(error).__name__}: {error}"
+        ) from error
+
+
+def _module(where: str, folder: Path) -> Any:
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
+    return importlib.import_module(where)
+
+
+def _from_file(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module

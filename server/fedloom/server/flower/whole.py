@@ -1,0 +1,125 @@
+"""A round's updates as Flower's strategies want them: whole models, all in memory at once."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedloom.strategies import (
+    DELTA,
+    Key,
+    Means,
+    Params,
+    TensorSpec,
+    TooFewUpdatesError,
+    Updates,
+)
+from fedloom.strategies.algebra import Floats
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """Leaves the updates to the strategy, each of them whole and all of them in memory."""
+
+    name: ClassVar[str] = "flower"
+    needs: ClassVar[Literal["sum", "each"]] = "each"
+    remembers: ClassVar[bool] = False
+    weighted: ClassVar[bool] = True
+    whole: ClassVar[bool] = True
+    min_updates: ClassVar[int] = 1
+
+    def settings(self) -> dict[str, Any]:
+        """Return no settings: there are none."""
+        return {}
+
+    def reduce(self, updates: Updates, last: Params) -> Means:  # noqa: ARG002 - the protocol's
+        """Return the updates themselves."""
+        return Kept(updates)
+
+
+class Kept:
+    """A round's updates where the means would be.
+
+    Args:
+        updates: of the round.
+    """
+
+    def __init__(self, updates: Updates) -> None:
+        self.updates = updates
+        self.count = len(updates.clients)
+
+    @property
+    def specs(self) -> Mapping[Key, TensorSpec]:
+        """The tensors that updates may speak about."""
+        return self.updates.specs
+
+    def covered(self, key: Key) -> bool:
+        """Return whether any update said anything about this tensor."""
+        return self.updates.covered(key)
+
+    def mean_block(self, key: Key, start: int, stop: int) -> tuple[Floats, NDArray[np.bool_]]:
+        """Nobody has made means of them."""
+        raise NotImplementedError
+
+    def release(self, key: Key) -> None:
+        """Nothing is held."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """One client's answer.
+
+    Attributes:
+        client: its name.
+        weight: of its update.
+        metrics: of its training.
+        arrays: the model that it trained.
+    """
+
+    client: str
+    weight: float
+    metrics: dict[str, float]
+    arrays: dict[str, NDArray[Any]]
+
+
+def replies_of(updates: Updates, model: Params) -> list[Reply]:
+    """Every update that covers all of it, as the model that its client trained."""
+    size = sum(value.nbytes for value in model.values())
+    log.info(
+        "a strategy of Flower holds %d updates in memory, %.1f MB each",
+        len(updates.clients), size / 1e6,
+    )  # fmt: skip
+    told = getattr(updates, "metrics", None) or [{} for _ in updates.clients]
+    replies = [
+        Reply(client=client, weight=float(weight), metrics=dict(metrics), arrays={})
+        for client, weight, metrics in zip(updates.clients, updates.weights, told, strict=True)
+    ]
+    partial = set[int]()
+    for name, value in model.items():
+        made = [np.empty(value.size, value.dtype) for _ in replies]
+        flat = value.reshape(-1).astype(np.float64)
+        for start, stop in updates.ranges((DELTA, name)):
+            deltas, covered = updates.block((DELTA, name), start, stop)
+            for number in range(len(replies)):
+                if covered is not True and not covered[number].all():
+                    partial.add(number)
+                made[number][start:stop] = as_dtype(flat[start:stop] + deltas[number], value.dtype)
+        for number, reply in enumerate(replies):
+            reply.arrays[name] = made[number].reshape(value.shape)
+    if partial:
+        names = ", ".join(replies[number].client for number in sorted(partial))
+        log.warning("left out, as a strategy of Flower takes whole models only: %s", names)
+    kept = [reply for number, reply in enumerate(replies) if number not in partial]
+    if not kept:
+        raise TooFewUpdatesError("Expected updates of the whole model, got none.")
+    return kept
+
+
+def as_dtype(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Values in the type of a tensor; those of whole numbers are rounded."""
+    return (np.rint(values) if dtype.kind in "iub" else values).astype(dtype)

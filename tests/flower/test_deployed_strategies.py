@@ -1,0 +1,55 @@
+"""A strategy of Flower in the server process, with an app for Flower on the devices."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr", reason="needs Flower: make flower")
+pytest.importorskip("sqlalchemy", reason="needs the server's extra")
+
+from flwr.app import ArrayRecord
+from flwr.serverapp.strategy import FedAdam
+
+from support.flower import APPS, Here, deployed, import_app
+
+pytestmark = pytest.mark.e2e
+
+RUN = """
+name = "adam"
+rounds = {rounds}
+[strategy]
+name = "flower:adam"
+[cohort]
+goal = 2
+quorum = 2
+[train]
+epochs = 1
+learning_rate = 1.0
+"""
+
+
+def test_fedadam_of_flower_goes_on_after_the_server_is_killed(tmp_path):
+    """Six rounds with a SIGKILL among them give Flower's own model: its momenta were kept."""
+    with deployed(tmp_path, APPS / "numpyquick") as here:
+        first = tmp_path / "init.safetensors"
+        here.call("model", "init", "--flower", "numpyquick.client_app:initial", "--out", first)
+        here.serve('[flower]\nadam = "strategies.py:make"\n', steady=True)
+        (here.server / "strategies.py").write_text(
+            "from flwr.serverapp.strategy import FedAdam\n\n"
+            "def make():\n    return FedAdam(eta=0.1, fraction_evaluate=0.0)\n"
+        )
+        for number in range(2):
+            here.attend("numpyquick.client_app:app", number, 2)
+        run = here.submit(RUN.format(rounds=6), first)
+        here.waited(lambda: len(here.status(run)["rounds"]) >= 3)
+        here.kill_server()
+        here.serve_again()
+        status = here.ended(run)
+        assert status["state"] == "finished", here.logs()
+        ours, logs = here.model(), here.logs()
+    quick = import_app("numpyquick", "client_app")
+    grid = Here(quick.app, 2, {})
+    begin = ArrayRecord(quick.initial())
+    theirs = FedAdam(eta=0.1, fraction_evaluate=0.0).start(grid, begin, num_rounds=6)
+    for name, array in theirs.arrays.items():
+        np.testing.assert_allclose(ours[name], array.numpy(), atol=1e-6, rtol=0)
+    assert "a strategy of Flower holds 2 updates in memory" in logs
