@@ -1,5 +1,6 @@
 """Who asks to renew a certificate after its end, and does not have what it takes, gets none."""
 
+import json
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -10,6 +11,7 @@ from fedloom.protocol.errors import Code, Refusal
 from fedloom.protocol.identity import build_csr, generate_key, leaf_pem
 from fedloom.protocol.v1 import enrolment_pb2
 from fedloom.protocol.version import PROTOCOL_VERSIONS
+from fedloom.server.access.trail import Filter
 from fedloom.server.pki import Authority
 from support.federation import ask
 
@@ -56,6 +58,17 @@ def test_the_key_of_an_ended_certificate_renews_it(runner, federation, ended):
     assert issued.client == "ended"
     assert leaf.not_valid_after_utc > datetime.now(UTC)
     assert issued.unix_time == pytest.approx(datetime.now(UTC).timestamp(), abs=60)
+    newest = federation.ledger.trail.page(Filter(who="ended"), 1)[0]
+    serial = f"{leaf.serial_number:x}"
+    assert (newest["action"], json.loads(newest["detail"])["serial"]) == ("client.renew", serial)
+
+
+def test_refused_request_is_in_the_audit_trail(runner, federation):
+    """With its reason; of nobody, as nobody proved to be anybody."""
+    assert asked(runner, federation, b"\xff").code is not None
+    newest = federation.ledger.trail.page(Filter(action="client.enrol.refused"), 1)[0]
+    assert newest["who"] == ""
+    assert json.loads(newest["detail"])["what"] == "late renewal"
 
 
 def by_another_key(federation, ended):

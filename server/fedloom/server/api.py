@@ -9,6 +9,7 @@ Every answer that is not a success is an `ErrorReply`.
 import logging
 from urllib.parse import urlencode
 
+import sqlalchemy as sa
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, RedirectResponse, Response
@@ -21,6 +22,7 @@ from fedloom.protocol.errors import (
     Refusal,
     UnavailableError,
     UsageError,
+    printable,
 )
 from fedloom.protocol.version import __version__
 from fedloom.server.access.errors import (
@@ -141,6 +143,7 @@ def create_app(
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(ClientDisconnect, _cut)
+    app.add_exception_handler(sa.exc.OperationalError, _no_ledger)
     app.add_exception_handler(Exception, _unknown)
     return app
 
@@ -173,12 +176,17 @@ async def _known(request: Request, error: Exception) -> Response:
     if isinstance(error, UnauthenticatedError) and (to_login := _to_login(request)) is not None:
         return to_login
     level = logging.ERROR if status >= 500 else logging.INFO
-    log.log(level, "%s %s: %s", request.method, request.url.path, error)
+    log.log(level, "%s %s: %s", request.method, _path(request), printable(str(error)))
     await not_done(request, error)
     code = error.code if isinstance(error, Refusal) else None
     if (shown := fault_page(request, status, str(error))) is not None:
         return shown
     return _reply(status, kind, str(error), code, _headers(error))
+
+
+def _path(request: Request) -> str:
+    """A request's path in one line: it may hold line breaks, and the log must not."""
+    return printable(request.url.path, 300)
 
 
 def _headers(error: FedloomError) -> dict[str, str]:
@@ -222,6 +230,16 @@ async def _http(request: Request, error: Exception) -> Response:
 
 async def _cut(_: Request, __: Exception) -> JSONResponse:
     return _reply(400, "usage", "Expected a whole body, got one that broke off or is too long.")
+
+
+async def _no_ledger(request: Request, error: Exception) -> Response:
+    assert isinstance(error, sa.exc.OperationalError)
+    log.error("%s %s: the ledger: %s", request.method, _path(request), error.orig)
+    await not_done(request, error)
+    why = f"Expected the ledger to take it, got: {error.orig}. Is the disk full? Try again."
+    if (shown := fault_page(request, 503, why)) is not None:
+        return shown
+    return _reply(503, "unavailable", why)
 
 
 async def _unknown(request: Request, error: Exception) -> JSONResponse:

@@ -19,7 +19,7 @@ import grpc
 from google.protobuf.message import Message
 
 from fedloom.protocol import late, tokens, wire
-from fedloom.protocol.errors import Code, Refusal
+from fedloom.protocol.errors import Code, Refusal, printable
 from fedloom.protocol.identity import peer_from_certificate
 from fedloom.protocol.v1 import enrolment_pb2
 from fedloom.protocol.version import PROTOCOL_VERSIONS
@@ -88,6 +88,10 @@ class EnrolmentService:
             )  # fmt: skip
             world.meters.refusals.labels(ENROLMENT, refusal.code.value).inc()
             await world.in_ledger(world.ledger.add_refusal, caller.name, "", 0, refusal)
+            detail = {"code": str(refusal.code), "reason": printable(str(refusal)), "what": what}
+            detail["address"] = printable(context.peer(), 64)
+            who = caller.name
+            await world.audit_stranger(who, "enrolment", "client.enrol.refused", who, detail)
             await abort(context, refusal)
         raise AssertionError("aborted")
 
@@ -108,8 +112,9 @@ class EnrolmentService:
             raise Refusal(Code.BAD_TOKEN, "This token has expired: ask for a new one.")
         reply, serial, not_after = await issue(world, self._authority, request.csr_pem, caller.name)
         detail = {"token": token.id, "serial": serial}
-        await world.audit(caller.name, "enrolment", "client.enrol", caller.name, detail)
-        await world.in_ledger(world.ledger.enrol, token.id, serial, not_after)
+        name = caller.name
+        async with world.audited(name, "enrolment", "client.enrol", name, detail):
+            await world.in_ledger(world.ledger.enrol, token.id, serial, not_after)
         reply.fleet_port = self._fleet_port
         world.live.changed("clients")
         world.live.changed("tokens")
@@ -138,7 +143,9 @@ class EnrolmentService:
             )
         issued = await issue(world, self._authority, request.csr_pem, peer.client)
         reply, serial, not_after = issued
-        await world.in_ledger(world.ledger.add_certificate, serial, peer.client, not_after)
+        detail = {"serial": serial, "before": peer.serial, "late_s": round(late_s)}
+        async with world.audited(peer.client, "enrolment", "client.renew", peer.client, detail):
+            await world.in_ledger(world.ledger.add_certificate, serial, peer.client, not_after)
         reply.fleet_port = self._fleet_port
         log.info("%s renewed its certificate, %.0f s after its end", peer.client, max(0.0, late_s))
         return reply

@@ -464,12 +464,13 @@ class Runs:
             self.ended(driver)
             raise
 
-    async def submit(self, values: Mapping[str, Any], model: str) -> str:
+    async def submit(self, values: Mapping[str, Any], model: str, run: str = "") -> str:
         """Start a run from a model that is in the store.
 
         Args:
             values: the specification, as parsed TOML or JSON.
             model: digest.
+            run: its id, of `new_id`; drawn here if empty.
 
         Returns:
             The run's id.
@@ -481,7 +482,7 @@ class Runs:
         world = self._world
         manifest = await world.in_disk(world.models.manifest, model)
         spec.sums(manifest)  # refuses what is not for this model
-        run = f"{spec.name}-{secrets.token_hex(3)}"
+        run = run or new_id(spec.name)
         row: dict[str, Any] = {
             "id": run,
             "name": spec.name,
@@ -631,6 +632,11 @@ class Runs:
         await driver.settled()
         self._drivers.pop(driver.id)
         self._forgetting.pop(driver.id)
+
+
+def new_id(name: str) -> str:
+    """Draw the id of a run with this name."""
+    return f"{name}-{secrets.token_hex(3)}"
 
 
 def _leaves_work(rows: Sequence[Row]) -> bool:

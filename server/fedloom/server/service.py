@@ -184,8 +184,9 @@ class FleetService:
                 raise Refusal(Code.NO_CERTIFICATE, "There are no certificates on plaintext.")
             issued = await issue(self._world, self._authority, request.csr_pem, client)
             reply, serial, not_after = issued
-            world = self._world
-            await world.in_ledger(world.ledger.add_certificate, serial, client, not_after)
+            world, detail = self._world, {"serial": serial}
+            async with world.audited(client, "certificate", "client.renew", client, detail):
+                await world.in_ledger(world.ledger.add_certificate, serial, client, not_after)
             log.info("%s renewed its certificate", client)
             return reply
         raise AssertionError("aborted")
@@ -195,7 +196,9 @@ class FleetService:
         async with self._call(context) as call:
             wire.parse(fleet_pb2.LeaveRequest, raw)
             world = self._world
-            await world.in_ledger(world.ledger.leave, call.client)
+            name = call.client
+            async with world.audited(name, "certificate", "client.leave", name, {}):
+                await world.in_ledger(world.ledger.leave, name)
             refusal = Refusal(Code.REVOKED, f"The client {call.client!r} has left the federation.")
             for other in world.fleet.calls():
                 if other.client == call.client and other is not call:

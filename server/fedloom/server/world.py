@@ -8,12 +8,14 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
 
 from fedloom.protocol.chunks import Chunks
+from fedloom.protocol.errors import printable
 from fedloom.protocol.tracing import Tracer
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server.config import ServerConfig
@@ -31,6 +33,9 @@ from fedloom.server.signing import SigningKey
 from fedloom.server.spool import Spool
 
 log = logging.getLogger(__name__)
+
+STRANGERS_PER_HOUR = 600
+"""Entries of the audit trail of one kind, such as failed logins, that strangers cause."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -121,6 +126,7 @@ class World:
     in_disk: Thread = field(default_factory=lambda: Thread("disk", 4))
     in_access: Thread = field(default_factory=lambda: Thread("access"))
     in_passwords: Thread = field(default_factory=lambda: Thread("passwords"))
+    _strangers: dict[str, tuple[float, int]] = field(default_factory=dict)
 
     async def audit(
         self, who: str, how: str, action: str, subject: str, detail: Mapping[str, Any]
@@ -130,6 +136,32 @@ class World:
         # The log may be kept where the ledger's writer cannot reach: it anchors the chain.
         log.info("audit %d: %s (%s) %s %s [%s]", head.id, who, how, action, subject, head.hash)
         self.live.changed("audit")
+
+    @asynccontextmanager
+    async def audited(
+        self, who: str, how: str, action: str, subject: str, detail: Mapping[str, Any]
+    ) -> AsyncIterator[None]:
+        """Write into the trail what is about to be done, and after it if it was not done."""
+        await self.audit(who, how, action, subject, detail)
+        try:
+            yield
+        except Exception as error:
+            with suppress(Exception):  # of the trail's own: the caller is told of the first
+                told = {"error": printable(str(error))}
+                await self.audit(who, how, f"{action}.failed", subject, told)
+            raise
+
+    async def audit_stranger(
+        self, who: str, how: str, action: str, subject: str, detail: Mapping[str, Any]
+    ) -> None:
+        """As `audit`, for what anybody can cause: no flood of it fills the disk."""
+        hour = time.time() // 3600
+        known, count = self._strangers.get(action, (0.0, 0))
+        count = count + 1 if known == hour else 1
+        self._strangers[action] = hour, count
+        if count <= STRANGERS_PER_HOUR:
+            last = {"last_of_this_hour": True} if count == STRANGERS_PER_HOUR else {}
+            await self.audit(who, how, action, subject, {**detail, **last})
 
     def __post_init__(self) -> None:
         """Let watchers know who comes and goes, and what is logged; have the ledger timed."""

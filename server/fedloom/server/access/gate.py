@@ -23,9 +23,6 @@ from fedloom.server.world import World
 MAX_CHECKS = 16
 """Passwords that wait to be checked: each takes a third of a second and 64 MiB."""
 
-AUDITED_PER_HOUR = 600
-"""Failed logins that are written down; a flood of them must not fill the disk."""
-
 FAILED = "Expected a user's name and password, got others."
 
 _NOBODY = (
@@ -53,7 +50,6 @@ class Gate:
     _names: Throttle = field(default_factory=lambda: Throttle(free=5, longest_s=60.0))
     _networks: Throttle = field(default_factory=lambda: Throttle(free=10, longest_s=900.0))
     _checks: int = 0
-    _audited: tuple[float, int] = (0.0, 0)
 
     @property
     def accounts(self) -> Accounts:
@@ -211,13 +207,8 @@ class Gate:
 
     async def audit_failure(self, name: str, how: str, address: str) -> None:
         """Write down that somebody failed to log in, but no flood of it."""
-        hour = time.time() // 3600
-        known, count = self._audited
-        count = count + 1 if known == hour else 1
-        self._audited = (hour, count)
-        if count <= AUDITED_PER_HOUR:
-            last = {"last_of_this_hour": True} if count == AUDITED_PER_HOUR else {}
-            await self.world.audit(name, how, "login.fail", name, {"address": address, **last})
+        detail = {"address": address}
+        await self.world.audit_stranger(name, how, "login.fail", name, detail)
 
 
 def _without_port(address: str) -> str:

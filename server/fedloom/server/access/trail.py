@@ -13,6 +13,7 @@ Invariants: ids are 1, 2, 3, ... without a gap; an entry is never changed or rem
 
 import hashlib
 import json
+import logging
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ import sqlalchemy as sa
 
 from fedloom.protocol.errors import UnavailableError, printable
 from fedloom.server.access.tables import audit
+
+log = logging.getLogger(__name__)
 
 FIRST = "0" * 64
 """What the first entry has for the hash of the one before."""
@@ -216,8 +219,11 @@ class Trail:
         """Write the head beside the ledger, whole or not at all; an older one would do, too."""
         if self._head_file is not None:
             draft = self._head_file.with_name(f".{HEAD_FILE}.new")
-            draft.write_text(f"{head.id}:{head.hash}\n")
-            draft.replace(self._head_file)
+            try:
+                draft.write_text(f"{head.id}:{head.hash}\n")
+                draft.replace(self._head_file)
+            except OSError as error:  # the entry stands, and so does what it is about
+                log.warning("the head of the audit trail could not be kept: %s", error)
 
 
 def _append(connection: sa.Connection, entry: dict[str, Any]) -> Head:

@@ -25,6 +25,7 @@ from fedloom.server.routes.views import (
     RunList,
     RunView,
 )
+from fedloom.server.runs import new_id
 from fedloom.server.spec import parse
 
 router = APIRouter(prefix="/runs", tags=["runs"], responses=FAULTS)
@@ -37,9 +38,9 @@ LATEST_ROUNDS = 50
 async def submit(here: Here, principal: Operator, new: NewRun) -> RunView:
     """Start a run from a stored model."""
     digest = await here.digest(new.model)
-    parse(new.spec)
-    await here.audit(principal, "run.submit", str(new.spec.get("name", "")), {"model": digest})
-    run = await here.runs.submit(new.spec, digest)
+    run = new_id(parse(new.spec).name)
+    await here.audit(principal, "run.submit", run, {"model": digest})
+    await here.runs.submit(new.spec, digest, run)
     return _summary(await _row(here, run))
 
 

@@ -1,0 +1,109 @@
+"""What is in the audit trail: everything that changes something, and what was not done."""
+
+import asyncio
+import json
+import logging
+
+import pytest
+import sqlalchemy as sa
+
+from fedloom.protocol.errors import Code, Refusal
+from fedloom.server import world as worlds
+from fedloom.server.access.tables import audit
+from fedloom.server.access.trail import Trail, first_break
+from support.door import SPEC, write_model
+
+
+def _entries(door):
+    return [dict(row) for row in door.world.ledger._rows(sa.select(audit).order_by(audit.c.id))]
+
+
+def _run(door, coroutine):
+    return asyncio.run_coroutine_threadsafe(coroutine, door._loop).result(10)
+
+
+def test_submitted_run_is_named_by_its_id(door, tmp_path):
+    """Its name may be that of many."""
+    run = door.submit(tmp_path)
+    entry = _entries(door)[-1]
+    assert (entry["action"], entry["subject"]) == ("run.submit", run)
+
+
+def test_what_fails_after_it_was_written_down_is_said_so(door):
+    """As when a client was revoked while its certificate was made."""
+
+    async def renew():
+        async with door.world.audited("oak", "certificate", "client.renew", "oak", {"serial": "1"}):
+            raise Refusal(Code.REVOKED, "The client was revoked.")
+
+    with pytest.raises(Refusal):
+        _run(door, renew())
+    assert [e["action"] for e in _entries(door)] == ["client.renew", "client.renew.failed"]
+    assert json.loads(_entries(door)[-1]["detail"]) == {"error": "The client was revoked."}
+
+
+def test_strangers_do_not_fill_the_trail(door, monkeypatch):
+    """What anybody can cause is counted by the hour, each kind by itself."""
+    monkeypatch.setattr(worlds, "STRANGERS_PER_HOUR", 3)
+    monkeypatch.setattr(worlds.time, "time", lambda: 1_000_000.0)
+
+    async def knock():
+        for _ in range(9):
+            await door.world.audit_stranger("", "enrolment", "client.enrol.refused", "", {})
+        await door.world.audit_stranger("ann", "password", "login.fail", "ann", {})
+
+    _run(door, knock())
+    refused = [e for e in _entries(door) if e["action"] == "client.enrol.refused"]
+    assert [json.loads(e["detail"]) for e in refused] == [{}, {}, {"last_of_this_hour": True}]
+    assert _entries(door)[-1]["action"] == "login.fail"
+
+
+@pytest.fixture
+def full(door):
+    """The ledger's disk is full: it takes no page more."""
+    engine = door.world.ledger._engine
+
+    def limit(connection, _record):
+        connection.execute("PRAGMA max_page_count=1")  # it becomes what there is
+
+    sa.event.listen(engine, "connect", limit)
+    engine.dispose()
+
+
+def test_action_is_not_done_where_the_disk_is_full(door, tmp_path, full):
+    """And the operator reads why; what is only looked at is still there."""
+    digest = door.put_model(write_model(tmp_path / "m.safetensors"))
+    done = 0
+    for number in range(200):  # what is free in the pages that there are, is used up first
+        spec = {**SPEC, "name": f"r{number}", "config": {"long": "x" * 3000}}
+        status, answer = door.ask("POST", "/runs", {"spec": spec, "model": digest})
+        if status != 201:
+            break
+        done += 1
+    assert (status, answer["error"]["kind"]) == (503, "unavailable")
+    assert "full" in answer["error"]["message"]
+    status, found = door.ask("GET", "/runs")
+    assert status == 200
+    assert len(found["runs"]) == done
+    assert first_break(_entries(door)) is None
+
+
+def test_entry_stands_where_its_head_cannot_be_kept(tmp_path, caplog):
+    """An older head beside the ledger does as well."""
+    from fedloom.server.ledger import Ledger
+
+    ledger = Ledger.in_directory(tmp_path)
+    trail = Trail(ledger._engine, tmp_path / "gone" / "audit.head")
+    with caplog.at_level(logging.WARNING):
+        assert trail.append("ann", "session", "run.stop", "r", {}).id == 1
+    assert "could not be kept" in caplog.text
+    assert ledger.trail.head().id == 1
+    ledger.close()
+
+
+def test_line_breaks_in_a_path_are_none_in_the_log(door, by_token, caplog):
+    """Nobody writes lines of their own into it."""
+    with caplog.at_level(logging.INFO):
+        by_token().ask("GET", "/v1/runs/x%0a2026-01-01 ERROR all is lost".replace(" ", "%20"))
+    assert "all is lost" in caplog.text
+    assert not any("\n" in record.getMessage() for record in caplog.records)
