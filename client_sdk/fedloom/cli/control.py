@@ -12,6 +12,8 @@ import json
 import os
 import secrets
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Self
 from urllib.parse import quote, urlencode
@@ -38,19 +40,26 @@ class Control:
 
     Args:
         directory: the server's state directory.
+        timeout_s: longest silence of the server in an answer.
 
     Raises:
         UsageError: `--url` or what belongs to it is not what it must be.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, timeout_s: float = TIMEOUT_S) -> None:
         self._directory = directory
+        self._timeout_s = timeout_s
         self._remote = Remote.of_context()
+
+    @property
+    def where(self) -> str:
+        """Which server this is, for people."""
+        return str(self._directory) if self._remote is None else self._remote.url
 
     def _connect(self) -> "_Connection":
         if self._remote is not None:
-            return _Connection(_Elsewhere(self._remote))
-        return _Connection(_Beside(self._directory))
+            return _Connection(_Elsewhere(self._remote, self._timeout_s))
+        return _Connection(_Beside(self._directory, self._timeout_s))
 
     def get(self, *path: str, **query: str | int | list[str]) -> Any:
         """Ask for a JSON document.
@@ -76,6 +85,16 @@ class Control:
             raise UsageError(f"Expected settings that JSON can hold: {error}.") from None
         headers = {"Content-Type": "application/json"}
         return self._json("POST", path, query=query, body=data, headers=headers)
+
+    @contextmanager
+    def stream(self, *path: str, **query: str | int) -> Iterator[http.client.HTTPResponse]:
+        """An answer that is read as it comes.
+
+        Raises:
+            FedloomError: as `get`.
+        """
+        with self._connect() as connection:
+            yield connection.answer("GET", _url(path, query))
 
     def upload(self, *path: str, file: IO[bytes], size_bytes: int) -> Any:
         """Send a file's bytes and return the answer's JSON document.
@@ -139,8 +158,8 @@ def _url(path: tuple[str, ...], query: dict[str, Any] | None = None) -> str:
 class _Beside(http.client.HTTPConnection):
     """A connection to the socket in a state directory."""
 
-    def __init__(self, directory: Path) -> None:
-        super().__init__("localhost", timeout=TIMEOUT_S, blocksize=BLOCK_BYTES)
+    def __init__(self, directory: Path, timeout_s: float) -> None:
+        super().__init__("localhost", timeout=timeout_s, blocksize=BLOCK_BYTES)
         self._directory = directory
         self.name = f"the server in {directory}"
         self.headers: dict[str, str] = {}
@@ -170,9 +189,9 @@ class _Beside(http.client.HTTPConnection):
 class _Elsewhere:
     """A connection to a URL, with the token that lets us in."""
 
-    def __init__(self, remote: Remote) -> None:
+    def __init__(self, remote: Remote, timeout_s: float) -> None:
         self._remote = remote
-        self._inner = remote.connection(TIMEOUT_S, BLOCK_BYTES)
+        self._inner = remote.connection(timeout_s, BLOCK_BYTES)
         self.name = remote.url
         self.headers = {"Authorization": f"Bearer {remote.token}"}
         self.getresponse = self._inner.getresponse

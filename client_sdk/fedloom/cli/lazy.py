@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 EXTRAS = {
     "fedloom.server": "server",
@@ -82,12 +83,19 @@ class LazyGroup(click.Group):
             self.add_command(load(self._lazy[cmd_name].target), cmd_name)
         return super().get_command(ctx, cmd_name)
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Commands that begin like this, without loading any; options as click knows them."""
+        names = [name for name in self.list_commands(ctx) if name.startswith(incomplete)]
+        known = [CompletionItem(name, help=self._help(name)) for name in names]
+        return known + click.Command.shell_complete(self, ctx, incomplete)
+
+    def _help(self, name: str) -> str:
+        lazy = self._lazy.get(name)
+        return lazy.help if lazy else _sentence(self.commands[name])
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands without loading any."""
-        rows = []
-        for name in self.list_commands(ctx):
-            lazy = self._lazy.get(name)
-            rows.append((name, lazy.help if lazy else _sentence(self.commands[name])))
+        rows = [(name, self._help(name)) for name in self.list_commands(ctx)]
         with formatter.section("Commands"):
             formatter.write_dl(rows)
 

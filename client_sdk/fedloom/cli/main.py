@@ -26,9 +26,11 @@ COMMANDS = {
     "round": Lazy("fedloom.cli.rounds:rounds", "Look at rounds; close, extend, abort, retry."),
     "model": Lazy("fedloom.cli.models:model", "Make, list and export models, as safetensors."),
     "console": Lazy("fedloom.cli.console:console", "Print a link into the web console."),
+    "top": Lazy("fedloom.cli.top.command:top", "Watch a server live, on the whole terminal."),
     "user": Lazy("fedloom.cli.users:user", "Say who may log in to the console."),
     "api-token": Lazy("fedloom.cli.api_tokens:api_token", "Let programs use the API."),
     "audit": Lazy("fedloom.cli.audit:audit", "See who did what, when, and verify the record."),
+    "completion": Lazy("fedloom.cli.completion:completion", "Have a shell complete commands."),
     "simulate": Lazy(
         "fedloom.simulation.command:simulate",
         "Simulate an experiment: thousands of clients here, with the server's own rounds.",
@@ -63,7 +65,7 @@ A first run, on one machine:
 \b
 Exit codes:
   0  done
-  1  something unexpected: a fault in fedloom, or a run that failed (run status --watch)
+  1  a fault in fedloom, a run that failed (run status --watch), or a question answered with no
   2  wrong settings or arguments, or a command that does not fit the state of things
   3  the other side refused
   4  stored bytes are not what they were

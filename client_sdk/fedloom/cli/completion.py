@@ -1,0 +1,25 @@
+"""`fedloom completion`: what a shell needs to complete commands and options by the tab key."""
+
+import click
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print the code that makes a shell complete fedloom's commands and options.
+
+    \b
+    Examples:
+      fedloom completion bash > ~/.local/share/bash-completion/completions/fedloom
+      fedloom completion zsh > "${fpath[1]}/_fedloom"
+      fedloom completion fish > ~/.config/fish/completions/fedloom.fish
+      eval "$(fedloom completion bash)"    # for this shell alone
+    """
+    from click.shell_completion import get_completion_class  # noqa: PLC0415 - rarely wanted
+
+    root = click.get_current_context().find_root().command
+    found = get_completion_class(shell)
+    assert found is not None
+    script = found(root, {}, "fedloom", "_FEDLOOM_COMPLETE")
+    # click's own `source()` asks for a bash on this machine first; the code may be for another.
+    click.echo(script.source_template % script.source_vars())

@@ -1,0 +1,58 @@
+"""The command `fedloom top`."""
+
+import shutil
+import sys
+from pathlib import Path
+
+import click
+
+from fedloom.cli import output
+from fedloom.cli.control import Control
+from fedloom.cli.live import SILENCE_S
+from fedloom.cli.options import directory_option, json_option
+from fedloom.protocol.errors import UsageError
+
+
+@click.command()
+@click.option("--once", is_flag=True, help="Print the screen as it is now, and end.")
+@directory_option
+@json_option
+def top(once: bool, directory: Path) -> None:
+    """Watch a server live: its health, runs, open round, members and last refusals.
+
+    Keys: j and k move, enter shows a run alone, p pauses or resumes it, c closes its open round,
+    ? explains, q quits. What acts asks first. A lost server is waited for.
+
+    With --json, what the screen begins with (`/v1/overview`), once.
+
+    \b
+    Examples:
+      fedloom top
+      fedloom top --url https://fl.example.org:7445 --api-token @ci.token
+      fedloom top --once | head -3
+    """
+    control = Control(directory, timeout_s=SILENCE_S)
+    if output.wants_json():
+        output.emit(control.get("overview"), lambda: None)
+    elif once:
+        _print(control)
+    elif not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise UsageError(
+            "Expected a terminal, got none: `--once` prints one screen, `--json` data."
+        )
+    else:
+        from fedloom.cli.top.screen import Screen  # noqa: PLC0415 - it imports rich
+
+        Screen(control).run()
+
+
+def _print(control: Control) -> None:
+    from rich.console import Group  # noqa: PLC0415 - as above
+
+    from fedloom.cli.top import screen  # noqa: PLC0415
+
+    size = shutil.get_terminal_size()
+    lines = screen.once(control, size.columns, max(24, size.lines - 1))
+    while lines and not lines[-2].plain.strip():
+        del lines[-2]
+    output.show(Group(*lines[:-1]))

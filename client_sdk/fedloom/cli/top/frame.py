@@ -1,0 +1,177 @@
+"""The screen as lines of text: a function of what is known and what is chosen, of nothing else.
+
+Invariant: what colour says, a word or a sign says too.
+"""
+
+import time
+from typing import Any
+
+from rich.text import Text
+
+from fedloom.cli import output
+from fedloom.cli.top import help_page, run_page
+from fedloom.cli.top.bars import LEVELS, Glyphs, bar, columns
+from fedloom.cli.top.view import View, rule
+
+KEYS = (
+    ("j k", "move"),
+    ("enter", "detail"),
+    ("p", "pause"),
+    ("c", "close round"),
+    ("?", "help"),
+    ("q", "quit"),
+)
+MAX_RUNS = 6
+
+
+def frame(view: View, width: int, height: int) -> list[Text]:
+    """Draw exactly `height` lines of at most `width` columns."""
+    head, foot = _head(view, width), _foot(view, width)
+    room = max(0, height - len(head) - len(foot))
+    if view.help:
+        body = help_page.lines(view.glyphs, width)
+    elif view.facts is None:
+        body = [Text(), Text(" Asking the server ...", style="dim")]
+    elif view.detail:
+        body = run_page.detail(view, width, room)
+    else:
+        body = _overview(view, width, room)
+    if view.lost_at is not None:
+        body = [Text(line.plain, style="dim") for line in body]
+    body = [*body, *(Text() for _ in range(room - len(body)))][:room]
+    return [*head, *body, *foot][-height:] if height < len(head) + len(foot) else head + body + foot
+
+
+# ---- the whole server ----------------------------------------------------------------------------
+
+
+def _head(view: View, width: int) -> list[Text]:
+    g, facts = view.glyphs, view.facts
+    title = Text(" fedloom", style="bold")
+    if facts is not None and facts.server["federation"] != "fedloom":
+        title.append(f" {facts.server['federation']}", style="bold cyan")
+    title.append(f" {g.dot} {view.where}", style="dim not bold")
+    lines = [columns(title, Text(time.strftime("%H:%M:%S "), style="dim"), width)]
+    if view.lost_at is not None:
+        since = output.duration(max(0.0, view.now - view.lost_at))
+        words = f" {g.bad} The server has not answered for {since}. Trying again ..."
+        lines.append(Text(words, style="bold red"))
+        return [*lines, Text("   What is below is as it was before.", style="red")]
+    if facts is None:
+        return lines
+    now = facts.overview
+    sign, style = LEVELS.get(now["level"], ("warn", "yellow"))
+    health = Text(f" {getattr(g, sign)} {now['headline']}", style=f"bold {style}")
+    busy = now["clients_online"] - now["clients_available"]
+    clients = (
+        f"{now['clients_online']} of {now['clients_enrolled']} clients online, {busy} at work "
+    )
+    lines.append(columns(health, Text(clients), width))
+    rates = (
+        f" {now['rounds_an_hour']:.4g} rounds an hour {g.dot} in the last rounds {g.up} "
+        f"{output.size(now['bytes_up'])} {g.down} {output.size(now['bytes_down'])}"
+    )
+    lines.append(Text(rates, style="dim"))
+    return lines
+
+
+def _foot(view: View, width: int) -> list[Text]:
+    lines = []
+    if view.message:
+        lines.append(Text(f" {view.message}", style="bold"))
+    if view.question:
+        asked = _wrapped(f"{view.question}", width)
+        return [*asked, Text(" Press y to do it, any other key to leave it.", style="bold reverse")]
+    keys = Text(" ")
+    for key, what in KEYS:
+        named = "back" if view.detail and what == "detail" else what
+        keys.append(key, style="bold")
+        keys.append(f" {_pause_word(view) if key == 'p' else named}   ", style="dim")
+    return [*lines, keys]
+
+
+def _pause_word(view: View) -> str:
+    run = view.facts.selected(view.run) if view.facts else None
+    return "resume" if run is not None and run["state"] == "paused" else "pause"
+
+
+def _wrapped(text: str, width: int) -> list[Text]:
+    import textwrap  # noqa: PLC0415 - for questions alone
+
+    return [Text(f" {line}", style="bold yellow") for line in textwrap.wrap(text, width - 2)]
+
+
+def _overview(view: View, width: int, room: int) -> list[Text]:
+    facts, g = view.facts, view.glyphs
+    assert facts is not None
+    lines: list[Text] = []
+    for alert in facts.overview["alerts"][: 3 if room > 18 else 1]:
+        lines += _alert(alert, width, g)
+    lines += [Text(), *_runs(view, width)]
+    refused = _refusals(facts.refusals, width, g, 5 if room > 30 else 3)
+    if room > 26 and facts.run is not None:
+        lines += [Text(), *run_page.curves(facts.run, width, g)]
+    left = room - len(lines) - len(refused)
+    lines += run_page.open_round(view, width, left)
+    lines += [Text() for _ in range(room - len(lines) - len(refused))]
+    return [*lines, *refused]
+
+
+def _alert(alert: dict[str, Any], width: int, g: Glyphs) -> list[Text]:
+    sign, style = LEVELS.get(alert["level"], ("warn", "yellow"))
+    said = Text(f" {getattr(g, sign)} {alert['what']}", style=style)
+    todo = Text(f"   {alert['todo']}", style="dim")
+    for line in (said, todo):
+        line.truncate(width - 1, overflow="ellipsis")
+    return [said, todo]
+
+
+def _runs(view: View, width: int) -> list[Text]:
+    facts, g = view.facts, view.glyphs
+    assert facts is not None
+    if not facts.runs:
+        start = " Start one: fedloom run submit run.toml --model init.safetensors"
+        return [Text(" No run is active."), Text(start, style="dim")]
+    at = facts.index(view.run)
+    first = max(0, min(at - MAX_RUNS + 1, len(facts.runs) - MAX_RUNS))
+    shown = facts.runs[first : first + MAX_RUNS]
+    name_width = min(max(*(len(run["id"]) for run in shown), 3), max(12, width - 58))
+    bar_width = max(6, min(30, width - name_width - 48))
+    head = f"   {'RUN':<{name_width}}  {'STATE':<8}  {'ROUNDS':<{bar_width + 10}}  {'LEFT':>12}"
+    chosen = facts.runs[at]
+    lines = [Text(head, style="dim")]
+    lines += [_run(run, view, name_width, bar_width, chosen=run is chosen) for run in shown]
+    if hidden := len(facts.runs) - len(shown):
+        lines.append(Text(f"   {g.more} {hidden} more", style="dim"))
+    return lines
+
+
+def _run(run: dict[str, Any], view: View, names: int, bars: int, *, chosen: bool) -> Text:
+    g = view.glyphs
+    line = Text(f" {g.here if chosen else ' '} ", style="bold" if chosen else "")
+    name = Text(run["id"])
+    name.truncate(names, overflow="ellipsis", pad=True)
+    line += name
+    colour = {"running": "cyan", "paused": "yellow"}.get(run["state"], "")
+    line.append(f"  {run['state']:<8}  ", style=f"not bold {colour}".strip())
+    done, total = run["rounds_committed"], run["rounds_total"]
+    line += bar(done / total if total else 1.0, bars, g, "green")
+    line.append(f" {f'{done}/{total}':<9}", style="not bold")
+    left_s = run["time_left_s"]
+    left = "-" if left_s is None else output.duration(left_s)
+    line.append(f"  {left:>12}", style="not bold")
+    return line
+
+
+def _refusals(refusals: list[dict[str, Any]], width: int, g: Glyphs, most: int) -> list[Text]:
+    if not refusals:
+        return []
+    lines = [rule("last refusals", width, g)]
+    for each in refusals[:most]:
+        line = Text(f" {output.moment(each['at'])}  ", style="dim")
+        line.append(f"{each['client'] or '-'}", style="not dim")
+        line.append(f"  {each['code']}", style="not dim yellow")
+        line.append(f"  round {each['round']}: {each['message']}")
+        line.truncate(width - 1, overflow="ellipsis")
+        lines.append(line)
+    return lines

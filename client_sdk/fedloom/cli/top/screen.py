@@ -1,0 +1,216 @@
+"""Holds the screen together: what is chosen, what a key does, when to look and when to paint."""
+
+import queue
+import sys
+import time
+from dataclasses import replace
+from typing import Any
+
+from fedloom.cli.control import Control
+from fedloom.cli.live import SILENCE_S, Event, Feed
+from fedloom.cli.top.bars import ASCII, UNICODE, Glyphs
+from fedloom.cli.top.facts import Facts, look
+from fedloom.cli.top.frame import frame
+from fedloom.cli.top.terminal import Terminal
+from fedloom.cli.top.view import View
+from fedloom.protocol.errors import FedloomError, UnavailableError
+
+TICK_S = 1.0
+STALE_S = 5.0
+MESSAGE_S = 6.0
+TOPICS = ("round", "run", "clients", "refusals")
+
+__all__ = ["SILENCE_S", "Screen", "glyphs", "once"]
+
+
+def glyphs() -> Glyphs:
+    """The signs that standard output can show."""
+    try:
+        "█▏┃▁▸─·↑●▲✖○…".encode(sys.stdout.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return ASCII
+    return UNICODE
+
+
+def once(control: Control, width: int, height: int) -> list[Any]:
+    """The screen as it would be now, as lines."""
+    facts, where = look(control, None), control.where
+    view = View(facts=facts, now=facts.at, where=where, glyphs=glyphs())
+    return frame(view, width, height)
+
+
+class Screen:
+    """A live view of a server.
+
+    Args:
+        control: the server; with `SILENCE_S` as its time-out.
+    """
+
+    def __init__(self, control: Control) -> None:
+        self._control = control
+        self._heard: queue.SimpleQueue[Event | str] = queue.SimpleQueue()
+        self._view = View(facts=None, now=0.0, where=control.where, glyphs=glyphs())
+        self._pending: tuple[tuple[str, ...], dict[str, Any]] | None = None
+        self._message_until = 0.0
+        self._looked_at = 0.0
+
+    def run(self) -> None:
+        """Show it until somebody quits.
+
+        Raises:
+            FedloomError: the server is not there at the start, or refuses us.
+        """
+        self._look(look(self._control, None))
+        with Terminal(self._heard.put) as terminal:
+            Feed(self._control, TOPICS, self._heard.put)
+            self._paint(terminal)
+            while self._turn(terminal):
+                self._paint(terminal)
+
+    def _turn(self, terminal: Terminal) -> bool:
+        """Take in what came, and look again if need be; False to end."""
+        news = False
+        for item in self._waiting():
+            if isinstance(item, Event):
+                news |= self._event(item)
+            elif item == "redraw":
+                terminal.repaint()
+            elif item != "resize" and not self._key(item):
+                return False
+        now = time.monotonic()
+        stale = now - self._looked_at > STALE_S
+        if self._view.lost_at is None and (news or stale):
+            self._refresh()
+        if self._view.message and now > self._message_until:
+            self._view = replace(self._view, message="")
+        return True
+
+    def _waiting(self) -> list[Event | str]:
+        """What has come, at least within a tick."""
+        found: list[Event | str] = []
+        try:
+            found.append(self._heard.get(timeout=TICK_S))
+            while True:
+                found.append(self._heard.get_nowait())
+        except queue.Empty:
+            return found
+
+    def _paint(self, terminal: Terminal) -> None:
+        self._view = replace(self._view, now=time.monotonic())
+        terminal.paint(frame(self._view, *terminal.size))
+
+    # ---- the server ------------------------------------------------------------------------------
+
+    def _event(self, event: Event) -> bool:
+        """Take note of what the stream said; True if something is to be looked at."""
+        match event.name:
+            case "denied":
+                raise event.data
+            case "lost":
+                self._lost()
+            case "beat":
+                pass
+            case _:
+                if self._view.lost_at is not None:
+                    self._view = replace(self._view, lost_at=None)
+                    self._say("The server is back.")
+                return True
+        return False
+
+    def _lost(self) -> None:
+        if self._view.lost_at is None:
+            self._view = replace(self._view, lost_at=time.monotonic())
+
+    def _refresh(self) -> None:
+        try:
+            self._look(look(self._control, self._view.run, self._view.facts))
+        except UnavailableError:
+            self._lost()
+        except FedloomError as error:
+            self._say(str(error))
+            self._looked_at = time.monotonic()
+
+    def _look(self, facts: Facts) -> None:
+        run = facts.selected(self._view.run)
+        detail = self._view.detail and run is not None
+        if self._view.detail and run is not None and run["id"] != self._view.run:
+            detail = False
+            self._say(f"{self._view.run} is not active any more.")
+        chosen = None if run is None else run["id"]
+        self._view = replace(self._view, facts=facts, run=chosen, detail=detail)
+        self._looked_at = facts.at
+
+    # ---- keys ------------------------------------------------------------------------------------
+
+    def _key(self, key: str) -> bool:
+        """Do what a key says; False to end."""
+        view = self._view
+        if self._pending is not None:
+            self._answer(key)
+        elif key == "q":
+            return False
+        elif key == "?":
+            self._view = replace(view, help=not view.help)
+        elif view.help:
+            self._view = replace(view, help=False)
+        elif key in ("j", "k"):
+            self._move(1 if key == "j" else -1)
+        elif key == "enter":
+            self._view = replace(view, detail=not view.detail and view.run is not None, scroll=0)
+        elif key == "esc":
+            self._view = replace(view, detail=False)
+        elif key in ("p", "c"):
+            self._wish(key)
+        return True
+
+    def _move(self, by: int) -> None:
+        view = self._view
+        if view.detail:
+            self._view = replace(view, scroll=max(0, view.scroll + by))
+        elif view.facts is not None and view.facts.runs:
+            runs = view.facts.runs
+            at = min(len(runs) - 1, max(0, view.facts.index(view.run) + by))
+            self._view = replace(view, run=runs[at]["id"], scroll=0)
+            self._refresh()
+
+    def _wish(self, key: str) -> None:
+        """Ask whether to do what a key stands for, in the server's words."""
+        run = self._view.facts.selected(self._view.run) if self._view.facts else None
+        if run is None:
+            self._say("There is no run to steer.")
+            return
+        action = "resume" if run["state"] == "paused" else "pause"
+        body: dict[str, Any] = {}
+        if key == "c":
+            now = (run["live"] or {}).get("round")
+            if now is None:
+                self._say("No round is open.")
+                return
+            action, body = "close", {"round": now["number"]}
+        path = ("runs", str(run["id"]), action)
+        try:
+            seen = self._control.post(*path, body=body, preview="true")
+        except FedloomError as error:
+            self._say(str(error))
+            return
+        self._pending = (path, body)
+        self._view = replace(self._view, question=seen["consequence"], message="")
+
+    def _answer(self, key: str) -> None:
+        assert self._pending is not None
+        (path, body), self._pending = self._pending, None
+        self._view = replace(self._view, question="")
+        if key != "y":
+            self._say("Nothing was done.")
+            return
+        try:
+            done = self._control.post(*path, body=body)
+        except FedloomError as error:
+            self._say(str(error))
+            return
+        self._say(f"Done: {done['consequence']}" if done["changed"] else done["consequence"])
+        self._refresh()
+
+    def _say(self, text: str) -> None:
+        self._message_until = time.monotonic() + MESSAGE_S
+        self._view = replace(self._view, message=text)

@@ -1,0 +1,146 @@
+"""The screen of `fedloom top`, as a function of what is known."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.text import Text
+
+from fedloom.cli.top.bars import ASCII, UNICODE, bar, columns, sparkline
+from fedloom.cli.top.facts import Facts
+from fedloom.cli.top.frame import frame
+from fedloom.cli.top.terminal import split
+from fedloom.cli.top.view import View
+
+ROUND = {
+    "number": 7, "kind": "train", "state": "reporting", "paused": False, "available": 1,
+    "clients": {"training": 2, "reported": 2, "refused": 1},
+    "members": {"oak": "training", "elm": "reported", "ash": "reported", "fir": "training",
+                "bad-1": "refused"},
+    "progress": {"oak": {"fraction": 0.4, "loss": 0.3}}, "training": 0.4,
+    "accepted": 2, "goal": 5, "quorum": 3, "deadline_left_s": 30.0,
+}  # fmt: skip
+RUN = {
+    "id": "wards-1", "name": "wards", "state": "running", "reason": "", "created_at": 0.0,
+    "rounds_total": 10, "rounds_committed": 6, "rounds_an_hour": 360.0, "time_left_s": 40.0,
+    "live": {"clients_available": 1, "round": ROUND},
+    "rounds": [{"number": 7, "opened_at": 0.0, "deadline_at": 60.0, "closed_at": None}],
+}  # fmt: skip
+OVERVIEW = {
+    "level": "warn", "headline": "1 thing needs your attention", "clients_online": 6,
+    "clients_available": 1, "clients_enrolled": 8, "rounds_an_hour": 360.0, "bytes_up": 2048,
+    "bytes_down": 4096, "runs": [RUN, {**RUN, "id": "other-2", "state": "paused", "live": None}],
+    "alerts": [{"level": "warn", "what": "The disk is nearly full.", "todo": "Make room.",
+                "link": "", "run": ""}],
+}  # fmt: skip
+REFUSED = [{"at": 0.0, "client": "bad-1", "run": "wards-1", "round": 6, "code": "not_finite",
+            "message": "Expected a finite metric 'loss', got nan.", "detail": ""}]  # fmt: skip
+DETAIL = {
+    **RUN, "model": "a" * 64, "spec": {"strategy": {"name": "fedavg"}}, "privacy": None,
+    "rounds": [
+        {"number": n, "kind": "train", "state": "committed", "reason": "", "opened_at": 0.0,
+         "closed_at": 2.0, "accepted": 5, "training": {"values": {"loss": 1.0 / n}},
+         "evaluation": None, "privacy": None}
+        for n in range(1, 7)
+    ],
+}  # fmt: skip
+FACTS = Facts(100.0, OVERVIEW, DETAIL, REFUSED, {"federation": "north"})
+VIEW = View(facts=FACTS, now=100.0, where="./server", run="wards-1")
+
+
+def _text(view, width=80, height=24):
+    lines = frame(view, width, height)
+    return "\n".join(line.plain.rstrip() for line in lines)
+
+
+@given(
+    width=st.integers(20, 200),
+    height=st.integers(5, 70),
+    changes=st.fixed_dictionaries({}, optional={
+        "detail": st.booleans(), "help": st.booleans(), "scroll": st.integers(0, 9),
+        "question": st.sampled_from(["", "It ends for good. " * 4]), "message": st.just("Done."),
+        "lost_at": st.one_of(st.none(), st.just(90.0)), "glyphs": st.sampled_from([ASCII, UNICODE]),
+        "facts": st.sampled_from([None, FACTS, Facts(0.0, {**OVERVIEW, "runs": [], "alerts": []},
+                                                     server={"federation": "x"})]),
+    }),
+)  # fmt: skip
+def test_frame_fills_any_terminal_exactly(width, height, changes):
+    """As many lines as there are rows, none longer than the keys' own line."""
+    lines = frame(replace(VIEW, **changes), width, height)
+    assert len(lines) == height
+    assert all("\n" not in line.plain for line in lines)
+
+
+def test_everything_of_note_fits_80_by_24():
+    """Health, clients, runs, the open round's quorum and deadline, members, refusals, keys."""
+    text = _text(VIEW)
+    for words in (
+        "1 thing needs your attention", "6 of 8 clients online, 5 at work", "360 rounds an hour",
+        "The disk is nearly full.", "Make room.", "▸ wards-1", "6/10", "40.0 s", "other-2",
+        "paused", "round 7", "2 of 5, quorum 3", "30.0 s left", "oak ▸ training 40%",
+        "elm ● reported", "bad-1 ✖ refused", "not_finite", "q quit", "north",
+    ):  # fmt: skip
+        assert words in text, words
+    assert max(len(line) for line in text.splitlines()) <= 80
+
+
+def test_deadline_counts_down_between_two_looks():
+    """And stands still in a paused round."""
+    assert "20.0 s left" in _text(replace(VIEW, now=110.0))
+    paused = {**RUN, "live": {"clients_available": 0, "round": {**ROUND, "paused": True}}}
+    facts = replace(FACTS, overview={**OVERVIEW, "runs": [paused]})
+    assert "stands still, 30.0 s left" in _text(replace(VIEW, facts=facts, now=110.0))
+
+
+def test_lost_server_is_said_and_what_was_known_is_dimmed():
+    """So that nobody takes it for the present."""
+    lines = frame(replace(VIEW, lost_at=88.0), 80, 24)
+    assert "has not answered for 12.0 s" in lines[1].plain
+    assert all(str(line.style) == "dim" for line in lines[4:-1] if line.plain.strip())
+
+
+def test_detail_shows_how_a_run_learns_and_its_last_rounds():
+    """With the last value and its course."""
+    text = _text(replace(VIEW, detail=True))
+    assert "fedavg" in text
+    assert "loss          0.1667  █" in text
+    assert "    6  train     committed         5         2.0 s" in text
+
+
+def test_question_takes_the_place_of_the_keys():
+    """Nothing else is to be read then."""
+    text = _text(replace(VIEW, question="wards-1 ends for good; its last model stays."))
+    assert "ends for good" in text
+    assert "Press y" in text
+    assert "q quit" not in text
+
+
+def test_nothing_to_show_says_what_to_do():
+    """Before the first run."""
+    facts = Facts(0.0, {**OVERVIEW, "runs": [], "alerts": []}, server={"federation": "x"})
+    assert "fedloom run submit" in _text(replace(VIEW, facts=facts))
+
+
+def test_more_members_than_fit_are_counted():
+    """None vanishes without a word."""
+    crowd = {**ROUND, "members": {f"client-{i:03d}": "training" for i in range(200)}}
+    run = {**RUN, "live": {"clients_available": 0, "round": crowd}}
+    text = _text(replace(VIEW, facts=replace(FACTS, overview={**OVERVIEW, "runs": [run]})))
+    shown = text.count("▸ training")
+    assert f"… {200 - shown} more" in text
+
+
+@pytest.mark.parametrize("share", [-1.0, 0.0, 0.3, 1.0, 7.0])
+def test_bar_is_as_wide_as_it_is_told(share):
+    """Whatever it shows."""
+    for glyphs in (ASCII, UNICODE):
+        assert bar(share, 13, glyphs, "", mark=0.5).cell_len == 13
+
+
+def test_small_parts():
+    """A flat curve, nothing known, a line that is too long, keys cut in two."""
+    assert sparkline([1.0, 1.0], 8, ASCII) == "__"
+    assert sparkline([None, float("nan")], 8, ASCII) == ""
+    assert columns(Text("left" * 9), Text("right"), 20).cell_len == 20
+    assert split("\x1b[1;5A\x1bOBq\x1b") == ["\x1b[1;5A", "\x1bOB", "q", "\x1b"]
