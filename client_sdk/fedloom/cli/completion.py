@@ -6,7 +6,7 @@ import click
 @click.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print the code that makes a shell complete fedloom's commands and options.
+    """Print what makes a shell complete commands and options by the tab key.
 
     \b
     Examples:

@@ -21,16 +21,42 @@ TRACEBACK = "FEDLOOM_TRACEBACK"
 COMMANDS = {
     "server": Lazy("fedloom.server.commands:server", "Make a server and run it."),
     "token": Lazy("fedloom.cli.tokens:token", "Invite devices by one-time tokens."),
-    "client": Lazy("fedloom.cli.clients:client", "Enrol and run a device; list and revoke them."),
+    "client": Lazy(
+        "fedloom.cli.clients:client",
+        "Enrol and run a device; look at devices and say which are asked.",
+    ),
     "run": Lazy("fedloom.cli.runs:run", "Submit training runs, watch and steer them."),
-    "round": Lazy("fedloom.cli.rounds:rounds", "Look at rounds; close, extend, abort, retry."),
-    "model": Lazy("fedloom.cli.models:model", "Make, list and export models, as safetensors."),
-    "console": Lazy("fedloom.cli.console:console", "Print a link into the web console."),
-    "top": Lazy("fedloom.cli.top.command:top", "Watch a server live, on the whole terminal."),
-    "user": Lazy("fedloom.cli.users:user", "Say who may log in to the console."),
-    "api-token": Lazy("fedloom.cli.api_tokens:api_token", "Let programs use the API."),
-    "audit": Lazy("fedloom.cli.audit:audit", "See who did what, when, and verify the record."),
-    "completion": Lazy("fedloom.cli.completion:completion", "Have a shell complete commands."),
+    "round": Lazy(
+        "fedloom.cli.rounds:rounds",
+        "Look at rounds, one client a line; close, extend, abort or retry the open one.",
+    ),
+    "model": Lazy(
+        "fedloom.cli.models:model",
+        "Make, list, compare, export and promote models, as safetensors.",
+    ),
+    "console": Lazy(
+        "fedloom.cli.console:console",
+        "Print a link that logs you in to the console, once, within two minutes.",
+    ),
+    "top": Lazy(
+        "fedloom.cli.top.command:top",
+        "Watch a server live: its health, runs, open round, members and last refusals.",
+    ),
+    "user": Lazy(
+        "fedloom.cli.users:user", "Say who may log in to the console, and what they may do there."
+    ),
+    "api-token": Lazy(
+        "fedloom.cli.api_tokens:api_token",
+        "Let programs, and operators on other machines, use the API.",
+    ),
+    "audit": Lazy(
+        "fedloom.cli.audit:audit",
+        "See who did what, when, and verify that nothing of it was changed.",
+    ),
+    "completion": Lazy(
+        "fedloom.cli.completion:completion",
+        "Print what makes a shell complete commands and options by the tab key.",
+    ),
     "simulate": Lazy(
         "fedloom.simulation.command:simulate",
         "Simulate an experiment: thousands of clients here, with the server's own rounds.",

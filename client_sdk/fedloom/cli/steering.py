@@ -168,7 +168,7 @@ def close(run: str | None, number: int | None, request: str | None, directory: P
     \b
     Examples:
       fedloom round close digits
-      fedloom round close digits --round 7 --yes
+      fedloom run close digits --round 7 --yes
     """
     _steer_round(directory, run, "close", {}, request=request, number=number)
 
@@ -184,8 +184,9 @@ def extend(
     """Give the open round more time.
 
     \b
-    Example:
+    Examples:
       fedloom round extend digits --by 10m
+      fedloom run extend --by 2h --yes
     """
     _steer_round(directory, run, "extend", {"seconds": seconds}, request=request, number=number)
 
@@ -199,8 +200,9 @@ def abort(
     """Drop the open round with its updates; the run goes on with another one.
 
     \b
-    Example:
+    Examples:
       fedloom round abort digits --reason "a shard was mislabelled"
+      fedloom run abort digits --round 7
     """
     _steer_round(directory, run, "abort", {"reason": reason}, request=request, number=number)
 
@@ -219,6 +221,7 @@ def retry(
     \b
     Examples:
       fedloom round retry digits
+      fedloom run retry digits --yes
       fedloom round retry digits --round 7 --reason "two clients came back"
     """
     if number is not None:
