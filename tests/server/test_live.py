@@ -91,6 +91,8 @@ def test_log_lines_go_to_those_who_asked_for_them_alone():
     async def story():
         hub = Hub(pace_s=0)
         plain, curious = await _greeted(hub), await _greeted(hub, ["log"])
+        hub.changed("clients")
+        await _next(plain)  # and nothing, not even an empty message, for the other
         hub.line({"n": 1})
         hub.line({"n": 2})
         hub.changed("run", "a")

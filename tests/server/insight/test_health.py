@@ -96,6 +96,7 @@ def test_refusals_count_where_they_blame_somebody():
     late = {"code": "round_closed", "times": 50, "clients": 9, "client": "oak", "last": NOW}
     assert not assess(_facts(_run(), refused=(late,))).alerts
     poisoned = {**late, "code": "not_finite", "times": 3, "clients": 1}
+    assert not assess(_facts(_run(), refused=({**poisoned, "times": 2},))).alerts
     alert = _only(assess(_facts(_run(), refused=(poisoned,))))
     assert (alert.link, "oak" in alert.what) == ("/clients/oak", True)
 
