@@ -10,6 +10,7 @@ import click
 
 from fedloom.cli import output
 from fedloom.cli.control import Control
+from fedloom.cli.export import export
 from fedloom.cli.lazy import OrderedGroup
 from fedloom.cli.options import directory_option, json_option
 from fedloom.cli.steering import ROUND_COMMANDS, RUN_COMMANDS
@@ -261,5 +262,6 @@ def refusals(run: str | None, limit: int, directory: Path) -> None:
     )
 
 
+run.add_command(export)
 for _command in (*RUN_COMMANDS, *ROUND_COMMANDS):
     run.add_command(_command)

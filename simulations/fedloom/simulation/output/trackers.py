@@ -1,16 +1,15 @@
-"""Metrics for TensorBoard and MLflow, where a person asks for them and has them installed.
+"""Metrics for TensorBoard and MLflow, where a person asks for them.
 
-Neither is needed for anything else here, so neither is a dependency.
+Event files are written by ourselves; MLflow is needed for nothing else, so it is no dependency.
 """
 
 import math
-import time
 from collections.abc import Iterable, Iterator, Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from fedloom.protocol.errors import UsageError
+from fedloom.cli.events import EventFile
+from fedloom.cli.mlflow import MLflowRun
 from fedloom.simulation.history import RoundRecord
 from fedloom.simulation.output.curves import SOURCES, balance
 from fedloom.simulation.output.words import flat
@@ -53,27 +52,20 @@ class TensorBoard:
             folder: for them.
             before: the last round of an earlier process that is resumed; what it wrote of later
                 ones is hidden.
-
-        Raises:
-            UsageError: TensorBoard is not installed.
         """
-        _need("tensorboard", "tensorboard")
-        writer = import_module("torch.utils.tensorboard").SummaryWriter
-        self._writer: Any = writer(str(folder), purge_step=before + 1 if before else None)
+        self._file = EventFile(folder, before=before)
 
     def append(self, record: RoundRecord) -> None:
         """Write a round's figures."""
-        for name, value in scalars(record):
-            self._writer.add_scalar(name, value, record.round)
-        self._writer.flush()
+        self._file.append(record.round, dict(scalars(record)))
 
     def close(self) -> None:
-        """Write what is left."""
-        self._writer.close()
+        """Let go of the file."""
+        self._file.close()
 
 
 class MLflow:
-    """A run at the tracking server, or in the folder, that MLFLOW_TRACKING_URI names."""
+    """A run at the tracking server, or in the store, that MLFLOW_TRACKING_URI names."""
 
     def __init__(self, name: str, settings: Mapping[str, Any], *, run_id: str = "") -> None:
         """Begin a run, or go on with one.
@@ -86,37 +78,17 @@ class MLflow:
         Raises:
             UsageError: MLflow is not installed, or has no store to write to.
         """
-        _need("mlflow", "mlflow")
-        self._entities: Any = import_module("mlflow.entities")
-        try:
-            self._client: Any = import_module("mlflow").MlflowClient()
-            self.run_id = run_id or self._begin(name, settings)
-        except Exception as error:  # what can go wrong depends on the kind of store behind it
-            raise UsageError(
-                f"Expected MLflow to begin a run, got: {error} Check MLFLOW_TRACKING_URI, such as "
-                "sqlite:///mlflow.db, or leave it off."
-            ) from error
+        wish = "[output] mlflow = true"
+        self._run = MLflowRun(name, settings, run_id=run_id, wish=wish)
+        self.run_id = self._run.run_id
 
     def append(self, record: RoundRecord) -> None:
         """Log a round's figures."""
-        now_ms = int(1000 * time.time())
-        metrics = [
-            self._entities.Metric(name, value, now_ms, record.round)
-            for name, value in scalars(record)
-        ]
-        self._client.log_batch(self.run_id, metrics=metrics)
+        self._run.append(record.round, dict(scalars(record)))
 
     def close(self) -> None:
         """Say that the run has ended."""
-        self._client.set_terminated(self.run_id)
-
-    def _begin(self, name: str, settings: Mapping[str, Any]) -> str:
-        known = self._client.get_experiment_by_name(name)
-        experiment = known.experiment_id if known else self._client.create_experiment(name)
-        run_id: str = self._client.create_run(experiment, run_name=name).info.run_id
-        for key, value in settings.items():
-            self._client.log_param(run_id, key, str(value)[:6000])
-        return run_id
+        self._run.close()
 
 
 def wanted(
@@ -173,13 +145,3 @@ class Trackers:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _need(module: str, package: str) -> None:
-    try:
-        import_module(module)
-    except ModuleNotFoundError as error:
-        raise UsageError(
-            f"Expected {package} to be installed, as [output] {module} = true asks for, got no "
-            f"such package. Install it (pip install {package}), or leave it off."
-        ) from error

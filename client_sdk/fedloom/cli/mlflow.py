@@ -1,0 +1,85 @@
+"""Runs in MLflow, of simulations and of exports; the library is asked for late."""
+
+import time
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+from fedloom.protocol.errors import UsageError
+
+
+class MLflowRun:
+    """A run at a tracking server or in a database.
+
+    Args:
+        name: of the experiment.
+        settings: dotted names and values, as the run's parameters.
+        run_id: of the run to go on with.
+        uri: of the store; empty for that which MLFLOW_TRACKING_URI names.
+        tags: of the run; without `run_id`, the experiment's run that has them goes on.
+        wish: what asked for this, for the error where MLflow is not installed.
+
+    Raises:
+        UsageError: MLflow is not installed, or has no store to write to.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        settings: Mapping[str, Any],
+        *,
+        run_id: str = "",
+        uri: str = "",
+        tags: Mapping[str, str] | None = None,
+        wish: str = "--mlflow",
+    ) -> None:
+        try:
+            library = import_module("mlflow")
+            self._entities: Any = import_module("mlflow.entities")
+        except ModuleNotFoundError as error:
+            raise UsageError(
+                f"Expected mlflow to be installed, as {wish} asks for, got no such package. "
+                "Install it (pip install mlflow), or leave it off."
+            ) from error
+        try:
+            self._client: Any = library.MlflowClient(uri) if uri else library.MlflowClient()
+            self.run_id = run_id or self._begin(name, settings, tags or {})
+        except Exception as error:  # what can go wrong depends on the kind of store behind it
+            where = "the URI" if uri else "MLFLOW_TRACKING_URI"
+            raise UsageError(
+                f"Expected MLflow to begin a run, got: {error} Check {where}, such as "
+                "sqlite:///mlflow.db, or leave it off."
+            ) from error
+
+    def append(self, step: int, scalars: Mapping[str, float], at: float | None = None) -> None:
+        """Log a step's scalars; `at` is when, seconds since the epoch."""
+        at_ms = int(1000 * (time.time() if at is None else at))
+        metrics = [self._entities.Metric(n, value, at_ms, step) for n, value in scalars.items()]
+        self._client.log_batch(self.run_id, metrics=metrics)
+
+    def tag(self, name: str, value: str) -> None:
+        """Set a tag of the run."""
+        self._client.set_tag(self.run_id, name, value)
+
+    def tagged(self, name: str) -> str:
+        """A tag of the run; empty where it has none."""
+        return str(self._client.get_run(self.run_id).data.tags.get(name, ""))
+
+    def close(self) -> None:
+        """Say that the run has ended."""
+        self._client.set_terminated(self.run_id)
+
+    def _begin(self, name: str, settings: Mapping[str, Any], tags: Mapping[str, str]) -> str:
+        known = self._client.get_experiment_by_name(name)
+        experiment = known.experiment_id if known else self._client.create_experiment(name)
+        if tags:
+            wanted = " and ".join(f"tags.`{key}` = '{value}'" for key, value in tags.items())
+            for found in self._client.search_runs([experiment], wanted, max_results=1):
+                return str(found.info.run_id)
+        begun = self._client.create_run(experiment, run_name=next(iter(tags.values()), name))
+        run_id: str = begun.info.run_id
+        for key, value in tags.items():
+            self._client.set_tag(run_id, key, value)
+        for key, value in settings.items():
+            self._client.log_param(run_id, key, str(value)[:6000])
+        return run_id
