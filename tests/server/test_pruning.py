@@ -142,3 +142,56 @@ def test_nothing_goes_where_everything_is_to_stay(tmp_path):
             commit(door, tmp_path, number)
         assert prune(door) == 0
         assert kept(door, door.models) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("what", ["promote", "submit"])
+def test_model_that_is_promoted_or_begun_with_while_files_go_stays(door, tmp_path, what):
+    """Between the look at who needs which file and its removal."""
+    remove = pruning._remove
+    digest = door.models[3]
+
+    def late(models, digests):
+        digests = set(digests)
+        assert digest in digests
+        future = asyncio.run_coroutine_threadsafe(act(), door._loop)
+        assert future.result(10)
+        return remove(models, digests)
+
+    async def act():
+        await door.app.state.parts.hold(digest)
+        if what == "promote":
+            return await door.world.in_ledger(door.world.ledger.promote, digest)
+        spec = {"name": "new", "cohort": {"goal": 2}, "train": {"epochs": 1, "learning_rate": 0.1}}
+        return await door.runs.submit(spec, digest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pruning, "_remove", late)
+        prune(door)
+    prune(door)
+    assert 3 in kept(door, door.models)
+
+
+def test_model_that_is_gone_is_not_promoted(door):
+    """What nobody can have is not the one to use; where it came from is still known."""
+    prune(door)
+    status, fault = door.ask("POST", f"/models/{door.models[3]}/promote", {})
+    assert (status, fault["error"]["kind"]) == (404, "not_found")
+    status, made = door.ask("GET", f"/models/{door.models[3][:12]}/lineage")
+    assert (status, made["stored"], made["size_bytes"]) == (200, False, 10)
+    assert [origin["round"] for origin in made["origins"]] == [3]
+    assert door.ask("GET", f"/models/{door.models[6]}/lineage")[1]["stored"]
+
+
+def test_models_are_read_page_by_page(door):
+    """From the newest page back, of a run and of all; together they are the whole list."""
+    for query in ("", f"&run={door.run}"):
+        whole = door.ask("GET", f"/models?{query[1:]}")[1]
+        assert whole["more"] is None
+        found, more = [], ""
+        while more is not None:
+            page = door.ask("GET", f"/models?limit=3&before={more}{query}")[1]
+            found, more = page["models"] + found, page["more"]
+            assert len(page["models"]) <= 3
+        assert found == whole["models"]
+        assert [m["round"] for m in found] == list(range(7))
+    assert door.ask("GET", "/models?before=nonsense")[0] == 422

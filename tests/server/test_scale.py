@@ -18,7 +18,6 @@ VALUES = {"run": RUN, "number": "2", "name": name_of(1), "digest": f"{3:064x}"}
 ENDLESS = {"/v1/events"}
 WHOLE = {
     ("/v1/overview", "refusals"): "the latest thousand, and no more",
-    ("/v1/models", "models"): "a list of all models, small rows, one for each committed round",
     ("/v1/tokens", "tokens"): "counts them, in an index",
 }
 """Who may read a whole table, and why."""

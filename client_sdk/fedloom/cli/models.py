@@ -50,7 +50,11 @@ def list_models(run: str | None, directory: Path) -> None:
     Example:
       fedloom model list digits
     """
-    found = Control(directory).get("models", **({"run": run} if run else {}))
+    control, wanted = Control(directory), {"run": run} if run else {}
+    found = control.get("models", **wanted)
+    while (before := found.pop("more", None)) is not None:
+        page = control.get("models", before=before, **wanted)
+        found = {"models": page["models"] + found["models"], "more": page["more"]}
     rows = (
         (
             m["digest"][:12],

@@ -4,6 +4,8 @@ import hashlib
 import os
 import secrets
 import shutil
+import threading
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,7 @@ class ModelStore:
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self._directory = directory
+        self._ages = threading.Lock()
         for leftover in directory.glob("*.tmp"):
             leftover.unlink()
 
@@ -119,6 +122,34 @@ class ModelStore:
         """
         for digest in digests:
             self._existing(digest)
+
+    def size(self, digest: str) -> int | None:
+        """Bytes of a model's file; None if it is not there."""
+        try:
+            return self.path(digest).stat().st_size
+        except FileNotFoundError:
+            return None
+
+    def hold(self, digest: str) -> bool:
+        """Make a file as good as new, so that `discard` leaves it; False if it is gone."""
+        with self._ages:
+            try:
+                os.utime(self.path(digest))
+            except FileNotFoundError:
+                return False
+            return True
+
+    def discard(self, digest: str, younger_than_s: float) -> bool:
+        """Remove a file, unless it was written or held so lately; True if it is gone."""
+        path = self.path(digest)
+        with self._ages:
+            try:
+                if time.time() - path.stat().st_mtime < younger_than_s:
+                    return False
+                path.unlink()
+            except FileNotFoundError:
+                pass
+            return True
 
     def _existing(self, digest: str) -> Path:
         path = self.path(digest)

@@ -9,12 +9,12 @@ leaves nothing behind: rows are marked, files that no unmarked row needs are rem
 it is done.
 
 Invariants: a file that a row which is not marked names is never removed; neither is one that was
-written in the last `MIN_AGE_S` seconds, since its row may be about to come.
+written, or held by whoever is about to promote it or to begin a run with it, in the last
+`MIN_AGE_S` seconds, since its row may be about to come.
 """
 
 import asyncio
 import logging
-import time
 from collections.abc import Iterable
 
 from sqlalchemy.exc import SQLAlchemyError
@@ -72,14 +72,4 @@ def _named(rows: Iterable[tuple[str, str | None]]) -> set[str]:
 
 def _remove(models: ModelStore, digests: Iterable[str]) -> set[str]:
     """Remove files; returns those that are gone, which they may have been before."""
-    gone, now = set(), time.time()
-    for digest in digests:
-        path = models.path(digest)
-        try:
-            if now - path.stat().st_mtime < MIN_AGE_S:
-                continue
-            path.unlink()
-        except FileNotFoundError:
-            pass
-        gone.add(digest)
-    return gone
+    return {digest for digest in digests if models.discard(digest, MIN_AGE_S)}

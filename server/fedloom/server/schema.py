@@ -165,6 +165,7 @@ models = sa.Table(
     # value where it was not kept.
     sa.Column("state", sa.String),
     sa.Column("pruned", sa.Integer),  # no value: it stays; see `fedloom.server.ledger.prunes`
+    sa.Index("models_by_time", "created_at", "run", "round"),
 )
 requests = sa.Table(
     "requests",

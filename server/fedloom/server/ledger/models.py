@@ -13,10 +13,38 @@ from fedloom.server.schema import models, promotions, runs
 class Models(Store):
     """Methods about models and promotions."""
 
-    def list_models(self, run: str = "") -> list[dict[str, Any]]:
-        """Committed models, oldest first, of one run or of all."""
-        query = sa.select(models).order_by(models.c.created_at, models.c.round)
-        return self._rows(query.where(models.c.run == run) if run else query)
+    def list_models(
+        self, run: str = "", *, before: tuple[str, int] | None = None, limit: int = 0
+    ) -> list[dict[str, Any]]:
+        """Committed models, oldest first, of one run or of all.
+
+        Args:
+            run: id; all runs if empty.
+            before: run and round of the first one of the page after.
+            limit: the newest of them, so many; 0 for all.
+        """
+        key = (models.c.round,) if run else (models.c.created_at, models.c.run, models.c.round)
+        query = sa.select(models).order_by(*(column.desc() for column in key))
+        query = query.where(models.c.run == run) if run else query
+        if before is not None and run:
+            query = query.where(models.c.round < before[1])
+        elif before is not None:
+            its = models.alias()
+            at = sa.select(its.c.created_at).where(its.c.run == before[0], its.c.round == before[1])
+            here = sa.tuple_(at.scalar_subquery(), sa.literal(before[0]), sa.literal(before[1]))
+            query = query.where(sa.tuple_(*key) < here)
+        return self._rows(query.limit(limit) if limit else query)[::-1]
+
+    def num_models(self, run: str = "") -> int:
+        """How many models there are, of one run or of all."""
+        query = sa.select(sa.func.count().label("n")).select_from(models)
+        return int(self._rows(query.where(models.c.run == run) if run else query)[0]["n"])
+
+    def find_models(self, prefix: str, limit: int = 6) -> list[str]:
+        """Digests of models, pruned ones too, that begin with `prefix` (hex digits)."""
+        within = models.c.digest.between(prefix, f"{prefix}g")
+        rows = self._rows(sa.select(models.c.digest).where(within).distinct().limit(limit))
+        return sorted(row["digest"] for row in rows)
 
     def knows_model(self, digest: str) -> bool:
         """Was this model ever committed or submitted here?"""

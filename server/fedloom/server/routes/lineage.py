@@ -54,6 +54,7 @@ class ModelDetail(BaseModel):
 
     digest: str
     size_bytes: int
+    stored: Annotated[bool, Field(description="false: its file was pruned")]
     origins: list[Origin]
     evaluations: list[Evaluation]
     promoted_at: Annotated[list[float], Field(description="newest first")]
@@ -108,20 +109,22 @@ class Signature(BaseModel):
 @router.get("/models/{digest}/lineage")
 async def lineage(here: Here, _: Viewer, digest: str) -> ModelDetail:
     """Where a model comes from: runs, rounds, clients, and what was measured of it."""
-    return await _detail(here, await here.digest(digest))
+    return await _detail(here, await here.known_digest(digest))
 
 
 async def _detail(here: Here, digest: str) -> ModelDetail:
     world, ledger = here.world, here.world.ledger
-    origins = []
-    for row in await world.in_reader(ledger.origins, digest):
+    origins, size = [], await world.in_disk(world.models.size, digest)
+    rows = await world.in_reader(ledger.origins, digest)
+    for row in rows:
         part = await world.in_reader(ledger.contributors, row["run"], row["round"])
         origins.append(Origin.model_validate({**row, "contributors": part}))
     found = await world.in_reader(ledger.evaluations, [digest])
     promoted = await world.in_reader(ledger.promotions_of, digest)
     return ModelDetail(
         digest=digest,
-        size_bytes=world.models.path(digest).stat().st_size,
+        size_bytes=rows[-1]["size_bytes"] if size is None else size,
+        stored=size is not None,
         origins=origins,
         evaluations=[
             Evaluation(
@@ -174,7 +177,7 @@ async def compare(
     here: Here, _: Viewer, of: Annotated[list[str], Query(min_length=1, max_length=10)]
 ) -> Comparison:
     """Models side by side: where they come from, and what was measured of each."""
-    digests = [await here.digest(each) for each in of]
+    digests = [await here.known_digest(each) for each in of]
     return Comparison(models=[await _detail(here, digest) for digest in digests])
 
 

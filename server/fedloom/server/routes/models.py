@@ -126,11 +126,21 @@ async def list_models(
     here: Here,
     _: Viewer,
     run: Annotated[str, Query(description="a run's id or a unique prefix")] = "",
+    before: Annotated[
+        str, Query(max_length=120, pattern=r"^(.+/\d{1,15})?$", description="`more` of a page")
+    ] = "",
+    limit: Annotated[int, Query(ge=1, le=1000)] = 1000,
 ) -> ModelList:
-    """Models that runs began with or committed, oldest first, of one run or of all."""
+    """Models that runs began with or committed, of one run or of all: the newest, oldest first."""
+    world, ledger = here.world, here.world.ledger
     run = await here.run_id(run) if run else ""
-    rows = await here.world.in_ledger(here.world.ledger.list_models, run)
-    return ModelList(models=[ModelView(**row) for row in rows])
+    after = None
+    if before:
+        name, number = before.rsplit("/", 1)
+        after = name, int(number)
+    rows = await world.in_reader(ledger.list_models, run, before=after, limit=limit)
+    more = f"{rows[0]['run']}/{rows[0]['round']}" if len(rows) == limit else None
+    return ModelList(models=[ModelView(**row) for row in rows], more=more)
 
 
 @router.get(
@@ -157,6 +167,8 @@ async def promote(
     """
     ledger = here.world.ledger
     digest = await here.digest(digest)
+    if not preview:
+        await here.hold(digest)
     run = await here.run_id(wish.run) if wish.run else ""
     try:
         model = await here.world.in_ledger(ledger.model, digest, run)

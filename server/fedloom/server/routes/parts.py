@@ -87,9 +87,9 @@ class Parts:
             UsageError: there are several.
         """
         ledger = self.world.ledger
-        if await self.world.in_ledger(ledger.run, reference) is not None:
+        if await self.world.in_reader(ledger.run, reference) is not None:
             return reference
-        rows = await self.world.in_ledger(ledger.list_runs)
+        rows = await self.world.in_reader(ledger.list_runs)
         return _only(reference, [r["id"] for r in rows if r["id"].startswith(reference)], "run")
 
     async def digest(self, reference: str) -> str:
@@ -105,6 +105,20 @@ class Parts:
             )
         found = await self.world.in_disk(self.world.models.find, reference)
         return _only(reference, found, "model")
+
+    async def known_digest(self, reference: str) -> str:
+        """As `digest`, also of a model that was pruned."""
+        known = await self.world.in_reader(self.world.ledger.find_models, reference)
+        return known[0] if len(known) == 1 else await self.digest(reference)
+
+    async def hold(self, digest: str) -> None:
+        """Keep a model's file from being pruned while a row that needs it is written.
+
+        Raises:
+            NotFoundError: it was pruned already.
+        """
+        if not await self.world.in_disk(self.world.models.hold, digest):
+            raise NotFoundError(f"Expected a stored model, got {digest[:12]}, which was pruned.")
 
 
 def _only(reference: str, found: list[str], what: str) -> str:

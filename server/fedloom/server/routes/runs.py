@@ -39,6 +39,7 @@ async def submit(here: Here, principal: Operator, new: NewRun) -> RunView:
     """Start a run from a stored model."""
     digest = await here.digest(new.model)
     run = new_id(parse(new.spec).name)
+    await here.hold(digest)
     await here.audit(principal, "run.submit", run, {"model": digest})
     await here.runs.submit(new.spec, digest, run)
     return _summary(await _row(here, run))
@@ -55,7 +56,7 @@ async def describe(_: Viewer, spec: Described) -> Description:
 @router.get("")
 async def list_runs(here: Here, _: Viewer) -> RunList:
     """All runs, oldest first."""
-    rows = await here.world.in_ledger(here.world.ledger.list_runs)
+    rows = await here.world.in_reader(here.world.ledger.list_runs)
     return RunList(runs=[_summary(row) for row in rows])
 
 
@@ -83,7 +84,7 @@ async def list_refusals(
 ) -> RefusalList:
     """What clients sent for a run and had turned away, newest first."""
     run = await here.run_id(run)
-    rows = await here.world.in_ledger(here.world.ledger.list_refusals, run, limit)
+    rows = await here.world.in_reader(here.world.ledger.list_refusals, run, limit)
     return RefusalList(refusals=[RefusalView(**row) for row in rows])
 
 

@@ -132,6 +132,9 @@ class ModelList(BaseModel):
     """Models, oldest first."""
 
     models: list[ModelView]
+    more: Annotated[
+        str | None, Field(description="`before` of the page of older ones; null at the end")
+    ] = None
 
 
 class Promote(_In):

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
 
 from fedloom.server.routes.lineage import lineage, list_layers
-from fedloom.server.routes.parts import Here
+from fedloom.server.routes.parts import Here, NotFoundError
 from fedloom.server.routes.scopes import Viewer
 from fedloom.server.routes.shared import LivePart
 from fedloom.server.web.render import page
@@ -22,12 +22,13 @@ async def models(request: Request, here: Here, who: Viewer, run: str = "") -> HT
     """Models, newest first, and what is promoted."""
     world, ledger = here.world, here.world.ledger
     run = await here.run_id(run) if run else ""
-    rows = await world.in_reader(ledger.list_models, run)
+    rows = await world.in_reader(ledger.list_models, run, limit=A_PAGE)
+    num_all = await world.in_reader(ledger.num_models, run)
     promotions = await world.in_reader(ledger.list_promotions, limit=10)
     runs = await world.in_reader(ledger.list_runs)
     return page(
         request, here, who, "models", page="models",
-        rows=rows[::-1][:A_PAGE], num_all=len(rows), promotions=promotions, run=run,
+        rows=rows[::-1], num_all=num_all, promotions=promotions, run=run,
         runs=[row["id"] for row in reversed(runs)],
         promoted={row["digest"] for row in promotions[:1]},
     )  # fmt: skip
@@ -45,13 +46,18 @@ async def model(
     """A model: where it comes from, what is in it, and what lies between it and another."""
     world, ledger = here.world, here.world.ledger
     found = await lineage(here, who, digest)
+    if not found.stored:
+        raise NotFoundError(
+            f"The model {found.digest[:12]} was pruned: its file is gone. Where it came from is in "
+            f"`fedloom model lineage {found.digest[:12]}`."
+        )
     origin = found.origins[-1] if found.origins else None
     base = base or (origin.model_in if origin else None) or ""
     other = await lineage(here, who, base) if base and await _stored(here, base) else None
     layers = await list_layers(here, who, found.digest, other.digest if other else "")
     manifest = await world.in_disk(world.models.manifest, found.digest)
     promotions = await world.in_reader(ledger.list_promotions, limit=1)
-    rows = await world.in_reader(ledger.list_models, origin.run if origin else "")
+    rows = await world.in_reader(ledger.list_models, origin.run if origin else "", limit=201)
     return page(
         request, here, who, "model", page="models",
         found=found, digest=found.digest, origin=origin, other=other, layers=layers,

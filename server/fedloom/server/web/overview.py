@@ -16,5 +16,6 @@ router = APIRouter(include_in_schema=False, route_class=LivePart)
 async def overview(request: Request, here: Here, who: Viewer) -> HTMLResponse:
     """Health, runs, the open rounds, curves and alerts."""
     found = await look(here)
-    stored = await here.world.in_reader(here.world.ledger.list_models) if not found.runs else []
+    list_models = here.world.ledger.list_models
+    stored = await here.world.in_reader(list_models, limit=20) if not found.runs else []
     return page(request, here, who, "overview", page="overview", found=found, models=stored)

@@ -84,7 +84,7 @@ async def begin(request: Request, here: Here, who: Operator) -> Response:
 async def _form(
     request: Request, here: Parts, who: Any, values: Mapping[str, str], **more: Any
 ) -> HTMLResponse:
-    rows = await here.world.in_reader(here.world.ledger.list_models)
+    rows = await here.world.in_reader(here.world.ledger.list_models, limit=1000)
     fault = more.pop("fault", "")
     told = {"clone": "", "checked": "", "claim": None, **more}
     return page(
