@@ -14,6 +14,7 @@ import click
 from fedloom.cli.lazy import OrderedGroup, load
 from fedloom.cli.options import DEFAULT_DIR, json_option, state_option
 from fedloom.cli.output import duration, emit
+from fedloom.cli.server_logs import logs
 
 
 @click.group(cls=OrderedGroup)
@@ -200,6 +201,9 @@ def health(directory: Path) -> None:
             f"with {found['clients_online']} clients online."
         ),
     )
+
+
+server.add_command(logs)
 
 
 @server.command("rotate-signing-key")

@@ -24,6 +24,7 @@ from fedloom.protocol.identity import peer_from_certificate
 from fedloom.protocol.v1 import enrolment_pb2
 from fedloom.protocol.version import PROTOCOL_VERSIONS
 from fedloom.server.identify import Context
+from fedloom.server.log_ring import about
 from fedloom.server.metrics.meters import ENROLMENT
 from fedloom.server.pki import Authority
 from fedloom.server.service import abort, issue
@@ -85,6 +86,7 @@ class EnrolmentService:
             log.warning(
                 "%s of %s from %s refused: %s: %s",
                 what, caller.name or "nobody", context.peer(), refusal.code, refusal,
+                extra=about(caller.name),
             )  # fmt: skip
             world.meters.refusals.labels(ENROLMENT, refusal.code.value).inc()
             await world.in_ledger(world.ledger.add_refusal, caller.name, "", 0, refusal)
@@ -118,7 +120,7 @@ class EnrolmentService:
         reply.fleet_port = self._fleet_port
         world.live.changed("clients")
         world.live.changed("tokens")
-        log.info("%s enrolled", caller.name)
+        log.info("%s enrolled", caller.name, extra=about(caller.name))
         return reply
 
     async def _renew_late(
@@ -147,7 +149,10 @@ class EnrolmentService:
         async with world.audited(peer.client, "enrolment", "client.renew", peer.client, detail):
             await world.in_ledger(world.ledger.add_certificate, serial, peer.client, not_after)
         reply.fleet_port = self._fleet_port
-        log.info("%s renewed its certificate, %.0f s after its end", peer.client, max(0.0, late_s))
+        name, late_s = peer.client, max(0.0, late_s)
+        log.info(
+            "%s renewed its certificate, %.0f s after its end", name, late_s, extra=about(name)
+        )
         return reply
 
 

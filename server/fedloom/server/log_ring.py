@@ -1,12 +1,14 @@
 """The last lines of this process's log, in memory, for operators who do not sit at its terminal.
 
 Bounded in lines and in the length of each; what was before is in whatever keeps standard error.
+Lines about a client, a run or a round say so in fields of their own, which JSON logs have as well.
 Lines of every thread come here, and are told to watchers on the event loop's.
 """
 
 import asyncio
 import itertools
 import logging
+import re
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -21,9 +23,36 @@ LONGEST = 2000
 """Characters of a message."""
 
 Line = dict[str, Any]
-"""`id`, `at` (seconds since the epoch), `level`, `logger` and `message`."""
+"""`id`, `at` (seconds since the epoch), `level`, `logger`, `message`, and what it is about:
+`client`, `run` (empty for none) and `round` (None for none)."""
 
 LEVELS = ("debug", "info", "warning", "error")
+
+
+_SECRETS = (
+    (re.compile(r"\b(fla?1\.[0-9a-f]{8})\.[\w-]+(?:\.[\w-]+)?"), r"\1.***"),  # tokens
+    (re.compile(r"(?i)\b(bearer|basic) [\w.~+/=-]+"), r"\1 ***"),
+    (re.compile(r"([?&](?:code|token|secret|password)=)[^&\s\"']+"), r"\1***"),
+    (re.compile(r"(://[^/\s:@]*:)[^/\s@]+@"), r"\1***@"),  # a database's password
+    (re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END|$)", re.DOTALL), "(a key)"),
+)
+
+
+def about(client: str = "", run: str = "", number: int = 0) -> dict[str, Any]:
+    """What a line is about, as `extra` of a call that logs."""
+    found: dict[str, Any] = {"client": client, "run": run, "round": number or None}
+    return {name: value for name, value in found.items() if value}
+
+
+def redacted(text: str) -> str:
+    """A message without what nobody should read in it: a second net, as no line should have any.
+
+    >>> redacted("GET /login/link?code=abc from postgresql://fl:hunter2@db/fl")
+    'GET /login/link?code=*** from postgresql://fl:***@db/fl'
+    """
+    for pattern, instead in _SECRETS:
+        text = pattern.sub(instead, text)
+    return text
 
 
 class LogRing(logging.Handler):
@@ -53,7 +82,10 @@ class LogRing(logging.Handler):
             "at": record.created,
             "level": record.levelname.lower().replace("critical", "error"),
             "logger": record.name,
-            "message": message[:LONGEST],
+            "message": redacted(message[:LONGEST]),
+            "client": _text(record, "client"),
+            "run": _text(record, "run"),
+            "round": getattr(record, "round", None),
         }
         self._lines.append(line)
         if self._loop is not None and len(self._hub):
@@ -72,18 +104,41 @@ class LogRing(logging.Handler):
             root.removeHandler(self)
 
     def lines(
-        self, *, level: str = "", text: str = "", before: int = 0, limit: int = 200
+        self,
+        *,
+        level: str = "",
+        text: str = "",
+        client: str = "",
+        run: str = "",
+        since: float = 0.0,
+        before: int = 0,
+        limit: int = 200,
     ) -> list[Line]:
         """The latest lines, newest first.
 
         Args:
             level: the least; "" for any.
             text: that the logger's name or the message holds, in any case.
+            client: that it is about; "" for any.
+            run: likewise, or the beginning of its id.
+            since: seconds since the epoch, inclusive; 0 for any.
             before: only lower ids; 0 for any.
             limit: most lines.
         """
         found = (line for line in reversed(list(self._lines)) if not before or line["id"] < before)
-        return list(itertools.islice((x for x in found if wanted(x, level, text)), limit))
+        found = (
+            line
+            for line in found
+            if line["at"] >= since
+            and (not client or line["client"] == client)
+            and line["run"].startswith(run)
+            and wanted(line, level, text)
+        )
+        return list(itertools.islice(found, limit))
+
+
+def _text(record: logging.LogRecord, name: str) -> str:
+    return str(getattr(record, name, ""))[:200]
 
 
 def wanted(line: Line, level: str, text: str) -> bool:

@@ -54,6 +54,7 @@ from fedloom.server.engine import (
 from fedloom.server.engine.round import NO_QUORUM
 from fedloom.server.fleet import Listener, Session
 from fedloom.server.ledger import AcceptedUpdate, Row, check_same
+from fedloom.server.log_ring import about
 from fedloom.server.metrics.meters import (
     ABANDONED,
     COMMITTED,
@@ -192,6 +193,9 @@ class RoundShell:
         await self._sum.stop()
         self._end_spans("the server stops")
 
+    def _about(self, client: str = "") -> dict[str, Any]:
+        return about(client, *self.plan.key)
+
     # ---- traces ------------------------------------------------------------------------------
 
     @property
@@ -288,7 +292,8 @@ class RoundShell:
     def client_failed(self, client: str, reason: str) -> None:
         """A client gave up."""
         if self.claims(client):  # said once, however often the client does
-            log.warning("%s gave up on round %d: %s", client, self.plan.number, reason)
+            number, about = self.plan.number, self._about(client)
+            log.warning("%s gave up on round %d: %s", client, number, reason, extra=about)
             self._world.meters.failed.inc()
         self._note(client, Phase.FAILED, reason)
         self._world.records.ended(self.key_of(client), client, reason)
@@ -439,7 +444,8 @@ class RoundShell:
             try:
                 over = await self._patiently(partial(self._perform, effect))
             except Exception as error:
-                log.exception("round %d of %s", self.plan.number, self.plan.run)
+                about = self._about()
+                log.exception("round %d of %s", self.plan.number, self.plan.run, extra=about)
                 over = await self._patiently(partial(self._fail, error))
             if over is not None:
                 self._finish(over)
@@ -459,6 +465,7 @@ class RoundShell:
                 log.error(  # noqa: TRY400 - a traceback tells an operator nothing here
                     "round %d of %s waits for its storage, next try in %.0f s: %s",
                     self.plan.number, self.plan.run, wait_s, getattr(error, "orig", error),
+                    extra=self._about(),
                 )  # fmt: skip
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, LONGEST_WAIT_S)
@@ -472,8 +479,9 @@ class RoundShell:
                 self._opened_at = time.monotonic()
                 crossing("round.opened")
                 log.info(
-                    "round %d of %s opened for %d", self.plan.number, self.plan.run, len(cohort)
-                )
+                    "round %d of %s opened for %d", self.plan.number, self.plan.run, len(cohort),
+                    extra=self._about(),
+                )  # fmt: skip
             case Recruited(client):
                 await world.in_ledger(world.ledger.recruit, *self._key, client)
             case Offer():
@@ -545,6 +553,7 @@ class RoundShell:
         log.info(
             "round %d of %s committed %s from %d updates",
             self.plan.number, self.plan.run, model[:12], len(updates),
+            extra=self._about(),
         )  # fmt: skip
         part = frozenset(update["client"] for update in updates)
         cause = GOAL if len(updates) >= self.engine.config.goal else EARLY
@@ -576,7 +585,8 @@ class RoundShell:
             await world.in_ledger(world.ledger.abandon_round, *self._key, reason)
         self._keep_records()
         self._clean()
-        log.warning("round %d of %s abandoned: %s", self.plan.number, self.plan.run, reason)
+        about, run = self._about(), self.plan.run
+        log.warning("round %d of %s abandoned: %s", self.plan.number, run, reason, extra=about)
         return Outcome(None, None, reason, fault, cause=cause)
 
     def _keep_records(self) -> None:

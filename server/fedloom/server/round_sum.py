@@ -22,6 +22,7 @@ from fedloom.server import fold
 from fedloom.server.each import SpoolUpdates, StoredUpdate
 from fedloom.server.engine import RoundKind
 from fedloom.server.ledger import Row
+from fedloom.server.log_ring import about
 from fedloom.server.metrics.meters import timed
 from fedloom.server.models import ModelStore
 from fedloom.server.spec import RunSpec
@@ -113,7 +114,8 @@ class RoundSum:
             above = tracing.current()
             done = await self._world.in_fold(self._fold_in_thread, client, file, factor, above)
         except Exception as error:
-            log.exception("round %d: the update of %s does not fold", self._plan.number, client)
+            number, told = self._plan.number, about(client, *self._plan.key)
+            log.exception("round %d: the update of %s does not fold", number, client, extra=told)
             self._error = error
             return
         for name in done:

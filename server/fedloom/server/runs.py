@@ -43,6 +43,7 @@ from fedloom.server.engine import (
     Stop,
 )
 from fedloom.server.ledger import Point, Row, require_run
+from fedloom.server.log_ring import about
 from fedloom.server.observed import tell
 from fedloom.server.round_shell import Outcome, RoundShell
 from fedloom.server.round_sum import digests_in, first_note
@@ -290,7 +291,8 @@ class RunDriver:
                 if self.round is not None and self.round.engine.is_open:
                     self._tell(Abort(reason))
             case Finish():
-                log.info("run %s finished with model %s", self.id, self._model[:12])
+                model, told = self._model[:12], about(run=self.id)
+                log.info("run %s finished with model %s", self.id, model, extra=told)
 
     def _tell(self, event: RoundEvent) -> None:
         if self.round is not None and not self.round.engine.is_over:
@@ -303,7 +305,8 @@ class RunDriver:
         if state is RunState.FINISHED and (plan := self.spec.privacy_plan()) is not None:
             reason = plan.stopped()
         if state is not RunState.RUNNING:
-            log.info("run %s is %s: %s", self.id, state.value, reason or "done")
+            told = about(run=self.id)
+            log.info("run %s is %s: %s", self.id, state.value, reason or "done", extra=told)
         ledger = self._world.ledger
         self._later(partial(ledger.set_run_state, self.id, state.value, reason, ended=ended))
         self._changed()
@@ -441,7 +444,7 @@ class Runs:
             try:
                 await self._drive(row)
             except Exception as error:  # one run that cannot go on must not stop the others
-                log.exception("run %s cannot go on", row["id"])
+                log.exception("run %s cannot go on", row["id"], extra=about(run=row["id"]))
                 why = str(error) if isinstance(error, FedloomError) else repr(error)
                 await world.in_ledger(
                     partial(world.ledger.set_run_state, row["id"], "failed", why, ended=True)
@@ -503,7 +506,8 @@ class Runs:
             fail = partial(world.ledger.set_run_state, run, "failed", repr(error), ended=True)
             await world.in_ledger(fail)
             raise
-        log.info("run %s submitted: %s", run, json.dumps(spec.as_dict(), sort_keys=True))
+        asked = json.dumps(spec.as_dict(), sort_keys=True)
+        log.info("run %s submitted: %s", run, asked, extra=about(run=run))
         return run
 
     def get(self, run: str) -> RunDriver | None:
@@ -585,7 +589,10 @@ class Runs:
             why = f"rolled back to round {number} by the operator: resume it to go on"
             await world.in_ledger(partial(ledger.roll_back, run, number, revive=why))
             await self._drive(require_run(await world.in_ledger(ledger.run, run), run))
-        log.warning("run %s rolled back to round %d; undone: %s", run, number, point.undone)
+        told = about(run=run, number=number)
+        log.warning(
+            "run %s rolled back to round %d; undone: %s", run, number, point.undone, extra=told
+        )
         return point
 
     async def look_back(self, row: Row, number: int) -> Point:

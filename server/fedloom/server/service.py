@@ -32,6 +32,7 @@ from fedloom.server.fold import metrics_of
 from fedloom.server.identify import Context, Identify
 from fedloom.server.lanes import Lane
 from fedloom.server.ledger import AcceptedUpdate
+from fedloom.server.log_ring import about
 from fedloom.server.measuring import measured
 from fedloom.server.metrics.meters import CALL, UPDATE, timed
 from fedloom.server.pki import Authority
@@ -120,13 +121,14 @@ class FleetService:
             await session.send(fleet_pb2.ServerMessage(welcome=welcome))
             self._world.presence.came(client, hello)
             self._world.fleet.attend(session)
-            log.info("%s attends (%s)", client, printable(hello.sdk_version, 80))
+            version = printable(hello.sdk_version, 80)
+            log.info("%s attends (%s)", client, version, extra=about(client))
             try:
                 await self._listen(session, context)
             finally:
                 self._world.fleet.leave(session)
                 self._world.presence.left(client)
-                log.info("%s left", client)
+                log.info("%s left", client, extra=about(client))
 
     async def _hello(self, context: Context, client: str) -> fleet_pb2.Hello:
         async with asyncio.timeout(READ_TIMEOUT_S):
@@ -187,7 +189,7 @@ class FleetService:
             world, detail = self._world, {"serial": serial}
             async with world.audited(client, "certificate", "client.renew", client, detail):
                 await world.in_ledger(world.ledger.add_certificate, serial, client, not_after)
-            log.info("%s renewed its certificate", client)
+            log.info("%s renewed its certificate", client, extra=about(client))
             return reply
         raise AssertionError("aborted")
 
@@ -203,7 +205,7 @@ class FleetService:
             for other in world.fleet.calls():
                 if other.client == call.client and other is not call:
                     other.end(refusal)
-            log.info("%s left the federation", call.client)
+            log.info("%s left the federation", call.client, extra=about(call.client))
             return fleet_pb2.LeaveReply()
         raise AssertionError("aborted")
 
@@ -492,6 +494,7 @@ class FleetService:
         log.warning(
             "refused %s (run %s, round %d): %s: %s %s",
             client or context.peer(), run, number, refusal.code, refusal, refusal.detail,
+            extra=about(client, run, number),
         )  # fmt: skip
         world = self._world
         world.meters.refusals.labels(UPDATE if run else CALL, refusal.code.value).inc()

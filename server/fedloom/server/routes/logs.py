@@ -19,6 +19,9 @@ class LogLine(BaseModel):
     level: str
     logger: str
     message: str
+    client: Annotated[str, Field(description="that it is about; empty for none")]
+    run: Annotated[str, Field(description="likewise")]
+    round: Annotated[int | None, Field(description="likewise; null for none")]
 
 
 class LogLines(BaseModel):
@@ -32,12 +35,18 @@ class LogLines(BaseModel):
 async def list_lines(
     here: Here,
     _: Viewer,
+    *,
     level: Annotated[str, Query(pattern="^(debug|info|warning|error|)$")] = "",
     q: Annotated[str, Query(max_length=200, description="in the message or logger's name")] = "",
+    client: Annotated[str, Query(max_length=200, description="that it is about")] = "",
+    run: Annotated[str, Query(max_length=200, description="likewise, or how its id begins")] = "",
+    since: Annotated[float, Query(ge=0, le=1e12, description="seconds since the epoch")] = 0.0,
     before: Annotated[int, Query(ge=0, le=2**53)] = 0,
     limit: Annotated[int, Query(ge=1, le=1000)] = 200,
 ) -> LogLines:
     """The last lines of this process's log that are like this."""
-    found = here.world.log_ring.lines(level=level, text=q, before=before, limit=limit)
+    found = here.world.log_ring.lines(
+        level=level, text=q, client=client, run=run, since=since, before=before, limit=limit
+    )
     more = found[-1]["id"] if len(found) == limit else None
     return LogLines(lines=[LogLine(**line) for line in found], more=more)
