@@ -99,7 +99,7 @@ def page(
         **more,
     }
     found = _jinja.get_template(f"{template}.html")
-    if request.query_params.get("part") == "live":
+    if request.query_params.get("part") == "live" and "live" in found.blocks:
         context = found.new_context(known)
         text = "".join(found.blocks["live"](context))
     else:

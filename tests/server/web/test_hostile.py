@@ -1,0 +1,89 @@
+"""What strangers and operators write is shown as text, on every page; and no address is a fault."""
+
+import logging
+from html.parser import HTMLParser
+from urllib.parse import quote
+
+import pytest
+import sqlalchemy as sa
+
+from fedloom.server import schema
+from fedloom.server.spec import parse
+from support.big_ledger import RUN, fill, name_of
+from support.door import SPEC, Door
+
+EVIL = "\"><img src=x onerror=alert(1)>'`{{7*7}}<script>alert(1)</script>\u202e\x1b[31m"
+MEASURED = {"num_examples": 5, "values": {EVIL: 0.5, "loss": float("nan")}}
+WRITTEN = (
+    (schema.clients, "note"), (schema.clients, "hold_reason"), (schema.clients, "sdk_version"),
+    (schema.runs, "reason"), (schema.rounds, "reason"), (schema.cohorts, "reason"),
+)  # fmt: skip
+
+PAGES = (
+    "/", "/runs", f"/runs/{RUN}", f"/runs/{RUN}/rounds", f"/runs/{RUN}/rounds/2",
+    f"/compare?runs={RUN}", "/clients", f"/clients/{name_of(1)}", "/models", "/enrolment", "/audit",
+    "/logs", "/runs/new", f"/runs/new?clone={RUN}", f"/models/{3:064x}",
+    *(f"{path}{quote(EVIL)}" for path in ("/login?next=", "/nowhere/", "/clients?q=", "/clients/",
+      "/clients?label=", "/audit?who=", "/logs?q=", "/runs/")),
+)  # fmt: skip
+
+
+class _Reader(HTMLParser):
+    """Finds what would run."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def handle_starttag(self, tag, attributes):
+        given = dict(attributes)
+        runs = any(name.startswith("on") for name in given) or tag == "style" or "style" in given
+        foreign = tag == "script" and not given.get("src", "").startswith("/static/")
+        leads = [given.get(name) or "" for name in ("href", "src", "action")]
+        away = any(to.lower().startswith(("javascript:", "//", "x", "data:text")) for to in leads)
+        if runs or foreign or away:
+            self.found.append((tag, given))
+
+
+@pytest.fixture(scope="module")
+def door(tmp_path_factory):
+    """A server whose ledger, trail and log hold markup wherever somebody may write."""
+    state = tmp_path_factory.mktemp("hostile") / "state"
+    state.mkdir()
+    fill(state, num_rounds=3, cohort=5, num_clients=20, spec=parse(SPEC).as_dict())
+    with Door(state) as door:
+        ledger = door.world.ledger
+        with ledger._engine.begin() as connection:
+            for table, column in WRITTEN:
+                if column in table.c:
+                    connection.execute(table.update().values({column: EVIL}))
+            for table in (schema.rounds, schema.cohorts):
+                for column in {"training", "evaluation"} & set(table.c.keys()):
+                    connection.execute(table.update().values({column: MEASURED}))
+            row = {"client": EVIL, "run": RUN, "round": 1, "code": EVIL, "message": EVIL}
+            connection.execute(schema.refusals.insert().values(at=1e9, detail=EVIL, **row))
+            label = {"client": name_of(1), "name": EVIL, "value": EVIL, "own": True}
+            connection.execute(schema.labels.insert().values(label))
+            assert connection.execute(sa.select(schema.refusals)).first()
+        logging.getLogger("fedloom.test").warning("line %s", EVIL)
+        ledger.trail.append(EVIL, "socket", EVIL, EVIL, {EVIL: EVIL})
+        yield door
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_markup_is_shown_as_text(door, live):
+    """On whole pages and on their live parts, where there is one and where there is none."""
+    shown = 0
+    for page in PAGES:
+        url = page + ("&" if "?" in page else "?") + "part=live" if live else page
+        connection = door.connect()
+        connection.request("GET", url, headers={"Accept": "text/html"})
+        response = connection.getresponse()
+        text = response.read().decode()
+        connection.close()
+        assert response.status < 500, url
+        reader = _Reader()
+        reader.feed(text)
+        assert not reader.found, (url, reader.found[:3])
+        shown += "onerror" in text
+    assert shown >= 8
