@@ -1,10 +1,13 @@
 """Finding the device owner's code."""
 
 import sys
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
-from fedloom.cli.loading import load_client
+from fedloom.cli.loading import initial_of_flower, load_client, load_flower
+from fedloom.cli.main import main
 from fedloom.protocol.errors import UsageError
 
 CODE = """
@@ -27,6 +30,8 @@ def make():
 def broken():
     import nothing_of_that_name
 """
+
+CONFIG = Path("client.toml")
 
 
 @pytest.fixture
@@ -63,3 +68,21 @@ def test_faults_of_the_code_come_through(folder):
     """The owner needs to see where their own code fails."""
     with pytest.raises(ModuleNotFoundError, match="nothing_of_that_name"):
         load_client("code_of_mine.py:broken")
+
+
+@pytest.mark.parametrize("load", [initial_of_flower, lambda code: load_flower(code, CONFIG)])
+def test_apps_for_flower_say_which_extra_they_need(folder, monkeypatch, load):
+    """Before the app, which imports flwr too, is touched."""
+    monkeypatch.setitem(sys.modules, "flwr", None)
+    monkeypatch.setenv("FEDLOOM_SERVER", "localhost:7443")
+    monkeypatch.setenv("FEDLOOM_STATE_DIR", str(folder))
+    with pytest.raises(UsageError, match=r"pip install 'fedloom\[flower\]'"):
+        load("code_of_mine:broken")
+
+
+def test_a_client_is_either_ours_or_flowers():
+    """Neither, or both, is said before anything is loaded."""
+    for words in ([], ["a.py:client", "--flower", "b:app"]):
+        result = CliRunner().invoke(main, ["client", "run", *words])
+        assert result.exit_code == 2
+        assert "either FILE.py:NAME|MODULE:NAME or --flower" in result.output

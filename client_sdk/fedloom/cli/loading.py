@@ -57,6 +57,7 @@ def initial_of_flower(code: str) -> Params:
     """
     from fedloom.client import flower  # noqa: PLC0415 - only this needs it
 
+    flower.require()
     found = find(code)
     if isinstance(found, type) or (callable(found) and not hasattr(found, "state_dict")):
         found = found()

@@ -23,11 +23,6 @@ from typing import Any
 from fedloom.client.api import Client, Params
 from fedloom.protocol.errors import UsageError
 
-_EXTRA = (
-    "Expected Flower to run an app that was written for it, got no module {name}: "
-    "pip install 'fedloom[flower]'."
-)
-
 
 def flower_client(
     app: Any,
@@ -48,7 +43,7 @@ def flower_client(
     Raises:
         UsageError: it is no `ClientApp`, or Flower is not installed.
     """
-    _import("flwr")
+    require()
     adapter = importlib.import_module("fedloom.client.flower.adapter")
     client: Client = adapter.FlowerClient(
         app, Path(state_dir), node_config=node_config or {}, defaults=defaults or {}
@@ -72,7 +67,7 @@ def load(
     Raises:
         UsageError: there is no such thing, or it is no `ClientApp`, or Flower is not installed.
     """
-    _import("flwr")
+    require()
     app = find(code)
     projects = importlib.import_module("fedloom.client.flower.projects")
     defaults = projects.config_of(code)
@@ -91,13 +86,13 @@ def initial(found: Any) -> Params:
     Raises:
         UsageError: it is none of these, or Flower is not installed.
     """
-    _import("flwr")
+    require()
     records = importlib.import_module("fedloom.client.flower.records")
     params: Params = records.initial(found)
     return params
 
 
-def _import(name: str) -> None:
+def require() -> None:
     """Import Flower, which would otherwise tell its makers how it is used.
 
     Raises:
@@ -105,6 +100,9 @@ def _import(name: str) -> None:
     """
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
     try:
-        importlib.import_module(name)
+        importlib.import_module("flwr")
     except ModuleNotFoundError as error:
-        raise UsageError(_EXTRA.format(name=error.name)) from None
+        raise UsageError(
+            f"Expected Flower to run an app that was written for it, got no module {error.name}: "
+            "pip install 'fedloom[flower]'."
+        ) from None
