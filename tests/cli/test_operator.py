@@ -8,7 +8,6 @@ import threading
 import pytest
 from click.testing import CliRunner
 
-from fedloom.cli import run_view
 from fedloom.cli.main import main
 from fedloom.protocol.tokens import parse_token
 from fedloom.server import config
@@ -205,18 +204,19 @@ def test_run_is_steered_by_default_when_it_is_the_only_one(door):
     _run("run", "stop", code=2)
 
 
-def test_watch_ends_with_the_run(door, monkeypatch):
-    """Stopped by an operator it is done: exit 0; with --json, one document at the end."""
-    monkeypatch.setattr(run_view, "REFRESH_S", 0.01)
+def test_watch_ends_with_the_run(door):
+    """Stopped by an operator it is done: exit 0; with --json, a line for each change."""
     run = _submit()
-    stopping = threading.Timer(0.1, door.ask, ("POST", f"/runs/{run}/stop"))
+    stopping = threading.Timer(0.3, door.ask, ("POST", f"/runs/{run}/stop"))
     stopping.start()
-    found = _json("run", "status", run, "--watch")
+    lines = _run("run", "status", run, "--watch", "--json").stdout.splitlines()
     stopping.join(PATIENCE_S)
+    first, found = json.loads(lines[0]), json.loads(lines[-1])
+    assert first["state"] == "running"
     assert (found["state"], found["live"]) == ("stopped", None)
 
 
-def test_watching_a_failed_run_exits_with_1(door, monkeypatch):
+def test_watching_a_failed_run_exits_with_1(door):
     """So that a script notices."""
     run = _submit("--json")
     door.ask("POST", f"/runs/{run}/stop")

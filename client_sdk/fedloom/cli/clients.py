@@ -199,9 +199,10 @@ STATES = ("online", "offline", "working", "idle", "quarantined", "drained", "rev
 @click.argument("text", required=False, default="")
 @click.option("--state", type=click.Choice(STATES), help="Only these.")
 @click.option("--label", metavar="NAME[=VALUE]", default="", help="Only those with this label.")
+@click.option("--watch", is_flag=True, help="Go on, and show what changes, until interrupted.")
 @directory_option
 @json_option
-def list_clients(text: str, state: str | None, label: str, directory: Path) -> None:
+def list_clients(text: str, state: str | None, label: str, *, watch: bool, directory: Path) -> None:
     """List enrolled clients: who is online, at what, and until when certificates last.
 
     TEXT is part of a name, of a note or of a label.
@@ -212,9 +213,22 @@ def list_clients(text: str, state: str | None, label: str, directory: Path) -> N
       fedloom client list ward --state online --label site=north
     """
     from fedloom.cli.control import Control  # noqa: PLC0415 - devices need no http
+    from fedloom.cli.watching import present  # noqa: PLC0415 - likewise
 
     wanted = {"q": text, "label": label} | ({"state": state} if state else {})
-    found = _all_clients(Control(directory), wanted)
+    control, empty = Control(directory), "No client is like that."
+    if not (text or state or label):
+        empty = "No clients yet: invite one with `fedloom token create`."
+    present(
+        control,
+        lambda: _all_clients(control, wanted),
+        lambda found: _listing(found, empty),
+        ("clients", "round"),
+        watching=watch,
+    )
+
+
+def _listing(found: dict[str, Any], empty: str) -> Any:
     rows = (
         (
             c["name"],
@@ -226,16 +240,8 @@ def list_clients(text: str, state: str | None, label: str, directory: Path) -> N
         )
         for c in found["clients"]
     )
-    output.emit(
-        found,
-        lambda: output.print_table(
-            ("NAME", "STATUS", "PRESENCE", "TASK", "CERTIFICATE ENDS", "ENROLLED"),
-            rows,
-            "No clients yet: invite one with `fedloom token create`."
-            if not (text or state or label)
-            else "No client is like that.",
-        ),
-    )
+    columns = ("NAME", "STATUS", "PRESENCE", "TASK", "CERTIFICATE ENDS", "ENROLLED")
+    return output.table_or(columns, rows, empty)
 
 
 def _all_clients(control: Any, wanted: dict[str, str]) -> dict[str, Any]:

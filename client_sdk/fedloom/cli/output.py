@@ -64,6 +64,14 @@ def make_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> "Table"
     return table
 
 
+def table_or(columns: Sequence[str], rows: Iterable[Sequence[str]], empty: str) -> "RenderableType":
+    """A table, or, where there are no rows, what to do about it."""
+    from rich.text import Text  # noqa: PLC0415 - as above
+
+    found = list(rows)
+    return make_table(columns, found) if found else Text(empty)
+
+
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], empty: str) -> None:
     """Print a table, or, where there are no rows, what to do about it."""
     if found := list(rows):
@@ -74,6 +82,11 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], empty: st
 
 def show(what: "RenderableType") -> None:
     """Print something of rich's, without the blanks that it pads lines with."""
+    click.echo(rendered(what), nl=False, color=True)
+
+
+def rendered(what: "RenderableType") -> str:
+    """What `show` prints: lines that are as long as they need to be."""
     from rich.measure import Measurement  # noqa: PLC0415 - as above
 
     out = console()
@@ -81,7 +94,7 @@ def show(what: "RenderableType") -> None:
     out.width = max(out.width, Measurement.get(out, wide, what).minimum)
     with out.capture() as captured:
         out.print(what)
-    click.echo(re.sub(r" +$", "", captured.get(), flags=re.MULTILINE), nl=False, color=True)
+    return re.sub(r" +$", "", captured.get(), flags=re.MULTILINE)
 
 
 def escape(text: str) -> str:

@@ -12,8 +12,15 @@ from fedloom.cli.client_view import took
 _LOST = ("declined", "failed", "refused", "late", "lost")
 
 
-def listing(rounds: list[dict[str, Any]]) -> RenderableType:
-    """A line for each round, newest first."""
+def listing(rounds: list[dict[str, Any]], more: int | None) -> RenderableType:
+    """A line for each round, newest first, and how to see those before them."""
+    if not rounds:
+        return Text("No rounds yet: they begin when enough clients are online.")
+    table = _table(rounds)
+    return Group(table, Text(f"\nEarlier ones: --before {more}", style="dim")) if more else table
+
+
+def _table(rounds: list[dict[str, Any]]) -> RenderableType:
     rows = []
     for r in rounds:
         counts = r["clients"] or {}

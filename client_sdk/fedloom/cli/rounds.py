@@ -5,11 +5,11 @@ from typing import Any
 
 import click
 
-from fedloom.cli import output
 from fedloom.cli.control import Control
 from fedloom.cli.lazy import OrderedGroup
 from fedloom.cli.options import directory_option, json_option
 from fedloom.cli.steering import ROUND_COMMANDS
+from fedloom.cli.watching import present, watch_option
 from fedloom.cli.which import newest, run_and_number
 from fedloom.protocol.errors import UsageError
 
@@ -26,9 +26,12 @@ def rounds() -> None:
 @click.argument("run", required=False)
 @click.option("--limit", type=click.IntRange(1, 500), default=20, show_default=True)
 @click.option("--before", type=click.IntRange(2), help="Rounds of lower numbers: the next page.")
+@watch_option
 @directory_option
 @json_option
-def list_rounds(run: str | None, limit: int, before: int | None, directory: Path) -> None:
+def list_rounds(
+    run: str | None, limit: int, before: int | None, *, watch: bool, directory: Path
+) -> None:
     """List a run's rounds, newest first, with what became of those asked.
 
     \b
@@ -38,26 +41,28 @@ def list_rounds(run: str | None, limit: int, before: int | None, directory: Path
     """
     control = Control(directory)
     run = run or newest(control.get("runs")["runs"])
-    found = control.get("runs", run, "rounds", limit=limit, before=before or 0)
-    output.emit(found, lambda: _show_list(found))
+    path = ("runs", run, "rounds")
+    present(
+        control,
+        lambda: control.get(*path, limit=limit, before=before or 0),
+        _listing,
+        ("run", "round"),
+        watching=watch,
+    )
 
 
-def _show_list(found: dict[str, Any]) -> None:
+def _listing(found: dict[str, Any]) -> Any:
     from fedloom.cli.round_view import listing  # noqa: PLC0415 - it imports rich
 
-    if found["rounds"]:
-        output.show(listing(found["rounds"]))
-    else:
-        click.echo("No rounds yet: they begin when enough clients are online.")
-    if found["more"]:
-        click.echo(f"\nEarlier ones: --before {found['more']}")
+    return listing(found["rounds"], found["more"])
 
 
 @rounds.command()
 @click.argument("words", metavar="[RUN] [NUMBER]", nargs=-1)
+@watch_option
 @directory_option
 @json_option
-def show(words: tuple[str, ...], directory: Path) -> None:
+def show(words: tuple[str, ...], watch: bool, directory: Path) -> None:
     """Show a round and what each of its clients did. The newest run's newest by default.
 
     A session's shape is what happened in it, as in Bonawitz et al. 2019, Table 1: - checked in,
@@ -72,14 +77,20 @@ def show(words: tuple[str, ...], directory: Path) -> None:
     run, number = run_and_number(words)
     control = Control(directory)
     run = run or newest(control.get("runs")["runs"])
-    found = whole_round(control, run, number or _latest(control, run))
+    chosen, which = run, number or _latest(control, run)
+    present(
+        control,
+        lambda: whole_round(control, chosen, which),
+        _detail,
+        ("run", "round"),
+        watching=watch,
+    )
 
-    def human() -> None:
-        from fedloom.cli.round_view import detail  # noqa: PLC0415 - as above
 
-        output.show(detail(found))
+def _detail(found: dict[str, Any]) -> Any:
+    from fedloom.cli.round_view import detail  # noqa: PLC0415 - as above
 
-    output.emit(found, human)
+    return detail(found)
 
 
 def _latest(control: Control, run: str) -> int:

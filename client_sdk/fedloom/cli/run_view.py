@@ -4,40 +4,35 @@ import time
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from fedloom.cli import output
+from fedloom.cli import output, watching
 from fedloom.cli.control import Control
 from fedloom.cli.which import ACTIVE
 
-REFRESH_S = 0.5
 ROWS = 15
 
 
-def watch(control: Control, run: str, *, quiet: bool) -> dict[str, Any]:
+def watch(control: Control, run: str) -> dict[str, Any]:
     """Show a run until it ends, and return it as it ended.
 
     Args:
         control: the server.
         run: id.
-        quiet: show nothing.
     """
-    console = output.console(stderr=quiet)
-    found: dict[str, Any] = control.get("runs", run)
-    if quiet or not console.is_terminal:
-        found = _follow(control, found)
-        if not quiet:
-            output.show(render(found, rows=ROWS))
-        return found
-    with Live(render(found, rows=ROWS), console=console, auto_refresh=False) as live:
-        while found["state"] in ACTIVE:
-            time.sleep(REFRESH_S)
-            found = control.get("runs", found["id"])
-            live.update(render(found, rows=ROWS), refresh=True)
-    return found
+    ended: dict[str, Any] = watching.watch(
+        control,
+        lambda: control.get("runs", run),
+        lambda found: render(found, rows=ROWS),
+        ("run", "round", "clients"),
+        over=lambda found: found["state"] not in ACTIVE,
+        end_only=True,
+    )
+    if not (output.wants_json() or output.console().is_terminal):
+        output.show(render(ended, rows=ROWS))
+    return ended
 
 
 def with_all_rounds(control: Control, found: dict[str, Any]) -> dict[str, Any]:
@@ -49,13 +44,6 @@ def with_all_rounds(control: Control, found: dict[str, Any]) -> dict[str, Any]:
         if page["more"] is None:
             break
     return {**found, "rounds": rounds, "rounds_earlier": 0}
-
-
-def _follow(control: Control, found: dict[str, Any]) -> dict[str, Any]:
-    while found["state"] in ACTIVE:
-        time.sleep(REFRESH_S)
-        found = control.get("runs", found["id"])
-    return found
 
 
 def render(found: dict[str, Any], rows: int | None) -> RenderableType:

@@ -14,6 +14,7 @@ from fedloom.cli.export import export
 from fedloom.cli.lazy import OrderedGroup
 from fedloom.cli.options import directory_option, json_option
 from fedloom.cli.steering import ROUND_COMMANDS, RUN_COMMANDS
+from fedloom.cli.watching import present, watch_option
 from fedloom.cli.which import newest
 from fedloom.protocol.errors import IntegrityError, UsageError
 
@@ -155,7 +156,11 @@ def _progress(file: BinaryIO, size_bytes: int) -> AbstractContextManager[BinaryI
 
 @run.command()
 @click.argument("run", required=False)
-@click.option("--watch", is_flag=True, help="Refresh until the run ends; exit with 1 if it failed.")
+@click.option(
+    "--watch",
+    is_flag=True,
+    help="Refresh until the run ends; exit with 1 if it failed. With --json, a line a change.",
+)
 @click.option("--all", "everything", is_flag=True, help="Show all rounds, not the last few.")
 @directory_option
 @json_option
@@ -190,23 +195,29 @@ def status(run: str | None, watch: bool, everything: bool, directory: Path) -> N
 def _watch(control: Control, run: str) -> None:
     from fedloom.cli.run_view import watch as follow  # noqa: PLC0415 - as above
 
-    found = follow(control, run, quiet=output.wants_json())
-    output.emit(found, lambda: None)
+    found = follow(control, run)
     if found["state"] == "failed":
         click.get_current_context().exit(1)
 
 
 @run.command("list")
+@watch_option
 @directory_option
 @json_option
-def list_runs(directory: Path) -> None:
+def list_runs(watch: bool, directory: Path) -> None:
     """List all runs, oldest first.
 
     \b
-    Example:
+    Examples:
       fedloom run list
+      fedloom run list --watch --json
     """
-    found = Control(directory).get("runs")
+    control = Control(directory)
+    topics = ("run", "round")
+    present(control, lambda: control.get("runs"), _listing, topics, watching=watch)
+
+
+def _listing(found: dict[str, Any]) -> Any:
     rows = (
         (
             output.escape(r["id"]),
@@ -219,14 +230,8 @@ def list_runs(directory: Path) -> None:
         )
         for r in found["runs"]
     )
-    output.emit(
-        found,
-        lambda: output.print_table(
-            ("ID", "STATE", ">ROUNDS", "STARTED", ">TOOK", "MODEL", "~REASON"),
-            rows,
-            "No runs yet: submit one with `fedloom run submit`.",
-        ),
-    )
+    columns = ("ID", "STATE", ">ROUNDS", "STARTED", ">TOOK", "MODEL", "~REASON")
+    return output.table_or(columns, rows, "No runs yet: submit one with `fedloom run submit`.")
 
 
 @run.command()

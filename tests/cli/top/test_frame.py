@@ -78,8 +78,8 @@ def test_everything_of_note_fits_80_by_24():
     for words in (
         "1 thing needs your attention", "6 of 8 clients online, 5 at work", "360 rounds an hour",
         "The disk is nearly full.", "Make room.", "▸ wards-1", "6/10", "40.0 s", "other-2",
-        "paused", "round 7", "2 of 5, quorum 3", "30.0 s left", "oak ▸ training 40%",
-        "elm ● reported", "bad-1 ✖ refused", "not_finite", "q quit", "north",
+        "paused", "round 7", "2 of 5, quorum 3", "30.0 s left", "oak        ▸ training 40%",
+        "elm        ● reported", "bad-1      ✖ refused", "not_finite", "q quit", "north",
     ):  # fmt: skip
         assert words in text, words
     assert max(len(line) for line in text.splitlines()) <= 80

@@ -95,4 +95,5 @@ def columns(left: Text, right: Text, width: int) -> Text:
     room = max(0, width - right.cell_len - (2 if right.cell_len else 0))
     left = left.copy()
     left.truncate(room, overflow="ellipsis", pad=True)
-    return left + Text(" " * (width - room - right.cell_len)) + right
+    gap = Text(" " * (width - room - right.cell_len))
+    return Text.assemble(left, gap, right)

@@ -51,7 +51,7 @@ def _head(view: View, width: int) -> list[Text]:
     if facts is not None and facts.server["federation"] != "fedloom":
         title.append(f" {facts.server['federation']}", style="bold cyan")
     title.append(f" {g.dot} {view.where}", style="dim not bold")
-    lines = [columns(title, Text(time.strftime("%H:%M:%S "), style="dim"), width)]
+    lines = [columns(title, Text().append(time.strftime("%H:%M:%S "), style="dim"), width)]
     if view.lost_at is not None:
         since = output.duration(max(0.0, view.now - view.lost_at))
         words = f" {g.bad} The server has not answered for {since}. Trying again ..."
@@ -109,7 +109,7 @@ def _overview(view: View, width: int, room: int) -> list[Text]:
         lines += _alert(alert, width, g)
     lines += [Text(), *_runs(view, width)]
     refused = _refusals(facts.refusals, width, g, 5 if room > 30 else 3)
-    if room > 26 and facts.run is not None:
+    if room > 24 and facts.run is not None:
         lines += [Text(), *run_page.curves(facts.run, width, g)]
     left = room - len(lines) - len(refused)
     lines += run_page.open_round(view, width, left)

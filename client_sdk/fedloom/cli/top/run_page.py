@@ -9,7 +9,8 @@ from fedloom.cli.top.bars import Glyphs, bar, columns, sparkline
 from fedloom.cli.top.view import View, phase_text, rule
 
 CELL = 26
-"""Columns of a member."""
+NAME = 10
+"""Columns of a member, and of its name in them."""
 
 
 def open_round(view: View, width: int, room: int) -> list[Text]:
@@ -42,11 +43,11 @@ def _state(now: dict[str, Any]) -> str:
 def _updates(now: dict[str, Any], width: int, g: Glyphs) -> Text:
     accepted, goal, quorum = now["accepted"], now["goal"], now["quorum"]
     said = f" {accepted} of {goal}, quorum {quorum}{' reached' if accepted >= quorum else ''}"
-    line = Text(" updates  ", style="dim")
+    line = Text().append(" updates  ", style="dim")
     style = "green" if accepted >= quorum else "yellow"
     mark = None if quorum >= goal else quorum / goal
     line += bar(accepted / goal, _bar_width(width), g, style, mark)
-    return line + Text(said, style="not dim")
+    return line + Text(said)
 
 
 def _deadline(now: dict[str, Any], run: dict[str, Any], view: View, width: int) -> Text | None:
@@ -59,12 +60,12 @@ def _deadline(now: dict[str, Any], run: dict[str, Any], view: View, width: int) 
     whole = next((r["deadline_at"] - r["opened_at"] for r in run["rounds"]
                   if r["number"] == now["number"]), left_s)  # fmt: skip
     share = left_s / whole if whole > 0 else 0.0
-    line = Text(" deadline ", style="dim")
+    line = Text().append(" deadline ", style="dim")
     style = "red" if share < 0.1 else "yellow" if share < 0.25 else "cyan"
     line += bar(share, _bar_width(width), view.glyphs, style)
     words = "stands still, " if now["paused"] else ""
     told = f"{output.duration(left_s)} left" if left_s > 0 else "is over"
-    return line + Text(f" {words}{told}", style="not dim")
+    return line + Text(f" {words}{told}")
 
 
 def _bar_width(width: int) -> int:
@@ -99,8 +100,8 @@ def _members(now: dict[str, Any], width: int, room: int, view: View) -> list[Tex
 def _member(name: str, phase: str, told: dict[str, Any] | None, view: View) -> Text:
     said = phase_text(phase, told, view.glyphs)
     shown = Text(name)
-    shown.truncate(max(4, CELL - 2 - said.cell_len), overflow="ellipsis")
-    cell = shown + Text(" ") + said
+    shown.truncate(min(NAME, CELL - 2 - said.cell_len), overflow="ellipsis", pad=True)
+    cell = Text.assemble(shown, " ", said)
     cell.pad_right(max(0, CELL - cell.cell_len))
     return cell
 
@@ -151,10 +152,10 @@ def curves(run: dict[str, Any], width: int, g: Glyphs) -> list[Text]:
             for name, value in (r[what].get("values") or {}).items():
                 series.setdefault(name, []).append(value)
         for name, values in sorted(series.items())[:3]:
-            line = Text(f" {what:<10} ", style="dim")
-            line.append(f"{name:<10.10}", style="not dim")
-            line.append(f" {values[-1]:>9.4g}  ", style="bold not dim")
-            line.append(sparkline(values, max(8, width - 40), g), style="cyan not dim")
+            line = Text().append(f" {what:<10} ", style="dim")
+            line.append(f"{name:<10.10}")
+            line.append(f" {values[-1]:>9.4g}  ", style="bold")
+            line.append(sparkline(values, max(8, width - 40), g), style="cyan")
             lines.append(line)
     return lines[:6]
 
