@@ -204,6 +204,7 @@ class RoundShell:
         return self._span.traceparent
 
     def _trace(self) -> None:
+        self._span.end()  # of the buffer before
         run, number = self.plan.key
         kind = self.plan.kind.value
         self._span = self._world.tracer.span("round", run=run, round=number, kind=kind)

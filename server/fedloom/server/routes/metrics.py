@@ -12,6 +12,8 @@ from fedloom.server.metrics import gauges, scrape
 from fedloom.server.routes.parts import FAULTS, Here
 from fedloom.server.routes.scopes import needs
 
+_TYPES = ("text/plain", "application/openmetrics-text")
+
 router = APIRouter(tags=["metrics"], responses=FAULTS)
 
 
@@ -33,7 +35,7 @@ class _Scraper(needs):
 @router.get(
     "/metrics",
     response_class=Response,
-    responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
+    responses={200: {"content": {kind: {"schema": {"type": "string"}} for kind in _TYPES}}},
 )
 async def metrics(
     here: Here, request: Request, _: Annotated[Principal, Depends(_Scraper(Scope.METRICS))]
