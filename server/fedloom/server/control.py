@@ -32,6 +32,9 @@ LOCAL_USER = "fedloom.local_user"
 """Key in a request's ASGI scope: who it comes from, where it came through the socket."""
 
 BACKLOG = 128
+HANDSHAKE_S = 10.0
+"""Longest that a TLS handshake may take."""
+
 GRACE_S = 2
 """Seconds that requests have to finish when the server stops."""
 
@@ -114,7 +117,30 @@ def _caller(connection: socket.socket) -> str:
 
 
 class _Quiet(uvicorn.Server):
-    """A uvicorn server that leaves the process's signals to the process."""
+    """A uvicorn server that leaves the process's signals to the process.
+
+    It listens by itself, as uvicorn has no setting for how long a TLS handshake may take: for a
+    minute a stranger's connection would hold a file descriptor without a word.
+    """
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen on the sockets that it is given."""
+        config, self.servers = self.config, []
+
+        def protocol() -> asyncio.Protocol:
+            made: asyncio.Protocol = config.http_protocol_class(  # type: ignore[call-arg]
+                config=config, server_state=self.server_state, app_state={}
+            )
+            return made
+
+        for listener in sockets or ():
+            self.servers.append(
+                await asyncio.get_running_loop().create_server(
+                    protocol, sock=listener, ssl=config.ssl, backlog=config.backlog,
+                    ssl_handshake_timeout=HANDSHAKE_S if config.ssl else None,
+                )
+            )  # fmt: skip
+        self.started = True
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

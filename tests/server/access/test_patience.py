@@ -7,10 +7,11 @@ import threading
 
 import pytest
 
-from fedloom.server import live, patience
+from fedloom.server import control, live, patience
 from fedloom.server.access import shield
 from fedloom.server.access.principal import Scope
 from fedloom.server.routes import shared
+from support.door import Door
 from support.visitor import PATIENCE_S, Visitor
 
 HEAD = (
@@ -49,6 +50,15 @@ def test_connection_that_does_not_go_on_is_cut(hasty, door, sent):
     with _connect(door) as connection:
         connection.sendall(sent)
         assert _is_cut(connection)  # else the read times out
+
+
+def test_handshake_that_does_not_go_on_is_cut(tmp_path, monkeypatch):
+    """Under TLS nothing of HTTP has begun yet."""
+    monkeypatch.setattr(control, "HANDSHAKE_S", 0.2)
+    with Door(tmp_path / "tls", console="0.0.0.0:0") as door, _connect(door) as connection:
+        assert _is_cut(connection)
+        ca = door.directory / "pki" / "root.pem"
+        assert Visitor(door.site, ca=ca).ask("GET", "/login").status == 200
 
 
 def test_answer_that_nobody_reads_is_cut(hasty, door, by_token, tmp_path, monkeypatch):

@@ -1,0 +1,48 @@
+"""Several operators at once: nothing is done twice, nothing is a fault, and the trail is one."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import sqlalchemy as sa
+
+from fedloom.server.access.tables import audit
+from fedloom.server.access.trail import first_break
+from fedloom.server.schema import promotions
+from support.door import write_model
+
+
+def _at_once(door, asked):
+    with ThreadPoolExecutor(len(asked)) as pool:
+        return list(pool.map(lambda each: door.ask("POST", *each), asked))
+
+
+def test_operators_who_act_at_once_are_all_answered(door, tmp_path):
+    """The same wish eight times, and wishes against each other."""
+    run = door.submit(tmp_path)
+    digest = door.put_model(write_model(tmp_path / "submitted.safetensors"))
+    for enrolled in ("oak", "elm"):
+        door.world.ledger.add_token(enrolled, "0" * 64, enrolled, 2e9)
+        door.world.ledger.enrol(enrolled, f"serial-{enrolled}", 2e9)
+    many = [
+        *[(f"/models/{digest}/promote", {})] * 6, *[(f"/runs/{run}/pause", {})] * 4,
+        *[(f"/runs/{run}/resume", {})] * 4, *[(f"/runs/{run}/rollback", {"round": 0})] * 4,
+        *[("/clients/oak/revoke", {})] * 4, *[("/clients/elm/quarantine", {})] * 3,
+        *[("/clients/elm/release", {})] * 3, *[(f"/runs/{run}/stop", {})] * 3,
+    ]  # fmt: skip
+    answers = _at_once(door, many)
+    assert {status for status, _ in answers} <= {200, 409}, answers
+    assert [row["digest"] for row in door.world.ledger._rows(sa.select(promotions))] == [digest]
+    assert sum(answer["changed"] for status, answer in answers[:6] if status == 200) == 1
+    entries = door.world.ledger._rows(sa.select(audit).order_by(audit.c.id))
+    assert first_break(entries) is None
+    assert all(json.loads(entry["detail"]) is not None for entry in entries)
+
+
+def test_user_is_added_once_and_two_who_remove_each_other_lock_nobody_out(door):
+    """The socket stays."""
+    wish = {"name": "ann", "scope": "admin", "password": "correct horse battery"}
+    made = _at_once(door, [("/users", wish)] * 4)
+    assert sorted(status for status, _ in made) == [201, 409, 409, 409]
+    gone = _at_once(door, [("/users/ann/remove", {})] * 4)
+    assert {status for status, _ in gone} <= {200, 404}
+    assert door.ask("GET", "/users") == (200, {"users": []})
