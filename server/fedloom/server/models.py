@@ -51,7 +51,7 @@ class ModelStore:
                 digest = write_params(Early(file), params, dtypes)
                 file.flush()
                 os.fdatasync(file.fileno())
-            return self._adopt(temporary, digest)
+            return self.adopt(temporary, digest)
         finally:
             temporary.unlink(missing_ok=True)
 
@@ -81,19 +81,29 @@ class ModelStore:
             IntegrityError: it is not a whole safetensors file.
             UsageError: it holds what cannot be averaged.
         """
+        return self.adopt(temporary, self.checked(temporary))
+
+    def checked(self, temporary: Path) -> str:
+        """The digest of a file that `adopt` may make part of the store; it is on the disk then.
+
+        Raises:
+            IntegrityError: it is not a whole safetensors file.
+            UsageError: it holds what cannot be averaged.
+        """
         read_manifest(temporary)
         digest = hashlib.sha256()
         with temporary.open("rb") as file:
             while block := file.read(_READ_BYTES):
                 digest.update(block)
             os.fdatasync(file.fileno())
-        return self._adopt(temporary, digest.hexdigest())
+        return digest.hexdigest()
 
     def find(self, prefix: str) -> list[str]:
         """Digests of stored models that begin with `prefix` (hex digits)."""
         return sorted(path.stem for path in self._directory.glob(f"{prefix}*.safetensors"))
 
-    def _adopt(self, temporary: Path, digest: str) -> str:
+    def adopt(self, temporary: Path, digest: str) -> str:
+        """Give a whole file of the store's folder the name of its digest, durably."""
         temporary.replace(self.path(digest))
         sync_directory(self._directory)
         return digest

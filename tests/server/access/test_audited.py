@@ -29,6 +29,22 @@ def test_submitted_run_is_named_by_its_id(door, tmp_path):
     assert (entry["action"], entry["subject"]) == ("run.submit", run)
 
 
+def test_model_is_not_stored_before_it_is_written_down(door, tmp_path, monkeypatch):
+    """A server that is killed between the two has an entry too many, never one too few."""
+    model = write_model(tmp_path / "m.safetensors").read_bytes()
+
+    def refuse(*_):
+        raise OSError("no more room")
+
+    monkeypatch.setattr(door.world.models, "adopt", refuse)
+    assert door.ask("PUT", "/models", body=model)[0] == 503
+    assert [e["action"] for e in _entries(door)] == ["model.add", "model.add.failed"]
+    monkeypatch.undo()
+    monkeypatch.setattr(door.world.ledger.trail, "append", refuse)
+    assert door.ask("PUT", "/models", body=model)[0] == 503
+    assert not list((door.directory / "models").iterdir())
+
+
 def test_what_fails_after_it_was_written_down_is_said_so(door):
     """As when a client was revoked while its certificate was made."""
 

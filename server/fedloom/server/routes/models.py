@@ -63,8 +63,9 @@ async def add_model(here: Here, principal: Operator, request: Request) -> Stored
     temporary = models.temporary()
     try:
         await _receive(request, temporary, here, limit)
-        digest = await in_disk(models.take, temporary)
+        digest = await in_disk(models.checked, temporary)
         await here.audit(principal, "model.add", digest)
+        await in_disk(models.adopt, temporary, digest)
         manifest = await in_disk(models.manifest, digest)
     except IntegrityError as error:
         raise BadModelError(str(error).replace(str(temporary), "the body")) from error
