@@ -77,7 +77,7 @@ def test_on_a_terminal_the_consequence_is_asked_about(door, run, monkeypatch):
     assert asked.index("ends for good") < asked.index("Go on?")
     assert "Nothing was done." in asked
     assert _state(door, run) == "running"
-    _run("run", "stop", run, answer="y\n")
+    assert _run("run", "stop", run, answer="y\n").stdout.startswith(f"Run {run} is stopped")
     assert _state(door, run) == "stopped"
 
 

@@ -17,6 +17,7 @@ from fedloom.protocol.errors import UsageError
 
 YES = "fedloom.yes"
 PREVIEW = "fedloom.preview"
+ASKED = "fedloom.asked"
 _NOTHING = "nothing changes."
 
 
@@ -89,15 +90,13 @@ def confirm(consequence: str) -> None:
     click.echo(consequence, err=True)
     if not click.confirm("Go on?", err=True):
         raise click.ClickException("Nothing was done.")
+    click.get_current_context().meta[ASKED] = True
 
 
 def show_done(done: dict[str, Any], after: str = "") -> None:
-    """Print what an action did: its consequence, and how things stand after it."""
-    previewed = bool(click.get_current_context().meta.get(PREVIEW))
-
-    def human() -> None:
-        click.echo(done["consequence"])
-        if after and not previewed:
-            click.echo(after)
-
-    output.emit(done, human)
+    """Print what an action did: its consequence, unless that was read, and how things stand."""
+    meta = click.get_current_context().meta
+    lines = [] if meta.get(ASKED) else [done["consequence"]]
+    if not meta.get(PREVIEW):
+        lines += [after or "Done."] if meta.get(ASKED) else [after] if after else []
+    output.emit(done, lambda: click.echo("\n".join(lines)))
