@@ -30,7 +30,7 @@ def test_the_entry_point_loads_nothing_heavy():
     assert not _loaded(run) & {*HEAVY, "fedloom.server", "fedloom.client", "fedloom.simulation"}
 
 
-@pytest.mark.parametrize("group", ["token", "client", "run", "model"])
+@pytest.mark.parametrize("group", ["token", "client", "run", "model", "round", "top"])
 def test_operators_and_devices_commands_load_nothing_of_the_server(group):
     """They run where the server's extra is not installed, and never pull torch in."""
     run = f"from fedloom.cli.main import main\nmain(['{group}', '--help'], standalone_mode=False)"
