@@ -4,16 +4,17 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 FLOWER ?= .venv-flower
 FUZZ   ?= .venv-fuzz
+LINT   ?= .venv-lint
 KILLS  ?= 1000
 SEED   ?= 1
 DATA   ?= digits
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: console fuzz help demo papers examples compiled test lint types arrows unit long flower crash faults format generate clean
+.PHONY: console fuzz help demo papers examples compiled test lint types arrows unit long flower crash faults format generate clean package bundle lint-deploy
 
 help: ## list the commands
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
 
 $(VENV)/bin/pip:
 	$(PYTHON) -m venv $(VENV)
@@ -98,5 +99,20 @@ format: $(VENV)/.dev ## put the code into form
 generate: $(VENV)/.dev ## make the protobuf modules anew
 	scripts/protogen.sh
 
+$(LINT)/.done: constraints.txt
+	$(PYTHON) -m venv $(LINT)
+	$(LINT)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt \
+	  yamllint kubernetes-validate check-jsonschema dockerfile-parse
+	@touch $@
+
+lint-deploy: $(LINT)/.done ## container files, compose, Kubernetes, systemd and scripts of deploy/
+	scripts/lint_deploy.sh $(LINT)
+
+package: $(VENV)/.dev ## build wheel, sdist and offline bundle, and install them: 2 minutes, a network
+	FEDLOOM_TEST_PACKAGE=1 pytest -q tests/packaging
+
+bundle: ## what machines without a network install from, in out/bundle: EXTRAS=server for a server
+	PYTHON=$(PYTHON) scripts/offline_bundle.sh --out out/bundle $(if $(EXTRAS),--extras $(EXTRAS))
+
 clean: ## remove the virtual environment and everything made
-	rm -rf $(VENV) $(FLOWER) $(FUZZ) out .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(FLOWER) $(FUZZ) $(LINT) out .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
