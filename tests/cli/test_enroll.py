@@ -3,6 +3,7 @@
 from click.testing import CliRunner
 
 from fedloom.cli.main import main
+from fedloom.protocol.tokens import make_token
 
 
 def test_a_token_file_that_is_missing_is_the_users_to_mend(tmp_path):
@@ -13,3 +14,15 @@ def test_a_token_file_that_is_missing_is_the_users_to_mend(tmp_path):
     assert result.exit_code == 2
     assert f"Expected a token in {missing}" in result.output
     assert not (tmp_path / "client.toml").exists()
+
+
+def test_a_token_is_not_spent_where_nothing_can_be_written(tmp_path):
+    """A full disk or a wrong folder is told before the server is asked."""
+    (tmp_path / "device").mkdir()
+    (tmp_path / "device" / "client-state").mkdir()
+    (tmp_path / "device" / "client-state" / "room").mkdir()
+    token = make_token(bytes(32)).text()
+    words = ["client", "enroll", "--server", "localhost:1", "--token", token]
+    result = CliRunner().invoke(main, [*words, "--dir", str(tmp_path / "device")])
+    assert result.exit_code == 5
+    assert "the token is still good" in result.output

@@ -151,3 +151,20 @@ def test_a_wrong_variable_is_told_by_its_name(variable, text, message):
         settings.from_environment(Table, {variable: text})
     assert message in str(caught.value)
     assert settings.from_environment(Table, {"FEDLOOM_TOKEN": "x", "TEA": "y"}) == {}
+
+
+@pytest.mark.parametrize(
+    "address", ["https://fl.example.org:7443", "fl.example.org", "fl example:7443", "fl:٧٤٤٣", ":1"]
+)
+@pytest.mark.parametrize("name", ["server", "enrolment"])
+def test_an_address_that_cannot_be_one_is_told(name, address):
+    """It would else be tried for ever, or fail when a certificate has ended."""
+    good = {"server": "fl.example.org:7443", "state_dir": Path("state")}
+    with pytest.raises(UsageError, match=f"Expected {name} as host:port, got "):
+        ClientConfig(**(good | {name: address}))
+
+
+def test_a_folder_in_place_of_the_settings_is_told(tmp_path):
+    """It is the user's to mend, with the path."""
+    with pytest.raises(UsageError, match=f"{tmp_path}: expected a file that can be read"):
+        load(tmp_path)

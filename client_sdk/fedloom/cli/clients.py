@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +98,7 @@ def enroll(server: str, token: str, directory: Path) -> None:
         {"client": name, "config": str(config)},
         lambda: click.echo(
             f"Enrolled as {name}; settings in {config}.\n"
-            f"Next:\n  fedloom client run my_client.py:client --config {config}"
+            f"Next:\n  fedloom client run my_client.py:client --config {shlex.quote(str(config))}"
         ),
     )
 

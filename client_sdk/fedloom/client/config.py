@@ -71,14 +71,23 @@ class ClientConfig:
 
     def __post_init__(self) -> None:
         """Check what concerns more than one value."""
-        host, _, port = self.server.rpartition(":")
-        if not host or not port.isdigit() or not 0 < int(port) <= 65535:
-            raise UsageError(f"Expected server as host:port, got {self.server!r}.")
+        host = _host("server", self.server)
+        if self.enrolment:
+            _host("enrolment", self.enrolment)
         if self.plaintext and host not in ("localhost", "127.0.0.1", "[::1]"):
             raise UsageError(f"Expected a loopback server without TLS, got {self.server!r}.")
         if not self.reconnect_s > 0:
             raise UsageError(f"Expected reconnect_s > 0, got {self.reconnect_s}.")
         chunks.check(self.chunk_bytes)
+
+
+def _host(name: str, address: str) -> str:
+    """The host of an address, which is host:port."""
+    host, _, port = address.rpartition(":")
+    is_port = port.isascii() and port.isdigit() and 0 < int(port) <= 65535
+    if not host or not is_port or "/" in host or any(map(str.isspace, host)):
+        raise UsageError(f"Expected {name} as host:port, got {address!r}.")
+    return host
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +145,8 @@ def _document(path: Path) -> dict[str, Any]:
         return {}
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{error}") from None
+    except OSError as error:
+        raise UsageError(f"expected a file that can be read, got: {error.strerror}.") from None
 
 
 def _check_required(values: Mapping[str, Any], path: Path) -> None:

@@ -5,6 +5,7 @@ is trusted at first contact because the token pins its root.
 """
 
 import asyncio
+import secrets
 from pathlib import Path
 
 import grpc
@@ -14,13 +15,14 @@ from fedloom.client.policy import template as policy_template
 from fedloom.client.store import ClientStore
 from fedloom.protocol import identity, wire
 from fedloom.protocol.bootstrap import fetch_root
-from fedloom.protocol.errors import IntegrityError, UsageError
+from fedloom.protocol.errors import IntegrityError, UnavailableError, UsageError
 from fedloom.protocol.signing import KEY_BYTES, fingerprint
 from fedloom.protocol.tokens import parse_token
 from fedloom.protocol.v1 import enrolment_pb2
 from fedloom.protocol.version import PROTOCOL_VERSIONS
 
 CONTACT_S = 20.0
+STATE = "client-state"
 
 
 async def enrol(server: str, token: str, config: Path) -> str:
@@ -44,6 +46,7 @@ async def enrol(server: str, token: str, config: Path) -> str:
         raise UsageError(f"Expected --server as host:port, got {server!r}.")
     _check_new(config)
     pin = parse_token(token).pin
+    _check_place(config)  # else the token would be spent in vain
     root = await asyncio.to_thread(fetch_root, host.strip("[]"), int(port), pin, CONTACT_S)
     key = identity.generate_key()
     request = enrolment_pb2.EnrolRequest(
@@ -59,12 +62,30 @@ def _check_new(config: Path) -> None:
         raise UsageError(f"Expected no {config} yet, got one: move it away to enrol anew.")
 
 
+def _check_place(config: Path) -> None:
+    """Can the identity and the settings be written?
+
+    Raises:
+        UnavailableError: they cannot; nothing has been asked of the server yet.
+    """
+    try:
+        config.parent.mkdir(parents=True, exist_ok=True)
+        ClientStore(config.parent / STATE).make_room()
+        trial = config.with_name(f".{config.name}.{secrets.token_hex(4)}")
+        trial.touch(mode=0o600)
+        trial.unlink()
+    except OSError as error:
+        raise UnavailableError(
+            f"Expected to write to {config.parent}, got: {error}. Mend that and enrol again: the "
+            "token is still good."
+        ) from error
+
+
 def _keep(
     config: Path, key_pem: bytes, issued: enrolment_pb2.IssuedCertificate, server: str
 ) -> None:
     """Write the identity, then the settings that point at it."""
-    config.parent.mkdir(parents=True, exist_ok=True)
-    store = ClientStore(config.parent / "client-state")
+    store = ClientStore(config.parent / STATE)
     if len(issued.signing_key) != KEY_BYTES:
         raise IntegrityError(
             f"Expected the server's signing key of {KEY_BYTES} bytes, got "
@@ -84,8 +105,10 @@ def _keep(
     policy = config.parent / POLICY
     if not policy.exists():  # an earlier one, or one that was put there before, is the owner's
         policy.write_text(policy_template())
-    values = {"server": fleet, "enrolment": server, "state_dir": "client-state", "policy": POLICY}
-    config.write_text(template(values))
+    values = {"server": fleet, "enrolment": server, "state_dir": STATE, "policy": POLICY}
+    draft = config.with_name(config.name + ".tmp")  # half a client.toml would be none
+    draft.write_text(template(values))
+    draft.replace(config)
 
 
 async def _call(

@@ -24,6 +24,8 @@ from fedloom.protocol.v1 import fleet_pb2
 _RUN = re.compile(r"[\w-]{1,128}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
+MAX_RUN_BYTES = 200
+"""Of a run's id: with what comes after it a file may have such a name."""
 MAX_MODEL_BYTES = 1 << 42
 MAX_DIFFERENCES = 64
 MAX_EPOCHS = 100_000
@@ -40,7 +42,7 @@ class UnfitError(FedloomError):
 
 def is_run(run: str) -> bool:
     """Can this be a run's id? It becomes part of file names."""
-    return _RUN.fullmatch(run) is not None
+    return _RUN.fullmatch(run) is not None and len(run.encode()) <= MAX_RUN_BYTES
 
 
 def check_offer(offer: fleet_pb2.Task) -> None:
