@@ -69,7 +69,7 @@ class Checkpoints:
         """Keep what `write` writes, durably; the one before stays until then."""
         if self._path is None:
             return
-        self._path.parent.mkdir(exist_ok=True)
+        self._path.parent.mkdir(mode=0o700, exist_ok=True)
         temporary = self._path.with_suffix(".tmp")
         with temporary.open("wb") as file:
             write(file)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from crc32c import crc32c
+from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from fedloom.client.checkpoints import name_of
@@ -62,7 +63,7 @@ class ClientStore:
         self._memory = directory / "memory"
         self._checkpoints = directory / "checkpoints"
         for folder in (self._models, self._outbox, self._memory):
-            folder.mkdir(exist_ok=True)
+            folder.mkdir(mode=0o700, exist_ok=True)
         self.journal = Journal(directory)
         self._verified: set[str] = set()
         self._checked: set[str] = set()
@@ -219,6 +220,8 @@ class ClientStore:
         self._verified.add(digest)
         for old in self._by_age()[: -self.keep]:
             old.unlink()
+            self._verified.discard(old.stem)
+            self._checked.discard(old.stem)
         for part in self._models.glob("*.part"):
             part.unlink()
         return path
@@ -342,7 +345,10 @@ class ClientStore:
         path = self._header_path(task.key.run, task.key.round)
         if not path.exists():
             return None
-        header = fleet_pb2.UpdateHeader.FromString(path.read_bytes())
+        try:
+            header = fleet_pb2.UpdateHeader.FromString(path.read_bytes())
+        except DecodeError:
+            return None  # a power cut: it is made anew
         body = self.body_path(task.key.run, task.key.round)
         whole = header.model_digest == task.model.digest and _crc(body) == header.crc32c
         return header if whole else None
