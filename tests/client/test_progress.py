@@ -22,6 +22,9 @@ from support.tasks import task
         ((math.nan, math.inf), Note(0.0)),
         (((1, 2), "much"), Note(0.5)),
         (((1, 2), [1, 2]), Note(0.5)),
+        (("much",), Note(0.0)),
+        (((1, 2, 3),), Note(0.0)),
+        ((None, 0.5), Note(0.0, 0.5)),
     ],
 )
 def test_whatever_is_said_becomes_a_fraction_and_perhaps_a_loss(said, expected):

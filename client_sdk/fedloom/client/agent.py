@@ -7,11 +7,13 @@ Hours without a connection are normal: one line says that it is gone, and one th
 
 import asyncio
 import logging
+import os
 import random
 import signal
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,6 +26,7 @@ from fedloom.client.conditions import ConditionGate
 from fedloom.client.config import ClientConfig, load
 from fedloom.client.connection import Connection
 from fedloom.client.gates import Gate
+from fedloom.client.lock import only_agent
 from fedloom.client.policy import PolicyFile
 from fedloom.client.ranks import ranks
 from fedloom.client.renewal import Renewal
@@ -104,8 +107,12 @@ class Agent:
 
         Raises:
             Refusal: the server will never have this client again without somebody's help.
-            UsageError: it is not enrolled.
+            UsageError: it is not enrolled, or another agent runs on its state directory.
         """
+        with only_agent(self._store.directory):
+            await self._run()
+
+    async def _run(self) -> None:
         attempt, longest = 0, 0.0
         self._standing.begins()
         watchdog = asyncio.ensure_future(keep_watchdog())
@@ -253,6 +260,24 @@ def run(client: Client, config: str | Path = "client.toml", gates: Sequence[Gate
         group.close()
 
 
+@cache
+def _let_children_be() -> None:
+    """Children that the training code forks take signals as any process does.
+
+    Else they would take them as the agent: it would stop where a pool of workers is told to end,
+    and the workers would not.
+    """
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=_be_a_child)
+
+
+def _be_a_child() -> None:
+    with suppress(ValueError):  # not the thread that signals go to
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 class Breakable(Protocol):
     """What a client's training hangs on beside this process."""
 
@@ -271,6 +296,7 @@ def attend(
     Raises:
         FedloomError: the server will not have this client, or the group is broken.
     """
+    _let_children_be()
 
     async def main() -> None:
         loop = asyncio.get_running_loop()

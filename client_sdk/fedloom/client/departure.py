@@ -22,6 +22,7 @@ from fedloom.client import journal
 from fedloom.client.answers import FILE as ANSWERS
 from fedloom.client.config import ClientConfig
 from fedloom.client.connection import CONNECT_S, Connection
+from fedloom.client.lock import FILE as LOCK
 from fedloom.client.rules import FILE as ROUNDS
 from fedloom.client.standing import FILE as AGENT
 from fedloom.client.store import ClientStore
@@ -31,7 +32,7 @@ from fedloom.protocol.private_files import sync_directory
 from fedloom.protocol.v1 import fleet_pb2
 
 KEYS = ("identity.pem", "noise.key")
-FILES = ("root.pem", "signing.pub", "room", ANSWERS, ROUNDS, AGENT)
+FILES = ("root.pem", "signing.pub", "room", LOCK, ANSWERS, ROUNDS, AGENT)
 FOLDERS = ("models", "outbox", "memory", "promoted", "checkpoints", "flower")
 
 _GONE = frozenset({Code.REVOKED, Code.UNKNOWN_CLIENT, Code.EXPIRED})

@@ -33,13 +33,16 @@ def note(done: float | tuple[float, float], loss: object = None) -> Note:
         done: a fraction from 0 to 1, or how much of how much.
         loss: what becomes a number by `float`; left out where that is not finite.
     """
-    part, whole = done if isinstance(done, tuple) else (done, 1.0)
-    fraction = part / whole if whole else 1.0
     if hasattr(loss, "detach"):  # PyTorch warns of what is still part of a graph
         loss = loss.detach()
     try:
+        part, whole = done if isinstance(done, tuple) else (done, 1.0)
+        fraction = float(part / whole if whole else 1.0)
+    except Exception:  # noqa: BLE001 - whatever was given as one
+        fraction = 0.0
+    try:
         value = None if loss is None else float(loss)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
+    except Exception:  # noqa: BLE001 - likewise
         value = None
     return Note(
         min(1.0, max(0.0, fraction)) if math.isfinite(fraction) else 0.0,

@@ -126,6 +126,12 @@ class Tasks:
             self._refused(key, f"an offer: {refusal.code}: {refusal}")
             if (key.run, key.round) not in self._work:  # nobody vouches for what a bad one names
                 await self._reply(key, declined=f"{refusal.code}: {refusal}")
+        except Exception as error:
+            # A gate of the owner's own, a disk: whatever it is, the agent lives.
+            log.exception("round %d of %s could not be looked at", key.round, key.run)
+            if (key.run, key.round) not in self._work:
+                why = f"the device could not look at the offer: {type(error).__name__}."
+                await self._decline(key, Objection(why))
 
     def _refused(self, key: fleet_pb2.TaskKey, what: str) -> None:
         """Put down that the server gave something that is not used."""
@@ -197,7 +203,7 @@ class Tasks:
         self, key: fleet_pb2.TaskKey, declined: str = "", again_s: float = 0.0
     ) -> None:
         reply = fleet_pb2.OfferReply(
-            task=key, accepted=not declined, reason=declined[:500], again_s=again_s
+            task=key, accepted=not declined, reason=printable(declined, 500), again_s=again_s
         )
         await self._connection.send(fleet_pb2.ClientMessage(offer_reply=reply))
 
@@ -222,16 +228,24 @@ class Tasks:
         why = printable(withdraw.reason)
         log.info("round %d of %s is no longer wanted: %s", key[1], key[0], why)
         if key in self._work:
-            self._tasks[key].checkpoints.close()
             self._note("withdrawn", key, f"Round {key[1]} of {key[0]} is no longer wanted: {why}")
             self._answers.settle(*key)
         self._cancel(key)
-        self._store.settle(*key)
+        self._drop(key)
+
+    def _drop(self, key: TaskId) -> None:
+        """Keep nothing of a round that is over. What a broken disk does not let go of stays."""
+        try:
+            if key in self._tasks:
+                self._tasks[key].checkpoints.close()
+            self._store.settle(*key)
+        except OSError as error:
+            log.warning("round %d of %s is over, but not removed: %s", key[1], key[0], error)
 
     def _settle(self, key: TaskId) -> None:
         """The round has this client's update, or wants none."""
         self._answers.settle(*key)
-        self._store.settle(*key)
+        self._drop(key)
 
     def _cancel(self, key: TaskId) -> None:
         if key in self._tasks:
@@ -272,7 +286,7 @@ class Tasks:
         except PolicyError as error:
             log.warning("round %d of %s: kept here: %s", task.round, task.run, error)
             self._note("declined", key, f"Sent nothing for {_of(key)}: {error}")
-            self._store.settle(*key)
+            self._drop(key)
             await self._failed(offer.key, f"{error}")
         except UnfitError as error:
             self._refused(offer.key, f"what came for {_of(key)}: {error}")
@@ -288,13 +302,13 @@ class Tasks:
             span.end(type(error).__name__)
             reason = type(error).__name__
             if self._tells_errors():
-                reason += f": {error}"
+                reason += f": {_words(error)}"
             text = f"The training code failed in {_of(key)}; the server was told: {reason}"
             self._note("failed", key, printable(text))
             await self._failed(offer.key, reason)
 
     async def _failed(self, key: fleet_pb2.TaskKey, reason: str) -> None:
-        failed = fleet_pb2.TaskFailed(task=key, reason=reason[:500])
+        failed = fleet_pb2.TaskFailed(task=key, reason=printable(reason, 500))
         await self._connection.send(fleet_pb2.ClientMessage(task_failed=failed))
 
     def _tells_errors(self) -> bool:
@@ -436,6 +450,28 @@ def _of(key: TaskId) -> str:
     return f"round {key[1]} of {key[0]}"
 
 
+def _bearable(error: BaseException) -> Exception:
+    """What the author's code raised, as something that ends its task and nothing else.
+
+    `SystemExit` would end the agent, `CancelledError` pass for a task that nobody wants any more,
+    and `StopIteration` is nothing that a future takes: it would be waited for without end.
+    """
+    if isinstance(error, Exception) and not isinstance(error, StopIteration):
+        return error
+    said = f"{type(error).__name__}({_words(error)})"
+    wrapped = RuntimeError(f"Expected train to return, got {said} out of it.")
+    wrapped.__cause__ = error
+    return wrapped
+
+
+def _words(error: BaseException) -> str:
+    """What an error says, where it can say it."""
+    try:
+        return printable(str(error))
+    except Exception as another:  # noqa: BLE001 - the author's own class
+        return f"<its message raises {type(another).__name__}>"
+
+
 async def in_thread(call: Callable[[], T], task: Task) -> T:
     """Run blocking code in a daemon thread: it must not keep a stopping process alive.
 
@@ -444,7 +480,7 @@ async def in_thread(call: Callable[[], T], task: Task) -> T:
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 
-    def settle(result: T | None, error: BaseException | None) -> None:
+    def settle(result: T | None, error: Exception | None) -> None:
         if not done.cancelled():
             if error is None:
                 done.set_result(result)  # type: ignore[arg-type]
@@ -455,7 +491,7 @@ async def in_thread(call: Callable[[], T], task: Task) -> T:
         try:
             result, error = call(), None
         except BaseException as caught:  # noqa: BLE001 - handed over whole
-            result, error = None, caught
+            result, error = None, _bearable(caught)
         with suppress(RuntimeError):  # the loop has closed: nobody waits
             loop.call_soon_threadsafe(settle, result, error)
 

@@ -20,6 +20,8 @@ from fedloom.protocol.v1 import fleet_pb2
 # Names as the machine itself resolves them: gRPC's own resolver asks DNS even for what is in the
 # hosts file (15 s a connection where no DNS server answers), and knows no mDNS (`hub.local`).
 os.environ.setdefault("GRPC_DNS_RESOLVER", "native")
+# Training code may fork workers. They never use gRPC, whose own handlers abort some of them.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 FLEET_SERVICE: Final = "fedloom.v1.Fleet"
 ENROLMENT_SERVICE: Final = "fedloom.v1.Enrolment"

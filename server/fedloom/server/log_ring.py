@@ -75,7 +75,7 @@ class LogRing(logging.Handler):
             message = record.getMessage()
             if record.exc_info and record.exc_info[0] is not None:
                 message += f" ({record.exc_info[0].__name__}: {record.exc_info[1]})"
-        except (TypeError, ValueError):  # whoever logs must never fail for it
+        except Exception:  # noqa: BLE001 - whoever logs must never fail for it
             message = str(record.msg)
         line = {
             "id": next(self._ids),

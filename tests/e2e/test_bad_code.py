@@ -1,0 +1,123 @@
+"""Training code that does what it should not: its round goes on, and the agent with it."""
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from fedloom.client import agent
+from support.agents import Adder, played, submit, until
+
+pytestmark = pytest.mark.e2e
+
+ONES = {"w": np.ones(3, np.float32)}
+
+
+class SilentError(Exception):
+    """Cannot even say what it is."""
+
+    def __str__(self):
+        raise RuntimeError("no words")
+
+
+class Raises(Adder):
+    """Raises something the first time."""
+
+    def __init__(self, error):
+        super().__init__()
+        self.errors = [error]
+
+    def train(self, params, task):
+        if self.errors:
+            raise self.errors.pop()
+        return super().train(params, task)
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (StopIteration(), "StopIteration"),
+        (SystemExit(3), "SystemExit(3)"),
+        (KeyboardInterrupt(), "KeyboardInterrupt"),
+        (asyncio.CancelledError(), "CancelledError"),
+        (GeneratorExit(), "GeneratorExit"),
+        (ValueError("a half of it \ud800"), "\\ud800"),
+        (SilentError(), "SilentError"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_whatever_training_raises_ends_its_task_alone(tmp_path, error, told):
+    """The owner reads why, and the next round has the client's update."""
+
+    async def scenario(federation, agents):
+        await agents.start("a", Raises(error))
+        cohort = {"goal": 1, "quorum": 1, "patience_s": 0.1, "deadline_s": 1.0}
+        run = await submit(federation, ONES, rounds=1, cohort=cohort)
+        await federation.ended(run)
+        assert not agents.tasks["a"].done()
+        log = (agents.configs["a"].state_dir / "journal.jsonl").read_text()
+        assert told.replace("\\", "\\\\") in log
+
+    played(tmp_path, scenario)
+
+
+class Breaks:
+    """A gate that raises, once."""
+
+    def __init__(self):
+        self.left = 1
+
+    def objection(self, offer):
+        if self.left:
+            self.left = 0
+            raise OSError("a file that is gone")
+
+
+def test_a_gate_that_raises_declines_and_the_agent_lives(tmp_path):
+    """An owner's own gate, or a disk, is no reason to end."""
+
+    async def scenario(federation, agents):
+        await agents.start("a", Adder(), gates=[Breaks()])
+        cohort = {"goal": 1, "quorum": 1, "patience_s": 0.1, "deadline_s": 1.0}
+        run = await submit(federation, ONES, rounds=1, cohort=cohort)
+        await federation.ended(run)
+        await until(lambda: not agents.tasks["a"].done())
+
+    played(tmp_path, scenario)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="forks")
+def test_a_forked_child_takes_signals_for_itself():
+    """A pool of workers that is told to end does so, and the agent does not."""
+    woken = []
+
+    async def main():
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, woken.append, True)
+        agent._let_children_be()
+        ended = []
+
+        def train():
+            ready, say = os.pipe()
+            child = os.fork()
+            if not child:
+                os.write(say, b"!")
+                time.sleep(20.0)
+                os._exit(0)
+            os.read(ready, 1)
+            os.kill(child, signal.SIGTERM)
+            ended.append(os.waitpid(child, 0)[1])
+
+        training = threading.Thread(target=train)
+        training.start()
+        await asyncio.to_thread(training.join, 20.0)
+        loop.remove_signal_handler(signal.SIGTERM)
+        return ended
+
+    assert asyncio.run(main()) == [signal.SIGTERM]
+    assert woken == []
