@@ -180,6 +180,22 @@ def test_a_name_that_the_server_does_not_have_is_named(look, device):
     assert "localhost" in found["tls"].said
 
 
+def test_the_enrolment_port_is_not_the_fleets(look, device, federation):
+    """Both show the server's certificate; only one lets clients attend."""
+    fleet, enrolment = federation.server.fleet_port, federation.server.enrolment_port
+    setting(device, f'server = "127.0.0.1:{fleet}"', f'server = "127.0.0.1:{enrolment}"')
+    found = look()
+    assert levels(found, "fail") == {"server"}
+    assert "enrolment port" in found["server"].said
+
+
+def test_a_rate_is_not_the_work_of_one_lucky_transfer():
+    """Nor of one that was held up: the middle of the last ones counts."""
+    took = [1.0] * 4 + [0.008, 0.008, 0.0, 9.0] + [0.008] * 12
+    rate = network._rate(lambda size: took.pop(0) + 1e-9, 0.001)
+    assert 1000 < rate < 2400
+
+
 def test_a_clock_that_is_off_is_measured_against_the_server(look, monkeypatch):
     """By the time that the server tells, and the certificate is judged by that."""
     monkeypatch.setattr(network, "here_s", lambda: time.time() - 3600)

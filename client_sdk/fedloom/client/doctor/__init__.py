@@ -90,7 +90,9 @@ def _ask(
     except Refusal as refusal:
         return None, fail("server", f"it refuses this client: {refusal}", identity.ENROL)
     except UnavailableError as error:
-        return None, fail("server", str(error), "see its log, or ask its operator")
+        return None, fail(
+            "server", str(error), "check the port in client.toml; else see the server's log"
+        )
     if measured is None:
         return None, ok("server", "it answers, but is too old to measure the connection by")
     return measured, ok("server", f"it takes this client, and answers in "

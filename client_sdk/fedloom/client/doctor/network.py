@@ -7,11 +7,12 @@ out. The last ones ask the server by `Measure`, which disturbs no agent that att
 import hashlib
 import socket
 import ssl
+import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 
@@ -31,6 +32,7 @@ ANSWER_S = 10.0
 MEASURE_S = 1.0
 """How long each direction is measured for."""
 SLOW_TRANSFER_S = 600.0
+Metadata: TypeAlias = tuple[tuple[str, str], ...]
 here_s = time.time
 """This device's clock."""
 _SIZES = (1 << 14, 1 << 16, 1 << 18, 1 << 20)
@@ -170,7 +172,7 @@ def measure(config: ClientConfig, found: Held | None) -> Measured | None:
     with _channel(config, found) as channel:
         ask: Any = channel.unary_unary(wire.MEASURE)
         plaintext = config.plaintext
-        metadata = ((wire.CLIENT_KEY, plaintext),) if plaintext else ()
+        metadata: Metadata = ((wire.CLIENT_KEY, plaintext),) if plaintext else ()
 
         def exchange(up: int, down: int) -> tuple[float, float]:
             begun = time.monotonic()
@@ -182,24 +184,45 @@ def measure(config: ClientConfig, found: Held | None) -> Measured | None:
             exchange(0, 0)  # connects
             server_s, round_trip_s = exchange(0, 0)
             ahead_s = here_s() - round_trip_s / 2 - server_s
-            up = _rate(lambda size: exchange(size, 0)[1] - round_trip_s)
-            down = _rate(lambda size: exchange(0, size)[1] - round_trip_s)
+            up = _rate(lambda size: exchange(size, 0)[1], round_trip_s)
+            down = _rate(lambda size: exchange(0, size)[1], round_trip_s)
         except grpc.RpcError as error:
             failed: Any = error  # a call, with all that an AioRpcError has
             if failed.code() is grpc.StatusCode.UNIMPLEMENTED:
+                _check_fleet(channel, config, metadata)
                 return None
             raise wire.error_from_rpc(failed, config.server) from error
     return Measured(ahead_s=ahead_s, round_trip_s=round_trip_s, up_mbit_s=up, down_mbit_s=down)
 
 
-def _rate(seconds_for: Callable[[int], float]) -> float:
+def _check_fleet(channel: grpc.Channel, config: ClientConfig, metadata: Metadata) -> None:
+    """See that it is a fleet's port at all, by a question that older servers know.
+
+    Raises:
+        UnavailableError: it is not.
+    """
+    try:
+        ask: Any = channel.unary_unary(wire.PROMOTED)
+        ask(b"", timeout=ANSWER_S, metadata=metadata)
+    except grpc.RpcError as error:
+        failed: Any = error
+        if failed.code() is grpc.StatusCode.UNIMPLEMENTED:
+            raise UnavailableError(
+                f"{config.server} is not where clients connect: it may be the enrolment port"
+            ) from None
+        raise wire.error_from_rpc(failed, config.server) from error
+
+
+def _rate(seconds_for: Callable[[int], float], round_trip_s: float) -> float:
     """10^6 bit/s of the largest transfers that there is time for: small ones tell of latency."""
-    begun, rate = time.monotonic(), 0.0
+    begun, found = time.monotonic(), [0.0]
     for size in (*_SIZES, *[_SIZES[-1]] * 16):
-        rate = size * 8e-6 / max(seconds_for(size), 1e-6)
+        took_s = seconds_for(size)
+        # At most half of it is taken for the round trip, which varies.
+        found.append(size * 8e-6 / max(took_s - round_trip_s, took_s / 2))
         if time.monotonic() - begun > MEASURE_S:
             break
-    return rate
+    return statistics.median(found[-9:])
 
 
 def _channel(config: ClientConfig, found: Held | None) -> grpc.Channel:
