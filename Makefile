@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 FLOWER ?= .venv-flower
 FUZZ   ?= .venv-fuzz
-LINT   ?= .venv-lint
+DEPLOY_LINT ?= .venv-lint
 KILLS  ?= 1000
 SEED   ?= 1
 DATA   ?= digits
@@ -99,14 +99,14 @@ format: $(VENV)/.dev ## put the code into form
 generate: $(VENV)/.dev ## make the protobuf modules anew
 	scripts/protogen.sh
 
-$(LINT)/.done: constraints.txt
-	$(PYTHON) -m venv $(LINT)
-	$(LINT)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt \
+$(DEPLOY_LINT)/.done: constraints.txt
+	$(PYTHON) -m venv $(DEPLOY_LINT)
+	$(DEPLOY_LINT)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt \
 	  yamllint kubernetes-validate check-jsonschema dockerfile-parse
 	@touch $@
 
-lint-deploy: $(LINT)/.done ## container files, compose, Kubernetes, systemd and scripts of deploy/
-	scripts/lint_deploy.sh $(LINT)
+lint-deploy: $(DEPLOY_LINT)/.done ## container files, compose, Kubernetes, systemd and scripts of deploy/
+	scripts/lint_deploy.sh $(DEPLOY_LINT)
 
 package: $(VENV)/.dev ## build wheel, sdist and offline bundle, and install them: 2 minutes, a network
 	FEDLOOM_TEST_PACKAGE=1 pytest -q tests/packaging
@@ -115,4 +115,4 @@ bundle: ## what machines without a network install from, in out/bundle: EXTRAS=s
 	PYTHON=$(PYTHON) scripts/offline_bundle.sh --out out/bundle $(if $(EXTRAS),--extras $(EXTRAS))
 
 clean: ## remove the virtual environment and everything made
-	rm -rf $(VENV) $(FLOWER) $(FUZZ) $(LINT) out .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(FLOWER) $(FUZZ) $(DEPLOY_LINT) out .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
