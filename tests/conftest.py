@@ -1,6 +1,7 @@
 """What tests share: property tests judged by results, and a real server to be rude to."""
 
 import asyncio
+from functools import partial
 
 import pytest
 from hypothesis import settings
@@ -26,3 +27,11 @@ def federation(runner, tmp_path_factory):
     runner.run(federation.start())
     yield federation
     runner.run(federation.stop())
+
+
+@pytest.fixture
+def updates_of(tmp_path):
+    """Have a client do a task as its agent would; gives the header of the update in its outbox."""
+    from support.outbox import update_of  # as above
+
+    return partial(update_of, folder=tmp_path)

@@ -21,6 +21,7 @@ from fedloom.client.leaving import too_few
 from fedloom.client.local import Local, Settled, settle
 from fedloom.client.policy import Policy, PolicyError
 from fedloom.client.private import Guard
+from fedloom.client.returned import check_dtype, check_measured, check_update
 from fedloom.client.store import ClientStore
 from fedloom.protocol.compression import describe, scheme_of
 from fedloom.protocol.container import DTYPES, read_params
@@ -164,6 +165,7 @@ class Work:
         )
         if wants_evaluation and self.client.can_evaluate():
             num_examples, metrics = self.client.evaluate(self._evaluated(path), task)
+            check_measured(num_examples, metrics, by="evaluate")
             _set_metrics(header.evaluation, num_examples, metrics)
         if task.kind is Kind.TRAIN:
             self._check_any_may_leave(path)
@@ -233,6 +235,7 @@ class Work:
         return of_codec or bool(task.rule.remembers) or task.local.personal.remembers
 
     def _write(self, header: fleet_pb2.UpdateHeader, update: Update, path: Path) -> None:
+        check_update(update)
         if update.num_examples < self.policy.leaves.min_examples:
             raise too_few(self.policy, update.num_examples)
         header.weight = weight_of(update, self.task.weighting)
@@ -313,15 +316,14 @@ def as_update(trained: object) -> Update:
     Raises:
         UsageError: it is neither an `Update` nor the three parts of one.
     """
-    if isinstance(trained, Update):
-        return trained
     if isinstance(trained, tuple) and len(trained) == 3:
-        params, num_examples, metrics = trained
-        return Update(params, num_examples, metrics)
-    raise UsageError(
-        "Expected train to return (params, num_examples, metrics) or an Update, "
-        f"got {type(trained).__name__}."
-    )
+        trained = Update(*trained)
+    if not isinstance(trained, Update):
+        raise UsageError(
+            "Expected train to return (params, num_examples, metrics) or an Update, "
+            f"got {type(trained).__name__}."
+        )
+    return trained
 
 
 def weight_of(update: Update, weighting: Weighting) -> float:
@@ -388,16 +390,21 @@ def _covered(
                 covered.check(old.shape)
             except ValueError as error:
                 raise UsageError(f"{name}: {error}") from None
-            _check_shape(name, np.asarray(values).shape, covered.shape)
-            return covered, np.asarray(values), old[tuple(slice(a, b) for a, b in covered.ranges)]
+            values = np.asarray(values)
+            _check_shape(name, values.shape, covered.shape)
+            check_dtype(name, values)
+            return covered, values, old[tuple(slice(a, b) for a, b in covered.ranges)]
         case MaskOf(values, mask):
-            _check_shape(name, np.asarray(values).shape, old.shape)
+            values = np.asarray(values)
+            _check_shape(name, values.shape, old.shape)
             _check_shape(f"{name} (mask)", mask.shape, old.shape)
+            check_dtype(name, values)
             bits = np.ascontiguousarray(mask, dtype=np.bool_)
-            return Mask(bits.reshape(-1)), np.asarray(values)[bits], old[bits]
+            return Mask(bits.reshape(-1)), values[bits], old[bits]
         case _:
             values = np.asarray(value)
             _check_shape(name, values.shape, old.shape)
+            check_dtype(name, values)
             return Full(), values, old
 
 
