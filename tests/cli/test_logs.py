@@ -31,7 +31,8 @@ def test_json_lines_hold_one_record_each():
     except ValueError:
         log.exception("failed")
     log.debug("not at this level")
-    first, second = map(json.loads, stream.getvalue().splitlines())
+    lines = map(json.loads, stream.getvalue().splitlines())
+    first, second = (line for line in lines if line["logger"] == log.name)
     assert first["message"] == "two\nlines of text"
     assert (first["level"], first["logger"], first["client"]) == ("info", "fedloom.test", "ward-3")
     assert first["time"].endswith("+00:00")

@@ -59,8 +59,8 @@ def test_the_key_of_an_ended_certificate_renews_it(runner, federation, ended):
     assert leaf.not_valid_after_utc > datetime.now(UTC)
     assert issued.unix_time == pytest.approx(datetime.now(UTC).timestamp(), abs=60)
     newest = federation.ledger.trail.page(Filter(who="ended"), 1)[0]
-    serial = f"{leaf.serial_number:x}"
-    assert (newest["action"], json.loads(newest["detail"])["serial"]) == ("client.renew", serial)
+    assert newest["action"] == "client.renew"
+    assert int(json.loads(newest["detail"])["serial"], 16) == leaf.serial_number
 
 
 def test_refused_request_is_in_the_audit_trail(runner, federation):

@@ -52,12 +52,12 @@ def test_the_page_says_what_a_code_means_to_a_client(code):
 
 
 def test_the_page_lists_the_methods():
-    """Names of the seven methods."""
+    """All of them, by name."""
     methods = [row[0].strip("`") for row in rows_after("## Services")]
     assert sorted(methods) == sorted(
         [
             *(wire.ENROL, wire.RENEW_LATE, wire.ATTEND, wire.RENEW),
-            *(wire.DOWNLOAD, wire.PROMOTED, wire.UPLOAD, wire.LEAVE),
+            *(wire.DOWNLOAD, wire.PROMOTED, wire.UPLOAD, wire.LEAVE, wire.MEASURE),
         ]
     )
 
