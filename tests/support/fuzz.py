@@ -50,7 +50,7 @@ def fuzz(door, folder, given):
     schema.write_text(json.dumps(description))
     ended = subprocess.run(
         [
-            given.schemathesis, "run", schema, "--url", door.site.url,
+            given.schemathesis.absolute(), "run", schema, "--url", door.site.url,
             "-H", f"Authorization: Bearer {made['token']}",
             "--checks", CHECKS, "--phases", "examples,coverage,fuzzing",
             "--max-examples", str(given.examples), "--seed", str(given.seed),
