@@ -24,7 +24,7 @@ def test_json_lines_hold_one_record_each():
     """With what `extra` brought and the traceback, whatever characters they hold."""
     stream = io.StringIO()
     set_up("json", stream=stream)
-    log = logging.getLogger("fedloom.test")
+    log = logging.getLogger("fedloom.lines")
     log.info("two\nlines of %s", "text", extra={"client": "ward-3", "path": object})
     try:
         int("bad")
@@ -34,7 +34,7 @@ def test_json_lines_hold_one_record_each():
     lines = map(json.loads, stream.getvalue().splitlines())
     first, second = (line for line in lines if line["logger"] == log.name)
     assert first["message"] == "two\nlines of text"
-    assert (first["level"], first["logger"], first["client"]) == ("info", "fedloom.test", "ward-3")
+    assert (first["level"], first["logger"], first["client"]) == ("info", "fedloom.lines", "ward-3")
     assert first["time"].endswith("+00:00")
     assert second["error"].endswith("'bad'")
 
@@ -43,5 +43,5 @@ def test_text_lines_say_time_level_logger_and_message():
     """As people read them."""
     stream = io.StringIO()
     set_up("text", "debug", stream)
-    logging.getLogger("fedloom.test").debug("hello")
-    assert stream.getvalue().endswith(" DEBUG   fedloom.test hello\n")
+    logging.getLogger("fedloom.lines").debug("hello")
+    assert stream.getvalue().endswith(" DEBUG   fedloom.lines hello\n")
