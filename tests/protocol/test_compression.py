@@ -25,7 +25,9 @@ from fedloom.protocol.compression import (
 from fedloom.protocol.container import DTYPES, build_header, parse_header
 from fedloom.protocol.errors import Code, Refusal
 from fedloom.protocol.manifest import Manifest
-from fedloom.protocol.updates import BodyChecker, Limits, TensorPart, check_header, write_body
+from fedloom.protocol.update_body import BodyChecker
+from fedloom.protocol.update_header import check_header
+from fedloom.protocol.updates import Limits, TensorPart, write_body
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server.each import SpoolUpdates, StoredUpdate
 from fedloom.strategies import DELTA, Full, Mask, Partial, Slice, TensorSpec, exponent, weight_units

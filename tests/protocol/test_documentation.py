@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from fedloom.client import agent, transfer
-from fedloom.protocol import container, updates, wire
+from fedloom.protocol import container, update_header, wire
 from fedloom.protocol.errors import MAX_MESSAGE, Code
 from fedloom.protocol.version import PROTOCOL_VERSIONS
-from fedloom.server import service
+from fedloom.server import calls
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
@@ -67,11 +67,11 @@ def test_the_page_states_the_limits_of_the_code():
     limits = {row[0]: row[1] for row in rows_after("## Limits")}
     assert limits["a message"].startswith(f"{wire.MAX_MESSAGE_BYTES >> 20} MiB")
     assert limits["a refusal's message"] == f"{MAX_MESSAGE} characters"
-    assert limits["metrics"].startswith(f"{updates.MAX_METRICS} ")
-    assert f"names of {updates.MAX_NAME} characters" in limits["metrics"]
-    assert updates.MAX_METRIC == 1e100
-    assert updates.MAX_EXAMPLES == 1 << 42
-    assert service.READ_TIMEOUT_S == 60
+    assert limits["metrics"].startswith(f"{update_header.MAX_METRICS} ")
+    assert f"names of {update_header.MAX_NAME} characters" in limits["metrics"]
+    assert update_header.MAX_METRIC == 1e100
+    assert update_header.MAX_EXAMPLES == 1 << 42
+    assert calls.READ_TIMEOUT_S == 60
     assert f"at most {container.MAX_DIMENSIONS} whole numbers" in PAGE
     assert PROTOCOL_VERSIONS == (2,)
 

@@ -88,7 +88,7 @@ def test_a_key_that_others_could_read_or_change_is_not_used(tmp_path, mode):
     path = tmp_path / "keys" / "key.pem"
     write_private(path, b"secret")
     path.chmod(mode)
-    with pytest.raises(UsageError, match=f"it is {mode:o}: chmod 600"):
+    with pytest.raises(UsageError, match=f"got {mode:o}. Set it: chmod 600"):
         read_private(path)
 
 

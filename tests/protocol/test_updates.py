@@ -15,14 +15,9 @@ from fedloom.protocol.adding import add_update
 from fedloom.protocol.container import DTYPES
 from fedloom.protocol.errors import Code, Refusal
 from fedloom.protocol.manifest import Manifest
-from fedloom.protocol.updates import (
-    BodyChecker,
-    Limits,
-    TensorPart,
-    check_header,
-    header_limit_bytes,
-    write_body,
-)
+from fedloom.protocol.update_body import BodyChecker
+from fedloom.protocol.update_header import check_header, header_limit_bytes
+from fedloom.protocol.updates import Limits, TensorPart, write_body
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.strategies import DELTA, Full, Mask, Partial, Slice, exponent, weight_units
 from fedloom.strategies.algebra import SCALAR, TensorSpec

@@ -1,5 +1,9 @@
 """What a failed call is said to mean."""
 
+import os
+import subprocess
+import sys
+
 import grpc
 import pytest
 
@@ -12,6 +16,19 @@ def _failed(details, trailing=()):
     return grpc.aio.AioRpcError(
         grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), metadata, details=details
     )
+
+
+def test_a_proxy_in_the_way_is_named(monkeypatch):
+    """GRPC says the proxy's address as if it were the server's; its password is not repeated."""
+    monkeypatch.setenv("https_proxy", "http://me:secret@proxy.example.org:3128")
+    monkeypatch.setenv("no_proxy", "localhost,10.0.0.0/8,.elsewhere.org")
+    said = str(wire.error_from_rpc(_failed("Connection refused"), "fl.example.org:7443"))
+    assert "https_proxy" in said
+    assert "proxy.example.org:3128" in said
+    assert "no_proxy=fl.example.org" in said
+    assert "secret" not in said
+    for peer in ("localhost:7443", "10.1.2.3:7443", "fl.elsewhere.org:7443"):
+        assert "proxy" not in str(wire.error_from_rpc(_failed("Connection refused"), peer))
 
 
 def test_a_refusal_comes_back_as_it_was_sent():
@@ -39,3 +56,32 @@ def test_what_grpc_says_is_explained(details, hint):
     assert hint in str(error)
     assert str(error).endswith(".")
     assert ".." not in str(error)
+
+
+WATCHING = """
+import os, sys
+
+class Finder:
+    @staticmethod
+    def find_spec(name, *_):
+        if name == "grpc":
+            print(os.environ.get("GRPC_ENABLE_FORK_SUPPORT"), os.environ.get("GRPC_DNS_RESOLVER"))
+
+sys.meta_path.insert(0, Finder)
+import importlib
+importlib.import_module(sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["fedloom.client", "fedloom.client.agent", "fedloom.protocol.wire", "fedloom.server.app"],
+)
+def test_grpc_is_set_up_before_it_is_imported(module):
+    """It reads its environment once: children that training forks would be aborted else."""
+    known = {k: v for k, v in os.environ.items() if not k.startswith("GRPC_")}
+    done = subprocess.run(
+        [sys.executable, "-c", WATCHING, module],
+        env=known, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.splitlines()[:1] == ["0 native"]

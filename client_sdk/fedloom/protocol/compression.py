@@ -6,17 +6,27 @@ functions here, so the same update has the same bits in all three.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from numpy.typing import NDArray
 
-from fedloom.protocol.codecs import Codec, Encoded, Inspector, Stored, codec, decode, stream
+from fedloom.protocol.codecs import (
+    Codec,
+    Encoded,
+    Inspector,
+    Stored,
+    codec,
+    decode,
+    decoded,
+    stream,
+)
 from fedloom.protocol.codecs.base import Floats
 from fedloom.protocol.container import DTYPES, Entry, Layout, dtype_name
 from fedloom.protocol.errors import Code, Refusal
 from fedloom.protocol.manifest import Manifest
 from fedloom.protocol.v1 import fleet_pb2
+from fedloom.strategies.pieces import Values, pieces_of
 
 Shape = tuple[int, ...]
 T = TypeVar("T")
@@ -158,12 +168,23 @@ class Coded:
             return self.decoded
         return decode(self.codec, self.encoded, self.shape, self.seed)
 
+    def blocks(self) -> Iterator[tuple[int, Floats]]:
+        """What a receiver makes of it: where each block starts, and the block."""
+        if self.decoded is not None:
+            return pieces_of(self.decoded)
+        return decoded(self.codec, self.encoded, self.shape, self.seed)
+
+    def resting(self, keep: Callable[[Values], Values]) -> "Coded":
+        """The same, with its arrays where `keep` puts them."""
+        arrays = {role: keep(array) for role, array in self.encoded.arrays.items()}
+        return replace(self, encoded=replace(self.encoded, arrays=arrays, memory={}))
+
     def describe(self) -> fleet_pb2.Encoding:
         """What a header says of it."""
         seed = self.seed if self.codec.draws else 0
         return fleet_pb2.Encoding(arrays=list(self.encoded.arrays), seed=seed)
 
-    def entries(self, values: str) -> Iterator[tuple[Entry, NDArray[Any]]]:
+    def entries(self, values: str) -> Iterator[tuple[Entry, Values]]:
         """Its arrays as tensors of a body."""
         for role, array in self.encoded.arrays.items():
             dtype = self.encoded.dtypes.get(role) or dtype_name(array.dtype)

@@ -22,10 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedloom.protocol.errors import Code, IntegrityError, Refusal, UsageError
+from fedloom.strategies.pieces import Pieces, Values, pieces_of
 
 PREFIX_BYTES = 8
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
-_WRITE_BYTES = 4 << 20
+_WRITE_VALUES = 1 << 17
 READ_UP_TO_BYTES = 64 << 20
 """Files up to this size are read where pages would be copied: a third of the page faults' cost."""
 MAX_DIMENSIONS = 32
@@ -316,7 +317,7 @@ class Sink(Protocol):
 
 
 def write_params(
-    file: Sink, params: Mapping[str, NDArray[Any]], dtypes: Mapping[str, str] | None = None
+    file: Sink, params: Mapping[str, Values], dtypes: Mapping[str, str] | None = None
 ) -> str:
     """Write a container and return its SHA-256, lower-case hex.
 
@@ -325,26 +326,23 @@ def write_params(
         params: arrays by name.
         dtypes: container dtypes by name where they differ from the arrays' own.
     """
-    stored = {
-        n: (dtypes or {}).get(n) or dtype_name(np.asarray(a).dtype) for n, a in params.items()
-    }
+    params = {n: a if isinstance(a, Pieces) else np.asarray(a) for n, a in params.items()}
+    stored = {n: (dtypes or {}).get(n) or dtype_name(a.dtype) for n, a in params.items()}
     header, layout = build_header(
-        Entry(name, stored[name], np.asarray(array).shape) for name, array in params.items()
+        Entry(name, stored[name], array.shape) for name, array in params.items()
     )
     digest = hashlib.sha256(header)
     file.write(header)
     for name in layout.tensors:
-        array = np.ascontiguousarray(narrow(np.asarray(params[name]), stored[name])).reshape(-1)
-        raw = array.view(np.uint8).data if array.size else memoryview(b"")
-        for start in range(0, len(raw), _WRITE_BYTES):
-            block = raw[start : start + _WRITE_BYTES]
+        for _, piece in pieces_of(params[name], _WRITE_VALUES):
+            block = np.ascontiguousarray(narrow(piece, stored[name])).view(np.uint8).data
             file.write(block)
             digest.update(block)
     return digest.hexdigest()
 
 
 def write_file(
-    path: Path, params: Mapping[str, NDArray[Any]], dtypes: Mapping[str, str] | None = None
+    path: Path, params: Mapping[str, Values], dtypes: Mapping[str, str] | None = None
 ) -> str:
     """Write `path` durably and atomically: it holds the old bytes or the new ones, never a part.
 

@@ -19,18 +19,22 @@ Invariant: `apply` of what `make` wrote gives the very arrays that `make` return
 """
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedloom.protocol.codecs import Codec, Encoded, codec, decode, stream
+from fedloom.protocol.codecs import Codec, Encoded, codec, decode, held, stream
 from fedloom.protocol.compression import array_name
 from fedloom.protocol.container import narrow, widen
 from fedloom.protocol.errors import IntegrityError
 from fedloom.protocol.manifest import Manifest
+from fedloom.strategies.pieces import Changed, Pieces, Values, changed
 
 Params = Mapping[str, NDArray[Any]]
 
@@ -80,7 +84,7 @@ def make(base: Params, new: Params, manifest: Manifest, method: Codec, seed: int
             for role, array in encoded.arrays.items():
                 at = array_name(number, role)
                 wide = encoded.dtypes.get(role, "")  # bfloat16 is handed over widened
-                done.arrays[at] = widen(array, wide)
+                done.arrays[at] = widen(np.asarray(array), wide)
                 if wide:
                     done.dtypes[at] = wide
             decoded = decode(method, encoded, old.shape, key)
@@ -95,7 +99,9 @@ def make(base: Params, new: Params, manifest: Manifest, method: Codec, seed: int
     return done
 
 
-def apply(base: Params, arrays: Params, manifest: Manifest) -> dict[str, NDArray[Any]]:
+def apply(
+    base: Mapping[str, Values], arrays: Mapping[str, Values], manifest: Manifest
+) -> dict[str, Values]:
     """The model that a difference leads to.
 
     Args:
@@ -103,29 +109,72 @@ def apply(base: Params, arrays: Params, manifest: Manifest) -> dict[str, NDArray
         arrays: of the difference's container, as read.
         manifest: of the model.
 
+    Returns:
+        Tensors by name, which are made as they are asked for.
+
     Raises:
-        IntegrityError: it is no difference from this model.
+        IntegrityError: it is no difference from this model; some of what is wrong is found only
+            where a tensor is asked for.
     """
-    try:
-        note = json.loads(arrays[_NOTE].tobytes())
+    with _trusting_nothing():
+        note = json.loads(np.asarray(arrays[_NOTE]).tobytes())
         method = codec(note["codec"], note["settings"])
         result, listed = dict(base), note["tensors"]
         _check_each_once([entry["name"] for entry in listed])
         for number, entry in enumerate(listed):
             name = entry["name"]
             if "arrays" not in entry:
-                result[name] = np.asarray(arrays[f"{number}"]).reshape(base[name].shape)
+                result[name] = _shaped(arrays[f"{number}"], base[name].shape)
                 continue
-            shape = base[name].shape
             found = {role: arrays[array_name(f"{number}", role)] for role in entry["arrays"]}
             encoded = Encoded({role: _raw(array, method) for role, array in found.items()})
-            change = decode(method, encoded, shape, int(entry["seed"]))
-            result[name] = _moved(base[name], change, manifest.dtypes[name], method)
+            change = _Decoded(method, encoded, base[name].shape, int(entry["seed"]))
+            moved = partial(_moved_piece, manifest.dtypes[name], method)
+            result[name] = changed(moved, base[name], change, dtype=manifest.specs[name].dtype)
+    return result
+
+
+@contextmanager
+def _trusting_nothing() -> Iterator[None]:
+    """Say of whatever goes wrong that these are not the bytes that were expected."""
+    try:
+        yield
     except (LookupError, TypeError, ValueError, RecursionError, AttributeError) as error:
         raise IntegrityError(
             f"Expected a difference from the model at hand, got: {type(error).__name__} {error}."
         ) from error
-    return result
+
+
+class _Decoded(Pieces):
+    """The values of an encoded tensor.
+
+    Args:
+        method: the codec.
+        encoded: by it.
+        shape: of the tensor.
+        seed: of its randomness.
+    """
+
+    def __init__(self, method: Codec, encoded: Encoded, shape: tuple[int, ...], seed: int) -> None:
+        self.shape, self.dtype = shape, np.dtype(np.float32)
+        self._decoder = method.decoder(shape, seed, held(encoded.arrays))
+
+    def piece(self, start: int, stop: int) -> NDArray[Any]:
+        """Decode them; they last until the next call."""
+        with _trusting_nothing():
+            found = self._decoder.block(start, stop)
+            if found.size != stop - start:
+                raise ValueError(f"Expected {stop - start} values, got {found.size}.")
+            return found
+
+
+def _shaped(values: Values, shape: tuple[int, ...]) -> Values:
+    """The same values in a shape, which they must be enough for."""
+    if not isinstance(values, Pieces):
+        return values.reshape(shape)
+    if values.size != math.prod(shape):
+        raise ValueError(f"Expected values for the shape {shape}, got {values.size}.")
+    return Changed(lambda of, _: of[0], (values,), shape, values.dtype)
 
 
 def _check_each_once(names: list[str]) -> None:
@@ -133,10 +182,10 @@ def _check_each_once(names: list[str]) -> None:
         raise ValueError("Expected each tensor once.")
 
 
-def _raw(array: NDArray[Any], method: Codec) -> NDArray[Any]:
+def _raw(array: Values, method: Codec) -> Values:
     """An array as its decoder takes it: bfloat16, which is read widened, by its bits."""
     if method.name == "bf16" and array.dtype == np.float32:
-        return np.ascontiguousarray(narrow(array, "BF16"))
+        return changed(lambda of, _: narrow(of[0], "BF16"), array, dtype=np.uint16)
     return array
 
 
@@ -161,3 +210,9 @@ def _moved(
         moved = np.asarray(np.add(base, change, dtype=np.float32))
     with np.errstate(over="ignore"):  # beyond half precision's range is infinity on both sides
         return np.asarray(widen(narrow(moved, dtype), dtype))
+
+
+def _moved_piece(dtype: str, method: Codec, of: list[NDArray[Any]], _start: int) -> NDArray[Any]:
+    """The same of pieces of both."""
+    base, change = of
+    return _moved(base, change, dtype, method)

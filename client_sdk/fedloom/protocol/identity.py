@@ -193,9 +193,7 @@ def build_csr(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 def leaf_pem(pem: bytes) -> bytes:
     """The first certificate of a key and chain in one PEM."""
-    begin = pem.index(b"-----BEGIN CERTIFICATE-----")
-    end = b"-----END CERTIFICATE-----\n"
-    return pem[begin : pem.index(end, begin) + len(end)]
+    return x509.load_pem_x509_certificate(pem).public_bytes(Encoding.PEM)
 
 
 def validity(pem: bytes) -> tuple[datetime, datetime]:

@@ -3,7 +3,9 @@
 The environment's OTEL_EXPORTER_OTLP_HEADERS, _CERTIFICATE and OTEL_RESOURCE_ATTRIBUTES hold.
 """
 
+import logging
 import threading
+import time
 from contextlib import AbstractContextManager
 from typing import Self
 
@@ -21,10 +23,31 @@ from fedloom.protocol.version import __version__
 
 EXPORT_MS = 1000
 TIMEOUT_S = 5.0
+TOLD_S = 60.0
+"""Between two lines of the log that say that a collector is away."""
+
 PARTING_S = 2.0
 """How long a process that ends waits for its last spans to leave."""
 
 _PROPAGATOR = TraceContextTextMapPropagator()
+
+
+class _Seldom(logging.Filter):
+    """Lets a line through once in a while: the exporter has one, or more, for each try."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._next = 0.0
+
+    def filter(self, _: logging.LogRecord) -> bool:
+        now = time.monotonic()
+        if now < self._next:
+            return False
+        self._next = now + TOLD_S
+        return True
+
+
+logging.getLogger(OTLPSpanExporter.__module__).addFilter(_Seldom())
 
 
 class _OtlpSpan(Span):

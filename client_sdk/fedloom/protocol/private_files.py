@@ -72,8 +72,8 @@ def read_private(path: Path) -> bytes:
         mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
         if mode & (_OTHERS_WRITE | stat.S_IRWXO):
             raise UsageError(
-                f"{path} holds a private key, so its mode must be 600, but it is {mode:o}: "
-                f"chmod 600 {path}, and replace the key if others use this machine"
+                f"Expected mode 600 of {path}, which is for its owner alone, got {mode:o}. Set it: "
+                f"chmod 600 {path}; and where others use this machine, replace the key."
             )
         return file.read()
 

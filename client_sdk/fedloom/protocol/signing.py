@@ -35,6 +35,7 @@ MAX_CHAIN = 64
 TASK = "task"
 KEY = "key"
 PROMOTED = "promoted"
+MODEL = "model"
 _CONTEXT = b"fedloom-signature-1"
 _PURPOSE = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 
@@ -155,7 +156,8 @@ class Verifier:
         if not trusted and parsed.key not in self.endorsed(parsed.chain):
             raise _bad(
                 "Expected a signature by the federation's key, got one by another that no key "
-                "known here vouches for. If the server has lost its key, enrol again."
+                "known here vouches for. If the server has lost its key, or this device's "
+                "signing.pub is of another federation, enrol again."
             )
         if not _signed(parsed.key, to_sign(purpose, payload), parsed.signature):
             raise _bad(

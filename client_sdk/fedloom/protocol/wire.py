@@ -7,21 +7,16 @@ those, and each side encodes and decodes by the functions here. A server parses 
 and not by a deserialiser of gRPC's: garbage then gets a typed refusal as everything else does.
 """
 
-import os
 import struct
+from contextlib import suppress
 from typing import Final, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError, Message
 
-from fedloom.protocol.errors import Code, FedloomError, Refusal, UnavailableError
+from fedloom.protocol.errors import Code, FedloomError, Refusal, UnavailableError, printable
+from fedloom.protocol.proxies import proxy_hint
 from fedloom.protocol.v1 import fleet_pb2
-
-# Names as the machine itself resolves them: gRPC's own resolver asks DNS even for what is in the
-# hosts file (15 s a connection where no DNS server answers), and knows no mDNS (`hub.local`).
-os.environ.setdefault("GRPC_DNS_RESOLVER", "native")
-# Training code may fork workers. They never use gRPC, whose own handlers abort some of them.
-os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 FLEET_SERVICE: Final = "fedloom.v1.Fleet"
 ENROLMENT_SERVICE: Final = "fedloom.v1.Enrolment"
@@ -101,11 +96,14 @@ def error_from_rpc(error: grpc.aio.AioRpcError, peer: str) -> FedloomError:
     """What a failed call means: the refusal it carries, or an unreachable or failing server."""
     for key, value in error.trailing_metadata() or ():
         if key == REFUSAL_KEY and isinstance(value, bytes):
-            message = fleet_pb2.Refusal.FromString(value)
-            if message.code in set(Code):
-                return Refusal(Code(message.code), message.message)
-    details = (error.details() or "").rstrip(".")
+            with suppress(DecodeError):
+                message = fleet_pb2.Refusal.FromString(value)
+                if message.code in set(Code):
+                    return Refusal(Code(message.code), message.message)
+    details = printable((error.details() or "").rstrip("."))
     hint = next((h for sign, h in _HINTS if sign in details), "")
+    if error.code() is grpc.StatusCode.UNAVAILABLE:
+        hint = proxy_hint(peer) or hint
     return UnavailableError(
         f"Expected an answer from {peer}, got {error.code().name}: {details}.{hint}"
     )

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fedloom.protocol.codecs.lossless import Lossless
     from fedloom.protocol.codecs.low_rank import LowRank
     from fedloom.protocol.codecs.quantise import Int4, Int8
-    from fedloom.protocol.codecs.reading import Sequential, decode, held
+    from fedloom.protocol.codecs.reading import Sequential, decode, decoded, held
     from fedloom.protocol.codecs.registry import CODECS, codec
     from fedloom.protocol.codecs.sparse import RandomK, TopK
 
@@ -28,7 +28,7 @@ __getattr__ = exports(
         "lossless": "Lossless",
         "low_rank": "LowRank",
         "quantise": "Int4 Int8",
-        "reading": "Sequential decode held",
+        "reading": "Sequential decode decoded held",
         "registry": "CODECS codec",
         "sparse": "RandomK TopK",
     },
@@ -52,6 +52,7 @@ __all__ = [
     "TopK",
     "codec",
     "decode",
+    "decoded",
     "held",
     "stream",
 ]

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedloom.protocol.errors import Code, Refusal
+from fedloom.strategies.pieces import Values
 
 Floats: TypeAlias = NDArray[np.float32]
 Shape: TypeAlias = tuple[int, ...]
@@ -46,12 +47,12 @@ class Encoded:
     """An encoded tensor.
 
     Attributes:
-        arrays: by role, in one of the orders of `Codec.forms`.
+        arrays: by role, in one of the orders of `Codec.forms`; an encoder gives true arrays.
         dtypes: container dtypes by role where they differ from the arrays' own.
         memory: what the codec wants back when it next encodes this tensor, by name.
     """
 
-    arrays: Mapping[str, NDArray[Any]]
+    arrays: Mapping[str, Values]
     dtypes: Mapping[str, str] = field(default_factory=dict)
     memory: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 

@@ -84,9 +84,14 @@ class Lossless:
         memory: Mapping[str, NDArray[Any]],  # noqa: ARG002 - the protocol's
     ) -> Encoded:
         """Deflate block by block; one that does not shrink is stored."""
-        blocks = [self._packed(values[at : at + BLOCK]) for at in range(0, values.size, BLOCK)]
-        data = np.frombuffer(b"".join(blocks), np.uint8)
-        return Encoded({"lengths": np.array([len(b) for b in blocks], np.uint32), "data": data})
+        lengths, data = [], bytearray()  # which grows in place: no second copy of all of it
+        for at in range(0, values.size, BLOCK):
+            block = self._packed(values[at : at + BLOCK])
+            lengths.append(len(block))
+            data += block
+        return Encoded(
+            {"lengths": np.array(lengths, np.uint32), "data": np.frombuffer(data, np.uint8)}
+        )
 
     def _packed(self, values: Floats) -> bytes:
         raw = np.ascontiguousarray(values, "<f4").view(np.uint8).reshape(-1, 4)

@@ -33,6 +33,7 @@ from fedloom.protocol.codecs.base import (
 )
 from fedloom.protocol.codecs.draws import Words64
 from fedloom.strategies.checks import check_count
+from fedloom.strategies.pieces import pieces_of
 
 _MEMORY = "right"
 
@@ -85,7 +86,8 @@ class LowRank:
         right = memory.get(_MEMORY)
         if right is None or right.shape != (n, self.rank) or not right.any():
             right = _random(n, self.rank, seed)
-        if not np.isfinite(values).all():  # decodes to what is not finite either
+        if not all(np.isfinite(piece).all() for _, piece in pieces_of(values)):
+            # decodes to what is not finite either
             nothing = np.full((m, self.rank), np.nan, np.float32)
             return Encoded({"left": nothing, "right": np.zeros((n, self.rank), np.float32)})
         left = orthonormal(np.einsum("ij,jk->ik", matrix, right, dtype=np.float64))

@@ -1,12 +1,13 @@
 """From the arrays of an encoded tensor to its values, in the order that a sum asks for them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedloom.protocol.codecs.base import WORK, Codec, Decoder, Encoded, Floats, Read, Shape, size_of
+from fedloom.strategies.pieces import Pieces, Values
 
 
 class Sequential:
@@ -46,11 +47,15 @@ class Sequential:
         return pieces[0] if len(pieces) == 1 else np.concatenate([self._held[:0], *pieces])
 
 
-def held(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Read]:
-    """Readers of arrays that are in memory."""
-    return {
-        role: _slices(np.ascontiguousarray(array).reshape(-1)) for role, array in arrays.items()
-    }
+def held(arrays: Mapping[str, Values]) -> dict[str, Read]:
+    """Readers of arrays that are at hand."""
+    return {role: _reader(array) for role, array in arrays.items()}
+
+
+def _reader(array: Values) -> Read:
+    if isinstance(array, Pieces):
+        return array.piece
+    return _slices(np.ascontiguousarray(array).reshape(-1))
 
 
 def _slices(flat: NDArray[Any]) -> Read:
@@ -59,10 +64,17 @@ def _slices(flat: NDArray[Any]) -> Read:
 
 def decode(codec: Codec, encoded: Encoded, shape: Shape, seed: int) -> Floats:
     """All values of a tensor that is at hand, float32 [size]."""
+    out = np.empty(size_of(shape), np.float32)
+    for start, block in decoded(codec, encoded, shape, seed):
+        out[start : start + block.size] = block
+    return out
+
+
+def decoded(
+    codec: Codec, encoded: Encoded, shape: Shape, seed: int
+) -> Iterator[tuple[int, Floats]]:
+    """All values of a tensor that is at hand: where each block starts, and the block."""
     size = size_of(shape)
     decoder = codec.decoder(shape, seed, held(encoded.arrays))
-    out = np.empty(size, np.float32)
     for start in range(0, size, WORK):
-        stop = min(size, start + WORK)
-        out[start:stop] = decoder.block(start, stop)
-    return out
+        yield start, decoder.block(start, min(size, start + WORK))

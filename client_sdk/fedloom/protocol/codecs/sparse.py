@@ -37,6 +37,13 @@ from fedloom.protocol.codecs.draws import Words64
 from fedloom.strategies.checks import check_number
 
 _GAPS = ("U8", "U16", "U32")
+BLOCK = 1 << 16
+"""Values looked at together when the largest are sought; a multiple of 8."""
+_MAGNITUDE_BITS = 31
+_DIGITS = ((19, 12), (7, 12), (0, 7))
+"""The bits of a magnitude in digits, from the highest on: how far up each is, and how wide."""
+_NAN = np.uint32(0x7F800001)
+"""All NaN are equal, and larger than infinity."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,16 +112,23 @@ class TopK(_Sparse):
         memory: Mapping[str, NDArray[Any]],  # noqa: ARG002 - the protocol's
     ) -> Encoded:
         """Select."""
-        places = largest(values, self.kept(values.size))
-        gaps = np.diff(places, prepend=-1)
-        width = np.min_scalar_type(int(gaps.max())).itemsize
-        if (values.size + 7) // 8 < places.size * width:
-            bits = np.zeros(values.size, np.uint8)
-            bits[places] = 1
-            where = {"bits": np.packbits(bits, bitorder="little")}
-        else:
-            where = {"gaps": gaps.astype(f"<u{width}")}
-        return Encoded({"values": values[places], **where})
+        count = self.kept(values.size)
+        sent = np.empty(count, np.float32)
+        bits = np.empty((values.size + 7) // 8, np.uint8)
+        done, last, widest = 0, -1, 0
+        for start, chosen in _largest(values, count):
+            bits[start // 8 : (start + chosen.size + 7) // 8] = np.packbits(
+                chosen, bitorder="little"
+            )
+            places = np.flatnonzero(chosen) + start
+            if places.size:
+                sent[done : done + places.size] = values[places]
+                widest = max(widest, int(np.diff(places, prepend=last).max()))
+                done, last = done + places.size, int(places[-1])
+        width = np.min_scalar_type(widest).itemsize
+        if bits.size < count * width:
+            return Encoded({"values": sent, "bits": bits})
+        return Encoded({"values": sent, "gaps": _gaps(bits, count, f"<u{width}")})
 
     def check(self, shape: Shape, arrays: Mapping[str, Stored]) -> None:
         """Check sizes, which follow from the shape."""
@@ -136,16 +150,61 @@ class TopK(_Sparse):
         return _Decoder(places, read["values"])
 
 
-def largest(values: Floats, count: int) -> NDArray[np.int64]:
-    """The places of the largest magnitudes, rising; of equal ones the first. NaN is the largest."""
-    magnitudes = np.abs(values)
-    least = np.partition(magnitudes, values.size - count)[values.size - count]
-    if np.isnan(least):
-        return np.flatnonzero(np.isnan(magnitudes))[:count]
-    above = ~(magnitudes <= least)
-    equal = np.flatnonzero(magnitudes == least)[: count - np.count_nonzero(above)]
-    above[equal] = True
-    return np.flatnonzero(above)
+def _largest(values: Floats, count: int) -> Iterator[tuple[int, NDArray[np.bool_]]]:
+    """Which values are of the largest magnitudes, block by block; of equal ones the first.
+
+    Magnitudes are compared as whole numbers, the bits of a float without its sign, which have the
+    same order; NaN is the largest. So no block needs another one, nor a second array of them all.
+    """
+    least, equal = _threshold(values, count)
+    for start in range(0, values.size, BLOCK):
+        magnitudes = _magnitudes(values[start : start + BLOCK])
+        chosen = magnitudes > least
+        if equal:
+            places = np.flatnonzero(magnitudes == least)[:equal]
+            chosen[places] = True
+            equal -= places.size
+        yield start, chosen
+
+
+def _threshold(values: Floats, count: int) -> tuple[int, int]:
+    """The count-th largest magnitude, and how many that are equal to it are among so many."""
+    if values.size <= BLOCK:
+        magnitudes = _magnitudes(values)
+        found = int(np.partition(magnitudes, values.size - count)[values.size - count])
+        return found, count - int(np.count_nonzero(magnitudes > found))
+    above, left = 0, count  # the upper bits of it; how many of those that have them are wanted
+    for shift, width in _DIGITS:
+        counts = np.zeros(1 << width, np.int64)
+        for start in range(0, values.size, BLOCK):
+            magnitudes = _magnitudes(values[start : start + BLOCK])
+            if shift + width < _MAGNITUDE_BITS:
+                magnitudes = magnitudes[magnitudes >> np.uint32(shift + width) == above]
+            digits = (magnitudes >> np.uint32(shift)) & np.uint32((1 << width) - 1)
+            counts += np.bincount(digits, minlength=1 << width)
+        reached = np.cumsum(counts[::-1])
+        steps = int(np.searchsorted(reached, left))  # down from the largest digit
+        left -= int(reached[steps] - counts[::-1][steps])
+        above = above << width | (1 << width) - 1 - steps
+    return above, left
+
+
+def _magnitudes(values: Floats) -> NDArray[np.uint32]:
+    """Their order as whole numbers."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32) & np.uint32(0x7FFFFFFF)
+    return np.asarray(np.minimum(bits, _NAN, out=bits))
+
+
+def _gaps(bits: NDArray[np.uint8], count: int, dtype: str) -> NDArray[Any]:
+    """From each set bit to the next one, the first from -1."""
+    gaps, done, last = np.empty(count, dtype), 0, -1
+    for start in range(0, bits.size, WORK):
+        block = np.unpackbits(bits[start : start + WORK], bitorder="little")
+        places = np.flatnonzero(block) + 8 * start
+        if places.size:
+            gaps[done : done + places.size] = np.diff(places, prepend=last)
+            done, last = done + places.size, int(places[-1])
+    return gaps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

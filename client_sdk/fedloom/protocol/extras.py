@@ -1,0 +1,25 @@
+"""Packages that only some installations have: a missing one is said with what installs it."""
+
+import os
+from importlib import import_module
+from types import ModuleType
+
+from fedloom.protocol.errors import UsageError
+
+
+def flower(purpose: str) -> ModuleType:
+    """Import Flower, which would otherwise tell its makers how it is used.
+
+    Args:
+        purpose: what it is wanted for, to follow "Flower".
+
+    Raises:
+        UsageError: it is not installed.
+    """
+    os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+    try:
+        return import_module("flwr")
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"Expected Flower {purpose}, got no module {error.name}: pip install 'fedloom[flower]'."
+        ) from None

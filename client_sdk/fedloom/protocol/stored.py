@@ -1,0 +1,121 @@
+"""Arrays that rest in a file, read a piece at a time: memory holds a piece, not the file.
+
+Mapped files would do as well but for what they are seen as: pages of a mapping that were touched
+count as the process's own (RSS, and PSS where nobody else has them) until somebody lets them go.
+What is read here never does, and the system's cache holds the file all the same.
+
+Invariant: arrays outlive the name of their file, which stays open while one of them is in use; a
+file that takes the name of another leaves the arrays of that one as they are.
+"""
+
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedloom.protocol.container import DTYPES, read_layout, widen
+from fedloom.protocol.errors import IntegrityError
+from fedloom.strategies.pieces import Pieces, Values, pieces_of
+
+
+class _Handle:
+    """An open file, closed when nobody has it any more."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __del__(self) -> None:
+        os.close(self.number)
+
+
+@dataclass(frozen=True, slots=True)
+class Stored(Pieces):
+    """An array in a file.
+
+    Attributes:
+        shape: of the array.
+        dtype: of its values in memory.
+        stored: name of the dtype in the file, a key of `container.DTYPES`, or "" for the same.
+        handle: of the file.
+        offset: of its first byte there.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    stored: str
+    handle: _Handle
+    offset: int
+
+    def piece(self, start: int, stop: int) -> NDArray[Any]:
+        """Read them."""
+        stop = min(stop, self.size)  # as slices end: what comes after is another array's
+        raw = np.empty(max(stop - start, 0), DTYPES[self.stored] if self.stored else self.dtype)
+        view = raw.view(np.uint8).data
+        at = self.offset + start * raw.dtype.itemsize
+        while view:
+            if not (got := os.preadv(self.handle.number, [view], at)):
+                raise IntegrityError(f"Expected {raw.nbytes} bytes of an array, got its end.")
+            view, at = view[got:], at + got
+        return widen(raw, self.stored)
+
+    def put(self, start: int, piece: NDArray[Any]) -> None:
+        """Write the values from `start` on, where the array is one of a `Scratch`."""
+        raw = np.ascontiguousarray(piece, self.dtype).reshape(-1)
+        view = raw.view(np.uint8).data
+        at = self.offset + start * self.dtype.itemsize
+        while view:
+            written = os.pwrite(self.handle.number, view, at)
+            view, at = view[written:], at + written
+
+
+def stored_params(path: Path) -> dict[str, Stored]:
+    """The tensors of a file, none of them read; bfloat16 as float32.
+
+    Raises:
+        IntegrityError: it is no safetensors file.
+    """
+    with path.open("rb") as file:
+        layout = read_layout(file)
+        handle = _Handle(os.dup(file.fileno()))
+    return {
+        name: Stored(
+            info.shape,
+            np.dtype(np.float32) if info.dtype == "BF16" else DTYPES[info.dtype],
+            info.dtype,
+            handle,
+            layout.data_start + info.start,
+        )
+        for name, info in layout.tensors.items()
+    }
+
+
+class Scratch:
+    """A file without a name, for arrays that are of use until nobody has them.
+
+    Args:
+        directory: on whose disk it takes room.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        number, name = tempfile.mkstemp(dir=directory, prefix="scratch.")
+        self._handle, self._end = _Handle(number), 0
+        Path(name).unlink()
+
+    def room(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Stored:
+        """Return an array to `put` values into; zeros where nothing is put."""
+        made = Stored(shape, dtype, "", self._handle, self._end)
+        self._end += made.size * dtype.itemsize
+        os.ftruncate(self._handle.number, self._end)
+        return made
+
+    def keep(self, values: Values) -> Stored:
+        """Write an array's values and return them from the file."""
+        values = values if isinstance(values, Pieces) else np.asarray(values)
+        made = self.room(values.shape, values.dtype)
+        for start, piece in pieces_of(values):
+            made.put(start, piece)
+        return made

@@ -1,0 +1,57 @@
+"""Files that are there whole or not at all."""
+
+import errno
+
+import pytest
+
+from fedloom.protocol.whole_files import drafted, write_whole
+
+
+def test_a_file_is_written_and_replaced_with_nothing_left_beside_it(tmp_path):
+    """Text as it is, bytes as they are."""
+    path = tmp_path / "file"
+    for data, wanted in (("ä\n", b"\xc3\xa4\n"), ("a,b\r\n", b"a,b\r\n"), (b"\xff", b"\xff")):
+        write_whole(path, data, sync=True)
+        assert path.read_bytes() == wanted
+        assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_that_is_to_outlive_a_power_loss_is_synced_before_it_has_its_name(
+    tmp_path, monkeypatch
+):
+    """The other way round there would be a name without bytes."""
+    path, synced = tmp_path / "file", []
+    monkeypatch.setattr("os.fsync", lambda _: synced.append(path.exists()))
+    write_whole(path, "in a moment")
+    assert synced == []
+    path.unlink()
+    write_whole(path, "for good", sync=True)
+    assert synced == [False]
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left"), KeyboardInterrupt()])
+def test_what_fails_leaves_the_old_bytes_and_no_draft(tmp_path, error):
+    """A full disk, or somebody who has waited long enough."""
+    path = tmp_path / "file"
+    write_whole(path, "old")
+
+    def fail():
+        with drafted(path) as draft:
+            draft.write_text("half of it")
+            raise error
+
+    with pytest.raises(type(error)):
+        fail()
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_nobody_sees_a_draft_under_the_name(tmp_path):
+    """Not even while it is written."""
+    path = tmp_path / "file"
+    with drafted(path) as draft:
+        draft.write_text("half of it")
+        assert not path.exists()
+        assert draft.parent == path.parent
+        assert draft.name.startswith(".file.")  # what leaving a federation looks for
+    assert path.exists()
