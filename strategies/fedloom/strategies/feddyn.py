@@ -29,6 +29,7 @@ class FedDynRule(ClientRule):
 
     name: ClassVar[str] = "feddyn"
     remembers: ClassVar[tuple[str, ...]] = (LINEAR,)
+    elementwise: ClassVar[bool] = True
     alpha: float
 
     def __post_init__(self) -> None:

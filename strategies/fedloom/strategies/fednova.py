@@ -25,6 +25,7 @@ class FedNovaRule(ClientRule):
 
     name: ClassVar[str] = "fednova"
     scalars: ClassVar[tuple[str, ...]] = (STEPS,)
+    elementwise: ClassVar[bool] = True
 
     def after(self, at: Trained) -> Sent:
         """Send the delta of one step."""

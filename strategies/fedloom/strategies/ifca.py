@@ -27,6 +27,15 @@ from fedloom.strategies.checks import check_count, check_number
 from fedloom.strategies.rules import ClientRule
 from fedloom.strategies.state import State
 
+MAX_CLUSTERS = 1024
+"""A device makes room for as many models, on the server's word."""
+
+
+def _check_clusters(count: int) -> None:
+    check_count("clusters", count, at_least=2)
+    if count > MAX_CLUSTERS:
+        raise ValueError(f"Expected clusters from 2 to {MAX_CLUSTERS}, got {count}.")
+
 
 def cluster_slot(number: int) -> str:
     """Return the slot, and the group of updates, of one of the models after the first."""
@@ -49,7 +58,7 @@ class IfcaRule(ClientRule):
         as_sent: float = self.clusters  # numbers are floats on the wire
         if isinstance(as_sent, float) and as_sent.is_integer():
             object.__setattr__(self, "clusters", int(as_sent))
-        check_count("clusters", self.clusters, at_least=2)
+        _check_clusters(self.clusters)
 
     @property
     def receives(self) -> tuple[str, ...]:  # type: ignore[override] # as many as there are models
@@ -77,7 +86,7 @@ class Ifca(ServerOptimizer):
     spread: float = 0.1
 
     def __post_init__(self) -> None:
-        check_count("clusters", self.clusters, at_least=2)
+        _check_clusters(self.clusters)
         check_number("spread", self.spread, above=0)
         ServerOptimizer.__post_init__(self)
 

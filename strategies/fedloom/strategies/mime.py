@@ -31,6 +31,7 @@ class MimeLiteRule(ClientRule):
     receives: ClassVar[tuple[str, ...]] = (MOMENTUM,)
     groups: ClassVar[tuple[str, ...]] = (DELTA, GRADIENT)
     needs_gradient: ClassVar[bool] = True
+    elementwise: ClassVar[bool] = True
     momentum: float
 
     def __post_init__(self) -> None:

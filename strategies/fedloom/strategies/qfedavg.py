@@ -35,6 +35,7 @@ class QFedAvgRule(ClientRule):
     name: ClassVar[str] = "qfedavg"
     scalars: ClassVar[tuple[str, ...]] = (CURVATURE,)
     needs_loss: ClassVar[bool] = True
+    elementwise: ClassVar[bool] = True
     q: float
 
     def __post_init__(self) -> None:

@@ -71,6 +71,8 @@ class Work:
 class Trained:
     """One trained tensor, when local training is over; numpy, in the tensor's shape.
 
+    For a rule that says it is `elementwise`, it may be a piece of one, of one dimension.
+
     Attributes:
         delta: trained less received parameters.
         received: as in `At`.
@@ -120,6 +122,11 @@ class ClientRule:
     """Whether `Work.initial_loss` is asked for: one more pass over the examples."""
     needs_gradient: ClassVar[bool] = False
     """Whether `full_gradient` is asked for: one more pass over the examples."""
+
+    elementwise: ClassVar[bool] = False
+    """Whether `after` makes each value of those in the same place alone, as plain arithmetic does:
+    then a device lets it look at a large tensor a piece at a time, and needs no memory for the
+    whole."""
 
     picks: ClassVar[bool] = False
     """Whether a client works on one of several models, the run's or one that it `receives`: then an

@@ -29,6 +29,7 @@ class ScaffoldRule(ClientRule):
     receives: ClassVar[tuple[str, ...]] = (CONTROL,)
     remembers: ClassVar[tuple[str, ...]] = (CONTROL,)
     groups: ClassVar[tuple[str, ...]] = (DELTA, CONTROL)
+    elementwise: ClassVar[bool] = True
 
     def gradient(self, grad: Any, at: At) -> Any:
         """Return g - c_i + c."""

@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedloom.strategies.algebra import Params
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -24,20 +26,20 @@ class State:
     slots: Mapping[str, Params] = field(default_factory=dict)
 
 
-def slots_to_arrays(slots: Mapping[str, Params]) -> dict[str, NDArray[Any]]:
+def slots_to_arrays(slots: Mapping[str, Mapping[str, T]]) -> dict[str, T]:
     """Return slots as flat arrays, "slot/tensor"."""
     return {
         f"{slot}/{tensor}": a for slot, tensors in slots.items() for tensor, a in tensors.items()
     }
 
 
-def slots_from_arrays(arrays: Mapping[str, NDArray[Any]]) -> dict[str, dict[str, NDArray[Any]]]:
+def slots_from_arrays(arrays: Mapping[str, T]) -> dict[str, dict[str, T]]:
     """Rebuild the slots that `slots_to_arrays` wrote, without copying their arrays.
 
     Raises:
         ValueError: a name is not that of a slot.
     """
-    slots: dict[str, dict[str, NDArray[Any]]] = {}
+    slots: dict[str, dict[str, T]] = {}
     for name, array in arrays.items():
         slot, separator, tensor = name.partition("/")
         if not separator:

@@ -44,6 +44,15 @@ def test_the_same_update_is_sent_alike_and_another_is_not():
         assert abs(np.corrcoef(error, before)[0, 1]) < 0.1
 
 
+def test_noise_cannot_be_taken_out_by_asking_for_more_of_it():
+    """One update under two multipliers: twice the one less the other is not the update."""
+    arrays = update()
+    first = noisy(arrays, noise_multiplier=1.0)[0]
+    for less in (noisy(arrays, noise_multiplier=2.0)[0], noisy(arrays, clip_norm=2.0)[0]):
+        found = 2 * first - less
+        assert abs(np.corrcoef(found.ravel(), arrays[0].ravel())[0, 1]) < 0.1
+
+
 def test_honest_updates_stay_below_the_bound():
     """What the server lets in covers an honest device's noise, and little more."""
     arrays = update()

@@ -12,30 +12,30 @@ References:
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
+
+from fedloom.strategies.pieces import Values, changed, pieces_of
 
 BLOCK: Final = 1 << 16
 _MARGIN: Final = 1 - 2.0**-20
 """Scaled values are rounded to float32, each by at most one part in 2^24."""
 
 
-def norm(arrays: Iterable[NDArray[Any]]) -> float:
+def norm(arrays: Iterable[Values]) -> float:
     """Return the Euclidean norm of all values together, computed in float64.
 
     Args:
-        arrays: contiguous, of any shape and float dtype.
+        arrays: of any shape and float dtype.
 
     Raises:
         ValueError: a value is NaN or infinite.
     """
     total = 0.0
     for array in arrays:
-        flat = array.reshape(-1)
-        for start in range(0, flat.size, BLOCK):
-            block = flat[start : start + BLOCK].astype(np.float64)
+        for _, piece in pieces_of(array, BLOCK):
+            block = piece.astype(np.float64)
             total += float(np.einsum("i,i->", block, block))
     if not math.isfinite(total):
         raise ValueError(
@@ -44,11 +44,11 @@ def norm(arrays: Iterable[NDArray[Any]]) -> float:
     return math.sqrt(total)
 
 
-def clip(arrays: Sequence[NDArray[Any]], clip_norm: float) -> tuple[list[NDArray[Any]], bool]:
+def clip(arrays: Sequence[Values], clip_norm: float) -> tuple[list[Values], bool]:
     """Scale all values by one factor so that their joint norm is at most `clip_norm`.
 
     Args:
-        arrays: contiguous float arrays; they are not changed.
+        arrays: of floats; they are not changed.
         clip_norm: > 0.
 
     Returns:
@@ -65,5 +65,6 @@ def clip(arrays: Sequence[NDArray[Any]], clip_norm: float) -> tuple[list[NDArray
     before = norm(arrays)
     if before <= clip_norm:
         return list(arrays), True
-    factor = clip_norm / before * _MARGIN
-    return [(array * np.float64(factor)).astype(array.dtype) for array in arrays], False
+    factor = np.float64(clip_norm / before * _MARGIN)
+    scaled = [changed(lambda of, _: of[0] * factor, array, dtype=array.dtype) for array in arrays]
+    return scaled, False

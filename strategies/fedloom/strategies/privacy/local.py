@@ -5,19 +5,23 @@ coarse enough that every sum is a float32 without rounding. Whoever sees the upd
 included, sees what a Gaussian mechanism of sensitivity 2C releases: any two updates that the device
 may have sent are at most 2C apart.
 
-Invariants: the noise follows from the device's key, the run, the round and the update, so a device
-that is asked again sends the same bytes, and another update has other noise.
+Invariants: the noise follows from the device's key, the run, the round, the update and what is
+asked for, so a device that is asked again sends the same bytes, and another update has other noise.
+So has the same update under another clip or multiplier: two multiples of one noise tell the update.
 """
 
 import math
+import struct
 from collections.abc import Sequence
+from functools import partial
 from hashlib import blake2b
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedloom.strategies.privacy.discrete import sampler
+from fedloom.strategies.pieces import Values, changed, pieces_of
+from fedloom.strategies.privacy.discrete import Sampler, sampler
 from fedloom.strategies.privacy.streams import Stream
 
 GRID_BITS: Final = 18
@@ -26,17 +30,17 @@ _TAIL: Final = 12.0
 
 
 def add_noise(
-    arrays: Sequence[NDArray[Any]],
+    arrays: Sequence[Values],
     *,
     clip_norm: float,
     noise_multiplier: float,
     round: int,  # noqa: A002 - the field's word
     stream: Stream,
-) -> list[NDArray[Any]]:
+) -> list[Values]:
     """Return clipped values with noise.
 
     Args:
-        arrays: contiguous float arrays with a joint norm of at most `clip_norm`.
+        arrays: float arrays with a joint norm of at most `clip_norm`.
         clip_norm: C > 0.
         noise_multiplier: σ / C, at least 0.1.
         round: its number.
@@ -45,18 +49,27 @@ def add_noise(
     Returns:
         Arrays of the same shapes and dtypes, whole multiples of the grid.
     """
-    digest = blake2b(digest_size=32)
+    digest = blake2b(struct.pack("<dd", clip_norm, noise_multiplier), digest_size=32)
     for array in arrays:
-        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        for _, piece in pieces_of(array):
+            digest.update(np.ascontiguousarray(piece).view(np.uint8).data)
     grid, sigma = _grid(clip_norm, noise_multiplier, sum(array.size for array in arrays))
     noise = sampler(sigma)
     noisy = []
     for number, array in enumerate(arrays):
-        purpose = f"local/{digest.hexdigest()}/{number}"
-        drawn = noise.draw(_source(stream, purpose, round), 0, array.size)
-        values = np.rint(array.reshape(-1).astype(np.float64) / grid) + drawn
-        noisy.append((values * grid).astype(array.dtype).reshape(array.shape))
+        source = _source(stream, f"local/{digest.hexdigest()}/{number}", round)
+        noisy.append(changed(partial(_noisy, noise, source, grid), array, dtype=array.dtype))
     return noisy
+
+
+def _noisy(
+    noise: Sampler, source: Any, grid: float, of: list[NDArray[Any]], start: int
+) -> NDArray[Any]:
+    """Values on the grid, with the noise of their places."""
+    (values,) = of
+    drawn = noise.draw(source, start, start + values.size)
+    on_grid: NDArray[Any] = np.rint(values.astype(np.float64) / grid) + drawn
+    return on_grid * grid
 
 
 def norm_bound(clip_norm: float, noise_multiplier: float, size: int) -> float:

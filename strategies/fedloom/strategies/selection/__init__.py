@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fedloom.strategies.selection.history import History, Observation
     from fedloom.strategies.selection.oort import Oort
     from fedloom.strategies.selection.power_of_choice import PowerOfChoice
+    from fedloom.strategies.selection.roster import Attendance, Candidates, Roster
     from fedloom.strategies.selection.simple import BySize, Deadline, Sticky, Uniform
     from fedloom.strategies.selection.stratified import Stratified
 
@@ -33,13 +34,16 @@ __getattr__ = exports(
         "history": "History Observation",
         "oort": "Oort",
         "power_of_choice": "PowerOfChoice",
+        "roster": "Attendance Candidates Roster",
         "simple": "BySize Deadline Sticky Uniform",
         "stratified": "Stratified",
     },
 )
 
 __all__ = [
+    "Attendance",
     "BySize",
+    "Candidates",
     "Deadline",
     "Fact",
     "History",
@@ -49,6 +53,7 @@ __all__ = [
     "Oort",
     "Places",
     "PowerOfChoice",
+    "Roster",
     "Selection",
     "Sticky",
     "Stratified",

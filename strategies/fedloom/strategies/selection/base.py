@@ -16,11 +16,12 @@ Invariants:
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from hashlib import blake2b
 from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+
+from fedloom.strategies.selection.roster import Candidates, digest_of
 
 Places: TypeAlias = NDArray[np.intp]
 """Indices into the candidates, in the order drawn."""
@@ -132,12 +133,14 @@ def _digest(names: Sequence[str]) -> bytes:
     They are the same round after round but for those replaced within one. Comparing them with the
     last ones takes a fiftieth of hashing, because equal names are mostly the same objects.
     """
+    if isinstance(names, Candidates):
+        return names.digest()
     for place, (known, digest) in enumerate(tuple(_DIGESTS)):
         if known == names:
             if place:
                 _DIGESTS.rotate(1)  # so that what is forgotten next is the other one
             return digest
-    digest = blake2b("\0".join(names).encode(), digest_size=16).digest()
+    digest = digest_of("\0".join(names).encode())
     _DIGESTS.appendleft((names, digest))
     return digest
 

@@ -21,7 +21,14 @@ def smallest(numbers: NDArray[np.uint64], count: int) -> Places:
     if not 0 < count < len(numbers):
         return np.argsort(numbers, kind="stable")[:count]
     places = np.sort(np.argpartition(numbers, count - 1)[:count])
-    return places[np.argsort(numbers[places], kind="stable")]
+    return places[_ascending(numbers[places])]
+
+
+def _ascending(numbers: NDArray[np.uint64]) -> Places:
+    """The stable order; in a quarter of its time where no two numbers are equal, as a rule."""
+    order = np.argsort(numbers)
+    found = numbers[order]
+    return np.argsort(numbers, kind="stable") if (found[1:] == found[:-1]).any() else order
 
 
 def uniformly(occasion: Occasion, count: int, among: Places | None = None, part: int = 0) -> Places:

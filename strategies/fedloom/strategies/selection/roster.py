@@ -1,0 +1,117 @@
+"""A population that cohorts are drawn from round after round, and who of it is there.
+
+A draw needs its candidates in sorted order and a digest of their names. With a hundred thousand of
+them, sorting, joining and looking up strings that lie all over memory cost a simulated round more
+than its thousand reports; by place in one roster they cost a third. The draws are the same.
+
+Invariant: candidates taken from a roster are, for a draw, the list of their names.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from hashlib import blake2b
+from typing import overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Roster:
+    """Everybody who may ever be there.
+
+    Args:
+        names: all different, in any order.
+
+    Attributes:
+        names: sorted.
+        place_of: of each name in these.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.names = sorted(names)
+        self.place_of = {name: place for place, name in enumerate(self.names)}
+
+    def __len__(self) -> int:
+        """How many."""
+        return len(self.names)
+
+    @cached_property
+    def digest(self) -> bytes:
+        """Of all names."""
+        return digest_of("\0".join(self.names).encode())
+
+    @cached_property
+    def rows(self) -> NDArray[np.void] | None:
+        """Each name with a zero byte behind it; None where they are not all as long in bytes."""
+        encoded = [name.encode() + b"\0" for name in self.names]
+        lengths = {len(name) for name in encoded}
+        return np.frombuffer(b"".join(encoded), f"V{lengths.pop()}") if len(lengths) == 1 else None
+
+
+class Candidates(Sequence[str]):
+    """The names at some places of a roster, as a sequence; looked up one by one.
+
+    Args:
+        roster: whose.
+        places: all different; ascending where they are drawn from.
+
+    Attributes:
+        places: as given.
+    """
+
+    __slots__ = ("_roster", "places")
+
+    def __init__(self, roster: Roster, places: NDArray[np.intp]) -> None:
+        self._roster, self.places = roster, places
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            return list(Candidates(self._roster, self.places[index]))
+        return self._roster.names[self.places.item(index)]
+
+    def __iter__(self) -> Iterator[str]:
+        return map(self._roster.names.__getitem__, self.places.tolist())
+
+    def pick(self, places: NDArray[np.intp]) -> "Candidates":
+        """Those at these places among the candidates."""
+        return Candidates(self._roster, self.places[places])
+
+    def digest(self) -> bytes:
+        """Of the names, which are in ascending order; the same as of a list of them."""
+        if len(self) == len(self._roster):
+            return self._roster.digest
+        rows = self._roster.rows
+        if rows is None:
+            return digest_of("\0".join(self).encode())
+        there = np.zeros(len(rows), np.bool_)  # a mask takes a third of the time of places
+        there[self.places] = True
+        return digest_of(rows[there].tobytes()[:-1])
+
+
+class Attendance:
+    """Who of a roster is there at a moment.
+
+    Args:
+        roster: of everybody.
+        there: bool, shape (names,), in the roster's order; not changed here.
+    """
+
+    __slots__ = ("roster", "there")
+
+    def __init__(self, roster: Roster, there: NDArray[np.bool_]) -> None:
+        self.roster, self.there = roster, there
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(Candidates(self.roster, np.flatnonzero(self.there)))
+
+
+def digest_of(joined: bytes) -> bytes:
+    r"""Of names in UTF-8 with `\0` between them; 16 bytes."""
+    return blake2b(joined, digest_size=16).digest()
