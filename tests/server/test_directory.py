@@ -168,3 +168,17 @@ def test_tokens_come_page_by_page(door):
         seen += [t["id"] for t in page["tokens"]]
         before = page["more"]
     assert seen == ["west_2", "west-2", "west-1", "east-2", "east-1"]
+
+
+def test_words_that_would_steer_a_terminal_are_refused(door):
+    """What is kept is shown wherever an operator looks; line breaks and any script may be in it."""
+    for bad in ("\x1b[2J", "a\x00", "\x9b31m", "\x7f"):
+        for what, body in (
+            ("note", {"note": bad}),
+            ("quarantine", {"reason": bad}),
+            ("labels", {"labels": {"site": bad}}),
+            ("labels", {"labels": {bad: "x"}}),
+        ):
+            assert door.ask("POST", f"/clients/east-1/{what}", body)[0] == 422, (what, bad)
+    good = "two\nlines\tof נייר 😀"
+    assert door.ask("POST", "/clients/east-1/note", {"note": good})[1]["note"] == good

@@ -1,11 +1,13 @@
-"""Clients that ask to be left alone for a while."""
+"""Clients that ask to be left alone for a while, and those that operators hold."""
 
 import asyncio
 
 import pytest
 
+from fedloom.protocol.errors import Code, Refusal
 from fedloom.server import fleet as fleet_module
-from fedloom.server.fleet import Call, Fleet, Session
+from fedloom.server.fleet import Call, Fleet, Hold, Session
+from fedloom.server.metrics.gauges import states
 
 
 class Run:
@@ -77,5 +79,38 @@ def test_a_rest_is_a_day_at_most(monkeypatch):
         async with asyncio.timeout(20):
             while not fleet.available():
                 await asyncio.sleep(0.005)
+
+    asyncio.run(main())
+
+
+def test_a_held_client_is_not_given_to_a_run_and_is_told_of_when_it_is_released():
+    """Nobody takes one in quarantine; one that is drained ends what it does."""
+
+    async def main():
+        fleet, run = Fleet(), Run()
+        fleet.listen(run)
+        for name in ("a", "b", "c"):
+            await attend(fleet, name)
+        assert fleet.occupy("b", ("run", 1), run)
+        fleet.hold("a", Hold.QUARANTINE)
+        fleet.hold("b", Hold.DRAIN)
+        assert fleet.available() == ["c"]
+        assert not fleet.occupy("a", ("run", 1), run)
+        assert fleet.occupy("b", ("run", 1), run)
+        fleet.check("b")
+        with pytest.raises(Refusal) as caught:
+            fleet.check("a")
+        assert caught.value.code is Code.QUARANTINED
+        counts = {"available": 1, "working": 0, "resting": 0, "quarantine": 1, "drain": 1}
+        assert states(fleet) == counts
+        fleet.rest("c", 60)
+        assert states(fleet) == counts | {"available": 0, "resting": 1}
+        run.came.clear()
+        fleet.release("a")
+        fleet.release("a")
+        assert (run.came, fleet.available()) == (["a"], ["a"])
+        fleet.release("b")
+        assert run.came == ["a"]
+        assert states(fleet)["working"] == 1
 
     asyncio.run(main())

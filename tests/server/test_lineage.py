@@ -1,6 +1,7 @@
 """What models are, over the API: where they come from, what is in them, and whose word it is."""
 
 import json
+import threading
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from fedloom.protocol.container import write_file
 from fedloom.protocol.signing import Verifier, to_sign
 from fedloom.server import inspection
 from fedloom.server.ledger import AcceptedUpdate
+from fedloom.server.routes import lineage
 from fedloom.server.signing import SigningKey
 from support.door import Door
 
@@ -69,10 +71,41 @@ def test_layers_are_measured_block_by_block(door, monkeypatch):
     assert (layer["name"], layer["shape"], layer["norm"], layer["max_abs"]) == ("w", [4], 5.0, 4.0)
     assert (layer["difference"], layer["relative"], seen["difference"]) == (5.0, 1.0, 5.0)
     monkeypatch.setattr(inspection, "BLOCK", 3)
-    inspection.layers.cache_clear()
+    door.app.state.parts.inspector.forget()
     assert door.ask("GET", f"/models/{door.second}/layers?base={door.first}")[1] == seen
     alone = door.ask("GET", f"/models/{door.second}/layers")[1]
     assert (alone["norm"], alone["difference"], alone["layers"][0]["difference"]) == (5, None, None)
+
+
+def test_page_does_not_wait_for_a_large_model(door, monkeypatch):
+    """It is drawn without the tensors, and hears when they are measured, which is done once."""
+    go, measured = threading.Event(), []
+
+    def slowly(*paths):
+        measured.append(paths)
+        assert go.wait(10)
+        return inspection.layers(*paths)
+
+    monkeypatch.setattr(lineage, "layers", slowly)
+    door.app.state.parts.inspector.forget()
+    page = f"/models/{door.second}?base={door.first}"
+
+    def shown():
+        connection = door.connect()
+        connection.request("GET", page)
+        text = connection.getresponse().read().decode()
+        connection.close()
+        return 'id="measuring"' in text, 'id="tensor-1"' in text
+
+    assert shown() == shown() == (True, False)
+    live = door.world.live
+    before = door.call(live.version_of, ["models"])
+    go.set()
+    layers = door.ask("GET", f"/models/{door.second}/layers?base={door.first}")[1]["layers"]
+    assert len(layers) == 1
+    assert door.call(live.version_of, ["models"]) > before
+    assert shown() == (False, True)
+    assert len(measured) == 1
 
 
 def test_a_tensor_that_the_base_lacks_has_no_difference(tmp_path):

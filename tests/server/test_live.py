@@ -40,6 +40,15 @@ def test_changes_in_quick_succession_are_told_once_as_they_are_then():
     assert looks == [99]
 
 
+def test_the_version_of_what_was_never_heard_of_is_that_of_its_kind():
+    """An address may name a run by the beginning of its id: a change of any may be of that one."""
+    hub = Hub()
+    hub.changed("run", "digits-1")
+    hub.changed("work")
+    assert hub.version_of(["run:digits-1"]) == hub.version_of(["run:digits"]) == 1
+    assert hub.version_of(["models"]) == hub.version_of(["models:a"]) == 0
+
+
 def test_every_watcher_gets_the_same_bytes_looked_up_once():
     """Ten pages cost one look and one serialisation."""
 

@@ -45,6 +45,19 @@ def test_lines_are_found_by_what_they_are_about(ring):
     assert found(since=second["at"] + 3600) == []
 
 
+def test_pages_of_lines_follow_each_other_and_the_gravest_are_errors(ring):
+    """No line comes twice, and none that is worse than an error is left out of errors."""
+    for number in range(5):
+        log.info("line %d", number)
+    log.critical("the last")
+    first = ring.lines(limit=2)
+    rest = ring.lines(before=first[-1]["id"])
+    assert [line["message"] for line in first + rest] == [
+        "the last", "line 4", "line 3", "line 2", "line 1", "line 0",
+    ]  # fmt: skip
+    assert [line["message"] for line in ring.lines(level="error")] == ["the last"]
+
+
 def test_json_logs_have_the_same_fields(ring):
     """For whatever collects standard error."""
     stream = io.StringIO()

@@ -80,6 +80,8 @@ def test_what_was_pruned_is_no_place_to_go_back_to_and_what_stays_is(door):
         door.world.ledger.roll_back(door.run, 3)
     status, done = door.ask("POST", f"/runs/{door.run}/rollback", {"round": 5})
     assert (status, done["rounds_committed"]) == (200, 5)
+    run = door.world.ledger.run(door.run)
+    assert (run["model"], f'"{door.states[5]}"' in run["strategy_state"]) == (door.models[5], True)
     prune(door)
     assert 5 in kept(door, door.models)  # it is the run's now
 

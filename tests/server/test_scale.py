@@ -18,7 +18,11 @@ VALUES = {"run": RUN, "number": "2", "name": name_of(1), "digest": f"{3:064x}"}
 ENDLESS = {"/v1/events"}
 WHOLE = {
     ("/v1/overview", "refusals"): "the latest thousand, and no more",
+    ("/", "refusals"): "likewise",
     ("/v1/tokens", "tokens"): "counts them, in an index",
+    ("/enrolment", "tokens"): "likewise",
+    ("/models", "models"): "likewise",
+    ("/metrics", "certificates"): "the first to end, of all clients, in an index",
 }
 """Who may read a whole table, and why."""
 
@@ -44,7 +48,10 @@ def plans(door, url):
     engine = door.world.ledger._engine
     sa.event.listen(engine, "before_cursor_execute", note)
     try:
-        status, _ = door.ask("GET", url.removeprefix("/v1"))
+        connection = door.connect()
+        connection.request("GET", url)
+        status = connection.getresponse().status
+        connection.close()
     finally:
         sa.event.remove(engine, "before_cursor_execute", note)
     assert status < 500
@@ -67,7 +74,7 @@ def test_no_route_scans_a_table_that_grows(door):
     rows = table(api.create_app(door.world, door.runs, door.authority))
     asked = 0
     for row in rows:
-        if row.method != "GET" or not row.path.startswith("/v1") or row.path in ENDLESS:
+        if row.method != "GET" or row.path in ENDLESS or row.path.startswith("/static"):
             continue
         if not set(re.findall(r"{(\w+)}", row.path)) <= VALUES.keys():
             continue
@@ -76,7 +83,7 @@ def test_no_route_scans_a_table_that_grows(door):
                 asked += 1
                 found = {name for name in scanned(statement, plan) if (row.path, name) not in WHOLE}
                 assert not found, (row.path, statement, plan)
-    assert asked > 30
+    assert asked > 60
 
 
 def test_what_rounds_ask_the_ledger_finds_rows_by_index(door):

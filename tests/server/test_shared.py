@@ -5,6 +5,24 @@ import asyncio
 from fastapi import Response
 
 from fedloom.server.routes.shared import Answers
+from support.door import Door
+from support.visitor import Visitor
+
+
+def listen(door, drawn):
+    """Note every drawing of a page's part from now on."""
+    answers = door.app.state.answers
+    get = answers.get
+
+    async def noting(key, make):
+        def making():
+            drawn.append(key)
+            return make()
+
+        return await get(key, making)
+
+    answers.get = noting
+
 
 URL = "/runs/a?part=live"
 
@@ -47,6 +65,44 @@ def test_change_and_scope_have_answers_of_their_own():
         return [body for _, body, _ in (first, admin, again, after)]
 
     assert asyncio.run(story()) == [b"old", b"with buttons", b"old", b"new"]
+
+
+def test_change_of_something_else_spoils_no_answer(tmp_path):
+    """A page of one run is drawn anew for that run alone, and at once."""
+    with Door(tmp_path / "state") as door:
+        runs = [door.submit(tmp_path, name=name) for name in ("one", "other")]
+        drawn = []
+        listen(door, drawn)
+        url = f"/runs/{runs[0]}?part=live"
+        for topic, subject, new in (
+            ("", "", 1), ("round", runs[0], 0), ("work", "", 0), ("run", runs[1], 0),
+            ("run", runs[0], 1), ("refusals", runs[0], 1), ("audit", "", 0),
+        ):  # fmt: skip
+            before = len(drawn)
+            if topic:
+                door.call(door.world.live.changed, topic, subject)
+            for _ in range(3):
+                connection = door.connect()
+                connection.request("GET", url)
+                assert connection.getresponse().status == 200
+                connection.close()
+            assert len(drawn) - before == new, (topic, subject)
+
+
+def test_whoever_may_do_more_is_not_shown_what_was_drawn_for_others(tmp_path):
+    """Nor the other way round: a viewer's buttons cannot be pressed, an operator's can."""
+    with Door(tmp_path / "state", console="127.0.0.1:0") as door:
+        url, shown = f"/runs/{door.submit(tmp_path)}?part=live", {}
+        for scope in ("operator", "viewer"):
+            _, made = door.ask("POST", "/api-tokens", {"name": f"a-{scope}", "scope": scope})
+            visitor = Visitor(door.site, token=made["token"])
+            answers = [visitor.ask("GET", url) for _ in range(2)]
+            assert [answer.status for answer in answers] == [200, 200]
+            shown[scope] = answers[-1].text
+        drawn = {scope for _, scope, _ in door.app.state.answers._made}
+        assert drawn == set(shown)
+        assert "Your scope does not allow this." in shown["viewer"]
+        assert "Your scope does not allow this." not in shown["operator"]
 
 
 def test_whoever_leaves_does_not_take_the_answer_along():

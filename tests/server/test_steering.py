@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 from fedloom.cli.control import Control
-from support.agents import Adder, Agents, Held, result, submit, until
-from support.door import Door
+from fedloom.protocol.errors import UsageError
+from fedloom.strategies.privacy import accounting
+from support.agents import Adder, Agents, Held, played, result, submit, until
+from support.door import SPEC, Door
 from support.federation import Federation
 
 
@@ -107,6 +109,56 @@ def test_a_goal_is_changed_for_the_open_round_and_later_ones(door):
     assert door.world.ledger.run(door.run)["goals"] == [1, 1]
 
 
+def test_a_quorum_that_the_aggregation_cannot_use_is_refused(tmp_path):
+    """As it is when the run is submitted: every round of it would come to nothing."""
+    with Door(tmp_path / "state") as door:
+        krum = {"name": "krum", "num_byzantine": 0}
+        cohort = {"goal": 4, "quorum": 3}
+        door.run = door.submit(tmp_path, aggregation=krum, weighting="uniform", cohort=cohort)
+        status, fault = door.ask("POST", f"/runs/{door.run}/goal", {"goal": 4, "quorum": 2})
+        assert (status, "at least 3" in fault["error"]["message"]) == (409, True)
+        assert act(door, "goal", {"goal": 3, "quorum": 3})["changed"] is True
+
+
+@pytest.mark.e2e
+def test_a_round_is_not_closed_with_fewer_than_the_aggregation_needs(tmp_path):
+    """It is told, and the round goes on."""
+
+    async def scenario(federation, agents):
+        slow = Held()
+        await agents.start("ann", Adder())
+        await agents.start("bob", Adder())
+        await agents.start("eve", slow)
+        run = await submit(
+            federation, {"w": np.zeros(4, np.float32)}, rounds=1, weighting="uniform",
+            aggregation={"name": "krum", "num_byzantine": 0}, cohort={"goal": 3, "quorum": 3},
+        )  # fmt: skip
+        await until(lambda: len(federation.ledger.accepted(run, 1)) == 2)
+        post = Control(federation.directory).post
+        with pytest.raises(UsageError, match="at least 3 accepted updates"):
+            await asyncio.to_thread(post, "runs", run, "close", body={})
+        slow.let_go.set()
+        await federation.ended(run)
+        return federation.ledger.run(run)["state"]
+
+    assert played(tmp_path, scenario) == "finished"
+
+
+def test_what_needs_an_extra_that_is_missing_says_how_to_get_it(tmp_path, monkeypatch):
+    """A server without the accountant has nothing to be at fault for."""
+
+    def missing():
+        raise accounting.MissingAccountant(accounting.MISSING)
+
+    monkeypatch.setattr(accounting, "_library", missing)
+    with Door(tmp_path / "state") as door:
+        private = {"clip": 1.0, "noise_multiplier": 1.0, "delta": 1e-3, "noise": "seed"}
+        spec = {**SPEC, "weighting": "uniform", "evaluate": False, "privacy": private}
+        status, fault = door.ask("POST", "/runs/describe", {"spec": spec})
+        assert (status, fault["error"]["kind"]) == (422, "usage")
+        assert "fedloom[privacy]" in fault["error"]["message"]
+
+
 def test_a_private_run_keeps_its_goal(tmp_path):
     """What it claims hangs on it."""
     with Door(tmp_path / "state") as door:
@@ -138,7 +190,7 @@ def test_a_round_closes_at_its_new_goal_also_after_a_restart(tmp_path):
                 await asyncio.to_thread(post, "runs", run, "goal", body=body)
                 await federation.stop()
                 await federation.start()
-                assert federation.server.runs.get(run).goals == (2, 1)
+                assert federation.server.runs.get(run).position.goals == (2, 1)
                 await asyncio.to_thread(post, "runs", run, "goal", body={"goal": 1})
                 await federation.ended(run)
                 return result(federation, run)["w"].tolist()

@@ -28,12 +28,15 @@ from fedloom.protocol.errors import (
 from fedloom.protocol.version import __version__
 from fedloom.server.access.errors import (
     ForbiddenError,
+    LastAdminError,
     TooManyTriesError,
     UnauthenticatedError,
 )
 from fedloom.server.access.gate import Gate
 from fedloom.server.access.oidc import Oidc
+from fedloom.server.access.shield import PRINCIPAL
 from fedloom.server.access.site import Site
+from fedloom.server.control import LOCAL_USER
 from fedloom.server.engine.errors import OperatorRefused
 from fedloom.server.pki import Authority
 from fedloom.server.routes import access as access_routes
@@ -57,8 +60,11 @@ from fedloom.server.runs import Runs
 from fedloom.server.web import login
 from fedloom.server.web.mount import fault_page, mount
 from fedloom.server.world import World
+from fedloom.strategies.privacy import MissingAccountant
 
 log = logging.getLogger(__name__)
+
+SOON_S = 3.0
 
 _about = APIRouter()
 
@@ -69,6 +75,7 @@ _KINDS: tuple[tuple[type[FedloomError], int, str], ...] = (
     (TooManyTriesError, 429, "denied"),
     (NotFoundError, 404, "not_found"),
     (ConflictError, 409, "conflict"),
+    (LastAdminError, 409, "conflict"),
     (OperatorRefused, 409, "conflict"),
     (TooLargeError, 413, "usage"),
     (UsageError, 422, "usage"),
@@ -141,6 +148,7 @@ def create_app(
     app.include_router(_about, prefix="/v1")
     mount(app)
     app.add_exception_handler(FedloomError, _known)
+    app.add_exception_handler(MissingAccountant, _missing)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(ClientDisconnect, _cut)
@@ -153,10 +161,16 @@ def create_app(
 async def describe(request: Request, _: Viewer) -> JSONResponse:
     """The description of this API, as OpenAPI."""
     app: FastAPI = request.app
-    found = await asyncio.to_thread(app.openapi)  # a third of a second, the first time
+    found = await asyncio.to_thread(app.openapi)  # a third of a second, should it be the first time
     schemes = {"token": {"type": "http", "scheme": "bearer"}}
     found.setdefault("components", {})["securitySchemes"] = schemes
     return JSONResponse({**found, "security": [{"token": []}]})
+
+
+async def describe_soon(app: FastAPI, after_s: float = SOON_S) -> None:
+    """Make the description before somebody asks for it, when the server has begun its work."""
+    await asyncio.sleep(after_s)
+    await asyncio.to_thread(app.openapi)
 
 
 def _reply(
@@ -176,7 +190,9 @@ async def _known(request: Request, error: Exception) -> Response:
     status, kind = next((s, k) for c, s, k in _KINDS if isinstance(error, c))
     if isinstance(error, UnauthenticatedError) and (to_login := _to_login(request)) is not None:
         return to_login
-    level = logging.ERROR if status >= 500 else logging.INFO
+    # What strangers send must not push everybody else's lines out of the log.
+    known = LOCAL_USER in request.scope or PRINCIPAL in request.scope
+    level = logging.ERROR if status >= 500 else logging.INFO if known else logging.DEBUG
     log.log(level, "%s %s: %s", request.method, _path(request), printable(str(error)))
     await not_done(request, error)
     code = error.code if isinstance(error, Refusal) else None
@@ -208,6 +224,10 @@ def _to_login(request: Request) -> Response | None:
         return None
     there = request.url.path + (f"?{request.url.query}" if request.url.query else "")
     return RedirectResponse(f"/login?{urlencode({'next': there})}", 303)
+
+
+async def _missing(request: Request, error: Exception) -> Response:
+    return await _known(request, UsageError(str(error)))
 
 
 async def _invalid(request: Request, error: Exception) -> Response:

@@ -36,7 +36,8 @@ import grpc  # noqa: E402 - after the allocator
 from fedloom.protocol import tracing, wire  # noqa: E402
 from fedloom.protocol.errors import Code, Refusal, UnavailableError, UsageError  # noqa: E402
 from fedloom.protocol.version import __version__  # noqa: E402
-from fedloom.server import api, console, control, presence, pruning  # noqa: E402
+from fedloom.protocol.whole_files import write_whole  # noqa: E402
+from fedloom.server import api, console, control, open_files, presence, pruning  # noqa: E402
 from fedloom.server import config as configuration  # noqa: E402
 from fedloom.server.access import oidc_http  # noqa: E402
 from fedloom.server.access.site import make_site  # noqa: E402
@@ -80,6 +81,8 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.tsi.max_frame_size", 8192),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
 )
+
+MAX_CONNECTIONS = "grpc.max_allowed_incoming_connections"
 
 
 class Certificates:
@@ -199,14 +202,16 @@ class Server:
         for client, why in (await world.in_ledger(world.ledger.holds)).items():
             world.fleet.hold(client, Hold(why))
         await runs.start()
-        server = grpc.aio.server(options=SERVER_OPTIONS)
+        self._stack.push_async_callback(presence.store, world)  # those that the stop sends away
+        places, enrolling = open_files.places(open_files.raise_limit())
+        server = grpc.aio.server(options=[*SERVER_OPTIONS, (MAX_CONNECTIONS, places)])
         server.add_generic_rpc_handlers((fleet.handlers(),))
         if authority is None:
             self.fleet_port = _bind(server, config.fleet, None)
         else:
             certificates = Certificates(authority, config.names)
             self.fleet_port = _bind(server, config.fleet, certificates.credentials(ask_client=True))
-            await self._start_enrolment(world, authority, certificates)
+            await self._start_enrolment(world, authority, certificates, enrolling)
         await server.start()
         self._stack.push_async_callback(server.stop, GRACE_S)
         self._background(_sweep(world))
@@ -234,6 +239,7 @@ class Server:
             oidc=oidc,
         )
         self._background(control.serve(app, control_listener))
+        self._background(api.describe_soon(app))
         if door is not None and site is not None:
             self._background(console.serve(app, door, self._state_dir, config, authority))
             self.console = site.url
@@ -241,11 +247,12 @@ class Server:
         self._stack.callback(self.world.live.close)  # streams end first, or would hold up the stop
 
     async def _start_enrolment(
-        self, world: World, authority: Authority, certificates: Certificates
+        self, world: World, authority: Authority, certificates: Certificates, places: int
     ) -> None:
         # Strangers reach this port: few at a time, small messages only. Of an option that comes
         # twice gRPC takes the first, so the limit has to replace the fleet's.
-        options = dict(SERVER_OPTIONS) | {"grpc.max_receive_message_length": 64 * 1024}
+        limits = {"grpc.max_receive_message_length": 64 * 1024, MAX_CONNECTIONS: places}
+        options = dict(SERVER_OPTIONS) | limits
         server = grpc.aio.server(options=[*options.items()], maximum_concurrent_rpcs=64)
         service = EnrolmentService(world, authority, self.fleet_port)
         server.add_generic_rpc_handlers((service.handlers(),))
@@ -316,9 +323,7 @@ async def _sweep(world: World) -> None:
 
 def _announce(path: Path, server: Server) -> None:
     """Write the ports for whoever waits, whole or not at all."""
-    draft = path.with_name(path.name + ".tmp")
-    draft.write_text(f"{server.fleet_port} {server.enrolment_port}\n")
-    draft.replace(path)
+    write_whole(path, f"{server.fleet_port} {server.enrolment_port}\n")
 
 
 def run(state_dir: Path, *, plaintext: bool = False, ready: Path | None = None) -> None:

@@ -5,6 +5,9 @@ update counts in the buffer that is open when it is accepted, and an update that
 buffer is being committed waits for the next one. Models need no care: every committed one stays
 in the store, so whoever still works on it, or begins anew after a crash, finds it.
 
+A subclass, as the engine's `Buffer` is a `Round` (docs/adr/0012): of some twenty-five doors it does
+a dozen otherwise, and around a shell that it held it would have to hand on all the others.
+
 Invariants: those of a round's shell, and: the ledger's row of an update says which buffer it is in
 and how stale it was, in the transaction that accepts it, so a buffer that is rebuilt after a crash
 has the same bits. A task keeps the plan of the round that it was offered in.
@@ -39,7 +42,8 @@ from fedloom.server.engine import (
 )
 from fedloom.server.fleet import Listener
 from fedloom.server.ledger import AcceptedUpdate, Row
-from fedloom.server.round_shell import Outcome, RoundShell
+from fedloom.server.round_end import Outcome
+from fedloom.server.round_shell import RoundShell
 from fedloom.server.round_sum import RoundSum
 from fedloom.server.tasks import RoundPlan, task_of
 from fedloom.server.world import World
@@ -151,8 +155,8 @@ class BufferShell(RoundShell):
         """Open the next buffer."""
         self.plan, self._key, self._select = plan, plan.key, select
         self._sum = RoundSum(plan, self._world)
-        self._stored = self._tried = False
-        self._trace()
+        self._stored = False
+        self.trace.begin(plan)
         self._plans[plan.number] = plan
         self.feed(NextBuffer(plan.number, select, last=_is_last(plan)))
         for number in [n for n in self._plans if plan.number - n > self._config.max_staleness]:
@@ -162,8 +166,7 @@ class BufferShell(RoundShell):
         """The run opens no other buffer: nobody's work is wanted any more."""
         self.feed(Disband(reason))
         self._let_go()
-        if self._worker is not None and self._worker is not asyncio.current_task():
-            self._worker.cancel()
+        self._performer.cancel()
 
     async def stop(self) -> None:
         """Leave the buffer as it is; a later start goes on with it."""

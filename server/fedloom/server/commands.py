@@ -83,6 +83,12 @@ class Made:
     root_sha256: str
 
 
+def _hosts(*addresses: str) -> list[str]:
+    """What devices connect by where a server listens at one address alone."""
+    hosts = [address.rpartition(":")[0].strip("[]") for address in addresses]
+    return [host for host in hosts if host not in {"", "*", "0.0.0.0", "::"}]  # noqa: S104 - not bound
+
+
 def create(
     directory: Path, federation: str, fleet: str, enrolment: str, names: Sequence[str]
 ) -> Made:
@@ -110,7 +116,7 @@ def create(
         federation=federation,
         fleet=fleet,
         enrolment=enrolment,
-        names=tuple(dict.fromkeys((*defaults.names, *names))),
+        names=tuple(dict.fromkeys((*defaults.names, *_hosts(fleet, enrolment), *names))),
     )
     pki, now = directory / "pki", datetime.now(UTC)
     private_directory(directory)

@@ -25,6 +25,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from fedloom.protocol import local_socket
 from fedloom.protocol.errors import UnavailableError
+from fedloom.server.handshakes import Handshakes
 
 log = logging.getLogger(__name__)
 
@@ -32,9 +33,6 @@ LOCAL_USER = "fedloom.local_user"
 """Key in a request's ASGI scope: who it comes from, where it came through the socket."""
 
 BACKLOG = 128
-HANDSHAKE_S = 10.0
-"""Longest that a TLS handshake may take."""
-
 GRACE_S = 2
 """Seconds that requests have to finish when the server stops."""
 
@@ -81,12 +79,23 @@ async def run_until_cancelled(config: uvicorn.Config, listener: socket.socket) -
         await serving
 
 
+class _Calm(logging.LoggerAdapter[logging.Logger]):
+    """A log where warnings are whispered: uvicorn's are all of what strangers may send."""
+
+    level = logging.INFO  # of uvicorn, which asks
+
+    def warning(self, msg: object, *args: object, **kwargs: Any) -> None:
+        """Say it to whoever looks for it."""
+        self.debug(msg, *args, **kwargs)
+
+
 class HttpProtocol(H11Protocol):
     """HTTP that logs no requests: their URLs may hold secrets."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.access_log = False  # uvicorn's setting is undone by whoever sets up logging later
+        self.logger = _Calm(self.logger)  # type: ignore[assignment]
 
 
 class _SocketProtocol(HttpProtocol):
@@ -119,8 +128,8 @@ def _caller(connection: socket.socket) -> str:
 class _Quiet(uvicorn.Server):
     """A uvicorn server that leaves the process's signals to the process.
 
-    It listens by itself, as uvicorn has no setting for how long a TLS handshake may take: for a
-    minute a stranger's connection would hold a file descriptor without a word.
+    It listens by itself, as uvicorn has no bounds for TLS handshakes: for a minute each stranger's
+    connection would hold a file descriptor without a word.
     """
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -133,13 +142,12 @@ class _Quiet(uvicorn.Server):
             )
             return made
 
+        # asyncio takes as many connections at once as its backlog is long, before anything else.
+        made = Handshakes(config.ssl, protocol) if config.ssl else protocol
         for listener in sockets or ():
             self.servers.append(
-                await asyncio.get_running_loop().create_server(
-                    protocol, sock=listener, ssl=config.ssl, backlog=config.backlog,
-                    ssl_handshake_timeout=HANDSHAKE_S if config.ssl else None,
-                )
-            )  # fmt: skip
+                await asyncio.get_running_loop().create_server(made, sock=listener, backlog=BACKLOG)
+            )
         self.started = True
 
     @contextlib.contextmanager

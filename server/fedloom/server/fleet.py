@@ -15,6 +15,7 @@ from fedloom.protocol.errors import Code, Refusal
 from fedloom.protocol.identity import Peer
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server.live import Hub
+from fedloom.server.pending import Pending
 from fedloom.server.progress import Told
 
 log = logging.getLogger(__name__)
@@ -130,7 +131,7 @@ class Fleet:
         self._held: dict[str, Hold] = {}
         self._calls: dict[str, set[Call]] = {}
         self._listeners: list[Listener] = []
-        self._sending: set[asyncio.Task[None]] = set()
+        self._sending = Pending()
         self._resting: dict[str, asyncio.TimerHandle] = {}
 
     def __len__(self) -> int:
@@ -297,9 +298,7 @@ class Fleet:
         """Send without waiting: a slow client delays nobody."""
         session = self._sessions.get(client)
         if session is not None:
-            sending = asyncio.ensure_future(session.send(message))
-            self._sending.add(sending)
-            sending.add_done_callback(self._sending.discard)
+            self._sending.start(session.send(message))
 
     def _changed(self) -> None:
         self.live.changed("clients", look=self._counts)

@@ -81,6 +81,7 @@ class Hub:
         self._timer: asyncio.TimerHandle | None = None
         self._beating: asyncio.TimerHandle | None = None
         self.version = 0
+        self._last: dict[tuple[str, str], int] = {}
 
     def __len__(self) -> int:
         return len(self._watchers)
@@ -95,9 +96,30 @@ class Hub:
             look: says more about it when the time has come.
         """
         self.version += 1
+        self._last[topic, subject] = self._last[topic, ""] = self.version
         if self._watchers:
             self._changed[topic, subject] = look or _nothing
             self._hurry()
+
+    def version_of(self, heard: Iterable[str]) -> int:
+        """The version of the last change of what somebody hears.
+
+        Args:
+            heard: topics, each alone or as `topic:subject`, as pages name them.
+
+        >>> hub = Hub()
+        >>> hub.changed("run", "a"), hub.changed("run", "b"), hub.changed("work")
+        (None, None, None)
+        >>> hub.version_of(["run:a"]), hub.version_of(["run"]), hub.version_of(["run:b", "work"])
+        (1, 2, 3)
+        """
+        last, found = self._last, 0
+        for word in heard:
+            topic, _, subject = word.partition(":")
+            # Nothing was heard of it: it may be the beginning of an id, so all of them count.
+            known = last.get((topic, subject), last.get((topic, ""), 0))
+            found = max(found, known)
+        return found
 
     def line(self, entry: Any) -> None:
         """A line of the log, for those who asked for `log`; none of them is left out."""

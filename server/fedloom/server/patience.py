@@ -84,11 +84,13 @@ class PatientProtocol(HttpProtocol):
     def _waits_for(self) -> tuple[object, ...]:
         """What the other end has to do next, and how far it is; nothing while it is our turn."""
         state = self.conn.their_state
+        done = self.cycle is None or self.cycle.response_complete
         if self.flow.write_paused:
             return "read", self.transport.get_write_buffer_size()
         if state is h11.IDLE:  # bytes of a head do not count: it is short, and comes as a whole
-            done = self.cycle is None or self.cycle.response_complete
             return ("head", id(self.cycle)) if done else ()
+        if state is h11.SEND_BODY and done:  # nor does what is left of a body that was answered
+            return "head", id(self.cycle)
         if state is h11.SEND_BODY and not self.flow.read_paused:
             return "body", self._received
         return ()

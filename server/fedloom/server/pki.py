@@ -158,6 +158,11 @@ class Authority:
         """
         return self.root_pem + _pem(self._issuer.certificate) + self._retired
 
+    @property
+    def until(self) -> datetime:
+        """When the first of the root and the issuing authority ends, UTC."""
+        return min(each.not_valid_after_utc for each in (self._root, self._issuer.certificate))
+
     def ends(self) -> dict[str, datetime]:
         """When this authority's certificates end, UTC, by what they are: root, issuer, server."""
         found = {

@@ -5,6 +5,9 @@ what it asks for in that order, and keeps the order in which things become durab
 
     cohort stored → offers sent → updates accepted → round closing → model stored → round committed
 
+What can be told apart from that order is apart: a round's end (`round_end`), its trace, its view,
+the door for headers. The rest shares the engine, the row in the ledger and the sum, step by step.
+
 Invariants: an offer is sent only to a member that the ledger holds; the sum that is committed is
 of exactly the updates that the ledger held when the round left `reporting`.
 """
@@ -12,19 +15,15 @@ of exactly the updates that the ledger held when the round left `reporting`.
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
-from sqlalchemy.exc import OperationalError, SQLAlchemyError
-
-from fedloom.protocol.errors import Code, FedloomError, Refusal, printable
+from fedloom.protocol.errors import FedloomError, Refusal, printable
 from fedloom.protocol.faults import crossing
-from fedloom.protocol.tracing import NO_SPAN, Span
-from fedloom.protocol.updates import PlannedPart, check_header
+from fedloom.protocol.update_header import PlannedPart
 from fedloom.protocol.v1 import fleet_pb2
-from fedloom.server import progress
+from fedloom.server import progress, round_view
+from fedloom.server.door import check_update
 from fedloom.server.engine import (
     Abandon,
     Abort,
@@ -43,7 +42,6 @@ from fedloom.server.engine import (
     Round,
     RoundEffect,
     RoundEvent,
-    RoundKind,
     RoundState,
     Select,
     UpdateAccepted,
@@ -53,7 +51,7 @@ from fedloom.server.engine import (
 )
 from fedloom.server.engine.round import NO_QUORUM
 from fedloom.server.fleet import Listener, Session
-from fedloom.server.ledger import AcceptedUpdate, Row, check_same
+from fedloom.server.ledger import AcceptedUpdate, Row
 from fedloom.server.log_ring import about
 from fedloom.server.metrics.meters import (
     ABANDONED,
@@ -66,39 +64,18 @@ from fedloom.server.metrics.meters import (
     TOO_FEW,
     timed,
 )
+from fedloom.server.pending import Pending
+from fedloom.server.performing import Performer
 from fedloom.server.records import LATE, LOST, Record
+from fedloom.server.round_end import Outcome, commit
 from fedloom.server.round_sum import RoundSum
-from fedloom.server.tasks import RoundPlan, task_key, task_of, task_seed
+from fedloom.server.round_trace import RoundTrace
+from fedloom.server.storing import or_log
+from fedloom.server.tasks import RoundPlan, for_client, names, task_key, task_of
 from fedloom.server.world import World
-from fedloom.strategies import MetricsSettings, TooFewUpdatesError, summarize
-from fedloom.strategies.privacy.release import WITHIN
+from fedloom.strategies import TooFewUpdatesError
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
-
-FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 30.0
-"""Between tries of a step that the disk or the database made fail."""
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How a round ended; `model` is None when it was abandoned.
-
-    Attributes:
-        fault: trying again would fail again.
-        part: who took part.
-        observed: what the round tells selection of its cohort; see `Ledger.observations`.
-        cause: why, in a word; see `fedloom.server.metrics.meters.REASONS`.
-    """
-
-    model: str | None
-    strategy_state: str | None
-    reason: str = ""
-    fault: bool = False
-    observed: Sequence[Row] = ()
-    part: frozenset[str] = frozenset()
-    cause: str = STOPPED
 
 
 class RoundShell:
@@ -121,23 +98,21 @@ class RoundShell:
         ended: Callable[[Outcome], None],
     ) -> None:
         self.plan = plan
+        self.trace = RoundTrace(world.tracer)
         self._world = world
         self._owner = owner
         self._select = select
         self._ended = ended
         self._key = plan.key
+        self._watchers = round_view.Watchers(world.live, plan.run)
         self._task = task_of(plan)
         self._remembers = plan.spec.remembers
         self._sum = RoundSum(plan, world)
         self._timer: asyncio.TimerHandle | None = None
-        self._effects: asyncio.Queue[RoundEffect] = asyncio.Queue()
-        self._worker: asyncio.Task[None] | None = None
-        self._storing: set[asyncio.Task[None]] = set()
+        self._performer = Performer(self._perform, self._fail, self._finish, self._whose)
+        self._storing = Pending()
         self._stored = False  # the ledger has a row of this round
-        self._tried = False  # closing was attempted before
         self._kept = False  # records of the members were stored
-        self._span = NO_SPAN
-        self._offers: dict[str, Span] = {}  # not answered yet
         self._opened_at: float | None = None  # monotonic; None where another process opened it
         self.engine: Round
 
@@ -177,52 +152,21 @@ class RoundShell:
         self._start()
 
     def _start(self) -> None:
-        self._trace()
-        self._worker = asyncio.ensure_future(self._work())
+        self.trace.begin(self.plan)
+        self._performer.start()
         self.feed(Wake())
 
     async def stop(self) -> None:
         """Leave the round as it is; a later start goes on with it."""
         if self._timer is not None:
             self._timer.cancel()
-        if self._worker is not None:
-            self._worker.cancel()
-            await asyncio.wait([self._worker])
-        if self._storing:
-            await asyncio.wait(self._storing)
+        await self._performer.stop()
+        await self._storing.settled()
         await self._sum.stop()
-        self._end_spans("the server stops")
+        self.trace.end("the server stops")
 
     def _about(self, client: str = "") -> dict[str, Any]:
         return about(client, *self.plan.key)
-
-    # ---- traces ------------------------------------------------------------------------------
-
-    @property
-    def traceparent(self) -> str:
-        """What spans of this round are under; empty where nobody traces."""
-        return self._span.traceparent
-
-    def _trace(self) -> None:
-        self._span.end()  # of the buffer before
-        run, number = self.plan.key
-        kind = self.plan.kind.value
-        self._span = self._world.tracer.span("round", run=run, round=number, kind=kind)
-
-    def _trace_offer(self, client: str, offer: fleet_pb2.ServerMessage) -> None:
-        if self._world.tracer.on:
-            self._answered(client, "offered again")
-            span = self._world.tracer.span("offer", self.traceparent, client=client)
-            self._offers[client], offer.traceparent = span, span.traceparent
-
-    def _answered(self, client: str, error: str = "") -> None:
-        if (span := self._offers.pop(client, None)) is not None:
-            span.end(error)
-
-    def _end_spans(self, error: str = "") -> None:
-        for client in list(self._offers):
-            self._answered(client, "no answer")
-        self._span.end(error)
 
     # ---- events ------------------------------------------------------------------------------
 
@@ -239,9 +183,9 @@ class RoundShell:
             elif isinstance(effect, Offer) and not self._occupy(effect):
                 asyncio.get_running_loop().call_soon(self.feed, Left(effect.client))
             else:
-                self._effects.put_nowait(effect)
+                self._performer.put(effect)
         self._set_timer()
-        self._world.live.changed("round", self.plan.run, self._brief)
+        self._watchers.tell(self.engine, self._brief)
 
     def _occupy(self, offer: Offer) -> bool:
         key = self.plan_of(offer.origin).key
@@ -278,7 +222,7 @@ class RoundShell:
     def client_replied(self, client: str, reply: fleet_pb2.OfferReply) -> None:
         """A client took or declined its offer."""
         records, key = self._world.records, self.key_of(client)
-        self._answered(client, "" if reply.accepted else printable(reply.reason))
+        self.trace.answered(client, "" if reply.accepted else printable(reply.reason))
         if reply.accepted:
             records.took(key, client)
             self.feed(OfferAccepted(client))
@@ -309,19 +253,6 @@ class RoundShell:
             self._world.records.training(self.key_of(session.client), session.client)
             self._world.live.changed("round", self.plan.run, self._brief)
 
-    def _progress(self) -> dict[str, progress.Told]:
-        """What the members that are training said last."""
-        sessions = (
-            (client, self._world.fleet.get(client))
-            for client, phase in self.engine.phases.items()
-            if phase is Phase.TRAINING
-        )
-        return {
-            client: session.progress
-            for client, session in sessions
-            if session and session.progress and session.progress.task == self.key_of(client)
-        }
-
     def let_go(self, client: str, reason: str) -> None:
         """Wait no more for a member, and tell it so."""
         run, number = self.key_of(client)
@@ -347,12 +278,9 @@ class RoundShell:
         """Store how a member ended, behind what is queued already."""
         if self.claims(client):
             key = self.key_of(client)
-            self._later(self._world.ledger.set_phase, *key, client, phase.value, reason[:500])
-
-    def _later(self, call: Callable[..., Any], *args: Any) -> None:
-        task = asyncio.ensure_future(self._world.in_ledger(call, *args))
-        self._storing.add(task)
-        task.add_done_callback(self._storing.discard)
+            world, why = self._world, reason[:500]
+            noting = world.in_ledger(world.ledger.set_phase, *key, client, phase.value, why)
+            self._storing.start(noting)
 
     # ---- uploads -----------------------------------------------------------------------------
 
@@ -363,26 +291,11 @@ class RoundShell:
             Refusal: not in the cohort, closed, another model, or a bad header.
         """
         self.check_open(header.client, header.task.round)
-        plan = self.plan_of(header.task.round)
-        given, _ = plan.given
-        if header.model_digest != given:
-            raise Refusal(
-                Code.WRONG_MODEL,
-                f"Expected an update of the model {given[:12]}, "
-                f"got one of {header.model_digest[:12]!r}.",
-            )
-        if abs(header.scalars.get(WITHIN, 0.5)) != 0.5:
-            raise Refusal(
-                Code.MALFORMED,
-                f"Expected {WITHIN} = 0.5 or -0.5, got {header.scalars[WITHIN]:g}.",
-            )
-        return check_header(header, plan.limits, plan.manifest)
+        return check_update(header, self.plan_of(header.task.round))
 
     def sends(self, digest: str) -> bool:
         """Do clients get this, as a model, beside one or on the way to one?"""
-        task = self._task
-        differences = (each.difference.digest for each in task.differences)
-        return bool(digest) and digest in (task.received.digest, task.model.digest, *differences)
+        return names(self._task, digest)
 
     def check_open(self, client: str, number: int) -> None:  # noqa: ARG002 - buffers know several
         """Would an update of this client for this round be accepted now?
@@ -425,57 +338,18 @@ class RoundShell:
             world.fleet.free(update.client, self._key)
         return first
 
-    async def accepted_before(self, header: fleet_pb2.UpdateHeader, identity: str) -> bool:
-        """Was this very update accepted already?
-
-        Raises:
-            Refusal: another one was.
-        """
-        world = self._world
-        known = await world.in_ledger(world.ledger.find_update, *self._key, header.client)
-        if known is not None:
-            check_same(known["identity"], identity)
-        return known is not None
-
     # ---- effects -----------------------------------------------------------------------------
 
-    async def _work(self) -> None:
-        while True:
-            effect = await self._effects.get()
-            try:
-                over = await self._patiently(partial(self._perform, effect))
-            except Exception as error:
-                about = self._about()
-                log.exception("round %d of %s", self.plan.number, self.plan.run, extra=about)
-                over = await self._patiently(partial(self._fail, error))
-            if over is not None:
-                self._finish(over)
-                if not self.goes_on:
-                    return
-
-    async def _patiently(self, step: Callable[[], Awaitable[T]]) -> T:
-        """Do a step, as often as it takes: a disk that is full today loses nobody's update.
-
-        Every step may be done again, since a crash may fall behind it as well.
-        """
-        wait_s = FIRST_WAIT_S
-        while True:
-            try:
-                return await step()
-            except (OSError, OperationalError) as error:
-                log.error(  # noqa: TRY400 - a traceback tells an operator nothing here
-                    "round %d of %s waits for its storage, next try in %.0f s: %s",
-                    self.plan.number, self.plan.run, wait_s, getattr(error, "orig", error),
-                    extra=self._about(),
-                )  # fmt: skip
-            await asyncio.sleep(wait_s)
-            wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+    def _whose(self) -> tuple[str, dict[str, Any]]:
+        return f"round {self.plan.number} of {self.plan.run}", self._about()
 
     async def _perform(self, effect: RoundEffect) -> Outcome | None:
         world = self._world
         match effect:
             case Opened(cohort):
-                await world.in_ledger(world.ledger.open_round, self._row(), cohort)
+                now = time.time()
+                row = self.plan.row(now, self.deadline_at() or now)
+                await world.in_ledger(world.ledger.open_round, row, cohort)
                 self._stored = True
                 self._opened_at = time.monotonic()
                 crossing("round.opened")
@@ -490,13 +364,12 @@ class RoundShell:
                     offer = await self._offer(effect)
                     key = self.key_of(effect.client)
                     world.records.offered(key, effect.client, again=effect.again)
-                    self._trace_offer(effect.client, offer)
+                    self.trace.offered(effect.client, offer)
                     world.fleet.send(effect.client, offer)
                     world.meters.offers.inc()
                     crossing("offer.sent")
             case Close():
-                commit = world.tracer.span("commit", self.traceparent)
-                with timed(world.meters.commit_s), commit:
+                with timed(world.meters.commit_s), self.trace.commit():
                     return await self._close()
             case Abandon(reason):
                 cause = QUORUM if reason.startswith(NO_QUORUM) else STOPPED
@@ -524,53 +397,20 @@ class RoundShell:
         self._world.fleet.free(effect.client, plan.key)
 
     async def _close(self) -> Outcome:
-        world = self._world
-        if self._tried:
-            # What is in memory may be half used up: as after a restart, what is stored counts.
-            await self._sum.stop()
-            self._sum = RoundSum(self.plan, world)
-            await self._sum.restore(())
-        self._tried = True
-        updates = await world.in_ledger(world.ledger.close_round, *self._key)
-        crossing("round.closing")
-        model, state, size = await self._sum.finish(updates)
-        trained = self.plan.kind is RoundKind.TRAIN
-        result = {
-            "model_out": model,
-            "strategy_state": state,
-            **self._measured(updates),
-            "counts": trained or self.plan.spec.evaluate_only,
-            "trained": trained,
-        }
-        await world.in_ledger(world.ledger.commit_round, *self._key, result, size)
-        crossing("commit.ledger")
-        observed: Sequence[Row] = ()
-        if self.plan.kind is RoundKind.TRAIN and self.plan.spec.build_selection().needs:
-            run, number = self._key
-            observed = await world.in_ledger(world.ledger.observations, run, number - 1)
+        done = await commit(self.plan, self._sum, self._world)
         self.feed(Committed())
         self._keep_records()
-        self._clean(updates)
+        self._clean(done.updates)
+        num_updates = len(done.updates)
         log.info(
             "round %d of %s committed %s from %d updates",
-            self.plan.number, self.plan.run, model[:12], len(updates),
+            self.plan.number, self.plan.run, done.model[:12], num_updates,
             extra=self._about(),
         )  # fmt: skip
-        part = frozenset(update["client"] for update in updates)
-        cause = GOAL if len(updates) >= self.engine.config.goal else EARLY
-        return Outcome(model, state, observed=observed, part=part, cause=cause)
-
-    def _measured(self, updates: list[dict[str, Any]]) -> dict[str, Any]:
-        """What is told of the round: the clients' metrics, or what they cost where private."""
-        private = self.plan.spec.privacy_plan()
-        if private is None:
-            asked = self.plan.spec.metrics_settings()
-            return {what: _measured(updates, what, asked) for what in ("training", "evaluation")}
-        return {
-            "training": {},
-            "evaluation": {},
-            "privacy": private.spent(self.plan.trained + 1),
-        }
+        part = frozenset(update["client"] for update in done.updates)
+        cause = GOAL if num_updates >= self.engine.config.goal else EARLY
+        model, state = done.model, done.strategy_state
+        return Outcome(model, state, observed=done.observed, part=part, cause=cause)
 
     async def _fail(self, error: Exception) -> Outcome:
         known = isinstance(error, FedloomError | TooFewUpdatesError)
@@ -601,25 +441,24 @@ class RoundShell:
     def _store_records(self, records: Mapping[int, Mapping[str, Record]], *, over: bool) -> None:
         ledger, run = self._world.ledger, self.plan.run
         storing = self._world.in_ledger(ledger.keep_records, run, records, over=over)
-        task = asyncio.ensure_future(_or_log(storing))
-        self._storing.add(task)
-        task.add_done_callback(self._storing.discard)
+        self._storing.start(or_log(storing, "what members of a round did"))
 
     def _clean(self, updates: Iterable[Row] = ()) -> None:  # noqa: ARG002 - buffers look at them
         """Forget what is on disk of a round that is over and of the updates in it."""
         self._sum.clean()
 
-    def _finish(self, outcome: Outcome) -> None:
+    def _finish(self, outcome: Outcome) -> bool:
+        """The round is over; returns whether there is work after it."""
         if self._timer is not None:
             self._timer.cancel()
         self._count(outcome)
         self._ended(outcome)
+        return self.goes_on
 
     def _count(self, outcome: Outcome) -> None:
         meters, ended = self._world.meters, ABANDONED if outcome.model is None else COMMITTED
         meters.rounds.labels(self.plan.kind.value, ended, outcome.cause).inc()
-        self._span.set(outcome=ended, cause=outcome.cause)
-        self._end_spans(outcome.reason)
+        self.trace.end(outcome.reason, outcome=ended, cause=outcome.cause)
         if self._opened_at is not None:
             meters.round_s.observe(time.monotonic() - self._opened_at)
             self._opened_at = None
@@ -633,40 +472,13 @@ class RoundShell:
 
     def status(self) -> dict[str, Any]:
         """Where the round stands right now."""
-        told = self._progress()
-        return {
-            "progress": {client: each.view() for client, each in told.items()},
-            "training": progress.mean(told.values()),
-            "number": self.plan.number,
-            "kind": self.plan.kind.value,
-            "state": self.engine.state.value,
-            "paused": self.engine.paused,
-            "clients": {phase.value: n for phase, n in self.engine.counts().items()},
-            "members": {client: phase.value for client, phase in self.engine.phases.items()},
-            "available": self.engine.available,
-            "accepted": self.engine.accepted,
-            "goal": self.engine.config.goal,
-            "quorum": self.engine.config.quorum,
-            "deadline_left_s": self.engine.deadline_left_s(self._now()),
-        }
+        told = round_view.said(self.engine, self._world.fleet, self.key_of)
+        return round_view.status(self.plan, self.engine, told, self._now())
 
     def _brief(self) -> dict[str, Any]:
-        """What a watcher is told each time: where the round stands, without each member."""
-        left_out = ("members", "progress")
-        return {name: value for name, value in self.status().items() if name not in left_out}
+        return round_view.brief(self.status())
 
     # ---- messages ----------------------------------------------------------------------------
-
-    def _row(self) -> dict[str, Any]:
-        now = time.time()
-        return {
-            "run": self.plan.run,
-            "number": self.plan.number,
-            "kind": self.plan.kind.value,
-            "opened_at": now,
-            "deadline_at": self.deadline_at() or now,
-            "model_in": self.plan.model,
-        }
 
     async def _offer(self, offer: Offer) -> fleet_pb2.ServerMessage:
         task = await self._task_for(offer.client, self._task)
@@ -675,26 +487,7 @@ class RoundShell:
 
     async def _task_for(self, client: str, common: fleet_pb2.Task) -> fleet_pb2.Task:
         """A round's task with what differs between its clients."""
-        task = fleet_pb2.Task()
-        task.CopyFrom(common)
+        spec, world, memory = self.plan.spec, self._world, None
         if self._remembers:
-            ledger = self._world.ledger
-            task.memory_round = await self._world.in_ledger(
-                ledger.last_counted, self.plan.run, client
-            )
-        task.seed = task_seed(self.plan.spec.seed, task.key.round, client)
-        return task
-
-
-async def _or_log(storing: Awaitable[None]) -> None:
-    """What the console shows is worth no round: a full disk is said, and that is all."""
-    try:
-        await storing
-    except SQLAlchemyError as error:
-        log.warning("what members of a round did is not in the ledger: %s", type(error).__name__)
-
-
-def _measured(updates: list[dict[str, Any]], what: str, asked: MetricsSettings) -> dict[str, Any]:
-    """What the clients measured; see `summarize`."""
-    parts = [(u["client"], u[what]) for u in updates if u[what]]
-    return summarize([(name, m["num_examples"], m["values"]) for name, m in parts], asked)
+            memory = await world.in_ledger(world.ledger.last_counted, self.plan.run, client)
+        return for_client(common, client, spec.seed, memory)

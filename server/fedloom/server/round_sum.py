@@ -7,7 +7,6 @@ Invariants: every accepted update is folded once, however often it is named; the
 before anybody says that the round is committed.
 """
 
-import asyncio
 import json
 import logging
 from collections.abc import Iterable
@@ -18,13 +17,14 @@ from numpy.typing import NDArray
 
 from fedloom.protocol import differences, tracing
 from fedloom.protocol.faults import crossing
-from fedloom.server import fold
+from fedloom.server import fold, run_sums
 from fedloom.server.each import SpoolUpdates, StoredUpdate
 from fedloom.server.engine import RoundKind
 from fedloom.server.ledger import Row
 from fedloom.server.log_ring import about
 from fedloom.server.metrics.meters import timed
 from fedloom.server.models import ModelStore
+from fedloom.server.pending import Pending
 from fedloom.server.spec import RunSpec
 from fedloom.server.tasks import RoundPlan, task_seed
 from fedloom.server.world import World
@@ -84,13 +84,14 @@ class RoundSum:
         self._world = world
         self._checkpoint: Path = world.spool.path(f"{plan.run}.{plan.number}..sum")
         self._folder = fold.Folder(self._empty(), set())
-        self._folding: set[asyncio.Task[None]] = set()
+        self._folding = Pending()
         self._error: Exception | None = None
+        self._finishing = False
         self._is_sum = plan.spec.build_strategy().needs == "sum"
 
     def _empty(self) -> Partial:
         spec = self._plan.spec
-        return Partial(spec.sums(self._plan.manifest), spec.exponent())
+        return Partial(run_sums.sums(spec, self._plan.manifest), spec.exponent())
 
     async def restore(self, accepted: Iterable[Row]) -> None:
         """Go on from the last checkpoint with what was accepted since."""
@@ -101,9 +102,7 @@ class RoundSum:
     def add(self, client: str, file: str, staleness: int = 0) -> None:
         """Fold an accepted update soon; `file` is empty where it has no tensors."""
         if file and self._is_sum:
-            task = asyncio.ensure_future(self._fold(client, file, self._factor(staleness)))
-            self._folding.add(task)
-            task.add_done_callback(self._folding.discard)
+            self._folding.start(self._fold(client, file, self._factor(staleness)))
 
     def _factor(self, staleness: int) -> float:
         buffer = self._plan.spec.buffer_config()
@@ -142,10 +141,14 @@ class RoundSum:
             Exception: whatever the strategy raised, or an update could not be folded.
         """
         accepted = list(accepted)
+        if self._finishing:  # what is in memory may be half used up: what is stored counts
+            await self.stop()
+            self._error = None
+            await self.restore(())
+        self._finishing = True
         for update in accepted:
             self.add(update["client"], update["file"], update["staleness"] or 0)
-        while self._folding:
-            await asyncio.wait(self._folding)
+        await self._folding.settled()
         if self._error is not None:
             raise self._error
         plan = self._plan
@@ -175,7 +178,7 @@ class RoundSum:
         self, strategy: Strategy, state: State, params: Params, accepted: Iterable[Row]
     ) -> tuple[dict[str, NDArray[Any]], State]:
         plan = self._plan
-        release = plan.spec.release(plan.manifest)
+        release = run_sums.release(plan.spec, plan.manifest)
         if release is None or plan.stream is None:
             return strategy.finish(state, params, self._means(strategy, state, accepted))
         total, number, stream = self._folder.partial.drain(), plan.number, plan.stream
@@ -190,7 +193,7 @@ class RoundSum:
             for row in accepted
             if row["file"]
         ]
-        specs = self._plan.spec.sums(self._plan.manifest)
+        specs = run_sums.sums(self._plan.spec, self._plan.manifest)
         return reduced(strategy, state, SpoolUpdates(specs, stored))
 
     def _load_state(self) -> State:
@@ -202,7 +205,8 @@ class RoundSum:
 
     def _save_state(self, strategy: Strategy, state: State) -> dict[str, Any]:
         note = state_note(self._world.models, strategy, state)
-        if (release := self._plan.spec.release(self._plan.manifest)) is not None:
+        release = run_sums.release(self._plan.spec, self._plan.manifest)
+        if release is not None:
             note["clip"] = release.clip(privacy.memory_of(release, state))
         return note
 
@@ -243,7 +247,5 @@ class RoundSum:
 
     async def stop(self) -> None:
         """Let what is being folded end; the spool holds the rest."""
-        for task in self._folding:
-            task.cancel()
-        if self._folding:
-            await asyncio.wait(self._folding)
+        self._folding.cancel()
+        await self._folding.settled()

@@ -4,16 +4,13 @@ The server keeps it in the ledger and builds the strategy, the round's knobs and
 it, so a restarted server, or a simulator, goes on with the very same run.
 """
 
-import math
-from collections.abc import Collection, Mapping
-from dataclasses import MISSING, dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from fedloom.protocol.codecs import Codec
 from fedloom.protocol.compression import Scheme, scheme
 from fedloom.protocol.errors import UsageError
-from fedloom.protocol.manifest import Manifest
-from fedloom.protocol.updates import Limits
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server.engine import (
     BufferConfig,
@@ -25,6 +22,7 @@ from fedloom.server.engine import (
     uniform,
 )
 from fedloom.server.plain_values import check_values
+from fedloom.server.spec_tables import filled, named, only, settings_of
 from fedloom.strategies import (
     LocalTraining,
     MetricsSettings,
@@ -36,8 +34,7 @@ from fedloom.strategies import (
     registry,
     staleness_weighting,
 )
-from fedloom.strategies.algebra import Key, TensorSpec
-from fedloom.strategies.privacy import Plan, Privacy, Release, Stream
+from fedloom.strategies.privacy import Plan, Privacy, Stream
 from fedloom.strategies.selection import History, Selection
 
 Scalar = bool | int | float | str
@@ -136,17 +133,17 @@ class RunSpec:
             self._check_local_noise()
         except TypeError as error:
             raise UsageError(
-                f"Expected every setting as a value of its kind, got: {error}."
+                f"Expected every setting as a value of its kind, got: {str(error).rstrip('.')}."
             ) from None
         except (ValueError, privacy.MissingAccountant) as error:
             raise UsageError(str(error)) from None
 
     def build_strategy(self) -> Strategy:
         """The strategy, with its client rule and its aggregation."""
-        rule = registry.client_rule(*_named(self.rule, "rule"))
-        aggregation = registry.aggregation(*_named(self.aggregation, "aggregation"))
+        rule = registry.client_rule(*named(self.rule, "rule"))
+        aggregation = registry.aggregation(*named(self.aggregation, "aggregation"))
         strategy = registry.strategy(
-            *_named(self.strategy, "strategy"), rule=rule, aggregation=aggregation
+            *named(self.strategy, "strategy"), rule=rule, aggregation=aggregation
         )
         scheme, broadcast = self.build_compression(), self.build_broadcast()
         cohort = self._round_config()
@@ -188,7 +185,7 @@ class RunSpec:
         return None if made is None else made.codec
 
     def _direction(self, name: str) -> Mapping[str, Any]:
-        _only(self.compression, "compression", ("up", "down"))
+        only(self.compression, "compression", ("up", "down"))
         values = self.compression.get(name, {"name": "none"})
         if not isinstance(values, Mapping) or not isinstance(values.get("name"), str):
             raise UsageError(
@@ -198,7 +195,7 @@ class RunSpec:
 
     def build_personal(self) -> Personal:
         """What is each client's own."""
-        return Personal(**_settings(Personal, self.personal, "personal"))
+        return Personal(**settings_of(Personal, self.personal, "personal"))
 
     # ---- privacy -----------------------------------------------------------------------------
 
@@ -206,7 +203,7 @@ class RunSpec:
         """The [privacy] table, or None where there is none."""
         if not self.privacy:
             return None
-        return Privacy(**_settings(Privacy, self.privacy, "privacy"))
+        return Privacy(**settings_of(Privacy, self.privacy, "privacy"))
 
     def privacy_plan(self) -> Plan | None:
         """The run's noise, budget and claim; None without [privacy]."""
@@ -226,18 +223,6 @@ class RunSpec:
                 f"that large, got {self.max_abs:g}. Raise max_abs."
             )
 
-    def release(self, manifest: Manifest) -> Release | None:
-        """How sums are released; None without [privacy]."""
-        plan = self.privacy_plan()
-        if plan is None:
-            return None
-        return Release(
-            settings=plan.settings,
-            noise_multiplier=plan.noise_multiplier,
-            goal=plan.goal,
-            specs={name: spec for (_, name), spec in self._strategy_sums(manifest).items()},
-        )
-
     def cohort_config(self, number: int, stream: Stream | None) -> RoundConfig:
         """The knobs of one round: the run's, with a cohort as large as drawn for it.
 
@@ -256,7 +241,7 @@ class RunSpec:
 
     def build_selection(self) -> Selection:
         """The policy that draws cohorts."""
-        return registry.selection(*_named(self.selection, "selection"))
+        return registry.selection(*named(self.selection, "selection"))
 
     def select(
         self,
@@ -284,11 +269,11 @@ class RunSpec:
 
     def metrics_settings(self) -> MetricsSettings:
         """What is kept of the clients' metrics."""
-        return MetricsSettings(**_settings(MetricsSettings, self.metrics, "metrics"))
+        return MetricsSettings(**settings_of(MetricsSettings, self.metrics, "metrics"))
 
     def local_training(self) -> LocalTraining:
         """What clients are told to do in a round."""
-        return LocalTraining(**_settings(LocalTraining, self.train, "train"))
+        return LocalTraining(**settings_of(LocalTraining, self.train, "train"))
 
     def round_config(self) -> RoundConfig:
         """The knobs of a round; those of a buffer where the run is asynchronous."""
@@ -307,10 +292,10 @@ class RunSpec:
         if mode not in MODES:
             raise UsageError(f"Expected cohort.mode of {', '.join(MODES)}, got {mode!r}.")
         if mode == MODES[0]:
-            return RoundConfig(**_settings(RoundConfig, settings, "cohort"))
+            return RoundConfig(**settings_of(RoundConfig, settings, "cohort"))
         if "staleness" in settings:
             settings["staleness"] = staleness_weighting(settings["staleness"])
-        return BufferConfig(**_settings(BufferConfig, settings, "cohort"))
+        return BufferConfig(**settings_of(BufferConfig, settings, "cohort"))
 
     def buffer_config(self) -> BufferConfig | None:
         """The knobs of a buffer; None where the run's rounds are synchronous."""
@@ -346,43 +331,6 @@ class RunSpec:
             return most
         return privacy.grid_exponent(plan.noise_multiplier, plan.settings.clip, most)
 
-    def sums(self, manifest: Manifest) -> dict[Key, TensorSpec]:
-        """What updates may speak about, and a round sums up.
-
-        Raises:
-            UsageError: [personal] or train.only is not for this model.
-        """
-        release = self.release(manifest)
-        return self._strategy_sums(manifest) | ({} if release is None else release.counts)
-
-    def _strategy_sums(self, manifest: Manifest) -> dict[Key, TensorSpec]:
-        personal = self.build_personal()
-        try:
-            personal.check(manifest.specs)
-            asked = self.local_training().matching(
-                manifest.specs.keys() - personal.kept(manifest.specs)
-            )
-        except ValueError as error:
-            raise UsageError(str(error)) from None
-        sent = {name: spec for name, spec in manifest.specs.items() if name in asked}
-        return self.build_strategy().specs(sent)
-
-    def limits(self, manifest: Manifest) -> Limits:
-        """What the door accepts."""
-        rule = self.build_strategy().rule
-        compression = self.build_compression()
-        return Limits(
-            max_abs=self.max_abs,
-            max_norm=self.longest(manifest, None),
-            max_weight=self.max_weight,
-            weighting=WEIGHTINGS[self.weighting],
-            groups=rule.groups,
-            max_bytes=manifest.full_update_bytes(len(rule.groups)),
-            codec=None if compression is None else compression.codec,
-            scalars=(*rule.scalars, *self._counted(manifest)),
-            kept=self.build_personal().kept(manifest.specs),
-        )
-
     @property
     def remembers(self) -> bool:
         """Whether clients keep something from round to round."""
@@ -391,79 +339,10 @@ class RunSpec:
         own = self.build_personal().remembers
         return of_codec or own or bool(self.build_strategy().rule.remembers)
 
-    def _counted(self, manifest: Manifest) -> tuple[str, ...]:
-        release = self.release(manifest)
-        return () if release is None else tuple(name for _, name in release.counts)
-
-    def longest(self, manifest: Manifest, clip: float | None) -> float | None:
-        """The largest norm of an update that the door lets in.
-
-        Args:
-            manifest: of the model.
-            clip: of the round, where it adapts; None for the first round's.
-        """
-        plan = self.privacy_plan()
-        if plan is None:
-            return self.max_norm
-        most = plan.settings.clip if clip is None else clip
-        if not plan.settings.central:
-            size = sum(spec.size for spec in self._strategy_sums(manifest).values())
-            most = privacy.norm_bound(most, plan.noise_multiplier, size)
-        return most if self.max_norm is None else min(self.max_norm, most)
-
     def as_dict(self) -> dict[str, Any]:
         """What `parse` makes this from."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {n: dict(v) if isinstance(v, Mapping) else v for n, v in values.items()}
-
-
-def _settings(kind: type[Any], values: Mapping[str, Any], table: str) -> Mapping[str, Any]:
-    """The settings of a table, if the dataclass that they are for can be built from them."""
-    known = {field.name: field for field in fields(kind)}
-    _only(values, table, known)
-    needed = {
-        name
-        for name, field in known.items()
-        if field.default is MISSING and field.default_factory is MISSING
-    }
-    if missing := sorted(needed - set(values)):
-        raise UsageError(f"Expected {table}.{missing[0]} to be set, got none.")
-    return values
-
-
-def _only(values: Mapping[str, Any], table: str, known: Collection[str]) -> None:
-    if unknown := sorted(set(values) - set(known)):
-        raise UsageError(
-            f"Expected settings of [{table}] of {', '.join(known)}, got {', '.join(unknown)}."
-        )
-
-
-def _named(values: Mapping[str, Any], what: str) -> tuple[str, dict[str, Any]]:
-    settings = dict(values)
-    name = settings.pop("name", None)
-    if not isinstance(name, str):
-        raise UsageError(f"Expected {what}.name, got {dict(values)!r}.")
-    return name, settings
-
-
-_DEFAULTS: dict[str, Any] = {
-    "strategy": {"name": "fedavg"},
-    "rule": {"name": "plain"},
-    "aggregation": {"name": "mean"},
-    "compression": {},
-    "personal": {},
-    "cohort": {},
-    "selection": {"name": "uniform"},
-    "metrics": {},
-    "train": {},
-    "config": {},
-    "privacy": {},
-}
-_PRIVATE: dict[str, Any] = {"evaluate": False, "weighting": "uniform"}
-"""What a run with [privacy] has by default."""
-
-_EVALUATED: dict[str, Any] = {"rounds": 1, "train": {"epochs": 1, "learning_rate": 1.0}}
-"""What a run with evaluate_only has by default; nothing is trained by it."""
 
 
 def parse(values: Mapping[str, Any]) -> RunSpec:
@@ -473,16 +352,7 @@ def parse(values: Mapping[str, Any]) -> RunSpec:
         UsageError: an unknown setting, a wrong type or a combination that cannot work.
     """
     check_values(values)
-    known = {field.name: field.type for field in fields(RunSpec)}
-    if unknown := sorted(set(values) - set(known)):
-        raise UsageError(f"Expected settings of {', '.join(known)}, got {', '.join(unknown)}.")
-    private = _PRIVATE if values.get("privacy") else {}
-    evaluated = _EVALUATED if values.get("evaluate_only") else {}
-    merged: dict[str, Any] = {**_DEFAULTS, **private, **evaluated, **values}
-    if evaluated and not merged["train"]:
-        merged["train"] = evaluated["train"]
-    for name, value in merged.items():
-        merged[name] = _typed(name, known[name], value)
+    merged = filled(values, {field.name: field.type for field in fields(RunSpec)})
     if "weighting" not in merged and not _is_weighted(merged):
         merged["weighting"] = "uniform"
     return RunSpec(**merged)
@@ -494,19 +364,3 @@ def _is_weighted(values: Mapping[str, Any]) -> bool:
     strategy = registry.STRATEGIES.get(str(values["strategy"].get("name")))
     takes = getattr(strategy, "weightings", tuple(WEIGHTINGS))
     return getattr(aggregation, "weighted", True) and "examples" in takes
-
-
-def _typed(name: str, wanted: Any, value: Any) -> Any:
-    if wanted is float or wanted == float | None:
-        if value is None and wanted is not float:
-            return None
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            if not math.isfinite(value):
-                raise UsageError(f"Expected a finite {name}, got {value}.")
-            return float(value)
-    elif wanted in (int, bool, str) and type(value) is wanted:
-        return value
-    elif wanted not in (int, bool, str) and isinstance(value, Mapping):
-        return dict(value)
-    expected = getattr(wanted, "__name__", "a table").replace("Mapping", "a table")
-    raise UsageError(f"Expected {name} as {expected}, got {value!r}.")

@@ -17,7 +17,7 @@ from fedloom.server.engine import RoundConfig, RoundKind
 from fedloom.server.spec import RunSpec
 from fedloom.strategies.privacy import Stream
 
-__all__ = ["RoundPlan", "task_key", "task_of", "task_seed"]
+__all__ = ["RoundPlan", "for_client", "names", "task_key", "task_of", "task_seed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +92,17 @@ class RoundPlan:
         """Run and number."""
         return self.run, self.number
 
+    def row(self, opened_at: float, deadline_at: float) -> dict[str, Any]:
+        """The round's row in the ledger, as it is opened; times are seconds since the epoch."""
+        return {
+            "run": self.run,
+            "number": self.number,
+            "kind": self.kind.value,
+            "opened_at": opened_at,
+            "deadline_at": deadline_at,
+            "model_in": self.model,
+        }
+
 
 def changed(config: RoundConfig, goals: tuple[int, int] | None) -> RoundConfig:
     """The knobs of a round, with another goal and quorum where they were changed."""
@@ -135,6 +146,32 @@ def task_of(plan: RoundPlan) -> fleet_pb2.Task:
         privacy=_privacy(plan) if train else None,
         run_name=spec.name,
     )
+
+
+def for_client(
+    common: fleet_pb2.Task, client: str, seed: int, memory_round: int | None
+) -> fleet_pb2.Task:
+    """A round's task with what differs between its clients.
+
+    Args:
+        common: of `task_of`.
+        client: who gets it.
+        seed: of the run.
+        memory_round: the last round that counted an update of this client; None where clients
+            remember nothing.
+    """
+    task = fleet_pb2.Task()
+    task.CopyFrom(common)
+    if memory_round is not None:
+        task.memory_round = memory_round
+    task.seed = task_seed(seed, task.key.round, client)
+    return task
+
+
+def names(task: fleet_pb2.Task, digest: str) -> bool:
+    """Does a client that has this task ask for these bytes, as a model or on the way to one?"""
+    differences = (each.difference.digest for each in task.differences)
+    return bool(digest) and digest in (task.received.digest, task.model.digest, *differences)
 
 
 def _privacy(plan: RoundPlan) -> fleet_pb2.Privacy | None:

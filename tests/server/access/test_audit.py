@@ -63,6 +63,7 @@ def test_whole_trail_verifies_without_a_server(state):
         ("DELETE FROM audit WHERE id = 6", 6),
         ("DELETE FROM audit WHERE id > 8", 9),
         ("DELETE FROM audit", 1),
+        ("UPDATE audit SET detail = x'ff' WHERE id = 3", 3),
         ("UPDATE audit SET id = 20 - id WHERE id = 9 OR id = 11", 9),
     ],
 )
@@ -105,6 +106,36 @@ def test_server_does_not_write_over_the_evidence(state):
     assert _verify(state, code=4)["broken"]["id"] == 10
 
 
+def test_running_server_does_not_write_over_the_evidence_either(state, caplog):
+    """Whoever may write to the database alone cannot have the next entry hide what is missing."""
+    ledger = Ledger.in_directory(state)
+    assert not ledger.trail.stop_keeping()
+    ledger.trail.append("ann", "socket", "run.stop", "run", {})
+    before = (state / HEAD_FILE).read_text()
+    _tamper(state, "DELETE FROM audit WHERE id > 6")
+    for _ in range(8):
+        ledger.trail.append("ann", "socket", "run.stop", "run", {})
+    ledger.close()
+    assert caplog.text.count("lacks entry") == 1
+    assert (state / HEAD_FILE).read_text() == before
+    assert _verify(state, code=4)["intact"] is False
+
+
+@pytest.mark.parametrize("name", ["ledger.sqlite", HEAD_FILE])
+def test_what_is_no_ledger_or_no_head_is_not_what_was_written(state, name):
+    """Overwritten, both are evidence, and a server with such a head starts all the same."""
+    for left in state.glob("ledger.sqlite-*"):
+        left.unlink()
+    (state / name).write_bytes(b"\xffnonsense" * 1000)
+    assert name in _run("audit", "verify", "--dir", str(state), code=4).stderr.replace(
+        f"ledger of {state}", "ledger.sqlite"
+    )
+    if name == HEAD_FILE:
+        ledger = Ledger.in_directory(state)
+        assert ledger.trail.stop_keeping()
+        ledger.close()
+
+
 def test_trail_is_read_page_by_page(door, by_token):
     """Newest first, without a gap and without a repeat; and by who, what, whom and when."""
     trail = door.world.ledger.trail
@@ -134,7 +165,7 @@ def test_what_was_not_done_is_said_so(door):
     door.ask("POST", "/users", {"name": "ann", "scope": "viewer", "password": "correct horse"})
     door.ask("POST", "/users/ann/scope", {"scope": "admin"})
 
-    def broken(*_):
+    def broken(*_, **__):
         raise OSError("disk full")
 
     door.world.ledger.accounts.set_scope = broken

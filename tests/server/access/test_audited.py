@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import socket
 
 import pytest
 import sqlalchemy as sa
@@ -12,6 +13,7 @@ from fedloom.server import world as worlds
 from fedloom.server.access.tables import audit
 from fedloom.server.access.trail import Trail, first_break
 from support.door import SPEC, write_model
+from support.visitor import Visitor
 
 
 def _entries(door):
@@ -123,3 +125,20 @@ def test_line_breaks_in_a_path_are_none_in_the_log(door, by_token, caplog):
         by_token().ask("GET", "/v1/runs/x%0a2026-01-01 ERROR all is lost".replace(" ", "%20"))
     assert "all is lost" in caplog.text
     assert not any("\n" in record.getMessage() for record in caplog.records)
+
+
+def test_strangers_do_not_fill_the_log(door, by_token, caplog):
+    """Its last lines are what an operator looks at."""
+    with caplog.at_level(logging.INFO):
+        stranger = Visitor(door.site, token="none")
+        assert stranger.ask("GET", "/v1/runs").status == 401
+        assert stranger.ask("POST", "/login", origin="https://evil.example").status == 403
+        with socket.create_connection(("127.0.0.1", door.port)) as connection:
+            connection.sendall(b"nonsense\r\n\r\n")
+            assert b" 400 " in connection.recv(1000)
+        assert by_token().ask("GET", "/v1/runs/none").status == 404
+    told = [record.getMessage() for record in caplog.records]
+    skipped = ("audit", "Started server")
+    assert [line for line in told if not line.startswith(skipped)] == [
+        "GET /v1/runs/none: Expected a run of this server, got 'none': see `fedloom run list`."
+    ]

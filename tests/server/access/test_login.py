@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from fedloom.server.access import accounts, passwords, secrets, shield
+from fedloom.server.access import accounts, gate, passwords, secrets, shield
 from fedloom.server.access.gate import Gate
 from fedloom.server.access.principal import Scope
 from support.visitor import Visitor
@@ -170,6 +170,23 @@ def test_removed_users_session_ends_at_once(door, add_user):
     assert Visitor(door.site).log_in("bob", PASSWORD).status == 401
 
 
+def test_session_is_asked_of_the_ledger_once_while_no_account_changes(door, add_user, monkeypatch):
+    """Pages ask all the time; any change of the accounts makes the next one ask again."""
+    ann, asked = add_user(), []
+    accounts = door.world.ledger.accounts
+    question = accounts.session
+    monkeypatch.setattr(accounts, "session", lambda *a: (asked.append(1), question(*a))[1])
+    for _ in range(3):
+        assert ann.ask("GET", "/v1/me").status == 200
+    assert len(asked) == 1
+    door.call(accounts.set_scope, "ann", Scope.VIEWER, time.time())
+    assert ann.ask("GET", "/v1/me").document["scope"] == "viewer"
+    assert len(asked) == 2
+    monkeypatch.setattr(gate, "KNOWN_S", 0.0)  # such as another server's on the same database
+    assert ann.ask("GET", "/v1/me").status == 200
+    assert len(asked) == 3
+
+
 @pytest.mark.parametrize("how", ["passwd", "logout"])
 def test_sessions_end_with_the_password(door, add_user, how):
     """Whoever had the old one is out."""
@@ -228,6 +245,22 @@ def test_stream_of_events_ends_with_the_session(door, add_user, monkeypatch):
     connection.close()
 
 
+def test_quiet_stream_ends_with_the_credential(door, by_token, monkeypatch):
+    """While nothing happens nothing is sent, and nothing that is sent may be what ends it."""
+    monkeypatch.setattr(shield, "RECHECK_S", 0.05)
+    viewer = by_token(Scope.VIEWER)
+    port = int(door.site.url.rpartition(":")[2])
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=8)  # before the next beat
+    headers = {"Authorization": f"Bearer {viewer.token}"}
+    connection.request("GET", "/v1/events?topics=models", headers=headers)
+    response = connection.getresponse()
+    assert response.readline() == b"event: hello\n"
+    identity = viewer.token.split(".")[1]
+    door.ask("POST", f"/api-tokens/{identity}/revoke")
+    assert b"event" not in response.read()
+    connection.close()
+
+
 # ---- forms from elsewhere --------------------------------------------------------------------
 
 
@@ -269,7 +302,8 @@ def test_login_form_of_another_site_is_refused(door, add_user):
 def test_other_host_names_are_refused(door, by_token):
     """A name that its owner has pointed at our address (DNS rebinding)."""
     admin = by_token()
-    for host in ("evil.example", "evil.example:7445", "localhost.evil.example", "", "[", "a b"):
+    strange = ("", "[", "a b", "x@localhost", "localhost/x", "localhost?x", "localhost:x")
+    for host in ("evil.example", "evil.example:7445", "localhost.evil.example", *strange):
         assert admin.ask("GET", "/v1/server", host=host).status in (400, 421), host
     for known in ("localhost:1", "LOCALHOST", "127.0.0.1", "[::1]:7445", "192.0.2.7"):
         assert admin.ask("GET", "/v1/server", host=known).status == 200, known
@@ -376,6 +410,24 @@ def test_tokens_of_a_demoted_user_that_may_do_more_end(door, add_user):
         for scope, made in tokens.items()
     }
     assert seen == {Scope.VIEWER: 200, Scope.OPERATOR: 200, Scope.ADMIN: 401}
+
+
+def test_last_administrator_does_not_go_by_mistake(door, add_user):
+    """Nor becomes less; with another one, or beside the server, that is nobody's mistake."""
+    ann = add_user()
+
+    def ask(path, document):
+        token = secrets.csrf_token(ann.session)
+        return ann.ask("POST", f"/v1/users/{path}", document=document, x_csrf_token=token)
+
+    for path, document in (("ann/remove", {}), ("ann/scope", {"scope": "viewer"})):
+        answer = ask(path, document)
+        assert (answer.status, answer.kind) == (409, "conflict")
+        assert "another administrator" in answer.text
+    assert ask("ann/scope", {"scope": "admin"}).status == 200
+    add_user("bob")
+    assert ask("ann/scope", {"scope": "operator"}).status == 200
+    assert door.ask("POST", "/users/bob/remove", {})[0] == 200
 
 
 def test_session_of_somebody_who_is_no_user_is_ended(door):

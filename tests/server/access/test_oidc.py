@@ -157,6 +157,28 @@ def test_logins_that_never_end_are_forgotten(door, provider, monkeypatch):
     assert found == [401, 401, 303, 303, 303]
 
 
+def test_login_that_took_too_long_is_refused(door, provider, monkeypatch):
+    """Whoever finds an old answer in a browser's history has nothing."""
+    visitor = Visitor(door.site)
+    url = provider.log_in(_away(visitor))
+    monkeypatch.setattr(oidc, "PENDING_S", -1.0)
+    assert _back(visitor, url).status == 401
+    assert door.site.cookie not in visitor.cookies
+
+
+def test_one_address_makes_nobody_elses_login_forgotten(door, provider, monkeypatch):
+    """Whoever begins a thousand logins loses their own."""
+    monkeypatch.setattr(oidc, "MAX_PENDING", 3)
+    monkeypatch.setattr(oidc, "MAX_OF_NETWORK", 2)
+    gate, visitor = door.app.state.parts.gate, Visitor(door.site)
+    url = provider.log_in(_away(visitor))
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(type(gate), "address", lambda *_: "192.0.2.7")
+        for _ in range(5):
+            _away(Visitor(door.site))
+    assert _back(visitor, url).status == 303
+
+
 def test_server_without_a_provider_has_no_such_way(tmp_path):
     """404, not a fault."""
     with Door(tmp_path / "state", console="127.0.0.1:0") as door:

@@ -3,11 +3,13 @@
 import asyncio
 import http.client
 import socket
+import ssl
 import threading
+from contextlib import ExitStack
 
 import pytest
 
-from fedloom.server import control, live, patience
+from fedloom.server import handshakes, live, patience
 from fedloom.server.access import shield
 from fedloom.server.access.principal import Scope
 from fedloom.server.routes import shared
@@ -54,11 +56,48 @@ def test_connection_that_does_not_go_on_is_cut(hasty, door, sent):
 
 def test_handshake_that_does_not_go_on_is_cut(tmp_path, monkeypatch):
     """Under TLS nothing of HTTP has begun yet."""
-    monkeypatch.setattr(control, "HANDSHAKE_S", 0.2)
+    monkeypatch.setattr(handshakes, "HANDSHAKE_S", 0.2)
     with Door(tmp_path / "tls", console="0.0.0.0:0") as door, _connect(door) as connection:
         assert _is_cut(connection)
         ca = door.directory / "pki" / "root.pem"
         assert Visitor(door.site, ca=ca).ask("GET", "/login").status == 200
+
+
+@pytest.mark.parametrize(
+    "limit", ["MAX_PENDING", "MAX_PENDING_OF_NETWORK", "AT_ONCE", "AT_ONCE_OF_NETWORK"]
+)
+def test_handshake_too_many_is_cut_before_it_begins(tmp_path, monkeypatch, limit):
+    """In all or of one address, under way or in a burst; those before it go on."""
+    monkeypatch.setattr(handshakes, limit, 2)
+    monkeypatch.setattr(handshakes, "A_SECOND", 0.001)
+    monkeypatch.setattr(handshakes, "A_SECOND_OF_NETWORK", 0.001)
+    monkeypatch.setattr(handshakes, "LOCAL", ())
+    with Door(tmp_path / "tls", console="0.0.0.0:0") as door, ExitStack() as stack:
+        first = stack.enter_context(_connect(door))
+        second = stack.enter_context(_connect(door))
+        assert _is_cut(stack.enter_context(_connect(door)))
+        context = ssl.create_default_context(cafile=door.directory / "pki" / "root.pem")
+        with context.wrap_socket(first, server_hostname="localhost") as secured:
+            secured.sendall(b"GET /login HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            assert secured.recv(12) == b"HTTP/1.1 200"
+        second.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            second.recv(1)
+
+
+@pytest.mark.parametrize("limit", ["MAX_PENDING", "MAX_PENDING_OF_NETWORK"])
+def test_handshakes_are_taken_again_when_others_have_ended(tmp_path, monkeypatch, limit):
+    """A place is given back however a handshake ends: done, broken off, or no handshake at all."""
+    monkeypatch.setattr(handshakes, limit, 1)
+    monkeypatch.setattr(handshakes, "LOCAL", ())
+    with Door(tmp_path / "tls", console="0.0.0.0:0") as door:
+        ca = door.directory / "pki" / "root.pem"
+        for sent in (b"", b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00\x01"):
+            with _connect(door) as connection:
+                connection.sendall(sent)
+                connection.shutdown(socket.SHUT_WR)
+                assert _is_cut(connection)
+            assert Visitor(door.site, ca=ca).ask("GET", "/login").status == 200
 
 
 def test_answer_that_nobody_reads_is_cut(hasty, door, by_token, tmp_path, monkeypatch):
@@ -117,12 +156,50 @@ def test_connections_have_a_limit_in_all_and_for_an_address(door, monkeypatch):
         connection.close()
 
 
+def test_body_of_two_lengths_is_refused_and_nothing_is_read_behind_it(door):
+    """A proxy may have read the second request as the first one's body."""
+    two = HEAD.replace(b"\r\n\r\n", b"\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n")
+    with _connect(door) as connection:
+        connection.sendall(two + b"GET /login HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        found = b""
+        while part := connection.recv(1 << 16):
+            found += part
+    assert found.startswith(b"HTTP/1.1 400 ")
+    assert found.count(b"HTTP/1.1") == 1
+
+
 def test_body_that_trickles_is_given_up(door, monkeypatch):
     """However steadily it comes."""
     monkeypatch.setattr(shield, "SLOWEST_BODY_S", 0.2)
     with _connect(door) as connection:
         connection.sendall(HEAD + b"a")
         assert b" 400 " in connection.recv(1 << 16).partition(b"\r\n")[0]
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"GET /login HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9999\r\n\r\n",
+     b"GET /login HTTP/1.1\r\nX-a: b"],
+    ids=["body behind its answer", "head"],
+)  # fmt: skip
+def test_what_trickles_on_is_cut(hasty, door, sent):
+    """Nobody waits for such a body, a head is short: it would hold a connection for ever."""
+    ended = threading.Event()
+    with _connect(door) as connection:
+        connection.sendall(sent)
+
+        def trickle():
+            while not ended.wait(0.02):
+                try:
+                    connection.sendall(b"a")
+                except OSError:
+                    return
+
+        sender = threading.Thread(target=trickle)
+        sender.start()
+        assert _is_cut(connection)  # else the read times out
+        ended.set()
+        sender.join()
 
 
 @pytest.mark.parametrize("kind", ["octet-stream", "json"])

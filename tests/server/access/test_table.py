@@ -86,6 +86,16 @@ def test_table_is_whole(door, rows):
     assert viewers == {"/logout", "/v1/me/password", "/v1/runs/describe"}
 
 
+def test_whoever_lets_others_in_is_an_administrator(rows):
+    """Accounts, API tokens, login links and tokens to enrol by, also of a kind that comes later."""
+    doors = ("/v1/users", "/v1/api-tokens", "/v1/login-links", "/v1/tokens", "/enrolment")
+    found = [row for row, _ in rows if row.path.startswith(doors)]
+    assert len({row.path for row in found}) >= len(doors)
+    reading = {row.path for row in found if row.scope is not Scope.ADMIN}
+    assert {row.method for row in found if row.scope is not Scope.ADMIN} <= set(READING)
+    assert reading == {"/v1/tokens", "/enrolment"}
+
+
 def test_nobody_is_refused_everywhere(door, rows):
     """401, and no hint of what is there."""
     assert _refusals(door, rows, Visitor(door.site), (401,)) == []

@@ -38,6 +38,27 @@ def test_operators_who_act_at_once_are_all_answered(door, tmp_path):
     assert all(json.loads(entry["detail"]) is not None for entry in entries)
 
 
+def test_same_wish_of_several_operators_is_done_once_and_refused_to_none(door, tmp_path):
+    """Named or not: one did it, and the others are told that it is so, or what was answered."""
+    run = door.submit(tmp_path)
+    for action, body in (
+        ("pause", {}),
+        ("resume", {}),
+        ("abort", {"round": 1}),
+        ("goal", {"goal": 1}),
+    ):
+        answers = _at_once(door, [(f"/runs/{run}/{action}", body)] * 8)
+        assert {status for status, _ in answers} == {200}, (action, answers)
+        assert sum(answer["changed"] for _, answer in answers) == 1, action
+    named = {"request": "pressed-by-all-at-once"}
+    answers = _at_once(door, [(f"/runs/{run}/abort", named)] * 8)
+    assert [status for status, _ in answers] == [200] * 8
+    assert len({json.dumps(answer) for _, answer in answers}) == 1
+    door.ask("POST", f"/runs/{run}/stop", {})
+    answers = _at_once(door, [(f"/runs/{run}/abort", {"request": "too-late-for-all"})] * 8)
+    assert {status for status, _ in answers} == {409}
+
+
 def test_user_is_added_once_and_two_who_remove_each_other_lock_nobody_out(door):
     """The socket stays."""
     wish = {"name": "ann", "scope": "admin", "password": "correct horse battery"}

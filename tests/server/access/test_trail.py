@@ -106,7 +106,7 @@ def test_entry_put_between_is_found(path):
     assert first_break([*rows[:2], extra, *later]).id == 4
 
 
-@pytest.mark.parametrize("kept", [0, 3])
+@pytest.mark.parametrize("kept", [0, 3, NUM_ENTRIES - 1])
 def test_cut_trail_is_found_by_a_head_that_was_kept(path, ledger, kept):
     """Nothing else can tell: what is left is a good trail."""
     head = ledger.trail.head()

@@ -119,7 +119,7 @@ def test_the_bench_forgets_those_who_left_and_knows_those_who_returned():
     for left_over in range(3):
         bench = Bench(uniform(0, 0), map(str, range(24)))
         places = [bench.pop()]
-        gone, back = bench._drawn[-1], bench._drawn[-2]  # drawn, and waiting for a free place
+        gone, back = bench._drawn[1:3]  # drawn, and waiting for a free place
         bench.discard(gone)
         bench.discard(back)
         bench.add(back)

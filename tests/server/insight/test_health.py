@@ -83,6 +83,14 @@ def test_run_that_waits_for_clients_says_how_many_are_missing():
     assert not assess(_facts(just_now)).alerts
 
 
+def test_run_whose_clients_work_for_another_is_told_apart():
+    """More clients are not what is missing."""
+    waiting = _run(live={"state": "selecting", "available": 2, "deadline_left_s": None})
+    alert = _only(assess(_facts(waiting, {**_run(), "id": "other"}, clients_online=6)))
+    assert "2 of 5 are free, and 4 others online are not" in alert.what
+    assert "Pause another run" in alert.todo
+
+
 def test_running_without_any_client_is_the_worst():
     """Whether they are enrolled decides what to do."""
     health = assess(_facts(_run(), clients_online=0))
@@ -93,12 +101,17 @@ def test_running_without_any_client_is_the_worst():
 
 def test_refusals_count_where_they_blame_somebody():
     """Late updates are a round's ordinary end; three poisoned ones are not."""
-    late = {"code": "round_closed", "times": 50, "clients": 9, "client": "oak", "last": NOW}
+    late = {"code": "round_closed", "times": 50, "clients": 9, "client": "oak", "last": NOW,
+            "message": "Expected a finite loss, got nan."}  # fmt: skip
     assert not assess(_facts(_run(), refused=(late,))).alerts
     poisoned = {**late, "code": "not_finite", "times": 3, "clients": 1}
     assert not assess(_facts(_run(), refused=({**poisoned, "times": 2},))).alerts
     alert = _only(assess(_facts(_run(), refused=(poisoned,))))
-    assert (alert.link, "oak" in alert.what) == ("/clients/oak", True)
+    assert (alert.link, alert.client) == ("/clients/oak", "oak")
+    assert alert.what.startswith("oak was refused 3 times")
+    assert alert.what.endswith("Expected a finite loss, got nan.")
+    many = _only(assess(_facts(_run(), refused=({**poisoned, "clients": 2},))))
+    assert (many.link, many.client) == ("/clients", "")
 
 
 def test_authority_that_ends_is_told_while_there_is_time():

@@ -183,10 +183,18 @@ def test_token_for_metrics_reads_nothing_else(tmp_path):
         assert door.ask("POST", "/users", wish)[0] == 422  # nothing for a person
 
 
-@pytest.mark.parametrize("sign", ["x-forwarded-for", "origin", "sec-fetch-site"])
+@pytest.mark.parametrize("sign", ["x-forwarded-for", "via", "origin", "sec-fetch-site"])
 def test_open_metrics_are_open_to_this_machine_alone(tmp_path, sign):
     """A reverse proxy's callers and a browser's pages come from here, and are from elsewhere."""
     with Door(tmp_path / "state", console="127.0.0.1:0", metrics_open=True) as door:
         port = int(door.site.url.rpartition(":")[2])
         assert _scrape(port)[0] == 200
         assert _scrape(port, **{sign: "203.0.113.9"})[0] == 401
+
+
+def test_open_metrics_are_closed_to_a_proxy_that_says_only_its_name(tmp_path):
+    """One that passes the Host header on, as it has to for the console, and nothing else."""
+    settings = {"console_url": "https://fl.example.org", "metrics_open": True}
+    with Door(tmp_path / "state", console="127.0.0.1:0", **settings) as door:
+        assert _scrape(door.port)[0] == 200
+        assert _scrape(door.port, host="fl.example.org")[0] == 401

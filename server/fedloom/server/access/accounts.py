@@ -6,11 +6,14 @@ link opens one session.
 """
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import sqlalchemy as sa
 
 from fedloom.protocol.errors import UsageError
+from fedloom.server.access.errors import LastAdminError
 from fedloom.server.access.principal import Scope
 from fedloom.server.access.tables import api_tokens, login_links, sessions, users
 
@@ -49,10 +52,22 @@ class Accounts:
 
     Args:
         engine: the ledger's.
+
+    Attributes:
+        revision: rises with everything that may change who somebody is, or what they may do.
     """
 
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine
+        self.revision = 0
+
+    @contextmanager
+    def _write(self) -> Iterator[sa.Connection]:
+        try:
+            with self._engine.begin() as connection:
+                yield connection
+        finally:
+            self.revision += 1
 
     # ---- users -------------------------------------------------------------------------------
 
@@ -60,7 +75,7 @@ class Accounts:
         """Add a user with a hashed password; False if the name is taken."""
         row = {"name": name, "scope": scope.value, "password": password, "created_at": now}
         try:
-            with self._engine.begin() as connection:
+            with self._write() as connection:
                 connection.execute(users.insert().values(row))
         except sa.exc.IntegrityError:
             return False
@@ -77,7 +92,7 @@ class Accounts:
 
     def set_password(self, name: str, password: str, *, keep_sessions: bool = False) -> bool:
         """Replace a hashed password, which ends the user's sessions; False without such a user."""
-        with self._engine.begin() as connection:
+        with self._write() as connection:
             changed = connection.execute(
                 users.update().where(users.c.name == name).values(password=password)
             )
@@ -85,13 +100,20 @@ class Accounts:
                 _end_sessions(connection, name)
         return changed.rowcount == 1
 
-    def set_scope(self, name: str, scope: Scope, now: float) -> bool:
+    def set_scope(
+        self, name: str, scope: Scope, now: float, *, keep_an_admin: bool = False
+    ) -> bool:
         """Change what a user may do, from the next request on; False without such a user.
 
         API tokens that the user made and that may do more end.
+
+        Raises:
+            LastAdminError: nobody would be left who decides, and somebody shall.
         """
         more = [each.value for each in Scope if not scope.covers(each)]
-        with self._engine.begin() as connection:
+        with self._write() as connection:
+            if keep_an_admin and scope is not Scope.ADMIN:
+                _check_others(connection, name)
             changed = connection.execute(
                 users.update().where(users.c.name == name).values(scope=scope.value)
             )
@@ -106,9 +128,15 @@ class Accounts:
             )
         return changed.rowcount == 1
 
-    def remove_user(self, name: str, now: float) -> bool:
-        """Remove a user, with sessions and API tokens; False without such a user."""
-        with self._engine.begin() as connection:
+    def remove_user(self, name: str, now: float, *, keep_an_admin: bool = False) -> bool:
+        """Remove a user, with sessions and API tokens; False without such a user.
+
+        Raises:
+            LastAdminError: as `set_scope`.
+        """
+        with self._write() as connection:
+            if keep_an_admin:
+                _check_others(connection, name)
             _end_sessions(connection, name)
             connection.execute(
                 api_tokens.update()
@@ -124,7 +152,7 @@ class Accounts:
         """Remember a session by the hash of its id, and forget those that are over."""
         row = {"id": hashed, "name": name, "how": how, "scope": scope.value}
         times = {"created_at": now, "seen_at": now, "expires_at": now + LIFE_S}
-        with self._engine.begin() as connection:
+        with self._write() as connection:
             connection.execute(sessions.delete().where(_is_over(now)))
             connection.execute(sessions.insert().values(**row, **times))
             connection.execute(users.update().where(users.c.name == name).values(seen_at=now))
@@ -151,7 +179,7 @@ class Accounts:
 
     def end_session(self, hashed: str) -> None:
         """Log out."""
-        with self._engine.begin() as connection:
+        with self._write() as connection:
             connection.execute(sessions.delete().where(sessions.c.id == hashed))
 
     def session_of(self, name: str) -> Row | None:
@@ -161,7 +189,7 @@ class Accounts:
 
     def end_sessions(self, name: str) -> int:
         """Log somebody out everywhere; return how many sessions that were."""
-        with self._engine.begin() as connection:
+        with self._write() as connection:
             return _end_sessions(connection, name)
 
     # ---- API tokens --------------------------------------------------------------------------
@@ -169,7 +197,7 @@ class Accounts:
     def add_api_token(self, row: Row) -> bool:
         """Remember an API token by the hash of its secret; False if its id was drawn before."""
         try:
-            with self._engine.begin() as connection:
+            with self._write() as connection:
                 connection.execute(api_tokens.insert().values(row))
         except sa.exc.IntegrityError:
             return False
@@ -200,7 +228,7 @@ class Accounts:
 
     def revoke_api_token(self, token_id: str, now: float) -> Row | None:
         """End an API token; the row, or None without such a token. Twice changes nothing."""
-        with self._engine.begin() as connection:
+        with self._write() as connection:
             connection.execute(
                 api_tokens.update()
                 .where(api_tokens.c.id == token_id, api_tokens.c.revoked_at.is_(None))
@@ -213,13 +241,13 @@ class Accounts:
     def add_link(self, hashed: str, name: str, scope: Scope, now: float) -> None:
         """Remember a login link by the hash of its secret, and forget those that are over."""
         row = {"id": hashed, "name": name, "scope": scope.value, "expires_at": now + LINK_LIFE_S}
-        with self._engine.begin() as connection:
+        with self._write() as connection:
             connection.execute(login_links.delete().where(login_links.c.expires_at <= now))
             connection.execute(login_links.insert().values(row))
 
     def use_link(self, hashed: str, now: float) -> Row | None:
         """Use a link up: whom it logs in, or None if it is not good (any more)."""
-        with self._engine.begin() as connection:
+        with self._write() as connection:
             used = connection.execute(
                 login_links.update()
                 .where(
@@ -243,6 +271,17 @@ class Accounts:
     def _row(self, query: sa.Select[Any]) -> Row | None:
         rows = self._rows(query)
         return rows[0] if rows else None
+
+
+def _check_others(connection: sa.Connection, name: str) -> None:
+    others = sa.select(sa.func.count()).where(
+        users.c.scope == Scope.ADMIN.value, users.c.name != name
+    )
+    if not connection.execute(others).scalar():
+        raise LastAdminError(
+            f"Expected another administrator beside {name}, got none: make one first, or use "
+            "`fedloom user` beside the server."
+        )
 
 
 def _is_over(now: float) -> sa.ColumnElement[bool]:

@@ -1,6 +1,6 @@
 """Why somebody is not let in, or not further."""
 
-from fedloom.protocol.errors import DeniedError
+from fedloom.protocol.errors import DeniedError, UsageError
 
 
 class UnauthenticatedError(DeniedError):
@@ -9,6 +9,10 @@ class UnauthenticatedError(DeniedError):
 
 class ForbiddenError(DeniedError):
     """Somebody asks for more than they may, or another site asks in their name."""
+
+
+class LastAdminError(UsageError):
+    """Nobody would be left who decides who else may do what."""
 
 
 class TooManyTriesError(DeniedError):

@@ -11,7 +11,7 @@ from starlette.requests import Request
 
 from fedloom.protocol.errors import UnavailableError, printable
 from fedloom.server.access import passwords, secrets
-from fedloom.server.access.accounts import Accounts
+from fedloom.server.access.accounts import IDLE_S, Accounts, Row
 from fedloom.server.access.errors import ForbiddenError, TooManyTriesError, UnauthenticatedError
 from fedloom.server.access.oidc import Oidc
 from fedloom.server.access.principal import Principal, Scope
@@ -22,6 +22,12 @@ from fedloom.server.world import World
 
 MAX_CHECKS = 16
 """Passwords that wait to be checked: each takes a third of a second and 64 MiB."""
+
+KNOWN_S = 10.0
+"""How long a session is taken for good without a question, if no account changes meanwhile: pages
+ask every two seconds, and a question costs as much as the rest of an answer."""
+
+MAX_KNOWN = 1000
 
 FAILED = "Expected a user's name and password, got others."
 
@@ -50,6 +56,7 @@ class Gate:
     _names: Throttle = field(default_factory=lambda: Throttle(free=5, longest_s=60.0))
     _networks: Throttle = field(default_factory=lambda: Throttle(free=10, longest_s=900.0))
     _checks: int = 0
+    _known: dict[str, tuple[int, float, float, Row]] = field(default_factory=dict)
 
     @property
     def accounts(self) -> Accounts:
@@ -83,10 +90,7 @@ class Gate:
         return Principal(name=row["name"], scope=Scope(row["scope"]), how="token")
 
     async def _by_session(self, secret: str) -> Principal:
-        row = None
-        if secrets.is_secret(secret):
-            hashed = secrets.kept(secret)
-            row = await self.world.in_access(self.accounts.session, hashed, time.time())
+        row = await self._session(secrets.kept(secret)) if secrets.is_secret(secret) else None
         if row is None:
             raise UnauthenticatedError("Your session has ended: log in again.")
         return Principal(
@@ -95,6 +99,25 @@ class Gate:
             how="oidc" if row["how"] == "oidc" else "session",
             csrf=secrets.csrf_token(secret),
         )
+
+    async def _session(self, hashed: str) -> Row | None:
+        """A session that is good now; asked of the ledger anew after any change of the accounts."""
+        accounts, now = self.accounts, time.monotonic()
+        known = self._known.get(hashed)
+        if known is not None:
+            revision, asked_at, until, row = known
+            fresh = revision == accounts.revision and now - asked_at < KNOWN_S
+            if fresh and time.time() < until:
+                return row
+        revision = accounts.revision  # before the question: a change meanwhile outdates the answer
+        found = await self.world.in_access(accounts.session, hashed, time.time())
+        if len(self._known) >= MAX_KNOWN:
+            self._known.clear()
+        self._known.pop(hashed, None)
+        if found is not None:
+            until = min(found["expires_at"], found["seen_at"] + IDLE_S)
+            self._known[hashed] = (revision, now, until, found)
+        return found
 
     # ---- logging in --------------------------------------------------------------------------
 

@@ -31,6 +31,9 @@ PENDING_S = 600.0
 MAX_PENDING = 1000
 """Logins that have begun and not ended; the oldest is forgotten first."""
 
+MAX_OF_NETWORK = 50
+"""Of them, of one address: nobody makes the server forget everybody else's."""
+
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
@@ -148,6 +151,7 @@ class _Pending:
     nonce: str = field(repr=False)
     verifier: str = field(repr=False)
     there: str
+    network: str
     begun_at: float
 
 
@@ -166,8 +170,12 @@ class Oidc:
         self._redirect_uri = redirect_uri
         self._pending: OrderedDict[str, _Pending] = OrderedDict()
 
-    async def begin(self, there: str) -> tuple[str, str]:
+    async def begin(self, there: str, network: str = "") -> tuple[str, str]:
         """Begin a login that leads to the path `there`.
+
+        Args:
+            there: on this server.
+            network: what stands for the browser's address.
 
         Returns:
             Where to send the browser, and what it keeps meanwhile, in a cookie.
@@ -177,9 +185,8 @@ class Oidc:
         """
         metadata = await self._provider.metadata()
         state, nonce, verifier = (secrets.token_urlsafe(32) for _ in range(3))
-        self._pending[state] = _Pending(nonce, verifier, there, time.monotonic())
-        while len(self._pending) > MAX_PENDING:
-            self._pending.popitem(last=False)
+        self._forget(network)
+        self._pending[state] = _Pending(nonce, verifier, there, network, time.monotonic())
         challenge = base64.urlsafe_b64encode(hashlib.sha256(verifier.encode()).digest())
         query = {
             "response_type": "code",
@@ -193,6 +200,14 @@ class Oidc:
         }
         endpoint = str(metadata["authorization_endpoint"])
         return f"{endpoint}{'&' if '?' in endpoint else '?'}{urlencode(query)}", state
+
+    def _forget(self, network: str) -> None:
+        """Make room for one more: of the same address, else of all."""
+        own = [state for state, each in self._pending.items() if each.network == network]
+        if len(own) >= MAX_OF_NETWORK:
+            del self._pending[own[0]]
+        while len(self._pending) >= MAX_PENDING:
+            self._pending.popitem(last=False)
 
     async def end(self, answer: Mapping[str, str], kept: str) -> tuple[str, Scope, str]:
         """End a login.

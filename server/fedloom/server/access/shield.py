@@ -9,7 +9,7 @@ seconds of the credential that opened it.
 
 import asyncio
 import logging
-import time
+from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
@@ -80,8 +80,13 @@ class Shield:
             await self._app(scope, receive, send)
             return
         answer = _Answer(send, scope["path"], secure=self._gate.site.secure)
-        host = Headers(scope=scope).get("host", "")
-        if not self._gate.site.knows(host):
+        headers = Headers(scope=scope)
+        if "transfer-encoding" in headers and "content-length" in headers:
+            # RFC 9112, 6.3: a proxy before us may have read another request out of these bytes.
+            message = "Expected a body's length or its chunks, got both."
+            await _fault(400, message, close=True)(scope, receive, answer.send)
+            return
+        if not self._gate.site.knows(headers.get("host", "")):
             message = (
                 "Expected a host name of this server: name it in `names` or `console_url` in "
                 "server.toml."
@@ -124,11 +129,13 @@ class Shield:
         watch, body = _Watch(self._gate, scope, answer), _Body(receive, limit)
         try:
             await self._app(scope, body.receive, watch.send)
-        except Exception:
-            if not watch.over:
+        except asyncio.CancelledError:
+            if not watch.over or watch.answering.uncancel():
                 raise
             log.info("a stream of events ended with the session behind it")
             await answer.send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            watch.end()
 
 
 class _Body:
@@ -178,27 +185,49 @@ class _Answer:
 
 
 class _Watch:
-    """Ends a stream of events when the credential behind it is not good any more."""
+    """Ends a stream of events when the credential behind it is not good any more.
+
+    By a clock of its own: on a quiet server nothing is sent for longer than anybody may listen.
+    """
 
     def __init__(self, gate: Gate, scope: Scope, answer: _Answer) -> None:
         self._gate = gate
         self._scope = scope
         self._answer = answer
-        self._checked = time.monotonic()
+        self._looking: asyncio.Task[None] | None = None
+        current = asyncio.current_task()
+        assert current is not None
+        self.answering: asyncio.Task[Any] = current
         self.over = False
 
     async def send(self, message: Message) -> None:
-        if self._answer.is_events and time.monotonic() - self._checked >= RECHECK_S:
-            self._checked = time.monotonic()
-            before: Principal | None = self._scope.get(PRINCIPAL)
-            try:
-                now = await self._gate.principal(Request(self._scope))
-            except UnauthenticatedError:
-                now = None
-            if before is not None and (now is None or not now.scope.covers(before.scope)):
-                self.over = True
-                raise OSError("the session has ended")
         await self._answer.send(message)
+        if self._answer.is_events and self._looking is None:
+            self._looking = asyncio.ensure_future(self._look())
+
+    def end(self) -> None:
+        """The answer is over."""
+        if self._looking is not None:
+            self._looking.cancel()
+
+    async def _look(self) -> None:
+        while True:
+            await asyncio.sleep(RECHECK_S)
+            if not await self._is_good():
+                self.over = True
+                self.answering.cancel()
+                return
+
+    async def _is_good(self) -> bool:
+        before: Principal | None = self._scope.get(PRINCIPAL)
+        try:
+            now = await self._gate.principal(Request(self._scope))
+        except UnauthenticatedError:
+            now = None
+        except Exception:  # the ledger's: nobody listens on unasked
+            log.exception("a credential could not be looked at: its stream of events ends")
+            return False
+        return before is None or (now is not None and now.scope.covers(before.scope))
 
 
 def _declared(scope: Scope) -> int:
@@ -206,7 +235,9 @@ def _declared(scope: Scope) -> int:
     return int(declared) if declared.isdigit() else 0
 
 
-def _fault(status: int, message: str, kind: str = "usage") -> JSONResponse:
+def _fault(status: int, message: str, kind: str = "usage", *, close: bool = False) -> JSONResponse:
     headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
+    if close:
+        headers["Connection"] = "close"
     fault = {"message": message, "kind": kind, "code": None}
     return JSONResponse({"error": fault}, status, headers)

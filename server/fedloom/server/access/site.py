@@ -6,10 +6,14 @@ turn into ours; and one that changes something says by its Origin that it comes 
 """
 
 import ipaddress
+import re
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from fedloom.server.config import ServerConfig, split_address
+
+_HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[\w.-]+)(:\d{1,5})?")
+"""A name or an address, and a port: of anything else no redirect is made."""
 
 _ALWAYS = ("localhost", "127.0.0.1", "::1")
 
@@ -43,6 +47,8 @@ class Site:
 
     def knows(self, host: str) -> bool:
         """May a request carry this Host header?"""
+        if not _HOST.fullmatch(host):
+            return False
         try:
             name = urlsplit(f"//{host}").hostname
         except ValueError:

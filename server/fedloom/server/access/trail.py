@@ -23,6 +23,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from fedloom.protocol.errors import UnavailableError, printable
+from fedloom.protocol.whole_files import write_whole
 from fedloom.server.access.tables import audit
 
 log = logging.getLogger(__name__)
@@ -38,6 +39,9 @@ HEAD_FILE = "audit.head"
 
 MAX_TEXT = 300
 """Characters of a name or a subject: what strangers claim to be is not kept at any length."""
+
+MAX_DIGITS = 19
+"""Of an id."""
 
 _DOMAIN = "fedloom audit 1"
 
@@ -127,9 +131,16 @@ def _problem(row: Mapping[str, Any], number: int, previous: str) -> str | None:
         return f"it is missing: entry {row['id']} comes next"
     if row["previous"] != previous:
         return "it does not follow the entry before it"
-    if row["hash"] != entry_hash(row):
+    if not _is_whole(row):
         return "its content is not what was written"
     return None
+
+
+def _is_whole(row: Mapping[str, Any]) -> bool:
+    try:
+        return bool(row["hash"] == entry_hash(row))
+    except TypeError:  # something that is no text: SQLite keeps whatever it is given
+        return False
 
 
 class Trail:
@@ -143,6 +154,7 @@ class Trail:
     def __init__(self, engine: sa.Engine, head_file: Path | None = None) -> None:
         self._engine = engine
         self._head_file = head_file
+        self._last = Head()
 
     def append(
         self, who: str, how: str, action: str, subject: str, detail: Mapping[str, Any]
@@ -170,9 +182,11 @@ class Trail:
         for _ in range(TRIES):
             try:
                 with self._engine.begin() as connection:
+                    self._look_back(connection)
                     head = _append(connection, entry)
             except sa.exc.IntegrityError:
                 continue  # another server took the number
+            self._last = head
             self._keep(head)
             return head
         raise UnavailableError("Expected to write the audit trail, but others write to it: retry.")
@@ -207,21 +221,28 @@ class Trail:
         """
         if self._head_file is None or not self._head_file.exists():
             return False
-        number, _, digest = self._head_file.read_text().strip().partition(":")
-        found = sa.select(audit.c.hash).where(audit.c.id == int(number or 0))
-        with self._engine.connect() as connection:
-            if connection.execute(found).scalar() == digest:
-                return False
+        number, _, digest = self._head_file.read_text("utf-8", "replace").strip().partition(":")
+        if number.isascii() and number.isdigit() and len(number) < MAX_DIGITS:
+            with self._engine.connect() as connection:
+                if _has(connection, Head(id=int(number), hash=digest)):
+                    return False
         self._head_file = None
         return True
+
+    def _look_back(self, connection: sa.Connection) -> None:
+        """Is the newest entry of ours still there? The next would else hide that it is not."""
+        if self._last.id and not _has(connection, self._last):
+            log.error(
+                "the audit trail lacks entry %d, which we wrote: see `fedloom audit verify`",
+                self._last.id,
+            )
+            self._head_file = None
 
     def _keep(self, head: Head) -> None:
         """Write the head beside the ledger, whole or not at all; an older one would do, too."""
         if self._head_file is not None:
-            draft = self._head_file.with_name(f".{HEAD_FILE}.new")
             try:
-                draft.write_text(f"{head.id}:{head.hash}\n")
-                draft.replace(self._head_file)
+                write_whole(self._head_file, f"{head.id}:{head.hash}\n")
             except OSError as error:  # the entry stands, and so does what it is about
                 log.warning("the head of the audit trail could not be kept: %s", error)
 
@@ -232,6 +253,11 @@ def _append(connection: sa.Connection, entry: dict[str, Any]) -> Head:
     row["hash"] = entry_hash(row)
     connection.execute(audit.insert().values(row))
     return Head(id=row["id"], hash=row["hash"])
+
+
+def _has(connection: sa.Connection, head: Head) -> bool:
+    found = connection.execute(sa.select(audit.c.hash).where(audit.c.id == head.id))
+    return found.scalar() == head.hash
 
 
 def _head(connection: sa.Connection) -> Head:

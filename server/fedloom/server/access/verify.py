@@ -8,7 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from fedloom.protocol.errors import UnavailableError, UsageError
+from fedloom.protocol.errors import IntegrityError, UnavailableError, UsageError
 from fedloom.server import config
 from fedloom.server.access.tables import audit
 from fedloom.server.access.trail import HEAD_FILE, Break, Head, first_break
@@ -57,12 +57,13 @@ def verify(state_dir: Path, anchors: Sequence[str] = ()) -> Verdict:
 
     Raises:
         UsageError: there is no server, or an anchor is none.
+        IntegrityError: the database or the head beside it is none any more.
         UnavailableError: the database does not answer.
     """
     kept = [read_head(text) for text in anchors]
     beside = state_dir / HEAD_FILE
     if beside.exists():
-        kept.append(read_head(beside.read_text()))
+        kept.append(_beside(beside))
     counted = _Counted(_rows(_url(state_dir)))
     try:
         broken = first_break(counted, kept)
@@ -72,7 +73,21 @@ def verify(state_dir: Path, anchors: Sequence[str] = ()) -> Verdict:
         raise UnavailableError(
             f"Expected to read the ledger of {state_dir}, got: {error.orig}."
         ) from None
+    except sa.exc.DatabaseError as error:
+        raise IntegrityError(
+            f"Expected the ledger of {state_dir} as it was written, got: {error.orig}."
+        ) from None
     return Verdict(entries=counted.entries, head=counted.head, anchors=tuple(kept), broken=broken)
+
+
+def _beside(path: Path) -> Head:
+    try:
+        return read_head(path.read_text("utf-8", "replace"))
+    except UsageError:
+        raise IntegrityError(
+            f"Expected the newest entry as ID:HASH in {path}, got something else: keep it as a "
+            "record and move it away."
+        ) from None
 
 
 class _Counted:

@@ -4,6 +4,10 @@ A `Round` is told what happened and when, and answers with what is to be done; s
 clocks are its shell's. It is mutable on purpose: a simulation pushes millions of events through
 it, and a cohort that is copied for each event would make that quadratic.
 
+One module of five hundred lines: a fifth of it is the table and what it names, and the methods
+that the table names share one clock and one cohort. A clock apart would cost every event of a
+simulation a look-up more and would still be moved by half of the methods.
+
 Sources: Bonawitz et al. 2019, "Towards Federated Learning at Scale: System Design", section 2
 (selection, reporting, goal and deadline); the shape, a literal table of (state, event), is h11's.
 

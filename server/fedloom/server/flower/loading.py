@@ -2,11 +2,11 @@
 
 import importlib
 import importlib.util
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
+from fedloom.protocol import extras
 from fedloom.protocol.errors import UsageError
 
 
@@ -23,14 +23,7 @@ def find(code: str, folder: Path) -> Any:
     where, _, name = code.rpartition(":")
     if not where or not name:
         raise UsageError(f"Expected FILE.py:NAME or MODULE:NAME in [flower], got {code!r}.")
-    os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
-    try:
-        importlib.import_module("flwr")
-    except ModuleNotFoundError as error:
-        raise UsageError(
-            f"Expected Flower for a strategy of it, got no module {error.name}: "
-            "pip install 'fedloom[flower]'."
-        ) from None
+    extras.flower("for a strategy of it")
     try:
         module = _from_file(folder / where) if where.endswith(".py") else _module(where, folder)
         return getattr(module, name)

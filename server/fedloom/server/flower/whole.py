@@ -121,5 +121,9 @@ def replies_of(updates: Updates, model: Params) -> list[Reply]:
 
 
 def as_dtype(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Values in the type of a tensor; those of whole numbers are rounded."""
+    """Values in the type of a tensor; those of whole numbers are rounded.
+
+    >>> as_dtype(np.array([0.5, 1.5, 2.7]), np.dtype("int64")).tolist()
+    [0, 2, 3]
+    """
     return (np.rint(values) if dtype.kind in "iub" else values).astype(dtype)

@@ -12,6 +12,9 @@ from typing import Any
 
 KINDS = ("training", "evaluation")
 
+TAIL = 12
+"""Rounds whose values travel with a page's live part: more than a page misses between two."""
+
 Curves = dict[str, Any]
 """`number` and `at` (seconds since the epoch), and by kind and metric `mean`, and `low` and `high`
 where the run keeps quantiles; `epsilon` of private runs."""

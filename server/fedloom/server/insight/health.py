@@ -36,6 +36,7 @@ class Alert:
         todo: what to do about it.
         link: a page that shows more.
         run: whose it is, where it is a run's.
+        client: whom alone it is about, where that is one.
     """
 
     level: Level
@@ -43,6 +44,7 @@ class Alert:
     todo: str
     link: str = ""
     run: str = ""
+    client: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,11 +129,16 @@ def _too_few(facts: Facts) -> Iterator[Alert]:
         since = run["rounds"][0]["closed_at"] if run["rounds"] else None
         waited_s = facts.now - (since or run["created_at"])
         if live["available"] < live["goal"] and waited_s > SLOW_START_S:
+            elsewhere = facts.clients_online - live["available"]
+            enough = facts.clients_online >= live["goal"] and len(facts.active) > 1
             yield Alert(
                 level=Level.WARN,
                 what=f"{run['id']} waits for clients: {live['available']} of {live['goal']} "
-                "are there.",
-                todo="Start or enrol more clients, or lower the run's goal.",
+                + (f"are free, and {elsewhere} others online are not." if enough else "are there."),
+                todo="Pause another run that has them, release those that are held, or lower this "
+                "run's goal."
+                if enough
+                else "Start or enrol more clients, or lower the run's goal.",
                 link="/clients",
                 run=run["id"],
             )
@@ -179,8 +186,9 @@ def _refused(facts: Facts) -> Iterator[Alert]:
         several = row["clients"] > 1
         yield Alert(
             level=Level.WARN,
-            what=f"{row['times']} times in the last hour {row['code']} was refused to "
-            + (f"{row['clients']} clients." if several else f"{whose}."),
+            what=(f"{row['clients']} clients were" if several else f"{whose} was")
+            + f" refused {row['times']} times in the last hour ({row['code']}): {row['message']}",
+            client="" if several else row["client"] or "",
             todo="Update the clients' code or data; quarantine one that does not mend."
             if several or row["client"]
             else "Somebody without a good certificate or token tries to get in.",

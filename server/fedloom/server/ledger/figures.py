@@ -22,17 +22,22 @@ class Figures(Store):
 
     def cost(self, run: str) -> dict[str, int]:
         """What a run's rounds cost so far: `bytes_up`, `bytes_down`, `counted`, `retries`."""
-        rows = self._rows(sa.select(rounds.c.summary).where(rounds.c.run == run))
-        told = [row["summary"] for row in rows if row["summary"]]
         names = ("bytes_up", "bytes_down", "counted", "retries")
-        return {name: sum(each.get(name) or 0 for each in told) for name in names}
+        sums = [sa.func.sum(rounds.c.summary[name].as_integer()).label(name) for name in names]
+        row = self._row(sa.select(*sums).where(rounds.c.run == run))
+        return {name: int((row or {}).get(name) or 0) for name in names}
 
     def refused_since(self, at: float, limit: int = 1000) -> list[dict[str, Any]]:
         """How often what was refused since a time, of the latest `limit`, most frequent first.
 
+        Clients in quarantine and revoked ones are left out: somebody has seen to them.
+
         Returns:
-            `code`, `times`, `clients` (how many of them), `client` (one of them), `last`.
+            `code`, `times`, `clients` (how many of them), `client` and `message` (of one of them),
+            `last`.
         """
+        gone = (clients.c.hold == "quarantine") | (clients.c.status == "revoked")
+        held = sa.select(clients.c.name).where(gone)
         latest = sa.select(refusals).order_by(refusals.c.id.desc()).limit(limit).subquery()
         times = sa.func.count().label("times")
         return self._rows(
@@ -40,9 +45,10 @@ class Figures(Store):
                 latest.c.code, times,
                 sa.func.count(sa.distinct(latest.c.client)).label("clients"),
                 sa.func.max(latest.c.client).label("client"),
+                sa.func.max(latest.c.message).label("message"),
                 sa.func.max(latest.c.at).label("last"),
             )
-            .where(latest.c.at >= at)
+            .where(latest.c.at >= at, latest.c.client.is_(None) | latest.c.client.not_in(held))
             .group_by(latest.c.code)
             .order_by(times.desc())
         )  # fmt: skip

@@ -24,7 +24,7 @@ from fedloom.server.routes.access_views import (
     UserView,
 )
 from fedloom.server.routes.parts import FAULTS, ConflictError, Here, NotFoundError, Parts
-from fedloom.server.routes.scopes import Admin, ForbiddenError, Viewer
+from fedloom.server.routes.scopes import Admin, ForbiddenError, Principal, Viewer
 
 router = APIRouter(tags=["access"], responses=FAULTS)
 
@@ -96,7 +96,10 @@ async def set_scope(here: Here, principal: Admin, name: Name, wish: NewScope) ->
     """
     await _user(here, name)
     await here.audit(principal, "user.scope", name, {"scope": wish.scope})
-    await here.world.in_access(here.gate.accounts.set_scope, name, wish.scope, time.time())
+    accounts, keep = here.gate.accounts, _is_own(principal, name)
+    await here.world.in_access(
+        lambda: accounts.set_scope(name, wish.scope, time.time(), keep_an_admin=keep)
+    )
     return await _user(here, name)
 
 
@@ -117,8 +120,14 @@ async def remove_user(here: Here, principal: Admin, name: Name) -> UserView:
     """Remove a user: sessions and API tokens that the user made end at once."""
     user = await _user(here, name)
     await here.audit(principal, "user.remove", name)
-    await here.world.in_access(here.gate.accounts.remove_user, name, time.time())
+    accounts, keep = here.gate.accounts, _is_own(principal, name)
+    await here.world.in_access(lambda: accounts.remove_user(name, time.time(), keep_an_admin=keep))
     return user
+
+
+def _is_own(principal: Principal, name: str) -> bool:
+    """Is it their own account? Whoever takes another's away stays, and so does the socket."""
+    return principal.how == "session" and principal.name == name
 
 
 async def _user(here: Parts, name: str) -> UserView:

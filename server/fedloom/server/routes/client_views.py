@@ -6,9 +6,11 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from fedloom.server.routes.round_views import MemberView
+from fedloom.server.routes.views import PROSE
 
-ShortText = Annotated[str, Field(max_length=120)]
-LabelName = Annotated[str, Field(min_length=1, max_length=120, pattern=r"^[^=\x00-\x1f]+$")]
+_CONTROLS = r"\x00-\x1f\x7f-\x9f"
+ShortText = Annotated[str, Field(max_length=120, pattern=rf"^[^{_CONTROLS}]*$")]
+LabelName = Annotated[str, Field(min_length=1, max_length=120, pattern=rf"^[^={_CONTROLS}]+$")]
 
 
 class ClientState(StrEnum):
@@ -113,13 +115,13 @@ class _In(BaseModel):
 class Why(_In):
     """A reason, for the record."""
 
-    reason: Annotated[str, Field(max_length=500)] = ""
+    reason: Annotated[str, Field(max_length=500, pattern=PROSE)] = ""
 
 
 class Note(_In):
     """What an operator wants to remember of a client."""
 
-    note: Annotated[str, Field(max_length=2000)]
+    note: Annotated[str, Field(max_length=2000, pattern=PROSE)]
 
 
 class Labels(_In):

@@ -179,6 +179,7 @@ async def revoke_client(
         return _acted(before, words, changed=False)
     await here.audit(principal, "client.revoke", name)
     await world.in_ledger(world.ledger.revoke, name)
+    here.runs.let_go(name, "revoked by the operator")  # it cannot come back in this round's time
     world.fleet.expel(
         name, Refusal(Code.REVOKED, f"The client {name!r} was revoked by the operator.")
     )

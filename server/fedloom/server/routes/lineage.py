@@ -1,5 +1,6 @@
 """Routes about what models are: where they come from, what is in them, how they compare."""
 
+import asyncio
 import json
 import math
 from typing import Annotated, Any
@@ -8,15 +9,13 @@ from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
 
 from fedloom.protocol.errors import UsageError
-from fedloom.protocol.signing import fingerprint
+from fedloom.protocol.signing import MODEL, fingerprint
+from fedloom.server.inspection import Layers as MeasuredLayers
 from fedloom.server.inspection import layers
-from fedloom.server.routes.parts import FAULTS, ConflictError, Here
+from fedloom.server.routes.parts import FAULTS, ConflictError, Here, Parts
 from fedloom.server.routes.scopes import Viewer
 
 router = APIRouter(tags=["models"], responses=FAULTS)
-
-PURPOSE = "model"
-"""Of signatures over statements about models."""
 
 
 class Contributor(BaseModel):
@@ -147,17 +146,31 @@ async def list_layers(
     base: Annotated[str, Query(max_length=64, description="a model to compare it with")] = "",
 ) -> Layers:
     """Norms of a model's tensors, and of what lies between it and another."""
-    world = here.world
     digest = await here.digest(digest)
-    other = await here.digest(base) if base else None
-    path = world.models.path
-    found = await world.in_disk(layers, path(digest), None if other is None else path(other))
+    other = await here.digest(base) if base else ""
+    return layers_of(digest, other, await asyncio.shield(measured(here, digest, other)))
+
+
+def measured(here: Parts, digest: str, base: str) -> "asyncio.Future[MeasuredLayers]":
+    """The tensors of a stored model, beside those of another or of none (""); pages hear of it."""
+    world, path = here.world, here.world.models.path
+
+    async def measure() -> MeasuredLayers:
+        found = await world.in_disk(layers, path(digest), path(base) if base else None)
+        world.live.changed("models", digest)
+        return found
+
+    return here.inspector.begin((digest, base), measure)
+
+
+def layers_of(digest: str, base: str, found: MeasuredLayers) -> Layers:
+    """What `list_layers` answers."""
     gaps = [layer.difference for layer in found if layer.difference is not None]
     return Layers(
         digest=digest,
-        base=other,
+        base=base or None,
         norm=_joint([layer.norm for layer in found]),
-        difference=_joint(gaps) if other is not None else None,
+        difference=_joint(gaps) if base else None,
         layers=[
             LayerView(
                 name=layer.name, shape=list(layer.shape), norm=layer.norm, max_abs=layer.max_abs,
@@ -201,7 +214,7 @@ async def signature(here: Here, _: Viewer, digest: str) -> Signature:
         },
         sort_keys=True,
     )
-    signed = signing.signer.signature(PURPOSE, statement.encode())
+    signed = signing.signer.signature(MODEL, statement.encode())
     return Signature(
         statement=statement,
         signature=signed.signature.hex(),

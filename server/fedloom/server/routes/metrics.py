@@ -3,6 +3,7 @@
 import asyncio
 import ipaddress
 from typing import Annotated
+from urllib.parse import urlsplit
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
@@ -13,6 +14,14 @@ from fedloom.server.routes.parts import FAULTS, Here
 from fedloom.server.routes.scopes import needs
 
 _TYPES = ("text/plain", "application/openmetrics-text")
+
+_PASSED_ON = (
+    "x-forwarded-for", "x-forwarded-host", "x-real-ip", "forwarded", "via", "origin",
+    "sec-fetch-site",
+)  # fmt: skip
+"""What a program of this machine does not send."""
+
+_HERE = ("localhost", "127.0.0.1", "::1")
 
 router = APIRouter(tags=["metrics"], responses=FAULTS)
 
@@ -51,9 +60,10 @@ async def metrics(
 
 def _is_here(request: Request) -> bool:
     """Does it come from a program on this machine, and not by a proxy or a page of elsewhere?"""
-    passed_on = any(name in request.headers for name in ("x-forwarded-for", "forwarded", "origin"))
-    if request.client is None or passed_on or "sec-fetch-site" in request.headers:
+    if request.client is None or any(name in request.headers for name in _PASSED_ON):
         return False
+    if urlsplit(f"//{request.headers.get('host', '')}").hostname not in _HERE:
+        return False  # a proxy that says nothing else passes the name on that it was called by
     try:
         return ipaddress.ip_address(request.client.host).is_loopback
     except ValueError:

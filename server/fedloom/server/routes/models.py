@@ -188,6 +188,7 @@ async def promote(
     detail = {"run": model["run"], "round": model["round"], "note": wish.note}
     await here.audit(principal, "model.promote", digest, detail)
     row, new = await here.world.in_ledger(ledger.promote, digest, model["run"], wish.note)
+    here.world.live.changed("models")
     if new:
         log.info("model %s of %s promoted", digest[:12], model["run"])
     return Promoted(promotion=PromotionView(**row), changed=new, consequence=words)

@@ -5,7 +5,6 @@ import time
 from pathlib import Path
 from typing import Annotated, Any
 
-from cryptography import x509
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
 
@@ -13,7 +12,6 @@ from fedloom.server.insight import pace
 from fedloom.server.insight.curves import curves
 from fedloom.server.insight.health import Facts, assess
 from fedloom.server.ledger import Row
-from fedloom.server.pki import Authority
 from fedloom.server.routes.parts import FAULTS, Here, NotFoundError, Parts
 from fedloom.server.routes.rounds import rounds_of
 from fedloom.server.routes.scopes import Viewer
@@ -34,6 +32,7 @@ class AlertView(BaseModel):
     what: str
     todo: str
     link: Annotated[str, Field(description="a page of the console; empty for none")]
+    client: Annotated[str, Field(description="whom alone it is about; empty for none")]
     run: str
 
 
@@ -164,7 +163,7 @@ async def look(here: Parts) -> Overview:
         active=tuple(run.model_dump() for run in active),
         ended=tuple(row for row in rows if row["state"] not in ACTIVE),
         refused=tuple(await world.in_reader(ledger.refused_since, now - 3600)),
-        authority_until=await world.in_disk(_authority_until, here.authority),
+        authority_until=here.authority.until.timestamp() if here.authority else None,
         disk_free=await world.in_disk(_disk_free, world.models.path("any").parent),
     )
     health = assess(facts)
@@ -200,14 +199,6 @@ async def _progress(here: Parts, row: Row, now: float) -> Progress:
         live=None if driver is None else LiveView.model_validate(driver.status()),
         rounds=[RoundBrief(**{n: r[n] for n in RoundBrief.model_fields}) for r in rounds],
     )
-
-
-def _authority_until(authority: Authority | None) -> float | None:
-    """When the first of the root and the issuing authority ends."""
-    if authority is None:
-        return None
-    ours = x509.load_pem_x509_certificates(authority.trusted_pem)[:2]
-    return min(certificate.not_valid_after_utc.timestamp() for certificate in ours)
 
 
 def _disk_free(directory: Path) -> float:

@@ -1,5 +1,6 @@
 """What every route needs: the server's parts, and errors that say which status they are."""
 
+import asyncio
 import re
 import time
 from collections.abc import Mapping
@@ -13,8 +14,9 @@ from fastapi import Depends, Query, Request
 from fedloom.protocol.errors import FedloomError, UsageError, printable
 from fedloom.server.access.gate import Gate
 from fedloom.server.access.principal import Principal
+from fedloom.server.inspection import Inspector
 from fedloom.server.pki import Authority
-from fedloom.server.routes.views import ErrorReply
+from fedloom.server.routes.views import Acted, ErrorReply
 from fedloom.server.runs import Runs
 from fedloom.server.world import World
 
@@ -50,6 +52,8 @@ class Parts:
         enrolment: host:port where tokens are used.
         gate: lets operators in.
         console: where browsers reach the console; empty where it does not listen.
+        steering: actions with a name of their own that are being done, by that name.
+        inspector: measures models.
     """
 
     world: World
@@ -59,7 +63,9 @@ class Parts:
     enrolment: str
     gate: Gate
     console: str = ""
+    inspector: Inspector = field(default_factory=Inspector)
     started_at: float = field(default_factory=time.time)
+    steering: dict[str, asyncio.Future[Acted]] = field(default_factory=dict)
 
     async def audit(
         self,

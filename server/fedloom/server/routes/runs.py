@@ -1,5 +1,6 @@
 """Routes about runs: submit, watch, steer."""
 
+import asyncio
 from typing import Annotated
 
 from fastapi import APIRouter, Body, Query
@@ -9,7 +10,7 @@ from fedloom.server.ledger import Row, require_run
 from fedloom.server.routes.consequences import Wish, rollback_words
 from fedloom.server.routes.parts import FAULTS, ConflictError, Here, Parts, Preview
 from fedloom.server.routes.rounds import rounds_of, run_row
-from fedloom.server.routes.scopes import Operator, Viewer
+from fedloom.server.routes.scopes import Operator, Principal, Viewer
 from fedloom.server.routes.views import (
     Acted,
     Action,
@@ -130,11 +131,38 @@ async def steer(
     if action is Action.EXTEND and arguments.seconds is None:
         raise UsageError("Expected how many seconds to extend the deadline by, got none.")
     run = await here.run_id(run)
+    if arguments.request is None or preview:
+        return await _steer(here, principal, run, action, arguments, preview=preview)
+    name = _request(run, action, arguments)
+    if (same := here.steering.get(name)) is not None:  # it is being done: there is one answer
+        return await asyncio.shield(same)
+    answer: asyncio.Future[Acted] = asyncio.get_running_loop().create_future()
+    here.steering[name] = answer
+    try:
+        answer.set_result(await _steer(here, principal, run, action, arguments, preview=False))
+    except Exception as error:
+        answer.set_exception(error)
+        answer.exception()  # that nobody else waits for it is no fault
+        raise
+    finally:
+        del here.steering[name]
+        answer.cancel()  # whoever waits does not do so for ever
+    return await answer
+
+
+async def _steer(
+    here: Parts,
+    principal: Principal,
+    run: str,
+    action: Action,
+    arguments: ActionArguments,
+    *,
+    preview: bool,
+) -> Acted:
     if (known := await _replied(here, run, action, arguments)) is not None:
         return known
-    row, driver = await _row(here, run), here.runs.get(run)
-    live = None if driver is None else driver.status().get("round")
-    wish = Wish(action=action, run=row, round=live, arguments=arguments)
+    row = await _row(here, run)
+    wish = _wish(here, row, action, arguments)
     if done := wish.done():
         return Acted(**_summary(row).model_dump(), changed=False, consequence=done)
     words = wish.words()
@@ -142,6 +170,9 @@ async def steer(
         return Acted(**_summary(row).model_dump(), changed=False, consequence=words)
     detail = arguments.model_dump(exclude_defaults=True)
     await here.audit(principal, f"run.{action}", run, detail)
+    if done := _wish(here, row, action, arguments).done():  # somebody did it meanwhile
+        row = await _row(here, run)
+        return Acted(**_summary(row).model_dump(), changed=False, consequence=done)
     try:
         await _do(here, run, action, arguments)
     except UsageError as error:
@@ -151,6 +182,14 @@ async def steer(
         keep, name = here.world.ledger.keep_reply, _request(run, action, arguments)
         await here.world.in_ledger(keep, name, acted.model_dump(mode="json"))
     return acted
+
+
+def _wish(here: Parts, row: Row, action: Action, arguments: ActionArguments) -> Wish:
+    """What somebody wants, of the run as it is now: the ledger may be behind by a moment."""
+    driver, live = here.runs.get(row["id"]), None
+    if driver is not None:
+        row, live = {**row, "state": driver.engine.state.value}, driver.status().get("round")
+    return Wish(action=action, run=row, round=live, arguments=arguments)
 
 
 async def _replied(
@@ -174,7 +213,7 @@ async def _do(here: Parts, run: str, action: Action, arguments: ActionArguments)
             await here.runs.command(run, "extend", arguments.seconds or 0.0)
         case Action.GOAL:
             driver = here.runs.get(run)
-            goal, quorum = (1, 1) if driver is None else driver.goals
+            goal, quorum = (1, 1) if driver is None else driver.position.goals
             wanted = arguments.goal or goal
             await here.runs.change_goals(run, wanted, arguments.quorum or min(quorum, wanted))
         case _:

@@ -1,8 +1,8 @@
 """Answers that are made once for everybody who asks for the same at the same time.
 
 A change sends every page that shows it for its part anew: ten pages ask within milliseconds. A part
-depends on its address and on what its reader may do, and is good until the hub hears of another
-change, so the others get what was made for the first.
+depends on its address and on what its reader may do, and is good until the hub hears of a change
+of what the part shows, so the others get what was made for the first.
 
 Invariants: nothing of a reader's own is in a shared answer (no name, no token); whoever asks has
 proved who they are, and has the scope of the one whom the answer was made for.
@@ -18,10 +18,25 @@ from fastapi.routing import APIRoute
 from fedloom.server.routes.parts import Parts
 from fedloom.server.routes.scopes import principal_of
 
-KEPT_S = 2.0
+KEPT_S = 5.0
 """Longest that an answer is given out: what it says of the clock goes on in the browser."""
 
-MAX_KEPT = 256
+MAX_KEPT = 64
+
+HEARS = {
+    "/": "run clients refusals",
+    "/runs": "run",
+    "/runs/{run}": "run:{run} refusals:{run}",
+    "/runs/{run}/rounds": "run:{run}",
+    "/runs/{run}/curves": "run:{run}",
+    "/curves": "run",
+    "/models": "models run",
+    "/models/{digest}": "models",
+    "/enrolment": "tokens",
+    "/audit": "audit",
+}
+"""By route, the topics whose changes its answers show, as the block `hears` of its template; every
+change counts for routes that are not here."""
 
 Key = tuple[str, str, int]
 Answer = tuple[int, bytes, str]
@@ -29,23 +44,27 @@ Answer = tuple[int, bytes, str]
 
 
 class Answers:
-    """The answers of one version of the hub."""
+    """The latest answers."""
 
     def __init__(self) -> None:
         self._made: dict[Key, tuple[float, asyncio.Future[Answer]]] = {}
+
+    def forget(self) -> None:
+        """Make every answer anew."""
+        self._made.clear()
 
     async def get(self, key: Key, make: Callable[[], Awaitable[Response]]) -> Answer:
         """An answer, made by the first who asks for it.
 
         Args:
-            key: address, scope and the hub's version.
+            key: address, scope and the version of what it shows.
             make: how to.
         """
         now = time.monotonic()
         known = self._made.get(key)
         if known is None or now - known[0] >= KEPT_S:
             self._made = {
-                k: v for k, v in self._made.items() if k[2] == key[2] and now - v[0] < KEPT_S
+                k: v for k, v in self._made.items() if k[:2] != key[:2] and now - v[0] < KEPT_S
             }
             if len(self._made) >= MAX_KEPT:  # somebody asks for all sorts of addresses
                 return await _bytes(make)
@@ -76,7 +95,9 @@ class Shared(APIRoute):
             here: Parts = request.app.state.parts
             answers: Answers = request.app.state.answers
             url = f"{request.url.path}?{request.url.query}"
-            key = (url, str(who.scope), here.world.live.version)
+            live = here.world.live
+            heard = HEARS.get(self.path, "").format_map(request.path_params).split()
+            key = (url, str(who.scope), live.version_of(heard) if heard else live.version)
             status, body, kind = await answers.get(key, lambda: original(request))
             return Response(body, status, {"content-type": kind, "cache-control": "no-store"})
 

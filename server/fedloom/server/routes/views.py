@@ -13,6 +13,10 @@ from fedloom.server.routes.round_views import RoundView
 
 MAX_TTL_S = 366 * 24 * 3600.0
 
+PROSE = r"^[^\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]*$"
+"""What people write: of control characters only tabs and line breaks. Others steer the terminal
+that shows them, and PostgreSQL holds no NUL."""
+
 MAX_NUMBER = 2**53
 """Of ids and rounds: what JSON carries exactly; databases refuse numbers past 2^63 rudely."""
 
@@ -143,7 +147,7 @@ class Promote(_In):
     run: Annotated[
         str | None, Field(description="null: the latest run that began with it or committed it")
     ] = None
-    note: Annotated[str, Field(max_length=500, description="for people")] = ""
+    note: Annotated[str, Field(max_length=500, pattern=PROSE, description="for people")] = ""
 
 
 class PromotionView(BaseModel):
@@ -318,7 +322,7 @@ class Action(StrEnum):
 class ActionArguments(_In):
     """What some actions need."""
 
-    reason: Annotated[str, Field(max_length=500, description="for abort")] = ""
+    reason: Annotated[str, Field(max_length=500, pattern=PROSE, description="for abort")] = ""
     seconds: Annotated[
         float | None,
         Field(

@@ -1,0 +1,108 @@
+"""A client's stream, from its hello to its end: it is there, and says how it is with its task."""
+
+import asyncio
+import logging
+import time
+
+import grpc
+
+from fedloom.protocol import wire
+from fedloom.protocol.errors import Code, Refusal, printable
+from fedloom.protocol.v1 import fleet_pb2
+from fedloom.protocol.version import PROTOCOL_VERSIONS, __version__
+from fedloom.server.calls import READ_TIMEOUT_S, check_named
+from fedloom.server.fleet import Call, Session
+from fedloom.server.identify import Context
+from fedloom.server.log_ring import about
+from fedloom.server.round_shell import RoundShell
+from fedloom.server.runs import Runs
+from fedloom.server.world import World
+
+log = logging.getLogger(__name__)
+
+
+class Attending:
+    """Serves the streams of clients that attend.
+
+    Args:
+        world: shared parts.
+        runs: where rounds are found.
+    """
+
+    def __init__(self, world: World, runs: Runs) -> None:
+        self._world = world
+        self._runs = runs
+
+    async def serve(self, call: Call, context: Context) -> None:
+        """A client's stream, until it ends.
+
+        Raises:
+            Refusal: it says what it must not.
+        """
+        client = call.client
+        hello = await _hello(call, context)
+        session = Session(call, context.write)
+        await session.send(fleet_pb2.ServerMessage(welcome=self._welcome(hello)))
+        self._world.presence.came(client, hello)
+        self._world.fleet.attend(session)
+        version = printable(hello.sdk_version, 80)
+        log.info("%s attends (%s)", client, version, extra=about(client))
+        try:
+            await self._listen(session, context)
+        finally:
+            self._world.fleet.leave(session)
+            self._world.presence.left(client)
+            log.info("%s left", client, extra=about(client))
+
+    def _welcome(self, hello: fleet_pb2.Hello) -> fleet_pb2.Welcome:
+        return fleet_pb2.Welcome(
+            protocol_version=max(set(hello.protocol_versions) & set(PROTOCOL_VERSIONS)),
+            federation=self._world.config.federation,
+            server_version=__version__,
+            unix_time=time.time(),
+        )
+
+    async def _listen(self, session: Session, context: Context) -> None:
+        while (raw := await context.read()) is not grpc.aio.EOF:
+            message = wire.parse(fleet_pb2.ClientMessage, raw)
+            match message.WhichOneof("kind"):
+                case "offer_reply":
+                    reply = message.offer_reply
+                    if shell := self._shell(session.client, reply.task):
+                        shell.client_replied(session.client, reply)
+                case "task_failed":
+                    failed = message.task_failed
+                    if shell := self._shell(session.client, failed.task):
+                        shell.client_failed(session.client, printable(failed.reason))
+                case "progress":
+                    if shell := self._shell(session.client, message.progress.task):
+                        shell.client_progressed(session, message.progress)
+                case _:
+                    raise Refusal(
+                        Code.MALFORMED, "Expected an offer_reply, a task_failed or a progress."
+                    )
+
+    def _shell(self, client: str, key: fleet_pb2.TaskKey) -> RoundShell | None:
+        """The round that a client's message is about, if it is still open."""
+        task = (key.run, key.round)
+        try:
+            shell = self._runs.round(task)
+        except Refusal:
+            return None
+        return shell if shell.key_of(client) == task else None
+
+
+async def _hello(call: Call, context: Context) -> fleet_pb2.Hello:
+    async with asyncio.timeout(READ_TIMEOUT_S):
+        message = wire.parse(fleet_pb2.ClientMessage, await context.read())
+    if message.WhichOneof("kind") != "hello":
+        raise Refusal(Code.MALFORMED, "Expected a hello first.")
+    hello: fleet_pb2.Hello = message.hello
+    check_named(call, hello.client)
+    if not set(hello.protocol_versions) & set(PROTOCOL_VERSIONS):
+        raise Refusal(
+            Code.VERSION_UNSUPPORTED,
+            f"Expected a protocol version of {list(PROTOCOL_VERSIONS)}, "
+            f"got {list(hello.protocol_versions[:8])}: upgrade the older side.",
+        )
+    return hello

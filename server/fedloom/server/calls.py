@@ -1,0 +1,97 @@
+"""Calls of clients in good standing, and how one ends that is not, or that does what it must not.
+
+Invariants: every refusal goes to the log, the ledger and the caller, and disturbs nobody else. A
+call is known to the fleet before the ledger is asked about its client.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fedloom.protocol import wire
+from fedloom.protocol.errors import Code, Refusal, printable
+from fedloom.server.fleet import Call
+from fedloom.server.identify import Context, Identify
+from fedloom.server.log_ring import about
+from fedloom.server.metrics.meters import CALL, UPDATE
+from fedloom.server.storing import or_log
+from fedloom.server.world import World
+
+log = logging.getLogger(__name__)
+
+READ_TIMEOUT_S = 60.0
+"""Longest silence in the middle of an upload, and before the first message of a stream."""
+
+
+class Calls:
+    """Lets calls in.
+
+    Args:
+        world: shared parts.
+        plaintext: believe the name in the metadata; for loopback without TLS only.
+    """
+
+    def __init__(self, world: World, *, plaintext: bool) -> None:
+        self._world = world
+        self._identify = Identify(world, plaintext=plaintext)
+
+    @asynccontextmanager
+    async def enter(self, context: Context) -> AsyncIterator[Call]:
+        """A call of a client in good standing; every refusal on the way ends it, typed."""
+        handler = asyncio.current_task()
+        assert handler is not None
+        call = Call("", None, handler)
+        try:
+            call.client, call.peer = self._identify.caller(context)
+            with self._world.fleet.calling(call):
+                await self._identify.check(call.peer)
+                yield call
+        except TimeoutError:
+            refusal = Refusal(Code.TRUNCATED, f"Expected a message within {READ_TIMEOUT_S:.0f} s.")
+            await self._refuse(context, call, refusal)
+        except Refusal as refusal:
+            await self._refuse(context, call, refusal)
+        except asyncio.CancelledError:
+            if call.refusal is None:
+                raise
+            handler.uncancel()
+            await self._refuse(context, call, call.refusal)
+
+    async def _refuse(self, context: Context, call: Call, refusal: Refusal) -> None:
+        client = call.client or self._identify.claimed(context)
+        run, number = printable(call.task[0], 80), call.task[1]
+        log.warning(
+            "refused %s (run %s, round %d): %s: %s %s",
+            client or context.peer(), run, number, refusal.code, refusal, refusal.detail,
+            extra=about(client, run, number),
+        )  # fmt: skip
+        world = self._world
+        world.meters.refusals.labels(UPDATE if run else CALL, refusal.code.value).inc()
+        # A full disk is no reason not to tell the caller.
+        storing = world.in_ledger(world.ledger.add_refusal, client, run, number, refusal)
+        await or_log(storing, "that refusal")
+        world.records.refused(call.task, client, refusal.code, str(refusal))
+        call.refused(client, refusal)
+        world.live.changed("refusals", run)
+        await abort(context, refusal)
+
+
+def check_named(call: Call, claimed: str) -> None:
+    """Does a message name the client whose call it came in?
+
+    Raises:
+        Refusal: WRONG_IDENTITY.
+    """
+    if claimed != call.client:
+        raise Refusal(
+            Code.WRONG_IDENTITY,
+            f"Expected the name in the certificate, {call.client!r}, got {claimed[:80]!r}.",
+        )
+
+
+async def abort(context: Context, refusal: Refusal) -> None:
+    """End a call with a typed refusal."""
+    # The details are percent-encoded, three bytes for each; the whole message is in the metadata.
+    details = printable(str(refusal), 250)
+    await context.abort(refusal.code.status, details, wire.refusal_metadata(refusal))

@@ -1,0 +1,80 @@
+"""Models out: a file's bytes from an offset on, to whoever is in good standing."""
+
+import asyncio
+import logging
+import os
+import time
+from pathlib import Path
+
+import grpc
+
+from fedloom.protocol.errors import Code, Refusal
+from fedloom.protocol.v1 import fleet_pb2
+from fedloom.server.calls import READ_TIMEOUT_S
+from fedloom.server.fleet import Call
+from fedloom.server.identify import Context
+from fedloom.server.lanes import Lane
+from fedloom.server.records import Record
+from fedloom.server.runs import Runs
+from fedloom.server.world import World
+
+log = logging.getLogger(__name__)
+
+
+class Downloads:
+    """Sends models.
+
+    Args:
+        world: shared parts.
+        runs: know what open rounds send beside their models.
+    """
+
+    def __init__(self, world: World, runs: Runs) -> None:
+        self._world = world
+        self._runs = runs
+
+    async def serve(self, call: Call, request: fleet_pb2.DownloadRequest, context: Context) -> None:
+        """Send what is asked for.
+
+        Raises:
+            Refusal: UNKNOWN_MODEL.
+        """
+        world = self._world
+        known = self._runs.sends(request.digest)
+        if not known and not await world.in_ledger(world.ledger.knows_model, request.digest):
+            raise Refusal(
+                Code.UNKNOWN_MODEL, f"Expected a model of this server, got {request.digest!r}."
+            )
+        path = world.models.path(request.digest)
+        session = world.fleet.get(call.client)
+        task = session.task if session else None
+        seen = world.records.downloading(task, call.client, resumed=request.offset > 0)
+        async with world.downloads.enter() as lane:
+            await self._send(path, request.offset, context, lane, seen)
+
+    async def _send(
+        self, path: Path, offset: int, context: Context, lane: Lane, seen: Record
+    ) -> None:
+        sent = self._world.meters.sent
+        try:
+            handle = os.open(path, os.O_RDONLY)
+        except FileNotFoundError:
+            raise Refusal(
+                Code.UNKNOWN_MODEL, "Expected a model that is still kept, got one that was pruned."
+            ) from None
+        try:
+            offset = min(offset, os.fstat(handle).st_size)
+            while chunk := os.pread(handle, lane.chunk_bytes, offset):
+                begun = time.monotonic()
+                async with asyncio.timeout(READ_TIMEOUT_S):
+                    await context.write(chunk)
+                offset += len(chunk)
+                seen.bytes_down += len(chunk)
+                sent.inc(len(chunk))
+                lane.passed(len(chunk), time.monotonic() - begun)
+            seen.downloaded()
+        except grpc.aio.InternalError:
+            log.info("%s went away in the middle of a download", context.peer())
+            raise asyncio.CancelledError from None
+        finally:
+            os.close(handle)

@@ -1,0 +1,176 @@
+"""TLS handshakes of strangers, bounded: how many are under way, and how many begin in a second.
+
+A handshake costs a stranger little and us a signature and a file descriptor, on the event loop that
+serves the fleet too. So whoever would begin one too many is cut before it begins: of one address
+after `A_SECOND_OF_NETWORK`, so that nobody takes the console from everybody else, and in all after
+`A_SECOND`, which is a tenth of a core.
+
+Source: RFC 9325, section 7.6, names the attack; the rate is that of a leaky bucket (Turner 1986).
+"""
+
+import asyncio
+import logging
+import ssl
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from fedloom.server.access.throttle import network_of
+
+log = logging.getLogger(__name__)
+
+HANDSHAKE_S = 10.0
+"""Longest that a handshake may take."""
+
+A_SECOND, AT_ONCE = 100.0, 200.0
+"""Handshakes that may begin, of everybody: each second, and in a burst."""
+
+A_SECOND_OF_NETWORK, AT_ONCE_OF_NETWORK = 20.0, 100.0
+"""Likewise, of one address; not of this machine itself, where a reverse proxy may be."""
+
+MAX_PENDING, MAX_PENDING_OF_NETWORK = 256, 64
+"""Handshakes under way."""
+
+LOCAL = ("127.0.0.1", "::/64")
+
+_MAX_KEYS = 10_000
+
+
+class Rate:
+    """So many a second, and so many in a burst, for each key.
+
+    Args:
+        a_second: how fast a key is forgiven.
+        at_once: the most that it may have open.
+    """
+
+    def __init__(self, a_second: float, at_once: float) -> None:
+        self._a_second = a_second
+        self._at_once = at_once
+        self._levels: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    def takes(self, key: str, now: float) -> bool:
+        """Count one more, unless that is one too many.
+
+        Args:
+            key: whose.
+            now: monotonic seconds.
+
+        >>> rate = Rate(a_second=1.0, at_once=2.0)
+        >>> [rate.takes("a", now) for now in (0.0, 0.0, 0.0, 1.0, 1.0)], rate.takes("b", 1.0)
+        ([True, True, False, True, False], True)
+        """
+        level, at = self._levels.pop(key, (0.0, now))
+        level = max(0.0, level - (now - at) * self._a_second)
+        is_taken = level + 1.0 <= self._at_once
+        self._levels[key] = level + is_taken, now
+        while len(self._levels) > _MAX_KEYS:
+            self._levels.popitem(last=False)
+        return is_taken
+
+
+class Handshakes:
+    """Makes the protocol of each connection to a listener under TLS.
+
+    Args:
+        context: of TLS.
+        make: the protocol that speaks through it.
+    """
+
+    def __init__(self, context: ssl.SSLContext, make: Callable[[], asyncio.Protocol]) -> None:
+        self._context = context
+        self._make = make
+        self._all = Rate(A_SECOND, AT_ONCE)
+        self._of_network = Rate(A_SECOND_OF_NETWORK, AT_ONCE_OF_NETWORK)
+        self._pending: Counter[str] = Counter()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._said_at = 0.0
+
+    def __call__(self) -> asyncio.Protocol:
+        """A protocol for one more connection."""
+        return _Arrival(self)
+
+    def begin(self, transport: asyncio.Transport) -> None:
+        """Begin a handshake, or cut the connection."""
+        peer = transport.get_extra_info("peername")
+        network = network_of(peer[0]) if peer else ""
+        if not self._has_room(network, time.monotonic()):
+            transport.abort()
+            self._say(network)
+            return
+        self._pending[network] += 1
+        task = asyncio.ensure_future(self._shake(transport, network))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _has_room(self, network: str, now: float) -> bool:
+        if len(self._tasks) >= MAX_PENDING:
+            return False
+        if network not in LOCAL:
+            if self._pending[network] >= MAX_PENDING_OF_NETWORK:
+                return False
+            if not self._of_network.takes(network, now):
+                return False
+        return self._all.takes("", now)
+
+    def _say(self, network: str) -> None:
+        now = time.monotonic()
+        if not self._said_at or now - self._said_at > 60.0:
+            self._said_at = now
+            log.warning("too many TLS connections to the console, %s the latest: cut", network)
+
+    async def _shake(self, transport: asyncio.Transport, network: str) -> None:
+        inner, loop = _Inner(), asyncio.get_running_loop()
+        try:
+            with suppress(OSError):  # ssl.SSLError is one; the fault is theirs, not ours
+                secured = await loop.start_tls(
+                    transport, inner, self._context,
+                    server_side=True, ssl_handshake_timeout=HANDSHAKE_S,
+                )  # fmt: skip
+                if secured is not None:
+                    inner.hand_over(secured, self._make())
+        finally:
+            self._pending[network] -= 1
+            if not self._pending[network]:
+                del self._pending[network]
+
+
+class _Arrival(asyncio.Protocol):
+    """A connection before its handshake: nothing of it is read."""
+
+    def __init__(self, handshakes: Handshakes) -> None:
+        self._handshakes = handshakes
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin."""
+        assert isinstance(transport, asyncio.Transport)
+        transport.pause_reading()
+        self._handshakes.begin(transport)
+
+
+class _Inner(asyncio.Protocol):
+    """Keeps what comes right behind a handshake, until who speaks next is there."""
+
+    def __init__(self) -> None:
+        self._early: list[bytes] = []
+        self._is_lost = False
+
+    def data_received(self, data: bytes) -> None:
+        """Keep it."""
+        self._early.append(data)
+
+    def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002 - nobody to tell
+        """Remember that there is nobody any more."""
+        self._is_lost = True
+
+    def hand_over(self, transport: asyncio.Transport, protocol: Any) -> None:
+        """Let a protocol go on with what has come."""
+        if self._is_lost:
+            return
+        transport.set_protocol(protocol)
+        protocol.connection_made(transport)
+        for data in self._early:
+            if not transport.is_closing():
+                protocol.data_received(data)

@@ -1,0 +1,152 @@
+"""Where a run stands: the model and the memory that its next round starts from.
+
+Invariants: it moves when a round was committed and when the run is rolled back, and not otherwise;
+what it knows of clients follows from the ledger alone, so it is the same after a restart.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+
+from fedloom.protocol.errors import UsageError
+from fedloom.protocol.manifest import Manifest
+from fedloom.protocol.update_header import header_limit_bytes
+from fedloom.server import run_sums
+from fedloom.server.engine import RoundKind, Select
+from fedloom.server.ledger import Point, Row
+from fedloom.server.observed import tell
+from fedloom.server.round_end import Outcome
+from fedloom.server.spec import RunSpec, parse
+from fedloom.server.tasks import RoundPlan, changed
+from fedloom.server.world import World
+from fedloom.strategies.selection import History
+
+
+class Position:
+    """What a run's rounds are made from.
+
+    Args:
+        row: the run's row in the ledger.
+        manifest: of its model.
+        world: shared parts.
+
+    Attributes:
+        spec: of the run.
+        model: digest of the newest.
+        header_limit_bytes: the longest header that an update of the run may have.
+    """
+
+    def __init__(self, row: Row, manifest: Manifest, world: World) -> None:
+        self.spec: RunSpec = parse(row["spec"])
+        self.model: str = row["model"]
+        self._run: str = row["id"]
+        self._manifest = manifest
+        self._world = world
+        self._limits = run_sums.limits(self.spec, manifest)
+        self._strategy_state: str | None = row["strategy_state"]
+        self._goals: tuple[int, int] | None = tuple(row["goals"]) if row["goals"] else None
+        self._history = History()
+        self._taken: set[str] = set()
+        self.header_limit_bytes = header_limit_bytes(manifest, len(self._limits.groups))
+
+    async def look_back(self, rounds: Sequence[Row]) -> None:
+        """Read what committed rounds told of clients, and who took part in the tree that began.
+
+        Args:
+            rounds: all of the run's, in order.
+        """
+        world, policy = self._world, self.spec.build_selection()
+        if policy.needs:
+            tell(self._history, await world.in_ledger(world.ledger.observations, self._run), policy)
+        plan = self.spec.privacy_plan()
+        if plan is None or plan.settings.restart_every is None:
+            return
+        done = [r["number"] for r in rounds if (r["kind"], r["state"]) == ("train", "committed")]
+        for trained, number in enumerate(done, 1):
+            part = await world.in_ledger(world.ledger.accepted, self._run, number)
+            self._taken = plan.taken(self._taken, (u["client"] for u in part), trained)
+
+    def plan(self, number: int, kind: RoundKind, trained: int) -> RoundPlan:
+        """A round from here.
+
+        Args:
+            number: of the round.
+            kind: training or evaluation.
+            trained: training rounds committed before it.
+        """
+        clip = self._clip()
+        longest = run_sums.longest(self.spec, self._manifest, clip)
+        limits = replace(self._limits, max_norm=longest)
+        if kind is RoundKind.EVALUATE:
+            limits = replace(limits, groups=(), scalars=())
+        return RoundPlan(
+            run=self._run,
+            number=number,
+            kind=kind,
+            trained=trained,
+            spec=self.spec,
+            model=self.model,
+            strategy_state=self._strategy_state,
+            manifest=self._manifest,
+            limits=limits,
+            stream=self._world.noise.stream(self._run, self.spec),
+            clip=clip or 0.0,
+            barred=frozenset(self._taken),
+            goals=self._goals,
+        )
+
+    def _clip(self) -> float | None:
+        """The clip of the next round; None without [privacy]."""
+        settings = self.spec.build_privacy()
+        if settings is None:
+            return None
+        note = json.loads(self._strategy_state) if self._strategy_state else {}
+        return float(note.get("clip", settings.clip))
+
+    def select(self, plan: RoundPlan) -> Select:
+        """What a round draws its cohort with."""
+        return self.spec.select(plan.number, plan.kind, self._history, plan.stream)
+
+    def move(self, outcome: Outcome, plan: RoundPlan) -> None:
+        """A round was committed: the next one starts from what it came to."""
+        assert outcome.model is not None
+        tell(self._history, outcome.observed, self.spec.build_selection())
+        self.model, self._strategy_state = outcome.model, outcome.strategy_state
+        private = self.spec.privacy_plan()
+        if private is not None and plan.kind is RoundKind.TRAIN:
+            self._taken = private.taken(self._taken, outcome.part, plan.trained + 1)
+
+    def go_back(self, point: Point) -> None:
+        """The run was rolled back: the next round starts from there."""
+        self.model, self._strategy_state = point.digest, point.state
+
+    @property
+    def goals(self) -> tuple[int, int]:
+        """Goal and quorum of rounds to come, and of the open one."""
+        config = self.spec.round_config()
+        return self._goals or (config.goal, config.quorum)
+
+    def change_goals(self, goal: int, quorum: int) -> None:
+        """Have rounds to come want another number of updates.
+
+        Raises:
+            UsageError: the run cannot, or the numbers do not do.
+        """
+        config, buffered = self.spec.round_config(), self.spec.buffer_config() is not None
+        if buffered or self.spec.privacy:
+            kind = "buffers" if buffered else "privacy, whose claim hangs on it"
+            raise UsageError(f"Expected a run whose goal may change, got one with {kind}.")
+        most = self.spec.capacity - config.goal
+        if goal > most:
+            raise UsageError(
+                f"Expected a goal of at most {most}, which the sums of this run have room for, "
+                f"got {goal}: submit a run with a larger goal."
+            )
+        changed(config, (goal, quorum))
+        aggregation = self.spec.build_strategy().aggregation
+        if quorum < aggregation.min_updates:
+            raise UsageError(
+                f"Expected a quorum of at least {aggregation.min_updates}, as the aggregation "
+                f"{aggregation.name} needs so many updates, got {quorum}."
+            )
+        self._goals = (goal, quorum)

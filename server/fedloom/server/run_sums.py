@@ -1,0 +1,89 @@
+"""What a run makes of its model: the sums of its rounds, their release, and the door's limits.
+
+It follows from the specification and the model's manifest alone, so a restarted server and a
+simulator have the same.
+"""
+
+from fedloom.protocol.errors import UsageError
+from fedloom.protocol.manifest import Manifest
+from fedloom.protocol.updates import Limits
+from fedloom.server.spec import WEIGHTINGS, RunSpec
+from fedloom.strategies import privacy
+from fedloom.strategies.algebra import Key, TensorSpec
+from fedloom.strategies.privacy import Release
+
+
+def sums(spec: RunSpec, manifest: Manifest) -> dict[Key, TensorSpec]:
+    """What updates may speak about, and a round sums up.
+
+    Raises:
+        UsageError: [personal] or train.only is not for this model.
+    """
+    released = release(spec, manifest)
+    return _strategy_sums(spec, manifest) | ({} if released is None else released.counts)
+
+
+def _strategy_sums(spec: RunSpec, manifest: Manifest) -> dict[Key, TensorSpec]:
+    personal = spec.build_personal()
+    try:
+        personal.check(manifest.specs)
+        asked = spec.local_training().matching(
+            manifest.specs.keys() - personal.kept(manifest.specs)
+        )
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    sent = {name: tensor for name, tensor in manifest.specs.items() if name in asked}
+    return spec.build_strategy().specs(sent)
+
+
+def release(spec: RunSpec, manifest: Manifest) -> Release | None:
+    """How sums are released; None without [privacy]."""
+    plan = spec.privacy_plan()
+    if plan is None:
+        return None
+    return Release(
+        settings=plan.settings,
+        noise_multiplier=plan.noise_multiplier,
+        goal=plan.goal,
+        specs={name: tensor for (_, name), tensor in _strategy_sums(spec, manifest).items()},
+    )
+
+
+def limits(spec: RunSpec, manifest: Manifest) -> Limits:
+    """What the door accepts."""
+    rule = spec.build_strategy().rule
+    compression = spec.build_compression()
+    return Limits(
+        max_abs=spec.max_abs,
+        max_norm=longest(spec, manifest, None),
+        max_weight=spec.max_weight,
+        weighting=WEIGHTINGS[spec.weighting],
+        groups=rule.groups,
+        max_bytes=manifest.full_update_bytes(len(rule.groups)),
+        codec=None if compression is None else compression.codec,
+        scalars=(*rule.scalars, *_counted(spec, manifest)),
+        kept=spec.build_personal().kept(manifest.specs),
+    )
+
+
+def _counted(spec: RunSpec, manifest: Manifest) -> tuple[str, ...]:
+    released = release(spec, manifest)
+    return () if released is None else tuple(name for _, name in released.counts)
+
+
+def longest(spec: RunSpec, manifest: Manifest, clip: float | None) -> float | None:
+    """The largest norm of an update that the door lets in.
+
+    Args:
+        spec: of the run.
+        manifest: of its model.
+        clip: of the round, where it adapts; None for the first round's.
+    """
+    plan = spec.privacy_plan()
+    if plan is None:
+        return spec.max_norm
+    most = plan.settings.clip if clip is None else clip
+    if not plan.settings.central:
+        size = sum(tensor.size for tensor in _strategy_sums(spec, manifest).values())
+        most = privacy.norm_bound(most, plan.noise_multiplier, size)
+    return most if spec.max_norm is None else min(spec.max_norm, most)

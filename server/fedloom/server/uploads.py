@@ -1,0 +1,231 @@
+"""Updates in: a header in, `proceed` out, a body in, `accepted` out.
+
+Whether an update may come is the round's to say, what its bytes are worth is the checker's.
+
+Invariants: one upload of an update at a time. What is accepted is synced. A repeat of an update
+that was accepted is told so, whatever has become of its round.
+"""
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+from fedloom.protocol import tracing, wire
+from fedloom.protocol.errors import Code, Refusal, printable
+from fedloom.protocol.faults import crossing
+from fedloom.protocol.tracing import NO_SPAN, Span
+from fedloom.protocol.update_body import BodyChecker
+from fedloom.protocol.update_header import PlannedPart, header_limit_bytes
+from fedloom.protocol.v1 import fleet_pb2
+from fedloom.server.calls import READ_TIMEOUT_S, check_named
+from fedloom.server.fleet import Call
+from fedloom.server.fold import metrics_of
+from fedloom.server.identify import Context
+from fedloom.server.incoming import IncomingBody
+from fedloom.server.lanes import Lane
+from fedloom.server.ledger import AcceptedUpdate
+from fedloom.server.records import Record
+from fedloom.server.round_shell import RoundShell
+from fedloom.server.runs import Runs
+from fedloom.server.spool import SpoolFile
+from fedloom.server.tasks import RoundPlan
+from fedloom.server.world import World
+
+MIN_HEADER_BYTES = 1 << 18
+"""Headers up to here are always parsed: a repeat may come when its run has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Admitted:
+    """An update whose header is good and whose body may come."""
+
+    shell: RoundShell
+    header: fleet_pb2.UpdateHeader
+    planned: list[PlannedPart]
+    identity: str
+    seen: Record
+
+    @property
+    def plan(self) -> RoundPlan:
+        """Of the round that it is for."""
+        return self.shell.plan_of(self.header.task.round)
+
+
+class Uploads:
+    """Takes updates.
+
+    Args:
+        world: shared parts.
+        runs: where rounds are found.
+    """
+
+    def __init__(self, world: World, runs: Runs) -> None:
+        self._world = world
+        self._runs = runs
+        self._under_way: set[tuple[str, int, str]] = set()
+
+    async def serve(self, call: Call, context: Context) -> None:
+        """Take one update from its stream.
+
+        Raises:
+            Refusal: it is not wanted, or not what it says.
+        """
+        async with asyncio.timeout(READ_TIMEOUT_S):
+            raw = await context.read()
+        header = self._parse_header(raw)
+        call.task = (header.task.run, header.task.round)
+        check_named(call, header.client)
+        with self._span(header, context):
+            repeated = await self._receive(header, context, call)
+        reply = fleet_pb2.UploadReply(accepted=fleet_pb2.Accepted(repeated=repeated))
+        await context.write(reply.SerializeToString())
+
+    def _span(self, header: fleet_pb2.UpdateHeader, context: Context) -> Span:
+        """The span of taking an update, under the client's where that is of the round's trace."""
+        tracer = self._world.tracer
+        if not tracer.on:
+            return NO_SPAN
+        run, number = printable(header.task.run, 80), header.task.round
+        driver = self._runs.get(header.task.run)
+        above = "" if driver is None or driver.round is None else driver.round.trace.parent
+        given = dict(context.invocation_metadata() or ()).get(tracing.KEY)
+        parent = tracing.checked(given, above) or above
+        client, size = header.client, header.size_bytes
+        return tracer.span("accept", parent, run=run, round=number, client=client, bytes=size)
+
+    def _parse_header(self, raw: object) -> fleet_pb2.UpdateHeader:
+        """Parse a header, unless no run could want one so long: parsing amplifies memory."""
+        longest = max(MIN_HEADER_BYTES, self._runs.longest_header_bytes())
+        if isinstance(raw, bytes) and len(raw) > longest:
+            raise Refusal(
+                Code.TOO_LARGE, f"Expected a header of at most {longest} bytes, got {len(raw)}."
+            )
+        return wire.parse(fleet_pb2.UpdateHeader, raw)
+
+    async def _receive(self, header: fleet_pb2.UpdateHeader, context: Context, call: Call) -> bool:
+        """Take an update; True if it was accepted before."""
+        identity = hashlib.sha256(header.SerializeToString(deterministic=True)).hexdigest()
+        key = (header.task.run, header.task.round)
+        if await self._known(key, header, identity):
+            return True
+        shell = self._runs.round(key)
+        call.refused = partial(shell.refused, number=key[1])
+        _check_length(header, shell.plan)
+        self._world.fleet.check(header.client)
+        planned = shell.admit(header)
+        seen = self._world.records.uploading(key, header.client)
+        with self._alone((*key, header.client)):
+            if not header.size_bytes:
+                return not await self._accept(shell, header, identity, "", 0.0)
+            async with self._world.uploads.enter() as lane:
+                shell.check_open(header.client, key[1])  # it may have closed while this one waited
+                admitted = _Admitted(shell, header, planned, identity, seen)
+                return await self._receive_body(admitted, context, lane)
+
+    async def _known(
+        self, key: tuple[str, int], header: fleet_pb2.UpdateHeader, identity: str
+    ) -> bool:
+        """Was this very update accepted before, in this round or an earlier one?"""
+        world = self._world
+        row = await world.in_ledger(world.ledger.find_update, *key, header.client)
+        if row is None:
+            return False
+        if row["identity"] != identity:
+            raise Refusal(
+                Code.CONFLICTING_UPDATE,
+                "Expected a repeat of the update that was accepted for this round, got another.",
+            )
+        return True
+
+    @contextmanager
+    def _alone(self, slot: tuple[str, int, str]) -> Iterator[None]:
+        if slot in self._under_way:
+            raise Refusal(Code.BUSY, "Another upload of this update is under way: try again.")
+        self._under_way.add(slot)
+        try:
+            yield
+        finally:
+            self._under_way.discard(slot)
+
+    async def _receive_body(self, admitted: _Admitted, context: Context, lane: Lane) -> bool:
+        plan, header, begun = admitted.plan, admitted.header, time.monotonic()
+        try:
+            file = self._world.spool.open(plan.run, plan.number, header)
+        except OSError as error:
+            raise _no_room(error) from error
+        try:
+            norm = await self._fill(file, admitted, context, lane)
+        except TimeoutError:  # an OSError too, but of the client's silence
+            raise
+        except OSError as error:
+            raise _no_room(error) from error
+        finally:
+            file.close()
+        first = await self._accept(admitted.shell, header, admitted.identity, file.name, norm)
+        self._world.meters.upload_s.observe(time.monotonic() - begun)
+        return not first
+
+    async def _fill(
+        self, file: SpoolFile, admitted: _Admitted, context: Context, lane: Lane
+    ) -> float:
+        """Have a body come whole, and synced; returns its norm."""
+        world, shell, header = self._world, admitted.shell, admitted.header
+        plan, meters = admitted.plan, self._world.meters
+        checker = BodyChecker(header, admitted.planned, plan.limits, plan.manifest)
+        body = IncomingBody(world, file, checker)
+        await body.rescan()
+        proceed = fleet_pb2.UploadReply(proceed=fleet_pb2.Proceed(offset=file.received))
+        await context.write(proceed.SerializeToString())
+
+        def passed(size_bytes: int) -> None:
+            admitted.seen.bytes_up += size_bytes
+            meters.received.inc(size_bytes)
+            lane.passed(size_bytes)
+            world.fleet.check(header.client)
+            shell.check_open(header.client, header.task.round)
+
+        await body.read(context, passed)
+        stats = await body.finish()
+        admitted.seen.upload_ended_at = time.time()
+        crossing("upload.synced")
+        return stats.norm
+
+    async def _accept(
+        self,
+        shell: RoundShell,
+        header: fleet_pb2.UpdateHeader,
+        identity: str,
+        file: str,
+        norm: float,
+    ) -> bool:
+        self._world.fleet.check(header.client)  # while its body was synced
+        update = AcceptedUpdate(
+            run=shell.plan.run,
+            round=header.task.round,
+            client=header.client,
+            identity=identity,
+            file=file,
+            size_bytes=header.size_bytes,
+            weight=header.weight,
+            norm=norm,
+            training=metrics_of(header.training),
+            evaluation=metrics_of(header.evaluation),
+        )
+        # A caller that goes away now must not leave a committed row that the round never heard of.
+        return await asyncio.shield(asyncio.ensure_future(shell.accept(update)))
+
+
+def _check_length(header: fleet_pb2.UpdateHeader, plan: RoundPlan) -> None:
+    longest = header_limit_bytes(plan.manifest, len(plan.limits.groups))
+    if header.ByteSize() > longest:
+        raise Refusal(Code.TOO_LARGE, f"Expected a header of at most {longest} bytes, got more.")
+
+
+def _no_room(error: OSError) -> Refusal:
+    return Refusal(
+        Code.OUT_OF_SPACE, "The server cannot store the update now: try later.", detail=repr(error)
+    )

@@ -1,0 +1,55 @@
+"""What is remembered of members while a round is open, and until when."""
+
+from fedloom.server.records import LATE, Records
+
+KEY = ("run", 1)
+
+
+def test_whatever_comes_beyond_the_first_of_its_kind_is_a_retry():
+    """Offers, downloads that go on, and uploads."""
+    records = Records()
+    records.offered(KEY, "oak", again=False)
+    records.downloading(KEY, "oak", resumed=False)
+    records.uploading(KEY, "oak")
+    oak = records.find(KEY, "oak")
+    assert oak.retries == 0
+    began = oak.upload_began_at
+    records.uploading(KEY, "oak")
+    assert (oak.retries, oak.upload_began_at) == (1, began)
+    records.downloading(KEY, "oak", resumed=True)
+    records.offered(KEY, "oak", again=True)
+    assert oak.retries == 3
+
+
+def test_strangers_are_counted_in_nobodys_record():
+    """Whoever was offered nothing leaves nothing behind, however often it comes."""
+    records = Records()
+    records.downloading(KEY, "elm", resumed=True).bytes_down += 7
+    records.downloading(None, "elm", resumed=False)
+    records.uploading(KEY, "elm")
+    records.refused(KEY, "elm", "malformed", "no")
+    assert records.of(KEY) == {}
+
+
+def test_records_of_members_whose_part_is_over_are_taken_once():
+    """In rounds that go on for others; those of other runs stay."""
+    records = Records()
+    for key, client in ((KEY, "oak"), (KEY, "elm"), (("run", 2), "ash"), (("other", 1), "fir")):
+        records.offered(key, client, again=False)
+        if client != "elm":
+            records.accepted(key, client)
+    taken = records.take_ended("run")
+    assert {number: [*found] for number, found in taken.items()} == {1: ["oak"], 2: ["ash"]}
+    assert records.take_ended("run") == {}
+    assert [*records.of(KEY)] == ["elm"]
+    assert [*records.of(("other", 1))] == ["fir"]
+
+
+def test_a_member_that_comes_in_time_after_all_is_not_late():
+    """Its update is in the sum: what was said of it before is taken back."""
+    records = Records()
+    records.offered(KEY, "oak", again=False)
+    records.withdrawn(KEY, "oak", LATE)
+    assert records.find(KEY, "oak").phase == LATE
+    records.accepted(KEY, "oak")
+    assert "phase" not in records.find(KEY, "oak").stored()

@@ -1,0 +1,67 @@
+"""Strangers who connect and do nothing leave the rest of the server its files."""
+
+import asyncio
+import resource
+import socket
+from contextlib import ExitStack, suppress
+
+import pytest
+
+from fedloom.server import open_files
+from support.federation import Federation
+
+WAIT_S = 10.0
+
+
+def connect(port):
+    """A connection that says nothing."""
+    return socket.create_connection(("127.0.0.1", port), timeout=WAIT_S)
+
+
+def test_limit_is_raised_as_far_as_it_may_be(monkeypatch):
+    """And where the system refuses, it stays, and is known."""
+    known, given = (1024, 4096), []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: known)
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limits: given.append(limits))
+    assert open_files.raise_limit() == 4096
+    known = (1024, resource.RLIM_INFINITY)
+    assert open_files.raise_limit() == open_files.MOST
+    assert given == [(4096, 4096), (open_files.MOST, resource.RLIM_INFINITY)]
+
+    def refuse(*_):
+        raise ValueError("not allowed")
+
+    monkeypatch.setattr(resource, "setrlimit", refuse)
+    assert open_files.raise_limit() == 1024
+
+
+@pytest.mark.parametrize("files", [256, 1024, 65536, open_files.MOST])
+def test_connections_leave_files_for_all_else(files):
+    """A good part of few, and as many as it takes of many."""
+    fleet, enrolling = open_files.places(files)
+    assert fleet > enrolling > 0
+    assert files - fleet - enrolling >= min(files // 4, open_files.RESERVED)
+
+
+def test_connection_too_many_is_cut_and_those_before_it_go_on(tmp_path, monkeypatch):
+    """On the ports of the fleet and of enrolment, before any handshake."""
+    monkeypatch.setattr(open_files, "places", lambda _: (3, 2))
+    (tmp_path / "server").mkdir()
+
+    async def story():
+        federation = await Federation(tmp_path / "server").start()
+        try:
+            server = federation.server
+            for port, places in ((server.fleet_port, 3), (server.enrolment_port, 2)):
+                with ExitStack() as stack:
+                    opened = [stack.enter_context(connect(port)) for _ in range(places + 1)]
+                    with suppress(ConnectionResetError):
+                        assert await asyncio.to_thread(opened[-1].recv, 1) == b""
+                    for each in opened[:-1]:
+                        each.setblocking(False)
+                        with pytest.raises(BlockingIOError):
+                            each.recv(1)
+        finally:
+            await federation.stop()
+
+    asyncio.run(story())
