@@ -47,12 +47,37 @@ def browser():
         browser.close()
 
 
+@pytest.fixture(scope="session")
+def pressed():
+    """The names of controls that some test pressed."""
+    return set()
+
+
 @pytest.fixture
-def watched(browser, scene):
+def watched(browser, scene, pressed):
     """Opens pages; fails the test where one of them complained."""
     from support.browser import Watched
 
-    watched = Watched(browser, scene)
+    watched = Watched(browser, scene, pressed)
+    yield watched
+    assert watched.end() == []
+
+
+@pytest.fixture(scope="session")
+def archive(tmp_path_factory):
+    """A server that has seen much, and does nothing now."""
+    from support.archive import past
+
+    with Scene(tmp_path_factory.mktemp("archive"), (), past) as scene:
+        yield scene
+
+
+@pytest.fixture
+def reader(browser, archive, pressed):
+    """Opens pages of the archive; as `watched`."""
+    from support.browser import Watched
+
+    watched = Watched(browser, archive, pressed)
     yield watched
     assert watched.end() == []
 

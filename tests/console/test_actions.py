@@ -79,6 +79,22 @@ def test_two_operators_see_what_the_other_does(watched, scene, busy):
     assert all(each() for each in same)
 
 
+def test_what_needs_attention_is_acted_on_where_it_is_said(watched, scene, busy):
+    """The overview says who is refused and why; in quarantine the client needs nobody any more."""
+    again = scene.submit(name="refused", rounds=4, config={"delay_s": 0.1})
+    scene.until(again, 3)
+    page = watched.open("/")
+    alert = page.locator(".alerts li", has_text="bad-birch was refused")
+    expect(alert).to_contain_text("got nan")
+    alert.get_by_role("button", name="Quarantine").click()
+    dialog = page.locator("#confirm")
+    expect(dialog.locator(".consequence")).to_contain_text("not asked any more")
+    dialog.get_by_role("button", name="Quarantine").click()
+    expect(alert).to_have_count(0)
+    scene.control.post("clients", "bad-birch", "release")
+    expect(alert).to_be_visible()
+
+
 def test_client_is_held_released_noted_and_labelled(watched, scene):
     """And found again by what it was called."""
     page = watched.open("/clients/elm")

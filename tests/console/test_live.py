@@ -1,5 +1,7 @@
 """Pages that live: they follow the server, notice when it is lost, and go on when it is back."""
 
+import re
+
 import pytest
 from playwright.sync_api import expect
 
@@ -23,6 +25,31 @@ def test_progress_is_seen_without_reload(watched, scene):
     assert len(numbers) > 1, "the number of updates never moved"
     assert same()
     scene.control.post("runs", run, "stop")
+
+
+def test_curves_grow_by_what_comes_with_the_page(watched, scene):
+    """They are asked for once; a roll back takes off what it undid."""
+    run = scene.submit(name="grown", rounds=60, config={"delay_s": 0.2})
+    page = watched.open()
+    asked = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(f"{scene.url}/runs/{run}")
+    scene.until(run, 16)  # more than comes along
+    scene.control.post("runs", run, "pause")
+    plot = page.get_by_role("img", name="Loss over")
+
+    def shown():
+        found = scene.control.get("runs", run, "curves")
+        values = [v for v in found["training"]["loss"]["mean"] if v is not None]
+        return f"over {len(found['number'])} rounds: .*to {values[-1]:.4g}"
+
+    wait_for(lambda: not scene.live(run) or scene.live(run)["paused"], "not paused")
+    expect(plot).to_have_attribute("aria-label", re.compile(shown()))
+    scene.control.post("runs", run, "rollback", body={"round": 3})
+    expect(plot).to_have_attribute("aria-label", re.compile(r"over [1-4] rounds"))
+    expect(plot).to_have_attribute("aria-label", re.compile(shown()))
+    scene.control.post("runs", run, "stop")
+    assert 1 <= len([url for url in asked if url.endswith("/curves")]) <= 3
 
 
 def test_lost_server_is_said_and_regained_without_reload(watched, scene, busy):
@@ -94,6 +121,42 @@ def test_stream_ends_with_the_session(watched, scene):
     page.context.clear_cookies()
     page.evaluate("dispatchEvent(new PageTransitionEvent('pageshow', {persisted: true}))")
     page.wait_for_url("**/login*", timeout=20_000)
+
+
+@pytest.mark.parametrize("sent", [False, True])
+def test_what_was_typed_outlives_the_session(watched, scene, sent):
+    """Whether it ends while somebody types or as they send, they find it again after the login."""
+    watched.forgiven += ["401", "ERR_INCOMPLETE_CHUNKED"]
+    name = f"eve-{sent}".lower()
+    body = {"name": name, "password": "correct horse battery", "scope": "operator"}
+    scene.control.post("users", body=body)
+    page = watched.open("/runs/new", log_in=False)
+
+    def log_in():
+        page.wait_for_url("**/login?next=**")
+        page.get_by_label("Name").fill(name)
+        page.get_by_label("Password").fill(body["password"])
+        page.get_by_role("button", name="Log in").click()
+        page.wait_for_url(scene.url + "/runs/new")
+
+    log_in()
+    page.get_by_label("Name").fill("typed")
+    page.get_by_label("All other settings").fill("[config]\nshards = 3")
+    page.locator("input[name=evaluate]").uncheck()
+    page.context.clear_cookies()
+    if sent:
+        page.get_by_role("button", name="Check").click()
+        page.get_by_role("link", name="Log in").click()
+    else:
+        page.evaluate("dispatchEvent(new PageTransitionEvent('pageshow', {persisted: true}))")
+    log_in()
+    expect(page.get_by_label("Name")).to_have_value("typed")
+    expect(page.get_by_label("All other settings")).to_have_value("[config]\nshards = 3")
+    expect(page.locator("input[name=evaluate]")).not_to_be_checked()
+    page.get_by_role("button", name="Check").click()
+    expect(page.locator(".health")).to_contain_text("can start")
+    page.goto(scene.url + "/runs/new")
+    expect(page.get_by_label("Name")).to_have_value("run")  # what was answered is not kept
 
 
 @pytest.mark.parametrize(("keys", "path"), [("gr", "/runs"), ("gc", "/clients"), ("go", "/")])

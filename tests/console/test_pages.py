@@ -69,10 +69,10 @@ def test_compared_runs_share_a_plot(watched, shown):
     expect(page.get_by_role("region", name="Settings side by side")).to_contain_text("Rounds")
 
 
-def test_newcomer_is_told_what_to_do_next(browser, tmp_path, axe):
+def test_newcomer_is_told_what_to_do_next(browser, pressed, tmp_path, axe):
     """A server without anything has pages that lead on."""
     with Scene(tmp_path, ()) as scene:
-        watched = Watched(browser, scene)
+        watched = Watched(browser, scene, pressed)
         page = watched.open("/")
         expect(page.locator(".empty")).to_contain_text("No client has enrolled yet")
         shoot(page, "empty-overview")

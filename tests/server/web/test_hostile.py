@@ -8,6 +8,7 @@ import pytest
 import sqlalchemy as sa
 
 from fedloom.server import schema
+from fedloom.server.log_ring import about
 from fedloom.server.spec import parse
 from support.big_ledger import RUN, fill, name_of
 from support.door import SPEC, Door
@@ -24,7 +25,7 @@ PAGES = (
     f"/compare?runs={RUN}", "/clients", f"/clients/{name_of(1)}", "/models", "/enrolment", "/audit",
     "/logs", "/runs/new", f"/runs/new?clone={RUN}", f"/models/{3:064x}",
     *(f"{path}{quote(EVIL)}" for path in ("/login?next=", "/nowhere/", "/clients?q=", "/clients/",
-      "/clients?label=", "/audit?who=", "/logs?q=", "/runs/")),
+      "/clients?label=", "/audit?who=", "/logs?q=", "/logs?client=", "/logs?run=", "/runs/")),
 )  # fmt: skip
 
 
@@ -65,7 +66,7 @@ def door(tmp_path_factory):
             label = {"client": name_of(1), "name": EVIL, "value": EVIL, "own": True}
             connection.execute(schema.labels.insert().values(label))
             assert connection.execute(sa.select(schema.refusals)).first()
-        logging.getLogger("fedloom.test").warning("line %s", EVIL)
+        logging.getLogger("fedloom.test").warning("line %s", EVIL, extra=about(EVIL, EVIL, 1))
         ledger.trail.append(EVIL, "socket", EVIL, EVIL, {EVIL: EVIL})
         yield door
 

@@ -1,10 +1,13 @@
 """The console's pages over a real socket: what is on them, and what is never on them."""
 
+import logging
 import re
 import time
 
 import pytest
 
+from fedloom.server.log_ring import about
+from fedloom.server.routes.shared import HEARS
 from support.door import SPEC, Door, _Connection, write_model
 
 STATIC_PAGES = (
@@ -18,6 +21,8 @@ STATIC_PAGES = (
     "/compare",
     "/runs/new",
 )
+
+NO_PAGES = ("/runs/{run}/curves", "/curves")
 
 
 @pytest.fixture
@@ -82,6 +87,18 @@ def test_live_part_is_that_part_alone(door, tmp_path):
     assert f"<h1>{run}</h1>" in part
 
 
+def test_live_part_is_as_old_as_the_last_change_of_what_its_page_hears(door, tmp_path):
+    """Else it would be drawn too often, or, worse, show what was."""
+    run = submit(door, tmp_path)
+    values = {"run": run, "digest": door.world.ledger.run(run)["model"]}
+    pages = [path for path in HEARS if path not in NO_PAGES]
+    assert len(pages) >= 8
+    for path in pages:
+        text = get(door, path.format_map(values))[1]
+        [heard] = re.findall(r'id="live" data-live="([^"]*)"', text)
+        assert sorted(heard.split()) == sorted(HEARS[path].format_map(values).split()), path
+
+
 def test_files_are_kept_for_as_long_as_they_do_not_change(door):
     """Their addresses hold a fingerprint of their content."""
     _, text = get(door, "/")
@@ -94,6 +111,27 @@ def test_files_are_kept_for_as_long_as_they_do_not_change(door):
         assert answer.status == 200, file
         assert "immutable" in answer.getheader("cache-control"), file
         connection.close()
+
+
+def test_log_page_shows_lines_about_one_client_or_run(door):
+    """With what they are about as links, and filters that hold what was asked."""
+    for words in (("oak", "digits-1", 3), ("elm", "digits-1"), ("oak", "other-2")):
+        door.world.log_ring.emit(
+            logging.makeLogRecord(
+                {"msg": f"seen {'/'.join(map(str, words))}", "levelname": "INFO", **about(*words)}
+            )
+        )
+
+    def shown(query):
+        return re.findall(r"seen ([^<]+)<", get(door, f"/logs{query}")[1])
+
+    assert shown("") == ["oak/other-2", "elm/digits-1", "oak/digits-1/3"]
+    assert shown("?client=oak") == ["oak/other-2", "oak/digits-1/3"]
+    assert shown("?client=oak&run=dig") == ["oak/digits-1/3"]
+    assert shown("?client=oak&level=error") == []
+    text = get(door, "/logs?client=oak&run=digits-1")[1]
+    assert 'name="client" value="oak"' in text
+    assert 'href="/runs/digits-1/rounds/3"' in text
 
 
 def test_names_that_clients_choose_are_escaped(door):

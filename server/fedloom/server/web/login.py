@@ -17,6 +17,7 @@ from fedloom.protocol.errors import FedloomError, UnavailableError
 from fedloom.server.access.accounts import LIFE_S
 from fedloom.server.access.errors import TooManyTriesError, UnauthenticatedError
 from fedloom.server.access.oidc import PENDING_S
+from fedloom.server.access.throttle import network_of
 from fedloom.server.routes.parts import Here, NotFoundError, Parts
 from fedloom.server.routes.scopes import Public, Viewer, form_of
 
@@ -83,7 +84,8 @@ async def begin_oidc(here: Here, request: Request, _: Public) -> Response:
         raise NotFoundError("Expected a server with [oidc] in server.toml, got one without.")
     there = local(request.query_params.get("next", ""))
     try:
-        away, kept = await here.gate.oidc.begin(there)
+        network = network_of(here.gate.address(request))
+        away, kept = await here.gate.oidc.begin(there, network)
     except UnavailableError as error:
         return await _page(here, 503, fault=str(error), next=there)
     answer = RedirectResponse(away, _SEE_OTHER)

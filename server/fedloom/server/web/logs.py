@@ -1,26 +1,40 @@
 """The page of the log: its last lines, and those that come."""
 
-from fastapi import APIRouter, Request
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
 
 from fedloom.server.log_ring import LEVELS
 from fedloom.server.routes.parts import Here
 from fedloom.server.routes.scopes import Viewer
-from fedloom.server.routes.shared import LivePart
 from fedloom.server.web.render import page
 
-router = APIRouter(include_in_schema=False, route_class=LivePart)
+router = APIRouter(include_in_schema=False)
 
 A_PAGE = 300
+
+Text = Annotated[str, Query(max_length=200)]
 
 
 @router.get("/logs")
 async def logs(
-    request: Request, here: Here, who: Viewer, level: str = "info", q: str = ""
+    request: Request,
+    here: Here,
+    who: Viewer,
+    *,
+    level: str = "info",
+    q: Text = "",
+    client: Text = "",
+    run: Text = "",
 ) -> HTMLResponse:
     """The last lines that are like this; the page adds those that come."""
     level = level if level in LEVELS else ""
-    lines = here.world.log_ring.lines(level=level, text=q[:200], limit=A_PAGE)
-    return page(
-        request, here, who, "logs", page="logs", lines=lines, level=level, q=q[:200], levels=LEVELS
+    asked = {"q": q, "client": client.strip(), "run": run.strip()}
+    lines = here.world.log_ring.lines(
+        level=level, text=q, client=asked["client"], run=asked["run"], limit=A_PAGE
     )
+    return page(
+        request, here, who, "logs", page="logs",
+        lines=lines, level=level, asked=asked, levels=LEVELS,
+    )  # fmt: skip

@@ -1,11 +1,12 @@
 """Pages about models: what runs began with and committed, what is in them, what is promoted."""
 
+import asyncio
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
 
-from fedloom.server.routes.lineage import lineage, list_layers
+from fedloom.server.routes.lineage import Layers, layers_of, lineage, measured
 from fedloom.server.routes.parts import Here, NotFoundError
 from fedloom.server.routes.scopes import Viewer
 from fedloom.server.routes.shared import LivePart
@@ -15,6 +16,8 @@ router = APIRouter(include_in_schema=False, route_class=LivePart)
 
 A_PAGE = 100
 LAYERS_SHOWN = 500
+PATIENCE_S = 0.1
+"""Longest that a page waits for its model to be measured; it hears when that is done."""
 
 
 @router.get("/models")
@@ -54,18 +57,26 @@ async def model(
     origin = found.origins[-1] if found.origins else None
     base = base or (origin.model_in if origin else None) or ""
     other = await lineage(here, who, base) if base and await _stored(here, base) else None
-    layers = await list_layers(here, who, found.digest, other.digest if other else "")
+    layers = await _layers(here, found.digest, other.digest if other else "")
     manifest = await world.in_disk(world.models.manifest, found.digest)
     promotions = await world.in_reader(ledger.list_promotions, limit=1)
     rows = await world.in_reader(ledger.list_models, origin.run if origin else "", limit=201)
     return page(
         request, here, who, "model", page="models",
         found=found, digest=found.digest, origin=origin, other=other, layers=layers,
-        shown=layers.layers[:LAYERS_SHOWN], dtypes=manifest.dtypes,
-        largest=max((layer.norm for layer in layers.layers), default=0.0),
+        shown=layers.layers[:LAYERS_SHOWN] if layers else [], dtypes=manifest.dtypes,
+        num_tensors=len(manifest.specs),
+        largest=max((layer.norm for layer in layers.layers), default=0.0) if layers else 0.0,
         is_promoted=bool(promotions) and promotions[0]["digest"] == found.digest,
         others=[row for row in reversed(rows) if row["digest"] != found.digest][:200],
     )  # fmt: skip
+
+
+async def _layers(here: Here, digest: str, base: str) -> Layers | None:
+    """What is in a model; None while it is being measured, as a large one may take seconds."""
+    measuring = measured(here, digest, base)
+    await asyncio.wait([measuring], timeout=PATIENCE_S)
+    return layers_of(digest, base, measuring.result()) if measuring.done() else None
 
 
 async def _stored(here: Here, digest: str) -> bool:

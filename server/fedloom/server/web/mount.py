@@ -44,9 +44,8 @@ def fault_page(request: Request, status: int, fault: str) -> Response | None:
     nobody = Principal(name="", scope=Scope.VIEWER, how="")
     who: Principal = request.scope.get(PRINCIPAL) or nobody
     here: Parts = request.app.state.parts
-    return page(
-        request, here, who, "fault", page="", status=status, fault=fault, is_missing=status == 404
-    )
+    told = {"fault": fault, "code": status, "is_missing": status == 404}
+    return page(request, here, who, "fault", page="", status=status, **told)
 
 
 def mount(app: FastAPI) -> None:

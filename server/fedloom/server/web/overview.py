@@ -8,6 +8,7 @@ from fedloom.server.routes.parts import Here
 from fedloom.server.routes.scopes import Viewer
 from fedloom.server.routes.shared import LivePart
 from fedloom.server.web.render import page
+from fedloom.server.web.runs import tail
 
 router = APIRouter(include_in_schema=False, route_class=LivePart)
 
@@ -18,4 +19,7 @@ async def overview(request: Request, here: Here, who: Viewer) -> HTMLResponse:
     found = await look(here)
     list_models = here.world.ledger.list_models
     stored = await here.world.in_reader(list_models, limit=20) if not found.runs else []
-    return page(request, here, who, "overview", page="overview", found=found, models=stored)
+    tails = {run.id: await tail(here, run.id) for run in found.runs}
+    return page(
+        request, here, who, "overview", page="overview", found=found, models=stored, tails=tails
+    )

@@ -5,7 +5,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
-from fedloom.server.insight.curves import curves, latest, metrics
+from fedloom.server.insight.curves import TAIL, Curves, curves, latest, metrics
 from fedloom.server.insight.pace import rounds_an_hour, time_left_s
 from fedloom.server.ledger import require_run
 from fedloom.server.routes.parts import Here, Parts
@@ -64,12 +64,18 @@ async def _seen(here: Parts, run: str) -> dict[str, Any]:
         "left_s": time_left_s(rounds, left) if row["state"] == "running" else None,
         "metrics": metrics(drawn)[:CHARTS_SHOWN],
         "drawn": drawn,
+        "tail": await tail(here, run),
         "latest": latest,
         "refusals": refusals,
         "cost": cost,
         "chosen": chosen(row["spec"]),
         "toml": as_toml(row["spec"]),
     }
+
+
+async def tail(here: Parts, run: str) -> Curves:
+    """What a page that has a run's curves may lack of them."""
+    return curves(await here.world.in_reader(here.world.ledger.last_curve_rows, run, TAIL))
 
 
 def _ended(row: Any, rounds: Any) -> float:

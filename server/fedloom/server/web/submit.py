@@ -3,6 +3,7 @@
 The check is the one that a run passes when it is submitted, so what the page lets through starts.
 """
 
+import re
 import tomllib
 from collections.abc import Mapping
 from typing import Any
@@ -21,6 +22,7 @@ from fedloom.server.spec import parse
 from fedloom.server.web.render import page
 from fedloom.server.web.settings import as_toml
 from fedloom.strategies import registry
+from fedloom.strategies.privacy import MissingAccountant
 
 router = APIRouter(include_in_schema=False, route_class=LivePart)
 
@@ -45,6 +47,19 @@ DEFAULTS = {
     "cohort.deadline_s": "600", "train.epochs": "1", "train.batch_size": "32",
     "train.learning_rate": "0.05", "strategy.name": "fedavg", "seed": "0",
 }  # fmt: skip
+
+MAX_TOML = 1 << 18
+"""Characters: a specification is short."""
+
+MAX_DOTS = 64
+"""In a key: tomllib takes a time that grows with their square, seconds for some thousands."""
+
+_SAID = (
+    ("Expected settings of ", "toml"),  # it lists all that there are
+    ("Expected a name ", "name"),
+    ("Expected a strategy, ", "strategy.name"),
+)
+"""How errors begin that name no field, or many, and the field that they are about."""
 
 _PARSED = {"text": str, "int": int, "float": float, "strategy": str}
 
@@ -76,7 +91,7 @@ async def begin(request: Request, here: Here, who: Operator) -> Response:
                 request, here, who, form, checked=as_toml(checked.as_dict()), claim=claim
             )
         made = await submit(here, who, NewRun(spec=spec, model=form.get("model", "")))
-    except (UsageError, ValueError) as error:
+    except (UsageError, ValueError, MissingAccountant) as error:
         return await _form(request, here, who, form, status=422, fault=str(error))
     return RedirectResponse(f"/runs/{made.id}", _SEE_OTHER)
 
@@ -101,10 +116,7 @@ def together(form: Mapping[str, str]) -> dict[str, Any]:
     Raises:
         UsageError: the TOML is none, or a field is not of its kind.
     """
-    try:
-        spec: dict[str, Any] = tomllib.loads(form.get("toml", "").replace("\r\n", "\n"))
-    except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"Expected TOML in the other settings: {error}.") from None
+    spec = _other(form.get("toml", "").replace("\r\n", "\n"))
     for path, label, kind, _ in FIELDS:
         text = form.get(path, "").strip()
         if not text:
@@ -112,7 +124,8 @@ def together(form: Mapping[str, str]) -> dict[str, Any]:
         try:
             value = _PARSED[kind](text)
         except ValueError:
-            raise UsageError(f"Expected {path} ({label}) as a number, got {text[:40]!r}.") from None
+            what = "a whole number" if kind == "int" else "a number"
+            raise UsageError(f"Expected {path} ({label}) as {what}, got {text[:40]!r}.") from None
         table, _, name = path.rpartition(".")
         place = spec.setdefault(table, {}) if table else spec
         if not isinstance(place, dict):
@@ -120,6 +133,24 @@ def together(form: Mapping[str, str]) -> dict[str, Any]:
         place[name] = value
     spec["evaluate"] = form.get("evaluate", "") == "on" and "privacy" not in spec
     return spec
+
+
+def _other(text: str) -> dict[str, Any]:
+    """The settings that have no field: TOML, and none that takes long to read.
+
+    Raises:
+        UsageError: it is something else.
+    """
+    if len(text) > MAX_TOML:
+        raise UsageError(f"Expected TOML of at most {MAX_TOML} characters, got {len(text)}.")
+    if any(part.count(".") > MAX_DOTS for part in re.split(r"[=\n,{]", text)):
+        raise UsageError("Expected TOML without so many tables in tables.")
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise UsageError("Expected TOML without so many tables in tables.") from None
+    except ValueError as error:  # TOMLDecodeError is one, and so are integers without end
+        raise UsageError(f"Expected TOML in the other settings: {error}.") from None
 
 
 def _apart(spec: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -144,6 +175,9 @@ def blamed(fault: str) -> str:
     """
     if not fault:
         return ""
+    for beginning, path in _SAID:
+        if fault.startswith(beginning):
+            return path
     if "model" in fault.partition(",")[0].lower():
         return "model"
     words = fault.replace("=", " ").replace(".", " ").replace(",", " ").split()

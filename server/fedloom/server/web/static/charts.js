@@ -3,6 +3,7 @@
 
 {
   const drawn = new Map();
+  const LONGEST_TAIL = 12; // as `TAIL` of fedloom.server.insight.curves
 
   // A canvas knows no light-dark(): an element is asked what a colour comes to.
   const probe = document.createElement("span");
@@ -94,11 +95,57 @@
     return answer;
   }
 
+  // The latest values come with the page's live part: they take the place of what was held from the
+  // first of them on, as a run that was rolled back has other rounds than before.
+  const held = new Map();
+  const tails = new Map();
+
+  function joined(known, tail) {
+    const from = tail.number[0];
+    const keep = known.number.findIndex((number) => number >= from);
+    const kept = keep < 0 ? known.number.length : keep;
+    const whole = tail.number.length < LONGEST_TAIL; // there is nothing before it
+    if (!whole && known.number[kept] !== from) return null;
+    const cut = whole ? 0 : kept;
+    const [before, after] = [Array(cut).fill(null), tail.number.map(() => null)];
+    const column = (a, b) => a || b ? [...(a?.slice(0, cut) ?? before), ...(b ?? after)] : undefined;
+    const names = (a, b) => [...new Set([...Object.keys(b), ...Object.keys(cut ? a : {})])];
+    const made = { number: column(known.number, tail.number), at: column(known.at, tail.at) };
+    for (const kind of ["training", "evaluation"]) {
+      made[kind] = {};
+      for (const name of names(known[kind], tail[kind])) {
+        const [a, b] = [known[kind][name], tail[kind][name]];
+        made[kind][name] = { mean: column(a?.mean, b?.mean), low: column(a?.low, b?.low), high: column(a?.high, b?.high) };
+      }
+    }
+    return made;
+  }
+
+  const tailOf = (url) => document.querySelector(`data.tail[data-of="${CSS.escape(url)}"]`);
+
+  function lengthen() {
+    for (const e of document.querySelectorAll("data.tail")) {
+      const url = e.dataset.of;
+      const known = held.get(url);
+      if (!known || tails.get(url) === e.value) continue;
+      tails.set(url, e.value);
+      const tail = JSON.parse(e.value);
+      const made = tail.number.length ? joined(known, tail) : null;
+      if (made) held.set(url, made);
+      for (const figure of all()) {
+        if (figure.dataset.curves !== url) continue;
+        if (made) draw(figure, select(made, figure, figure.dataset.by === "time" ? "time" : "round"));
+        else refresh(figure);
+      }
+    }
+  }
+
   async function refresh(figure) {
     let told;
     try {
       const by = figure.dataset.by === "time" ? "time" : "round";
       const found = await fetched(figure.dataset.curves);
+      if (tailOf(figure.dataset.curves)) held.set(figure.dataset.curves, found);
       told = select(found, figure, by);
     } catch {
       return; // a lost server is said by the banner
@@ -147,7 +194,7 @@
   }
 
   const all = () => [...document.querySelectorAll("figure[data-curves]")];
-  window.charts = { refresh, repaint: () => all().forEach(refresh) };
+  window.charts = { refresh, repaint: () => all().forEach(refresh), comesAlong: (figure) => held.has(figure.dataset.curves) };
   const sizes = new ResizeObserver((entries) => {
     for (const { target } of entries) {
       const plot = drawn.get(target.closest("figure"));
@@ -169,7 +216,7 @@
     }
   }
   begin();
-  document.addEventListener("htmx:after:swap", begin);
+  document.addEventListener("htmx:after:swap", () => { begin(); lengthen(); });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", window.charts.repaint);
   document.addEventListener("click", (event) => {
     const button = event.target.closest("button[data-by]");

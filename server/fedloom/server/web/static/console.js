@@ -51,7 +51,10 @@ function exact(scope) {
 
 // ---- live -------------------------------------------------------------------------------------
 
-const PACE_MS = 1000;
+// A page asks at most every two seconds for what has changed; numbers of a round come by themselves.
+const PACE_MS = 2000;
+const SOON_MS = 60;
+const SPREAD_MS = 200; // so that many pages do not ask in the same instant
 let waiting = new Set();
 let timer = null;
 
@@ -61,7 +64,14 @@ function touches(element, topic, subject) {
 
 function mark(topic, subject) {
   for (const e of $$("[data-live]")) if (!topic || touches(e, topic, subject)) waiting.add(e);
-  if (waiting.size && !timer && !document.hidden) timer = setTimeout(refresh, 60);
+  if (waiting.size && !timer && !document.hidden) timer = setTimeout(refresh, SOON_MS + SPREAD_MS * Math.random());
+}
+
+// Whoever has just done something looks at once.
+function markNow() {
+  clearTimeout(timer);
+  timer = null;
+  mark("", "");
 }
 
 function refresh() {
@@ -69,7 +79,7 @@ function refresh() {
   waiting = new Set();
   for (const e of elements) {
     if (!e.isConnected) continue;
-    if (e.dataset.curves !== undefined) window.charts?.refresh(e);
+    if (e.dataset.curves !== undefined) { if (!window.charts?.comesAlong(e)) window.charts?.refresh(e); }
     else window.htmx?.trigger(e, "refresh");
   }
   timer = setTimeout(() => {
@@ -80,6 +90,7 @@ function refresh() {
 
 // A round tells its numbers with the event: they are put where they belong without asking again.
 const standing = new Map();
+const last = new Map(); // what the events told, and when: a part of the page may be older
 
 function round(subject, live) {
   if (!live) return mark("run", subject);
@@ -88,17 +99,27 @@ function round(subject, live) {
     standing.set(subject, key);
     mark("run", subject);
   }
-  for (const e of $$(`[data-round="${CSS.escape(subject)}"]`)) {
+  last.set(`${subject}/${live.number}`, { live, at: now() });
+  if (last.size > 50) last.delete(last.keys().next().value);
+  fill(subject, live, now());
+  mark("round", subject);
+}
+
+function fill(subject, live, at) {
+  for (const e of $$(`[data-round="${CSS.escape(`${subject}/${live.number}`)}"]`)) {
     const what = e.dataset.now;
     if (what === "deadline") {
-      if (live.deadline_left_s !== null && !live.paused) e.dataset.until = now() + live.deadline_left_s;
+      if (live.deadline_left_s !== null && !live.paused) e.dataset.until = at + live.deadline_left_s;
     } else if (what === "bar") {
       e.setAttribute("width", `${Math.min(100, (100 * live.accepted) / Math.max(1, live.goal))}`);
     } else if (what === "fraction") put(e, live.training == null ? "" : `, ${Math.round(100 * live.training)} % done`);
     else if (what === "accepted") put(e, `${live.accepted}`);
     else put(e, `${live.clients[what] ?? 0}`);
   }
-  mark("round", subject);
+}
+
+function refill() {
+  for (const [key, { live, at }] of last) fill(key.slice(0, key.lastIndexOf("/")), live, at);
 }
 
 let source = null;
@@ -145,6 +166,7 @@ function found() {
   $("#lost").hidden = true;
   document.body.classList.remove("is-lost");
   standing.clear();
+  last.clear();
   toast("The server is back. This page is up to date.", "ok");
   mark("", "");
 }
@@ -170,12 +192,43 @@ function lost() {
 async function again() {
   try {
     const answer = await fetch("/v1/server", { headers: { accept: "application/json" } });
+    if (answer.status === 401) keepDraft();
     if (answer.status === 401) return location.assign(`/login?next=${encodeURIComponent(location.pathname + location.search)}`);
     if (!answer.ok) throw new Error(answer.status);
     if (!asleep) connect();
   } catch {
     lost();
   }
+}
+
+// ---- drafts: what was typed outlives the session, in this tab ----------------------------------
+
+const DRAFT = "draft";
+const HOUR_MS = 3600e3;
+
+function keepDraft() {
+  const form = $("form[data-draft]");
+  if (!form) return;
+  const values = [...new FormData(form)].filter(([name]) => name !== "csrf_token");
+  sessionStorage.setItem(DRAFT, JSON.stringify({ path: location.pathname, at: Date.now(), values }));
+}
+
+function drafted() {
+  const form = $("form[data-draft]");
+  form?.addEventListener("submit", keepDraft);
+  const kept = JSON.parse(sessionStorage.getItem(DRAFT) ?? "null");
+  if (!kept) return;
+  // The run was started, the server has answered with what was typed, or nobody remembers it.
+  const done = location.pathname !== kept.path && location.pathname.startsWith("/runs/");
+  if (done || form?.dataset.draft === "answered" || Date.now() - kept.at > HOUR_MS) return sessionStorage.removeItem(DRAFT);
+  if (!form || location.pathname !== kept.path) return;
+  sessionStorage.removeItem(DRAFT);
+  const values = new Map(kept.values);
+  for (const field of form.elements) {
+    if (field.type === "checkbox") field.checked = values.has(field.name);
+    else if (values.has(field.name) && field.type !== "hidden") field.value = values.get(field.name);
+  }
+  toast("What you had typed is back: it was not sent.", "warn");
 }
 
 // ---- actions ----------------------------------------------------------------------------------
@@ -298,7 +351,7 @@ async function confirmed(event) {
     else toast(button.dataset.done || told?.consequence || "Done.");
     document.dispatchEvent(new CustomEvent("acted", { detail: { button, told } }));
     if (button.dataset.then) location.assign(button.dataset.then.replace("{id}", told?.id ?? ""));
-    else mark("", "");
+    else markNow();
   } catch (error) {
     yes.disabled = false;
     complain(error.message);
@@ -373,7 +426,7 @@ document.addEventListener("visibilitychange", () => {
     document.dispatchEvent(new Event("woken"));
   } else if (waiting.size && !timer) refresh();
 });
-document.addEventListener("htmx:after:swap", () => { exact(document); tick(); });
+document.addEventListener("htmx:after:swap", () => { refill(); exact(document); tick(); });
 window.addEventListener("pagehide", () => { leaving = true; source?.close(); });
 window.addEventListener("pageshow", (event) => { if (event.persisted) { leaving = false; connect(); mark("", ""); } });
 $("#confirm form").addEventListener("submit", confirmed);
@@ -385,6 +438,7 @@ setInterval(() => { if (lostAt === null && !asleep && Date.now() - heard > 25000
 $("nav.places [aria-current]")?.scrollIntoView({ inline: "center", block: "nearest" });
 exact(document);
 tick();
+drafted();
 connect();
 if (new URLSearchParams(location.search).has("focus")) $("input[type=search]")?.focus();
 })();

@@ -8,8 +8,29 @@
   const held = [];
   const MOST = 500;
 
+  // As `LogRing.lines` chooses them.
   const wanted = (line) => ranks.indexOf(line.level) >= ranks.indexOf(body.dataset.level)
-    && `${line.message} ${line.logger}`.toLowerCase().includes(body.dataset.q.toLowerCase());
+    && (!body.dataset.client || line.client === body.dataset.client)
+    && line.run.startsWith(body.dataset.run)
+    && [line.message, line.logger].some((text) => text.toLowerCase().includes(body.dataset.q.toLowerCase()));
+
+  function link(href, text) {
+    const made = document.createElement("a");
+    made.href = href;
+    made.textContent = text;
+    return made;
+  }
+
+  function about(line) {
+    const found = [];
+    if (line.client) found.push(link(`/clients/${encodeURIComponent(line.client)}`, line.client));
+    if (line.client && line.run) found.push(" · ");
+    if (line.run) {
+      const round = line.round ? `/rounds/${line.round}` : "";
+      found.push(link(`/runs/${encodeURIComponent(line.run)}${round}`, line.round ? `${line.run}/${line.round}` : line.run));
+    }
+    return found;
+  }
 
   function row(line) {
     const made = document.querySelector("#line").content.firstElementChild.cloneNode(true);
@@ -18,6 +39,13 @@
     level.append(document.querySelector(`#level-${line.level}`)?.content.cloneNode(true) ?? line.level);
     source.textContent = line.logger.replace("fedloom.server.", "");
     message.textContent = line.message;
+    const subjects = about(line);
+    if (subjects.length) {
+      const under = document.createElement("div");
+      under.className = "about";
+      under.append(...subjects);
+      message.append(under);
+    }
     return made;
   }
 
