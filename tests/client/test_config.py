@@ -90,7 +90,7 @@ def test_no_file_is_needed_where_the_environment_says_all(tmp_path):
         ("reconnect_s = nan", "expected reconnect_s at least 0.001, got nan"),
         ("labels = 5", "expected labels as a table of texts, got 5 (a number)"),
         ("plaintext = 5", "expected plaintext as text, got 5"),
-        ("reconnect_s = ", "client.toml: Invalid value"),
+        ("reconnect_s = ", "client.toml: expected settings as TOML, got: Invalid value"),
         ("chunk_bytes = 5", 'Expected chunk_bytes = "auto" or'),
     ],
 )
@@ -166,5 +166,5 @@ def test_an_address_that_cannot_be_one_is_told(name, address):
 
 def test_a_folder_in_place_of_the_settings_is_told(tmp_path):
     """It is the user's to mend, with the path."""
-    with pytest.raises(UsageError, match=f"{tmp_path}: expected a file that can be read"):
+    with pytest.raises(UsageError, match=f"{tmp_path}: expected a file that this user may read"):
         load(tmp_path)

@@ -1,6 +1,7 @@
 """Models used and written for other programs: the same answers there as here."""
 
 import importlib.util
+import warnings
 
 import numpy as np
 import pytest
@@ -103,7 +104,7 @@ class Branching(nn.Module):
         self.layer = nn.Linear(6, 3)
 
     def forward(self, x):
-        return self.layer(x) if len(x) > 1 else x[:, :3]
+        return self.layer(x) if len(x.tolist()) > 1 else x[:, :3]
 
 
 def test_what_would_answer_otherwise_is_refused_and_leaves_no_file(tmp_path):
@@ -113,6 +114,38 @@ def test_what_would_answer_otherwise_is_refused_and_leaves_no_file(tmp_path):
     with pytest.raises(UsageError, match="branch"):
         Model(path=path).export(tmp_path / "model.pt", "torchscript", Branching(), X)
     assert [p.name for p in tmp_path.iterdir()] == ["model.safetensors"]
+
+
+class Signed(nn.Module):
+    """Answers by a branch on the values; `plain` is a way to say so that nothing compiles."""
+
+    def __init__(self, plain=None):
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+        self.plain = plain
+
+    def forward(self, x):
+        if self.plain is not None:
+            return self.layer(x) if self.plain(x) else self.layer(-x)
+        return self.layer(x) if bool(x.sum() > 0) else self.layer(-x)
+
+
+def test_a_branch_on_values_is_kept_or_refused(tmp_path):
+    """What tracing the example alone gives answers wrongly to inputs of the other sign."""
+    path = tmp_path / "model.safetensors"
+    module = Signed()
+    save_file(parameters(module), path)
+    x = torch.ones(4, 6)
+    out = Model(path=path).export(tmp_path / "model.pt", "torchscript", module, x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        loaded = torch.jit.load(str(out))
+    for sign in (1, -1):
+        assert torch.allclose(loaded(sign * x), module(sign * x))
+    beyond = Signed(plain=lambda x: bool(sum(x.flatten().tolist()) > 0))
+    with pytest.raises(UsageError, match="branch"):
+        Model(path=path).export(tmp_path / "other.pt", "torchscript", beyond, x)
+    assert not (tmp_path / "other.pt").exists()
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from fedloom.cli.journal import COLOURS
+from fedloom.cli.journal import COLOURS, line
 from fedloom.client import journal
 from fedloom.client.journal import EVENTS, Journal
 
@@ -45,6 +45,23 @@ def test_it_stays_within_its_size_and_keeps_the_newest(tmp_path):
     assert 10 < len(kept) < 40
     assert len(journal.files(tmp_path)) <= 3
     assert all(path.stat().st_size < 700 for path in journal.files(tmp_path))
+
+
+def test_refusals_without_end_do_not_push_out_what_was_sent(tmp_path):
+    """After a burst one a minute is kept, and the next entry is preceded by how many were not."""
+    now = [0.0]
+    written = Journal(tmp_path, clock=lambda: now[0])
+    written.note("sent", "Sends 3 B.")
+    for _ in range(20_000):
+        written.note("refused", "Refused an offer.")
+    now[0] += 60
+    written.note("refused", "The next minute's.")
+    written.note("sent", "Sends 4 B.")
+    found = texts(tmp_path)
+    assert found[0] == "Sends 3 B."
+    assert found[-2:] == ["The next minute's.", "Sends 4 B."]
+    assert "19,800 more entries" in found[-3]
+    assert len(found) == 1 + 200 + 1 + 2
 
 
 def test_an_entry_cut_by_a_power_failure_takes_no_other_with_it(tmp_path):
@@ -123,6 +140,15 @@ def test_what_is_no_entry_is_passed_over(tmp_path, raw):
     (tmp_path / "journal.jsonl").write_bytes(raw + b"\n")
     Journal(tmp_path).note("sent", "entry")
     assert texts(tmp_path) == ["entry"]
+
+
+def test_nothing_in_an_entry_steers_the_terminal(tmp_path):
+    """Whoever wrote it: an escape sequence could take back what is above it."""
+    Journal(tmp_path).note("sent", "how w\x1b[1A\x1b[2K\u202e changed")
+    (entry,) = journal.read(tmp_path)
+    shown = line(entry, "09:00:00")
+    assert "\\x1b[1A" in shown
+    assert "\u202e" not in shown
 
 
 def test_every_event_has_a_colour():

@@ -2,32 +2,12 @@
 
 import os
 import signal
-import subprocess
-import sys
 
 import pytest
 
 from fedloom.client.lock import FILE, only_agent
 from fedloom.protocol.errors import UnavailableError, UsageError
-
-HOLD = """
-import os, sys, time
-from pathlib import Path
-from fedloom.client.lock import only_agent
-with only_agent(Path(sys.argv[1])):
-    child = os.fork() if len(sys.argv) > 2 else 1
-    if child:
-        print(os.getpid(), child, flush=True)
-    time.sleep(60)
-"""
-
-
-def hold(directory, *more):
-    """Let another process hold the lock; returns it, and the child that it forked."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(directory), *more], stdout=subprocess.PIPE, text=True
-    )
-    return process, int(process.stdout.readline().split()[1])
+from support.locks import hold
 
 
 def test_a_second_agent_is_refused_and_told_which_one_runs(tmp_path):

@@ -137,6 +137,19 @@ def test_rounds_an_hour_and_a_day_are_counted_over_restarts(tmp_path):
     assert rules().objection(offer(number=4)) is None
 
 
+def test_a_round_that_asks_for_something_else_is_another_one(tmp_path):
+    """Or a server would ask under one number as often as it likes, each time with another model."""
+    policy(tmp_path, "[runs]\nrounds_per_day = 1")
+    rules = OwnersRules(PolicyFile(tmp_path / "policy.toml"), tmp_path)
+    first = offer(model={"digest": "a" * 64}, deadline_s=60.0)
+    rules.took(first)
+    again = offer(model={"digest": "a" * 64}, deadline_s=30.0)
+    assert rules.objection(again) is None  # as after a lost connection
+    assert "1 round a day" in rules.objection(offer(model={"digest": "b" * 64}))
+    rules.answered(again)
+    assert "1 round a day" in rules.objection(first)
+
+
 def test_an_edit_counts_from_the_next_offer_on_and_a_mistake_stops_all(tmp_path, caplog):
     """As does a file that is gone: whoever deletes it gains nothing."""
     path = tmp_path / "policy.toml"

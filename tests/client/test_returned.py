@@ -1,11 +1,13 @@
 """What a client's code returns wrongly is told by name, with what was expected and what came."""
 
 import datetime as dt
+import pickle
 
 import numpy as np
 import pytest
 
-from fedloom.client import Client, MaskOf, SliceOf
+from fedloom.client import Client, MaskOf, SliceOf, Update
+from fedloom.client.returned import Finding, ReturnedError
 from fedloom.protocol.errors import UsageError
 
 PARAMS = {"w": np.zeros((2, 3), np.float32)}
@@ -52,6 +54,13 @@ WRONG = {
     "minus five examples": ((GOOD, -5, {}), "num_examples .* got -5"),
     "half an example": ((GOOD, 0.5, {}), "num_examples .* got 0.5"),
     "too many examples": ((GOOD, 10**30, {}), "num_examples .* got 1000"),
+    "no examples": ((GOOD, 0, {}), "num_examples .* above 0, got 0: .* can_train return False"),
+    "a number of examples as text": ((GOOD, "7", {}), "num_examples .* got '7'. Return how many"),
+    "more than 64 bits": ((GOOD, 2**70, {}), f"num_examples .* got {2**70}. Return how many"),
+    "a truth": ((GOOD, True, {}), "num_examples .* got True. Return how many"),
+    "a truth of numpy": ((GOOD, np.True_, {}), "num_examples .* got np.True_. Return how many"),
+    "some counts": ((GOOD, np.array([3, 4]), {}), "num_examples .* got array"),
+    "truths": (({"w": GOOD["w"] > 0}, 1, {}), "real numbers for 'w' .* bool. Return it as float32"),
     "no metrics": ((GOOD, 1, None), "metrics from train as a mapping .* got NoneType"),
     "a nameless metric": ((GOOD, 1, {3: 1.0}), "names of metrics from train as text, got 3"),
     "a metric of text": ((GOOD, 1, {"loss": "low"}), "metric 'loss' from train .* got 'low'"),
@@ -67,10 +76,42 @@ def test_what_train_returns_wrongly_is_told(updates_of, trained, message):
         updates_of(Returns(trained), PARAMS, weighting="examples")
 
 
-def test_what_evaluate_returns_wrongly_is_told(updates_of):
+@pytest.mark.parametrize(
+    ("evaluated", "message"),
+    [
+        ((1, None), "metrics from evaluate as a mapping"),
+        ((-1, {}), "num_examples from evaluate as a whole number .* got -1"),
+        (None, r"evaluate to return \(num_examples, metrics\), got NoneType"),
+        (0.5, "evaluate to return .* got float"),
+        ((GOOD, 1, {}), "evaluate to return .* got tuple of 3"),
+    ],
+)
+def test_what_evaluate_returns_wrongly_is_told(updates_of, evaluated, message):
     """With its own name."""
-    with pytest.raises(UsageError, match="metrics from evaluate as a mapping"):
-        updates_of(Returns((GOOD, 1, {}), evaluated=(1, None)), PARAMS, weighting="examples")
+    with pytest.raises(UsageError, match=message):
+        updates_of(Returns((GOOD, 1, {}), evaluated=evaluated), PARAMS, weighting="examples")
+
+
+@pytest.mark.parametrize("weight", [None, 0, -1.0, float("nan"), float("inf"), "7", True])
+def test_a_weight_that_is_none_is_told_where_the_run_weighs_by_it(updates_of, weight):
+    """With what to do."""
+    update = Update(GOOD, 1, weight=weight)
+    message = f"a weight above 0 from train, got {weight!r}: .* Return an Update that has one"
+    with pytest.raises(UsageError, match=message):
+        updates_of(Returns(update), PARAMS, weighting="client")
+    assert updates_of(Returns(update), PARAMS, weighting="uniform").weight == 1.0
+
+
+def test_what_is_wrong_comes_whole_out_of_another_process():
+    """With the check that it belongs to."""
+    error = ReturnedError(Finding("shapes", "Expected another shape."))
+    copy = pickle.loads(pickle.dumps(error))
+    assert (str(copy), copy.finding) == (str(error), error.finding)
+
+
+def test_no_examples_are_a_count_where_examples_do_not_weigh(updates_of):
+    """Somebody may not know how many there are."""
+    assert updates_of(Returns((GOOD, 0, {})), PARAMS, weighting="uniform").weight == 1.0
 
 
 @pytest.mark.parametrize("count", [3, 3.0, np.int64(3), np.float32(3), np.array(3)])

@@ -17,6 +17,8 @@ REFUSED = {
     "norm of one": "more than one value",
 }
 
+RESUMED = {case: spec for case, spec in site_cases.CASES.items() if "resumes" in spec}
+
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
@@ -36,7 +38,7 @@ def assert_close(got, wanted):
         np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("case", [c for c in site_cases.CASES if c not in REFUSED])
+@pytest.mark.parametrize("case", [c for c in site_cases.CASES if c not in REFUSED | RESUMED])
 def test_two_ranks_compute_what_one_process_does(found, case):
     """Parameters, metrics, evaluation and what rules are told are those of one process."""
     alone = site_cases.do(*site_cases.made(case))
@@ -71,6 +73,16 @@ def test_what_ranks_cannot_do_is_said_and_the_site_lives_on(found, case, words):
 def test_a_failure_of_another_rank_is_told_in_its_words(found):
     """Whichever rank had the bad example, rank 0 can say what was wrong."""
     assert "ValueError: a marked example" in found["throws"]["failed"]
+
+
+@pytest.mark.parametrize("case", RESUMED)
+def test_a_site_that_goes_on_from_a_checkpoint_ends_with_the_same_bits(found, case):
+    """On every rank: also the units that dropout drops, what was measured, and what is left out."""
+    whole, again = found[case]["whole"], found[case]["again"]
+    assert "failed" not in whole
+    assert again == whole
+    in_one_go, from_checkpoint = found[case]["calls"]
+    assert from_checkpoint < in_one_go
 
 
 def test_one_process_is_no_site():

@@ -10,9 +10,10 @@ import logging
 import os
 import random
 import signal
+import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,7 +25,7 @@ from fedloom.client.api import Client
 from fedloom.client.budgets import BudgetGate
 from fedloom.client.conditions import ConditionGate
 from fedloom.client.config import ClientConfig, load
-from fedloom.client.connection import Connection
+from fedloom.client.connection import Connection, UnreadableError, unreadable
 from fedloom.client.gates import Gate
 from fedloom.client.lock import only_agent
 from fedloom.client.policy import PolicyFile
@@ -37,7 +38,7 @@ from fedloom.client.watch import Watch
 from fedloom.client.work import Tasks
 from fedloom.protocol import tracing, wire
 from fedloom.protocol.chunks import Chunks
-from fedloom.protocol.errors import Code, Refusal, UnavailableError
+from fedloom.protocol.errors import Code, Refusal, UnavailableError, UsageError, printable
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +50,8 @@ TELL_S = 1.0
 
 SLIM_AFTER_S = 5.0
 """Of having nothing to do: then memory is given back."""
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 FINAL = frozenset(
     {Code.REVOKED, Code.UNKNOWN_CLIENT, Code.VERSION_UNSUPPORTED, Code.WRONG_IDENTITY}
@@ -125,6 +128,9 @@ class Agent:
                     await self._attend()
                 except UnavailableError as error:
                     self._gone(error)
+                except (OSError, ValueError) as error:  # a disk; a library, of what a server sends
+                    log.exception("the session ended by a fault")
+                    self._gone(UnavailableError(f"{type(error).__name__}: {printable(str(error))}"))
                 except Refusal as refusal:
                     if refusal.code in FINAL:
                         raise
@@ -189,6 +195,9 @@ class Agent:
                 self._standing.attends()
                 slimming = asyncio.ensure_future(self._slim())
                 await self._listen(stream)
+            except UnreadableError as error:
+                self._store.journal.note("refused", f"{error}", server=self._config.server)
+                raise
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
                 if await stream.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
                     self._store.journal.note("refused", _TOO_LONG, server=self._config.server)
@@ -214,6 +223,8 @@ class Agent:
 
     async def _listen(self, stream: Any) -> None:
         while (message := await stream.read()) is not grpc.aio.EOF:
+            if message is None:
+                raise unreadable(self._config.server)
             match message.WhichOneof("kind"):
                 case "offer":
                     await self._tasks.asked(message.offer.key, message.offer, message.traceparent)
@@ -278,6 +289,28 @@ def _be_a_child() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def _check_no_loop() -> None:
+    with suppress(RuntimeError):
+        asyncio.get_running_loop()
+        raise UsageError(
+            "Expected run() in a thread without an event loop, got one that runs. Within asyncio "
+            "await Agent(client, load(Path(config))).run(), or asyncio.to_thread(run, client)."
+        )
+
+
+@contextmanager
+def _handlers_kept() -> Iterator[None]:
+    """A program that goes on after its agent has the signal handlers that it had before."""
+    ours = threading.current_thread() is threading.main_thread()
+    before = {number: signal.getsignal(number) for number in SIGNALS} if ours else {}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if handler is not None:  # None: one that was not set from Python
+                signal.signal(number, handler)
+
+
 class Breakable(Protocol):
     """What a client's training hangs on beside this process."""
 
@@ -294,14 +327,16 @@ def attend(
     """Attend until SIGTERM or SIGINT, or until the group is broken.
 
     Raises:
-        FedloomError: the server will not have this client, or the group is broken.
+        FedloomError: the server will not have this client, or the group is broken; or an event loop
+            runs in this thread already.
     """
+    _check_no_loop()
     _let_children_be()
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
         running = asyncio.ensure_future(Agent(client, settings, gates).run())
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in SIGNALS:
             with suppress(NotImplementedError, RuntimeError):  # not there, or not the main thread
                 loop.add_signal_handler(number, running.cancel)
         if group is not None:
@@ -314,6 +349,7 @@ def attend(
             await running
         log.info("stopped")
 
-    asyncio.run(main())
+    with _handlers_kept():
+        asyncio.run(main())
     if group is not None and group.broken:
         raise UnavailableError(group.broken)

@@ -13,6 +13,7 @@ import logging
 from pathlib import Path
 
 from fedloom.protocol.errors import Code, Refusal
+from fedloom.protocol.whole_files import write_whole
 
 log = logging.getLogger(__name__)
 
@@ -56,10 +57,8 @@ class Answers:
         self._runs[run] = (max(number, last), newest_us)
         while len(self._runs) > KEEP_RUNS:
             del self._runs[next(iter(self._runs))]
-        draft = self._path.with_name(self._path.name + ".tmp")
         try:
-            draft.write_text(json.dumps(self._runs))
-            draft.replace(self._path)
+            write_whole(self._path, json.dumps(self._runs))
         except OSError as error:
             log.warning("round %d of %s is not noted as answered: %s", number, run, error)
 

@@ -41,6 +41,13 @@ class Weighting(StrEnum):
     UNIFORM = "uniform"
 
 
+@dataclass(slots=True)
+class _Limit:
+    """When a training is to end, by the monotonic clock; one for all copies of its task."""
+
+    ends_at: float = math.inf
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
     """What the server asks of a client in a round.
@@ -73,7 +80,7 @@ class Task:
     client: str = ""
     local: Local = field(default_factory=Local, repr=False, compare=False)
     checkpoints: Checkpoints = field(default_factory=Checkpoints, repr=False, compare=False)
-    _ends_at: float = field(default=math.inf, repr=False, compare=False)
+    _limit: _Limit = field(default_factory=_Limit, repr=False, compare=False)
     _stopping: threading.Event = field(default_factory=threading.Event, repr=False, compare=False)
     _reporter: Reporter = field(default_factory=Reporter, repr=False, compare=False)
 
@@ -141,7 +148,11 @@ class Task:
     @property
     def out_of_time(self) -> bool:
         """Whether the training takes longer than this device allows; what there is counts."""
-        return time.monotonic() >= self._ends_at
+        return time.monotonic() >= self._limit.ends_at
+
+    def limit(self, seconds: float) -> None:
+        """For agents: give the training so much time from now on."""
+        self._limit.ends_at = time.monotonic() + seconds
 
     def stop(self) -> None:
         """Ask the training code to stop; what it returns is dropped."""
@@ -162,12 +173,11 @@ class Task:
             always: write in any case.
 
         Returns:
-            Whether it was written.
+            Whether it was written: a full disk, or `budgets.disk_mb`, fails no training.
         """
         if not (always or self.dropped or self.checkpoints.due()):
             return False
-        self.checkpoints.save(write)
-        return self.checkpoints.are_kept
+        return self.checkpoints.save(write)
 
     def resume(self) -> Path | None:
         """Where the state lies that was kept when this very task was cut short; None for nowhere.

@@ -16,16 +16,16 @@ bytes and the same memory.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedloom.protocol.codecs.base import Floats
 from fedloom.protocol.compression import Coded, Scheme, encode
 from fedloom.protocol.manifest import Manifest
+from fedloom.protocol.stored import Scratch
 from fedloom.protocol.updates import TensorPart
-from fedloom.strategies import Coverage, Mask, Params, Slice
+from fedloom.strategies import Coverage, Mask, Slice
+from fedloom.strategies.pieces import Box, Chosen, Held, Patched, Pieces, Values, changed, pieces_of
 
 ERROR = "compression error"
 """Slot of what encoding lost, followed by a dot and the group."""
@@ -43,7 +43,7 @@ class Compressed:
     """
 
     parts: list[TensorPart] = field(default_factory=list)
-    memory: dict[str, dict[str, NDArray[Any]]] = field(default_factory=dict)
+    memory: dict[str, dict[str, Values]] = field(default_factory=dict)
 
 
 def compress(
@@ -51,7 +51,9 @@ def compress(
     parts: Iterable[TensorPart],
     manifest: Manifest,
     task_seed: int,
-    memory: Mapping[str, Params],
+    memory: Mapping[str, Mapping[str, Values]],
+    *,
+    scratch: Scratch | None = None,
 ) -> Compressed:
     """Encode what can be encoded.
 
@@ -62,6 +64,8 @@ def compress(
         task_seed: of the task.
         memory: slot → tensor → array, from this client's last round that counted; slots that are
             not of compression are left out of what is returned.
+        scratch: where what is made of each tensor goes, before the next one is looked at; None:
+            into memory.
     """
     kept = {
         slot: dict(tensors) for slot, tensors in memory.items() if slot.startswith((ERROR, CODEC))
@@ -69,17 +73,18 @@ def compress(
     done = Compressed(memory=kept)
     for part in parts:
         if manifest.wire_dtype(part.tensor) == "F32":
-            part = _part(scheme, part, manifest, task_seed, done.memory)  # noqa: PLW2901
+            part = _part(scheme, part, manifest, task_seed, done.memory, scratch)  # noqa: PLW2901
         done.parts.append(part)
     return done
 
 
-def _part(
+def _part(  # noqa: PLR0917 - what is known where a tensor is looked at
     scheme: Scheme,
     part: TensorPart,
     manifest: Manifest,
     task_seed: int,
-    memory: dict[str, dict[str, NDArray[Any]]],
+    memory: dict[str, dict[str, Values]],
+    scratch: Scratch | None,
 ) -> TensorPart:
     """The part as it is sent; changes `memory`, whose arrays stay as they are."""
     errors = memory.setdefault(f"{ERROR}.{part.group}", {}) if scheme.error_feedback else {}
@@ -88,25 +93,76 @@ def _part(
     coded = not isinstance(part.coverage, Mask) and scheme.codec.applies(shape)
     if not coded and error is None:
         return part
-    values = _difference(part)
+    values = _own(part)
     if scheme.error_feedback:
-        fresh = np.zeros(manifest.specs[part.tensor].shape, np.float32)
-        error = fresh if error is None else np.array(error, np.float32)
-        covered = _index(part.coverage, error.shape)
-        values += error[covered]
+        _add(values, error, part.coverage)
     if not coded:
-        assert error is not None
-        error[covered] = 0
-        errors[part.tensor] = error
-        return replace(part, values=values, less=None)
+        sent = values.reshape(shape)
+        errors[part.tensor] = _rest(_after(error, None, part, manifest), scratch)
+        return replace(part, values=sent if scratch is None else scratch.keep(sent), less=None)
     made = _encode(scheme, part, values, task_seed, memory)
     if scheme.error_feedback:
-        assert error is not None
-        made = replace(made, decoded=made.decode())
+        if scratch is None:  # who has room for it does not decode twice
+            made = replace(made, decoded=made.decode())
         with np.errstate(invalid="ignore", over="ignore"):  # such an update is refused
-            error[covered] = values - made.decode().reshape(shape)
-        errors[part.tensor] = error
-    return replace(part, values=values, less=None, coded=made)
+            for start, block in made.blocks():
+                values[start : start + block.size] -= block
+        errors[part.tensor] = _rest(_after(error, values, part, manifest), scratch)
+    return replace(part, coded=made if scratch is None else made.resting(scratch.keep))
+
+
+def _own(part: TensorPart) -> Floats:
+    """The values as they would travel, float32 [size], in memory that nobody else has."""
+    sent = part.sent(np.float32)
+    if isinstance(sent, Pieces) or sent is part.values:
+        return np.array(sent).reshape(-1)
+    return np.ascontiguousarray(sent).reshape(-1)
+
+
+def _add(values: Floats, error: Values | None, coverage: Coverage) -> None:
+    """Add what was lost before, where the values are."""
+    if error is None:
+        values += np.float32(0)  # of a zero below zero it makes a zero, as any error does
+        return
+    match coverage:
+        case Slice(ranges):
+            error = Box(error if isinstance(error, Pieces) else Held(error), tuple(ranges))
+        case Mask(bits):
+            error = Chosen(error, bits)
+    for start, piece in pieces_of(error):
+        values[start : start + piece.size] += piece
+
+
+def _after(
+    error: Values | None, lost: Floats | None, part: TensorPart, manifest: Manifest
+) -> Values:
+    """What is remembered of a tensor: what was lost where values are, and what there was elsewhere.
+
+    Args:
+        error: what there was; None: nothing.
+        lost: for each value; None: nothing.
+        part: of the update.
+        manifest: of the model.
+    """
+    shape = manifest.specs[part.tensor].shape
+    nothing = np.broadcast_to(np.float32(0), shape)
+    before, there = nothing if error is None else error, part.values.shape
+    match part.coverage:
+        case Slice(ranges) if shape:
+            now = np.broadcast_to(np.float32(0), there) if lost is None else lost.reshape(there)
+            return Patched(before, tuple(ranges), now)
+        case Mask(bits):
+            return changed(lambda of, _: np.where(of[1], 0, of[0]), before, bits, dtype=np.float32)
+        case _:
+            return nothing if lost is None else lost.reshape(shape)
+
+
+def _rest(values: Values, scratch: Scratch | None) -> Values:
+    """Put values where they are kept."""
+    if scratch is not None:
+        return scratch.keep(values)
+    ours = not isinstance(values, Pieces) and values.flags.writeable
+    return values if ours else np.array(values)
 
 
 def _encode(
@@ -114,18 +170,18 @@ def _encode(
     part: TensorPart,
     values: Floats,
     task_seed: int,
-    memory: dict[str, dict[str, NDArray[Any]]],
+    memory: dict[str, dict[str, Values]],
 ) -> Coded:
     prefix = f"{CODEC}.{part.group}."
     recalled = {
-        slot.removeprefix(prefix): tensors[part.tensor]
+        slot.removeprefix(prefix): np.asarray(tensors[part.tensor])
         for slot, tensors in memory.items()
         if slot.startswith(prefix) and part.tensor in tensors
     }
     made = encode(
         scheme.codec,
-        values.reshape(-1),
-        values.shape,
+        values,
+        part.values.shape,
         task_seed=task_seed,
         key=(part.group, part.tensor),
         memory=recalled,
@@ -133,22 +189,3 @@ def _encode(
     for name, array in made.encoded.memory.items():
         memory.setdefault(prefix + name, {})[part.tensor] = array
     return made
-
-
-def _difference(part: TensorPart) -> Floats:
-    """The values as they would travel, in memory of their own."""
-    if part.less is None:
-        return np.array(part.values, np.float32)
-    out: Floats = np.subtract(part.values, part.less, dtype=np.float32)
-    return np.asarray(out)
-
-
-def _index(coverage: Coverage, shape: tuple[int, ...]) -> Any:
-    """What to index a tensor by to get the covered values."""
-    match coverage:
-        case Slice(ranges):
-            return (*(slice(start, stop) for start, stop in ranges), ...)
-        case Mask(bits):
-            return bits.reshape(shape)
-        case _:
-            return ...

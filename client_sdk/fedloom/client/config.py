@@ -143,10 +143,20 @@ def _document(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text())
     except FileNotFoundError:
         return {}
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(
+            f"expected settings as TOML, got: {error}. Mend that line, or the end of the file."
+        ) from None
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"expected settings as text in UTF-8, got the byte {error.object[error.start]:#04x} at "
+            f"{error.start}. Restore it, or write it anew from docs/client.md."
+        ) from None
     except OSError as error:
-        raise UsageError(f"expected a file that can be read, got: {error.strerror}.") from None
+        raise UsageError(
+            f"expected a file that this user may read, got: {error.strerror}. Run this as its "
+            "owner, or mend its owner and mode."
+        ) from None
 
 
 def _check_required(values: Mapping[str, Any], path: Path) -> None:

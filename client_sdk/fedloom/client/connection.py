@@ -21,13 +21,14 @@ from fedloom.client.diagnosis import diagnose
 from fedloom.client.store import ClientStore
 from fedloom.client.trust import Trust
 from fedloom.protocol import identity, wire
-from fedloom.protocol.errors import FedloomError, Refusal, UnavailableError
+from fedloom.protocol.errors import FedloomError, Refusal, UnavailableError, printable
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.protocol.version import PROTOCOL_VERSIONS, __version__
 
 log = logging.getLogger(__name__)
 
 CONNECT_S = 20.0
+LAST_TIME = datetime(9000, 1, 1, tzinfo=UTC).timestamp()
 CLOCK_S = 60.0
 """From this difference on, a device's clock is worth a word."""
 
@@ -43,6 +44,15 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
 OWN_CONNECTION_BYTES = 4 << 20
 """From this size on a transfer has a connection of its own, which ends with it: the server's gRPC
 keeps over a megabyte to read into for every living connection that was once fast."""
+
+
+class UnreadableError(UnavailableError):
+    """The server said something that is no message; gRPC gives None for that."""
+
+
+def unreadable(server: str) -> UnreadableError:
+    """A message of the server that is none."""
+    return UnreadableError(f"Expected messages from {server}, got bytes that are none.")
 
 
 class Connection:
@@ -135,17 +145,19 @@ class Connection:
             raise UnavailableError(
                 f"Expected an answer from {self.server} within {CONNECT_S:.0f} s, got none."
             ) from None
+        if welcome is None:
+            raise unreadable(self.server)
         if welcome is grpc.aio.EOF or welcome.WhichOneof("kind") != "welcome":
             raise await transfer.failure(stream, self.server)
         self.heard(welcome.welcome.unix_time)
-        log.info("%s attends %s", self.name, welcome.welcome.federation)
+        log.info("%s attends %s", self.name, printable(welcome.welcome.federation))
         self._stream = stream
         self.greeted = True
         self.connected.set()
 
     def heard(self, unix_time: float) -> None:
         """Learn the server's clock: certificates begin and end by it. 0 from an older server."""
-        if not unix_time:
+        if not 0 < unix_time < LAST_TIME:  # nor NaN
             return
         ahead_s = time.time() - unix_time
         if self._server_booted is None and abs(ahead_s) > CLOCK_S:

@@ -54,7 +54,8 @@ def _shake_hands(
         advice = (
             "check this device's clock"
             if error.verify_code in _OF_TIME
-            else "check the address in client.toml, or enrol again"
+            else "check the address in client.toml; if that is right, restore "
+            f"{identity.with_name('root.pem')}, or enrol again"
         )
         return Refusal(
             Code.WRONG_IDENTITY,

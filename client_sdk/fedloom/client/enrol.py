@@ -20,6 +20,7 @@ from fedloom.protocol.signing import KEY_BYTES, fingerprint
 from fedloom.protocol.tokens import parse_token
 from fedloom.protocol.v1 import enrolment_pb2
 from fedloom.protocol.version import PROTOCOL_VERSIONS
+from fedloom.protocol.whole_files import write_whole
 
 CONTACT_S = 20.0
 STATE = "client-state"
@@ -106,9 +107,7 @@ def _keep(
     if not policy.exists():  # an earlier one, or one that was put there before, is the owner's
         policy.write_text(policy_template())
     values = {"server": fleet, "enrolment": server, "state_dir": STATE, "policy": POLICY}
-    draft = config.with_name(config.name + ".tmp")  # half a client.toml would be none
-    draft.write_text(template(values))
-    draft.replace(config)
+    write_whole(config, template(values), sync=True)  # half a client.toml would be none
 
 
 async def _call(

@@ -11,15 +11,17 @@ to see has passed `check_model`.
 import math
 import re
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fedloom.protocol.container import PREFIX_BYTES, header_length, read_params
+from fedloom.protocol.container import PREFIX_BYTES, header_length
 from fedloom.protocol.errors import Code, FedloomError, IntegrityError, Refusal, UsageError
 from fedloom.protocol.manifest import read_manifest
+from fedloom.protocol.stored import stored_params
 from fedloom.protocol.v1 import fleet_pb2
+from fedloom.strategies.pieces import Values, pieces_of
 
 _RUN = re.compile(r"[\w-]{1,128}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -31,9 +33,9 @@ MAX_DIFFERENCES = 64
 MAX_EPOCHS = 100_000
 MAX_STEPS = 100_000_000
 MAX_BATCH = 1 << 24
+MAX_NAME = 1024
 MAX_HEADER_BYTES = 16 << 20
 """Of a model's list of tensors: parsing it takes many times its size in memory."""
-_BLOCK = 1 << 20
 
 
 class UnfitError(FedloomError):
@@ -137,12 +139,23 @@ def check_model(path: Path, *, whole: bool = True) -> None:
         _check_header(path)
         if whole:
             read_manifest(path)
-        params = read_params(path)
+        params = stored_params(path)
     except (IntegrityError, UsageError) as error:
         raise _unusable(f"{error}") from error
+    _check_names(params)
     nan = next((name for name, array in params.items() if _has_nan(array)), None)
     if nan is not None:
         raise _unusable(f"expected numbers in {nan[:80]!r}, got NaN.")
+
+
+def _check_names(names: Iterable[str]) -> None:
+    """They are shown to the device's owner: no escape sequence, and nothing without end."""
+    for name in names:
+        if len(name) > MAX_NAME or not name.isprintable():
+            raise _unusable(
+                f"expected names of tensors of at most {MAX_NAME} printable characters, got "
+                f"{name[:80]!r}."
+            )
 
 
 def _check_header(path: Path) -> None:
@@ -156,10 +169,8 @@ def _unusable(why: str) -> UnfitError:
     return UnfitError(f"the server's model cannot be used: {why}")
 
 
-def _has_nan(array: NDArray[np.generic]) -> bool:
-    """Block by block: a mapped model must not come into memory at once."""
-    if array.dtype.kind != "f":
+def _has_nan(values: Values) -> bool:
+    """Piece by piece: a model must not come into memory at once."""
+    if values.dtype.kind != "f":
         return False
-    flat = array.reshape(-1)
-    blocks = (flat[at : at + _BLOCK] for at in range(0, flat.size, _BLOCK))
-    return any(bool(np.isnan(np.min(block))) for block in blocks)
+    return any(bool(np.isnan(np.min(piece))) for _, piece in pieces_of(values))

@@ -7,7 +7,8 @@ An entry has `at` (seconds since the epoch, UTC), `event` (a word of `EVENTS`), 
 and the facts of the sentence. It is written before the bytes that it is about leave.
 
 Invariants: writing never fails and never waits for the disk's heads: a full disk costs entries and
-nothing else. An entry that a power cut left half-written is passed over, and none after it.
+nothing else. An entry that a power cut left half-written is passed over, and none after it. A
+server that says wrong things without end does not push out what was sent: see `LOUD`.
 """
 
 import json
@@ -15,7 +16,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -42,6 +43,13 @@ EVENTS = {
 }
 
 
+LOUD = frozenset({"declined", "refused", "rejected", "withdrawn"})
+"""Events that a server brings about by words alone, as many as it likes. After a burst there is one
+entry for each `LOUD_EVERY_S`, and one that says how many were left out."""
+LOUD_BURST = 200
+LOUD_EVERY_S = 60.0
+
+
 class Journal:
     """Writes the journal of one client.
 
@@ -49,14 +57,25 @@ class Journal:
         directory: of the client's state.
         max_bytes: size at which a file is put aside.
         keep: files that are kept beside the newest.
+        clock: seconds.
     """
 
-    def __init__(self, directory: Path, *, max_bytes: int = MAX_BYTES, keep: int = KEEP) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        max_bytes: int = MAX_BYTES,
+        keep: int = KEEP,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._path = directory / "journal.jsonl"
         self._max_bytes = max_bytes
         self._keep = keep
+        self._clock = clock
         self._lock = threading.Lock()
         self._failing = False
+        self._allowance, self._as_of = float(LOUD_BURST), clock()
+        self._left_out = 0
 
     def note(self, event: str, text: str, **facts: Any) -> None:
         """Write an entry.
@@ -66,17 +85,35 @@ class Journal:
             text: a sentence in plain words.
             facts: whatever JSON can hold.
         """
+        with self._lock:
+            if event in LOUD and not self._allowed():
+                self._left_out += 1
+                return
+            if self._left_out:
+                self._write("refused", _left_out(self._left_out), {"left_out": self._left_out})
+                self._left_out = 0
+            self._write(event, text, facts)
+
+    def _allowed(self) -> bool:
+        """One of the entries that come in a burst, or one a minute."""
+        now = self._clock()
+        earned = (now - self._as_of) / LOUD_EVERY_S
+        self._allowance, self._as_of = min(LOUD_BURST, self._allowance + earned), now
+        allowed = self._allowance >= 1
+        self._allowance -= allowed
+        return allowed
+
+    def _write(self, event: str, text: str, facts: Mapping[str, Any]) -> None:
         entry = {"at": round(time.time(), 3), "event": event, "text": text, **facts}
         line = json.dumps(entry, ensure_ascii=False, default=str).encode(errors="replace") + b"\n"
-        with self._lock:
-            try:
-                self._append(line)
-            except OSError as error:
-                if not self._failing:
-                    log.warning("the journal cannot be written, entries are lost: %s", error)
-                self._failing = True
-            else:
-                self._failing = False
+        try:
+            self._append(line)
+        except OSError as error:
+            if not self._failing:
+                log.warning("the journal cannot be written, entries are lost: %s", error)
+            self._failing = True
+        else:
+            self._failing = False
 
     def _append(self, line: bytes) -> None:
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
@@ -99,6 +136,13 @@ class Journal:
             if older.exists():
                 older.replace(_numbered(self._path, number))
         self._path.replace(_numbered(self._path, 1))
+
+
+def _left_out(count: int) -> str:
+    return (
+        f"Here {count:,} more entries on what was declined, refused or no longer wanted are left "
+        "out: the server brought them about faster than they are worth reading."
+    )
 
 
 def _numbered(path: Path, number: int) -> Path:

@@ -13,9 +13,11 @@ from pathlib import Path
 import numpy as np
 
 from fedloom.client.policy import Policy, PolicyError
-from fedloom.protocol.container import read_layout, read_params
+from fedloom.protocol.container import read_layout
 from fedloom.protocol.errors import IntegrityError
+from fedloom.protocol.stored import stored_params
 from fedloom.protocol.v1 import fleet_pb2
+from fedloom.strategies.pieces import Values, pieces_of
 
 _SLACK = 1e-5
 """By which a norm may be above its bound: it is summed in another order here."""
@@ -55,21 +57,24 @@ def check_leaving(
 
 
 def check_examples(policy: Policy, header: fleet_pb2.UpdateHeader) -> None:
-    """Was an update trained on enough?
+    """Was an update trained on enough, and are measurements of enough?
 
     Raises:
-        PolicyError: it was not.
+        PolicyError: one is not.
     """
     counted = header.training.num_examples
     if header.parts and header.HasField("training") and counted < policy.leaves.min_examples:
         raise too_few(policy, counted)
+    measured = header.evaluation.num_examples
+    if header.evaluation.values and measured < policy.leaves.min_examples:
+        raise too_few(policy, measured, "measurements")
 
 
-def too_few(policy: Policy, num_examples: int) -> PolicyError:
-    """Why an update of so many examples stays here."""
+def too_few(policy: Policy, num_examples: int, what: str = "updates") -> PolicyError:
+    """Why something that was made of so many examples stays here."""
     return PolicyError(
-        f"the device's policy wants updates of at least {policy.leaves.min_examples} examples, "
-        f"got one of {num_examples}."
+        f"the device's policy wants {what} of at least {policy.leaves.min_examples} examples, "
+        f"got {num_examples}."
     )
 
 
@@ -107,11 +112,16 @@ def _check_protection(
     encoded = any(part.HasField("encoding") for part in header.parts)
     if noisy or encoded or not header.parts:
         return  # noise is longer than the clip, and a codec rounds
-    arrays = read_params(body)
-    values = [arrays[part.values].reshape(-1) for part in header.parts]
-    norm = math.sqrt(sum(float(np.dot(v, v)) for v in (np.asarray(v, np.float64) for v in values)))
+    arrays = stored_params(body)
+    norm = math.sqrt(sum(_square(arrays[part.values]) for part in header.parts))
     if norm > policy.privacy.clip_norm * (1 + _SLACK):
         raise PolicyError(
             f"the device's policy wants a norm of at most {policy.privacy.clip_norm:g}, got an "
             f"update of {norm:g}."
         )
+
+
+def _square(values: Values) -> float:
+    """The squared norm, a piece at a time."""
+    pieces = (np.asarray(piece, np.float64) for _, piece in pieces_of(values))
+    return sum(float(np.dot(piece, piece)) for piece in pieces)

@@ -9,12 +9,14 @@ memory and leaves the same.
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedloom.protocol.errors import UsageError
+from fedloom.protocol.stored import Scratch, Stored
 from fedloom.protocol.updates import TensorPart
 from fedloom.strategies import (
     KEPT,
@@ -29,9 +31,10 @@ from fedloom.strategies import (
     Trained,
     Work,
 )
+from fedloom.strategies.pieces import Held, Values, changed, piece_of, pieces_of
 
-Slots: TypeAlias = Mapping[str, Params]
-"""slot → tensor → array"""
+Slots: TypeAlias = Mapping[str, Mapping[str, Values]]
+"""slot → tensor → its values; `np.asarray` makes an array of them"""
 _BLOCK = 1 << 16
 
 
@@ -70,7 +73,7 @@ class Local:
         """Which models there are to work on: the received one, and those beside it."""
         own = self.own(params)
         others = [
-            {n: _like(self.received.get(slot, {}).get(n, a), a) for n, a in params.items()}
+            {n: _beside(self.received.get(slot, {}).get(n, a), a) for n, a in params.items()}
             for slot in rule.receives
         ]
         return [{**model, **own} for model in (params, *others)]
@@ -85,14 +88,15 @@ class Local:
         """How much of its own model this client mixes in."""
         method = self.personal.own_model
         assert method is not None
-        return float(self.memory[MIX][MIX]) if MIX in self.memory else method.start
+        return float(np.asarray(self.memory[MIX][MIX])) if MIX in self.memory else method.start
 
     def evaluated(self, params: Params) -> dict[str, NDArray[Any]]:
         """Which tensors this client is evaluated by instead of a received model's."""
-        method, own = self.personal.own_model, self.memory.get(OWN, {})
+        method = self.personal.own_model
         if method is None:
             return self.own(params)
-        found = {n: method.point(own[n], params[n], self.mix) for n in own if n in params}
+        own = {n: np.asarray(a) for n, a in self.memory.get(OWN, {}).items() if n in params}
+        found = {n: method.point(own[n], params[n], self.mix) for n in own}
         buffers = {n: a for n, a in self.memory.get(OWN_BUFFERS, {}).items() if n in params}
         return {n: np.array(array) for n, array in (found | buffers).items()}
 
@@ -103,7 +107,10 @@ class Local:
 
         def of(names: tuple[str, ...], found: Slots) -> dict[str, NDArray[Any]]:
             arrays = {slot: found.get(slot, {}).get(tensor) for slot in names}
-            return {n: np.zeros(shape, np.float32) if a is None else a for n, a in arrays.items()}
+            return {
+                n: np.zeros(shape, np.float32) if a is None else np.asarray(a)
+                for n, a in arrays.items()
+            }
 
         return of(rule.receives, self.received), of(rule.remembers, self.memory)
 
@@ -129,6 +136,8 @@ def settle(
     local: Local,
     settings: RoundSettings,
     num_examples: int,
+    *,
+    scratch: Scratch | None = None,
 ) -> Settled:
     """Turn trained values into what is sent and what is kept: the arrays of both are shared.
 
@@ -138,6 +147,8 @@ def settle(
         local: what the rule has here.
         settings: of the training.
         num_examples: trained on.
+        scratch: where what the rule makes goes, a piece at a time where the rule is elementwise;
+            None: into memory.
 
     Raises:
         UsageError: the rule needs whole tensors and got a part of one.
@@ -158,19 +169,20 @@ def settle(
     sent: list[TensorPart] = [part for part in listed if not _is_trained(part, local)]
     memory |= {slot: {} for slot in rule.remembers}
     for part in ours:
-        after = rule.after(_trained(rule, part, local, work))
+        _check_whole(rule, part, local)
+        groups, kept = _made(rule, part, local, work, scratch)
         sent += [
             TensorPart(group, part.tensor, part.coverage, values)
-            for group, values in after.groups.items()
+            for group, values in groups.items()
         ]
-        for slot, values in after.memory.items():
+        for slot, values in kept.items():
             memory[slot][part.tensor] = values
     return Settled(sent, rule.numbers(work), memory)
 
 
 def _kept_apart(
     parts: list[TensorPart], local: Local
-) -> tuple[list[TensorPart], dict[str, dict[str, NDArray[Any]]]]:
+) -> tuple[list[TensorPart], dict[str, dict[str, Values]]]:
     """The parts to send, and the memory of what stays here instead or beside them."""
     if local.personal.own_model is not None:
         if local.own_model is None:
@@ -207,14 +219,22 @@ def _of_cluster(rule: ClientRule, part: TensorPart, local: Local) -> TensorPart:
         return part
     group = rule.groups[local.cluster]
     base = local.received.get(group, {}).get(part.tensor)
-    less = part.less if base is None or part.less is None else _like(base, part.less)
+    if base is None or part.less is None:
+        return replace(part, group=group)
+    alike = partial(_like, dtype=part.less.dtype)
+    less = changed(lambda of, _: alike(of[0]), base, dtype=part.less.dtype)
     return replace(part, group=group, less=less)
 
 
-def _like(array: NDArray[Any], other: NDArray[Any]) -> NDArray[Any]:
-    """An array in the dtype of another; whole numbers are rounded."""
-    whole = other.dtype.kind in "iu" and array.dtype.kind == "f"
-    return (np.rint(array) if whole else array).astype(other.dtype, copy=False)
+def _beside(values: Values, array: NDArray[Any]) -> NDArray[Any]:
+    """Received values in the dtype of the model's."""
+    return _like(np.asarray(values), array.dtype)
+
+
+def _like(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """An array in another dtype; whole numbers are rounded."""
+    whole = dtype.kind in "iu" and array.dtype.kind == "f"
+    return (np.rint(array) if whole else array).astype(dtype, copy=False)
 
 
 def _is_trained(part: TensorPart, local: Local) -> bool:
@@ -222,43 +242,117 @@ def _is_trained(part: TensorPart, local: Local) -> bool:
     return named and part.values.dtype.kind == "f"
 
 
-def _trained(rule: ClientRule, part: TensorPart, local: Local, work: Work) -> Trained:
+def _check_whole(rule: ClientRule, part: TensorPart, local: Local) -> None:
     if not isinstance(part.coverage, Full):
         raise UsageError(
             f"Expected {part.tensor!r} whole from train, as the client rule {rule.name} needs it, "
             "got a part of it. Return the whole tensor, or run with another strategy."
         )
-    received, memory = local.slots_of(rule, part.tensor, part.values.shape)
-    gradient = local.full_gradient.get(part.tensor)
-    if rule.needs_gradient and gradient is None:
+    if rule.needs_gradient and part.tensor not in local.full_gradient:
         raise UsageError(
             f"Expected the gradient of {part.tensor!r} over all examples, as the client rule "
             f"{rule.name} needs it, got none. Set task.local.full_gradient in train."
         )
-    return Trained(
-        delta=_delta(part),
-        received=received,
-        memory=memory,
-        full_gradient=gradient,
-        work=work,
+
+
+_Made: TypeAlias = tuple[Mapping[str, Values], Mapping[str, Values]]
+"""What is sent by group, and what is remembered by slot."""
+
+
+def _made(
+    rule: ClientRule, part: TensorPart, local: Local, work: Work, scratch: Scratch | None
+) -> _Made:
+    """What a rule makes of one tensor."""
+    if scratch is not None and rule.elementwise and part.values.size:
+        return _made_by_pieces(rule, part, local, work, scratch)
+    received, memory = local.slots_of(rule, part.tensor, part.values.shape)
+    after = rule.after(
+        Trained(
+            delta=np.asarray(_delta(part)),
+            received=received,
+            memory=memory,
+            full_gradient=local.full_gradient.get(part.tensor),
+            work=work,
+        )
+    )
+    if scratch is None:
+        return after.groups, after.memory
+    return (
+        {group: scratch.keep(values) for group, values in after.groups.items()},
+        {slot: scratch.keep(values) for slot, values in after.memory.items()},
     )
 
 
-def _delta(part: TensorPart) -> NDArray[Any]:
+def _made_by_pieces(
+    rule: ClientRule, part: TensorPart, local: Local, work: Work, scratch: Scratch
+) -> _Made:
+    """What an elementwise rule makes of one tensor, that is never in memory as a whole.
+
+    What it passes on as it got it takes no room: it is made again when it is asked for.
+    """
+    delta, gradient = _delta(part), local.full_gradient.get(part.tensor)
+    rooms: dict[tuple[str, str], Values] = {}
+    for start, values in pieces_of(delta):
+        stop = start + values.size
+
+        def of(slots: Slots, names: tuple[str, ...], start: int = start, stop: int = stop) -> Any:
+            found = {slot: slots.get(slot, {}).get(part.tensor) for slot in names}
+            return {
+                slot: np.zeros(stop - start, np.float32)
+                if array is None
+                else piece_of(array, start, stop)
+                for slot, array in found.items()
+            }
+
+        at = Trained(
+            delta=values,
+            received=of(local.received, rule.receives),
+            memory=of(local.memory, rule.remembers),
+            full_gradient=None if gradient is None else piece_of(gradient, start, stop),
+            work=work,
+        )
+        after = rule.after(at)
+        made = {("group", name): array for name, array in after.groups.items()}
+        made |= {("memory", name): array for name, array in after.memory.items()}
+        for key, array in made.items():
+            if key not in rooms:
+                rooms[key] = _room(array, at, delta, gradient, scratch)
+            room = rooms[key]
+            if isinstance(room, Stored):
+                room.put(start, array)
+    return (
+        {name: room for (kind, name), room in rooms.items() if kind == "group"},
+        {name: room for (kind, name), room in rooms.items() if kind == "memory"},
+    )
+
+
+def _room(
+    array: NDArray[Any],
+    at: Trained,
+    delta: Values,
+    gradient: NDArray[Any] | None,
+    scratch: Scratch,
+) -> Values:
+    """Where pieces like this first one go; what they are pieces of, where that is there."""
+    if array is at.delta:
+        return delta
+    if array is at.full_gradient and gradient is not None:
+        return Held(gradient)
+    return scratch.room(delta.shape, array.dtype)
+
+
+def _delta(part: TensorPart) -> Values:
     if part.less is None:
         return part.values
-    dtype = np.result_type(part.values, np.float32)
-    delta: NDArray[Any] = np.subtract(part.values, part.less, dtype=dtype)
-    return delta
+    return part.sent(np.result_type(part.values.dtype, np.float32))
 
 
 def _norm(parts: Sequence[TensorPart]) -> float:
     """The Euclidean norm of all differences, in float64, block by block in a fixed order."""
     total = 0.0
     for part in parts:
-        flat = _delta(part).reshape(-1)
-        for start in range(0, flat.size, _BLOCK):
-            block = flat[start : start + _BLOCK].astype(np.float64)
+        for _, piece in pieces_of(_delta(part), _BLOCK):
+            block = piece.astype(np.float64)
             total += float(np.square(block, out=block).sum())
     return math.sqrt(total)
 

@@ -29,12 +29,16 @@ _held: set[Path] = set()
 """By this process: its own locks are none to itself."""
 
 
+_MEND = "stop that one, or enrol this one with a token and a directory of its own."
+
+
 @contextmanager
-def only_agent(directory: Path) -> Iterator[None]:
-    """Be the only agent on a state directory.
+def only_agent(directory: Path, mend: str = _MEND) -> Iterator[None]:
+    """Be the only agent on a state directory, or what must not be there beside one.
 
     Args:
         directory: of the client's state; there already.
+        mend: what to do about another, as the end of a sentence.
 
     Raises:
         UsageError: another agent runs on it.
@@ -42,7 +46,7 @@ def only_agent(directory: Path) -> Iterator[None]:
     """
     place = directory.resolve()
     if place in _held:
-        raise _taken(directory, str(os.getpid()))
+        raise _taken(directory, str(os.getpid()), mend)
     try:
         flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
         handle = os.open(place / FILE, flags, 0o600)
@@ -52,7 +56,7 @@ def only_agent(directory: Path) -> Iterator[None]:
             "mode, or mount it for writing."
         ) from error
     try:
-        _lock(handle, directory)
+        _lock(handle, directory, mend)
         _held.add(place)
         yield
     finally:
@@ -60,14 +64,15 @@ def only_agent(directory: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def _lock(handle: int, directory: Path) -> None:
+def _lock(handle: int, directory: Path, mend: str) -> None:
     if fcntl is None:
         return
     try:
         fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno in _TAKEN:
-            raise _taken(directory, os.pread(handle, 20, 0).decode(errors="replace")) from None
+            holder = os.pread(handle, 20, 0).decode(errors="replace")
+            raise _taken(directory, holder, mend) from None
         log.warning("%s cannot be locked (%s): let one agent alone run on it", directory, error)
         return
     with suppress(OSError):  # a full disk: the lock is held all the same
@@ -75,9 +80,9 @@ def _lock(handle: int, directory: Path) -> None:
         os.pwrite(handle, str(os.getpid()).encode(), 0)
 
 
-def _taken(directory: Path, holder: str) -> UsageError:
+def _taken(directory: Path, holder: str, mend: str) -> UsageError:
     process = f"process {holder}" if holder.isdigit() else "another process"
     return UsageError(
         f"Expected nobody else on the state directory {directory}, got an agent that runs on it "
-        f"({process}): stop that one, or enrol this one with a token and a directory of its own."
+        f"({process}): {mend}"
     )

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from fedloom.client.config import load
 from fedloom.protocol.container import read_params
 from fedloom.protocol.errors import UnavailableError, UsageError
+from fedloom.protocol.whole_files import write_whole
 
 log = logging.getLogger(__name__)
 
@@ -137,9 +138,8 @@ class Model:
         """
         out = Path(out)
         if kind == "safetensors":
-            temporary = out.with_name(out.name + ".tmp")
-            temporary.write_bytes(self.path.read_bytes())
-            return temporary.replace(out)
+            write_whole(out, self.path.read_bytes())
+            return out
         if not _is_torch(target):
             raise UsageError(
                 f"Expected the code of a torch module or a TorchClient to export {kind}, got "

@@ -194,12 +194,14 @@ class GradientClient(_NumpyClient):
         refuse_module_settings(task)
         shard = self._examples()
         params = self._settled(params, task, shard)
-        before, task.local.steps = {n: np.array(a) for n, a in params.items()}, 0
+        task.local.steps = 0
         floats = {n for n in task.tensors(params) if params[n].dtype.kind == "f"}
         task.local.trainable = frozenset(floats - task.local.personal.kept(params))
         if task.rule.needs_loss or task.rule.needs_gradient:
             self._survey(params, task, shard)
-        ats = {n: _at(task, n, params[n], before[n]) for n in task.local.trainable}
+        ats: dict[str, At] = {}
+        if type(task.rule).gradient is not ClientRule.gradient:  # else nobody looks at the copies
+            ats = {n: _at(task, n, params[n], np.array(params[n])) for n in task.local.trainable}
         total, seen, trained = 0.0, 0, set[str]()
         settings = task.settings
         stopping = Stopping(settings, len(shard), task.should_stop, report=task.progress)

@@ -51,7 +51,7 @@ class Leaves:
     )
     max_bytes: int = setting(0, doc="bytes of one update; 0: any", least=0)
     min_examples: int = setting(
-        0, doc="examples that an update must be trained on at least", least=0
+        0, doc="examples that an update, or a measurement, must be of at least", least=0
     )
     metrics: bool = setting(True, doc="measurements, such as loss and accuracy")
     error_messages: bool = setting(
@@ -245,7 +245,7 @@ def words(policy: Policy) -> list[str]:
     if leaves.max_bytes:
         said.append(f"An update is at most {leaves.max_bytes:,} bytes long.")
     if leaves.min_examples:
-        said.append(f"An update is of at least {leaves.min_examples} examples.")
+        said.append(f"Updates and measurements are of at least {leaves.min_examples} examples.")
     said.append(
         "Measurements such as loss and accuracy leave."
         if policy.metrics

@@ -11,12 +11,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedloom.client.local import Settled
 from fedloom.protocol.errors import UsageError
 from fedloom.protocol.noise import derived_key, key_of_seed, keyed
-from fedloom.protocol.updates import TensorPart
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.strategies.privacy import add_noise, clip
 from fedloom.strategies.privacy.release import WITHIN
@@ -85,7 +83,7 @@ class Guard:
         ordered = sorted(settled.parts, key=lambda part: (part.group, part.tensor))
         try:
             values, within = clip(
-                [_difference(part, dtype_of(part.tensor)) for part in ordered], self.clip_norm
+                [part.sent(dtype_of(part.tensor)) for part in ordered], self.clip_norm
             )
         except ValueError as error:
             raise UsageError(str(error)) from None
@@ -104,10 +102,3 @@ class Guard:
             for part, array in zip(ordered, values, strict=True)
         ]
         return replace(settled, parts=protected, scalars={**settled.scalars, **counted})
-
-
-def _difference(part: TensorPart, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """The values as they travel, contiguous."""
-    if part.less is None:
-        return np.ascontiguousarray(part.values, dtype)
-    return np.ascontiguousarray(np.subtract(part.values, part.less, dtype=dtype))

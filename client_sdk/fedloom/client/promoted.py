@@ -11,22 +11,24 @@ it for this federation and question, and where it is not older than what was sai
 
 import hashlib
 import json
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import grpc
 
 from fedloom.client import transfer
+from fedloom.client.budgets import Pace
 from fedloom.client.config import ClientConfig
 from fedloom.client.connection import CONNECT_S, Connection
 from fedloom.client.incoming import Incoming
+from fedloom.client.intake import check_room, is_run
 from fedloom.client.store import ClientStore
 from fedloom.protocol import wire
 from fedloom.protocol.errors import Code, IntegrityError, Refusal, UsageError
 from fedloom.protocol.private_files import private_directory
 from fedloom.protocol.signing import PROMOTED
 from fedloom.protocol.v1 import fleet_pb2
+from fedloom.protocol.whole_files import write_whole
 
 FOLDER = "promoted"
 KEEP = 4
@@ -88,13 +90,7 @@ class Shelf:
 
     def note(self, scope: str, promotion: Promotion) -> None:
         """Keep what was said, durably."""
-        path = self._note(scope)
-        temporary = path.with_suffix(".tmp")
-        with temporary.open("w") as file:
-            file.write(json.dumps(asdict(promotion)))
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        write_whole(self._note(scope), json.dumps(asdict(promotion)), sync=True)
 
     def _note(self, scope: str) -> Path:
         name = hashlib.sha256(scope.encode()).hexdigest()[:16] if scope else "latest"
@@ -151,7 +147,11 @@ async def fetch(config: ClientConfig, scope: str) -> Promotion:
             )
         if not shelf.has(promotion.digest):
             model = fleet_pb2.ModelRef(digest=promotion.digest, size_bytes=promotion.size_bytes)
-            await transfer.download(channel, model, shelf, connection.server, connection.metadata)
+            check_room(config.state_dir, promotion.size_bytes)
+            await transfer.download(
+                channel, model, shelf, connection.server, connection.metadata,
+                pace=Pace(config.budgets.download_mbit_s),
+            )  # fmt: skip
         shelf.note(scope, promotion)
     return promotion
 
@@ -201,6 +201,8 @@ def _believed(reply: fleet_pb2.PromotedReply, connection: Connection, scope: str
     digest = statement.model.digest
     if len(digest) != 64 or not set(digest) <= set("0123456789abcdef"):
         raise Refusal(Code.MALFORMED, f"Expected a SHA-256 in hex, got {digest[:80]!r}.")
+    if statement.run and not is_run(statement.run):
+        raise Refusal(Code.MALFORMED, f"Expected a run's id, got {statement.run[:80]!r}.")
     return Promotion(
         promotion=statement.promotion,
         promoted_us=statement.promoted_us,

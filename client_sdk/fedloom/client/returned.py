@@ -1,90 +1,267 @@
-"""What an author's code returned, looked at before anything is made of it.
+"""What an author's code returned, looked at in form before anything is made of it.
 
-Invariant: what passes here has names for its tensors and metrics, and numbers where numbers belong.
-Whether the numbers are finite, and of the right shape, is asked where they are used.
+The agent refuses the first thing that is wrong; `fedloom.client.testing` lists them all, in the
+same sentences.
+
+Invariant: what passes here has names for its tensors and metrics, numbers where numbers belong, and
+tensors in the model's shapes. Whether the numbers are finite is asked where they are used.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from math import isfinite
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
+import numpy as np
 from numpy.typing import NDArray
 
-from fedloom.client.api import Update
+from fedloom.client.api import MaskOf, SliceOf, Update, Weighting
 from fedloom.protocol.errors import UsageError
+from fedloom.strategies import Coverage, Full, Mask, Slice
+from fedloom.strategies.pieces import Box, Chosen, Pieces, Values
+
+Returned: TypeAlias = "NDArray[Any] | SliceOf | MaskOf"
+Gravity: TypeAlias = Literal["fault", "doubt"]
 
 MOST_EXAMPLES = 2**63 - 1
 _NO_NUMBERS = frozenset("OSUMmc")
 """Kinds of numpy's dtypes that no tensor of a model has: objects, texts, times, complex numbers."""
 
 
-def check_update(update: Update) -> None:
-    """Is it an update in form?
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that would go wrong.
+
+    Attributes:
+        check: which check found it, such as `shapes`; `check(…, ignore=[…])` leaves it out.
+        sentence: what is wrong and what to do.
+        weight: a fault loses rounds; a doubt may be meant.
+    """
+
+    check: str
+    sentence: str
+    weight: Gravity = "fault"
+
+    def __str__(self) -> str:
+        """The sentence."""
+        return self.sentence
+
+
+class ReturnedError(UsageError):
+    """The author's code returned something else than it should have.
+
+    Attributes:
+        finding: what, and which check it belongs to.
+    """
+
+    def __init__(self, finding: Finding) -> None:
+        super().__init__(finding.sentence)
+        self.finding = finding
+
+    def __reduce__(self) -> tuple[type["ReturnedError"], tuple[Finding]]:
+        """Pickled as it is made, which is not by its message: workers hand it on."""
+        return type(self), (self.finding,)
+
+
+def check(findings: Iterable[Finding]) -> None:
+    """Is there nothing wrong?
 
     Raises:
-        UsageError: says what `train` should have returned.
+        ReturnedError: there is; the first of them.
     """
-    if not isinstance(update.params, Mapping):
-        raise UsageError(
-            "Expected train to return params as a mapping of names to arrays, "
-            f"got {type(update.params).__name__}."
+    for finding in findings:
+        raise ReturnedError(finding)
+
+
+# ---- as a whole ------------------------------------------------------------------------------
+
+
+def as_update(trained: object) -> Update:
+    """What `train` returned, in one form.
+
+    Raises:
+        ReturnedError: it is neither an `Update` nor the three parts of one, or no tensors by name.
+    """
+    if isinstance(trained, tuple) and len(trained) == 3:
+        trained = Update(*trained)
+    if not isinstance(trained, Update):
+        raise _wrong(
+            "returns",
+            "Expected train to return (params, num_examples, metrics) or an Update, got "
+            f"{_kind(trained)}. End it with such a return.",
         )
-    check_measured(update.num_examples, update.metrics, by="train")
+    if not isinstance(trained.params, Mapping):
+        raise _wrong(
+            "returns",
+            "Expected train to return params as a mapping of names to arrays, got "
+            f"{_kind(trained.params)}. Return a dict like the one that it received.",
+        )
+    return trained
 
 
-def check_measured(num_examples: object, metrics: object, *, by: str) -> None:
-    """Are these a number of examples and metrics?
-
-    Args:
-        num_examples: what was returned as such.
-        metrics: likewise.
-        by: the method that returned them.
+def as_measured(returned: object) -> tuple[Any, Any]:
+    """What `evaluate` returned: the number of examples and metrics, not looked at yet.
 
     Raises:
-        UsageError: says which is not, and what came.
+        ReturnedError: it is no pair.
     """
+    if not (isinstance(returned, tuple) and len(returned) == 2):
+        raise _wrong(
+            "evaluate",
+            f"Expected evaluate to return (num_examples, metrics), got {_kind(returned)}. Return "
+            "the number of examples and a dict.",
+        )
+    return returned
+
+
+def of_update(update: Update, weighting: Weighting) -> Iterator[Finding]:
+    """What is wrong with an update beside its tensors."""
+    yield from _of_count(update, weighting)
+    if weighting is Weighting.CLIENT and not _is_weight(update.weight):
+        yield Finding(
+            "weight",
+            f"Expected a weight above 0 from train, got {_shown(update.weight)}: this run weights "
+            "by client. Return an Update that has one.",
+        )
+    yield from of_metrics(update.metrics, "train")
+
+
+def of_evaluation(num_examples: object, metrics: object) -> Iterator[Finding]:
+    """What is wrong with what `evaluate` measured."""
     if not _is_count(num_examples):
-        raise UsageError(
-            f"Expected num_examples from {by} as a whole number from 0 to 2^63 - 1, "
-            f"got {_shown(num_examples)}."
+        yield Finding(
+            "evaluate",
+            "Expected num_examples from evaluate as a whole number from 0 to 2^63 - 1, got "
+            f"{_shown(num_examples)}. Return how many examples it measured.",
         )
+    yield from of_metrics(metrics, "evaluate")
+
+
+def _of_count(update: Update, weighting: Weighting) -> Iterator[Finding]:
+    count = update.num_examples
+    if not _is_count(count):
+        yield Finding(
+            "weight",
+            "Expected num_examples from train as a whole number from 0 to 2^63 - 1, got "
+            f"{_shown(count)}. Return how many examples it trained on.",
+        )
+    elif count == 0 and weighting is Weighting.EXAMPLES:
+        yield Finding(
+            "weight",
+            "Expected num_examples from train above 0, got 0: this run weights by examples. Return "
+            "how many it trained on; where there are none, let can_train return False.",
+        )
+
+
+def of_metrics(metrics: object, whence: str) -> Iterator[Finding]:
+    """What is wrong with metrics."""
     if not isinstance(metrics, Mapping):
-        raise UsageError(
-            f"Expected metrics from {by} as a mapping of names to numbers ({{}} for none), "
-            f"got {type(metrics).__name__}."
+        yield Finding(
+            "metrics",
+            f"Expected metrics from {whence} as a mapping of names to numbers, got "
+            f"{_kind(metrics)}. Return a dict of floats, {{}} if there are none.",
         )
+        return
     for name, value in metrics.items():
         if not isinstance(name, str):
-            raise UsageError(f"Expected names of metrics from {by} as text, got {_shown(name)}.")
-        if _number(value) is None:
-            raise UsageError(
-                f"Expected metric {name!r} from {by} as one number, got {_shown(value)}."
+            yield Finding(
+                "metrics",
+                f"Expected names of metrics from {whence} as text, got {_shown(name)}. Use text.",
+            )
+        elif number(value) is None:
+            yield Finding(
+                "metrics",
+                f"Expected metric {name!r} from {whence} as one number, got {_shown(value)}. Turn "
+                "it into one by float(…).",
             )
 
 
-def check_dtype(name: str, values: NDArray[Any]) -> None:
-    """Are these numbers that a tensor may hold?
+# ---- tensors ---------------------------------------------------------------------------------
+
+
+def covered(
+    name: str, value: Returned, model: Mapping[str, Values]
+) -> tuple[Coverage, Values, Values]:
+    """The coverage of a returned value, its new values and the model's under it.
+
+    Args:
+        name: of the tensor.
+        value: what was returned for it.
+        model: by name, as it was received.
 
     Raises:
-        UsageError: names the tensor.
+        ReturnedError: a tensor that the model lacks, or values of another shape, or no numbers.
     """
-    if values.dtype.kind in _NO_NUMBERS:
-        raise UsageError(
-            f"Expected real numbers for {name!r} from train, got an array of {values.dtype}."
+    if name not in model:
+        known = ", ".join(list(model)[:8])
+        raise _wrong(
+            "names",
+            f"Expected tensors of the model ({known}{', …' * (len(model) > 8)}), got {name!r} from "
+            "train. Leave it out, or begin the run from a model that has it.",
+        )
+    old = model[name]
+    values = np.asarray(value.values if isinstance(value, SliceOf | MaskOf) else value)
+    _check_numbers(name, values, old)
+    match value:
+        case SliceOf(_, ranges):
+            box = Slice(tuple((int(a), int(b)) for a, b in ranges))
+            try:
+                box.check(old.shape)
+            except ValueError as error:
+                raise _wrong("shapes", f"{error} It is for {name!r} from train.") from None
+            _check_shape(f"slice of {name!r}", values.shape, box.shape)
+            if isinstance(old, Pieces):
+                return box, values, Box(old, box.ranges)
+            return box, values, old[tuple(slice(a, b) for a, b in box.ranges)]
+        case MaskOf(_, mask):
+            _check_shape(repr(name), values.shape, old.shape)
+            _check_shape(f"mask of {name!r}", np.shape(mask), old.shape)
+            bits = np.ascontiguousarray(mask, dtype=np.bool_)
+            if isinstance(old, Pieces):
+                flat = bits.reshape(-1)
+                return Mask(flat), Chosen(values, flat), Chosen(old, flat)
+            return Mask(bits.reshape(-1)), values[bits], old[bits]
+        case _:
+            _check_shape(repr(name), values.shape, old.shape)
+            return Full(), values, old
+
+
+def _check_numbers(name: str, values: NDArray[Any], old: Values) -> None:
+    dtype = values.dtype
+    strange = dtype.kind in _NO_NUMBERS or dtype.type is np.void
+    if strange or (dtype.kind == "b" and old.dtype != dtype):
+        raise _wrong(
+            "dtypes",
+            f"Expected real numbers for {name!r} from train, got an array of {dtype}. Return it as "
+            f"{old.dtype}.",
         )
 
 
-def _is_count(value: object) -> bool:
-    number = _number(value)
-    return (
-        number is not None
-        and isfinite(number)
-        and number.is_integer()
-        and 0 <= number <= MOST_EXAMPLES
-    )
+def _check_shape(what: str, got: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    if got != expected:
+        raise _wrong(
+            "shapes",
+            f"Expected shape {expected} for {what} from train, got {got}. Return it in the shape "
+            "that it came in, or as a SliceOf or MaskOf.",
+        )
 
 
-def _number(value: object) -> float | None:
+# ---- numbers ---------------------------------------------------------------------------------
+
+
+def weight_of(update: Update, weighting: Weighting) -> float:
+    """What an update counts for; its form is right."""
+    match weighting:
+        case Weighting.EXAMPLES:
+            return float(update.num_examples)
+        case Weighting.UNIFORM:
+            return 1.0
+        case Weighting.CLIENT:
+            assert update.weight is not None
+            return float(update.weight)
+
+
+def number(value: object) -> float | None:
     """A number, or what stands for one, as a tensor of one value does; None if neither."""
     if isinstance(value, str | bytes):
         return None
@@ -92,6 +269,27 @@ def _number(value: object) -> float | None:
         return float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, RuntimeError, OverflowError):
         return None
+
+
+def _is_count(value: object) -> bool:
+    found = None if isinstance(value, bool | np.bool_) else number(value)
+    return (
+        found is not None and isfinite(found) and found.is_integer() and 0 <= found <= MOST_EXAMPLES
+    )
+
+
+def _is_weight(value: object) -> bool:
+    found = None if isinstance(value, bool | np.bool_) else number(value)
+    return found is not None and isfinite(found) and found > 0
+
+
+def _wrong(check: str, sentence: str) -> ReturnedError:
+    return ReturnedError(Finding(check, sentence))
+
+
+def _kind(value: object) -> str:
+    name = type(value).__name__
+    return f"{name} of {len(value)}" if isinstance(value, tuple) else name
 
 
 def _shown(value: object) -> str:

@@ -1,5 +1,8 @@
 """The owner's policy as a gate, and how often this device took part of late.
 
+A round is counted by all that it asks for: under the number of one that was counted before, a
+server may ask again with another model, and would get another update.
+
 Times are of the device's clock; one that jumps back makes rounds look recent, never forgotten.
 """
 
@@ -9,9 +12,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from fedloom.client.checkpoints import name_of
 from fedloom.client.policy import PolicyFile
 from fedloom.protocol.errors import UsageError
 from fedloom.protocol.v1 import fleet_pb2
+from fedloom.protocol.whole_files import write_whole
 
 log = logging.getLogger(__name__)
 
@@ -50,28 +55,32 @@ class OwnersRules:
             (policy.runs.rounds_per_day, DAY_S, "a day"),
         ):
             if most and self._since(span_s, offer) >= most:
-                return f"the device's policy lets it take part in {most} rounds {name}."
+                rounds = "round" if most == 1 else "rounds"
+                return f"the device's policy lets it take part in {most} {rounds} {name}."
         return None
 
     def took(self, offer: fleet_pb2.Task) -> None:
-        """An offer was taken; the same one counts once."""
+        """An offer was taken; the same task counts once until it is answered."""
+        self._taken.setdefault(name_of(offer), self._now())
+        self._keep()
+
+    def answered(self, offer: fleet_pb2.Task) -> None:
+        """A task is done with: whoever asks for it again asks for one more."""
+        key, now = name_of(offer), self._now()
+        self._taken[f"{key} until {now}"] = self._taken.pop(key, now)
+        self._keep()
+
+    def _keep(self) -> None:
         now = self._now()
-        self._taken.setdefault(_key(offer), now)
         self._taken = {key: at for key, at in self._taken.items() if now - at < DAY_S}
-        draft = self._path.with_name(self._path.name + ".tmp")
         try:
-            draft.write_text(json.dumps(self._taken))
-            draft.replace(self._path)
+            write_whole(self._path, json.dumps(self._taken))
         except OSError as error:
             log.warning("that a round was taken is not noted: %s", error)
 
     def _since(self, span_s: float, offer: fleet_pb2.Task) -> int:
-        now, mine = self._now(), _key(offer)
+        now, mine = self._now(), name_of(offer)
         return sum(1 for key, at in self._taken.items() if now - at < span_s and key != mine)
-
-
-def _key(offer: fleet_pb2.Task) -> str:
-    return f"{offer.key.run} {offer.key.round}"
 
 
 def _read(path: Path) -> dict[str, float]:

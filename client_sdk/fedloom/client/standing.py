@@ -16,6 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedloom.protocol.whole_files import write_whole
+
 FILE = "agent.json"
 
 
@@ -59,9 +61,7 @@ class Standing:
         self._attends = attends
         told = {"pid": os.getpid(), "attends": attends, "server": self._server, "at": time.time()}
         with suppress(OSError):
-            temporary = self._path.with_name(f"{FILE}.tmp")
-            temporary.write_text(json.dumps(told))
-            temporary.replace(self._path)
+            write_whole(self._path, json.dumps(told))
 
 
 @dataclass(frozen=True, slots=True)

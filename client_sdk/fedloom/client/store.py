@@ -8,31 +8,32 @@ import hashlib
 import logging
 import os
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from crc32c import crc32c
 from google.protobuf.message import DecodeError
-from numpy.typing import NDArray
 
+from fedloom.client import held
 from fedloom.client.checkpoints import name_of
 from fedloom.client.incoming import Incoming
 from fedloom.client.intake import UnfitError, check_model
 from fedloom.client.journal import Journal
 from fedloom.protocol.container import (
     READ_UP_TO_BYTES,
-    read_params,
     write_file,
     write_params,
 )
-from fedloom.protocol.differences import Params, apply
-from fedloom.protocol.errors import IntegrityError, UsageError
+from fedloom.protocol.differences import apply
+from fedloom.protocol.errors import IntegrityError
 from fedloom.protocol.faults import crossing
 from fedloom.protocol.manifest import read_manifest
 from fedloom.protocol.noise import new_key
-from fedloom.protocol.private_files import private_directory, read_private, write_private
+from fedloom.protocol.private_files import private_directory, write_private
+from fedloom.protocol.stored import Scratch, Stored, stored_params
 from fedloom.protocol.v1 import fleet_pb2
+from fedloom.strategies.pieces import Values
 
 KEEP_MODELS = 2
 KEEP_MEMORIES = 4
@@ -74,7 +75,7 @@ class ClientStore:
     @property
     def identity_path(self) -> Path:
         """Where the key and the certificate chain lie."""
-        return self.directory / "identity.pem"
+        return self.directory / held.IDENTITY
 
     def save_identity(
         self, key_pem: bytes, chain_pem: bytes, root_pem: bytes, signing_key: bytes = b""
@@ -87,7 +88,7 @@ class ClientStore:
             root_pem: what the server's certificate leads to.
             signing_key: what the server signs by; b"" keeps the one that is here.
         """
-        write_private(self.directory / "root.pem", root_pem)
+        write_private(self.directory / held.ROOT, root_pem)
         if signing_key:
             self.trust(signing_key)
         crossing("client.identity.root")
@@ -95,7 +96,7 @@ class ClientStore:
 
     def trust(self, signing_key: bytes) -> None:
         """From now on this is the key that the server signs by."""
-        write_private(self.directory / "signing.pub", signing_key.hex().encode() + b"\n")
+        write_private(self.directory / held.SIGNING, signing_key.hex().encode() + b"\n")
 
     def trusted(self) -> frozenset[bytes]:
         """The key that the server signs by; empty where none was ever learnt.
@@ -103,15 +104,8 @@ class ClientStore:
         Raises:
             IntegrityError: the file is not what was written.
         """
-        path = self.directory / "signing.pub"
-        try:
-            return frozenset({bytes.fromhex(path.read_text())})
-        except FileNotFoundError:
-            return frozenset()
-        except ValueError as error:
-            raise IntegrityError(
-                f"Expected a public key in {path}, got {error}: restore it, or enrol again."
-            ) from error
+        key = held.signing_key(self.directory)
+        return frozenset() if key is None else frozenset({key})
 
     def make_room(self) -> None:
         """See that there is room for an identity.
@@ -127,29 +121,22 @@ class ClientStore:
 
     def noise_key(self) -> bytes:
         """The secret of this device's own noise; made when it is first asked for."""
-        path = self.directory / "noise.key"
+        path = self.directory / held.NOISE
         try:
-            return read_private(path)
+            return held.noise_key(path)
         except FileNotFoundError:
             write_private(path, new_key())
-            return read_private(path)
+            return held.noise_key(path)
 
     def identity(self) -> tuple[bytes, bytes]:
         """Key and chain in one PEM, and the root.
 
         Raises:
-            UsageError: this client is not enrolled.
+            UsageError: this client is not enrolled, or may not read its files.
+            IntegrityError: one of them is not what was written.
         """
-        try:
-            return (
-                read_private(self.identity_path),
-                read_private(self.directory / "root.pem"),
-            )
-        except FileNotFoundError:
-            raise UsageError(
-                f"Expected an identity in {self.directory}, got none: "
-                "run `fedloom client enroll` with a token from the operator."
-            ) from None
+        found = held.read(self.directory)
+        return found.pem, found.root_pem
 
     # ---- models ------------------------------------------------------------------------------
 
@@ -233,11 +220,11 @@ class ClientStore:
             IntegrityError: they do not lead to that model.
         """
         path = self.model_path(base)
-        params: Params = read_params(path)
+        params: Mapping[str, Values] = stored_params(path)
         manifest = read_manifest(path)
         try:
             for step in steps:
-                params = apply(params, read_params(self.model_path(step)), manifest)
+                params = apply(params, stored_params(self.model_path(step)), manifest)
             with self._part_path(digest).open("wb") as file:
                 got = write_params(file, params, manifest.dtypes)
         finally:
@@ -250,7 +237,7 @@ class ClientStore:
 
     # ---- what client rules remember ----------------------------------------------------------
 
-    def recall(self, run: str, number: int) -> dict[str, NDArray[Any]]:
+    def recall(self, run: str, number: int) -> dict[str, Stored]:
         """What the rule remembered when it made the update of a round; 0 for none.
 
         Empty, with a warning, where it is gone.
@@ -261,12 +248,9 @@ class ClientStore:
         if not path.exists():
             log.warning("the memory of round %d of %s is gone: starting anew", number, run)
             return {}
-        # Read, not mapped: the file may go while the arrays are in use.
-        return read_params(path, writable=True)
+        return stored_params(path)
 
-    def remember(
-        self, run: str, number: int, arrays: Mapping[str, NDArray[Any]], *, before: int
-    ) -> None:
+    def remember(self, run: str, number: int, arrays: Mapping[str, Values], *, before: int) -> None:
         """Keep what the rule remembers with the update of a round, durably.
 
         Args:
@@ -294,6 +278,10 @@ class ClientStore:
         """Where the body of an update lies, or is being written."""
         return self._outbox / f"{run}.{number}.body"
 
+    def scratch(self) -> Scratch:
+        """Room on the disk for what is made on the way to an update, gone with whoever has it."""
+        return Scratch(self._outbox)
+
     def owe(self, header: fleet_pb2.UpdateHeader) -> None:
         """The body is written: from now on this update is what the client sends."""
         path = self._header_path(header.task.run, header.task.round)
@@ -312,7 +300,7 @@ class ClientStore:
             digests: of models that stay.
             key: what names of files of the task begin with, `run.round.`.
         """
-        sizes = {p: p.stat().st_size for p in self.directory.rglob("*") if p.is_file()}
+        sizes = dict(_sizes(self.directory))
         folders = (self._models, self._outbox, self._checkpoints, self._memory)
         run = key.partition(".")[0] + "."
         free = [
@@ -335,9 +323,9 @@ class ClientStore:
         """Where the training of a task is kept that was cut short."""
         return self._checkpoints / name_of(task)
 
-    def _drop_checkpoints(self, keep: str = "") -> None:
+    def _drop_checkpoints(self, keep: tuple[str, ...] = ()) -> None:
         for path in self._checkpoints.glob("*"):
-            if not keep or not path.name.startswith(keep):
+            if not path.name.startswith(keep):
                 path.unlink(missing_ok=True)
 
     def owed(self, task: fleet_pb2.Task) -> fleet_pb2.UpdateHeader | None:
@@ -360,11 +348,16 @@ class ClientStore:
         self._header_path(run, number).unlink(missing_ok=True)
         self.body_path(run, number).unlink(missing_ok=True)
 
-    def settle_others(self, run: str, number: int) -> None:
-        """Nothing is owed but, perhaps, the update of this round, nor any other training kept."""
-        self._drop_checkpoints(keep=f"{run}.{number}.")
+    def settle_others(self, tasks: Iterable[tuple[str, int]]) -> None:
+        """Nothing is owed but, perhaps, the updates of these rounds, nor any other training kept.
+
+        Args:
+            tasks: run and round of each.
+        """
+        keep = tuple(f"{run}.{number}." for run, number in tasks)
+        self._drop_checkpoints(keep)
         for path in self._outbox.iterdir():
-            if not path.name.startswith(f"{run}.{number}."):
+            if not path.name.startswith(keep):
                 path.unlink()
 
     def _header_path(self, run: str, number: int) -> Path:
@@ -378,3 +371,11 @@ def _crc(path: Path) -> int:
             while block := file.read(_READ_BYTES):
                 checksum = crc32c(block, checksum)
     return checksum
+
+
+def _sizes(directory: Path) -> Iterator[tuple[Path, int]]:
+    """Of the files in a folder; others may remove some meanwhile."""
+    for path in directory.rglob("*"):
+        with suppress(FileNotFoundError):
+            if path.is_file():
+                yield path, path.stat().st_size

@@ -5,52 +5,58 @@ author returned. A mistake in what `train` returns is the author's to mend and i
 that name the tensor.
 """
 
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
-from fedloom.client.api import Client, Kind, MaskOf, SliceOf, Task, Update, Weighting
+from fedloom.client.api import Client, Kind, Task, Update, Weighting
 from fedloom.client.budgets import Budgets, machine
 from fedloom.client.compress import compress
 from fedloom.client.leaving import too_few
+from fedloom.client.light import trim
 from fedloom.client.local import Local, Settled, settle
 from fedloom.client.policy import Policy, PolicyError
 from fedloom.client.private import Guard
-from fedloom.client.returned import check_dtype, check_measured, check_update
+from fedloom.client.returned import (
+    Returned,
+    as_measured,
+    as_update,
+    check,
+    covered,
+    of_evaluation,
+    of_update,
+    weight_of,
+)
 from fedloom.client.store import ClientStore
 from fedloom.protocol.compression import describe, scheme_of
 from fedloom.protocol.container import DTYPES, read_params
 from fedloom.protocol.errors import UsageError
 from fedloom.protocol.faults import crossing
 from fedloom.protocol.manifest import Manifest, read_manifest
+from fedloom.protocol.stored import Scratch, stored_params
 from fedloom.protocol.updates import TensorPart, write_body
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.strategies import (
     DELTA,
-    Coverage,
-    Full,
-    Mask,
     Personal,
     RoundSettings,
-    Slice,
     client_rule,
     slots_from_arrays,
     slots_to_arrays,
 )
+from fedloom.strategies.pieces import Values
 
+_WORTH_TRIMMING_BYTES = 4 << 20
+"""A model of this size or more leaves memory behind that is worth giving back."""
 _KINDS = {fleet_pb2.TASK_KIND_TRAIN: Kind.TRAIN, fleet_pb2.TASK_KIND_EVALUATE: Kind.EVALUATE}
 _WEIGHTINGS = {
     fleet_pb2.WEIGHTING_EXAMPLES: Weighting.EXAMPLES,
     fleet_pb2.WEIGHTING_CLIENT: Weighting.CLIENT,
     fleet_pb2.WEIGHTING_UNIFORM: Weighting.UNIFORM,
 }
-
-Returned: TypeAlias = "NDArray[Any] | SliceOf | MaskOf"
 
 
 def task_from_message(message: fleet_pb2.Task, client: str = "") -> Task:
@@ -151,6 +157,18 @@ class Work:
             OutOfTimeError: it took too long, and what there is of it cannot be sent.
         """
         self._step_back()
+        self._trim()  # of what the transfers had needed
+        try:
+            return self._run()
+        finally:
+            self._trim()
+
+    def _trim(self) -> None:
+        """Give memory back, where the model is so large that it is worth the millisecond."""
+        if self.message.model.size_bytes >= _WORTH_TRIMMING_BYTES:
+            trim()
+
+    def _run(self) -> fleet_pb2.UpdateHeader:
         path = self.store.model_path(self.message.model.digest)
         task = self.task
         header = fleet_pb2.UpdateHeader(
@@ -164,15 +182,20 @@ class Work:
             self.message.evaluate or task.kind is Kind.EVALUATE
         )
         if wants_evaluation and self.client.can_evaluate():
-            num_examples, metrics = self.client.evaluate(self._evaluated(path), task)
-            check_measured(num_examples, metrics, by="evaluate")
-            _set_metrics(header.evaluation, num_examples, metrics)
+            num_examples, metrics = as_measured(self.client.evaluate(self._evaluated(path), task))
+            check(of_evaluation(num_examples, metrics))
+            if num_examples >= self.policy.leaves.min_examples:
+                _set_metrics(header.evaluation, num_examples, metrics)
+            elif task.kind is Kind.EVALUATE:
+                raise too_few(self.policy, num_examples, "measurements")
         if task.kind is Kind.TRAIN:
             self._check_any_may_leave(path)
             crossing("client.train.before")
-            task = self._limited()
+            if self.budgets.training_s is not None:
+                task.limit(self.budgets.training_s)
             trained = self.client.train(self._received(path), task)
             crossing("client.train.after")
+            self._trim()  # of what only the training had needed
             if task.dropped:  # cut short: what there is of it is no update
                 raise StoppedError(f"Round {task.round} of {task.run} was stopped.")
             if task.out_of_time:
@@ -191,13 +214,6 @@ class Work:
             machine.step_back(budgets.nice, idle_io=budgets.idle_io)
         if budgets.threads is not None:
             machine.use_threads(budgets.threads)
-
-    def _limited(self) -> Task:
-        """The task, with as much time as this device allows from now on."""
-        longest_s = self.budgets.training_s
-        if longest_s is None:
-            return self.task
-        return replace(self.task, _ends_at=time.monotonic() + longest_s)
 
     def _check_partial(self) -> None:
         """Refuse a training without its end, where the rule would take it for a whole one."""
@@ -222,7 +238,7 @@ class Work:
         """Get what the rule receives, and what it and the compression remember."""
         rule, local = self.task.rule, self.task.local
         if rule.receives and self.message.received.digest:
-            received = read_params(self.store.model_path(self.message.received.digest))
+            received = stored_params(self.store.model_path(self.message.received.digest))
             local.received = slots_from_arrays(received)
         if self._remembers:
             arrays = self.store.recall(self.task.run, self.message.memory_round)
@@ -235,7 +251,7 @@ class Work:
         return of_codec or bool(task.rule.remembers) or task.local.personal.remembers
 
     def _write(self, header: fleet_pb2.UpdateHeader, update: Update, path: Path) -> None:
-        check_update(update)
+        check(of_update(update, self.task.weighting))
         if update.num_examples < self.policy.leaves.min_examples:
             raise too_few(self.policy, update.num_examples)
         header.weight = weight_of(update, self.task.weighting)
@@ -243,20 +259,25 @@ class Work:
             metrics = update.metrics if self.policy.metrics else {}
             _set_metrics(header.training, update.num_examples, metrics)
         manifest = read_manifest(path)
-        body = self.store.body_path(self.task.run, self.task.round)
-        task = self.task
+        task, scratch = self.task, self.store.scratch()
         settled = settle(
             task.rule,
-            differences(update.params, read_params(path), task),
+            differences(update.params, stored_params(path), task),
             task.local,
             task.settings,
             update.num_examples,
+            scratch=scratch,
         )
         settled = self._protected(self._allowed(settled), manifest)
         parts, memory = settled.parts, dict(settled.memory)
         scheme = scheme_of(self.message.compression)
         if scheme is not None:
-            compressed = compress(scheme, parts, manifest, task.seed, task.local.memory)
+            recalled = task.local.memory
+            if self.policy.privacy.clip_norm:
+                # What earlier updates left out would come on top of what was clipped to the norm,
+                # and may be older than the policy: an owner's bound holds without it.
+                scheme, recalled = replace(scheme, error_feedback=False), {}
+            compressed = compress(scheme, parts, manifest, task.seed, recalled, scratch=scratch)
             parts = compressed.parts
             memory |= compressed.memory
             header.compression.CopyFrom(describe(scheme.codec))
@@ -265,6 +286,7 @@ class Work:
             self.store.remember(task.run, task.round, slots_to_arrays(memory), before=before)
         for name, value in settled.scalars.items():
             header.scalars[name] = value
+        body = self.store.body_path(task.run, task.round)
         described, header.size_bytes, header.crc32c = write_body(body, parts, manifest)
         header.parts.extend(described)
 
@@ -280,16 +302,20 @@ class Work:
                 f"tensors: {', '.join(settled.scalars)}."
             )
         # A noise of its own: the same stream twice would be one noise, only larger.
-        for guard, run in ((owners, f"{self.task.run}\0policy"), (Guard.of(self.message), "")):
-            if guard is not None:
-                settled = guard.protect(
-                    settled,
-                    lambda tensor: DTYPES[manifest.wire_dtype(tensor)],
-                    run=run or self.task.run,
-                    round=self.task.round,
-                    seed=self.task.seed,
-                    secret=self.store.noise_key,
-                )
+        asked = Guard.of(self.message)
+        for guard, run in ((owners, f"{self.task.run}\0policy"), (asked, "")):
+            if guard is None:
+                continue
+            if guard is asked and owners is not None and owners.noise_multiplier:
+                settled = _rested(settled, self.store.scratch())  # noise is made once
+            settled = guard.protect(
+                settled,
+                lambda tensor: DTYPES[manifest.wire_dtype(tensor)],
+                run=run or self.task.run,
+                round=self.task.round,
+                seed=self.task.seed,
+                secret=self.store.noise_key,
+            )
         return settled
 
     @property
@@ -310,41 +336,6 @@ class Work:
         return replace(settled, parts=parts)
 
 
-def as_update(trained: object) -> Update:
-    """What `train` returned, in one form.
-
-    Raises:
-        UsageError: it is neither an `Update` nor the three parts of one.
-    """
-    if isinstance(trained, tuple) and len(trained) == 3:
-        trained = Update(*trained)
-    if not isinstance(trained, Update):
-        raise UsageError(
-            "Expected train to return (params, num_examples, metrics) or an Update, "
-            f"got {type(trained).__name__}."
-        )
-    return trained
-
-
-def weight_of(update: Update, weighting: Weighting) -> float:
-    """What an update counts for.
-
-    Raises:
-        UsageError: the run weights by client and the update says no weight.
-    """
-    match weighting:
-        case Weighting.EXAMPLES:
-            return float(update.num_examples)
-        case Weighting.UNIFORM:
-            return 1.0
-        case Weighting.CLIENT:
-            if update.weight is None:
-                raise UsageError(
-                    "Expected train to return an Update with a weight: this run weights by client."
-                )
-            return float(update.weight)
-
-
 def _set_metrics(
     message: fleet_pb2.Metrics, num_examples: int, metrics: Mapping[str, float]
 ) -> None:
@@ -353,8 +344,14 @@ def _set_metrics(
         message.values[name] = float(value)
 
 
+def _rested(settled: Settled, scratch: Scratch) -> Settled:
+    """The same update, with what is made when it is asked for made now."""
+    parts = [replace(part, values=scratch.keep(part.values)) for part in settled.parts]
+    return replace(settled, parts=parts)
+
+
 def differences(
-    new: Mapping[str, Returned], received: Mapping[str, NDArray[Any]], task: Task
+    new: Mapping[str, Returned], received: Mapping[str, Values], task: Task
 ) -> Iterator[TensorPart]:
     """The parts to send: new values, beside the received ones that they are sent less of.
 
@@ -364,50 +361,10 @@ def differences(
         task: whose settings leave tensors out.
 
     Raises:
-        UsageError: a tensor that the model lacks, or values of another shape; says which.
+        ReturnedError: a tensor that the model lacks, or values of another shape; says which.
     """
     wanted = task.tensors(received)
     for name, value in new.items():
-        if name not in received:
-            raise UsageError(
-                f"Expected tensors of the model ({', '.join(list(received)[:8])}, …), "
-                f"got {name!r} from train."
-            )
-        if name not in wanted:
-            continue
-        old = received[name]
-        yield TensorPart(DELTA, name, *_covered(name, value, old))
-
-
-def _covered(
-    name: str, value: Returned, old: NDArray[Any]
-) -> tuple[Coverage, NDArray[Any], NDArray[Any]]:
-    """The coverage of a returned value, its new values and the received ones under it."""
-    match value:
-        case SliceOf(values, ranges):
-            covered = Slice(tuple((int(a), int(b)) for a, b in ranges))
-            try:
-                covered.check(old.shape)
-            except ValueError as error:
-                raise UsageError(f"{name}: {error}") from None
-            values = np.asarray(values)
-            _check_shape(name, values.shape, covered.shape)
-            check_dtype(name, values)
-            return covered, values, old[tuple(slice(a, b) for a, b in covered.ranges)]
-        case MaskOf(values, mask):
-            values = np.asarray(values)
-            _check_shape(name, values.shape, old.shape)
-            _check_shape(f"{name} (mask)", mask.shape, old.shape)
-            check_dtype(name, values)
-            bits = np.ascontiguousarray(mask, dtype=np.bool_)
-            return Mask(bits.reshape(-1)), values[bits], old[bits]
-        case _:
-            values = np.asarray(value)
-            _check_shape(name, values.shape, old.shape)
-            check_dtype(name, values)
-            return Full(), values, old
-
-
-def _check_shape(name: str, got: tuple[int, ...], expected: tuple[int, ...]) -> None:
-    if got != expected:
-        raise UsageError(f"Expected shape {expected} for {name!r} from train, got {got}.")
+        part = covered(name, value, received)
+        if name in wanted:
+            yield TensorPart(DELTA, name, *part)

@@ -64,6 +64,9 @@ async def download(
         )
         try:
             async for chunk in call:
+                if not chunk:
+                    call.cancel()
+                    raise IntegrityError(f"Expected bytes of a model, got none from {server}.")
                 if part.received + len(chunk) > model.size_bytes:
                     call.cancel()
                     raise IntegrityError(
@@ -114,6 +117,11 @@ async def upload(
             body = os.open(store.body_path(header.task.run, header.task.round), os.O_RDONLY)
             try:
                 offset = reply.proceed.offset
+                if offset > header.size_bytes:
+                    raise Refusal(
+                        Code.MALFORMED,
+                        f"Expected to go on within {header.size_bytes} bytes, got byte {offset}.",
+                    )
                 await _send_body(call, body, offset, chunks or Chunks(), pace or Pace())
             finally:
                 os.close(body)
@@ -144,7 +152,7 @@ async def _reply(call: Any, server: str) -> fleet_pb2.UploadReply:
     raw = await call.read()
     if raw is grpc.aio.EOF:
         raise await failure(call, server)
-    return fleet_pb2.UploadReply.FromString(raw)
+    return wire.parse(fleet_pb2.UploadReply, raw)
 
 
 async def failure(call: Any, server: str) -> FedloomError:

@@ -6,18 +6,17 @@ is sent until the server has it or no longer wants it.
 
 import asyncio
 import logging
-import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import TypeVar
+from functools import partial
 
 from fedloom.client import transfer
 from fedloom.client.accounts import account
 from fedloom.client.answers import Answers
 from fedloom.client.api import Client, Task
-from fedloom.client.budgets import Budgets, Pace
+from fedloom.client.budgets import Budgets, Pace, room_beside
 from fedloom.client.checkpoints import Checkpoints, Interruptions
 from fedloom.client.connection import Connection
 from fedloom.client.gates import Able, Gate, Objection, first_objection
@@ -27,6 +26,7 @@ from fedloom.client.policy import Policy, PolicyError, PolicyFile
 from fedloom.client.progress import Note
 from fedloom.client.rules import OwnersRules
 from fedloom.client.store import KEEP_MODELS, ClientStore
+from fedloom.client.trainer import Trainer, words
 from fedloom.client.training import OutOfTimeError, Work, task_from_message
 from fedloom.client.trust import unsigned
 from fedloom.client.watch import ConditionLost, Watch
@@ -45,9 +45,10 @@ from fedloom.protocol.v1 import fleet_pb2
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
 TaskId = tuple[str, int]
 
+MAX_TASKS = 8
+"""That a client has taken: one that it works on, those that are being sent or are ending."""
 MAX_LIES = 3
 """How often other bytes than promised may come before they are taken to be meant."""
 SLACK_BYTES = 1 << 16
@@ -103,7 +104,8 @@ class Tasks:
         self._up = Pace(self._budgets.upload_mbit_s)
         self._work: dict[TaskId, asyncio.Task[None]] = {}
         self._tasks: dict[TaskId, Task] = {}
-        self._training = asyncio.Lock()
+        self._turn = asyncio.Lock()
+        self._trainer = Trainer()
         self.idle, self.busy = asyncio.Event(), asyncio.Event()
         self.idle.set()
         self._telling: set[asyncio.Task[None]] = set()
@@ -165,14 +167,14 @@ class Tasks:
 
     async def _offered(self, offer: fleet_pb2.Task, issued_us: int) -> None:
         key = (offer.key.run, offer.key.round)
-        if key not in self._work:
+        if not self._goes_on(key):
             check_offer(offer)
             self._answers.check(*key, issued_us)
             try:
                 task = task_from_message(offer, self._connection.name)
             except FedloomError as error:
                 raise Refusal(Code.MALFORMED, str(error)) from error
-            if objection := await asyncio.to_thread(first_objection, self._gates, offer):
+            if objection := await self._objection(key, offer):
                 await self._decline(offer.key, objection)
                 return
             self._rules.took(offer)
@@ -185,6 +187,19 @@ class Tasks:
             work.add_done_callback(lambda _: self._forget(key))
         self._answers.saw(offer.key.run, issued_us)
         await self._reply(offer.key)
+
+    def _goes_on(self, key: TaskId) -> bool:
+        """Whether a task is being done, and not only ending because nobody wants it."""
+        return key in self._tasks and not self._tasks[key].dropped
+
+    async def _objection(self, key: TaskId, offer: fleet_pb2.Task) -> Objection | None:
+        if objection := await self._trainer.objection():
+            return objection
+        if len(self._work) >= MAX_TASKS:
+            return Objection(f"this device has {MAX_TASKS} tasks already.")
+        if key in self._work:  # it was withdrawn, and is wanted again
+            await asyncio.wait([self._work[key]])
+        return await asyncio.to_thread(first_objection, self._gates, offer)
 
     async def _decline(self, key: fleet_pb2.TaskKey, objection: Objection) -> None:
         log.info("round %d of %s is declined: %s", key.round, key.run, objection.reason)
@@ -210,7 +225,8 @@ class Tasks:
     def _checkpoints(self, offer: fleet_pb2.Task) -> Checkpoints:
         settings = self._interruptions
         path = self._store.checkpoint_path(offer) if settings.checkpoints else None
-        return Checkpoints(path, settings.checkpoint_s)
+        room = partial(room_beside, self._budgets, self._store, offer)
+        return Checkpoints(path, settings.checkpoint_s, room=room)
 
     def _forget(self, key: TaskId) -> None:
         self._work.pop(key, None)
@@ -248,7 +264,8 @@ class Tasks:
         self._drop(key)
 
     def _cancel(self, key: TaskId) -> None:
-        if key in self._tasks:
+        # Once: a second time would end the wait for the training, and not the training.
+        if key in self._tasks and not self._tasks[key].dropped:
             self._tasks[key].stop()
             self._work[key].cancel()
 
@@ -277,12 +294,14 @@ class Tasks:
             log.info("%s: update of round %d of %s accepted", name, task.round, task.run)
             self._note("accepted", key, f"The server has what was sent for {_of(key)}.")
             self._settle(key)
+            self._rules.answered(offer)
         except Refusal as refusal:
             log.warning("round %d of %s: %s: %s", task.round, task.run, refusal.code, refusal)
             span.end(refusal.code.value)
             why = f"{refusal.code}: {refusal}"
             self._note("rejected", key, f"The server did not want what was for {_of(key)}: {why}")
             self._settle(key)
+            self._rules.answered(offer)
         except PolicyError as error:
             log.warning("round %d of %s: kept here: %s", task.round, task.run, error)
             self._note("declined", key, f"Sent nothing for {_of(key)}: {error}")
@@ -300,10 +319,12 @@ class Tasks:
         except Exception as error:
             log.exception("round %d of %s: the client's code failed", task.round, task.run)
             span.end(type(error).__name__)
-            reason = type(error).__name__
-            if self._tells_errors():
-                reason += f": {_words(error)}"
-            text = f"The training code failed in {_of(key)}; the server was told: {reason}"
+            said = f"{type(error).__name__}: {words(error)}"
+            reason = said if self._tells_errors() else type(error).__name__
+            told = "this" if reason == said else reason
+            text = (
+                f"Sent nothing for {_of(key)}, which failed: {said} (the server was told: {told})"
+            )
             self._note("failed", key, printable(text))
             await self._failed(offer.key, reason)
 
@@ -347,8 +368,8 @@ class Tasks:
         if owed is not None:
             log.info("round %d of %s: sending the update made before", task.round, task.run)
             return owed
-        async with self._training:  # a withdrawn task's code may still be ending
-            self._store.settle_others(task.run, task.round)
+        async with self._turn:  # a withdrawn task's code may still be ending
+            self._store.settle_others(self._work)
             await self._advance(offer)
             for model in (m for m in (offer.model, offer.received) if m.digest):
                 if not await asyncio.to_thread(self._store.has_model, model.digest):
@@ -359,7 +380,7 @@ class Tasks:
                 self._client, task, offer, self._connection.name, self._store, policy, self._budgets
             )
             with self._reporting(offer, task, policy), self._tracer.span("train"):
-                return await in_thread(work.run, task)
+                return await self._trainer.run(work.run, task)
 
     @contextmanager
     def _reporting(self, offer: fleet_pb2.Task, task: Task, policy: Policy) -> Iterator[None]:
@@ -448,58 +469,3 @@ class Tasks:
 
 def _of(key: TaskId) -> str:
     return f"round {key[1]} of {key[0]}"
-
-
-def _bearable(error: BaseException) -> Exception:
-    """What the author's code raised, as something that ends its task and nothing else.
-
-    `SystemExit` would end the agent, `CancelledError` pass for a task that nobody wants any more,
-    and `StopIteration` is nothing that a future takes: it would be waited for without end.
-    """
-    if isinstance(error, Exception) and not isinstance(error, StopIteration):
-        return error
-    said = f"{type(error).__name__}({_words(error)})"
-    wrapped = RuntimeError(f"Expected train to return, got {said} out of it.")
-    wrapped.__cause__ = error
-    return wrapped
-
-
-def _words(error: BaseException) -> str:
-    """What an error says, where it can say it."""
-    try:
-        return printable(str(error))
-    except Exception as another:  # noqa: BLE001 - the author's own class
-        return f"<its message raises {type(another).__name__}>"
-
-
-async def in_thread(call: Callable[[], T], task: Task) -> T:
-    """Run blocking code in a daemon thread: it must not keep a stopping process alive.
-
-    When cancelled, the code is asked to stop and is waited for: two trainings never overlap.
-    """
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[T] = loop.create_future()
-
-    def settle(result: T | None, error: Exception | None) -> None:
-        if not done.cancelled():
-            if error is None:
-                done.set_result(result)  # type: ignore[arg-type]
-            else:
-                done.set_exception(error)
-
-    def target() -> None:
-        try:
-            result, error = call(), None
-        except BaseException as caught:  # noqa: BLE001 - handed over whole
-            result, error = None, _bearable(caught)
-        with suppress(RuntimeError):  # the loop has closed: nobody waits
-            loop.call_soon_threadsafe(settle, result, error)
-
-    threading.Thread(target=target, name="training", daemon=True).start()
-    try:
-        return await asyncio.shield(done)
-    except asyncio.CancelledError:
-        task.stop()
-        await asyncio.wait([done])
-        done.exception()  # that it was stopped, or failed on its way out, is nobody's business
-        raise

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from fedloom.client.budgets import BudgetGate, Budgets
+from fedloom.client.budgets import BudgetGate, Budgets, room_beside
 from fedloom.client.store import ClientStore
 from fedloom.protocol.v1 import fleet_pb2
 
@@ -104,3 +104,24 @@ def test_without_a_quota_nothing_is_let_go(store):
     old = put(store, f"models/{'b' * 64}.safetensors", 300_000, 50)
     assert objection(store, Budgets(), offer(300_000)) is None
     assert old.exists()
+
+
+def test_a_quota_is_for_checkpoints_too(store):
+    """What the update still needs stays free; without a quota nothing is bounded."""
+    asked = offer(300_000)
+    store.model_path("a" * 64).write_bytes(bytes(300_000))
+    assert room_beside(Budgets(), store, asked) == float("inf")
+    assert room_beside(Budgets(disk_mb=1.0), store, asked) == 1_000_000 - 600_000
+    old = store.model_path("b" * 64)
+    old.write_bytes(bytes(300_000))
+    assert room_beside(Budgets(disk_mb=1.0), store, asked) == 1_000_000 - 600_000
+    assert not old.exists()
+
+
+def test_what_a_task_remembers_takes_disk_too(store):
+    """Of scaffold, and of compression that makes up for what it left out."""
+    plain, quota = offer(300_000), Budgets(disk_mb=0.7)
+    assert objection(store, quota, plain) is None
+    feedback = {"codec": "int8", "error_feedback": True}
+    for more in ({"rule": {"name": "scaffold"}}, {"compression": feedback}):
+        assert "to fit into disk_mb" in objection(store, quota, offer(300_000, **more))

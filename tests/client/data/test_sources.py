@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from fedloom.client.data import database, from_csv, from_npy, from_npz, from_parquet, from_sqlite
+from fedloom.client.data.tables import numbers
 from fedloom.protocol.errors import UsageError
 
 X = np.arange(12, dtype=np.float32).reshape(6, 2)
@@ -177,3 +178,17 @@ def test_queries_and_cells_that_are_wrong_are_named(readings):
     readings.write_bytes(b"not a database, for all that it is long enough to look like one")
     with pytest.raises(UsageError, match="not a database"):
         from_sqlite(readings, "SELECT a FROM readings", label="a")
+
+
+def test_queries_without_rows_or_with_a_name_twice_are_named(readings):
+    """Of two columns of one name the first would be left out without a word."""
+    with pytest.raises(UsageError, match=f"in {readings}, got 0 rows and 1 columns"):
+        from_sqlite(readings, "SELECT a, b FROM readings WHERE 0", label="a")
+    with pytest.raises(UsageError, match="got a, b, a"):
+        from_sqlite(readings, "SELECT a, b, a FROM readings", label="b")
+
+
+def test_dates_are_not_taken_for_numbers():
+    """The unit differs from file to file, and so would what a model sees."""
+    with pytest.raises(UsageError, match="dates or times"):
+        numbers(np.array(["2026-11-21"], "datetime64[ms]"), "at", "visits.parquet")

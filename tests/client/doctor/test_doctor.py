@@ -144,6 +144,17 @@ def test_a_server_that_is_down_is_said_so(look, device):
     assert found["clock"].level == found["bandwidth"].level == "skip"
 
 
+def test_a_proxy_that_is_not_there_is_named(look, monkeypatch):
+    """The route is well without it; the agent would not get through."""
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:1")
+    found = look()
+    assert found["route"].level == "ok"
+    assert found["proxy"].level == "warn"
+    assert "no_proxy=" in found["proxy"].mend
+    assert found["server"].level == "fail"
+    assert "https_proxy" in found["server"].said
+
+
 def test_something_else_on_the_port_is_not_the_server(look, device):
     """A listener without TLS answers nothing that could be taken for it."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -235,14 +246,14 @@ def test_a_revoked_client_hears_it(look, federation, runner, tmp_path):
 @pytest.mark.parametrize(
     ("breaks", "says"),
     [
-        (lambda p: p.unlink(), "there is no"),
-        (lambda p: p.chmod(0o644), "mode must be 600"),
-        (lambda p: p.write_bytes(b"garbage"), "certificate"),
+        (lambda p: p.unlink(), "identity.pem, got no such file"),
+        (lambda p: p.chmod(0o644), "Expected mode 600"),
+        (lambda p: p.write_bytes(b"garbage"), "got 7 bytes of something else"),
         (
             lambda p: p.write_bytes(
                 key_to_pem(generate_key()) + p.read_bytes().split(b"-----END PRIVATE KEY-----\n")[1]
             ),
-            "do not fit",
+            "do not fit each other",
         ),
     ],
 )
@@ -355,7 +366,7 @@ def test_the_command_ends_by_what_it_found(device, runner):
     done = runner.run(main_())
     assert done.exit_code == 1
     assert "1 to mend" in done.output
-    assert "→ enrol again" in done.output
+    assert "→ Restore it" in done.output
 
 
 @pytest.mark.parametrize(

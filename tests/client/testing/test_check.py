@@ -170,10 +170,14 @@ BROKEN = {
     "a mask of another shape": (
         _given(lambda p: ({"w": MaskOf(p["w"], np.ones(2, bool))}, 4, {})),
         "shapes",
-        "for 'w' from train",
+        "for mask of 'w' from train",
     ),
-    "objects": (_given(lambda p: ({"w": p["w"].astype(object)}, 4, {})), "dtypes", "got object"),
-    "truths": (_given(lambda p: ({"w": p["w"] > 0}, 4, {})), "dtypes", "got bool"),
+    "objects": (
+        _given(lambda p: ({"w": p["w"].astype(object)}, 4, {})),
+        "dtypes",
+        "array of object",
+    ),
+    "truths": (_given(lambda p: ({"w": p["w"] > 0}, 4, {})), "dtypes", "array of bool"),
     "NaN": (_given(_nan), "finite", "finite values in 'w' from train, got nan"),
     "huge values": (
         _given(lambda p: ({"w": p["w"] + 1e6}, 4, {})),
@@ -182,26 +186,30 @@ BROKEN = {
     ),
     "nothing learned": (_given(lambda p: (MODEL, 4, {})), "learns", "values that it received"),
     "no tensors": (_given(lambda p: ({}, 4, {})), "learns", "no tensor at all"),
-    "no examples": (_given(lambda p: (p, 0, {})), "weight", "examples > 0 from train, got 0"),
+    "no examples": (_given(lambda p: (p, 0, {})), "weight", "from train above 0, got 0"),
     "half an example": (_given(lambda p: (p, 0.5, {})), "weight", "got 0.5"),
     "too many examples": (_given(lambda p: (p, 1 << 19, {})), "weight", "at most 262144"),
     "metrics as text": (
         _given(lambda p: (p, 4, {"loss": "low"})),
         "metrics",
-        "a float for the metric 'loss' from train, got str",
+        "metric 'loss' from train as one number, got 'low'",
     ),
     "metrics in an array": (
         _given(lambda p: (p, 4, {"loss": np.zeros(3)})),
         "metrics",
-        "got ndarray",
+        "got array",
     ),
     "infinite metrics": (_given(lambda p: (p, 4, {"loss": np.inf})), "metrics", "got inf"),
-    "no dict of metrics": (_given(lambda p: (p, 4, 0.5)), "metrics", "by name from train"),
+    "no dict of metrics": (
+        _given(lambda p: (p, 4, 0.5)),
+        "metrics",
+        "metrics from train as a mapping",
+    ),
     "numbers as names": (_given(lambda p: (p, 4, {1: 0.5})), "metrics", "got 1. Use text"),
     "metrics of evaluate": (
         _giving(evaluate=lambda s, p, t: (4, {"loss": None})),
         "metrics",
-        "from evaluate, got NoneType",
+        "from evaluate as one number, got None",
     ),
     "evaluate's return": (
         _giving(evaluate=lambda s, p, t: {"loss": 1.0}),
@@ -211,7 +219,7 @@ BROKEN = {
     "evaluate's examples": (
         _giving(evaluate=lambda s, p, t: (-1, {})),
         "evaluate",
-        "examples >= 0 from evaluate, got -1",
+        "num_examples from evaluate as a whole number .* got -1",
     ),
     "evaluate that trains": (_giving(evaluate=_trains), "evaluate", "got 'w' changed"),
     "no evaluate": (

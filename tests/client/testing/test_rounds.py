@@ -102,7 +102,8 @@ def test_models_come_from_files_and_clients_in_lists(tmp_path):
     ("client", "run", "sentence"),
     [
         (Adder(np.nan), {}, r"from client-1 in round 1, got one that it refuses \(not_finite\)"),
-        (Adder(1.0, 0), {}, "weight_out_of_range"),
+        (Adder(1.0, 0), {}, "num_examples from train above 0, got 0"),
+        (Adder(1.0, 1 << 19), {}, "weight_out_of_range"),
         (Adder(9.0), {"max_norm": 1.0}, "norm_too_large"),
         (Adder(), {"privacy": {"clip": 1.0}}, r"without \[privacy\]"),
         (Adder(), {"aggregation": {"name": "median"}}, r"without \[aggregation\]"),

@@ -1,5 +1,6 @@
 """The budgets as a gate: an offer that cannot fit is declined before it is downloaded."""
 
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -7,9 +8,12 @@ from pathlib import Path
 from fedloom.client.budgets import machine
 from fedloom.client.budgets.settings import Budgets
 from fedloom.client.store import ClientStore
+from fedloom.protocol.compression import scheme_of
 from fedloom.protocol.v1 import fleet_pb2
+from fedloom.strategies import client_rule
 
 MB = 1e6
+CHECKPOINT_MODELS = 5
 
 
 class BudgetGate:
@@ -57,7 +61,8 @@ class BudgetGate:
         parts = [offer.model, offer.received, *(step.difference for step in offer.differences)]
         sizes = {part.digest: part.size_bytes for part in parts if part.digest}
         missing = sum(size for d, size in sizes.items() if not self._store.model_path(d).exists())
-        needs = missing + offer.model.size_bytes  # the update is as large at most, mostly
+        # The update is as large as the model at most, mostly.
+        needs = missing + offer.model.size_bytes * (1 + memories(offer))
         quota = self._budgets.disk_mb
         if quota is not None:
             key = f"{offer.key.run}.{offer.key.round}."
@@ -70,6 +75,28 @@ class BudgetGate:
         if needs > (free := self._free(self._store.directory)):
             return f"Expected {_mb(needs)} free on the disk, got {_mb(free)}."
         return None
+
+
+def room_beside(budgets: Budgets, store: ClientStore, offer: fleet_pb2.Task) -> float:
+    """Bytes that a checkpoint of a task may take, beside all that its update still needs.
+
+    Old files make room for as much as a model with an optimizer of two moments takes.
+    """
+    if budgets.disk_mb is None:
+        return math.inf
+    size, quota = offer.model.size_bytes, budgets.disk_mb * MB
+    digests = {offer.model.digest, offer.received.digest}
+    key = f"{offer.key.run}.{offer.key.round}."
+    held = store.evict(int(quota - CHECKPOINT_MODELS * size), digests, key)
+    return quota - held - size * (1 + memories(offer))
+
+
+def memories(offer: fleet_pb2.Task) -> int:
+    """How many models what a device remembers of a task is as large as, about."""
+    scheme = scheme_of(offer.compression)
+    rule = client_rule(offer.rule.name, dict(offer.rule.settings)) if offer.rule.name else None
+    of_rule = 0 if rule is None else len(rule.remembers)
+    return of_rule + (scheme is not None and scheme.remembers)
 
 
 def _mb(size_bytes: float) -> str:

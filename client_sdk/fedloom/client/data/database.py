@@ -69,6 +69,11 @@ def _blocks(
 ) -> Iterator[tuple[str, Columns]]:
     cursor = database.execute(query, tuple(parameters))
     names = [column[0] for column in cursor.description or ()]
+    if len(set(names)) != len(names):
+        raise UsageError(
+            f"Expected different names of columns from {query!r}, got {', '.join(names)}. Rename "
+            "one of those that are alike: SELECT a.id AS a_id, …"
+        )
     done = 0
     while rows := cursor.fetchmany(BATCH_ROWS):
         columns = [np.array(cells, dtype=object) for cells in zip(*rows, strict=True)]
@@ -76,3 +81,5 @@ def _blocks(
         where = f"{path}" if not done else f"{path} (rows after {done})"
         yield where, dict(zip(names, columns, strict=True))
         done += len(rows)
+    if not done:
+        yield f"{path}", {name: np.array([], dtype=object) for name in names}

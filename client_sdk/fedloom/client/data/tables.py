@@ -235,6 +235,11 @@ def numbers(
     Raises:
         UsageError: one is no finite number; says which.
     """
+    if cells.dtype.kind in "mM":
+        raise UsageError(
+            f"Expected numbers in column {name!r} of {file}, got dates or times: their unit is the "
+            "file's own. Turn them into numbers first, such as days."
+        )
     try:
         values = cells.astype(dtype)
     except (TypeError, ValueError) as error:

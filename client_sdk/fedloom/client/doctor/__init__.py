@@ -60,6 +60,8 @@ def _connection(config: ClientConfig) -> Iterator[Finding]:
     if addresses:
         reached, said = network.route(host.strip("[]"), int(port))
         yield said
+    if (said_of_proxy := network.proxy(host.strip("[]"))) is not None:
+        yield said_of_proxy
     secure = True
     if reached and held is not None:
         said = network.tls(config, held)

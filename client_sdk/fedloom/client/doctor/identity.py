@@ -1,64 +1,29 @@
 """The device's own identity: is it there, is it whole, and how long does it last?"""
 
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
-
-from cryptography import x509
 
 from fedloom.client.config import ClientConfig
 from fedloom.client.doctor.finding import Finding, fail, ok, warn
-from fedloom.protocol import identity
+from fedloom.client.held import ENROL, Held, read, signing_key
 from fedloom.protocol.errors import FedloomError
-from fedloom.protocol.private_files import read_private
 
-ENROL = "enrol again with a new token: `fedloom client enroll`"
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """An identity as it lies on disk.
-
-    Attributes:
-        peer: whom the certificate names.
-        path: of the key with its chain.
-        root_pem: what the server's certificate leads to.
-        begin: of the certificate, UTC.
-        end: likewise.
-    """
-
-    peer: identity.Peer
-    path: Path
-    root_pem: bytes
-    begin: datetime
-    end: datetime
+__all__ = ["ENROL", "Held", "certificate", "held", "now_utc"]
 
 
 def held(config: ClientConfig) -> tuple[Held | None, Finding]:
     """Read the identity; None with the reason where there is none to go by."""
-    path, root = config.state_dir / "identity.pem", config.state_dir / "root.pem"
     try:
-        pem, root_pem = read_private(path), read_private(root)
-        peer = identity.peer_from_pem(pem)
-        key = identity.key_from_pem(pem)
-        begin, end = identity.validity(pem)
-    except FileNotFoundError as error:
-        return None, fail("identity", f"there is no {error.filename}", ENROL)
-    except OSError as error:
-        return None, fail(
-            "identity", f"{error.filename} cannot be read: {error.strerror}",
-            f"run this as the owner of {config.state_dir}",
-        )  # fmt: skip
+        found = read(config.state_dir)
+        key = signing_key(config.state_dir)
     except FedloomError as error:
-        return None, fail("identity", str(error), f"restore {path}, or {ENROL}")
-    if key.public_key() != x509.load_pem_x509_certificate(pem).public_key():
-        return None, fail("identity", f"key and certificate in {path} do not fit", ENROL)
-    found = Held(peer, path, root_pem, begin, end)
-    if not (config.state_dir / "signing.pub").exists():
+        said, _, mend = str(error).partition(". ")
+        return None, fail("identity", said, mend.rstrip("."))
+    if key is None:
         return found, warn(
-            "identity", f"{peer.client}, without the key that the server signs by",
+            "identity", f"{found.peer.client}, without the key that the server signs by",
             "nothing: the client asks for it when it connects",
         )  # fmt: skip
+    peer = found.peer
     return found, ok("identity", f"{peer.client} of the federation {peer.federation}")
 
 

@@ -25,7 +25,7 @@ from fedloom.protocol import wire
 from fedloom.protocol.bootstrap import presented_chain, verified_root
 from fedloom.protocol.errors import Code, Refusal, UnavailableError, UsageError
 from fedloom.protocol.identity import leaf_pem
-from fedloom.protocol.private_files import read_private
+from fedloom.protocol.proxies import proxy_for
 
 CONNECT_S = 5.0
 ANSWER_S = 10.0
@@ -86,6 +86,18 @@ def route(host: str, port: int) -> tuple[bool, Finding]:
             "check this device's network: cable or wireless, address, gateway (`ip route`)",
         )  # fmt: skip
     return True, ok("route", f"{host}:{port} from {ours}, connected in {took_ms:.1f} ms")
+
+
+def proxy(host: str) -> Finding | None:
+    """A proxy that the environment sends the agent through, and this doctor's other checks not."""
+    found = proxy_for(host)
+    if found is None:
+        return None
+    name, where = found
+    return warn(
+        "proxy", f"{name} sends the agent through {where}, which the checks of route and TLS do "
+        "not take", f"set no_proxy={host} if the server is reached without it"
+    )  # fmt: skip
 
 
 def enrolment(address: str) -> Finding:
@@ -228,7 +240,7 @@ def _rate(seconds_for: Callable[[int], float], round_trip_s: float) -> float:
 def _channel(config: ClientConfig, found: Held | None) -> grpc.Channel:
     if found is None:
         return grpc.insecure_channel(config.server, CHANNEL_OPTIONS)
-    pem = read_private(found.path)
+    pem = found.pem
     credentials = grpc.ssl_channel_credentials(found.root_pem, pem, leaf_pem(pem))
     return grpc.secure_channel(config.server, credentials, CHANNEL_OPTIONS)
 

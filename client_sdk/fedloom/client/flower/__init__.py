@@ -15,13 +15,12 @@ Invariant: a device that runs an app for Flower speaks to its own server and to 
 """
 
 import importlib
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from fedloom.client.api import Client, Params
-from fedloom.protocol.errors import UsageError
+from fedloom.protocol import extras
 
 
 def flower_client(
@@ -43,7 +42,7 @@ def flower_client(
     Raises:
         UsageError: it is no `ClientApp`, or Flower is not installed.
     """
-    require()
+    extras.flower("for an app that was written for it")
     adapter = importlib.import_module("fedloom.client.flower.adapter")
     client: Client = adapter.FlowerClient(
         app, Path(state_dir), node_config=node_config or {}, defaults=defaults or {}
@@ -67,7 +66,7 @@ def load(
     Raises:
         UsageError: there is no such thing, or it is no `ClientApp`, or Flower is not installed.
     """
-    require()
+    extras.flower("for an app that was written for it")
     app = find(code)
     projects = importlib.import_module("fedloom.client.flower.projects")
     defaults = projects.config_of(code)
@@ -86,23 +85,7 @@ def initial(found: Any) -> Params:
     Raises:
         UsageError: it is none of these, or Flower is not installed.
     """
-    require()
+    extras.flower("for an app that was written for it")
     records = importlib.import_module("fedloom.client.flower.records")
     params: Params = records.initial(found)
     return params
-
-
-def require() -> None:
-    """Import Flower, which would otherwise tell its makers how it is used.
-
-    Raises:
-        UsageError: it is not installed.
-    """
-    os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
-    try:
-        importlib.import_module("flwr")
-    except ModuleNotFoundError as error:
-        raise UsageError(
-            f"Expected Flower to run an app that was written for it, got no module {error.name}: "
-            "pip install 'fedloom[flower]'."
-        ) from None

@@ -2,10 +2,11 @@
 
 import importlib.util
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedloom.protocol.dotted import dotted
 from fedloom.protocol.errors import UsageError
 
 FILE = "pyproject.toml"
@@ -33,7 +34,7 @@ def config_of(code: str) -> dict[str, Any]:
     for folder in list(Path(file).resolve().parents)[:LEVELS]:
         app = _app(folder / FILE)
         if app is not None:
-            return dict(_flat(app.get("config", {})))
+            return dict(dotted(app.get("config", {})))
     return {}
 
 
@@ -47,11 +48,3 @@ def _app(path: Path) -> Mapping[str, Any] | None:
         raise UsageError(f"Expected the app's project as TOML in {path}, got: {error}.") from None
     found: Mapping[str, Any] | None = document.get("tool", {}).get("flwr", {}).get("app")
     return found
-
-
-def _flat(table: Mapping[str, Any], start: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in table.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{start}{name}.")
-        else:
-            yield f"{start}{name}", value

@@ -22,6 +22,9 @@ NUM_EXAMPLES = "num-examples"
 def in_order(params: Mapping[str, NDArray[Any]]) -> list[str]:
     """The names of a model's tensors in the order in which an app that has none sees them.
 
+    >>> in_order({"10": np.ones(1), "2": np.ones(1)})
+    ['2', '10']
+
     Raises:
         UsageError: nobody can tell.
     """
@@ -93,6 +96,9 @@ def metrics_of(records: Mapping[str, MetricRecord]) -> tuple[int | None, dict[st
     """The number of examples, where it is told, and every other metric as a number.
 
     A list becomes one metric for each of its values: `name.0`, `name.1`, …
+
+    >>> metrics_of({"": MetricRecord({"num-examples": 8, "loss": [0.5, 0.25]})})
+    (8, {'loss.0': 0.5, 'loss.1': 0.25})
 
     Raises:
         UsageError: the number of examples is a list or below 0.

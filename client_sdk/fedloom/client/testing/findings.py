@@ -1,29 +1,8 @@
 """What a check of a client found: one sentence each, with what to do about it."""
 
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from fedloom.client.returned import Finding
 
-Weight: TypeAlias = Literal["fault", "doubt"]
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """Something that would go wrong.
-
-    Attributes:
-        check: which check found it, such as `shapes`; `check(…, ignore=[…])` leaves it out.
-        sentence: what is wrong and what to do.
-        weight: a fault loses rounds; a doubt may be meant.
-    """
-
-    check: str
-    sentence: str
-    weight: Weight = "fault"
-
-    def __str__(self) -> str:
-        """The sentence."""
-        return self.sentence
-
+__all__ = ["CHECKS", "Finding"]
 
 CHECKS = {
     "raises": "train and evaluate end without an error",

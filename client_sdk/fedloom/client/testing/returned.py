@@ -1,117 +1,69 @@
-"""What is wrong with what `train` and `evaluate` returned, each thing in one sentence."""
+"""What is wrong with what `train` and `evaluate` returned, each thing in one sentence.
+
+Its form is looked at by `fedloom.client.returned`, as on a device; here comes what a server would
+refuse, or what helps nobody.
+"""
 
 import math
 from collections.abc import Iterator, Mapping
-from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedloom.client.api import MaskOf, Params, SliceOf, Update
+from fedloom.client import returned as form
+from fedloom.client.api import Params, Update, Weighting
+from fedloom.client.returned import Finding, ReturnedError, number
 from fedloom.client.testing.asked import Run
-from fedloom.client.testing.findings import Finding
-from fedloom.client.training import as_update
-from fedloom.protocol.errors import UsageError
-from fedloom.strategies import Slice
 
 
 def of_training(trained: Any, model: Params, run: Run) -> Iterator[Finding]:
     """What is wrong with what `train` returned."""
     try:
-        update = as_update(trained)
-    except UsageError as error:
-        yield Finding("returns", str(error))
-        return
-    if not isinstance(update.params, Mapping):
-        yield Finding(
-            "returns",
-            "Expected train to return arrays by name, got "
-            f"{type(update.params).__name__}. Return a dict like the one that it received.",
-        )
+        update = form.as_update(trained)
+    except ReturnedError as error:
+        yield error.finding
         return
     deltas = []
     for name, value in update.params.items():
         delta = yield from _tensor(name, value, model, run)
         deltas += [] if delta is None else [delta]
     yield from _together(deltas, bool(update.params), run)
-    yield from _weight(update, run)
-    yield from of_metrics(update.metrics, "train")
+    wrong = list(form.of_update(update, Weighting(run.weighting)))
+    yield from wrong
+    if not any(finding.check == "weight" for finding in wrong):
+        yield from _weight(update, run)
+    yield from _finite(update.metrics, "train")
 
 
 def of_evaluation(returned: Any) -> Iterator[Finding]:
     """What is wrong with what `evaluate` returned."""
-    if not (isinstance(returned, tuple) and len(returned) == 2):
-        yield Finding(
-            "evaluate",
-            "Expected evaluate to return (num_examples, metrics), got "
-            f"{type(returned).__name__}. Return the number of examples and a dict.",
-        )
+    try:
+        num_examples, metrics = form.as_measured(returned)
+    except ReturnedError as error:
+        yield error.finding
         return
-    num_examples, metrics = returned
-    if not isinstance(num_examples, Integral) or num_examples < 0:
-        yield Finding(
-            "evaluate",
-            f"Expected a whole number of examples >= 0 from evaluate, got {num_examples!r}. "
-            "Return how many it measured.",
-        )
-    yield from of_metrics(metrics, "evaluate")
+    yield from form.of_evaluation(num_examples, metrics)
+    yield from _finite(metrics, "evaluate")
 
 
-def of_metrics(metrics: Any, whence: str) -> Iterator[Finding]:
-    """What is wrong with metrics."""
-    if not isinstance(metrics, Mapping):
-        yield Finding(
-            "metrics",
-            f"Expected metrics by name from {whence}, got {type(metrics).__name__}. Return a dict "
-            "of floats, empty if there are none.",
-        )
-        return
-    for name, value in metrics.items():
-        if not isinstance(name, str):
-            yield Finding(
-                "metrics", f"Expected names of metrics from {whence}, got {name!r}. Use text."
-            )
-        elif not isinstance(value, Real | np.bool_):
+def _finite(metrics: Any, whence: str) -> Iterator[Finding]:
+    for name, value in metrics.items() if isinstance(metrics, Mapping) else ():
+        if (found := number(value)) is not None and not math.isfinite(found):
             yield Finding(
                 "metrics",
-                f"Expected a float for the metric {name!r} from {whence}, got "
-                f"{type(value).__name__}. Turn it into one by float(…).",
-            )
-        elif not math.isfinite(value):
-            yield Finding(
-                "metrics",
-                f"Expected a finite metric {name!r} from {whence}, got {value}. Leave it out where "
+                f"Expected a finite metric {name!r} from {whence}, got {found}. Leave it out where "
                 "there is nothing to measure.",
             )
 
 
 def _tensor(name: str, value: Any, model: Params, run: Run) -> Any:
     """One tensor; returns its difference from the model's, if it is right so far."""
-    if name not in model:
-        known = ", ".join(list(model)[:8])
-        yield Finding(
-            "names",
-            f"Expected tensors of the model ({known}), got {name!r} from train. Leave it out, or "
-            "begin the run from a model that has it.",
-        )
-        return None
-    old = model[name]
-    values = np.asarray(value.values if isinstance(value, SliceOf | MaskOf) else value)
-    if values.dtype.kind not in "fiu":
-        yield Finding(
-            "dtypes",
-            f"Expected {name!r} in numbers from train, got {values.dtype}. Return it as "
-            f"{old.dtype}.",
-        )
-        return None
-    covered = _covered(value, values, old)
-    if covered is None:
-        yield Finding(
-            "shapes",
-            f"Expected shape {old.shape} for {name!r} from train, got {values.shape}. Return it "
-            "in the shape that it came in, or as a SliceOf or MaskOf.",
-        )
+    try:
+        _, *found = form.covered(name, value, model)
+        values, old = map(np.asarray, found)
+    except ReturnedError as error:
+        yield error.finding
         return None
     if not np.isfinite(values).all():
         yield Finding(
@@ -121,7 +73,7 @@ def _tensor(name: str, value: Any, model: Params, run: Run) -> Any:
             "look for a division by zero.",
         )
         return None
-    delta = covered[0].astype(np.float64) - covered[1].astype(np.float64)
+    delta = values.astype(np.float64) - old.astype(np.float64)
     largest = float(np.abs(delta).max(initial=0))
     if largest > run.max_abs:
         yield Finding(
@@ -130,26 +82,6 @@ def _tensor(name: str, value: Any, model: Params, run: Run) -> Any:
             "the learning rate, or raise the run's max_abs.",
         )
     return delta
-
-
-def _covered(
-    value: Any, values: NDArray[Any], old: NDArray[Any]
-) -> tuple[NDArray[Any], NDArray[Any]] | None:
-    """New values and those of the model under them; None where they do not fit."""
-    if isinstance(value, SliceOf):
-        box = Slice(tuple((int(a), int(b)) for a, b in value.ranges))
-        try:
-            box.check(old.shape)
-        except ValueError:
-            return None
-        under = old[tuple(slice(a, b) for a, b in box.ranges)]
-        return (values, under) if values.shape == under.shape else None
-    if values.shape != old.shape:
-        return None
-    if isinstance(value, MaskOf):
-        bits = np.asarray(value.mask, np.bool_)
-        return (values[bits], old[bits]) if bits.shape == old.shape else None
-    return values, old
 
 
 def _together(deltas: list[NDArray[Any]], any_returned: bool, run: Run) -> Iterator[Finding]:
@@ -170,25 +102,23 @@ def _together(deltas: list[NDArray[Any]], any_returned: bool, run: Run) -> Itera
 
 
 def _weight(update: Update, run: Run) -> Iterator[Finding]:
-    count = update.num_examples
-    if not isinstance(count, Integral) or count <= 0:
+    """Weights in their form, but more than the run lets one update have, or none."""
+    count, weight = number(update.num_examples) or 0.0, number(update.weight) or 0.0
+    if not count:
         yield Finding(
             "weight",
-            f"Expected a whole number of examples > 0 from train, got {count!r}. Return how many "
-            "it trained on.",
+            "Expected num_examples from train above 0, got 0. Return how many it trained on.",
+            "doubt",
         )
-    elif run.weighting == "examples" and count > run.max_weight:
+    if run.weighting == "examples" and count > run.max_weight:
         yield Finding(
             "weight",
-            f"Expected at most {run.max_weight:g} examples, got {count}. Raise the run's "
+            f"Expected at most {run.max_weight:g} examples, got {count:g}. Raise the run's "
             "max_weight, or weigh clients alike.",
         )
-    weight = update.weight
-    if run.weighting == "client" and (
-        not isinstance(weight, Real) or not 0 < weight <= run.max_weight
-    ):
+    if run.weighting == "client" and weight > run.max_weight:
         yield Finding(
             "weight",
-            f"Expected a weight above 0 and at most {run.max_weight:g} with weighting = "
-            f'"client", got {weight!r}. Return an Update that has one.',
+            f"Expected a weight of at most {run.max_weight:g}, got {weight:g}. Raise the run's "
+            "max_weight, or weigh clients less.",
         )

@@ -17,7 +17,8 @@ from fedloom.protocol.adding import add_update
 from fedloom.protocol.container import read_params
 from fedloom.protocol.errors import Refusal, UsageError
 from fedloom.protocol.manifest import read_manifest
-from fedloom.protocol.updates import BodyChecker, check_header
+from fedloom.protocol.update_body import BodyChecker
+from fedloom.protocol.update_header import check_header
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.strategies import Partial, State, slots_to_arrays, weighted_mean
 

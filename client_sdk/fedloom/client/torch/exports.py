@@ -8,8 +8,8 @@ Invariant: a file is left only where what is read back from it answers as the mo
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -52,9 +52,8 @@ def export(
     module = merged(ready(target, params)).cpu()
     x = _example(target, example)
     temporary = out.with_name(f"{out.stem}.tmp{out.suffix}")
-    batches = (x, x[:1])
-    with torch.no_grad():
-        wanted = [module(batch) for batch in batches]
+    batches = _inputs(x)
+    wanted = _answers(module, batches)
     try:
         with _quiet():
             answer = WRITERS[kind](module, x, temporary)
@@ -75,13 +74,41 @@ def export(
         temporary.unlink(missing_ok=True)
 
 
+def _inputs(x: Tensor) -> list[Tensor]:
+    """The example inputs and others like them, so that other branches of the module are taken."""
+    turned = [x, x[:1], x.flip(0)]
+    return [*turned, -x, 10 * x, torch.zeros_like(x)] if x.is_floating_point() else turned
+
+
+def _answers(module: nn.Module, batches: Iterable[Tensor]) -> list[Any]:
+    try:
+        with torch.no_grad():
+            return [module(batch) for batch in batches]
+    except Exception as error:
+        raise UsageError(
+            f"Expected a module that answers its example inputs, got {type(error).__name__}: "
+            f"{error}. Give inputs of its shape and dtype as example=x."
+        ) from error
+
+
 Answer = Callable[[Tensor], Any]
 
 
 def _torchscript(module: nn.Module, x: Tensor, out: Path) -> Answer:
-    torch.jit.trace(module, x, check_trace=False).save(str(out))  # type: ignore[no-untyped-call]
+    _traced(module, x).save(str(out))
     loaded = torch.jit.load(str(out))  # type: ignore[no-untyped-call]
     return lambda x: loaded(x).detach()
+
+
+def _traced(module: nn.Module, x: Tensor) -> Any:
+    """What the module does with these inputs; compiled whole where that may depend on them."""
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        traced = torch.jit.trace(module, x, check_trace=False)  # type: ignore[no-untyped-call]
+    if any(each.category.__name__ == "TracerWarning" for each in warned):
+        with suppress(Exception):  # it takes less of Python than tracing does
+            return torch.jit.script(module)
+    return traced
 
 
 def _exported(module: nn.Module, x: Tensor) -> torch.export.ExportedProgram:

@@ -57,6 +57,15 @@ class Group(Protocol):
             UsageError: another rank failed.
         """
 
+    def says(self, word: bool) -> bool:
+        """What rank 0 says, on every rank; the others' words are not asked."""
+
+    def shared(self, data: bytes) -> bytes:
+        """What rank 0 has, on every rank."""
+
+    def gathered(self, data: bytes) -> list[bytes]:
+        """What each rank has, in their order, on every rank."""
+
     def sums(self, values: Sequence[float]) -> list[float]:
         """Numbers summed over the ranks, in float64."""
 
@@ -78,6 +87,18 @@ class Alone:
     def together(self, call: Callable[[], T]) -> T:
         """Do it."""
         return call()
+
+    def says(self, word: bool) -> bool:
+        """As it is."""
+        return word
+
+    def shared(self, data: bytes) -> bytes:
+        """As they are."""
+        return data
+
+    def gathered(self, data: bytes) -> list[bytes]:
+        """As they are."""
+        return [data]
 
     def sums(self, values: Sequence[float]) -> list[float]:
         """As they are."""

@@ -229,7 +229,8 @@ def prepare(
         return clip
     if rule.needs_loss or rule.needs_gradient:
         _survey(module, data, loss, rule, local, group)
-    pairs = [(param, _at(rule, local, name, param)) for name, param in params.items()]
+    changes = type(rule).gradient is not ClientRule.gradient  # else nobody looks at the copies
+    pairs = [(p, _at(rule, local, name, p)) for name, p in params.items()] if changes else []
     local.steps = 0
 
     @torch.no_grad()

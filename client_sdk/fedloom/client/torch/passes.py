@@ -88,10 +88,7 @@ def train(
             module, data, loss, asked.rule, asked.local,
             clip_norm=clip_norm, anchored=anchored, group=group,
         )  # fmt: skip
-        saving = None
-        if asked.checkpoints is not None and asked.checkpoints.are_kept and group.size == 1:
-            device = loop.device_of(module)
-            saving = Saving(asked.checkpoints, module, asked.local, device, len(data))
+        saving = _saving(module, len(data), asked, group)
         if personal.own_model is not None:
             if how != PLAIN:
                 raise UsageError(
@@ -117,7 +114,7 @@ def train(
                     module, data, loss, optimizer, alone, clip,
                     group=group, how=how, saving=saving,
                 )  # fmt: skip
-        if asked.should_stop():  # what is saved is of the head, which may not be done
+        if group.says(asked.should_stop()):  # what is saved is of the head, which may not be done
             return loop.Totals()
         with frozen(module, head):
             return _fit(
@@ -151,13 +148,6 @@ def _fit(  # noqa: PLR0917 - what a fit is of
         wanted = batches.count(len(data), batch_size=settings.batch_size, **length)
         schedule = Scheduled(stepper, how.schedule, wanted)
     after = None if schedule is None else schedule.step
-    if group.size > 1:
-        from fedloom.client.torch.site.fit import fit  # noqa: PLC0415 - torch.distributed, for sites
-
-        return fit(
-            module, data, loss, stepper, settings, asked.seed,
-            correct=correct, stopping=stopping, group=group, precision=precision, after=after,
-        )  # fmt: skip
     totals, done = loop.Totals(), 0
     if saving is not None and can_save(stepper):
         parts: dict[str, Stateful] = {"optimizer": stepper, "totals": totals, "stopping": stopping}
@@ -166,6 +156,20 @@ def _fit(  # noqa: PLR0917 - what a fit is of
         done = saving.begin(stage, stopping.epoch, parts)
     else:
         saving = None
+
+    def over() -> None:
+        if saving is not None and group.says(asked.should_stop()):
+            saving.save()  # whoever asked may want the rest later
+
+    stepped = None if saving is None else saving.stepped
+    if group.size > 1:
+        from fedloom.client.torch.site.fit import fit  # noqa: PLC0415 - torch.distributed, for sites
+
+        return fit(
+            module, data, loss, stepper, settings, asked.seed,
+            correct=correct, stopping=stopping, group=group, precision=precision, after=after,
+            totals=totals, skip=done, stepped=stepped, over=over,
+        )  # fmt: skip
     loop.fit(
         module,
         batches.training(
@@ -184,11 +188,23 @@ def _fit(  # noqa: PLR0917 - what a fit is of
         precision=precision,
         after=after,
         totals=totals,
-        stepped=None if saving is None else saving.stepped,
+        stepped=stepped,
     )
-    if saving is not None and asked.should_stop():
-        saving.save()  # whoever asked may want the rest later
+    over()
     return totals
+
+
+def _saving(module: nn.Module, num_examples: int, asked: Asked, group: Group) -> Saving | None:
+    """Where the training is kept between two steps, if rank 0 has a place for it."""
+    checkpoints = asked.checkpoints or Checkpoints()
+    if not group.says(checkpoints.are_kept):
+        return None
+    device = loop.device_of(module)
+    if group.size == 1:
+        return Saving(checkpoints, module, asked.local, device, num_examples)
+    from fedloom.client.torch.site.saving import SiteSaving  # noqa: PLC0415 - as in `_fit`
+
+    return SiteSaving(group, checkpoints, module, asked.local, device, num_examples)
 
 
 @contextmanager

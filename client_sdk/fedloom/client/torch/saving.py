@@ -41,7 +41,12 @@ class Saving:
         local: what the rule counts in.
         device: whose random numbers are drawn.
         num_examples: trained on; a checkpoint of another number does not fit.
+
+    Attributes:
+        num_ranks: that train together; likewise.
     """
+
+    num_ranks = 1
 
     def __init__(
         self,
@@ -76,6 +81,8 @@ class Saving:
     def _check(self, found: dict[str, Any]) -> None:
         if found["num_examples"] != self._num_examples:
             raise ValueError(f"it is of {found['num_examples']} examples")
+        if found["num_ranks"] != self.num_ranks:
+            raise ValueError(f"it is of {found['num_ranks']} ranks")
         shapes = {name: tensor.shape for name, tensor in _tensors(self._module).items()}
         if {name: tensor.shape for name, tensor in found["tensors"].items()} != shapes:
             raise ValueError("it is of other tensors")
@@ -112,24 +119,30 @@ class Saving:
     def stepped(self) -> None:
         """Be told of a step; at the end of an epoch that is long enough after the last, save."""
         self._steps += 1
-        if self._steps % self._epoch == 0 and self._checkpoints.due():
+        if self._steps % self._epoch == 0 and self._is_due():
             self.save()
+
+    def _is_due(self) -> bool:
+        return self._checkpoints.due()
 
     def save(self) -> None:
         """Keep the state as it is between two steps."""
         self._checkpoints.save(self._write)
 
     def _write(self, file: BinaryIO) -> None:
-        state = {
+        torch.save(self._state(), file)
+
+    def _state(self) -> dict[str, Any]:
+        return {
             "stage": self._stage,
             "steps": self._steps,
             "num_examples": self._num_examples,
+            "num_ranks": self.num_ranks,
             "tensors": _tensors(self._module),
             "parts": {name: part.state_dict() for name, part in self._parts.items()},
             "random": random_state(self._device),
             "local_steps": self._local.steps,
         }
-        torch.save(state, file)
 
 
 def _tensors(module: nn.Module) -> dict[str, torch.Tensor]:

@@ -9,7 +9,7 @@ Source: Li et al. 2020, PyTorch Distributed, https://arxiv.org/abs/2006.15704, s
 Invariant: the gradient of every step is that of the mean loss over the whole batch.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from inspect import signature
 from typing import Any
@@ -66,8 +66,18 @@ class Shard(DistributedSampler[int]):
         return iter(self.order()[self.rank :: self.num_replicas].tolist())
 
 
-def shares(num_examples: int, settings: RoundSettings, seed: int, group: Group) -> Iterator[Share]:
-    """This rank's share of every batch of a training, in order."""
+def shares(
+    num_examples: int, settings: RoundSettings, seed: int, group: Group, skip: int = 0
+) -> Iterator[Share]:
+    """This rank's share of every batch of a training, in order.
+
+    Args:
+        num_examples: of the site.
+        settings: of the training.
+        seed: of the task.
+        group: whose ranks share them.
+        skip: batches that were trained on before.
+    """
     size = settings.batch_size or num_examples
     count = batches.count(
         num_examples, epochs=settings.epochs, steps=settings.steps, batch_size=settings.batch_size
@@ -78,6 +88,9 @@ def shares(num_examples: int, settings: RoundSettings, seed: int, group: Group) 
             if not count:
                 return
             count -= 1
+            if skip:
+                skip -= 1
+                continue
             mine = whole[group.rank :: group.size]
             yield Share(mine if len(mine) else whole[:1], len(mine), len(whole))
 
@@ -95,15 +108,37 @@ def fit(  # noqa: PLR0917 - as `loop.fit`
     group: Group,
     precision: Precision = FULL,
     after: loop.Correction | None = None,
+    totals: loop.Totals | None = None,
+    skip: int = 0,
+    stepped: Callable[[], None] | None = None,
+    over: Callable[[], None] | None = None,
 ) -> loop.Totals:
     """As `loop.fit`, on all ranks together.
+
+    Args:
+        module: as there, and so is what is not named here.
+        data: of the site.
+        loss: mean of a batch.
+        optimizer: over the parameters to train.
+        settings: of the training.
+        seed: gives the order of the examples.
+        correct: called when the gradients are there.
+        stopping: that of rank 0 counts.
+        group: the ranks.
+        precision: of the forward pass.
+        after: called after each step.
+        totals: of this rank's shares that went by before.
+        skip: how many batches did.
+        stepped: called after each step and all that belongs to it.
+        over: called after the last one, before the ranks' totals are merged.
 
     Raises:
         UsageError: a tensor that is trained has no part in the loss.
         Exception: what somebody's own code raised; every rank gives up.
     """
     assert isinstance(group, SiteGroup)
-    totals, counted = loop.Totals(), Counted()
+    totals, counted = loop.Totals() if totals is None else totals, Counted()
+    looked = False
     device = loop.device_of(module)
     trained = [param for param in module.parameters() if param.requires_grad]
     _check_as_many(len(data), group)
@@ -111,7 +146,7 @@ def fit(  # noqa: PLR0917 - as `loop.fit`
     with group.speaking():
         parallel = _parallel(module, device)
     with over_ranks(module, counted):
-        for share in shares(len(data), settings, seed, group):
+        for share in shares(len(data), settings, seed, group, skip):
             failure, made = None, None
             counted.here = share.size > 0
             try:
@@ -131,8 +166,9 @@ def fit(  # noqa: PLR0917 - as `loop.fit`
             output, target, value = made
             with group.speaking():
                 precision.backward(value * (share.size * group.size / share.whole))
-            if not totals.num_examples:
+            if not looked:  # on every rank once, also on one whose shares are empty
                 _check_all_have_gradients(module, group)
+                looked = True
             precision.step(optimizer, trained, correct)
             if after is not None:
                 after()
@@ -141,7 +177,11 @@ def fit(  # noqa: PLR0917 - as `loop.fit`
             )
             if share.size:
                 totals.add(value, output, target)
+            if stepped is not None:
+                stepped()
     optimizer.zero_grad()
+    if over is not None:
+        over()
     totals.merge(group)
     return totals
 

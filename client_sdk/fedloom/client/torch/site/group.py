@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -37,6 +37,7 @@ TIMEOUT_S = 300.0
 T = TypeVar("T")
 _WAIT = timedelta(hours=1)
 _ATTEMPT = "TORCHELASTIC_RESTART_COUNT"
+_AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 
 
 class SiteBrokenError(UnavailableError):
@@ -75,16 +76,19 @@ class SiteGroup:
         timeout = timedelta(seconds=float(os.environ.get(TIMEOUT, TIMEOUT_S)))
         # Their process groups end with the process; torch would warn that they were not destroyed.
         warnings.filterwarnings("ignore", message=".*destroy_process_group.*")
+        # What the ranks of an attempt before wrote is still there where torchrun keeps the store:
+        # by env:// the new ones would wait at the old ones' addresses.
+        attempt = f"fedloom/{os.environ.get(_ATTEMPT, '0')}"
+        hosts = self.rank == 0 and os.environ.get(_AGENT_STORE) != "True"
         dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if on_cuda else "gloo", init_method="env://", timeout=timeout
+            "cpu:gloo,cuda:nccl" if on_cuda else "gloo",
+            store=_store(f"{attempt}/torch", timeout, hosts=hosts),
+            rank=self.rank,
+            world_size=self.size,
+            timeout=timeout,
         )
         # A connection of its own: while one thread waits on a store, no other may speak to it.
-        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        store = dist.TCPStore(  # type: ignore[attr-defined] # documented
-            host, port, is_master=False, timeout=timeout, wait_for_workers=False
-        )
-        attempt = os.environ.get(_ATTEMPT, "0")
-        self._store = dist.PrefixStore(f"fedloom/{attempt}", store)  # type: ignore[attr-defined] # documented
+        self._store = _store(attempt, timeout)
         self._number = 0
         self._busy = False
 
@@ -209,6 +213,29 @@ class SiteGroup:
         self.agree()
         return result
 
+    def says(self, word: bool) -> bool:
+        """What rank 0 says, on every rank; the others' words are not asked."""
+        return bool(self.sums([float(word and self.rank == 0)])[0])
+
+    def shared(self, data: bytes) -> bytes:
+        """What rank 0 has, on every rank."""
+        (size_bytes,) = self.sums([len(data) if self.rank == 0 else 0])
+        return self._of(0, data, int(size_bytes))
+
+    def gathered(self, data: bytes) -> list[bytes]:
+        """What each rank has, in their order, on every rank."""
+        sizes = self.sums([len(data) if rank == self.rank else 0 for rank in range(self.size)])
+        return [self._of(rank, data, int(size)) for rank, size in enumerate(sizes)]
+
+    def _of(self, rank: int, data: bytes, size_bytes: int) -> bytes:
+        if not size_bytes:
+            return b""
+        mine = rank == self.rank
+        tensor = torch.frombuffer(bytearray(data if mine else size_bytes), dtype=torch.uint8)
+        with self.speaking():
+            dist.broadcast(tensor, src=rank)
+        return tensor.numpy().tobytes()
+
     def sums(self, values: Sequence[float]) -> list[float]:
         """Numbers summed over the ranks, in float64."""
         vector = torch.tensor(values, dtype=torch.float64)
@@ -249,6 +276,15 @@ class SiteGroup:
         if first and self.on_break is not None:
             self.on_break()
         return SiteBrokenError(self.broken)
+
+
+def _store(prefix: str, timeout: timedelta, *, hosts: bool = False) -> Any:
+    """A connection to what the ranks share; `hosts`: this process serves it."""
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = dist.TCPStore(  # type: ignore[attr-defined] # documented
+        host, port, is_master=hosts, timeout=timeout, wait_for_workers=False
+    )
+    return dist.PrefixStore(prefix, store)  # type: ignore[attr-defined] # documented
 
 
 def _bytes(tensor: Tensor) -> Tensor:
