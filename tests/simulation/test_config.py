@@ -9,6 +9,7 @@ from click.testing import CliRunner
 from fedloom.cli.main import main
 from fedloom.protocol.errors import UsageError
 from fedloom.simulation import config
+from fedloom.simulation.api import simulate
 from fedloom.simulation.crew import muster
 
 ROOT = Path(__file__).parents[2]
@@ -21,11 +22,15 @@ DIGITS = ROOT / "simulations" / "examples" / "digits.toml"
         ({"cohort.goal": 50}, "cohort.goal = 50 of 20 clients"),
         ({"data.clients": 3000}, "got 3000 clients"),
         ({"data.partition.alpha": 1e-4}, "each of 20 clients has at least 1"),
+        ({"data.clients": 1.5}, "clients as a whole number >= 1, got 1.5"),
+        ({"data.partition": "iid"}, "a partition as a table"),
         ({"data.source": "digit"}, "Did you mean 'digits'"),
         ({"data": {"source": "mnist", "folder": "/nowhere"}}, "Set folder"),
         ({"data": 5}, "Expected .data. to be a table"),
         ({"model.name": "resnet"}, "a model among logistic"),
         ({"model.name": 3}, "model.name as a string"),
+        ({"model": {"name": "mlp", "hidden": [-5]}}, "model.hidden as a list of sizes"),
+        ({"model": {"name": "mlp", "hidden": 3}}, "model.hidden as a list of sizes"),
         ({"model.loss": "l7"}, "a loss among"),
         ({"optimizer.name": "adamm"}, "optimizer.name of torch.optim"),
         ({"optimizer.lr": 0.1, "optimizer.name": "sgd"}, "train.learning_rate"),
@@ -44,9 +49,14 @@ DIGITS = ROOT / "simulations" / "examples" / "digits.toml"
         ({"rounds": "ten"}, "rounds as int"),
         ({"strategy.name": "fedavgg"}, "did you mean 'fedavg'"),
         ({"test.every": -1}, "test.every as a whole number"),
-        ({"stop.accuracy": "high"}, "stop.accuracy as a number"),
+        ({"stop.accuracy": "high"}, "stop.accuracy as a finite number"),
+        ({"stop.accuracy": 97}, "0 < stop.accuracy <= 1"),
+        ({"output.wandb": True}, "settings of .output. of tensorboard, mlflow, got wandb"),
+        ({"output.tensorboard": "yes"}, "output.tensorboard as true or false"),
+        ({"train.batch_size": 1e6}, r"to be a whole number, got 1000000.0\.$"),
         ({"test.every": 0, "stop.accuracy": 0.9}, "test.every >= 1 with .stop."),
         ({"devices.compute_examples_per_s": 10.0}, "devices.download_mbit_s"),
+        ({"devices": {}}, "devices.compute_examples_per_s"),
         ({"max_weight": 10.0}, "Raise max_weight"),
         ({"name.first": 1}, "to be a table, got a value"),
     ],
@@ -71,6 +81,66 @@ def test_refuses_an_engine_that_cannot_carry_the_model(change, message, monkeypa
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(UsageError, match=message):
         muster(config.load(DIGITS, change))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model.name": "char-lstm"}, r"inputs float32 \[1, 8, 8\] and targets int64, got Runtime"),
+        ({"model.loss": "binary_cross_entropy"}, "Choose another model.name or model.loss"),
+        (
+            {"model": {"name": "mlp", "hidden": [], "loss": "mse"}},
+            "got UserWarning: Using a target",
+        ),
+        ({"model.loss": "{own}:each"}, r"one number, the mean over a batch, got .* shape \(2,\)"),
+        ({"model.name": "{own}:broken"}, r"got KeyError in .*own.py, line 5: 'weights'"),
+    ],
+    ids=["model", "loss", "broadcast", "many", "constructor"],
+)
+def test_refuses_a_model_or_a_loss_that_cannot_take_the_data(change, message, tmp_path):
+    """Before a worker is there, with what it said and where, if that is in the user's code."""
+    own = tmp_path / "own.py"
+    own.write_text(
+        "from torch.nn.functional import cross_entropy\n"
+        "def each(output, target):\n"
+        "    return cross_entropy(output, target, reduction='none')\n"
+        "def broken():\n"
+        "    raise KeyError('weights')\n"
+    )
+    named = {
+        key: value.format(own=own) if isinstance(value, str) else value
+        for key, value in change.items()
+    }
+    with pytest.raises(UsageError, match=message):
+        muster(config.load(DIGITS, named))
+
+
+def test_says_whose_training_failed_and_where(tmp_path, monkeypatch):
+    """The same from one process and from two: no traceback, which a variable asks for."""
+    own = tmp_path / "own.py"
+    own.write_text(
+        "class Camera:\n"
+        "    def __init__(self, name): self.name = name\n"
+        "    def train(self, params, task):\n"
+        "        raise RuntimeError('no camera at ' + self.name)\n"
+    )
+    arguments = ["simulate", str(DIGITS), "--set", f"client.code={own}:Camera", "--quiet"]
+    for workers in "1", "2":
+        place = ["--out", str(tmp_path / workers), "--workers", workers]
+        ended = CliRunner().invoke(main, [*arguments, *place])
+        assert ended.exit_code == 2
+        assert "own.py, line 4: no camera at client-0" in ended.output
+        assert " to train, got RuntimeError in " in ended.output
+        assert "Traceback" not in ended.output
+    monkeypatch.setenv("FEDLOOM_TRACEBACK", "1")
+    ended = CliRunner().invoke(main, [*arguments, "--out", str(tmp_path / "3"), "--workers", "2"])
+    assert "raise RuntimeError('no camera at ' + self.name)" in ended.output
+
+
+def test_an_experiment_is_a_file(tmp_path):
+    """A folder is refused as a missing file is."""
+    with pytest.raises(UsageError, match="Is a directory"):
+        config.load(tmp_path)
 
 
 def test_over_selection_needs_devices():
@@ -154,5 +224,28 @@ def test_describes_without_training(tmp_path):
     words = ["simulate", str(DIGITS), "--describe", "--json", "--out", str(tmp_path)]
     told = json.loads(CliRunner().invoke(main, words).output)
     assert told["clients"] == "20"
-    assert told["kernel"].startswith("channels-last: convolutions on a CPU")
+    assert told["kernel"].startswith("channels-last: convolutions are faster")
     assert [path.name for path in tmp_path.iterdir()] == ["partition.png"]
+
+
+def test_values_of_a_table_are_learnt(tmp_path):
+    """A model by name gives one value an example, and the loss does not broadcast it."""
+    table = tmp_path / "line.csv"
+    rows = [f"{n / 50:.2f},{2 * n / 50 - 1:.2f}" for n in range(100)]
+    table.write_text("x,y\n" + "\n".join(rows))
+    experiment = config.load(
+        {
+            "rounds": 30,
+            "data": {"source": "csv", "file": str(table), "target": "y", "task": "values"}
+            | {"clients": 4},
+            "model": {"name": "logistic", "loss": "mse"},
+            "cohort": {"goal": 4},
+            "train": {"epochs": 2, "batch_size": 5, "learning_rate": 0.1},
+            "engine": {"workers": 1},
+        }
+    )
+    result = simulate(experiment, show=False)
+    with pytest.raises(UsageError, match="a model and a loss that take inputs"):
+        muster(config.load(experiment.settings, {"model.loss": "cross_entropy"}))
+    assert result.params["0.weight"].item() == pytest.approx(2.0, abs=0.01)
+    assert result.records[-1].test["loss"] < 1e-4

@@ -1,12 +1,18 @@
 """What federated averaging must reduce to, and the same bits by two roads."""
 
+import os
+import signal
+from multiprocessing import active_children
+
+import grpc
 import numpy as np
 import pytest
 import torch
 from torch.nn import functional
 
 from fedloom.client.torch import parameters
-from fedloom.protocol.errors import UsageError
+from fedloom.protocol.errors import UnavailableError, UsageError
+from fedloom.simulation import wire
 from fedloom.simulation.api import simulate
 from fedloom.simulation.simulator import Simulation
 from fedloom.simulation.wire import over_the_wire
@@ -70,6 +76,44 @@ def test_over_the_wire_gives_the_same_bits(kernel):
     assert there.digest == here.digest
     assert [r.evaluation for r in there.records] == [r.evaluation for r in here.records]
     assert there.records[-1].kind == "evaluate"
+
+
+@pytest.mark.e2e
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("whom", "number", "raised", "said"),
+    [
+        ("client", signal.SIGKILL, UnavailableError, "fedloom client client-000 ended with -9"),
+        ("parent", signal.SIGTERM, KeyboardInterrupt, None),
+    ],
+    ids=["client", "parent"],
+)
+def test_over_the_wire_ends_as_a_whole(whom, number, raised, said):
+    """A server would go on without a client, to other bits; and nobody is left behind."""
+    described = experiment(data=population(held_out=2), cohort={"goal": 3}, rounds=500)
+
+    def end(_):
+        (client,) = (c for c in active_children() if c.name.endswith("client-000"))
+        os.kill(client.pid if whom == "client" else os.getpid(), number)
+
+    with pytest.raises(raised, match=said):
+        over_the_wire(described, on_round=end, show=False)
+    assert not [child for child in active_children() if "fedloom client" in child.name]
+
+
+@pytest.mark.e2e
+@pytest.mark.long
+def test_over_the_wire_beside_an_open_channel_gives_the_same_bits():
+    """Client processes do not inherit the gRPC that their parent is using."""
+    described = experiment(
+        data=population(held_out=2), cohort={"goal": 2, "quorum": 2}, rounds=1, evaluate=False
+    )
+    with grpc.insecure_channel("unix:/nowhere") as channel:
+        with pytest.raises(grpc.RpcError):
+            channel.unary_unary("/any/Call")(b"", timeout=5)
+        assert wire._start_method() == "spawn"
+        there = over_the_wire(described, show=False)
+    assert there.digest == simulate(described, show=False).digest
 
 
 @pytest.mark.e2e

@@ -12,8 +12,9 @@ from torch.nn import functional
 from fedloom.client import Client
 from fedloom.client.torch import TorchClient, parameters
 from fedloom.protocol.errors import Code, Refusal, UsageError
-from fedloom.protocol.updates import check_header
+from fedloom.protocol.update_header import check_header
 from fedloom.protocol.v1 import fleet_pb2
+from fedloom.server import run_sums
 from fedloom.simulation.api import simulate
 from fedloom.simulation.crew import manifest_of
 from fedloom.simulation.simulator import Simulation
@@ -197,7 +198,7 @@ def test_the_door_refuses_what_should_stay_at_home():
     what = described(HEAD)
     model = what.model()
     manifest = manifest_of(model, parameters(model))
-    limits = what.spec.limits(manifest)
+    limits = run_sums.limits(what.spec, manifest)
     header = fleet_pb2.UpdateHeader(size_bytes=100, weight=1.0)
     header.training.num_examples = 1
     header.parts.add(group="delta", tensor="0.bias", values="a").full.SetInParent()

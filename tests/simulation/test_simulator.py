@@ -16,8 +16,9 @@ import pytest
 
 from fedloom.protocol.errors import UnavailableError, UsageError
 from fedloom.simulation import config
-from fedloom.simulation.api import INTERRUPTED, simulate
+from fedloom.simulation.api import simulate
 from fedloom.simulation.devices import Devices
+from fedloom.simulation.history import INTERRUPTED
 from fedloom.simulation.simulator import Simulation
 from support.experiments import Nudge, experiment, population
 
@@ -238,14 +239,17 @@ def test_says_what_to_do_when_memory_runs_out(workers):
 
 
 def test_passes_a_clients_error_on():
-    """What a client's own code raises in a worker's process comes with its traceback."""
+    """What a client's own code raises in a worker's process comes with a note of its traceback."""
 
     class Broken(Nudge):
         def train(self, params, task):
             raise ZeroDivisionError("by the client")
 
-    with pytest.raises(RuntimeError, match="by the client"):
+    with pytest.raises(UsageError, match=r"to train, got ZeroDivisionError in .*: by the client"):
+        quietly(experiment(client=Broken, workers=1))
+    with pytest.raises(UsageError, match="by the client") as error:
         quietly(experiment(client=Broken, workers=2))
+    assert 'raise ZeroDivisionError("by the client")' in error.value.__notes__[0]
 
 
 CONFIG = """

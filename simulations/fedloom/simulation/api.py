@@ -10,20 +10,20 @@ from typing import Any
 
 from rich.console import Console
 
-from fedloom.protocol.errors import UsageError
+from fedloom.protocol.errors import UnavailableError, UsageError
 from fedloom.server.spec import RunSpec
 from fedloom.simulation import outcome
 from fedloom.simulation.experiment import Experiment
-from fedloom.simulation.history import Result, RoundRecord
+from fedloom.simulation.history import INTERRUPTED, Result, RoundRecord
 from fedloom.simulation.output.files import Folder
 from fedloom.simulation.output.progress import Progress
 from fedloom.simulation.output.summary import summary
 from fedloom.simulation.simulator import Simulation
+from fedloom.simulation.workers.failures import NO_ROOM
 from fedloom.strategies.privacy import told
 
 OnRound = Callable[[RoundRecord], bool | None]
 CHECKPOINT = "checkpoint.safetensors"
-INTERRUPTED = "interrupted"
 
 
 def simulate(
@@ -58,7 +58,7 @@ def simulate(
 
     Raises:
         UsageError: settings that cannot work, or `out` holds another experiment.
-        UnavailableError: a worker died.
+        UnavailableError: a worker died, or the disk is full.
     """
     if resume and out is None:
         raise UsageError("Expected a folder to resume from, got out=None.")
@@ -66,6 +66,7 @@ def simulate(
     with ExitStack() as stack:
         folder = None
         if out is not None:
+            stack.enter_context(_roomy(Path(out)))
             folder = stack.enter_context(Folder(Path(out), resume=resume))
             folder.configure(outcome.given(experiment), outcome.resolved(experiment))
         simulation = stack.enter_context(_running(experiment, folder, resume=resume))
@@ -113,6 +114,20 @@ def spent(spec: RunSpec, trained: int) -> tuple[str, ...]:
 
 
 @contextmanager
+def _roomy(folder: Path) -> Iterator[None]:
+    """Say what to do where the disk is full."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        raise UnavailableError(
+            f"Expected room for the results in {folder}, got: {error.strerror}. Free some; "
+            "--resume goes on."
+        ) from error
+
+
+@contextmanager
 def _running(
     experiment: Experiment, folder: Folder | None, *, resume: bool
 ) -> Iterator[Simulation]:
@@ -143,7 +158,7 @@ def _rounds(
     )
     goal = spec.round_config().goal
     try:
-        with progress, _terminable():
+        with progress, terminable():
             for record in simulation.rounds(lambda done: progress.working(done, goal)):
                 records.append(record)
                 progress.update(record)
@@ -158,7 +173,7 @@ def _rounds(
 
 
 @contextmanager
-def _terminable() -> Iterator[None]:
+def terminable() -> Iterator[None]:
     """SIGTERM ends a simulation as Ctrl-C does, where signals can be handled."""
     if threading.current_thread() is not threading.main_thread():
         yield

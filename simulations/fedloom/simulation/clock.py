@@ -20,7 +20,7 @@ matter.
 """
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import inf
@@ -49,6 +49,7 @@ from fedloom.server.engine import (
     UpdateRefused,
     Wake,
 )
+from fedloom.strategies.selection import Attendance, Roster
 
 from .availability import Availability
 from .devices import Devices, Load
@@ -127,7 +128,8 @@ class Clock:
         self.names = tuple(names)
         self.devices = devices
         self.place_of = {name: place for place, name in enumerate(self.names)}
-        self.everyone = dict.fromkeys(self.names)
+        self._roster = Roster(self.names)
+        self._sorted = np.array([self.place_of[name] for name in self._roster.names], np.intp)
 
     def play(
         self,
@@ -162,6 +164,19 @@ class Clock:
         )  # fmt: skip
         game.run()
         return game.outcome(start_s)
+
+    def attendance(
+        self, there: NDArray[np.bool_] | None, barred: Collection[str] = ()
+    ) -> Attendance:
+        """Who may be asked.
+
+        Args:
+            there: who is there, in the order of the names; None for everybody.
+            barred: clients that may not be asked all the same.
+        """
+        idle = np.ones(len(self.names), np.bool_) if there is None else there[self._sorted]
+        idle[[self._roster.place_of[name] for name in barred if name in self.place_of]] = False
+        return Attendance(self._roster, idle)
 
     def check(self, config: RoundConfig) -> None:
         """Refuse what no population of this size, or without devices, can do.
@@ -288,9 +303,7 @@ class Game:
             self._declines = devices.declines(round_number)
             self._fails_at = devices.fails_at(round_number)
             self._windows = devices.availability
-        available: Iterable[str] = clock.everyone
         if devices is not None and self._windows is not None and opening.there is not None:
-            available = [names[place] for place in np.flatnonzero(opening.there).tolist()]
             self._idle = Idle(
                 self._windows,
                 opening.there,
@@ -299,9 +312,8 @@ class Game:
                 opened_s=opening.at_s,
                 until_s=opening.at_s + config.deadline_s,
             )
-        if barred:
-            available = [name for name in available if name not in barred]
-        self._round = self._begin(config, select, available)
+        there = None if self._idle is None else opening.there
+        self._round = self._begin(config, select, clock.attendance(there, barred))
         self._members = self._round.phases  # a live view
 
     def _begin(self, config: RoundConfig, select: Select, available: Iterable[str]) -> Round:

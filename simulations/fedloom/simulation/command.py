@@ -67,6 +67,7 @@ def simulate(
     """
     load("fedloom.simulation.api:simulate")  # names the extra that is missing, if one is
     from fedloom.simulation import api, config  # noqa: PLC0415 - help needs none of this
+    from fedloom.simulation.history import INTERRUPTED  # noqa: PLC0415
     from fedloom.simulation.wire import over_the_wire as by_wire  # noqa: PLC0415
 
     overrides = dict(_change(text) for text in changes)
@@ -103,7 +104,7 @@ def simulate(
     if result.stopped:
         if quiet and not output.wants_json():
             click.echo(f"stopped: {result.stopped}", err=True)
-        raise SystemExit(130 if result.stopped == api.INTERRUPTED else 1)
+        raise SystemExit(130 if result.stopped == INTERRUPTED else 1)
 
 
 def _privacy(experiment: "Experiment", trained: int) -> dict[str, Any] | None:

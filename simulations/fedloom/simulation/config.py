@@ -8,6 +8,7 @@ import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
 from functools import partial
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import nn
 
 from fedloom.cli.loading import find
 from fedloom.client import Client
-from fedloom.client.torch.loop import MakeOptimizer
+from fedloom.client.torch.loop import Loss, MakeOptimizer
 from fedloom.protocol.errors import UsageError
 from fedloom.server.spec import RunSpec
 from fedloom.server.spec import parse as parse_spec
@@ -76,6 +77,8 @@ def read(path: Path) -> dict[str, Any]:
         values = tomllib.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         raise UsageError(f"Expected an experiment in {path}, got no such file.") from None
+    except OSError as error:
+        raise UsageError(f"Expected an experiment in {path}, got: {error.strerror}.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"Expected TOML in {path}, got: {error}.") from None
     data = values.get("data")
@@ -134,15 +137,16 @@ def build(values: Mapping[str, Any], folder: Path = Path()) -> Experiment:
             "Expected a run that trains, got evaluate_only = true. A simulation evaluates every "
             "model anyway, in one place and, with evaluate = true, on clients. Leave it out."
         )
+    _output(tables["output"])
     population = sources.load(**{"seed": spec.seed, **tables["data"]})
     devices = None
-    if tables["devices"]:
+    if "devices" in values:  # an empty table lacks every timing, and must not mean no time
         devices = Devices.build(tables["devices"], len(population), spec.seed, folder)
     test = _only(tables["test"], "test", ("every",))
     return Experiment(
         population=population,
         model=_model(tables["model"], population, spec.seed),
-        loss=models.loss(str(tables["model"].get("loss", "cross_entropy"))),
+        loss=_loss(str(tables["model"].get("loss", "cross_entropy")), population),
         optimizer=_optimizer(tables["optimizer"]),
         client=_client(tables["client"]),
         spec=spec,
@@ -150,7 +154,7 @@ def build(values: Mapping[str, Any], folder: Path = Path()) -> Experiment:
         attack=attacks.attack(tables["attack"]),
         engine=EngineSettings(**_settings(EngineSettings, tables["engine"], "engine")),
         test_every=_count("test.every", test.get("every", 1)),
-        stop=_numbers("stop", tables["stop"]),
+        stop=_stop(tables["stop"]),
         settings=dict(values),
     )
 
@@ -162,11 +166,25 @@ def _model(table: Mapping[str, Any], population: Population, seed: int) -> parti
     offered = {
         "seed": seed,
         "input_shape": population.examples.x.shape[1:],
-        "num_classes": population.num_classes,
+        "num_classes": 1 if _has_values(population) else population.num_classes,
     }
     make = partial(models.build, **{**offered, **settings})
     make()  # a name or a setting that it does not know is said now
     return make
+
+
+def _loss(name: str, population: Population) -> Loss:
+    loss = models.loss(name)
+    of_values = name in models.LOSSES and name != "cross_entropy"
+    if of_values and _has_values(population):
+        return partial(models.of_values, loss)
+    return loss
+
+
+def _has_values(population: Population) -> bool:
+    """Whether a target is one number, which a model gives as its only score."""
+    y = population.examples.y
+    return population.num_classes is None and y.ndim == 1 and y.dtype.kind == "f"
 
 
 def _optimizer(table: dict[str, Any]) -> MakeOptimizer | None:
@@ -238,8 +256,16 @@ def _count(name: str, value: Any) -> int:
     return value
 
 
-def _numbers(name: str, table: dict[str, Any]) -> dict[str, float]:
-    for key, value in table.items():
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise UsageError(f"Expected {name}.{key} as a number, got {value!r}.")
-    return {key: float(value) for key, value in table.items()}
+def _output(table: dict[str, Any]) -> None:
+    for name, value in _only(table, "output", ("tensorboard", "mlflow")).items():
+        if not isinstance(value, bool):
+            raise UsageError(f"Expected output.{name} as true or false, got {value!r}.")
+
+
+def _stop(table: dict[str, Any]) -> dict[str, float]:
+    for name, value in table.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+            raise UsageError(f"Expected stop.{name} as a finite number, got {value!r}.")
+        if name == "accuracy" and not 0 < value <= 1:
+            raise UsageError(f"Expected 0 < stop.accuracy <= 1, such as 0.97, got {value!r}.")
+    return {name: float(value) for name, value in table.items()}

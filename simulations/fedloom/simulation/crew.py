@@ -18,7 +18,9 @@ from fedloom.client.torch import modules
 from fedloom.protocol.container import Entry, build_header, dtype_name
 from fedloom.protocol.errors import UsageError
 from fedloom.protocol.manifest import Manifest
+from fedloom.server import run_sums
 from fedloom.simulation.experiment import Experiment
+from fedloom.simulation.fit import check_fit
 from fedloom.simulation.kernels import choose
 from fedloom.simulation.kernels.base import Kernel
 from fedloom.simulation.kernels.custom import ClientKernel
@@ -79,11 +81,12 @@ def muster(experiment: Experiment, kernel: str | None = None) -> Muster:
     model = experiment.model()
     device = device_of(experiment.engine.device)
     name, why = chosen(experiment, model, device, kernel)
+    check_fit(experiment, device)
     params = {n: a.copy() for n, a in modules.parameters(model).items()}
     manifest = manifest_of(model, params)
-    sums = experiment.spec.sums(manifest)
+    sums = run_sums.sums(experiment.spec, manifest)
     dtypes = {n: manifest.wire_dtype(n) for n in manifest.dtypes}
-    door = Door(experiment.spec.limits(manifest), dtypes, manifest)
+    door = Door(run_sums.limits(experiment.spec, manifest), dtypes, manifest)
     size = worker_count(experiment, device)
     make = partial(make_worker, experiment, name, device.type, door)
     devices = [worker_device(device.type, number) for number in range(size)]
@@ -159,6 +162,7 @@ def plan(experiment: Experiment) -> dict[str, str]:
     model = experiment.model()
     device = device_of(experiment.engine.device)
     name, why = chosen(experiment, model, device, None)
+    check_fit(experiment, device)
     size = sum(tensor.numel() for tensor in model.state_dict().values())
     config = experiment.spec.round_config()
     return {
@@ -186,7 +190,8 @@ def make_worker(
 ) -> Worker:
     """Build a worker in its own process."""
     torch.set_num_threads(1)
-    return Worker(make_kernel(experiment, kernel, worker_device(device, number)), door)
+    made = make_kernel(experiment, kernel, worker_device(device, number))
+    return Worker(made, door, experiment.population.names)
 
 
 def make_kernel(experiment: Experiment, name: str, device: torch.device) -> Kernel:

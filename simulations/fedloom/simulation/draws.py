@@ -43,12 +43,21 @@ class Source:
         name = f"{self.seed}/{self.purpose}/{self.round}/{part}".encode()
         key = np.frombuffer(blake2b(name, digest_size=16).digest(), "<u8")
         raw = np.random.Philox(key=key).random_raw(count)
-        return ((raw >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+        raw >>= np.uint64(11)
+        numbers = raw.astype(np.float64)
+        numbers += 0.5
+        numbers *= 2.0**-53
+        return numbers
 
     def normals(self, count: int) -> Floats:
         """Numbers of the standard normal distribution, shape (count,)."""
-        radius = np.sqrt(-2.0 * np.log(self.uniforms(count, "radius")))
-        return np.asarray(radius * np.cos(2.0 * np.pi * self.uniforms(count, "angle")))
+        radius, angle = self.uniforms(count, "radius"), self.uniforms(count, "angle")
+        np.log(radius, out=radius)
+        radius *= -2.0
+        np.sqrt(radius, out=radius)
+        angle *= 2.0 * np.pi
+        radius *= np.cos(angle, out=angle)
+        return radius
 
 
 def draw(name: str, setting: object, count: int, source: Source) -> Floats:

@@ -189,7 +189,7 @@ def _by_likeness(counts: NDArray[np.int64]) -> NDArray[np.int64]:
 def _subtitle(counts: NDArray[np.int64], unit: str) -> str:
     sizes = counts.sum(axis=1)
     each = (
-        f"{sizes.min():,} {unit} each"
+        f"{sizes.min():,} {unit.removesuffix('s') if sizes.min() == 1 else unit} each"
         if sizes.min() == sizes.max()
         else f"{sizes.min():,} to {sizes.max():,} {unit} each"
     )

@@ -8,6 +8,9 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+INTERRUPTED = "interrupted"
+"""Why a simulation stopped that Ctrl-C or SIGTERM ended."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerShare:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from fedloom.protocol.container import read_params, write_params
 from fedloom.protocol.errors import UsageError
+from fedloom.strategies.pieces import Values
 
 
 class Memory:
@@ -42,7 +43,7 @@ class Memory:
             )
         return {name: np.array(array) for name, array in read_params(path).items()}
 
-    def remember(self, client: int, number: int, arrays: Mapping[str, NDArray[Any]]) -> None:
+    def remember(self, client: int, number: int, arrays: Mapping[str, Values]) -> None:
         """Keep what a client's rule remembers with its update in a round."""
         path = self._path(client, number)
         temporary = path.with_suffix(".tmp")

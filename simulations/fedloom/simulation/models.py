@@ -21,6 +21,7 @@ from torch.nn import functional
 from fedloom.cli.loading import find
 from fedloom.client.torch.loop import Loss
 from fedloom.protocol.errors import UsageError
+from fedloom.simulation.workers.failures import told
 
 Shape = Sequence[int]
 
@@ -40,6 +41,9 @@ def mlp(
 ) -> nn.Module:
     """Linear layers of the hidden sizes, each followed by `relu`, `tanh` or `sigmoid`."""
     between = _get("an activation", _ACTIVATIONS, activation)
+    listed = isinstance(hidden, list | tuple)
+    if not listed or not all(type(size) is int and size >= 1 for size in hidden):
+        raise UsageError(f"Expected model.hidden as a list of sizes >= 1, got {hidden!r}.")
     layers: list[nn.Module] = [nn.Flatten()] if len(input_shape) > 1 else []
     width = prod(input_shape)
     for size in hidden:
@@ -176,10 +180,21 @@ def build(
         ) from None
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # the CPU's alone, where modules are built
-        model = make(**arguments)
+        model = _made(name, make, arguments)
     if not isinstance(model, nn.Module):
         raise UsageError(f"Expected {name} to return a module, got {type(model).__name__}.")
     return model
+
+
+def _made(name: str, make: Callable[..., nn.Module], arguments: Mapping[str, Any]) -> nn.Module:
+    try:
+        return make(**arguments)
+    except UsageError:
+        raise
+    except Exception as error:
+        raise UsageError(
+            f"Expected settings that the model {name} can be made with, got {told(error)}."
+        ) from error
 
 
 def loss(name: str) -> Loss:
@@ -190,6 +205,18 @@ def loss(name: str) -> Loss:
     """
     found: Loss = find(name) if ":" in name else _get("a loss", LOSSES, name)
     return found
+
+
+def of_values(loss: Loss, output: Tensor, target: Tensor) -> Tensor:
+    """A loss of values, one an example, from a model that gives each as a score of its own.
+
+    Args:
+        loss: of outputs and targets of the same shape.
+        output: shape (N, 1), or that of the target; the first would broadcast against (N,).
+        target: shape (N,).
+    """
+    alike = output.squeeze(-1) if output.shape == (*target.shape, 1) else output
+    return loss(alike, target)
 
 
 def _taken(make: Callable[..., nn.Module], offered: Mapping[str, Any]) -> dict[str, Any]:

@@ -68,9 +68,7 @@ def call(name: str, build: Callable[..., T], settings: Mapping[str, Any]) -> T:
         if parameter.default is parameter.empty and setting not in settings
     ]
     if missing:
-        raise UsageError(
-            f"Expected {name} to have the setting {missing[0]!r}, got {sorted(settings)}. Add it."
-        )
+        raise UsageError(f"Expected {name} to have the setting {missing[0]!r}, got none. Add it.")
     hints = get_type_hints(build if inspect.isfunction(build) else build.__init__)
     for setting, value in settings.items():
         if not _fits(value, hints.get(setting, Any)):

@@ -20,6 +20,7 @@ from fedloom.protocol import differences
 from fedloom.protocol.compression import update_bytes
 from fedloom.protocol.container import narrow, widen, write_params
 from fedloom.protocol.errors import UsageError
+from fedloom.server import run_sums
 from fedloom.server.engine import (
     OpenRound,
     RoundAbandoned,
@@ -89,6 +90,7 @@ class Simulation:
         if resume:
             assert checkpoint is not None
             before = Checkpoint.read(checkpoint, self._settings)
+            _check_rounds(before, experiment.spec.rounds)
         self.muster: Muster = muster(experiment, None if before is None else before.engine)
         self.params: Params = self.muster.params if before is None else before.params
         self._strategy: Strategy = experiment.spec.build_strategy()
@@ -115,7 +117,7 @@ class Simulation:
         self._memory, self._lent = self._open_memory()
         self._spool = Spooled(experiment, self.muster.sums) if is_needed(experiment) else None
         self._private = experiment.spec.privacy_plan()
-        self._release = experiment.spec.release(self.muster.manifest)
+        self._release = run_sums.release(experiment.spec, self.muster.manifest)
         self._stream = stream_of(experiment.spec)
         self._begun = self._saved = time.perf_counter()
         self._standing = self._latest = self._stand()
@@ -359,7 +361,7 @@ class Simulation:
         if self._release is None:
             return Next(number, trained, kind)
         clip = self._release.clip(privacy.memory_of(self._release, self._state))
-        longest = self.experiment.spec.longest(self.muster.manifest, clip)
+        longest = run_sums.longest(self.experiment.spec, self.muster.manifest, clip)
         names = self.experiment.population.names
         barred = frozenset(names[client] for client in self._taken)
         return Next(number, trained, kind, clip, longest, barred)
@@ -462,6 +464,15 @@ class _Nowhere:
 
     def write(self, data: Any) -> int:
         return len(data)
+
+
+def _check_rounds(before: Checkpoint | None, rounds: int) -> None:
+    done = 0 if before is None else before.progress.trained
+    if done > rounds:
+        raise UsageError(
+            f"Expected rounds of at least {done}, as many as were done before, got {rounds}. Raise "
+            "rounds, or choose another folder."
+        )
 
 
 def settings_digest(experiment: Experiment) -> str:

@@ -7,14 +7,16 @@ believing.
 """
 
 import asyncio
+import gc
 import logging
 import multiprocessing
 import os
 import re
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -32,10 +34,11 @@ from fedloom.client.torch import modules
 from fedloom.protocol.container import read_params, write_file
 from fedloom.protocol.errors import UnavailableError, UsageError
 from fedloom.protocol.updates import TensorPart
-from fedloom.simulation.api import spent
+from fedloom.simulation.api import spent, terminable
 from fedloom.simulation.crew import chosen, make_kernel, manifest_of
 from fedloom.simulation.demo.processes import Stage, free_ports
 from fedloom.simulation.experiment import Experiment
+from fedloom.simulation.fit import check_fit
 from fedloom.simulation.history import Result, RoundRecord, spread_of
 from fedloom.simulation.kernels.base import Job, Kernel, Outcome, RoundTask
 from fedloom.simulation.output import toml
@@ -79,13 +82,14 @@ def over_the_wire(
     torch.set_num_threads(1)
     model = experiment.model()
     kernel, why = chosen(experiment, model, torch.device("cpu"), None)
+    check_fit(experiment, torch.device("cpu"))
     if kernel == "batched":
         raise UsageError(
             "Expected a kernel that trains one client at a time over the wire, got batched. Set "
             'engine.kernel = "resident" to compare bits.'
         )
     params = modules.parameters(model)
-    with TemporaryDirectory(prefix="fedloom-") as text:
+    with terminable(), TemporaryDirectory(prefix="fedloom-") as text:
         folder = Path(text)
         with Stage(folder, Console(quiet=True)) as stage:
             write_file(folder / "initial.safetensors", params, manifest_of(model, params).dtypes)
@@ -94,8 +98,9 @@ def over_the_wire(
             engine = f"{kernel} kernel in {len(experiment.population)} processes over the wire"
             spec = experiment.spec
             shown = Progress(spec.rounds, console, name=spec.name, engine=engine, show=show)
-            with _clients(experiment, kernel, stage, through), shown:
-                status = _run(experiment, stage, [shown.update, on_round or _ignore])
+            with _clients(experiment, kernel, stage, through) as processes, shown:
+                listeners = [shown.update, on_round or _ignore]
+                status = _run(experiment, stage, processes, listeners)
             last = folder / "last.safetensors"
             where = ("--out", str(last), "--dir", str(stage.server))
             stage.command("model", "export", status["id"], *where)
@@ -166,7 +171,10 @@ def _start_meter(stage: Stage, fleet: str, counts: Path) -> str:
 
 
 def _run(
-    experiment: Experiment, stage: Stage, listeners: Sequence[Callable[[RoundRecord], object]]
+    experiment: Experiment,
+    stage: Stage,
+    processes: Sequence[Any],
+    listeners: Sequence[Callable[[RoundRecord], object]],
 ) -> dict[str, Any]:
     """Submit the run, follow it to its end and return its last status."""
     spec = stage.folder / "run.toml"
@@ -179,6 +187,7 @@ def _run(
     told = 0
     while True:
         stage.check()
+        _check_there(processes)
         status: dict[str, Any] = control.get("runs", run_id)
         records = list(_records(status))
         for record in records[told:]:
@@ -188,6 +197,16 @@ def _run(
         if status["state"] != "running":
             return status
         time.sleep(_POLL_S)
+
+
+def _check_there(processes: Sequence[Any]) -> None:
+    """Refuse to go on without a client: the server would, and the bits would be others."""
+    dead = next((process for process in processes if process.exitcode is not None), None)
+    if dead is not None:
+        raise UnavailableError(
+            f"Expected every client to stay to the end, {dead.name} ended with {dead.exitcode}. "
+            "Run it again, with fewer clients if memory ran out."
+        )
 
 
 def _records(status: Mapping[str, Any]) -> Iterator[RoundRecord]:
@@ -226,7 +245,7 @@ def _records(status: Mapping[str, Any]) -> Iterator[RoundRecord]:
 @contextmanager
 def _clients(
     experiment: Experiment, kernel: str, stage: Stage, through: str | None
-) -> Iterator[None]:
+) -> Iterator[Sequence[Any]]:
     """A process for every client, enrolled and online; ended in the end.
 
     Args:
@@ -237,7 +256,7 @@ def _clients(
     """
     control = Control(stage.server)
     server = control.get("server")["enrolment"]
-    context: Any = multiprocessing.get_context("fork" if hasattr(os, "fork") else "spawn")
+    context: Any = multiprocessing.get_context(_start_method())
     processes = []
     try:
         for number, name in enumerate(experiment.population.names):
@@ -253,7 +272,7 @@ def _clients(
             process.start()
             processes.append(process)
         _wait_online(control, len(processes), processes)
-        yield
+        yield processes
     finally:
         for process in processes:
             process.terminate()
@@ -262,6 +281,26 @@ def _clients(
             if process.is_alive():
                 process.kill()
                 process.join()
+
+
+def _start_method() -> str:
+    """How client processes start: forked, unless they would inherit gRPC at work.
+
+    A forked process shares examples and imports with this one. But where a channel or a server is
+    open here, as in a notebook that attends a federation, its threads hold locks that the child
+    never gets: it would hang in its first call. What is open only for want of a collection goes.
+    """
+    gc.collect()
+    return "fork" if hasattr(os, "fork") and not _grpc_threads() else "spawn"
+
+
+def _grpc_threads() -> list[str]:
+    """Names of this process' threads that gRPC runs; none where there is no /proc to ask."""
+    names = []
+    for thread in Path("/proc/self/task").glob("*/comm"):
+        with suppress(OSError):  # it has ended meanwhile
+            names.append(thread.read_text().strip())
+    return [name for name in names if name.startswith(("event_engine", "grpc_"))]
 
 
 def _wait_online(control: Control, count: int, processes: list[Any]) -> None:
@@ -291,6 +330,8 @@ def _attend(
 ) -> None:
     """Enrol and take part, in a process of its own."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     logging.basicConfig(
         filename=folder.with_suffix(".log"), level=logging.INFO, format="%(asctime)s %(message)s"
@@ -308,6 +349,14 @@ def _attend(
             can_evaluate=bool(_held_out(experiment, number)),
         )
     run(client, config)
+
+
+def _end_with_parent() -> None:
+    """Leave no clients behind a parent that was killed."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _held_out(experiment: Experiment, number: int) -> int:

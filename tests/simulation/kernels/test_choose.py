@@ -26,7 +26,7 @@ def _choose(kernel, model, device=kernels.CPU, optimizer=None, people=None):
     [
         (kernels.mlp(), kernels.CPU, "fused", "chain of linear layers"),
         (NORMED, kernels.CPU, "resident", "buffers; batching clients pays on GPUs alone"),
-        (CNN, kernels.CPU, "channels-last", "convolutions on a CPU"),
+        (CNN, kernels.CPU, "channels-last", "convolutions are faster this way on a CPU"),
         (CNN, CUDA, "batched", "leave a GPU idle"),
         (kernels.mlp(), CUDA, "batched", "leave a GPU idle"),
         (NORMED, CUDA, "resident", "buffers; BatchNorm1d depends on"),

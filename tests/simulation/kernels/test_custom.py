@@ -97,9 +97,10 @@ def test_parts_of_tensors_and_weights_come_through():
     ("returned", "message"),
     [
         (None, "got NoneType"),
-        (({"v": np.zeros(2)}, 1, {}), "got 'v' from train"),
-        (({"b": np.zeros(3)}, 1, {}), r"shape \(2,\) for 'b'"),
-        (({}, 1, {}), "an Update with a weight"),
+        (Update({"v": np.zeros(2)}, 1, weight=1.0), "got 'v' from train"),
+        (Update({"b": np.zeros(3)}, 1, weight=1.0), r"shape \(2,\) for 'b'"),
+        (({}, -1, {}), "num_examples from train .* got -1"),
+        (({}, 1, {}), "Return an Update that has one"),
     ],
 )
 def test_a_mistake_in_what_a_client_returns_is_said(returned, message):

@@ -2,7 +2,7 @@
 
 Convolution and pooling read all channels of a pixel side by side, which PyTorch's CPU kernels
 vectorise over. Measured 1.15 to 1.25 times the speed on McMahan's CNN, batches of 10 to 50, and no
-loss on small ones.
+loss on small ones. Plain gradient descent trains linear layers as `direct` does: 1.2 times more.
 
 Invariant: updates have the shapes, batches and metrics of `resident`; values differ by rounding
 alone.
@@ -11,7 +11,11 @@ alone.
 import torch
 from torch import nn
 
+from fedloom.client.local import Local
 from fedloom.client.torch import loop
+from fedloom.simulation.kernels import direct
+from fedloom.simulation.kernels.base import Job, RoundTask
+from fedloom.simulation.kernels.one_by_one import Fitted
 from fedloom.simulation.kernels.resident import Resident
 from fedloom.simulation.population import Population
 from fedloom.strategies import ClientRule
@@ -38,10 +42,30 @@ _LAYERS = (
 class ChannelsLast(Resident):
     """Trains `nn.Sequential` networks of convolutions with autograd and any optimizer."""
 
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: loop.Loss,
+        population: Population,
+        device: torch.device,
+        optimizer: loop.MakeOptimizer | None = None,
+    ) -> None:
+        super().__init__(model, loss, population, device, optimizer)
+        plain = optimizer in (None, loop.SGD)
+        self._direct = direct.of(self.model, loss) if plain else None
+
     def arranged(self, model: nn.Module) -> nn.Module:
         """All channels of a pixel side by side."""
         last: nn.Module = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return last
+
+    def fit(self, job: Job, task: RoundTask, local: Local) -> Fitted:
+        """Train without gradients of linear weights where nothing asks for them."""
+        special = *task.settings.special, *task.personal.special
+        if self._direct is None or special or task.rule.name != "plain":
+            return super().fit(job, task, local)
+        totals = self._train(self._direct, job, task, local, self._direct.descent)
+        return totals, self.state.parts()
 
     @staticmethod
     def carries(

@@ -106,5 +106,5 @@ def _auto(model: nn.Module, device: torch.device, against: Callable[[AnyKernel],
         return Choice("fused", "the model is a chain of linear layers")
     on_cpu = device.type == "cpu"
     if on_cpu and not against(ChannelsLast):
-        return Choice("channels-last", "convolutions on a CPU are faster so")
+        return Choice("channels-last", "convolutions are faster this way on a CPU")
     return Choice("resident", f"{not_fused}; {not_batched}")

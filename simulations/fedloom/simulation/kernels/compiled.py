@@ -11,6 +11,7 @@ Sources: Ansel et al. 2024, "PyTorch 2: Faster machine learning through dynamic 
 transformation and graph compilation", sections 3 and 4.
 """
 
+import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -137,7 +138,10 @@ def _program(model: nn.Module, loss: loop.Loss, names: list[str]) -> Step:
 def _compile(step: Step) -> Step:
     """Compile when first called; what is kept lies where the user's caches lie."""
     home = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser()
-    os.environ.setdefault(_CACHE, str(home / "fedloom" / "torchinductor"))
+    cache = home / "fedloom" / "torchinductor"
+    with contextlib.suppress(OSError):  # torch's own place, then
+        cache.mkdir(parents=True, exist_ok=True)
+        os.environ.setdefault(_CACHE, str(cache))
     options: dict[str, str | int | bool | Callable[..., Any]] = {
         "fallback_random": True,  # dropout draws what it draws elsewhere
         "compile_threads": 1,  # no pool of compiler processes beside the workers

@@ -10,7 +10,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 
 from fedloom.client.api import Client, Weighting
-from fedloom.client.training import as_update, differences, weight_of
+from fedloom.client.returned import (
+    as_measured,
+    as_update,
+    check,
+    of_evaluation,
+    of_update,
+    weight_of,
+)
+from fedloom.client.training import differences
 from fedloom.simulation.kernels.base import (
     Job,
     Kernel,
@@ -61,12 +69,14 @@ class ClientKernel:
         asked = asked_of(task, job, self._names[job.client], task.local(job))
         evaluation = Measured()
         if task.evaluate and client.can_evaluate():
-            evaluation = _measured(
-                *client.evaluate(_copies(params, asked.local.evaluated(params)), asked)
-            )
+            given = _copies(params, asked.local.evaluated(params))
+            num_examples, metrics = as_measured(client.evaluate(given, asked))
+            check(of_evaluation(num_examples, metrics))
+            evaluation = _measured(num_examples, metrics)
         if not task.train:
             return Outcome(client=job.client, evaluation=evaluation)
         update = as_update(client.train(_copies(params, asked.local.own(params)), asked))
+        check(of_update(update, task.weighting))
         by_client = task.weighting is Weighting.CLIENT
         return Outcome(
             client=job.client,

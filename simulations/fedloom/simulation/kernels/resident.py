@@ -50,7 +50,15 @@ class Resident(OneByOne):
         sent = narrow.parameters(chosen & self.state.sent)
         return totals, list(differences(sent, self.state.params, asked))
 
-    def _train(self, module: nn.Module, job: Job, task: RoundTask, local: Local) -> loop.Totals:
+    def _train(
+        self,
+        module: nn.Module,
+        job: Job,
+        task: RoundTask,
+        local: Local,
+        optimizer: loop.MakeOptimizer | None = None,
+    ) -> loop.Totals:
+        """Train a module on a client's examples; the kernel's optimizer where no other is given."""
         asked = passes.Asked(
             settings=task.settings,
             rule=task.rule,
@@ -60,4 +68,6 @@ class Resident(OneByOne):
             most_steps=job.most_steps,
         )
         examples = batches.examples(self.holdings.train(job.client))
-        return passes.train(module, examples, self.loss, self.optimizer or loop.SGD, asked)
+        return passes.train(
+            module, examples, self.loss, optimizer or self.optimizer or loop.SGD, asked
+        )

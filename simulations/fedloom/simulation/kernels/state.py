@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedloom.client.torch import modules
 from fedloom.protocol.errors import UsageError
@@ -36,7 +36,8 @@ class ModelState:
         self._initial = [tensor.clone() for tensor in self._kept]
         tensors = itertools.chain(model.parameters(), model.buffers())
         self._tensors = [tensor.detach() for tensor in tensors]
-        self._received = [torch.empty_like(tensor) for tensor in self._tensors]
+        self._received: list[Tensor] = []
+        self._is_fresh = self._is_kept = False
         self.params: Params = {}
 
     @torch.no_grad()
@@ -51,18 +52,26 @@ class ModelState:
                 f"Expected the run's model to hold every tensor of the clients' model, it lacks "
                 f"{len(missing)}, such as {missing[0]!r}. Start the run from the clients' model."
             )
-        for tensor, initial in zip(self._kept, self._initial, strict=True):
-            tensor.copy_(initial)
-        modules.load(self._model, params, partial=True)
-        for received, tensor in zip(self._received, self._tensors, strict=True):
-            received.copy_(tensor)
         self.params = params
+        self._load()
+        self._is_fresh, self._is_kept = True, False
+        if not all(tensor.is_cpu for tensor in self._tensors):
+            self._keep()  # rather than through main memory again
 
     @torch.no_grad()
     def reset(self, own: Params | None = None) -> None:
-        """Go back to what was received, but for a client's own tensors."""
-        for tensor, received in zip(self._tensors, self._received, strict=True):
-            tensor.copy_(received)
+        """Go back to what was received, but for a client's own tensors.
+
+        Groups are often of one client, for whom nothing needs copying. When there is a second
+        reset there may be more: then a copy in the tensors' own layout pays.
+        """
+        if self._is_kept and not self._is_fresh:
+            for tensor, received in zip(self._tensors, self._received, strict=True):
+                tensor.copy_(received)
+        elif not self._is_fresh:
+            self._load()
+            self._keep()
+        self._is_fresh = False
         if own:
             modules.load(self._model, own, partial=True)
 
@@ -73,3 +82,14 @@ class ModelState:
             TensorPart(DELTA, name, Full(), values, self.params[name])
             for name, values in arrays.items()
         ]
+
+    def _load(self) -> None:
+        for tensor, initial in zip(self._kept, self._initial, strict=True):
+            tensor.copy_(initial)
+        modules.load(self._model, self.params, partial=True)
+
+    def _keep(self) -> None:
+        self._received = self._received or [torch.empty_like(tensor) for tensor in self._tensors]
+        for received, tensor in zip(self._received, self._tensors, strict=True):
+            received.copy_(tensor)
+        self._is_kept = True

@@ -22,7 +22,9 @@ from typing import IO, Any, Self
 from numpy.typing import NDArray
 
 from fedloom.protocol.container import write_file
+from fedloom.protocol.dotted import dotted
 from fedloom.protocol.errors import UsageError
+from fedloom.protocol.whole_files import write_whole
 from fedloom.simulation.history import RoundRecord
 from fedloom.simulation.output import toml
 from fedloom.simulation.output.environment import describe
@@ -30,7 +32,8 @@ from fedloom.simulation.output.metrics import Metrics
 
 MARKER = "simulation.json"
 _LOCK = ".lock"
-_HARMLESS = {_LOCK, f"{MARKER}.tmp", ".DS_Store", ".gitkeep", ".gitignore"}
+_DRAFTS = f".{MARKER}."
+_HARMLESS = {_LOCK, ".DS_Store", ".gitkeep", ".gitignore"}
 _FORMAT = 1
 
 MAY_DIFFER = ("name", "rounds", "engine", "output", "stop")
@@ -92,9 +95,9 @@ class Folder:
         if self.resumed and path.exists():
             _same(self.path, json.loads(path.read_text(encoding="utf-8")), settings, may_differ)
         text = given if isinstance(given, str) else toml.dumps(given)
-        _write(self.path / "config.toml", text)
-        _write(path, _json(resolved))
-        _write(self.path / "environment.json", _json(describe()))
+        write_whole(self.path / "config.toml", text)
+        write_whole(path, _json(resolved))
+        write_whole(self.path / "environment.json", _json(describe()))
         self._mark(name=str(settings.get("name", "")), state="running")
 
     def append(self, record: RoundRecord) -> None:
@@ -163,7 +166,7 @@ class Folder:
 
     def _mark(self, **changes: Any) -> None:
         self._marker = {**self._marker, **changes}
-        _write(self.path / MARKER, _json(self._marker))
+        write_whole(self.path / MARKER, _json(self._marker))
 
 
 def _inspect(path: Path, *, resume: bool) -> dict[str, Any]:
@@ -171,7 +174,7 @@ def _inspect(path: Path, *, resume: bool) -> dict[str, Any]:
     if path.exists() and not path.is_dir():
         raise UsageError(f"Expected a folder to write to, got the file {path}. Choose another.")
     found = sorted(entry.name for entry in path.iterdir()) if path.is_dir() else []
-    if not set(found) - _HARMLESS:
+    if all(name in _HARMLESS or name.startswith(_DRAFTS) for name in found):
         return {}
     marker = _read_marker(path / MARKER)
     if marker is None:
@@ -225,7 +228,7 @@ def _lock(path: Path) -> IO[str]:
 def _same(
     path: Path, before: Mapping[str, Any], now: Mapping[str, Any], may_differ: Collection[str]
 ) -> None:
-    was, is_ = _flat(before), _flat(now)
+    was, is_ = dict(dotted(before)), dict(dotted(now))
     for name in sorted(was.keys() | is_.keys()):
         if was.get(name) != is_.get(name) and name.split(".")[0] not in may_differ:
             raise UsageError(
@@ -235,21 +238,5 @@ def _same(
             )
 
 
-def _flat(table: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in table.items():
-        if isinstance(value, Mapping):
-            flat |= _flat(value, f"{before}{name}.")
-        else:
-            flat[before + name] = value
-    return flat
-
-
 def _json(value: Any) -> str:
     return json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n"
-
-
-def _write(path: Path, text: str) -> None:
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)

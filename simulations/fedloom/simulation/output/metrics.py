@@ -13,13 +13,13 @@ import csv
 import io
 import json
 import math
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import IO, Any
 
 from fedloom.protocol.errors import IntegrityError
+from fedloom.protocol.whole_files import write_whole
 from fedloom.simulation.history import RoundRecord, WorkerShare
 from fedloom.simulation.output.curves import PHASES, SOURCES, balance
 
@@ -118,7 +118,7 @@ class Metrics:
     def rewrite(self, records: Sequence[RoundRecord]) -> None:
         """Replace both files' contents, each atomically."""
         self.close()
-        _replace(self._lines_path, "".join(map(to_line, records)))
+        write_whole(self._lines_path, "".join(map(to_line, records)), sync=True)
         self._rewrite_table(list(map(row, records)))
         self._lines: IO[str] = self._lines_path.open("a", encoding="utf-8")
 
@@ -148,7 +148,7 @@ class Metrics:
 
     def _rewrite_table(self, rows: Sequence[Mapping[str, str]]) -> None:
         self._columns = columns(name for values in rows for name, text in values.items() if text)
-        _replace(self._table_path, _csv([self._columns, *map(self._listed, rows)]))
+        write_whole(self._table_path, _csv([self._columns, *map(self._listed, rows)]), sync=True)
         self._table: IO[str] = self._table_path.open("a", encoding="utf-8", newline="")
 
     def _listed(self, values: Mapping[str, str]) -> list[str]:
@@ -177,12 +177,3 @@ def _csv(rows: Iterable[Sequence[str]]) -> str:
     text = io.StringIO(newline="")
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue()
-
-
-def _replace(path: Path, text: str) -> None:
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("w", encoding="utf-8", newline="") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)

@@ -9,7 +9,6 @@ server's own figures stay as they are.
 
 import math
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +17,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullLocator
 
+from fedloom.protocol.whole_files import drafted
 from fedloom.simulation.history import RoundRecord
 from fedloom.simulation.output import curves, words
 from fedloom.simulation.output.scales import Scale, time_ticks, time_unit, whole_ticks
@@ -310,9 +310,6 @@ def _shortened(text: str, most: int = 28) -> str:
 
 
 def _save(figure: Figure, path: Path) -> Path:
-    temporary = path.with_name(path.name + ".tmp")
-    with suppress(FileNotFoundError):
-        temporary.unlink()
-    figure.savefig(temporary, format="png")
-    temporary.replace(path)
+    with drafted(path) as draft:
+        figure.savefig(draft, format="png")
     return path

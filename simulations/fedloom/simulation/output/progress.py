@@ -111,7 +111,8 @@ class Progress:
         return panel.line(record, self._total, self._left_s())
 
     def __rich__(self) -> RenderableType:
-        return panel.render(self.state(), self._console.width)
+        # Two columns are left free: a terminal echoes ^C at the end of the last line.
+        return panel.render(self.state(), self._console.width - 2)
 
     def _left_s(self) -> float | None:
         if not self._recent:

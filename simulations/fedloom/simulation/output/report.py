@@ -19,6 +19,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from fedloom.protocol.version import __version__
+from fedloom.protocol.whole_files import write_whole
 from fedloom.simulation.history import Result, RoundRecord
 from fedloom.simulation.output import curves, drawing, words
 from fedloom.simulation.output.summary import load_code
@@ -104,9 +105,7 @@ def write(path: Path, result: Result, subject: Subject) -> None:
         result: of the simulation.
         subject: what else there is to say.
     """
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(render(result, subject), encoding="utf-8")
-    temporary.replace(path)
+    write_whole(path, render(result, subject))
 
 
 def cards(result: Result) -> list[Card]:

@@ -4,7 +4,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from fedloom.simulation.history import Result
+from fedloom.simulation.history import INTERRUPTED, Result
 from fedloom.simulation.output import curves, words
 
 
@@ -63,6 +63,8 @@ def _rounds(result: Result, sums: curves.Totals) -> Text:
         text.append(f", and {sums.abandoned:,} abandoned", "yellow")
     if result.stopped:
         text.append(f"; stopped: {result.stopped}", "yellow")
+        if result.stopped == INTERRUPTED and result.folder is not None:
+            text.append("; --resume goes on")
     return text
 
 

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from fedloom.protocol.dotted import dotted
+
 ABSENT = "–"
 
 _UNITS = ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s"))
@@ -127,19 +129,13 @@ def moment(text: object) -> str:
     return f"{time:%Y-%m-%d %H:%M} UTC"
 
 
-def flat(table: Mapping[str, Any], before: str = "") -> list[tuple[str, str]]:
+def flat(table: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Nested settings as lines of dotted names and values.
 
     >>> flat({"data": {"clients": 8}, "seed": 1})
     [('data.clients', '8'), ('seed', '1')]
     """
-    lines = []
-    for name, value in table.items():
-        if isinstance(value, Mapping):
-            lines += flat(value, f"{before}{name}.")
-        elif value is not None and value != []:
-            lines.append((f"{before}{name}", _told(value)))
-    return lines
+    return [(n, _told(v)) for n, v in dotted(table) if v is not None and v != []]
 
 
 def _told(value: Any) -> str:

@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from fedloom.protocol.errors import UsageError
+from fedloom.protocol.whole_files import write_whole
 from fedloom.simulation import config
-from fedloom.simulation.api import CHECKPOINT, INTERRUPTED, simulate
-from fedloom.simulation.history import Result, RoundRecord
+from fedloom.simulation.api import CHECKPOINT, simulate
+from fedloom.simulation.history import INTERRUPTED, Result, RoundRecord
 from fedloom.simulation.output.environment import describe
 from fedloom.simulation.papers import grid
 from fedloom.simulation.papers.counting import Point, rounds_to, thinned
@@ -286,9 +287,7 @@ def write(found: Found, path: Path) -> None:
     lines = [f'  "{name}": {json.dumps(value)}' for name, value in values.items()]
     attempts = ",\n    ".join(json.dumps(attempt) for attempt in values["attempts"])
     lines[-1] = f'  "attempts": [\n    {attempts}\n  ]'
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
-    temporary.replace(path)
+    write_whole(path, "{\n" + ",\n".join(lines) + "\n}\n")
 
 
 def read(path: Path) -> Found:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from fedloom.protocol.errors import UsageError
 from fedloom.simulation.named import call, lookup
 from fedloom.simulation.partition.base import Partitioner, Pool, Split
 from fedloom.simulation.partition.by_label import (
@@ -65,4 +66,9 @@ def split(pool: Pool, partition: Mapping[str, Any] | Partitioner | None = None) 
     if partition is None:
         partition = {"name": "iid" if pool.owners is None else "natural"}
     partitioner = build(partition) if isinstance(partition, Mapping) else partition
+    if not hasattr(partitioner, "deal"):
+        raise UsageError(
+            "Expected a partition as a table with its name and settings, got "
+            f'{partition!r}. Write partition = {{ name = "iid" }}, say.'
+        )
     return partitioner.deal(pool)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from fedloom.protocol.errors import UsageError
 from fedloom.simulation.named import call, lookup, parameters
 from fedloom.simulation.partition.base import Partitioner
 from fedloom.simulation.population import Population
@@ -57,6 +58,8 @@ def load(
         UnavailableError: the data cannot be fetched now.
     """
     function = lookup("a source of data", source, SOURCES)
+    if clients is not None and (type(clients) is not int or clients < 1):
+        raise UsageError(f"Expected clients as a whole number >= 1, got {clients!r}.")
     given = {name: value for name, value in settings.items() if value is not None}
     if "seed" in parameters(function):
         given["seed"] = seed

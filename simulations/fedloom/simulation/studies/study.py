@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedloom.protocol.errors import UsageError
+from fedloom.protocol.whole_files import write_whole
 from fedloom.simulation import config
 from fedloom.simulation.api import simulate
 
@@ -121,9 +122,7 @@ class Findings:
         """Keep them as JSON."""
         path.parent.mkdir(parents=True, exist_ok=True)
         note = {"command": self.command, "runs": [asdict(run) for run in self.runs]}
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text(json.dumps(note, indent=1) + "\n")
-        temporary.replace(path)
+        write_whole(path, json.dumps(note, indent=1) + "\n")
 
     @classmethod
     def read(cls, path: Path) -> "Findings":

@@ -127,5 +127,6 @@ def raise_nothing(outcome: "Outcome") -> NoReturn:
     reason = next((row.reason for row in outcome.rows if row.reason), "there was none")
     raise UsageError(
         f"Expected a trial that finishes, got {len(outcome.rows)} that did not. The first: "
-        f"{reason} Its log is in {outcome.folder / 'trials'}; --retry-failed runs them again."
+        f"{reason.rstrip('.')}. Its log is in {outcome.folder / 'trials'}; --retry-failed runs "
+        "them again."
     )

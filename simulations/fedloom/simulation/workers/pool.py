@@ -9,7 +9,6 @@ seen to cost 2 to 45 times.
 import multiprocessing
 import signal
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -18,10 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from fedloom.protocol.errors import FedloomError, UnavailableError
+from fedloom.protocol.errors import UnavailableError, UsageError
 from fedloom.simulation.history import WorkerShare
 from fedloom.simulation.kernels.base import Job, Measured, Params, RoundTask
 from fedloom.simulation.workers.base import Progress, Report, Yield
+from fedloom.simulation.workers.failures import explained
 from fedloom.simulation.workers.measure import chunks, mean
 from fedloom.simulation.workers.shared import SharedArrays, SharedSum
 from fedloom.simulation.workers.worker import Worker
@@ -84,9 +84,12 @@ class Pool:
             # Forked workers inherit the parent's ends; one that kept them would not see it die.
             inherited = (*self._pipes, ours) if fork else ()
             links = _Links(theirs, self._model, self._counter, self._sums[number], inherited)
-            self._processes.append(_start(context, (number, make, links), self._names[number]))
+            known = make if fork else None
+            self._processes.append(_start(context, (number, known, links), self._names[number]))
             theirs.close()
             self._pipes.append(ours)
+        if not fork:
+            self._tell(make)
 
     @property
     def size(self) -> int:
@@ -143,6 +146,25 @@ class Pool:
 
     # ---- messages ----------------------------------------------------------------------------
 
+    def _tell(self, make: MakeWorker) -> None:
+        """Send spawned workers what they are.
+
+        Not as an argument of their processes: `Process.start` holds both ends of the pipe that it
+        writes arguments to, so a child that died first, and a megabyte for it, block it for ever.
+        """
+        for number, pipe in enumerate(self._pipes):
+            try:
+                pipe.send(make)
+            except OSError:
+                process = self._processes[number]
+                process.join(1.0)
+                self.close()
+                raise UsageError(
+                    f"Expected {self._names[number]} to start, it ended with "
+                    f"{_exit_text(process.exitcode)}. It imports the script that was started: "
+                    'have that do its work under `if __name__ == "__main__":`.'
+                ) from None
+
     def _send(self, params: Params, message: tuple[Any, ...]) -> None:
         for name, array in params.items():
             np.copyto(self._model_arrays[name], array)
@@ -164,7 +186,7 @@ class Pool:
                 except (EOFError, OSError):
                     self._died(number)
                 if message[0] == "failed":
-                    raise _rebuilt(message[1], message[2], self._names[number])
+                    raise message[1]
                 if message[0] != "reports":
                     del waiting[ready]
                 yield number, message
@@ -205,23 +227,17 @@ def _packed(groups: Sequence[Sequence[Job]]) -> tuple[Any, ...]:
     )
 
 
-def _rebuilt(error: BaseException | None, trace: str, worker: str) -> BaseException:
-    if isinstance(error, FedloomError):
-        return error
-    return RuntimeError(f"{worker} failed:\n{trace}")
-
-
 # ---- in the worker's process ---------------------------------------------------------------------
 
 
-def _serve(number: int, make: MakeWorker, links: _Links) -> None:
+def _serve(number: int, make: MakeWorker | None, links: _Links) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     pipe = links.pipe
     for end in links.inherited:
         end.close()
     try:
-        worker = make(number)
+        worker = (make or pipe.recv())(number)
         params = links.model.arrays()
         for array in params.values():
             array.flags.writeable = False
@@ -235,8 +251,7 @@ def _serve(number: int, make: MakeWorker, links: _Links) -> None:
     except (EOFError, BrokenPipeError):
         return  # the parent is gone or done
     except Exception as error:  # noqa: BLE001 - told to the parent, which raises it
-        portable = error if isinstance(error, FedloomError) else None
-        pipe.send(("failed", portable, traceback.format_exc()))
+        pipe.send(("failed", explained(error, f"worker {number} to do its work")))
 
 
 def _claims(counter: Any, count: int) -> Any:

@@ -189,7 +189,8 @@ def _get(reference: Any) -> Any:
         return ray.get(reference)
     except RayActorError as error:
         raise UnavailableError(
-            f"Expected the Ray actors to live as long as the simulation, one ended: {error}. Go on "
+            f"Expected the Ray actors to live as long as the simulation, one ended: "
+            f"{str(error).partition(chr(10))[0].rstrip('.')}. Go on "
             "with --resume, with fewer workers if memory ran out."
         ) from error
     except RayTaskError as error:

@@ -10,15 +10,14 @@ from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from fedloom.client.api import Update
 from fedloom.client.compress import compress
 from fedloom.client.local import Local, Settled, Slots, settle
-from fedloom.client.training import weight_of
+from fedloom.client.returned import weight_of
 from fedloom.protocol.container import DTYPES
-from fedloom.protocol.errors import Code, Refusal, UnavailableError, UsageError
+from fedloom.protocol.errors import Code, Refusal, UsageError
 from fedloom.protocol.manifest import Manifest
 from fedloom.protocol.updates import Limits, TensorPart
 from fedloom.protocol.values import ValueChecker, check_scalars, check_weight
@@ -26,6 +25,7 @@ from fedloom.simulation.kernels.base import Job, Kernel, Measured, Outcome, Para
 from fedloom.simulation.memory import Memory
 from fedloom.simulation.spooled import path_of, store
 from fedloom.simulation.workers.base import Report
+from fedloom.simulation.workers.failures import explained
 from fedloom.strategies import (
     DELTA,
     SCALAR,
@@ -67,11 +67,13 @@ class Worker:
     Args:
         kernel: trains.
         door: what it checks updates against.
+        names: of the clients, by index in the population.
     """
 
-    def __init__(self, kernel: Kernel, door: Door) -> None:
+    def __init__(self, kernel: Kernel, door: Door, names: Sequence[str]) -> None:
         self._kernel = kernel
         self._door = door
+        self._names = names
         self._scratch: dict[tuple[str, str], NDArray[np.generic]] = {}
 
     def train(
@@ -80,6 +82,7 @@ class Worker:
         """Do a group of jobs and add what is accepted to `partial`.
 
         Raises:
+            UsageError: the model, the loss or a client's own code raised something; says where.
             UnavailableError: memory ran out.
         """
         begin = time.perf_counter()
@@ -88,7 +91,7 @@ class Worker:
         recalled = memory if task.rule.remembers or task.personal.remembers else None
         task = replace(task, local=_Locals(received, recalled, task.personal))
         job_of = {job.client: job for job in jobs}
-        for outcome in _within_memory(self._kernel.work(params, task, jobs)):
+        for outcome in self._outcomes(params, task, jobs):
             code, reason, header = "", "", b""
             try:
                 header = self._admit(outcome, task, job_of[outcome.client], partial, memory)
@@ -109,7 +112,18 @@ class Worker:
     def evaluate(self, params: Params, start: int, stop: int) -> Measured:
         """Evaluate some of the test examples."""
         params = {name: array for name, array in params.items() if name in self._door.wire_dtypes}
-        return self._kernel.evaluate(params, start, stop)
+        try:
+            return self._kernel.evaluate(params, start, stop)
+        except Exception as error:  # noqa: BLE001 - anything that a model may raise
+            raise explained(error, "the test examples to be evaluated") from None
+
+    def _outcomes(self, params: Params, task: RoundTask, jobs: Sequence[Job]) -> Iterator[Outcome]:
+        """What comes of the jobs; what goes wrong is said with the client's name."""
+        try:
+            yield from self._kernel.work(params, task, jobs)
+        except Exception as error:  # noqa: BLE001 - anything that a user's code may raise
+            who = self._names[jobs[0].client] if len(jobs) == 1 else f"{len(jobs)} clients"
+            raise explained(error, f"{who} to train") from None
 
     def _admit(
         self, outcome: Outcome, task: RoundTask, job: Job, partial: Partial, memory: Memory | None
@@ -153,7 +167,7 @@ class Worker:
 
     def _encoded(
         self, settled: Settled, task: RoundTask, job: Job, memory: Memory | None
-    ) -> tuple[Sequence[TensorPart], dict[str, Params]]:
+    ) -> tuple[Sequence[TensorPart], Slots]:
         """What is sent, and what is to be remembered by slot."""
         kept = dict(settled.memory)
         if task.compression is None:
@@ -245,18 +259,3 @@ def _split(params: Params, task: RoundTask) -> tuple[Params, Slots]:
 def _same(a: NDArray[np.generic], b: NDArray[np.generic]) -> bool:
     """Whether all values are equal; what was trained differs at once, as a rule."""
     return np.array_equal(a[:_GLANCE], b[:_GLANCE]) and np.array_equal(a, b)
-
-
-def _within_memory(outcomes: Iterator[Outcome]) -> Iterator[Outcome]:
-    """Pass outcomes on; say what to do where a device has no room for them."""
-    try:
-        yield from outcomes
-    except (MemoryError, RuntimeError) as error:
-        first = str(error).partition("\n")[0]
-        full = isinstance(error, MemoryError | torch.OutOfMemoryError)
-        if full or "not enough memory" in first or "can't allocate memory" in first:
-            raise UnavailableError(
-                f"Expected room for a client's training, got: {first or 'no memory'}. Lower "
-                "engine.workers, engine.group or train.batch_size, or take a smaller model."
-            ) from error
-        raise

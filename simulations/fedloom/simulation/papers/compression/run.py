@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from fedloom.protocol.errors import IntegrityError
+from fedloom.protocol.whole_files import write_whole
 from fedloom.simulation import meter
 from fedloom.simulation.api import simulate
 from fedloom.simulation.papers.compression.cases import CASES, CLIENTS, Case, experiment
@@ -90,7 +91,7 @@ def run(
             told(f"{case.name}: measured before, in {path}")
             continue
         found = measure(case, data=data, rounds=rounds, seeds=seeds, told=told)
-        path.write_text(json.dumps(asdict(found), indent=1) + "\n", encoding="utf-8")
+        write_whole(path, json.dumps(asdict(found), indent=1) + "\n")
 
 
 def measure(

@@ -1,0 +1,246 @@
+"""Linear layers that step by a product learn what autograd teaches them, whatever the network."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from fedloom.client.torch import loop
+from fedloom.simulation import models
+from fedloom.simulation.kernels import direct
+from fedloom.simulation.kernels.channels_last import ChannelsLast
+from fedloom.simulation.kernels.resident import Resident
+from fedloom.strategies import FedProx, Plain
+from support import kernels
+
+WIDE = 512
+"""A square weight of this width is one that the products pay for."""
+
+
+def _chain(**bias):
+    return nn.Sequential(
+        nn.Linear(12, WIDE), nn.ReLU(), nn.Linear(WIDE, WIDE, **bias), nn.Tanh(), nn.Linear(WIDE, 4)
+    )
+
+
+def _twice():
+    layer = nn.Linear(WIDE, WIDE)
+    return nn.Sequential(nn.Linear(12, WIDE), layer, nn.Tanh(), layer, nn.Linear(WIDE, 4))
+
+
+def _tied():
+    one, other = nn.Linear(WIDE, WIDE), nn.Linear(WIDE, WIDE)
+    other.weight = one.weight
+    return nn.Sequential(nn.Linear(12, WIDE), one, nn.Tanh(), other, nn.Linear(WIDE, 4))
+
+
+def _frozen():
+    model = _chain()
+    model[2].weight.requires_grad_(False)
+    return model
+
+
+def _first_frozen():
+    model = _chain()
+    model[0].requires_grad_(False)
+    return model
+
+
+def _nested():
+    inner = nn.Sequential(nn.Linear(12, WIDE), nn.ReLU())
+    return nn.Sequential(inner, nn.Sequential(nn.Linear(WIDE, WIDE)), nn.Linear(WIDE, 4))
+
+
+def _places():
+    return nn.Sequential(
+        nn.Unflatten(1, (3, 4)), nn.Linear(4, WIDE), nn.Linear(WIDE, WIDE), nn.Flatten(),
+        nn.Linear(3 * WIDE, 4),
+    )  # fmt: skip
+
+
+def _images():
+    return nn.Sequential(
+        nn.Unflatten(1, (3, 2, 2)), nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Dropout(0.5), nn.Linear(8, 4),
+    )  # fmt: skip
+
+
+NETWORKS = {
+    "chain": _chain,
+    "no-bias": lambda: _chain(bias=False),
+    "twice": _twice,
+    "tied": _tied,
+    "frozen": _frozen,
+    "first-frozen": _first_frozen,
+    "nested": _nested,
+    "places": _places,
+    "images": _images,
+}
+
+
+def _trained(module, optimizer, dtype, batch):
+    """A model's tensors by name after a few steps."""
+    rng = torch.Generator().manual_seed(1)
+    x = torch.randn(3 * batch, 12, generator=rng, dtype=dtype)
+    y = torch.randint(0, 4, (3 * batch,), generator=rng)
+    stepper = optimizer([p for p in module.parameters() if p.requires_grad], lr=0.1)
+    torch.manual_seed(2)  # for dropout
+    for inputs, targets in zip(x.split(batch), y.split(batch), strict=True):
+        stepper.zero_grad()
+        cross_entropy(module(inputs), targets).backward()
+        stepper.step()
+    return {name: param.detach().clone() for name, param in module.named_parameters()}
+
+
+@pytest.mark.parametrize("batch", [1, 10, 40])
+@pytest.mark.parametrize("network", NETWORKS)
+def test_a_network_learns_what_autograd_teaches_it(network, batch):
+    """For few, some and many inputs, weights that are shared, used twice, frozen or batched."""
+    make = NETWORKS[network]
+    usual, model = (kernels.seeded(make).double() for _ in range(2))
+    found = direct.of(model, cross_entropy)
+    expected = _trained(usual, loop.SGD, torch.float64, batch)
+    got = _trained(found, found.descent, torch.float64, batch)
+    assert list(got) == list(expected) == [name for name, _ in model.named_parameters()]
+    for name, value in got.items():
+        assert (value - expected[name]).abs().max() <= 1e-12 * expected[name].abs().max()
+
+
+def test_a_large_weight_never_has_a_gradient():
+    """Otherwise this would be autograd with detours."""
+    model = kernels.seeded(_chain)
+    found = direct.of(model, cross_entropy)
+    cross_entropy(found(torch.randn(10, 12)), torch.zeros(10, dtype=torch.int64)).backward()
+    having = [name for name, param in model.named_parameters() if param.grad is not None]
+    assert having == ["0.weight", "0.bias", "2.bias", "4.weight", "4.bias"]
+    assert [weight is model[2].weight for weight, _, _ in found.waiting] == [True]
+
+
+def test_a_step_is_taken_once():
+    """What waited is gone after a step, and with the gradients."""
+    model = kernels.seeded(_chain)
+    found = direct.of(model, cross_entropy)
+    stepper = found.descent(model.parameters(), lr=0.1)
+    for forget in (stepper.step, stepper.zero_grad):
+        cross_entropy(found(torch.ones(9, 12)), torch.zeros(9, dtype=torch.int64)).backward()
+        forget()
+        assert not found.waiting
+
+
+def test_relu_after_the_maximum_changes_no_bits():
+    """Where the maxima before and after ReLU differ in place, the gradient is zero."""
+    images = torch.randn(6, 3, 9, 9)
+    images[0], images[1, :, ::2] = -1, 1  # nothing above zero, and ties
+    both = [
+        nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(3, 2, 1), nn.Flatten())
+        for _ in range(2)
+    ]
+    both[1].load_state_dict(both[0].state_dict())
+    found = direct.of(both[1], cross_entropy)
+    assert [type(step) for step in found._steps[1:3]] == [nn.MaxPool2d, nn.ReLU]
+    for network in (both[0], found):
+        network(images).square().sum().backward()
+    for one, other in zip(both[0].parameters(), both[1].parameters(), strict=True):
+        assert torch.equal(one.grad, other.grad)
+
+
+class _Own(nn.Sequential):
+    pass
+
+
+def _own_loss(output, y):
+    return cross_entropy(output, y)
+
+
+class _OwnLoss(nn.CrossEntropyLoss):
+    pass
+
+
+def _watched(what):
+    model = _chain()
+    match what:
+        case "layer":
+            model[2].register_forward_hook(lambda *_: None)
+        case "inputs":
+            model.register_forward_pre_hook(lambda *_: None)
+        case "gradients":
+            model[2].register_full_backward_hook(lambda *_: None)
+        case "tensor":
+            model[2].weight.register_hook(lambda grad: grad * 2)
+        case "sum":
+            model[2].weight.register_post_accumulate_grad_hook(lambda _: None)
+        case "forward":
+            model[2].forward = torch.relu
+    return model
+
+
+@pytest.mark.parametrize("what", ["layer", "inputs", "gradients", "tensor", "sum", "forward"])
+def test_what_is_watched_is_left_alone(what):
+    """A hook would see gradients that are not there, or none."""
+    assert direct.of(_watched(what), cross_entropy) is None
+
+
+def test_only_sequences_and_losses_that_pytorch_brings_are_taken():
+    """What is somebody's own may do anything."""
+    assert direct.of(_Own(nn.Linear(12, 4)), cross_entropy) is None
+    assert direct.of(nn.Linear(12, 4), cross_entropy) is None
+    assert direct.of(_chain(), _own_loss) is None
+    assert direct.of(_chain(), _OwnLoss()) is None
+    assert direct.of(_chain(), nn.CrossEntropyLoss(label_smoothing=0.1)) is not None
+
+
+SHAPE = (1, 32, 32)
+
+
+def _half(params, *, lr):
+    return loop.SGD(params, lr=lr / 2)
+
+
+def _cnn():
+    return models.build("cnn", input_shape=SHAPE, num_classes=4)
+
+
+def _updates(kernel, rule=None, optimizer=None, **settings):
+    people = kernels.population(shape=SHAPE, sizes=(24, 13))
+    worker = kernel(_cnn(), cross_entropy, people, kernels.CPU, optimizer)
+    task = kernels.task(rule=rule, batch_size=8, **settings)
+    jobs = kernels.jobs(2)
+    return [kernels.deltas(o) for o in worker.work(kernels.received(_cnn()), task, jobs)]
+
+
+@pytest.mark.parametrize(
+    ("asked", "taken"),
+    [
+        ({}, True),
+        ({"rule": FedProx(mu=0.5)}, False),
+        ({"optimizer": _half}, False),
+        ({"clip_norm": 0.5}, False),
+        ({"only": ("7.*",)}, False),
+    ],
+    ids=["plain", "fedprox", "optimizer", "clipped", "only"],
+)
+def test_clients_of_a_large_network_agree_with_the_resident_kernels(asked, taken, monkeypatch):
+    """Whether gradients are needed, as by a rule, or not; within rounding."""
+    calls = []
+    step = direct.Descent.step
+    monkeypatch.setattr(direct.Descent, "step", lambda self: (calls.append(1), step(self)))
+    got = _updates(ChannelsLast, **asked)
+    expected = _updates(Resident, **asked)
+    assert bool(calls) == taken
+    for one, other in zip(got, expected, strict=True):
+        assert one.keys() == other.keys()
+        for name, value in one.items():
+            assert abs(value - other[name]).max() <= 1e-4 * abs(other[name]).max()
+
+
+def test_a_client_finds_nothing_of_one_that_failed():
+    """Products that waited when a training ended are not added to another's weights."""
+    people = kernels.population(shape=SHAPE, sizes=(24, 13))
+    worker = ChannelsLast(_cnn(), cross_entropy, people, kernels.CPU)
+    params, task = kernels.received(_cnn()), kernels.task(rule=Plain(), batch_size=8)
+    (first,) = [kernels.values(o) for o in worker.work(params, task, kernels.jobs(1))]
+    weight = torch.ones(512, 4096)
+    worker._direct.waiting.append((weight, torch.ones(8, 512), torch.ones(8, 4096)))
+    (again,) = [kernels.values(o) for o in worker.work(params, task, kernels.jobs(1))]
+    assert (weight == 1).all()
+    assert all(again[name].tobytes() == value.tobytes() for name, value in first.items())

@@ -1,0 +1,133 @@
+"""Worker processes that begin, end or fail in a way that nobody wished for."""
+
+import errno
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from fedloom.protocol.errors import UnavailableError, UsageError
+from fedloom.simulation import config, crew
+from fedloom.simulation.api import simulate
+from fedloom.simulation.output.files import Folder
+from fedloom.simulation.workers.failures import explained
+from fedloom.simulation.workers.pool import Pool
+
+SETTINGS = {
+    "rounds": 2,
+    "data": {"source": "synthetic", "clients": 6, "examples": 300},
+    "model": {"name": "logistic"},
+    "cohort": {"goal": 4},
+    "train": {"epochs": 1, "batch_size": 10, "learning_rate": 0.1},
+    "engine": {"workers": 2},
+}
+
+UNGUARDED = """
+from fedloom.simulation.workers.pool import Pool
+
+def make(number):
+    raise AssertionError("nobody comes here")
+
+data = bytes(10_000_000)  # more than a pipe holds
+make.data = data
+
+class Make:
+    def __init__(self): self.data = data
+    def __call__(self, number): make(number)
+
+Pool(Make(), 1, names=["worker 0"], model={}, sums={}, exponent=0, fork=False)
+"""
+
+
+def test_a_script_without_a_guard_is_told_so(tmp_path):
+    """Spawned workers import the script; one that ends there must not block its parent."""
+    script = tmp_path / "script.py"
+    script.write_text(UNGUARDED)
+    ended = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert ended.returncode == 1
+    assert "UsageError: Expected worker 0 to start, it ended with exit code 1" in ended.stderr
+    assert 'if __name__ == "__main__":' in ended.stderr
+
+
+@pytest.mark.long
+def test_spawned_workers_have_the_bits_of_forked_ones(monkeypatch):
+    """As on GPUs, where a process cannot be forked."""
+    experiment = config.load(SETTINGS)
+    forked = simulate(experiment, show=False)
+    monkeypatch.setattr(crew, "Pool", partial(_spawned, Pool))
+    assert simulate(experiment, show=False).digest == forked.digest
+
+
+def _spawned(pool, *arguments, fork, **settings):
+    assert fork
+    return pool(*arguments, fork=False, **settings)
+
+
+def test_a_full_disk_is_named(tmp_path, monkeypatch):
+    """With the folder, and that the simulation goes on later."""
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Folder, "write_model", full)
+    with pytest.raises(UnavailableError, match=r"room for the results in .*first, got: No space"):
+        simulate(config.load(SETTINGS), out=tmp_path / "first", show=False)
+    monkeypatch.undo()
+    assert simulate(config.load(SETTINGS), out=tmp_path / "first", resume=True, show=False).records
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "said"),
+    [
+        (OSError(errno.ENOSPC, "full"), UnavailableError, "Free some room"),
+        (MemoryError(), UnavailableError, "Lower engine.workers"),
+        (OSError(errno.EROFS, "read-only"), UsageError, "got OSError: .*read-only"),
+        (ValueError(), UsageError, "got ValueError. Mend"),
+    ],
+    ids=["disk", "memory", "other", "silent"],
+)
+def test_a_workers_error_says_what_to_do(error, kind, said):
+    """By what it was, with its traceback as a note."""
+    with pytest.raises(kind, match=said) as found:
+        raise explained(error, "client-1 to train")
+    assert type(error).__name__ in found.value.__notes__[0]
+
+
+def test_errors_of_other_kinds_cross_a_process_as_plain_ones():
+    """One whose constructor takes more than a text cannot be unpickled."""
+    broken = replace(config.load(SETTINGS), client=Forgetful)
+    with pytest.raises(UsageError, match=r"Expected train to return \(params, num"):
+        simulate(broken, show=False)
+
+
+class Forgetful:
+    """A client that returns half of what it should."""
+
+    def __init__(self, _):
+        pass
+
+    def train(self, params, _):
+        """Forget the metrics."""
+        return params, 1
+
+
+def test_a_compiler_without_a_cache_of_its_own_uses_torchs(tmp_path, monkeypatch):
+    """Where the user's caches cannot be written to, such as in a container."""
+    file = tmp_path / "file"
+    file.touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(file))
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    compiled = pytest.importorskip("fedloom.simulation.kernels.compiled")
+    monkeypatch.setattr("torch.compile", lambda step, **_: step)
+    compiled._compile(print)
+    assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    compiled._compile(print)
+    assert Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]).is_dir()
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
