@@ -52,6 +52,16 @@ def _submit(*options):
 # ---- init ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("fleet", "names"),
+    [("[::1]:7443", ["::1"]), ("0.0.0.0:7443", []), ("[::]:7443", []), ("localhost:7443", [])],
+)
+def test_init_names_the_address_that_the_server_listens_at(tmp_path, fleet, names):
+    """Devices connect by it, and it must be in the certificate for them."""
+    made = _json("server", "init", "--dir", str(tmp_path / "new"), "--fleet", fleet)
+    assert made["names"] == ["localhost", "127.0.0.1", *names]
+
+
 def test_init_makes_a_private_server_once(tmp_path):
     """Settings that load, an authority for the names, and no second time."""
     state = tmp_path / "new"

@@ -65,6 +65,14 @@ def test_tables_show_cells_whole_and_as_text(capsys, monkeypatch):
     assert not any(line.endswith(" ") for line in shown.splitlines())
 
 
+def test_somebodys_words_do_not_steer_the_terminal(capsys):
+    """Nor turn around what is read: a device and an operator choose what they are."""
+    words = output.escape("\x1b[2J\x9b31m\u202eevil ward-ü")
+    output.print_table(("NOTE",), [(words,)], "none")
+    shown = capsys.readouterr().out
+    assert "\\x1b[2J\\x9b31m\\u202eevil ward-ü" in shown
+
+
 def test_empty_tables_say_what_to_do(capsys):
     """Instead of a lonely header."""
     output.print_table(("A",), [], "Nothing yet: do this.")

@@ -104,9 +104,9 @@ def verify(anchors: tuple[str, ...], directory: Path) -> None:
     broken = found.broken
     document = {"intact": broken is None, **asdict(found)}
     if broken is not None and not output.wants_json():
+        before = f" Entries 1 to {broken.id - 1} are as they were written." * (broken.id > 1)
         raise IntegrityError(
-            f"The audit trail breaks at entry {broken.id}: {broken.problem}. "
-            f"Entries 1 to {broken.id - 1} are as they were written."
+            f"The audit trail breaks at entry {broken.id}: {broken.problem}.{before}"
         )
     output.emit(
         document,

@@ -30,7 +30,7 @@ def show(name: str, limit: int, directory: Path) -> None:
 
 def _show(found: dict[str, Any], parts: list[dict[str, Any]]) -> None:
     for key, value in _facts(found):
-        click.echo(f"{key:<14} {value}")
+        click.echo(f"{key:<14} {output.harmless(value)}".replace("\n", f"\n{'':<15}"))
     click.echo()
     rows = (
         (

@@ -9,8 +9,6 @@ block of memory.
 import hashlib
 import http.client
 import json
-import os
-import secrets
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,6 +27,7 @@ from fedloom.protocol.errors import (
     UnavailableError,
     UsageError,
 )
+from fedloom.protocol.whole_files import drafted
 
 BLOCK_BYTES = 1 << 20
 TIMEOUT_S = 600.0
@@ -115,25 +114,22 @@ class Control:
             IntegrityError: what came is not what the digest says.
             FedloomError: as `get`.
         """
-        draft = out.with_name(f".{out.name}.{secrets.token_hex(4)}")
-        try:
-            with self._connect() as connection, draft.open("wb") as file:
-                response = connection.answer("GET", _url(path))
-                digest = (response.getheader("ETag") or "").strip('"')
-                seen, size_bytes = hashlib.sha256(), 0
-                while block := response.read(BLOCK_BYTES):
-                    seen.update(block)
-                    size_bytes += file.write(block)
-                if seen.hexdigest() != digest:
-                    raise IntegrityError(
-                        f"Expected the model {digest[:12]}, got bytes of {seen.hexdigest()[:12]}: "
-                        "try again; if it stays so, restore the file from a backup."
-                    )
-                file.flush()
-                os.fsync(file.fileno())
-            draft.replace(out)
-        finally:
-            draft.unlink(missing_ok=True)
+        with (
+            drafted(out, sync=True) as draft,
+            self._connect() as connection,
+            draft.open("wb") as file,
+        ):
+            response = connection.answer("GET", _url(path))
+            digest = (response.getheader("ETag") or "").strip('"')
+            seen, size_bytes = hashlib.sha256(), 0
+            while block := response.read(BLOCK_BYTES):
+                seen.update(block)
+                size_bytes += file.write(block)
+            if seen.hexdigest() != digest:
+                raise IntegrityError(
+                    f"Expected the model {digest[:12]}, got bytes of {seen.hexdigest()[:12]}: "
+                    "try again; if it stays so, restore the file from a backup."
+                )
         return digest, size_bytes
 
     def _json(

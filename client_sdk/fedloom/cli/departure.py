@@ -1,6 +1,7 @@
 """`fedloom client leave`: out of the federation, with nothing left behind."""
 
 import asyncio
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import click
@@ -19,6 +20,7 @@ def leave(config: Path, yes: bool, keep_log: bool) -> None:
 
     The server is told, and revokes this device's certificate; where it cannot be reached the device
     is wiped all the same. What was sent before cannot be taken back: it is part of models.
+    While the agent runs nothing is done: stop it first.
 
     \b
     Examples:
@@ -28,18 +30,22 @@ def leave(config: Path, yes: bool, keep_log: bool) -> None:
     from fedloom.client import departure  # noqa: PLC0415 - help needs none of it
     from fedloom.client.config import load  # noqa: PLC0415
     from fedloom.client.journal import Journal  # noqa: PLC0415
+    from fedloom.client.lock import FILE as LOCK  # noqa: PLC0415
 
     if not config.exists() and config.with_name(config.name + ".left").exists():
         emit({"left": True, "again": True}, lambda: click.echo("This device has left before."))
         return
     settings = load(config)
     if not yes:
+        with _no_agent(settings.state_dir, LOCK):  # before anybody is asked
+            pass
         _confirm(settings.server, settings.state_dir, keep_log)
-    farewell = asyncio.run(departure.say_farewell(settings))
-    rest = departure.wipe(settings.state_dir, keep_log=keep_log)
-    if keep_log:
-        told = "which knows of it" if farewell.told else "which could not be told"
-        Journal(settings.state_dir).note("left", f"Left {settings.server}, {told}.")
+    with _no_agent(settings.state_dir):
+        farewell = asyncio.run(departure.say_farewell(settings))
+        rest = departure.wipe(settings.state_dir, keep_log=keep_log)
+        if keep_log:
+            told = "which knows of it" if farewell.told else "which could not be told"
+            Journal(settings.state_dir).note("left", f"Left {settings.server}, {told}.")
     aside = departure.put_aside(config)
     document = {
         "left": True,
@@ -49,6 +55,27 @@ def leave(config: Path, yes: bool, keep_log: bool) -> None:
         "not_ours": [str(path) for path in rest],
     }
     emit(document, lambda: _show(document, settings.server))
+
+
+def _no_agent(state_dir: Path, unless_missing: str = "") -> AbstractContextManager[None]:
+    """Keep the agent out meanwhile: it would go on with what is wiped, and write some of it anew.
+
+    Args:
+        state_dir: of the client; one that is gone was wiped before, and leaving was cut off.
+        unless_missing: a file without which no agent has ever run, so that none is made.
+
+    Raises:
+        UsageError: it runs.
+    """
+    from fedloom.client.lock import only_agent  # noqa: PLC0415 - help needs none of it
+
+    if not (state_dir / unless_missing).exists():
+        return nullcontext()
+    return only_agent(
+        state_dir,
+        "stop it first (Ctrl-C in its terminal, systemctl stop fedloom-client where a service runs "
+        "it, or kill with that number), then leave again. Nothing was changed.",
+    )
 
 
 def _confirm(server: str, state_dir: Path, keep_log: bool) -> None:

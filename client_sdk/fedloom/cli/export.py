@@ -9,9 +9,8 @@ import csv
 import io
 import json
 import math
-import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,7 +22,9 @@ from fedloom.cli.events import EventFile, last_step
 from fedloom.cli.mlflow import MLflowRun
 from fedloom.cli.options import directory_option, json_option
 from fedloom.cli.which import ACTIVE, newest
+from fedloom.protocol.dotted import dotted
 from fedloom.protocol.errors import UnavailableError, UsageError
+from fedloom.protocol.whole_files import write_whole
 
 PACE_S = 2.0
 PAGE = 500
@@ -89,7 +90,7 @@ class _MLflow:
         if ":" not in where:
             Path(where).mkdir(parents=True, exist_ok=True)
             uri = f"sqlite:///{Path(where).resolve() / 'mlflow.db'}"
-        settings = dict(_flat(run["spec"]))
+        settings = dict(dotted(run["spec"]))
         self._run = MLflowRun(run["name"], settings, uri=uri, tags={RUN_TAG: run["id"]})
         self._last = int(self._run.tagged(ROUNDS_TAG) or 0)
 
@@ -115,7 +116,7 @@ class _Csv:
         writer = csv.DictWriter(text, names, lineterminator="\n")
         writer.writeheader()
         writer.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
-        _replace(self._path, text.getvalue())
+        write_whole(self._path, text.getvalue())
 
     def close(self) -> None:
         pass
@@ -126,7 +127,7 @@ class _Jsonl:
         self._path = path
 
     def write(self, rounds: Sequence[Round]) -> None:
-        _replace(self._path, "".join(json.dumps(one) + "\n" for one in rounds))
+        write_whole(self._path, "".join(json.dumps(one) + "\n" for one in rounds))
 
     def close(self) -> None:
         pass
@@ -136,23 +137,6 @@ def _cell(value: Any) -> Any:
     """What a spreadsheet takes for a formula is made text; it may be of anybody's words."""
     formula = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
     return f"'{value}" if formula else value
-
-
-def _replace(path: Path, text: str) -> None:
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        draft.write_text(text, encoding="utf-8")
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
-
-
-def _flat(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in settings.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{above}{name}.")
-        else:
-            yield f"{above}{name}", value
 
 
 def rounds_of(control: Control, run: str, *, after: int = 0) -> list[Round]:

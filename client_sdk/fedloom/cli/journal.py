@@ -12,6 +12,7 @@ import click
 
 from fedloom.cli.options import config_option, json_option
 from fedloom.cli.output import wants_json
+from fedloom.protocol.errors import printable
 
 if TYPE_CHECKING:
     from fedloom.client.journal import Entry
@@ -28,6 +29,7 @@ COLOURS = {
     "failed": "red",
     "left": "yellow",
 }
+MAX_TEXT = 10_000
 _MARGIN = 22
 """Columns before an entry's sentence: the time and the event."""
 
@@ -84,8 +86,9 @@ class _Lines:
 
 def line(entry: "Entry", at: str) -> str:
     """An entry for people: the time, what happened, and the sentence in the room that is left."""
-    event = str(entry["event"])
+    event = printable(str(entry["event"]), 9)
     width = max(40, min(shutil.get_terminal_size().columns, 110) - _MARGIN)
-    text = textwrap.wrap(str(entry["text"]), width, break_on_hyphens=False) or [""]
+    words = printable(str(entry["text"]), MAX_TEXT)
+    text = textwrap.wrap(words, width, break_on_hyphens=False) or [""]
     head = f"  {click.style(at, dim=True)}  " + click.style(f"{event:<9}", fg=COLOURS.get(event))
     return "\n".join((f"{head} {text[0]}", *(" " * _MARGIN + more for more in text[1:])))

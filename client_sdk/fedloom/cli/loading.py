@@ -56,8 +56,9 @@ def initial_of_flower(code: str) -> Params:
         UsageError: there is no such thing, it is no model, or Flower is not installed.
     """
     from fedloom.client import flower  # noqa: PLC0415 - only this needs it
+    from fedloom.protocol import extras  # noqa: PLC0415
 
-    flower.require()
+    extras.flower("for an app that was written for it")
     found = find(code)
     if isinstance(found, type) or (callable(found) and not hasattr(found, "state_dict")):
         found = found()

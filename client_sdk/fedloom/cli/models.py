@@ -17,6 +17,9 @@ LAZY = {
     "layers": Lazy("fedloom.cli.model_view:show_layers", "Show a model's tensors in numbers."),
     "diff": Lazy("fedloom.cli.model_view:diff", "Show what lies between two models."),
     "compare": Lazy("fedloom.cli.model_view:compare", "Put models' evaluations side by side."),
+    "verify": Lazy(
+        "fedloom.cli.model_verify:verify", "Verify that a file is the model that was signed."
+    ),
     "promotions": Lazy("fedloom.cli.model_view:promotions", "List what was promoted, and when."),
 }
 

@@ -98,10 +98,19 @@ def rendered(what: "RenderableType") -> str:
 
 
 def escape(text: str) -> str:
-    """Keep rich from reading brackets in somebody's text as markup."""
+    """Keep rich from reading somebody's text as markup, and terminals from obeying it."""
     from rich.markup import escape  # noqa: PLC0415 - as above
 
-    return escape(text)
+    return escape(harmless(text))
+
+
+def harmless(text: str) -> str:
+    r"""Somebody's text without what steers a terminal, or turns the order of what is read.
+
+    >>> harmless("a\x1b[2Jb\nc")
+    'a\\x1b[2Jb\nc'
+    """
+    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
 
 
 def state(name: str) -> str:

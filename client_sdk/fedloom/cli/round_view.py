@@ -84,7 +84,7 @@ def _headline(found: dict[str, Any]) -> RenderableType:
     if found["undone_at"]:
         line.append("  undone by a rollback", style="yellow")
     if found["reason"]:
-        line.append(f"\n{found['reason']}", style="yellow")
+        line.append(f"\n{output.harmless(found['reason'])}", style="yellow")
     made = f" → {found['model_out'][:12]}" if found["model_out"] else ""
     line.append(f"\nmodel {found['model_in'][:12]}{made}", style="dim")
     return line

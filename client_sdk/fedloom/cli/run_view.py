@@ -92,7 +92,8 @@ def _facts(found: dict[str, Any]) -> RenderableType:
     ]
     line = Text(" · ".join(facts), style="dim")
     if found["reason"]:
-        line.append(f"\n{found['reason']}", style="red" if found["state"] == "failed" else "yellow")
+        style = "red" if found["state"] == "failed" else "yellow"
+        line.append(f"\n{output.harmless(found['reason'])}", style=style)
     return line
 
 
@@ -186,7 +187,7 @@ def _rounds(rounds: list[dict[str, Any]]) -> RenderableType:
         (
             str(r["number"]),
             r["kind"],
-            output.state(r["state"]),
+            "undone" if r["undone_at"] else output.state(r["state"]),
             _updates(r),
             output.duration((r["closed_at"] or time.time()) - r["opened_at"]),
             output.metrics(r["training"]),

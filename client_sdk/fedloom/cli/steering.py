@@ -163,7 +163,7 @@ def quorum(words: tuple[str, ...], directory: Path) -> None:
 @click.command()
 @_steers_round
 def close(run: str | None, number: int | None, request: str | None, directory: Path) -> None:
-    """Close the open round now, with the updates that it has; it takes a quorum.
+    """Close the open round now, with the updates that it has: one or more, whatever the quorum.
 
     \b
     Examples:

@@ -85,6 +85,13 @@ def test_everything_of_note_fits_80_by_24():
     assert max(len(line) for line in text.splitlines()) <= 80
 
 
+def test_narrow_terminal_still_says_whether_all_is_well():
+    """How many clients are there takes less room, and then the end of the sentence."""
+    text = _text(VIEW, width=44, height=10)
+    assert "1 thing needs your attention" in text
+    assert "6/8 online" in text
+
+
 def test_deadline_counts_down_between_two_looks():
     """And stands still in a paused round."""
     assert "20.0 s left" in _text(replace(VIEW, now=110.0))

@@ -1,5 +1,6 @@
 """The command `fedloom top`."""
 
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -36,9 +37,10 @@ def top(once: bool, directory: Path) -> None:
         output.emit(control.get("overview"), lambda: None)
     elif once:
         _print(control)
-    elif not (sys.stdin.isatty() and sys.stdout.isatty()):
+    elif not (sys.stdin.isatty() and sys.stdout.isatty()) or os.environ.get("TERM") == "dumb":
         raise UsageError(
-            "Expected a terminal, got none: `--once` prints one screen, `--json` data."
+            "Expected a terminal that can be painted on, got none: `--once` prints one screen, "
+            "`--json` data."
         )
     else:
         from fedloom.cli.top.screen import Screen  # noqa: PLC0415 - it imports rich

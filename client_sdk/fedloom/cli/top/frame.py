@@ -66,6 +66,8 @@ def _head(view: View, width: int) -> list[Text]:
     clients = (
         f"{now['clients_online']} of {now['clients_enrolled']} clients online, {busy} at work "
     )
+    if health.cell_len + len(clients) + 2 > width:  # whether all is well matters more
+        clients = f"{now['clients_online']}/{now['clients_enrolled']} online "
     lines.append(columns(health, Text(clients), width))
     rates = (
         f" {now['rounds_an_hour']:.4g} rounds an hour {g.dot} in the last rounds {g.up} "
