@@ -3,16 +3,19 @@
     python benchmarks/console_viewers.py [--viewers 10] [--rounds 15] [--blocks 3] [--stream-only]
 
 A real server and real clients, each in a process of their own; viewers are a third process that
-does what a browser with the run's page open does: it holds /v1/events, and asks for the page's live
-part and its curves anew when an event says that they have changed, at most once a second. Blocks of
-rounds without and with viewers take turns, so that both meet the same machine.
+does what browsers with the run's page open do: each logs in, holds /v1/events, and asks for the
+page's live part anew when an event says that it has changed, at most once in two seconds, and every
+twenty seconds for what only the clock changes. Blocks of rounds without and with viewers take
+turns, so that both meet the same machine; the cost is the median of the differences of neighbours.
 """
 
 import argparse
 import asyncio
+import contextlib
 import http.client
 import json
 import multiprocessing
+import random
 import re
 import statistics
 import sys
@@ -25,7 +28,8 @@ import psutil
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from support.scene import Scene
 
-PACE_S = 1.0
+PACE_S, SOON_S, SPREAD_S, CLOCK_S = 2.0, 0.06, 0.2, 20.0
+"""As in `console.js`."""
 
 
 async def read_head(reader):
@@ -59,29 +63,45 @@ async def view(port, cookie, run, *, stream_only):
     writer.write(f"GET /v1/events HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nCookie: {cookie}\r\n\r\n"
                  .encode())  # fmt: skip
     assert " 200 " in await read_head(reader)
-    standing, asked, browser = None, 0.0, Browser(port, cookie)
+    standing, stale = None, asyncio.Event()
+    asking = asyncio.ensure_future(ask(Browser(port, cookie), run, stale))
     while line := await reader.readline():
         if not line.startswith(b"event: ") or stream_only:
             continue
         name = line[7:].strip().decode()
         told = json.loads((await reader.readline())[6:])
-        stale = name == "run" and told["subject"] == run
+        if asking.done():
+            asking.result()
+        if name == "run" and told["subject"] == run:
+            stale.set()
         if name == "round" and told["now"]:
             now = (told["now"]["number"], told["now"]["state"])
-            stale, standing = now != standing, now
-        if stale and time.monotonic() - asked >= PACE_S:
-            asked = time.monotonic()
-            await browser.fetch(f"/runs/{run}?part=live")
-            await browser.fetch(f"/v1/runs/{run}/curves")
+            if now != standing:
+                stale.set()
+            standing = now
     writer.close()
 
 
-def viewers(port, cookie, run, count, stream_only):
+async def ask(browser, run, stale):
+    """Ask for the live part as often as its page does."""
+    await browser.fetch(f"/v1/runs/{run}/curves")
+    asked = 0.0
+    while True:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stale.wait(), CLOCK_S)
+        soon = SOON_S + SPREAD_S * random.random()
+        await asyncio.sleep(max(soon, asked + PACE_S - time.monotonic()))
+        stale.clear()
+        asked = time.monotonic()
+        await browser.fetch(f"/runs/{run}?part=live")
+
+
+def viewers(port, cookies, run, stream_only):
     """The process of the viewers."""
 
     async def all_of_them():
         await asyncio.gather(
-            *(view(port, cookie, run, stream_only=stream_only) for _ in range(count))
+            *(view(port, cookie, run, stream_only=stream_only) for cookie in cookies)
         )
 
     asyncio.run(all_of_them())
@@ -123,9 +143,11 @@ def main():
             for watched in (0, 1):
                 process = None
                 if watched:
-                    given = (scene.port, log_in(scene), run, arguments.viewers)
+                    cookies = [log_in(scene) for _ in range(arguments.viewers)]
                     process = multiprocessing.get_context("spawn").Process(
-                        target=viewers, args=(*given, arguments.stream_only), daemon=True
+                        target=viewers,
+                        args=(scene.port, cookies, run, arguments.stream_only),
+                        daemon=True,
                     )
                     process.start()
                     time.sleep(2)
@@ -139,11 +161,11 @@ def main():
     for watched, words in ((0, "no viewer"), (1, f"{arguments.viewers} viewers")):
         times = sorted(seconds[watched])
         median, mean = statistics.median(times), statistics.mean(times)
-        cpu = 100 * statistics.mean(cpus[watched])
+        cpu = 100 * statistics.median(cpus[watched])
         print(f"{words:<12} {len(times):>3} rounds, median {median:.3f} s, mean {mean:.3f} s, "
               f"server {cpu:.1f} % of a core")  # fmt: skip
     slower = statistics.median(seconds[1]) / statistics.median(seconds[0]) - 1
-    cost = statistics.mean(cpus[1]) - statistics.mean(cpus[0])
+    cost = statistics.median(b - a for a, b in zip(cpus[0], cpus[1], strict=True))
     print(f"rounds {100 * slower:+.1f} %; viewers cost {100 * cost:.2f} % of a core")
 
 
