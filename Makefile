@@ -72,6 +72,9 @@ $(FLOWER)/.done: pyproject.toml constraints.txt
 flower: $(FLOWER)/.done ## apps and strategies for Flower, in an environment of its own, 3 minutes
 	$(FLOWER)/bin/python -m pytest -q tests/flower tests/strategies/test_flwr.py \
 	  tests/strategies/robust/test_flwr.py tests/strategies/privacy/test_flwr.py
+	$(FLOWER)/bin/python -m pytest -q -W ignore::DeprecationWarning \
+	  -o addopts="--import-mode=importlib --doctest-modules -ra" \
+	  client_sdk/fedloom/client/flower server/fedloom/server/flower
 
 $(FUZZ)/.done: constraints.txt
 	$(PYTHON) -m venv $(FUZZ)
@@ -87,7 +90,7 @@ crash: $(VENV)/.dev ## kill servers and clients KILLS times (1000) and compare t
 faults: $(VENV)/.dev ## networks, disks, clocks and processes that fail: 5 minutes, more as root
 	FEDLOOM_TEST_FAULTS=1 pytest -q -n 4 --dist loadscope tests/faults
 
-console: $(VENV)/.dev ## the console in a real browser, 5 minutes: chromium and npm; pictures in out/console
+console: $(VENV)/.dev ## the console in a real browser, 6 minutes: chromium and npm; pictures in out/console
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[console-test]'
 	scripts/vendored.py --axe out/axe
 	FEDLOOM_TEST_CONSOLE=1 pytest -q tests/console

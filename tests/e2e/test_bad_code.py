@@ -68,6 +68,40 @@ def test_whatever_training_raises_ends_its_task_alone(tmp_path, caplog, error, t
     played(tmp_path, scenario)
 
 
+class Miscounts(Adder):
+    """Returns one number of examples after another."""
+
+    def __init__(self, counts):
+        super().__init__()
+        self.counts = list(counts)
+
+    def train(self, params, task):
+        self.num_examples = self.counts.pop(0)
+        return super().train(params, task)
+
+
+def test_a_wrong_number_of_examples_ends_its_task_alone(tmp_path):
+    """Whatever it is, the owner reads what was expected and what came, and the agent goes on."""
+    wrong = [-5, 0, 1.5, float("nan"), "7", 2**70, True, None]
+
+    async def scenario(federation, agents):
+        await agents.start("a", Miscounts([*wrong, np.int64(3)]))
+        await agents.start("b", Adder())
+        cohort = {"goal": 2, "quorum": 1, "patience_s": 60.0}
+        run = await submit(federation, ONES, rounds=len(wrong) + 1, cohort=cohort)
+        await federation.ended(run)
+        for number, count in enumerate(wrong, 1):
+            (member,) = (m for m in federation.ledger.members(run, number) if m["client"] == "a")
+            assert member["phase"] == "failed"
+            assert f"got {count!r}" in member["reason"]
+        last = federation.ledger.members(run, len(wrong) + 1)
+        assert [m["phase"] for m in last] == ["reported", "reported"]
+        text = (agents.configs["a"].state_dir / "journal.jsonl").read_text()
+        assert text.count("Expected num_examples from train") == len(wrong)
+
+    played(tmp_path, scenario)
+
+
 class Breaks:
     """A gate that raises, once."""
 

@@ -17,9 +17,7 @@ from fedloom.strategies import (
     staleness_weighting,
     weight_units,
 )
-from support.agents import Adder, Agents, result, submit, until
-from support.federation import Federation
-from support.ports import steady_port
+from support.agents import Adder, played, result, submit, until
 
 pytestmark = pytest.mark.e2e
 
@@ -45,28 +43,6 @@ class Stepped(Adder):
     def at(self, number):
         """Whether it works on the model of this round."""
         return bool(self.begun) and self.begun[-1][0] == number
-
-
-def play(tmp_path, scenario):
-    """Run a scenario against a server of its own."""
-
-    async def main():
-        server = tmp_path / "server"
-        server.mkdir()
-        federation = Federation(server)
-        toml = server / "server.toml"
-        text = toml.read_text().replace("127.0.0.1:0", f"127.0.0.1:{steady_port()}", 1)
-        toml.write_text(text)
-        await federation.start()
-        agents = Agents(federation, tmp_path)
-        try:
-            async with asyncio.timeout(60):
-                await scenario(federation, agents)
-        finally:
-            await agents.stop()
-            await federation.stop()
-
-    asyncio.run(main())
 
 
 def expected(spec, buffers, initial=ZEROS):
@@ -137,7 +113,7 @@ def test_a_slow_client_counts_in_the_buffer_that_is_open_when_it_reports(tmp_pat
         np.testing.assert_allclose(model["b"], 2 + 100 * factor, rtol=1e-6)
         assert [r["accepted"] for r in rounds_of(federation, run)] == [1, 1, 1]
 
-    play(tmp_path, scenario)
+    played(tmp_path, scenario)
 
 
 def test_many_clients_keep_the_concurrency_and_every_update_counts_once(tmp_path):
@@ -169,7 +145,7 @@ def test_many_clients_keep_the_concurrency_and_every_update_counts_once(tmp_path
             p.stat().st_blocks * 512 for p in (federation.directory / "spool").glob("free-*")
         )
 
-    play(tmp_path, scenario)
+    played(tmp_path, scenario)
 
 
 def test_who_is_too_stale_is_told_to_stop_and_asked_anew(tmp_path):
@@ -198,7 +174,7 @@ def test_who_is_too_stale_is_told_to_stop_and_asked_anew(tmp_path):
         assert accepted(federation, run, 3) == [("slow", 3, 0)]
         assert accepted(federation, run, 4) == [("slow", 4, 0)]
 
-    play(tmp_path, scenario)
+    played(tmp_path, scenario)
 
 
 def test_a_client_that_drops_out_is_replaced(tmp_path):
@@ -231,7 +207,7 @@ def test_a_client_that_drops_out_is_replaced(tmp_path):
         assert member["phase"] == "failed"
         assert "no data" in member["reason"]
 
-    play(tmp_path, scenario)
+    played(tmp_path, scenario)
 
 
 def test_a_restarted_server_goes_on_with_those_at_work_on_older_models(tmp_path):
@@ -264,7 +240,7 @@ def test_a_restarted_server_goes_on_with_those_at_work_on_older_models(tmp_path)
         )
         assert result(federation, run)["b"].tobytes() == wanted["b"].tobytes()
 
-    play(tmp_path, scenario)
+    played(tmp_path, scenario)
 
 
 def test_operators_pause_close_abort_and_stop_buffers(tmp_path):
@@ -309,7 +285,7 @@ def test_operators_pause_close_abort_and_stop_buffers(tmp_path):
         slow.turns.release()
         await federation.ended(other)
 
-    play(tmp_path, scenario)
+    played(tmp_path, scenario)
 
 
 def test_an_upload_between_two_buffers_waits_for_the_next_one(tmp_path, monkeypatch):
@@ -338,7 +314,7 @@ def test_an_upload_between_two_buffers_waits_for_the_next_one(tmp_path, monkeypa
         await federation.ended(run)
         assert accepted(federation, run, 2) == [("slow", 1, 1)]
 
-    play(tmp_path, scenario)
+    played(tmp_path, scenario)
 
 
 @pytest.mark.parametrize("restart", [False, True])
@@ -386,7 +362,7 @@ def test_a_run_paused_between_two_buffers_keeps_those_at_work(tmp_path, monkeypa
         assert accepted(federation, run, 2) == [("slow", 1, 1)]
         assert slow.begun == [(1, 0.0)]
 
-    play(tmp_path, scenario)
+    played(tmp_path, scenario)
 
 
 def test_a_run_stopped_between_two_buffers_frees_those_at_work(tmp_path, monkeypatch):
@@ -422,7 +398,7 @@ def test_a_run_stopped_between_two_buffers_frees_those_at_work(tmp_path, monkeyp
         await federation.ended(other)
         assert federation.ledger.run(other)["state"] == "finished"
 
-    play(tmp_path, scenario)
+    played(tmp_path, scenario)
 
 
 def test_what_encoding_lost_goes_on_from_the_update_that_counted(tmp_path):
@@ -451,7 +427,7 @@ def test_what_encoding_lost_goes_on_from_the_update_that_counted(tmp_path):
         assert sorted(set(result(federation, run)["b"].tolist())) == [0.0, 2.0]
         assert result(federation, run)["b"].sum() == 64 + 64 + 2 * 64
 
-    play(tmp_path, scenario)
+    played(tmp_path, scenario)
 
 
 def test_what_does_not_go_with_buffers_is_refused_when_the_run_is_submitted():

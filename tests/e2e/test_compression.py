@@ -1,6 +1,5 @@
 """Compression on a real server: memory over restarts, differences of models, and their failure."""
 
-import asyncio
 import json
 import logging
 import threading
@@ -9,9 +8,7 @@ import numpy as np
 import pytest
 
 from fedloom.protocol.container import read_params
-from support.agents import Adder, Agents, result, submit, until
-from support.federation import Federation
-from support.ports import steady_port
+from support.agents import Adder, played, result, submit, until
 
 pytestmark = pytest.mark.e2e
 
@@ -52,28 +49,6 @@ def damage(folder, *, cut):
         path.write_bytes(raw[:-100] if cut else raw)
 
 
-def play(tmp_path, scenario):
-    """Run a scenario against a server of its own; what it returns."""
-
-    async def main():
-        server = tmp_path / "server"
-        server.mkdir()
-        federation = Federation(server)
-        toml = server / "server.toml"
-        text = toml.read_text().replace("127.0.0.1:0", f"127.0.0.1:{steady_port()}", 1)
-        toml.write_text(text)
-        await federation.start()
-        agents = Agents(federation, tmp_path)
-        try:
-            async with asyncio.timeout(60):
-                return await scenario(federation, agents)
-        finally:
-            await agents.stop()
-            await federation.stop()
-
-    return asyncio.run(main())
-
-
 async def honest(federation, agents):
     """Two clients, four rounds, nothing amiss."""
     for name, step in (("ann", 1.0), ("bob", 2.0)):
@@ -106,7 +81,7 @@ def test_a_restart_keeps_what_clients_hold_and_remember(tmp_path):
 
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
-    assert np.array_equal(play(tmp_path / "a", stopped), play(tmp_path / "b", honest))
+    assert np.array_equal(played(tmp_path / "a", stopped), played(tmp_path / "b", honest))
 
 
 def test_a_client_whose_model_is_damaged_gets_the_whole_one(tmp_path, caplog):
@@ -127,8 +102,8 @@ def test_a_client_whose_model_is_damaged_gets_the_whole_one(tmp_path, caplog):
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     with caplog.at_level(logging.WARNING):
-        got = play(tmp_path / "a", damaged)
+        got = played(tmp_path / "a", damaged)
     assert caplog.text.count("does not lead to the model") == 3
     caplog.clear()
-    assert np.array_equal(got, play(tmp_path / "b", honest))
+    assert np.array_equal(got, played(tmp_path / "b", honest))
     assert "does not lead" not in caplog.text

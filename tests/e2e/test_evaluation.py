@@ -16,9 +16,7 @@ from fedloom.client.torch import TorchClient
 from fedloom.protocol.errors import UsageError
 from fedloom.server.spec import parse
 from fedloom.simulation.config import build
-from support.agents import Adder, Agents, result, submit, until
-from support.federation import Federation
-from support.ports import steady_port
+from support.agents import Adder, played, result, submit, until
 from support.site_cases import cross_entropy, data, linear, made
 
 pytestmark = pytest.mark.e2e
@@ -34,27 +32,6 @@ class Judge(Client):
 
     def evaluate(self, params, task):
         return self.num_examples, {"loss": abs(self.idea - float(params["w"].mean()))}
-
-
-def play(tmp_path, scenario):
-    """Run a scenario against a server of its own, which can be restarted."""
-
-    async def main():
-        (tmp_path / "server").mkdir()
-        federation = Federation(tmp_path / "server")
-        toml = tmp_path / "server" / "server.toml"
-        port = f"127.0.0.1:{steady_port()}"
-        toml.write_text(toml.read_text().replace("127.0.0.1:0", port, 1))
-        await federation.start()
-        agents = Agents(federation, tmp_path)
-        try:
-            async with asyncio.timeout(60):
-                await scenario(federation, agents)
-        finally:
-            await agents.stop()
-            await federation.stop()
-
-    asyncio.run(main())
 
 
 def only(**settings):
@@ -85,7 +62,7 @@ def test_a_run_evaluates_a_model_and_leaves_it_as_it_is(tmp_path):
             assert not found["training"]
         await shown(federation, run)
 
-    play(tmp_path, scenario)
+    played(tmp_path, scenario)
 
 
 async def shown(federation, run):
@@ -118,7 +95,7 @@ def test_a_client_that_only_evaluates_declines_training(tmp_path):
         assert result(federation, run)["w"].mean() == pytest.approx(1.0)
         assert not list((tmp_path / "judge").rglob("models/*.safetensors"))
 
-    play(tmp_path, scenario)
+    played(tmp_path, scenario)
 
 
 def test_a_server_that_restarts_goes_on_evaluating(tmp_path):
@@ -138,7 +115,7 @@ def test_a_server_that_restarts_goes_on_evaluating(tmp_path):
         assert federation.ledger.run(run)["committed"] == 3
         assert {r["kind"] for r in rounds} == {"evaluate"}
 
-    play(tmp_path, scenario)
+    played(tmp_path, scenario)
 
 
 def test_a_torch_client_may_have_nothing_to_train_on():

@@ -6,35 +6,14 @@ import numpy as np
 import pytest
 
 from fedloom.cli.control import Control
-from support.agents import Adder, Agents, Held, result, submit, until
-from support.federation import Federation
-from support.ports import steady_port
+from fedloom.protocol.errors import Code, Refusal
+from support.agents import Adder, Held, played, result, submit, until
 
 pytestmark = pytest.mark.e2e
 
 MODEL = {"w": np.zeros(4, np.float32)}
 TWO = {"rounds": 1, "cohort": {"goal": 2, "quorum": 1, "patience_s": 60.0}}
 ONE = {"rounds": 1, "cohort": {"goal": 1, "quorum": 1, "patience_s": 60.0}}
-
-
-def play(tmp_path, scenario):
-    """Run a scenario against a server of its own; what it returns."""
-
-    async def main():
-        (tmp_path / "server").mkdir()
-        federation = Federation(tmp_path / "server")
-        toml = tmp_path / "server" / "server.toml"
-        toml.write_text(toml.read_text().replace("127.0.0.1:0", f"127.0.0.1:{steady_port()}", 1))
-        await federation.start()
-        agents = Agents(federation, tmp_path)
-        try:
-            async with asyncio.timeout(60):
-                return await scenario(federation, agents)
-        finally:
-            await agents.stop()
-            await federation.stop()
-
-    return asyncio.run(main())
 
 
 def act(federation, name, what, **query):
@@ -61,12 +40,35 @@ def test_quarantine_gives_up_what_a_client_does_and_refuses_what_it_sends(tmp_pa
         members = federation.ledger.members(run, 1)
         return seen, done, again, members, result(federation, run)["w"].copy()
 
-    seen, done, again, members, model = play(tmp_path, scenario)
+    seen, done, again, members, model = played(tmp_path, scenario)
     assert seen["changed"] is False
     assert done["consequence"] == seen["consequence"]
     assert "is given up" in done["consequence"]
     assert (done["hold"], done["changed"], done["hold_reason"]) == ("quarantine", True, "why not")
     assert (again["changed"], "nothing changes" in again["consequence"]) == (False, True)
+    assert [(m["client"], m["phase"]) for m in members] == [("ann", "reported"), ("bob", "failed")]
+    assert model.tolist() == [1.0] * 4
+
+
+def test_nobody_waits_for_a_client_that_was_revoked(tmp_path):
+    """It cannot come back within the round's patience, which is for lost connections."""
+
+    async def scenario(federation, agents):
+        slow = Held(step=100.0)
+        await agents.start("ann", Adder())
+        await agents.start("bob", slow)
+        run = await submit(federation, MODEL, **TWO)
+        await asyncio.to_thread(slow.begun.wait, 20)
+        await until(lambda: len(federation.ledger.accepted(run, 1)) == 1)
+        await act(federation, "bob", "revoke")
+        slow.let_go.set()
+        with pytest.raises(Refusal) as caught:
+            await agents.tasks.pop("bob")
+        await federation.ended(run)
+        return caught.value.code, federation.ledger.members(run, 1), result(federation, run)["w"]
+
+    code, members, model = played(tmp_path, scenario)
+    assert code is Code.REVOKED
     assert [(m["client"], m["phase"]) for m in members] == [("ann", "reported"), ("bob", "failed")]
     assert model.tolist() == [1.0] * 4
 
@@ -88,7 +90,7 @@ def test_a_client_in_quarantine_is_not_asked_and_a_released_one_is(tmp_path):
         await federation.ended(run)
         return result(federation, run)["w"].copy()
 
-    assert play(tmp_path, scenario).tolist() == [7.0] * 4
+    assert played(tmp_path, scenario).tolist() == [7.0] * 4
 
 
 def test_a_drained_client_ends_what_it_does_and_rests(tmp_path):
@@ -109,7 +111,7 @@ def test_a_drained_client_ends_what_it_does_and_rests(tmp_path):
         members = federation.ledger.members(run, 2)
         return done, available, [m["client"] for m in members], result(federation, run)["w"].copy()
 
-    done, available, second, model = play(tmp_path, scenario)
+    done, available, second, model = played(tmp_path, scenario)
     assert "ends what it does" in done["consequence"]
     assert available == []
     assert second == ["ann"]
@@ -131,4 +133,4 @@ def test_a_drained_client_that_comes_back_may_end_what_it_does(tmp_path):
         await federation.ended(run)
         return result(federation, run)["w"].copy()
 
-    assert play(tmp_path, scenario).tolist() == [1.0] * 4
+    assert played(tmp_path, scenario).tolist() == [1.0] * 4

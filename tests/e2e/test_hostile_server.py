@@ -12,10 +12,11 @@ import zlib
 import numpy as np
 import pytest
 
+from fedloom.client.work import MAX_TASKS
 from fedloom.protocol import wire
 from fedloom.protocol.container import write_params
 from fedloom.protocol.v1 import fleet_pb2
-from support.agents import until
+from support.agents import Held, until
 from support.hostile import PARAMS, scene
 
 pytestmark = pytest.mark.e2e
@@ -39,6 +40,14 @@ def set_fields(**fields):
             for part in path:
                 message = getattr(message, part)
             setattr(message, last, value)
+
+    return change
+
+
+def rule(name, **settings):
+    def change(task):
+        task.rule.name = name
+        task.rule.settings.update(settings)
 
     return change
 
@@ -72,6 +81,7 @@ ABSURD = {
     "a clip of NaN": set_fields(privacy__clip=float("nan")),
     "noise below nothing": set_fields(privacy__clip=1.0, privacy__noise_multiplier=-1.0),
     "a rule nobody knows": set_fields(rule__name="exec"),
+    "a billion models": rule("ifca", clusters=1e9),
     "a codec nobody knows": set_fields(compression__codec="pickle"),
     "a kind nobody knows": set_fields(kind=77),
     "a weighting nobody knows": set_fields(weighting=99),
@@ -132,6 +142,8 @@ BAD_MODELS = {
     "a negative offset": framed({"w": W | {"data_offsets": [-8, 0]}}, bytes(8)),
     "NaN": container({"w": np.array([1.0, np.nan], np.float32)}),
     "no tensor": container({}),
+    "an escape sequence as name": framed({"w\x1b[2J": W}, bytes(8)),
+    "a name without end": framed({"w" * (1 << 20): W}, bytes(8)),
 }
 
 
@@ -275,6 +287,31 @@ def test_a_message_too_long_ends_the_stream_and_not_the_agent(runner, device):
         await until(lambda: federation.world.fleet.get("device") is not None)
         assert "longer than" in s.journal("refused")[0]["text"]
         await s.takes_part()
+
+    runner.run(main())
+
+
+def test_offers_without_end_are_declined_and_harm_no_other_task(runner, federation, tmp_path):
+    """A few are taken, and each of those ends with its update in the server's hands."""
+
+    async def main():
+        client = Held()
+        async with scene(federation, tmp_path, "flooded", client) as s:
+            offers = []
+            s.tampered.once(lambda to, task, honest: offers.append((to, task)) or honest)
+            run = await s.run()
+            await until(client.begun.is_set)
+            (to, task), stream = offers[0], federation.world.fleet.get("flooded")
+            for number in range(2, 40):
+                task.key.round = number
+                await stream.send(s.tampered.signed(to, task))
+            await until(lambda: len(s.journal("declined")) == 39 - MAX_TASKS)
+            client.let_go.set()
+            # Of the server's rounds there is but the first; the others were asked for by nobody.
+            await until(lambda: len(s.journal("rejected")) == MAX_TASKS - 1)
+            await federation.ended(run)
+            assert len(s.journal("accepted")) == 1
+            assert not s.journal("failed")
 
     runner.run(main())
 

@@ -12,6 +12,7 @@ from fedloom.client.agent import Agent
 from fedloom.protocol.errors import Code, Refusal
 from support.agents import Adder, Agents, until
 from support.hostile import scene
+from support.locks import hold
 from support.ports import steady_port
 
 pytestmark = pytest.mark.e2e
@@ -138,6 +139,27 @@ def test_the_command_wipes_and_may_be_repeated(enrolled, monkeypatch):
     assert not (config.state_dir.parent / "client.toml").exists()
     again = answer([*words, "--yes"])
     assert (again.exit_code, again.output) == (0, "This device has left before.\n")
+
+
+def test_nothing_is_wiped_under_an_agent_that_runs(enrolled, monkeypatch):
+    """It would write anew what is wiped; the owner reads which process to stop, and then leaves."""
+    monkeypatch.setattr(departure, "CONNECT_S", 0.3)
+    config, words = enrolled
+    process, _ = hold(config.state_dir)
+    try:
+        before = sorted(config.state_dir.rglob("*"))
+        for yes in ([], ["--yes"]):
+            done = answer([*words, *yes])
+            assert done.exit_code == 2
+            assert f"(process {process.pid}): stop it first" in done.output
+            assert "for good" not in done.output  # nobody is asked in vain
+        assert sorted(config.state_dir.rglob("*")) == before
+        assert (config.state_dir.parent / "client.toml").exists()
+    finally:
+        process.kill()
+        process.communicate()
+    assert answer([*words, "--yes"]).exit_code == 0
+    assert wiped(config)
 
 
 def test_the_log_stays_where_it_is_asked_for(enrolled, monkeypatch):

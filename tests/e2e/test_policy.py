@@ -1,5 +1,6 @@
 """What a device's owner forbids does not leave the device, and the round hears why."""
 
+import itertools
 import time
 
 import numpy as np
@@ -7,7 +8,8 @@ import pytest
 
 from fedloom.client.connection import Connection
 from fedloom.client.training import Work
-from support.agents import Adder, result, until
+from fedloom.protocol.container import read_params
+from support.agents import Adder, result, submit, until
 from support.hostile import PARAMS, scene
 
 pytestmark = pytest.mark.e2e
@@ -104,11 +106,32 @@ def test_nothing_is_trained_where_no_tensor_may_leave(runner, device):
 def test_an_update_of_too_few_examples_stays(runner, device):
     """And one of enough leaves."""
     owner_says(device, "[leaves]\nmin_examples = 21")
-    assert "at least 21 examples, got one of 20" in kept(runner, device, "failed")
+    assert "at least 21 examples, got 20" in kept(runner, device, "failed")
     assert not device.journal("sent")
     assert "Sent nothing" in device.journal("declined")[0]["text"]
     owner_says(device, "[leaves]\nmin_examples = 20")
     committed(runner, device)
+
+
+def test_measurements_of_too_few_examples_stay(runner, device):
+    """The loss of a single example would tell of it; the update beside it leaves all the same."""
+    owner_says(device, "[leaves]\nmin_examples = 21")
+    evaluated, device.client.num_examples = device.client.evaluated, 21
+
+    async def main():
+        run = await device.run(evaluate=True)
+        ledger = device.federation.ledger
+        await until(lambda: [r for r in ledger.list_rounds(run) if r["state"] == "committed"])
+        assert not (ledger.list_rounds(run)[0]["evaluation"] or {}).get("values")
+        reason = await device.phase(run, "failed", number=2)  # that evaluates alone
+        assert "measurements of at least 21 examples, got 20" in reason
+        await device.stop(run)
+
+    try:
+        runner.run(main())
+    finally:
+        device.client.num_examples = 20
+    assert device.client.evaluated == evaluated + 2
 
 
 def test_an_update_too_long_stays(runner, device):
@@ -177,9 +200,36 @@ def test_the_device_clips_and_adds_noise_itself(runner, device):
     assert not (row["training"] or {}).get("values")
     owner_says(device, '[privacy]\nclip_norm = 0.3\nnoise = 2.0\notherwise = "add"')
     noisy, _ = committed(runner, device)
-    assert all(np.std(noisy[name] - model[name]) > 0.05 for name in PARAMS)
+    noise = [(noisy[name] - model[name]).ravel() for name in PARAMS]
+    assert all(np.ptp(each) > 1e-4 for each in noise)
+    assert np.std(np.concatenate(noise)) > 0.05  # of nine values: of three, one in a hundred is not
     sent = device.journal("sent")[0]
     assert "clipped to norm 0.3, with noise of 0.6 on each value by this device" in sent["text"]
+
+
+def test_what_compression_left_out_does_not_come_on_top_of_the_norm(runner, device):
+    """With error feedback one update in ten would else be ten times as long as the owner allows."""
+    owner_says(device, '[privacy]\nclip_norm = 1.0\notherwise = "add"')
+    start = {"w": np.zeros((64, 64), np.float32)}
+
+    async def main():
+        run = await submit(
+            device.federation,
+            start,
+            rounds=12,
+            cohort={"goal": 1, "quorum": 1},
+            compression={"up": {"name": "top_k", "fraction": 0.01}},
+        )
+        await device.federation.ended(run)
+        rows = device.federation.ledger.list_models(run=run)
+        rows = sorted(rows, key=lambda row: row["round"])
+        paths = [device.federation.world.models.path(row["digest"]) for row in rows]
+        return [read_params(path)["w"].copy() for path in paths]
+
+    models = runner.run(main())
+    assert len(models) == 13
+    lengths = [float(np.linalg.norm(b - a)) for a, b in itertools.pairwise(models)]
+    assert 0 < max(lengths) <= 1.0 + 1e-5
 
 
 def test_a_run_that_asks_for_less_is_declined_where_the_owner_says_so(runner, device):
@@ -206,7 +256,7 @@ def test_rounds_a_day_are_counted(runner, device):
     owner_says(device, "")
     committed(runner, device)
     owner_says(device, "[runs]\nrounds_per_day = 1")
-    assert "1 rounds a day" in kept(runner, device, "declined")
+    assert "1 round a day" in kept(runner, device, "declined")
     owner_says(device, "")
     runner.run(device.takes_part())
 

@@ -12,11 +12,10 @@ from fedloom.client.private import Guard
 from fedloom.protocol.errors import Code, UsageError
 from fedloom.protocol.manifest import read_manifest
 from fedloom.protocol.noise import keyed
+from fedloom.server import run_sums
 from fedloom.server.spec import parse
 from fedloom.strategies import DELTA, Full, Partial, State, privacy, weight_units
-from support.agents import Adder, Agents, result, submit, until
-from support.federation import Federation
-from support.ports import steady_port
+from support.agents import Adder, played, result, submit, until
 
 pytest.importorskip("dp_accounting")
 pytestmark = pytest.mark.e2e
@@ -29,25 +28,12 @@ STEPS = {"ada": 1.0, "bob": -2.0, "cyd": 0.01}
 def play(tmp_path, scenario):
     """Run a scenario against a server of its own with three clients."""
 
-    async def scene():
-        server = tmp_path / "server"
-        server.mkdir()
-        federation = Federation(server)
-        toml = server / "server.toml"
-        text = toml.read_text().replace("127.0.0.1:0", f"127.0.0.1:{steady_port()}", 1)
-        toml.write_text(text)
-        await federation.start()
-        agents = Agents(federation, tmp_path)
-        try:
-            async with asyncio.timeout(60):
-                for name, step in STEPS.items():
-                    await agents.start(name, Adder(step, num_examples=7))
-                await scenario(federation, agents)
-        finally:
-            await agents.stop()
-            await federation.stop()
+    async def scene(federation, agents):
+        for name, step in STEPS.items():
+            await agents.start(name, Adder(step, num_examples=7))
+        await scenario(federation, agents)
 
-    asyncio.run(scene())
+    played(tmp_path, scene)
 
 
 def expected(federation, run, rounds):
@@ -55,10 +41,10 @@ def expected(federation, run, rounds):
     spec = parse(federation.ledger.run(run)["spec"])
     manifest = read_manifest(federation.directory / "initial.safetensors")
     key = (federation.directory / "noise" / f"{run}.key").read_bytes()
-    release, strategy = spec.release(manifest), spec.build_strategy()
+    release, strategy = run_sums.release(spec, manifest), spec.build_strategy()
     model, state = dict(START), State()
     for number in range(1, rounds + 1):
-        partial = Partial(spec.sums(manifest), spec.exponent())
+        partial = Partial(run_sums.sums(spec, manifest), spec.exponent())
         for step in STEPS.values():
             deltas = [
                 (model[n] + np.asarray(step, model[n].dtype)).astype(model[n].dtype) - model[n]

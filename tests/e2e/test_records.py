@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from fedloom.cli.control import Control
-from support.agents import Adder, Agents, Held, submit, until
-from support.federation import Federation
+from support.agents import Adder, Held, played, submit, until
 
 pytestmark = pytest.mark.e2e
 
@@ -29,23 +28,6 @@ class Overflows(Adder):
         return {"w": np.full(5000, np.nan, np.float32)}, 1, {}
 
 
-def play(tmp_path, scenario):
-    """Run a scenario against a server of its own; what it returns."""
-
-    async def main():
-        (tmp_path / "server").mkdir()
-        federation = await Federation(tmp_path / "server").start()
-        agents = Agents(federation, tmp_path)
-        try:
-            async with asyncio.timeout(60):
-                return await scenario(federation, agents)
-        finally:
-            await agents.stop()
-            await federation.stop()
-
-    return asyncio.run(main())
-
-
 def ask(federation, *path, **query):
     """A document of the API, asked for beside the server's loop."""
     return asyncio.to_thread(Control(federation.directory).get, *path, **query)
@@ -65,7 +47,7 @@ def test_a_session_of_each_kind_is_told_with_its_shape(tmp_path):
             await ask(federation, "runs", run, "rounds"),
         )
 
-    detail, listed = play(tmp_path, scenario)
+    detail, listed = played(tmp_path, scenario)
     ann, bob, cid = detail["members"]
     assert [m["client"] for m in detail["members"]] == ["ann", "bob", "cid"]
     assert [m["phase"] for m in detail["members"]] == ["reported", "failed", "refused"]
@@ -109,7 +91,7 @@ def test_an_open_round_is_told_as_it_is_now(tmp_path):
         after = await ask(federation, "runs", run, "rounds", "1")
         return during, after, federation.ledger.round(run, 1)
 
-    during, after, row = play(tmp_path, scenario)
+    during, after, row = played(tmp_path, scenario)
     assert [m["phase"] for m in during["members"]] == ["reported", "training"]
     assert [m["shape"] for m in during["members"]] == ["-v[]+^", "-v["]
     assert during["state"] == "reporting"
@@ -132,7 +114,7 @@ def test_a_member_that_went_away_is_lost(tmp_path):
         await federation.ended(run)
         return await ask(federation, "runs", run, "rounds", "1")
 
-    detail = play(tmp_path, scenario)
+    detail = played(tmp_path, scenario)
     assert [m["phase"] for m in detail["members"]] == ["reported", "lost"]
     assert detail["clients"]["lost"] == 1
 
@@ -150,7 +132,7 @@ def test_a_server_that_was_killed_lost_times_and_nothing_else(tmp_path):
         await federation.ended(run)
         return await ask(federation, "runs", run, "rounds", "1")
 
-    detail = play(tmp_path, scenario)
+    detail = played(tmp_path, scenario)
     assert [m["phase"] for m in detail["members"]] == ["reported", "failed"]
     assert [m["bytes_up"] for m in detail["members"]] == [None, None]
     assert (detail["clients"]["selected"], detail["clients"]["counted"]) == (2, 1)
@@ -170,7 +152,7 @@ def test_clients_of_buffers_are_recorded_where_they_were_asked(tmp_path):
         details = [await ask(federation, "runs", run, "rounds", str(n)) for n in numbers]
         return rounds, [m for d in details for m in d["members"]], federation.world.records
 
-    rounds, members, records = play(tmp_path, scenario)
+    rounds, members, records = played(tmp_path, scenario)
     counted = sum(m["phase"] == "reported" for m in members)
     assert sum(r["accepted"] for r in rounds) == counted >= 8
     assert {m["shape"] for m in members if m["phase"] == "reported"} == {"-v[]+^"}
@@ -198,4 +180,4 @@ def test_rounds_come_page_by_page(tmp_path):
             after = page["more"]
         return pages, members
 
-    assert play(tmp_path, scenario) == ([[5, 4], [3, 2], [1]], [["ann", "bob"], ["cid"]])
+    assert played(tmp_path, scenario) == ([[5, 4], [3, 2], [1]], [["ann", "bob"], ["cid"]])

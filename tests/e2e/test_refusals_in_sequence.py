@@ -278,6 +278,31 @@ def test_second_upload_at_the_same_time_has_to_wait(runner, arena, caplog):
     runner.run(scene())
 
 
+def test_upload_that_falls_silent_is_truncated_and_goes_on_later(
+    runner, arena, caplog, monkeypatch
+):
+    """A client that sends nothing for too long is not told that the server's disk is full."""
+
+    async def scene():
+        async with arena.open_round() as opened:
+            forged = opened.honest("mallory")
+            body = forged.body()
+            call = Upload(arena.channels["mallory"])
+            monkeypatch.setattr("fedloom.server.incoming.READ_TIMEOUT_S", 0.1)
+            await call.write(forged.header.SerializeToString())
+            assert (await call.reply()).WhichOneof("kind") == "proceed"
+            await call.write(body[:100])
+            answer = await call.ending()
+            monkeypatch.undo()
+            assert (answer.code, answer.status) == (Code.TRUNCATED, Code.TRUNCATED.status)
+            assert_recorded(arena, caplog, Code.TRUNCATED, "mallory", opened.run)
+            again = await upload(arena.channels["mallory"], forged.header, [body])
+            assert again.replies[0].proceed.offset == 100
+            assert await opened.finish() == digest_of(arena, ALL)
+
+    runner.run(scene())
+
+
 def test_late_update_is_refused_when_its_round_is_over(runner, arena, caplog):
     """An upload under way when the round closes is cut, and one after it is stale."""
 

@@ -1,14 +1,12 @@
 """Runs that are rolled back: on a real server, with real clients, and across restarts."""
 
-import asyncio
 import threading
 
 import numpy as np
 import pytest
 
 from fedloom.protocol.errors import UsageError
-from support.agents import Adder, Agents, result, submit, until
-from support.federation import Federation
+from support.agents import Adder, played, result, submit, until
 
 pytestmark = pytest.mark.e2e
 
@@ -28,23 +26,6 @@ class Gated(Adder):
             if task.should_stop():
                 return params, 1, {}
         return {"w": params["w"] + np.float32(1) + params["w"] / 3}, 1, {}
-
-
-def play(tmp_path, scenario):
-    """Run a scenario against a server of its own; what it returns."""
-
-    async def main():
-        (tmp_path / "server").mkdir()
-        federation = await Federation(tmp_path / "server").start()
-        agents = Agents(federation, tmp_path)
-        try:
-            async with asyncio.timeout(60):
-                return await scenario(federation, agents)
-        finally:
-            await agents.stop()
-            await federation.stop()
-
-    return asyncio.run(main())
 
 
 def committed(federation, run):
@@ -99,7 +80,7 @@ def test_a_run_goes_on_from_exactly_the_state_it_went_back_to(tmp_path, spec):
         models = [result(federation, run)["w"].copy() for run in (first, second)]
         return models, federation.ledger.run(first), standing(federation, first)
 
-    (back, forth), row, stands = play(tmp_path, both)
+    (back, forth), row, stands = played(tmp_path, both)
     assert back.tobytes() == forth.tobytes()
     assert np.any(back != 0)
     assert (row["state"], row["committed"]) == ("finished", 3)
@@ -123,7 +104,7 @@ def test_the_open_round_is_given_up_first(tmp_path):
         await federation.ended(run)
         return federation.ledger.list_rounds(run)
 
-    rows = play(tmp_path, scenario)
+    rows = played(tmp_path, scenario)
     assert [r["state"] for r in rows] == ["committed", "abandoned", *["committed"] * 3]
     assert rows[1]["reason"] == "rolled back to round 0 by the operator"
     assert rows[0]["undone_at"] is not None
@@ -145,7 +126,7 @@ def test_going_back_twice_is_going_back_once(tmp_path):
         again = await federation.server.runs.roll_back(run, 0)
         return again.undone, opened, federation.ledger.open_round_of(run)["number"]
 
-    undone, before, after = play(tmp_path, scenario)
+    undone, before, after = played(tmp_path, scenario)
     assert undone == ()
     assert before == after
 
@@ -169,7 +150,7 @@ def test_a_run_that_has_ended_comes_back_paused(tmp_path):
         await federation.ended(run)
         return federation.ledger.run(run), standing(federation, run)
 
-    row, stands = play(tmp_path, scenario)
+    row, stands = played(tmp_path, scenario)
     assert (row["state"], row["committed"]) == ("finished", 3)
     assert stands == [1, 4, 5]
 
@@ -182,7 +163,7 @@ def test_privacy_that_was_spent_stays_spent(tmp_path):
         run = await rolled_back(federation, agents, ONE | {"privacy": private})
         return federation.ledger.run(run), federation.ledger.list_rounds(run)
 
-    row, rows = play(tmp_path, scenario)
+    row, rows = played(tmp_path, scenario)
     spent = [r["privacy"]["epsilon"] for r in rows if r["state"] == "committed"]
     assert len(spent) == 3  # as many as the claim speaks of, the undone one included
     assert spent == sorted(set(spent))
@@ -202,7 +183,7 @@ def test_a_tree_of_noise_is_not_cut(tmp_path):
         with pytest.raises(UsageError, match="submit a new run from the model"):
             await federation.server.runs.roll_back(run, 0)
 
-    play(tmp_path, scenario)
+    played(tmp_path, scenario)
 
 
 def test_what_a_client_remembers_of_undone_rounds_does_not_count(tmp_path):
@@ -222,6 +203,6 @@ def test_what_a_client_remembers_of_undone_rounds_does_not_count(tmp_path):
         await federation.ended(run)
         return counted, federation.ledger.last_counted(run, "ann")
 
-    counted, last = play(tmp_path, scenario)
+    counted, last = played(tmp_path, scenario)
     assert counted == 1
     assert last == 5

@@ -10,38 +10,12 @@ import pytest
 from fedloom.client import Client, MaskOf, SliceOf, Update
 from fedloom.protocol import identity
 from fedloom.protocol.errors import Code, Refusal, UsageError
-from fedloom.protocol.wire import CHUNK_BYTES
 from fedloom.server.pki import _renew_issuer
-from support.agents import Adder, Agents, Held, result, submit, until
-from support.federation import Federation
-from support.ports import steady_port
+from support.agents import Adder, Held, played, result, submit, until
 
 pytestmark = pytest.mark.e2e
 
 ZEROS = {"w": np.zeros((4, 3), np.float32), "b": np.zeros(5, np.float64)}
-
-
-def play(tmp_path, scenario, chunk_bytes=CHUNK_BYTES):
-    """Run a scenario against a server of its own."""
-
-    async def main():
-        server = tmp_path / "server"
-        server.mkdir()
-        federation = Federation(server)
-        toml = server / "server.toml"
-        text = toml.read_text().replace("127.0.0.1:0", f"127.0.0.1:{steady_port()}", 1)
-        text = text.replace(f"chunk_bytes = {CHUNK_BYTES}", f"chunk_bytes = {chunk_bytes}")
-        toml.write_text(text)
-        await federation.start()
-        agents = Agents(federation, tmp_path)
-        try:
-            async with asyncio.timeout(60):
-                await scenario(federation, agents)
-        finally:
-            await agents.stop()
-            await federation.stop()
-
-    asyncio.run(main())
 
 
 def rounds_of(federation, run):
@@ -84,7 +58,7 @@ def test_a_round_is_the_weighted_mean_and_keeps_what_nobody_sent(tmp_path):
         np.testing.assert_array_equal(model["w"], wanted)
         np.testing.assert_array_equal(model["b"], ZEROS["b"])
 
-    play(tmp_path, scenario)
+    played(tmp_path, scenario)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +81,7 @@ def test_the_weight_is_what_the_run_says(tmp_path, weighting, wanted):
         await federation.ended(run)
         np.testing.assert_allclose(result(federation, run)["b"], wanted, rtol=1e-12)
 
-    play(tmp_path, scenario)
+    played(tmp_path, scenario)
 
 
 def test_transfers_in_chunks_of_their_own_choice_give_the_same_mean(tmp_path):
@@ -124,7 +98,7 @@ def test_transfers_in_chunks_of_their_own_choice_give_the_same_mean(tmp_path):
         np.testing.assert_array_equal(result(federation, run)["w"], start["w"] + 4)
         assert federation.world.config.chunk_bytes == "auto"
 
-    play(tmp_path, scenario, chunk_bytes='"auto"')
+    played(tmp_path, scenario, chunk_bytes='"auto"')
 
 
 def test_a_late_client_is_told_that_the_round_has_closed(tmp_path):
@@ -141,7 +115,7 @@ def test_a_late_client_is_told_that_the_round_has_closed(tmp_path):
         assert second["state"] == "committed"
         np.testing.assert_array_equal(result(federation, run)["b"], 2.0)
 
-    play(tmp_path, scenario)
+    played(tmp_path, scenario)
 
 
 @pytest.mark.long
@@ -162,7 +136,7 @@ def test_a_silent_client_costs_the_deadline_and_no_more(tmp_path):
         assert "quorum not reached" in federation.ledger.run(run)["reason"]
         np.testing.assert_array_equal(result(federation, run)["b"], ZEROS["b"])
 
-    play(tmp_path, scenario)
+    played(tmp_path, scenario)
 
 
 def test_a_lost_client_is_replaced_when_patience_ends(tmp_path):
@@ -187,7 +161,7 @@ def test_a_lost_client_is_replaced_when_patience_ends(tmp_path):
         reported = {u["client"] for u in federation.ledger.accepted(run, 1)}
         assert reported == {kept, spare}
 
-    play(tmp_path, scenario)
+    played(tmp_path, scenario)
 
 
 def test_a_client_that_raises_is_replaced_or_left_out(tmp_path):
@@ -215,7 +189,7 @@ def test_a_client_that_raises_is_replaced_or_left_out(tmp_path):
         assert "ZeroDivisionError: no data" in members["broken"]["reason"]
         assert "nonsense" in members["wrong"]["reason"]
 
-    play(tmp_path, scenario)
+    played(tmp_path, scenario)
 
 
 def test_pause_holds_a_round_and_resume_lets_it_close(tmp_path):
@@ -238,7 +212,7 @@ def test_pause_holds_a_round_and_resume_lets_it_close(tmp_path):
         with pytest.raises(UsageError, match="finished"):
             await federation.server.runs.command(run, "pause")
 
-    play(tmp_path, scenario)
+    played(tmp_path, scenario)
 
 
 def test_an_operator_aborts_closes_extends_and_stops(tmp_path):
@@ -278,7 +252,7 @@ def test_an_operator_aborts_closes_extends_and_stops(tmp_path):
         with pytest.raises(UsageError, match="stopped"):
             await command(other, "resume")
 
-    play(tmp_path, scenario)
+    played(tmp_path, scenario)
 
 
 def test_a_paused_run_stays_paused_over_a_restart(tmp_path):
@@ -302,7 +276,7 @@ def test_a_paused_run_stays_paused_over_a_restart(tmp_path):
         await federation.ended(run)
         np.testing.assert_array_equal(result(federation, run)["b"], 3.0)
 
-    play(tmp_path, scenario)
+    played(tmp_path, scenario)
 
 
 def test_two_runs_share_a_fleet(tmp_path):
@@ -319,7 +293,7 @@ def test_two_runs_share_a_fleet(tmp_path):
             assert [r["accepted"] for r in rounds_of(federation, run)] == [2] * 4
             np.testing.assert_array_equal(result(federation, run)["b"], 4.0)
 
-    play(tmp_path, scenario)
+    played(tmp_path, scenario)
 
 
 def test_server_optimizers_and_client_rules_travel(tmp_path):
@@ -352,7 +326,7 @@ def test_server_optimizers_and_client_rules_travel(tmp_path):
             value += 0.1 * mean / (square**0.5 + 1e-3)
         np.testing.assert_allclose(result(federation, run)["b"], value, rtol=1e-9)
 
-    play(tmp_path, scenario)
+    played(tmp_path, scenario)
 
 
 def test_evaluation_rides_along_and_ends_the_run(tmp_path):
@@ -377,7 +351,7 @@ def test_evaluation_rides_along_and_ends_the_run(tmp_path):
         models = federation.ledger.list_models(run)
         assert [m["round"] for m in models] == [0, 1, 2]
 
-    play(tmp_path, scenario)
+    played(tmp_path, scenario)
 
 
 @pytest.mark.long
@@ -403,7 +377,7 @@ def test_certificates_renew_themselves_and_work_goes_on(tmp_path):
         assert federation.ledger.run(run)["state"] == "finished"
         assert not [r for r in federation.refusals() if r["code"] == "expired"]
 
-    play(tmp_path, scenario)
+    played(tmp_path, scenario)
 
 
 def test_a_renewed_issuing_authority_turns_nobody_away(tmp_path):
@@ -422,7 +396,7 @@ def test_a_renewed_issuing_authority_turns_nobody_away(tmp_path):
         await agents.start("before", Adder())
         assert len(federation.world.fleet) == 2
 
-    play(tmp_path, scenario)
+    played(tmp_path, scenario)
 
 
 def test_a_revoked_agent_ends_with_the_reason(tmp_path):
@@ -437,4 +411,4 @@ def test_a_revoked_agent_ends_with_the_reason(tmp_path):
                 await agents.tasks.pop("a")
         assert caught.value.code is Code.REVOKED
 
-    play(tmp_path, scenario)
+    played(tmp_path, scenario)

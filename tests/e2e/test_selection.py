@@ -1,7 +1,5 @@
 """A server that is restarted selects by what it knew: its ledger tells it again."""
 
-import asyncio
-
 import numpy as np
 import pytest
 
@@ -9,9 +7,7 @@ from fedloom.client import Client
 from fedloom.server.engine import select_by
 from fedloom.server.observed import tell
 from fedloom.strategies.selection import History, PowerOfChoice
-from support.agents import Agents, submit, until
-from support.federation import Federation
-from support.ports import steady_port
+from support.agents import played, submit, until
 
 pytestmark = pytest.mark.e2e
 
@@ -77,20 +73,4 @@ def test_every_cohort_follows_from_the_rounds_before_over_a_restart(tmp_path):
         assert cohorts == {number: drawn(rows, number) for number in cohorts}
         assert len({tuple(cohort) for cohort in cohorts.values()}) > 2
 
-    async def main():
-        server = tmp_path / "server"
-        server.mkdir()
-        federation = Federation(server)
-        toml = server / "server.toml"
-        text = toml.read_text().replace("127.0.0.1:0", f"127.0.0.1:{steady_port()}", 1)
-        toml.write_text(text)
-        await federation.start()
-        agents = Agents(federation, tmp_path)
-        try:
-            async with asyncio.timeout(60):
-                await scenario(federation, agents)
-        finally:
-            await agents.stop()
-            await federation.stop()
-
-    asyncio.run(main())
+    played(tmp_path, scenario)

@@ -1,6 +1,7 @@
 """A site of two real ranks in rounds of a real server: one client, that fails plainly."""
 
 import asyncio
+import re
 import signal
 from pathlib import Path
 
@@ -37,9 +38,10 @@ def play(tmp_path, scenario):
     asyncio.run(main())
 
 
-async def start(federation, agents, *, launcher=(), size=2, **environment):
+async def start(federation, agents, *, enrolled=False, size=2, **environment):
     """Enrol a site, start its ranks and wait until it attends; the ranks."""
-    await agents.enrol("site")
+    if not enrolled:
+        await agents.enrol("site")
     config = agents.directory / "site" / "client.toml"
     run = ("-m", "fedloom.cli.main", "client", "run", f"{CODE}:client", "--config", config)
     # The others must not need what rank 0 needs: they get the path of nothing.
@@ -128,6 +130,62 @@ def test_a_rank_that_is_lost_fails_the_task_and_ends_the_site(tmp_path, fault):
             ranks[1].kill()
         codes, _ = await ended(ranks)
         assert codes == [5, -signal.SIGKILL]
+
+    play(tmp_path, scenario)
+
+
+@pytest.mark.long
+def test_a_site_that_is_killed_as_a_whole_goes_on_where_it_was(tmp_path):
+    """By SIGKILL, all ranks at once: no epoch is trained twice, and the model has the same bits."""
+
+    async def scenario(federation, agents):
+        begun = tmp_path / "begun"
+        settings = {"FAULT": "slow", "BEGUN": str(begun), "FEDLOOM_INTERRUPTIONS_CHECKPOINT_S": "0"}
+        asked = {"cohort": {"goal": 1, "quorum": 1, "patience_s": 60.0}, "seed": 5}
+        asked["train"] = {**TRAIN, "epochs": 4}
+        kept = agents.directory / "site" / "client-state" / "checkpoints"
+        ranks = await start(federation, agents, **settings)
+        run = await submit(federation, initial(), **asked)
+        await until(lambda: list(kept.glob("*.checkpoint")))
+        for rank in ranks:
+            rank.kill()
+        codes, _ = await ended(ranks)
+        assert codes == [-signal.SIGKILL] * 2
+        ranks = await start(federation, agents, enrolled=True)
+        try:
+            await finished(federation, run)
+            again = await submit(federation, initial(), **asked)
+            await finished(federation, again)
+        finally:
+            for rank in ranks:
+                rank.send_signal(signal.SIGTERM)
+            codes, outputs = await ended(ranks)
+        assert codes == [0, 0], outputs
+        for output in outputs:
+            (said,) = re.findall(r"training goes on after step (\d+)", output)
+            assert int(said) > 0
+            assert int(said) % 11 == 0
+        for name, wanted in result(federation, again).items():
+            assert result(federation, run)[name].tobytes() == wanted.tobytes()
+        assert list(kept.glob("*")) == []
+
+    play(tmp_path, scenario)
+
+
+@pytest.mark.long
+def test_the_loss_of_rank_0_ends_the_others_with_a_sentence(tmp_path):
+    """In the middle of a training, and at once: nobody waits for a timeout."""
+
+    async def scenario(federation, agents):
+        begun = tmp_path / "begun"
+        ranks = await start(federation, agents, FAULT="slow", BEGUN=str(begun))
+        train = {**TRAIN, "epochs": 10_000}
+        await submit(federation, initial(), cohort={"goal": 1, "quorum": 1}, train=train)
+        await until(begun.exists)
+        ranks[0].kill()
+        codes, outputs = await ended(ranks)  # FEDLOOM_SITE_TIMEOUT_S is 300 s, and patience 60
+        assert codes == [-signal.SIGKILL, 5], outputs
+        assert "Expected all 2 ranks of this site" in outputs[1].splitlines()[-1]
 
     play(tmp_path, scenario)
 

@@ -1,6 +1,7 @@
 """Real agents in the test's own event loop, enrolled through the real enrolment port."""
 
 import asyncio
+import re
 import threading
 from contextlib import suppress
 from dataclasses import replace
@@ -12,6 +13,7 @@ from fedloom.client.config import load
 from fedloom.client.enrol import enrol
 from fedloom.protocol.container import read_params, write_file
 from support.federation import Federation
+from support.ports import steady_port
 
 PATIENCE_S = 20.0
 
@@ -110,18 +112,33 @@ def result(federation, run):
     return read_params(federation.world.models.path(row["model"]))
 
 
-def played(tmp_path, scenario):
-    """Run a scenario against a server of its own, with agents that it may start."""
+def played(tmp_path, scenario, **settings):
+    """Run a scenario against a server of its own, with agents that it may start; what it returns.
+
+    The server may be restarted: its port stays. `settings` are of its `server.toml`.
+    """
 
     async def main():
-        (tmp_path / "server").mkdir()
-        federation = await Federation(tmp_path / "server").start()
+        directory = tmp_path / "server"
+        directory.mkdir(parents=True)
+        federation = Federation(directory)
+        configure(directory / "server.toml", **settings)
+        await federation.start()
         agents = Agents(federation, tmp_path)
         try:
             async with asyncio.timeout(60):
-                await scenario(federation, agents)
+                return await scenario(federation, agents)
         finally:
             await agents.stop()
             await federation.stop()
 
-    asyncio.run(main())
+    return asyncio.run(main())
+
+
+def configure(path, **settings):
+    """Give a server a port that stays, and other settings, as they stand in TOML."""
+    text = path.read_text().replace("127.0.0.1:0", f"127.0.0.1:{steady_port()}", 1)
+    for name, value in settings.items():
+        text, found = re.subn(rf"(?m)^{name} = .*$", f"{name} = {value}", text)
+        assert found == 1, name
+    path.write_text(text)

@@ -5,6 +5,8 @@ from pathlib import Path
 
 from playwright.sync_api import expect
 
+from support.controls import WATCH
+
 DESKTOP, PHONE = {"width": 1280, "height": 860}, {"width": 360, "height": 740}
 OUT = Path(os.environ.get("FEDLOOM_TEST_CONSOLE_OUT", "out/console"))
 
@@ -12,19 +14,28 @@ expect.set_options(timeout=15_000)
 
 
 class Watched:
-    """Contexts of a browser, and whatever went wrong in them."""
+    """Contexts of a browser, whatever went wrong in them, and what was pressed.
 
-    def __init__(self, browser, scene):
+    Args:
+        browser: opens them.
+        scene: whose pages are looked at.
+        pressed: where the names of controls go (`support.controls`).
+    """
+
+    def __init__(self, browser, scene, pressed=None):
         self._browser = browser
         self._scene = scene
         self._contexts = []
         self.wrong = []
         self.forgiven = []
+        self.pressed = set() if pressed is None else pressed
 
     def open(self, path="/", *, scope="admin", viewport=DESKTOP, scheme="light", log_in=True):
         """A page, logged in by a link, as an operator would."""
         context = self._browser.new_context(viewport=viewport, color_scheme=scheme)
         context.grant_permissions(["clipboard-read", "clipboard-write"])
+        context.expose_binding("pressedControl", lambda _, name: self.pressed.add(name))
+        context.add_init_script(WATCH)
         self._contexts.append(context)
         page = context.new_page()
         page.on("console", self._heard)

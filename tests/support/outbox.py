@@ -8,6 +8,7 @@ from fedloom.protocol.v1 import fleet_pb2
 _WEIGHTINGS = {
     "client": fleet_pb2.WEIGHTING_CLIENT,
     "examples": fleet_pb2.WEIGHTING_EXAMPLES,
+    "uniform": fleet_pb2.WEIGHTING_UNIFORM,
 }
 
 

@@ -51,9 +51,11 @@ class Scene:
     Args:
         folder: for their states.
         names: of the clients.
+        prepare: puts something into the server's state directory before it starts.
     """
 
-    def __init__(self, folder, names=("oak", "elm", "ash", "fir", "yew", "bay")):
+    def __init__(self, folder, names=("oak", "elm", "ash", "fir", "yew", "bay"), prepare=None):
+        self._prepare = prepare
         self.folder = folder
         self.state = folder / "server"
         self.names = names
@@ -77,9 +79,12 @@ class Scene:
         settings = self.state / "server.toml"
         lines = [x for x in settings.read_text().splitlines() if not x.startswith("console =")]
         settings.write_text("\n".join([*lines, f'console = "127.0.0.1:{self.port}"', ""]))
+        if self._prepare is not None:
+            self._prepare(self.state)
         self.start_server()
         apart(self._enrol())
-        self.start_clients()
+        if self.names:
+            self.start_clients()
         return self
 
     def __exit__(self, *_):

@@ -4,7 +4,10 @@ Run as a program by each rank: `python -m support.site_cases OUT.json CASE…`.
 """
 
 import json
+import shutil
 import sys
+from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +16,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fedloom.client.api import Kind, Task, Weighting
+from fedloom.client.checkpoints import Checkpoints
 from fedloom.client.local import Local
 from fedloom.client.torch import TorchClient, lora, parameters
 from fedloom.strategies import Personal, RoundSettings, client_rule
@@ -65,6 +69,11 @@ def adapted():
     return lora(linear(), rank=2)
 
 
+def dropping():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(INPUTS, 16), nn.Dropout(0.5), nn.Linear(16, CLASSES))
+
+
 def settings(**changed):
     return RoundSettings(
         **{"epochs": 2, "steps": None, "batch_size": 10, "learning_rate": 0.1, **changed}
@@ -98,6 +107,19 @@ CASES = {
     "own model": {"personal": {"name": "ditto"}},
     "unused": {"module": unused},
     "throws": {"throws": True},
+    "resumed": {
+        "module": dropping,
+        "client": {"schedule": "cosine"},
+        "settings": {"epochs": 4, "patience": 3},
+        "resumes": True,
+    },
+    "resumed in the body": {
+        "module": dropping,
+        "personal": {"keep": ("2.*",), "head_epochs": 1},
+        "rule": ("fedprox", {"mu": 0.5}),
+        "settings": {"epochs": 3},
+        "resumes": True,
+    },
     "plain again": {},
 }
 """What differs from plain local training."""
@@ -171,6 +193,39 @@ def do(client, task):
     }
 
 
+class Snapped(Checkpoints):
+    """Keeps every state, and a copy of the second one."""
+
+    def __init__(self, path):
+        super().__init__(path, 0.0)
+        self.path, self.count = path, 0
+
+    def save(self, write):
+        super().save(write)
+        self.count += 1
+        if self.count == 2:
+            shutil.copy(self.path, self.path.with_suffix(".second"))
+
+
+def resume(client, task, folder):
+    """Train in one go, and again from the second of its checkpoints; what came of both."""
+    path = Path(folder) / f"{task.seed}.checkpoint"
+    snapped = Snapped(path)
+    counted, real, start = [], client._loss, deepcopy(client.model.state_dict())
+
+    def counting(output, target):
+        counted.append(len(target))
+        return real(output, target)
+
+    client._loss = counting
+    whole = do(client, replace(task, checkpoints=snapped))
+    steps = len(counted)
+    path.with_suffix(".second").replace(path)
+    client.model.load_state_dict(start)
+    again = do(client, replace(task, checkpoints=Checkpoints(path, 1e9)))
+    return {"whole": whole, "again": again, "calls": [steps, len(counted) - steps]}
+
+
 def main(out, names):
     """One rank of a site of cases: each is a client of its own that joins the same group."""
     from fedloom.client.ranks import ranks
@@ -184,7 +239,8 @@ def main(out, names):
         client, task = made(name)
         client.group = group
         if place.rank == 0:
-            found[name] = do(client, task)
+            resumes = CASES.get(name, {}).get("resumes")
+            found[name] = resume(client, task, Path(out).parent) if resumes else do(client, task)
             group._store.set(f"order/{group._number}", "stop")
         else:
             follow(client, group)

@@ -1,0 +1,71 @@
+"""Trainings that were asked to stop and do not: the device takes nothing that it cannot do."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from fedloom.client import trainer
+from fedloom.client.api import Client
+from support.agents import played, result, submit, until
+
+pytestmark = pytest.mark.e2e
+
+ONES = {"w": np.ones(3, np.float32)}
+COHORT = {"goal": 1, "quorum": 1, "patience_s": 60.0}
+
+
+class Deaf(Client):
+    """Its first training ends when it is let go, whatever it is asked; counts what overlaps."""
+
+    def __init__(self):
+        self.begun, self.let_go = threading.Event(), threading.Event()
+        self.at_once = self.most = 0
+
+    def train(self, params, task):
+        self.at_once += 1
+        self.most = max(self.most, self.at_once)
+        self.begun.set()
+        self.let_go.wait(30)
+        self.at_once -= 1
+        return {"w": params["w"] + np.float32(1)}, 1, {}
+
+
+async def declined(federation, run):
+    """Why the first client of a run's first round took no part."""
+    cohort = federation.ledger.cohort
+    await until(lambda: [m["phase"] for m in cohort(run, 1)] == ["declined"])
+    return str(cohort(run, 1)[0])
+
+
+def journal(agents, name):
+    return (agents.configs[name].state_dir / "journal.jsonl").read_text()
+
+
+@pytest.mark.parametrize("ends", ["late", "in time"])
+def test_offers_are_declined_until_a_withdrawn_training_has_ended(tmp_path, monkeypatch, ends):
+    """With the reason, to the server and in the journal; one that is about to end is waited for."""
+    monkeypatch.setattr(trainer, "GRACE_S", 0.05 if ends == "late" else 20.0)
+
+    async def scenario(federation, agents):
+        deaf, command = Deaf(), federation.server.runs.command
+        await agents.start("a", deaf)
+        first = await submit(federation, ONES, cohort=COHORT)
+        await until(deaf.begun.is_set)
+        await command(first, "stop")
+        second = await submit(federation, ONES, cohort=COHORT)
+        if ends == "late":
+            why = await declined(federation, second)
+            assert f"still busy with round 1 of {first}, though nobody wants it any more" in why
+            assert "still busy" in journal(agents, "a")
+            assert federation.world.fleet.available() == []  # it rests
+            deaf.let_go.set()
+            await command(second, "stop")
+            federation.world.fleet.rest("a", 0.001)
+            second = await submit(federation, ONES, cohort=COHORT)
+        deaf.let_go.set()
+        await federation.ended(second)
+        np.testing.assert_array_equal(result(federation, second)["w"], 2.0)
+        assert deaf.most == 1
+
+    played(tmp_path, scenario)
