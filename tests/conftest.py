@@ -1,6 +1,7 @@
 """What tests share: property tests judged by results, and a real server to be rude to."""
 
 import asyncio
+import threading
 from functools import partial
 
 import pytest
@@ -27,6 +28,15 @@ def federation(runner, tmp_path_factory):
     runner.run(federation.start())
     yield federation
     runner.run(federation.stop())
+
+
+@pytest.fixture
+def exporters_end():
+    """What exports spans ends with its test: it draws from the generator that properties watch."""
+    yield
+    for thread in threading.enumerate():
+        if thread.name.startswith("Otel"):
+            thread.join()
 
 
 @pytest.fixture

@@ -48,7 +48,7 @@ def offline(tmp_path, monkeypatch):
         agent = Agent(Client(), config)
         monkeypatch.setattr(agent, "_attend", world.attend)
         monkeypatch.setattr(agent_module.asyncio, "sleep", world.sleep)
-        monkeypatch.setattr(agent_module.random, "uniform", draws.uniform)
+        monkeypatch.setattr(agent_module.JITTER, "uniform", draws.uniform)
         monkeypatch.setattr(agent_module.time, "monotonic", lambda: world.now)
         with suppress(asyncio.CancelledError):
             asyncio.run(agent.run())
@@ -86,3 +86,13 @@ def test_agents_that_lost_the_server_together_do_not_come_back_together(offline)
     most = max(sum(t <= other < t + 1 for other in returns) for t in returns)
     assert most <= 20
     assert returns[-1] > LONGEST_S / 2
+
+
+def test_a_program_that_seeds_its_devices_alike_does_not_bring_them_back_at_once():
+    """What spreads a fleet does not follow the seed of the training code, nor draw from it."""
+    draws = []
+    for _ in range(2):
+        random.seed(7)
+        draws.append(agent_module.JITTER.uniform(0, LONGEST_S))
+    assert draws[0] != draws[1]
+    assert random.random() == random.Random(7).random()

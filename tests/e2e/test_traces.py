@@ -20,7 +20,7 @@ from support.federation import Federation
 
 pytest.importorskip("opentelemetry.sdk")
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("exporters_end")]
 
 AGENT = """
 import sys

@@ -1,6 +1,7 @@
 """What a collector that is away costs: its spans, and a line of the log now and then."""
 
 import logging
+import random
 
 import pytest
 
@@ -11,11 +12,19 @@ from fedloom.protocol.otlp import OTLPSpanExporter, OtlpTracer
 from support.ports import steady_port
 
 
-def test_collector_that_is_away_does_not_fill_the_log(caplog, monkeypatch):
+@pytest.fixture
+def tracer(exporters_end):
+    """A tracer whose collector is away."""
+    made = OtlpTracer(f"http://127.0.0.1:{steady_port()}", "fedloom-server", "")
+    yield made
+    made.close()
+
+
+def test_collector_that_is_away_does_not_fill_the_log(caplog, monkeypatch, request):
     """An exporter says each time that it failed; an operator has other lines to read."""
     monkeypatch.setattr(otlp, "EXPORT_MS", 10)
     with caplog.at_level(logging.INFO):
-        tracer = OtlpTracer(f"http://127.0.0.1:{steady_port()}", "fedloom-server", "")
+        tracer = request.getfixturevalue("tracer")
         for _ in range(20):
             with tracer.span("round"):
                 pass
@@ -23,3 +32,15 @@ def test_collector_that_is_away_does_not_fill_the_log(caplog, monkeypatch):
         tracer.close()
     names = [record.name for record in caplog.records]
     assert names.count(OTLPSpanExporter.__module__) <= 1
+
+
+def test_programs_that_seed_alike_have_traces_of_their_own(tracer):
+    """Training code seeds Python's generator; spans neither follow that seed nor draw from it."""
+    made = set()
+    for _ in range(2):
+        random.seed(7)
+        before = random.getstate()
+        with tracer.span("round") as span:
+            made.add(span.traceparent)
+        assert random.getstate() == before
+    assert len(made) == 2

@@ -8,7 +8,6 @@ Hours without a connection are normal: one line says that it is gone, and one th
 import asyncio
 import logging
 import os
-import random
 import signal
 import threading
 import time
@@ -27,6 +26,7 @@ from fedloom.client.conditions import ConditionGate
 from fedloom.client.config import ClientConfig, load
 from fedloom.client.connection import Connection, UnreadableError, unreadable
 from fedloom.client.gates import Gate
+from fedloom.client.jitter import JITTER
 from fedloom.client.lock import only_agent
 from fedloom.client.policy import PolicyFile
 from fedloom.client.ranks import ranks
@@ -98,7 +98,7 @@ class Agent:
             connection=self._connection,
             store=self._store,
             busy=self._tasks.at_work,
-            jitter=random.random(),  # noqa: S311 - spreads load, hides nothing
+            jitter=JITTER.random(),
             enrolment=config.enrolment,
         )
         self._standing = Standing(config.state_dir, config.server)
@@ -145,7 +145,7 @@ class Agent:
                 if attempt % DIAGNOSE_EVERY == 2:
                     await self._diagnose()
                 longest = min(self._config.reconnect_s, FIRST_BACKOFF_S * 2 ** min(attempt, 16))
-                await asyncio.sleep(random.uniform(0, longest))  # noqa: S311
+                await asyncio.sleep(JITTER.uniform(0, longest))
         finally:
             self._standing.ends()
             watchdog.cancel()

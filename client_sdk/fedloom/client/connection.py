@@ -6,7 +6,6 @@ connection that they use, and begin again on the next one.
 
 import asyncio
 import logging
-import random
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
@@ -18,6 +17,7 @@ import grpc
 from fedloom.client import transfer
 from fedloom.client.config import ClientConfig
 from fedloom.client.diagnosis import diagnose
+from fedloom.client.jitter import JITTER
 from fedloom.client.store import ClientStore
 from fedloom.client.trust import Trust
 from fedloom.protocol import identity, wire
@@ -223,7 +223,7 @@ class Connection:
                 return
             finally:
                 self._attempts.discard(trying)
-            await asyncio.sleep(random.uniform(0, min(30.0, 0.2 * 2**number)))  # noqa: S311
+            await asyncio.sleep(JITTER.uniform(0, min(30.0, 0.2 * 2**number)))
             number = min(number + 1, 16)
 
     def _let_go(self) -> None:

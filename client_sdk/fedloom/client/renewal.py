@@ -5,7 +5,6 @@ When it ends is the server's clock to say: a device's may be an hour wrong, or y
 
 import asyncio
 import logging
-import random
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +13,7 @@ import grpc
 from google.protobuf.message import Message
 
 from fedloom.client.connection import CONNECT_S, Connection
+from fedloom.client.jitter import JITTER
 from fedloom.client.store import ClientStore
 from fedloom.protocol import identity, late, wire
 from fedloom.protocol.errors import Code, Refusal, UnavailableError
@@ -68,7 +68,7 @@ class Renewal:
         await here.persist(lambda: self._renew(channel))
         left_s = (end - here.now()).total_seconds()
         # Within the rest of the old one's life, so that a fleet enrolled together spreads out.
-        await asyncio.sleep(random.uniform(0, max(0.0, left_s / 2)))  # noqa: S311
+        await asyncio.sleep(JITTER.uniform(0, max(0.0, left_s / 2)))
         while (work := self.busy()) and (end - here.now()).total_seconds() > left_s / 4:
             await asyncio.wait(list(work), timeout=1.0)
 
