@@ -31,7 +31,7 @@ def story(door, tmp_path):
     commit(door, run, 1, 0.5)
     row = _row(run, 2)
     door.world.ledger.open_round(row, [])
-    door.world.ledger.abandon_round(run, 2, "=quorum not reached")
+    door.world.ledger.abandon_round(run, 2, "=quorum not reached", "quorum")
     commit(door, run, 3, 0.25)
     return run
 

@@ -168,7 +168,7 @@ def test_nothing_new_is_accepted_once_a_round_has_closed(ledger, end):
         ledger.close_round("run", 1)
         ledger.commit_round("run", 1, RESULT, 100)
     elif end == "abandon":
-        ledger.abandon_round("run", 1, "why not")
+        ledger.abandon_round("run", 1, "why not", "quorum")
     else:
         number = 7  # a round that never was
     late = replace(UPDATE, client="bob", round=number)
@@ -203,7 +203,7 @@ def test_commit_moves_the_run_once(ledger):
 def test_only_a_closing_round_commits(ledger, state):
     """A round that has not closed, or was given up, cannot become a model."""
     if state == "abandoned":
-        ledger.abandon_round("run", 1, "no quorum")
+        ledger.abandon_round("run", 1, "no quorum", "quorum")
     ledger.commit_round("run", 1, RESULT, 100)
     assert ledger.run("run")["model"] == "old"
     assert ledger.list_rounds("run")[0]["state"] == state
@@ -213,17 +213,17 @@ def test_committed_round_cannot_be_abandoned(ledger):
     """What is committed stays, and does not count against the run."""
     ledger.close_round("run", 1)
     ledger.commit_round("run", 1, RESULT, 100)
-    ledger.abandon_round("run", 1, "too late")
+    ledger.abandon_round("run", 1, "too late", "quorum")
     assert ledger.list_rounds("run")[0]["state"] == "committed"
     assert ledger.run("run")["abandoned_in_a_row"] == 0
 
 
 def test_abandoned_rounds_in_a_row_are_counted_until_one_commits(ledger):
     """Two abandoned, then one committed: the count goes up and back to nought."""
-    ledger.abandon_round("run", 1, "no quorum")
-    ledger.abandon_round("run", 1, "no quorum")  # a second time is no second round
+    ledger.abandon_round("run", 1, "no quorum", "quorum")
+    ledger.abandon_round("run", 1, "no quorum", "quorum")  # a second time is no second round
     open_round(ledger, 2)
-    ledger.abandon_round("run", 2, "no quorum")
+    ledger.abandon_round("run", 2, "no quorum", "quorum")
     assert ledger.run("run")["abandoned_in_a_row"] == 2
     open_round(ledger, 3)
     ledger.close_round("run", 3)
@@ -246,7 +246,7 @@ def test_open_rounds_are_those_that_report_or_close(ledger):
     open_round(ledger, 2)
     open_round(ledger, 3)
     ledger.close_round("run", 2)
-    ledger.abandon_round("run", 3, "no quorum")
+    ledger.abandon_round("run", 3, "no quorum", "quorum")
     assert [(r["number"], r["state"]) for r in ledger.open_rounds()] == [
         (1, "reporting"),
         (2, "closing"),

@@ -49,7 +49,7 @@ def play(ledger, number, accepted, *, kind="train", commits=True, gone=()):
         }  # fmt: skip
         ledger.commit_round("run", number, result, 1)
     else:
-        ledger.abandon_round("run", number, "for the test")
+        ledger.abandon_round("run", number, "for the test", "quorum")
 
 
 def known(history):

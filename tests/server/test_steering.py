@@ -144,6 +144,41 @@ def test_a_round_is_not_closed_with_fewer_than_the_aggregation_needs(tmp_path):
     assert played(tmp_path, scenario) == "finished"
 
 
+@pytest.mark.e2e
+def test_only_a_round_that_failed_by_itself_raises_an_alert(tmp_path):
+    """An operator who gives one up knows of it; the fleet is not to blame."""
+
+    async def scenario(federation, agents):
+        control, slow = Control(federation.directory), Held()
+        await agents.start("ann", Adder())
+        await agents.start("bob", slow)
+
+        async def abandoned(run):
+            def over():
+                row = federation.ledger.round(run, 1)
+                return row and row["state"] == "abandoned"
+
+            await until(over)
+            told = await asyncio.to_thread(control.get, "overview")
+            found = await asyncio.to_thread(control.get, "runs", run, "rounds", "1")
+            of_it = [a["what"] for a in told["alerts"] if a["link"] == f"/runs/{run}/rounds/1"]
+            return found["cause"], of_it
+
+        model, cohort = {"w": np.zeros(4, np.float32)}, {"goal": 2, "quorum": 2}
+        run = await submit(federation, model, cohort={**cohort, "deadline_s": 60.0})
+        await until(slow.begun.is_set)
+        await asyncio.to_thread(control.post, "runs", run, "abort", body={"reason": "wrong data"})
+        assert await abandoned(run) == ("stopped", [])
+        await asyncio.to_thread(control.post, "runs", run, "stop", body={})
+        await federation.ended(run)
+
+        late = await submit(federation, model, cohort={**cohort, "deadline_s": 2.0})
+        cause, [alert] = await abandoned(late)
+        assert (cause, "quorum not reached" in alert) == ("quorum", True)
+
+    played(tmp_path, scenario)
+
+
 def test_what_needs_an_extra_that_is_missing_says_how_to_get_it(tmp_path, monkeypatch):
     """A server without the accountant has nothing to be at fault for."""
 

@@ -423,7 +423,7 @@ class RoundShell:
     async def _abandon(self, reason: str, *, fault: bool, cause: str) -> Outcome:
         world = self._world
         if self._stored:
-            await world.in_ledger(world.ledger.abandon_round, *self._key, reason)
+            await world.in_ledger(world.ledger.abandon_round, *self._key, reason, cause)
         self._keep_records()
         self._clean()
         about, run = self._about(), self.plan.run

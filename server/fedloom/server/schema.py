@@ -82,6 +82,7 @@ rounds = sa.Table(
     sa.Column("kind", sa.String, nullable=False),
     sa.Column("state", sa.String, nullable=False),
     sa.Column("reason", sa.String, nullable=False, default=""),
+    sa.Column("cause", sa.String),  # why it was abandoned, in a word, where it was
     sa.Column("opened_at", sa.Float, nullable=False),
     sa.Column("deadline_at", sa.Float, nullable=False),
     sa.Column("closed_at", sa.Float),

@@ -13,9 +13,9 @@ def _run(**more):
     }  # fmt: skip
     live |= more.pop("live", {})
     rounds = [
-        {"number": 4, "state": "reporting", "reason": "", "closed_at": None,
+        {"number": 4, "state": "reporting", "reason": "", "cause": None, "closed_at": None,
          "opened_at": NOW - 100, "deadline_at": NOW + 500},
-        {"number": 3, "state": "committed", "reason": "", "closed_at": NOW - 101,
+        {"number": 3, "state": "committed", "reason": "", "cause": None, "closed_at": NOW - 101,
          "opened_at": NOW - 200, "deadline_at": NOW - 50},
     ]  # fmt: skip
     return {
@@ -64,8 +64,8 @@ def test_paused_run_says_why():
 
 def test_abandoned_round_is_told_with_its_reason_until_one_is_committed():
     """Once rounds go through again there is nothing to do."""
-    lost = {"number": 3, "state": "abandoned", "reason": "too few updates", "closed_at": NOW - 9,
-            "opened_at": NOW - 20, "deadline_at": NOW}  # fmt: skip
+    lost = {"number": 3, "state": "abandoned", "reason": "too few updates", "cause": "quorum",
+            "closed_at": NOW - 9, "opened_at": NOW - 20, "deadline_at": NOW}  # fmt: skip
     run = _run()
     broken = {**run, "rounds": [run["rounds"][0], lost]}
     alert = _only(assess(_facts(broken)))
@@ -73,6 +73,21 @@ def test_abandoned_round_is_told_with_its_reason_until_one_is_committed():
     assert alert.link == "/runs/ward-1/rounds/3"
     mended = {**run, "rounds": [run["rounds"][0], {**run["rounds"][1], "number": 5}, lost]}
     assert not assess(_facts(mended)).alerts
+
+
+def test_a_round_that_an_operator_gave_up_is_nobodys_fault():
+    """It neither raises the alert, nor counts in it, nor ends one that another round raised."""
+    lost = {"number": 3, "state": "abandoned", "reason": "too few updates", "cause": "quorum",
+            "closed_at": NOW - 9, "opened_at": NOW - 20, "deadline_at": NOW}  # fmt: skip
+    dropped = {**lost, "number": 4, "reason": "wrong data", "cause": "stopped"}
+    run = _run()
+    reporting, committed = run["rounds"]
+    assert not assess(_facts({**run, "rounds": [dropped, dropped, committed]})).alerts
+    alert = _only(assess(_facts({**run, "rounds": [reporting, dropped, lost, dropped]})))
+    assert alert.what == "1 round was abandoned in ward-1: too few updates."
+    assert alert.link == "/runs/ward-1/rounds/3"
+    alert = _only(assess(_facts({**run, "rounds": [dropped, lost, lost, committed]})))
+    assert alert.what.startswith("2 of the last 4 rounds were abandoned")
 
 
 def test_run_that_waits_for_clients_says_how_many_are_missing():

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from fedloom.server.metrics.meters import STOPPED
+
 DAY_S = 86400.0
 SLOW_START_S = 60.0
 MANY_REFUSED = 3
@@ -166,9 +168,11 @@ def _short_of_quorum(facts: Facts) -> Iterator[Alert]:
 def _abandoned(facts: Facts) -> Iterator[Alert]:
     for run in facts.active:
         over = [r for r in run["rounds"] if r["state"] in ("committed", "abandoned")][:5]
-        lost = [r for r in over if r["state"] == "abandoned"]
-        if lost and over[0]["state"] == "abandoned" and run["state"] == "running":
-            times = "1 round was" if len(lost) == 1 else f"{len(lost)} of the last 5 rounds were"
+        by_themselves = [r for r in over if r["cause"] != STOPPED]  # not by an operator
+        lost = [r for r in by_themselves if r["state"] == "abandoned"]
+        if lost and by_themselves[0] is lost[0] and run["state"] == "running":
+            several = f"{len(lost)} of the last {len(over)} rounds were"
+            times = "1 round was" if len(lost) == 1 else several
             yield Alert(
                 level=Level.BAD if len(lost) > 1 else Level.WARN,
                 what=f"{times} abandoned in {run['id']}: {lost[0]['reason'].rstrip('.')}.",

@@ -178,8 +178,15 @@ class Rounds(Updates):
                     )
                 )
 
-    def abandon_round(self, run: str, number: int, reason: str) -> None:
-        """The round ends without a result; the run's model stays."""
+    def abandon_round(self, run: str, number: int, reason: str, cause: str) -> None:
+        """The round ends without a result; the run's model stays.
+
+        Args:
+            run: id.
+            number: of the round.
+            reason: in words.
+            cause: in a word; see `fedloom.server.metrics.meters.REASONS`.
+        """
         with self._write() as connection:
             moved = connection.execute(
                 rounds.update()
@@ -188,7 +195,7 @@ class Rounds(Updates):
                     rounds.c.number == number,
                     rounds.c.state.in_([REPORTING, CLOSING]),
                 )
-                .values(state=ABANDONED, reason=reason, closed_at=time.time())
+                .values(state=ABANDONED, reason=reason, cause=cause, closed_at=time.time())
             )
             if moved.rowcount == 1:
                 connection.execute(

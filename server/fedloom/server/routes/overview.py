@@ -44,6 +44,7 @@ class RoundBrief(BaseModel):
     kind: str
     state: str
     reason: str
+    cause: Annotated[str | None, Field(description="as in a round")]
     opened_at: float
     deadline_at: float
     closed_at: float | None

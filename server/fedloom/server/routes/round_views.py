@@ -40,6 +40,13 @@ class RoundView(BaseModel):
     kind: Annotated[str, Field(description="train or evaluate")]
     state: Annotated[str, Field(description="reporting, closing, committed or abandoned")]
     reason: str
+    cause: Annotated[
+        str | None,
+        Field(
+            description="why it was abandoned: quorum, too_few (updates for the aggregation), "
+            "fault, or stopped (by an operator); null where it was not, or before this was kept"
+        ),
+    ] = None
     opened_at: float
     deadline_at: float
     closed_at: float | None
