@@ -153,7 +153,7 @@ def _start_server(stage: Stage) -> str:
     fleet, enrolment = (f"127.0.0.1:{port}" for port in free_ports(2))
     where = ("--dir", str(stage.server))
     stage.command("server", "init", *where, "--fleet", fleet, "--enrolment", enrolment)
-    stage.keep("server-process", ("server", "run", *where), cli=True)
+    stage.keep("server-process", "fedloom.cli.main", "server", "run", *where)
     stage.wait_for(stage.server / "control.sock")
     return fleet
 
@@ -164,7 +164,7 @@ def _start_meter(stage: Stage, fleet: str, counts: Path) -> str:
     through = f"127.0.0.1:{port}"
     listening = counts.with_suffix(".listening")
     listening.unlink(missing_ok=True)
-    stage.keep("meter", ("-m", "fedloom.simulation.meter", through, fleet, str(counts)))
+    stage.keep("meter", "fedloom.simulation.meter", through, fleet, str(counts))
     stage.wait_for(listening)
     listening.unlink()
     return through

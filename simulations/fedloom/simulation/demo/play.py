@@ -146,7 +146,7 @@ def _start_server(stage: Stage) -> None:
     where = ("--dir", str(stage.server))
     stage.command("server", "init", *where, "--fleet", fleet, "--enrolment", enrolment)
     stage.show("fedloom", "server", "run", *where, more=" &")
-    stage.keep("server-process", ("server", "run", *where), cli=True)
+    stage.keep("server-process", "fedloom.cli.main", "server", "run", *where)
     stage.wait_for(stage.server / "control.sock")
 
 
@@ -173,11 +173,11 @@ def _start_clients(stage: Stage, federation: Federation) -> None:
     for number, (name, shard) in enumerate(files.items()):
         config = stage.folder / name / "client.toml"
         module = "fedloom.simulation.demo.client_main"
-        words = ("-m", module, "--config", str(config), "--shard", str(shard))
+        words = (module, "--config", str(config), "--shard", str(shard))
         if number == 0:
             more = f" &   … and {len(files) - 1} more"
-            stage.show("python", *words, more=more)
-        stage.keep(name, words)
+            stage.show("python", "-m", *words, more=more)
+        stage.keep(name, *words)
 
 
 def _submit(stage: Stage, federation: Federation, settings: DemoSettings) -> tuple[str, Path]:

@@ -1,12 +1,15 @@
-"""The demo's real processes: each command as a person would type it, shown before it runs."""
+"""The demo's real processes: each command as a person would type it, shown before it runs.
+
+Invariant: those that are kept end with this process, however it ends.
+"""
 
 import json
+import os
 import shlex
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -17,6 +20,7 @@ from fedloom.protocol.errors import UnavailableError
 
 STOP_S = 15.0
 _CLI = (sys.executable, "-m", "fedloom.cli.main")
+_KEPT = (sys.executable, "-m", "fedloom.simulation.demo.kept")
 
 
 class Stage:
@@ -84,11 +88,11 @@ class Stage:
             raise UnavailableError(f"{what} failed: {(err or out).decode().strip()}")
         return json.loads(out)
 
-    def keep(self, name: str, words: Sequence[str], *, cli: bool = False) -> None:
-        """Start a process that runs until the demo ends; its output goes to NAME.log."""
+    def keep(self, name: str, module: str, *words: str) -> None:
+        """Run a module until this process ends, even by SIGKILL; its output goes to NAME.log."""
         with (self.folder / f"{name}.log").open("wb") as log:
             self._running[name] = subprocess.Popen(  # noqa: S603 - our own commands
-                [*(_CLI if cli else (sys.executable,)), *words], stdout=log, stderr=log
+                [*_KEPT, str(os.getpid()), module, *words], stdout=log, stderr=log
             )
 
     def check(self) -> None:
