@@ -28,7 +28,7 @@ def table(app):
             Row(method, found.path, declared_scope(found.dependant))
             for found in routing.iter_route_contexts(app.routes)
             if isinstance(found.original_route, routing.APIRoute)
-            for method in found.methods
+            for method in sorted(found.methods) + ["HEAD"] * ("GET" in found.methods)
         ),
         key=lambda row: (row.path, row.method),
     )

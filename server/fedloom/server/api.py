@@ -38,6 +38,7 @@ from fedloom.server.access.shield import PRINCIPAL
 from fedloom.server.access.site import Site
 from fedloom.server.control import LOCAL_USER
 from fedloom.server.engine.errors import OperatorRefused
+from fedloom.server.head_only import HeadOnly
 from fedloom.server.pki import Authority
 from fedloom.server.routes import access as access_routes
 from fedloom.server.routes import audit as audit_routes
@@ -147,6 +148,7 @@ def create_app(
     app.include_router(client_routes.versions, prefix="/v1")
     app.include_router(_about, prefix="/v1")
     mount(app)
+    app.add_middleware(HeadOnly)
     app.add_exception_handler(FedloomError, _known)
     app.add_exception_handler(MissingAccountant, _missing)
     app.add_exception_handler(RequestValidationError, _invalid)
@@ -245,7 +247,9 @@ async def _http(request: Request, error: Exception) -> Response:
     if (shown := fault_page(request, error.status_code, error.detail)) is not None:
         return shown
     kind = "not_found" if error.status_code == 404 else "usage"
-    headers = dict(error.headers or {})  # such as which methods there are
+    headers = dict(error.headers or {})
+    if "GET" in headers.get("Allow", "").split(", "):
+        headers["Allow"] += ", HEAD"  # which routes know nothing of
     return _reply(error.status_code, kind, error.detail, headers=headers)
 
 

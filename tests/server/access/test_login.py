@@ -344,6 +344,7 @@ def test_link_is_not_used_up_by_looking_ahead(door):
     """Browsers fetch what they think will be clicked."""
     path = _link(door)
     assert Visitor(door.site).ask("GET", path, sec_purpose="prefetch;prerender").status == 503
+    assert Visitor(door.site).ask("HEAD", path).status == 200  # a chat that shows what is linked
     assert Visitor(door.site).ask("GET", path).status == 303
 
 

@@ -62,7 +62,8 @@ def _refusals(door, rows, visitor, statuses, wanted=lambda _: True):
     for row, path in rows:
         if row.scope is not None and wanted(row):
             answer = visitor.ask(row.method, path)
-            if answer.status not in statuses or answer.kind != "denied":
+            said = answer.kind if row.method != "HEAD" else answer.text or "denied"
+            if answer.status not in statuses or said != "denied":
                 wrong.append((row, answer))
     assert door.world.ledger.trail.head() == before  # nothing has begun
     return wrong
@@ -138,11 +139,29 @@ def test_enough_scope_is_let_through_to_look(door, rows, scope):
     """The table would pass if everybody were refused everything."""
     visitor, wrong = Visitor(door.site, token=_token(door, scope)), []
     for row, path in rows:
-        if row.method == "GET" and row.scope is not None and scope.covers(row.scope):
-            answer = visitor.ask("GET", path)
+        if row.method in READING and row.scope is not None and scope.covers(row.scope):
+            answer = visitor.ask(row.method, path)
             if answer.status in (401, 403, 405) or answer.status >= 500:
                 wrong.append((row, answer))
     assert wrong == []
+
+
+def test_head_is_told_what_get_is_told(door, rows):
+    """Status and headers, also where somebody is refused; only a login link stays good."""
+    admin, asked = Visitor(door.site, token=_token(door, Scope.ADMIN)), 0
+    for path in {path for row, path in rows if row.method == "HEAD"} - {"/login/link"}:
+        for visitor in (admin, Visitor(door.site)):
+            get, head = (visitor.ask(method, path) for method in ("GET", "HEAD"))
+            assert (head.status, head.text) == (get.status, ""), path
+            assert _steady(head.headers) == _steady(get.headers), path
+            asked += 1
+    assert asked > 80
+
+
+def _steady(headers):
+    """What does not change from one moment to the next."""
+    changing = ("date", "content-length", "location", "set-cookie")
+    return sorted((name, text) for name, text in headers.items() if name not in changing)
 
 
 def test_no_answer_holds_a_secret(door, rows):

@@ -7,8 +7,10 @@ from typing import Annotated, BinaryIO, ClassVar
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import FileResponse
 from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
 
 from fedloom.protocol.errors import IntegrityError, UnavailableError, UsageError
+from fedloom.server.head_only import HEAD_ONLY
 from fedloom.server.routes.parts import FAULTS, ConflictError, Here, Parts, Preview
 from fedloom.server.routes.scopes import Operator, Viewer
 from fedloom.server.routes.views import (
@@ -45,6 +47,11 @@ class _BlockResponse(FileResponse):
     """A file in blocks large enough that switching threads costs nothing beside them."""
 
     chunk_size: ClassVar[int] = 1 << 20  # type: ignore[misc]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it; for HEAD the file is not read."""
+        method = "HEAD" if HEAD_ONLY in scope else scope["method"]
+        await super().__call__({**scope, "method": method}, receive, send)
 
 
 @router.put(

@@ -18,6 +18,7 @@ from fedloom.server.access.accounts import LIFE_S
 from fedloom.server.access.errors import TooManyTriesError, UnauthenticatedError
 from fedloom.server.access.oidc import PENDING_S
 from fedloom.server.access.throttle import network_of
+from fedloom.server.head_only import HEAD_ONLY
 from fedloom.server.routes.parts import Here, NotFoundError, Parts
 from fedloom.server.routes.scopes import Public, Viewer, form_of
 
@@ -66,7 +67,9 @@ async def follow_link(here: Here, request: Request, _: Public) -> Response:
     if "prefetch" in headers.get("sec-purpose", headers.get("purpose", "")):
         return PlainTextResponse("Not before it is followed.", 503)
     code = request.query_params.get("code", "")
-    if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+    # What previews a link in a chat or a mail asks by HEAD: the link stays good.
+    elsewhere = headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
+    if elsewhere or HEAD_ONLY in request.scope:
         return await _page(here, code=code[:64])
     return await _by_link(here, request, code)
 

@@ -1,0 +1,70 @@
+"""HEAD over real connections: a head, no body, and the connection goes on."""
+
+import socket
+
+import pytest
+
+from support.door import Door, write_model
+from support.visitor import Visitor
+
+
+@pytest.fixture(scope="module")
+def door(tmp_path_factory):
+    with Door(tmp_path_factory.mktemp("door") / "state", console="127.0.0.1:0") as door:
+        yield door
+
+
+@pytest.fixture(scope="module")
+def token(door):
+    return door.ask("POST", "/api-tokens", {"name": "look", "scope": "viewer"})[1]["token"]
+
+
+def heads(door, token, *paths):
+    """The bytes that answer HEAD for each path, over one connection that a GET then ends."""
+    with socket.create_connection(("127.0.0.1", door.port), timeout=10.0) as connection:
+        for path in (*paths, None):
+            method = "GET" if path is None else "HEAD"
+            end = "Connection: close\r\n" if path is None else ""
+            connection.sendall(
+                f"{method} {path or '/v1/me'} HTTP/1.1\r\nHost: 127.0.0.1:{door.port}\r\n"
+                f"Authorization: Bearer {token}\r\n{end}\r\n".encode()
+            )
+        said = b"".join(iter(lambda: connection.recv(65536), b""))
+    *found, last, me = said.split(b"\r\n\r\n")
+    assert last.startswith(b"HTTP/1.1 200")
+    assert b'"name":' in me
+    return found
+
+
+def test_nothing_follows_the_head(door, token):
+    """Of pages, documents, files, faults and streams alike: the next answer comes right behind."""
+    good = ("/", "/v1/server", "/static/fedloom.css", "/v1/events", "/metrics")
+    statuses = [found.split(b" ")[1] for found in heads(door, token, *good, "/v1/runs/none", "/x")]
+    assert statuses == [b"200"] * 5 + [b"404"] * 2
+
+
+def test_a_stream_of_events_is_not_held(door, token):
+    """More than anybody may have open at once, and nobody watches."""
+    answers = heads(door, token, *["/v1/events"] * 40)
+    assert all(b"text/event-stream" in found for found in answers)
+    assert door.call(len, door.world.live) == 0
+
+
+def test_a_model_is_not_read_for_its_length(door, token, tmp_path, monkeypatch):
+    """It may have gigabytes."""
+    path = write_model(tmp_path / "model.safetensors", size=5000)
+    digest = door.put_model(path)
+    monkeypatch.setattr("starlette.responses.anyio.open_file", None)
+    answer = Visitor(door.site, token=token).ask("HEAD", f"/v1/models/{digest}")
+    assert (answer.status, answer.headers["etag"]) == (200, f'"{digest}"')
+    assert int(answer.headers["content-length"]) == path.stat().st_size
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [("DELETE", "/v1/server", "GET, HEAD"), ("HEAD", "/v1/runs/x/pause", "POST")],
+)
+def test_what_there_is_instead_is_said_with_head(door, token, method, path, allowed):
+    """It is among the methods where GET is."""
+    answer = Visitor(door.site, token=token).ask(method, path)
+    assert (answer.status, answer.headers["allow"]) == (405, allowed)
