@@ -1,5 +1,7 @@
 """A site of two real processes computes what one process computes, and refuses what it cannot."""
 
+import signal
+
 import numpy as np
 import pytest
 
@@ -102,3 +104,17 @@ def test_half_an_environment_is_refused():
         ranks({**whole, "RANK": "2"})
     with pytest.raises(UsageError, match="whole numbers"):
         ranks({**whole, "RANK": "one"})
+
+
+@pytest.mark.parametrize("told", [[0, 1], [0]], ids=["all", "rank 0 alone"])
+@pytest.mark.parametrize("pause_s", [0.0, 0.1])
+def test_ranks_that_are_told_to_stop_leave_without_an_error(told, pause_s):
+    """Rank 0 ends once it has said good-bye, and no thread of another rank waits for it then."""
+    ranks = site.start_each([("-m", "support.site_rank", pause_s)] * 2)
+    for rank in ranks:
+        while rank.stdout.readline() not in ("ready\n", ""):
+            pass
+    for number in told:
+        ranks[number].send_signal(signal.SIGTERM)
+    codes, outputs = site.finish(ranks)
+    assert codes == [0, 0], "\n".join(outputs)

@@ -36,6 +36,7 @@ TIMEOUT_S = 300.0
 """How long a rank waits in the middle of a task for one that is silent."""
 T = TypeVar("T")
 _WAIT = timedelta(hours=1)
+_HEARD = timedelta(seconds=5)
 _ATTEMPT = "TORCHELASTIC_RESTART_COUNT"
 _AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 
@@ -135,7 +136,10 @@ class SiteGroup:
                 continue  # nothing for an hour
             except RuntimeError as error:
                 raise self._break(error) from error
-            return None if text == orders.STOP else orders.decode(text)
+            if text != orders.STOP:
+                return orders.decode(text)
+            self._store.set(f"left/{self.rank}", "")
+            return None
 
     @contextmanager
     def followed(self, order: orders.Order, module: nn.Module) -> Iterator[None]:
@@ -169,10 +173,12 @@ class SiteGroup:
                 dist.broadcast(_bytes(torch.as_tensor(array)), src=0)
 
     def close(self) -> None:
-        """Send the others home."""
+        """Send the others home, and wait until they heard: what they share ends with rank 0."""
         with suppress(RuntimeError):
             if self.rank == 0:
                 self._store.set(f"order/{self._number}", orders.STOP)
+                if not self.broken:
+                    self._store.wait([f"left/{rank}" for rank in range(1, self.size)], _HEARD)
             if not self.broken:
                 dist.destroy_process_group()
 

@@ -19,7 +19,9 @@ from fedloom.protocol.errors import UsageError
 log = logging.getLogger(__name__)
 
 STOP_S = 10.0
-"""How long a rank that is told to stop waits for the task that it takes part in."""
+"""How long a rank that is told to stop waits for rank 0, which is told too: it ends the task that
+they take part in, and then the site. Who left earlier would leave a thread of torch's behind that
+waits for rank 0; when that ends, it takes a process down that is just ending (SIGABRT)."""
 
 
 def join(client: Client, ranks: Ranks) -> SiteGroup:
@@ -56,36 +58,35 @@ class _Follower:
 
     def __init__(self, client: TorchClient, group: SiteGroup) -> None:
         self._client, self._group = client, group
+        self._worker = threading.Thread(target=self._work, name="rank", daemon=True)
         self._over = threading.Event()
-        self._idle = threading.Event()
+        self._leaving = False
         self._error: BaseException | None = None
 
     def run(self) -> None:
+        self._worker.start()
         before = {n: signal.signal(n, self._told) for n in (signal.SIGTERM, signal.SIGINT)}
         try:
-            threading.Thread(target=self._work, name="rank", daemon=True).start()
             self._over.wait()
+            self._worker.join(1.0)  # its last step; one that hangs in a task stays behind
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-        if self._error is not None:
+        if self._error is not None and not self._leaving:
             raise self._error
 
     def _told(self, _number: int, _frame: FrameType | None) -> None:
-        # Rank 0 is told too, and ends the task for all. Never wait in a handler.
-        threading.Thread(target=self._leave, daemon=True).start()
+        self._leaving = True
+        threading.Thread(target=self._leave, daemon=True).start()  # never wait in a handler
 
     def _leave(self) -> None:
-        self._idle.wait(STOP_S)
+        self._worker.join(STOP_S)
         self._over.set()
 
     def _work(self) -> None:
         try:
-            self._idle.set()
             while (order := self._group.next_order()) is not None:
-                self._idle.clear()
                 self._do(order)
-                self._idle.set()
         except BaseException as error:  # noqa: BLE001 - raised by the main thread
             self._error = error
         self._over.set()
