@@ -61,6 +61,13 @@ def test_a_run_evaluates_a_model_and_leaves_it_as_it_is(tmp_path):
             assert set(told["clients"]) == {"a", "b", "c"}
             assert not found["training"]
         await shown(federation, run)
+        get = Control(federation.directory).get
+        detail = await asyncio.to_thread(get, "runs", run, "rounds", "1")
+        assert [(m["client"], m["num_examples"], m["norm"]) for m in detail["members"]] == [
+            ("a", 1, None), ("b", 1, None), ("c", 2, None)
+        ]  # fmt: skip
+        parts = await asyncio.to_thread(get, "clients", "c", "parts")
+        assert [(p["num_examples"], p["norm"]) for p in parts["parts"]] == [(2, None)] * 2
 
     played(tmp_path, scenario)
 

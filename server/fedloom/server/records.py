@@ -185,6 +185,27 @@ def shape(member: Mapping[str, Any]) -> str:
     return text + end
 
 
+def measured(member: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """What a member's update says that it measured, and on how many examples.
+
+    Args:
+        member: columns of `cohorts`, and `training`, `evaluation` and `norm` of its update or None.
+        kind: of the round; who only evaluates trains on nothing and moves nothing.
+
+    >>> told = {"num_examples": 8, "values": {"loss": 0.5}}
+    >>> measured({"training": None, "evaluation": told, "norm": 0.0}, "evaluate")
+    {'training': None, 'evaluation': {'loss': 0.5}, 'num_examples': 8, 'norm': None}
+    """
+    trains = kind == "train"
+    training, evaluation = member["training"] or {}, member["evaluation"] or {}
+    return {
+        "training": training.get("values") or None,
+        "evaluation": evaluation.get("values") or None,
+        "num_examples": (training if trains else evaluation).get("num_examples"),
+        "norm": member["norm"] if trains else None,
+    }
+
+
 def summarize(members: Iterable[Mapping[str, Any]], *, over: bool) -> dict[str, Any]:
     """What a round's members did, in numbers: a funnel from `selected` to `counted`.
 

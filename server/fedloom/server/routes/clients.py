@@ -10,7 +10,7 @@ from fastapi import APIRouter, Body, Query
 from fedloom.protocol.errors import Code, Refusal
 from fedloom.server import fleet
 from fedloom.server.ledger import Filter
-from fedloom.server.records import shape
+from fedloom.server.records import measured, shape
 from fedloom.server.routes.client_views import (
     ClientActed,
     ClientList,
@@ -121,10 +121,7 @@ async def list_parts(
 
 
 def _part(row: Any) -> PartView:
-    values = {**row, "shape": shape(row)}
-    for what in ("training", "evaluation"):
-        values[what] = (row[what] or {}).get("values") or None
-    values["num_examples"] = (row["training"] or {}).get("num_examples")
+    values = {**row, "shape": shape(row), **measured(row, row["kind"])}
     return PartView.model_validate(values)
 
 

@@ -110,8 +110,12 @@ class MemberView(BaseModel):
     counts_in: Annotated[int | None, Field(description="round whose sum its update is in")] = None
     staleness: int | None = None
     weight: float | None = None
-    norm: Annotated[float | None, Field(description="Euclidean, of its update")] = None
-    num_examples: int | None = None
+    norm: Annotated[
+        float | None, Field(description="Euclidean, of its update; null of an evaluation")
+    ] = None
+    num_examples: Annotated[
+        int | None, Field(description="trained on; evaluated on, in a round of evaluation")
+    ] = None
     training: Annotated[dict[str, Any] | None, Field(description="its metrics")] = None
     evaluation: dict[str, Any] | None = None
 

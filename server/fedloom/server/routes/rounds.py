@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query
 
 from fedloom.server.ledger import Row, require_run
-from fedloom.server.records import shape, summarize
+from fedloom.server.records import measured, shape, summarize
 from fedloom.server.routes.parts import FAULTS, Here, NotFoundError, Parts
 from fedloom.server.routes.round_views import MemberView, RoundDetail, RoundList, RoundView
 from fedloom.server.routes.scopes import Viewer
@@ -52,7 +52,8 @@ async def round_detail(
     [view] = await _views(here, row, [found])
     page = world.ledger.members
     members = await world.in_reader(page, row["id"], number, after=after, limit=limit + 1)
-    shown = [_member(member) for member in _overlaid(here, row["id"], number, members[:limit])]
+    rows = _overlaid(here, row["id"], number, members[:limit])
+    shown = [_member(member, found["kind"]) for member in rows]
     more = shown[-1].client if len(members) > limit else None
     return RoundDetail(**view.model_dump(), run=row["id"], members=shown, more=more)
 
@@ -108,14 +109,6 @@ def _overlaid(
     return rows
 
 
-def _member(row: Mapping[str, Any]) -> MemberView:
-    training, evaluation = row["training"] or {}, row["evaluation"] or {}
-    values = {
-        **row,
-        "phase": str(row["phase"]),
-        "shape": shape(row),
-        "num_examples": training.get("num_examples"),
-        "training": training.get("values") or None,
-        "evaluation": evaluation.get("values") or None,
-    }
+def _member(row: Mapping[str, Any], kind: str) -> MemberView:
+    values = {**row, "phase": str(row["phase"]), "shape": shape(row), **measured(row, kind)}
     return MemberView.model_validate(values)
