@@ -1,15 +1,20 @@
-"""What is refused before anybody trains: a batch of one example that the model does not take."""
+"""What is refused before anybody trains: a batch of one, or a NaN, that the model does not take."""
 
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from fedloom.client.trees import TreeClient
 from fedloom.protocol.errors import UsageError
+from fedloom.simulation import config, sources
 from fedloom.simulation.api import simulate
 from fedloom.simulation.crew import muster, plan
+from fedloom.simulation.fit import check_fit
+from fedloom.simulation.trees import TreeModel
 from fedloom.simulation.wire import over_the_wire
 from support.experiments import CLASSES, FEATURES, Nudge, experiment, population
 
@@ -151,3 +156,173 @@ def test_a_target_that_is_broadcast_is_no_reason():
 def test_clients_with_code_of_their_own_are_not_asked():
     """Who knows which batches they make?"""
     plan(described((8, 9), client=Nudge))
+
+
+# ---- NaN and infinity ----------------------------------------------------------------------------
+
+
+class Fills(nn.Linear):
+    """Takes zero for what is missing."""
+
+    def forward(self, x):
+        return super().forward(torch.nan_to_num(x))
+
+
+def squared(output, target):
+    return nn.functional.mse_loss(output.flatten(), target)
+
+
+def masked(output, target):
+    """The mean error where there is a target."""
+    there = ~torch.isnan(target)
+    return (output.flatten()[there] - target[there]).square().mean()
+
+
+def holding(*spoilt, classes=True):
+    """40 examples of 4 features on four clients; of what is spoilt, array, place and value."""
+    rng = np.random.default_rng(0)
+    x, y = rng.random((40, 4)), np.arange(40) % 3 if classes else rng.random(40)
+    arrays = {"x": x, "y": y, "x_test": x[:5].copy(), "y_test": y[:5].copy()}
+    for name, place, value in spoilt:
+        arrays[name][place] = value
+    return sources.from_arrays(**arrays, clients=4)
+
+
+def on(data, model=None, loss=nn.functional.cross_entropy, **settings):
+    made = experiment(data=data, goal=4, rounds=1, **settings)
+    width = 3 if data.num_classes else 1
+    return replace(made, model=model or partial(nn.Linear, 4, width), loss=loss)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (
+            holding(("x", (17, 2), np.nan), ("x", (20, 0), -np.inf)),
+            "in 2 of 160 values of x, the first nan at [17, 2], and from them a loss of nan",
+        ),
+        (
+            holding(("x", (3, 1), 1e40)),
+            "in 1 of 160 values of x, the first 1e+40 (infinite as float32) at [3, 1], and from",
+        ),
+        (
+            holding(("y", 5, np.inf), classes=False),
+            "in 1 of 40 values of y, the first inf at [5], and from them a loss of inf",
+        ),
+        (
+            holding(("x", (1, 0), np.nan), ("y", 5, np.nan), classes=False),
+            "in 1 of 160 values of x, the first nan at [1, 0], and in 1 of 40 values of y, the",
+        ),
+        (
+            holding(("x_test", (4, 3), np.nan)),
+            "in 1 of 20 values of x_test, the first nan at [4, 3], and from them a loss of nan",
+        ),
+    ],
+    ids=["inputs", "too large", "targets", "both", "test"],
+)
+def test_says_where_data_are_not_finite(data, said):
+    """What, how many and where the first is, as the caller numbers them."""
+    loss = nn.functional.cross_entropy if data.num_classes else squared
+    assert f"got NaN or infinity {said}" in refusal(on(data, loss=loss))
+
+
+def test_names_the_file_before_anybody_trains(tmp_path):
+    """With the row in the file, whichever part of the data it came into."""
+    x, y = np.random.default_rng(0).random((40, 4)).astype(np.float32), np.arange(40) % 3
+    x[31, 1] = np.nan
+    path = tmp_path / "spoilt.npz"
+    np.savez(path, x=x, y=y)
+    for test in (0.0, 0.9):
+        made = config.load(
+            {
+                "rounds": 1,
+                "data": {"source": "arrays", "file": str(path), "clients": 2, "test": test},
+                "model": {"name": "logistic"},
+                "cohort": {"goal": 2},
+                "train": {"epochs": 1, "learning_rate": 0.1},
+            }
+        )
+        with pytest.raises(UsageError, match=r"1 of 160 values of x of .*spoilt\.npz.*\[31, 1\]"):
+            simulate(made, show=False)
+
+
+def test_infinity_that_a_layer_squashes_comes_back_in_the_gradient():
+    """The loss alone would be finite."""
+    squashing = partial(nn.Sequential, nn.Linear(4, 3), nn.Tanh())
+    data = holding(("x", (9, 0), np.inf))
+    assert "[9, 0], and from them such gradients" in refusal(on(data, squashing))
+    unsaid = simulate(on(replace(data, flaws=()), squashing), show=False)
+    assert unsaid.records[-1].accepted == 3
+
+
+@pytest.mark.parametrize(
+    ("data", "settings"),
+    [
+        (holding(("x", (7, 0), np.nan)), {"model": partial(Fills, 4, 3)}),
+        (holding(("y", 7, np.nan), classes=False), {"loss": masked}),
+        (holding(("x", (7, 0), np.nan)), {"client": Nudge}),
+    ],
+    ids=["filled", "masked", "own code"],
+)
+def test_what_is_missing_on_purpose_is_let_be(data, settings):
+    """Where the model, the loss or the client's own code takes it."""
+    assert data.flaws
+    made = replace(on(data, **settings), test_every=0)
+    assert simulate(made, show=False).records[-1].accepted == 4
+
+
+def test_what_nobody_looks_at_harms_nobody():
+    """An example that the split leaves out; a test that is never held; held-out examples too."""
+    data = holding(("x", (39, 0), np.nan))
+    assert "[39, 0]" in refusal(on(data))
+    left = replace(data, shards=[shard[shard != 39] for shard in data.shards])
+    plan(on(left))
+    held_out = replace(left, held_out_shards=[np.array([39])] * 4)
+    assert "[39, 0]" in refusal(on(held_out))
+    plan(on(held_out, evaluate=False))
+    plan(replace(on(holding(("x_test", (4, 3), np.nan))), test_every=0))
+
+
+def test_trees_learn_from_what_is_missing():
+    """NaN is XGBoost's word for it."""
+    pytest.importorskip("xgboost")
+    rng = np.random.default_rng(0)
+    x, y = rng.random((80, 3)), np.arange(80) % 2
+    x += y[:, np.newaxis]
+    x[rng.random(x.shape) < 0.2] = np.nan
+    data = sources.from_arrays(x, y, clients=2, test=0.25)
+    settings = {"objective": "binary:logistic", "max_depth": 2}
+    shards = dict(zip(data.names, data.shards, strict=True))
+
+    def client(name):
+        return TreeClient(data.examples.x[shards[name]], data.examples.y[shards[name]], settings)
+
+    made = experiment(
+        data=data,
+        goal=2,
+        rounds=1,
+        client=client,
+        train={"steps": 4, "learning_rate": 0.5},
+        config={"clients": ",".join(data.names)},
+    )
+    made = replace(made, model=lambda: TreeModel(data.names, 1, settings))
+    assert simulate(made, show=False).records[-1].test["accuracy"] > 0.8
+
+
+# ---- GPUs ----------------------------------------------------------------------------------------
+
+
+def test_what_the_cpu_can_try_is_refused_on_a_gpu_too():
+    """And a model that may need the GPU is let be."""
+    gpu = torch.device("cuda")
+    with pytest.raises(UsageError, match="on a batch of one example"):
+        check_fit(described((8, 9)), gpu)
+
+    class Needy(nn.Linear):
+        def forward(self, x):
+            raise RuntimeError("Expected a tensor on a GPU")
+
+    needy = on(holding(("x", (7, 0), np.nan)), partial(Needy, 4, 3))
+    check_fit(needy, gpu)
+    with pytest.raises(UsageError, match="Expected a tensor on a GPU"):
+        check_fit(needy, torch.device("cpu"))

@@ -1,6 +1,7 @@
 """Sources give the population that was asked for, or say what to do."""
 
 import io
+import math
 import struct
 import sys
 import tarfile
@@ -395,8 +396,13 @@ def hub(monkeypatch):
     """A stand-in for flwr-datasets with one data set."""
     images = [np.full((2, 3), value, np.uint8) for value in range(6)]
     splits = {
-        "train": _Rows(image=images, label=[0, 1, 2, 0, 1, 2], writer=list("aabbcc")),
-        "test": _Rows(image=images[:2], label=[0, 1]),
+        "train": _Rows(
+            image=images,
+            label=[0, 1, 2, 0, 1, 2],
+            writer=list("aabbcc"),
+            height=[1.0, 1.5, math.nan, 1.7, math.inf, 1.6],
+        ),
+        "test": _Rows(image=images[:2], label=[0, 1], height=[math.nan, 1.0]),
     }
 
     class FederatedDataset:
@@ -423,10 +429,20 @@ def test_a_set_of_the_hub_is_split_by_us(hub):
     assert len(population.test) == 2
     without = _load("huggingface", **named, test_split="", test=0.5, clients=2)
     assert len(without.test) == 3
-    with pytest.raises(UsageError, match=r"a column 'img'.*Known: image, label, writer"):
+    with pytest.raises(UsageError, match=r"a column 'img'.*Known: height, image, label, writer"):
         _load("huggingface", **{**named, "inputs": "img"}, clients=2)
     with pytest.raises(UsageError, match="a split 'valid'"):
         _load("huggingface", **named, test_split="valid", clients=2)
+
+
+def test_says_where_a_set_of_the_hub_is_not_finite(hub):
+    """By its columns and the rows of its splits."""
+    named = {"dataset": "x/y", "inputs": "image", "target": "height"}
+    assert list(_load("huggingface", **named, clients=2).flaws) == [
+        "2 of 6 values of column 'height' of train, the first nan at [2]",
+        "1 of 2 values of column 'height' of test, the first nan at [0]",
+    ]
+    assert not _load("huggingface", **{**named, "target": "label"}, clients=2).flaws
 
 
 # arrays

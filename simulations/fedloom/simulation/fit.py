@@ -1,9 +1,12 @@
 """Whether a model and a loss take the data, tried on two examples before anybody is mustered.
 
-Without this, the first client of the first round would be the one to find out; and where a model
-takes no example alone, as BatchNorm does not, a client of a later one whose last batch is of one.
+Without this, the first client of the first round would be the one to find out; where a model takes
+no example alone, as BatchNorm does not, a client of a later one whose last batch is of one; and
+where it takes no NaN, whoever holds the first, whose update is refused.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Literal
 from warnings import catch_warnings, filterwarnings
@@ -14,6 +17,8 @@ from numpy.typing import NDArray
 
 from fedloom.protocol.errors import UsageError
 from fedloom.simulation.experiment import Experiment
+from fedloom.simulation.population import Examples
+from fedloom.simulation.sources.finite import intact
 from fedloom.simulation.workers.failures import told
 from fedloom.strategies import RoundSettings
 
@@ -24,23 +29,27 @@ _LOOKED = 64
 
 
 def check_fit(experiment: Experiment, device: torch.device) -> None:
-    """Refuse a model or a loss that cannot take the data, or a batch of one that is to come.
+    """Refuse a model or a loss that cannot take the data, a batch of one among them or a NaN.
 
     Args:
         experiment: to be run; one whose clients bring their own code is not tried.
-        device: where it will run; models on a GPU are not tried, as they may need it.
+        device: where it will run; it is tried on the CPU, and let be if it fails there but has a
+            GPU, which it may need.
 
     Raises:
         UsageError: what the model or the loss said about which data.
     """
-    if experiment.client is not None or device.type != "cpu":
+    if experiment.client is not None:
         return
     population = experiment.population
     shard = np.resize(population.shards[int(population.sizes.argmax())], _TRIED)
-    x, y = _taken(experiment, shard)
+    x, y = _taken(population.examples, shard)
     try:
-        loss = _loss(experiment, x, y, broadcast="error")
+        with _trying(broadcast="error"):
+            loss: Any = experiment.loss(experiment.model().train()(x), y)
     except Exception as error:
+        if device.type != "cpu":
+            return
         raise UsageError(
             f"Expected a model and a loss that take inputs {_said(x)} and targets {_said(y)}, got "
             f"{told(error)}. Choose another model.name or model.loss, or other data."
@@ -51,6 +60,7 @@ def check_fit(experiment: Experiment, device: torch.device) -> None:
             f"Expected a loss that gives one number, the mean over a batch, got {came}."
         )
     _check_alone(experiment)
+    _check_finite(experiment)
 
 
 def _check_alone(experiment: Experiment) -> None:
@@ -64,9 +74,10 @@ def _check_alone(experiment: Experiment) -> None:
     if not alone.any():
         return
     client = int(np.where(alone, sizes, sizes.max() + 1).argmin())
-    x, y = _taken(experiment, experiment.population.shards[client][:1])
+    x, y = _taken(experiment.population.examples, experiment.population.shards[client][:1])
     try:
-        _loss(experiment, x, y, broadcast="ignore")
+        with _trying(broadcast="ignore"):
+            experiment.loss(experiment.model().train()(x), y)
     except Exception as error:
         size, batch = sizes[client], settings.batch_size
         holds = "1 example" if size == 1 else f"{size} examples in batches of {batch}"
@@ -102,24 +113,69 @@ def _instead(experiment: Experiment, settings: RoundSettings) -> str:
     return f"Set another {name}" if found is None else f"Set {name} = {found * times}"
 
 
-def _taken(experiment: Experiment, indices: NDArray[np.int64]) -> tuple[torch.Tensor, torch.Tensor]:
+def _check_finite(experiment: Experiment) -> None:
+    """Refuse data with values that are not finite, where the model and the loss do not take them.
+
+    A model may fill what is missing, a loss mask it.
+    """
+    population = experiment.population
+    if not population.flaws:
+        return
+    held = np.zeros(len(population.examples), np.bool_)
+    evaluated = (population.held_out_shards if experiment.spec.evaluate else None) or ()
+    for shard in (*population.shards, *evaluated):
+        held[shard] = True
+    came = _trouble(experiment, population.examples, held, train=True)
+    if not came and population.test is not None and experiment.test_every:
+        everyone = np.ones(len(population.test), np.bool_)
+        came = _trouble(experiment, population.test, everyone, train=False)
+    if came:
+        raise UsageError(
+            "Expected finite data, or a model and a loss that take others, got NaN or infinity in "
+            f"{', and in '.join(population.flaws)}, and from them {came}. Fill them, or drop those "
+            "examples."
+        )
+
+
+def _trouble(
+    experiment: Experiment, examples: Examples, held: NDArray[np.bool_], *, train: bool
+) -> str:
+    """What comes of the first example with such a value that is held, beside one without.
+
+    Returns:
+        In words; empty where there is none, or nothing comes of it.
+    """
+    whole = intact(examples.x) & intact(examples.y)
+    flawed = np.flatnonzero(~whole & held)[:1]
+    if not len(flawed):
+        return ""
+    x, y = _taken(examples, np.resize(np.append(flawed, np.flatnonzero(whole)[:1]), _TRIED))
+    try:
+        with _trying(broadcast="ignore"):
+            model = experiment.model().train()
+            loss = experiment.loss(model(x), y)
+            if train and loss.requires_grad:
+                loss.backward()  # type: ignore[no-untyped-call] # torch leaves it untyped
+    except Exception as error:  # noqa: BLE001 - whatever the model's own code raises
+        return told(error)
+    if not torch.isfinite(loss).all():
+        return f"a loss of {loss.item():g}"
+    grads = (param.grad for param in model.parameters() if param.grad is not None)
+    return "" if all(torch.isfinite(grad).all() for grad in grads) else "such gradients"
+
+
+def _taken(examples: Examples, indices: NDArray[np.int64]) -> tuple[torch.Tensor, torch.Tensor]:
     """A batch of these examples."""
-    examples = experiment.population.examples
     x, y = (torch.from_numpy(np.ascontiguousarray(a[indices])) for a in (examples.x, examples.y))
     return x, y
 
 
-def _loss(
-    experiment: Experiment,
-    x: torch.Tensor,
-    y: torch.Tensor,
-    *,
-    broadcast: Literal["error", "ignore"],
-) -> Any:
-    """The loss of the model in training, whose generators stay as they were."""
-    with torch.random.fork_rng(devices=[]), torch.no_grad(), catch_warnings():
+@contextmanager
+def _trying(*, broadcast: Literal["error", "ignore"]) -> Iterator[None]:
+    """Leave torch's generators as they were, and take targets that are broadcast for this."""
+    with torch.random.fork_rng(devices=[]), catch_warnings():
         filterwarnings(broadcast, message="Using a target size")  # by broadcasting, it says
-        return experiment.loss(experiment.model().train()(x), y)
+        yield
 
 
 def _said(tensor: torch.Tensor) -> str:

@@ -52,6 +52,7 @@ class Population:
             client evaluates.
         test: examples that no client holds, for evaluation in one place; None without.
         num_classes: of class-number targets; None for others.
+        flaws: what of the data is not finite, in their source's words.
 
     Raises:
         UsageError: a client without examples, names that repeat, or indices outside the examples.
@@ -63,6 +64,7 @@ class Population:
     held_out_shards: Sequence[Indices] | None = None
     test: Examples | None = None
     num_classes: int | None = None
+    flaws: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         if not self.names:

@@ -5,6 +5,7 @@ Invariant: arrays whose type is right are used as they are, without a copy; noth
 
 import zipfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,6 +22,7 @@ from fedloom.simulation.sources.base import (
     keep_for_test,
     populate,
 )
+from fedloom.simulation.sources.finite import flaws
 
 
 class MapDataset(Protocol):
@@ -67,7 +69,7 @@ def npz(
         )
     if test is None:
         test = 0.0 if "x_test" in held else 0.2
-    return _loaded(**held, num_classes=num_classes, test=test, seed=seed)
+    return _loaded(**held, num_classes=num_classes, test=test, seed=seed, where=f" of {file}")
 
 
 def from_arrays(
@@ -175,6 +177,7 @@ def _loaded(
     num_classes: int | None,
     test: float,
     seed: int,
+    where: str = "",
 ) -> Loaded:
     if (x_test is None) != (y_test is None):
         raise UsageError("Expected x_test and y_test together, got one of them. Give both.")
@@ -189,7 +192,9 @@ def _loaded(
     if num_classes is None and y_test is not None and y.dtype.kind in "iub":
         num_classes = int(max(y.max(), y_test.max(initial=0))) + 1
     targets, classes = as_targets(y, num_classes)
-    loaded = Loaded(train=Examples(x=as_inputs(x), y=targets), num_classes=classes, owners=owners)
+    train = Examples(x=as_inputs(x), y=targets)
+    found = flaws(train, (x, y), (f"x{where}", f"y{where}"))
+    loaded = Loaded(train=train, num_classes=classes, owners=owners, flaws=found)
     if x_test is None or y_test is None:
         return keep_for_test(loaded, test=test, seed=seed)
     if test:
@@ -199,7 +204,8 @@ def _loaded(
             f"Expected test inputs of shape {x.shape[1:]}, as for training, got {x_test.shape[1:]}."
         )
     held = Examples(x=as_inputs(x_test), y=as_targets(y_test, classes)[0])
-    return Loaded(train=loaded.train, test=held, num_classes=classes, owners=owners)
+    found += flaws(held, (x_test, y_test), (f"x_test{where}", f"y_test{where}"))
+    return replace(loaded, test=held, flaws=found)
 
 
 def _stacked(dataset: MapDataset) -> tuple[NDArray[Any], NDArray[Any]]:

@@ -7,7 +7,7 @@ Legend: N examples, K classes.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,7 @@ class Loaded:
         num_classes: K where targets are class numbers; None otherwise.
         owners: whose each training example is, shape (N,); None where the data do not say.
         columns: names of the columns of x, where it has them.
+        flaws: what of the data is not finite, as `fedloom.simulation.sources.finite` says it.
     """
 
     train: Examples
@@ -39,6 +40,7 @@ class Loaded:
     num_classes: int | None = None
     owners: NDArray[np.generic] | None = None
     columns: Sequence[str] = ()
+    flaws: Sequence[str] = ()
 
 
 def populate(
@@ -86,6 +88,7 @@ def populate(
         held_out_shards=None if kept is None else [held for _, held in kept],
         test=loaded.test,
         num_classes=loaded.num_classes,
+        flaws=loaded.flaws,
     )
 
 
@@ -130,12 +133,11 @@ def keep_for_test(loaded: Loaded, *, test: float, seed: int) -> Loaded:
             f"Expected test = {test} to take some of {len(y)} examples, got {chosen.sum()}. Set "
             "test = 0, or use more data."
         )
-    return Loaded(
+    return replace(
+        loaded,
         train=Examples(x=loaded.train.x[~chosen], y=y[~chosen]),
         test=Examples(x=loaded.train.x[chosen], y=y[chosen]),
-        num_classes=loaded.num_classes,
         owners=None if loaded.owners is None else loaded.owners[~chosen],
-        columns=loaded.columns,
     )
 
 
@@ -155,7 +157,8 @@ def as_inputs(x: NDArray[Any]) -> NDArray[Any]:
     kinds = {"f": np.float32, "b": np.float32, "i": np.int64, "u": np.int64}
     if x.dtype.kind not in kinds:
         raise UsageError(f"Expected inputs as numbers, got {x.dtype} of shape {x.shape}.")
-    return np.ascontiguousarray(x, dtype=kinds[x.dtype.kind])
+    with np.errstate(over="ignore"):  # what is infinite then is said by `flaw`
+        return np.ascontiguousarray(x, dtype=kinds[x.dtype.kind])
 
 
 def as_targets(y: NDArray[Any], num_classes: int | None) -> tuple[NDArray[Any], int | None]:
@@ -172,7 +175,8 @@ def as_targets(y: NDArray[Any], num_classes: int | None) -> tuple[NDArray[Any], 
                 f"Expected whole class numbers for num_classes = {num_classes}, got {y.dtype}. "
                 "Leave num_classes out, or store the targets as integers."
             )
-        return np.ascontiguousarray(y, dtype=np.float32), None
+        with np.errstate(over="ignore"):
+            return np.ascontiguousarray(y, dtype=np.float32), None
     if y.dtype.kind not in "iub" or not y.size:
         raise UsageError(f"Expected targets as numbers, got {y.dtype} of shape {y.shape}.")
     labels = np.ascontiguousarray(y, dtype=np.int64)

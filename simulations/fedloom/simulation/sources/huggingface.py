@@ -4,6 +4,7 @@ flwr-datasets loads; the split over clients is ours, so that it is seeded like a
 its use to its makers unless FLWR_TELEMETRY_ENABLED=0 is set.
 """
 
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
@@ -14,6 +15,7 @@ from fedloom.protocol.errors import UnavailableError, UsageError
 from fedloom.simulation.named import hint
 from fedloom.simulation.population import Examples
 from fedloom.simulation.sources.base import Loaded, as_inputs, as_targets, keep_for_test
+from fedloom.simulation.sources.finite import flaws
 
 
 def huggingface(
@@ -62,19 +64,25 @@ def huggingface(
     train = _split(federated, train_split)
     x, y = _column(train, inputs), _column(train, target)
     targets, classes = as_targets(y, None)
+    x = _channel_first(x)
+    examples = Examples(x=as_inputs(x), y=targets)
     loaded = Loaded(
-        train=Examples(x=as_inputs(_channel_first(x)), y=targets),
+        train=examples,
         num_classes=classes,
         owners=None if client is None else _column(train, client),
+        flaws=flaws(examples, (x, y), _names(train_split, inputs, target)),
     )
     if not test_split:
         return keep_for_test(loaded, test=test, seed=seed)
     held = _split(federated, test_split)
-    examples = Examples(
-        x=as_inputs(_channel_first(_column(held, inputs))),
-        y=as_targets(_column(held, target), classes)[0],
-    )
-    return Loaded(train=loaded.train, test=examples, num_classes=classes, owners=loaded.owners)
+    x, y = _channel_first(_column(held, inputs)), _column(held, target)
+    examples = Examples(x=as_inputs(x), y=as_targets(y, classes)[0])
+    found = flaws(examples, (x, y), _names(test_split, inputs, target))
+    return replace(loaded, test=examples, flaws=(*loaded.flaws, *found))
+
+
+def _names(split: str, inputs: str, target: str) -> tuple[str, str]:
+    return f"column {inputs!r} of {split}", f"column {target!r} of {split}"
 
 
 def _split(federated: Any, name: str) -> Any:

@@ -1,0 +1,66 @@
+"""What of the data is NaN or infinite, by file and place, which only their source knows.
+
+Not refused here: trees take NaN for what is missing, a loss may mask what has no target. Whether
+those of an experiment do, `fedloom.simulation.fit` tries.
+"""
+
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedloom.simulation.population import Examples
+
+Batch: TypeAlias = tuple[NDArray[Any], NDArray[Any]]
+"""Inputs and targets."""
+_PIECE = 1 << 20
+"""Values looked at at once: what is held meanwhile is one byte for each."""
+
+
+def intact(array: NDArray[Any]) -> NDArray[np.bool_]:
+    """Whether all values of each example are finite.
+
+    >>> intact(np.array([[0.0, 1.0], [np.nan, 0.0]]))
+    array([ True, False])
+
+    Args:
+        array: shape (N, …).
+
+    Returns:
+        Shape (N,).
+    """
+    found = np.ones(len(array), np.bool_)
+    if array.dtype.kind != "f" or not array.size:
+        return found
+    step = max(1, _PIECE * len(array) // array.size)
+    for start in range(0, len(array), step):
+        piece = np.isfinite(array[start : start + step])
+        found[start : start + step] = piece.reshape(len(piece), -1).all(axis=1)
+    return found
+
+
+def flaws(made: Examples, given: Batch, names: tuple[str, str]) -> tuple[str, ...]:
+    """What of inputs and of targets is not finite, in words; nothing where all of them are.
+
+    >>> x, y = np.array([[0.0, 1.0], [np.nan, 0.0]]), np.array([0, 1])
+    >>> flaws(Examples(x=x, y=y), (x, y), ("x of some.npz", "y of some.npz"))
+    ('1 of 4 values of x of some.npz, the first nan at [1, 0]',)
+
+    Args:
+        made: as models take them.
+        given: as they came, of the same shapes: a number may be too large for float32.
+        names: of the two, and where they are from.
+    """
+    looked = zip((made.x, made.y), given, names, strict=True)
+    return tuple(filter(None, (_flaw(*each) for each in looked)))
+
+
+def _flaw(array: NDArray[Any], given: NDArray[Any], name: str) -> str:
+    flawed = np.flatnonzero(~intact(array))
+    if not len(flawed):
+        return ""
+    count = sum(int(np.count_nonzero(~np.isfinite(array[row]))) for row in flawed)
+    row = int(flawed[0])
+    place = (row, *map(int, np.argwhere(~np.isfinite(array[row]))[0]))
+    shown = f"{given[place]}" + (" (infinite as float32)" if np.isfinite(given[place]) else "")
+    return f"{count:,} of {array.size:,} values of {name}, the first {shown} at {list(place)}"
