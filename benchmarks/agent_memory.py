@@ -6,6 +6,10 @@ difference, models that come as differences, parts of tensors, and noise by its 
 training changes the parameters in place and needs nothing else, so its own memory is the one copy
 that it was handed (and a gradient, where a rule asks it for one).
 
+`TorchClient` is measured too, with each rule. Its own is what a training of the same module by
+plain torch needs in the same process, measured before the agent begins: the gradient, workspaces,
+and pages of torch's code. The module itself is there when the agent is idle.
+
 The peak is the kernel's record (VmHWM): all that is resident, pages of mapped files too, less what
 the agent had when it was idle before its first task. Prints a table and writes
 out/agent_memory.json; fails where a figure is above the target.
@@ -22,10 +26,12 @@ import numpy as np
 from deployment import deployed, memory_bytes, model, report
 
 from fedloom.client import Client, MaskOf, SliceOf, Update, run
+from fedloom.client.light import slim
 
 SPAWN = multiprocessing.get_context("spawn")
 MIB = 2**20
 TARGET = 3.0
+STEPS = 2
 CODECS = {
     "fp16": {},
     "bf16": {},
@@ -78,6 +84,13 @@ CASES = {
     "owner clips and adds noise": ({}, NOISE, 1),
     "owner adds noise, int8": (encoded("int8", feedback=False), NOISE, 1),
 }
+TORCH = {
+    "torch, plain": ({}, "", 0),
+    "torch, fedprox": ({"rule": {"name": "fedprox", "mu": 0.1}}, "", 0),
+    "torch, ifca": ({"strategy": {"name": "ifca", "clusters": 4}}, "", 0),
+    **{f"torch, {name}": (strategy(name), "", name == "mimelite") for name in RULES},
+}
+CASES |= TORCH
 
 
 class InPlace(Client):
@@ -110,11 +123,51 @@ def attend(path):
     run(InPlace(), path)
 
 
+def attend_torch(path, shapes, told):
+    """Attend with linear layers; tell what a training of them by plain torch needs."""
+    import torch  # noqa: PLC0415 - the other agents do without
+    from torch.nn.functional import mse_loss  # noqa: PLC0415 - likewise
+
+    from fedloom.client.torch import TorchClient  # noqa: PLC0415 - likewise
+    from fedloom.client.torch.steps import SGD  # noqa: PLC0415 - likewise
+
+    def train():
+        optimizer = SGD(module.parameters(), lr=0.0)  # torch.optim's imports 70 MB of code
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            mse_loss(module(x), x).backward()
+            optimizer.step()
+        optimizer.zero_grad()
+
+    logging.disable(logging.INFO)
+    torch.set_num_threads(1)
+    module = torch.nn.Sequential(*(torch.nn.Linear(n, n, bias=False) for n, _ in shapes))
+    x = torch.randn(8, shapes[0][0])
+    train()
+    slim()  # as an idle agent does: pages of torch's own code come back with the training
+    idle, _ = memory_bytes("self")
+    forget_peak("self")
+    train()
+    told.send(memory_bytes("self")[1] - idle)
+    run(TorchClient(module, (x, x), mse_loss), path)
+
+
 def one(num_values):
     """A model of one matrix alone: no tensor is a small part of it."""
-    width = int(num_values**0.5)
-    values = np.random.default_rng(0).standard_normal((width, width), dtype=np.float32)
-    return {"w": 0.01 * values}
+    return layers(num_values, 1)
+
+
+def layers(num_values, count=2):
+    """A model of some square matrices."""
+    width, rng = int((num_values // count) ** 0.5), np.random.default_rng(0)
+    shape = (width, width)
+    return {
+        f"{at}.weight": 0.01 * rng.standard_normal(shape, dtype=np.float32) for at in range(count)
+    }
+
+
+def forget_peak(pid):
+    Path(f"/proc/{pid}/clear_refs").write_text("5")
 
 
 def peak_of(deployment, pid, params, tables, rounds):
@@ -124,24 +177,29 @@ def peak_of(deployment, pid, params, tables, rounds):
         "rounds": rounds,
         "evaluate": False,
         "cohort": {"goal": 1, "quorum": 1, "deadline_s": 3600.0},
-        "train": {"steps": 1, "learning_rate": 1.0},
+        "train": {"steps": STEPS, "learning_rate": 1.0},
         **tables,
     }
-    Path(f"/proc/{pid}/clear_refs").write_text("5")
+    forget_peak(pid)
     deployment.until(deployment.submit(params, spec), timeout_s=900.0)
     return memory_bytes(pid)[1]
 
 
-def measure(cases, size_mb, policy, rounds, make):
-    """The rows of an agent's cases, one after another."""
-    params = make(size_mb * 1_000_000 // 4)
+def measure(cases, params, size_mb, rounds):
+    """The rows of an agent's cases, one after another; all by one policy and one kind of client."""
     size = sum(array.nbytes for array in params.values())
+    _, policy, _ = CASES[cases[0]]
     with deployed(["a"]) as deployment:
+        path = deployment.clients["a"]
         if policy:
-            deployment.clients["a"].with_name("policy.toml").write_text(policy)
-        agent = SPAWN.Process(target=attend, args=(deployment.clients["a"],), daemon=True)
+            path.with_name("policy.toml").write_text(policy)
+        by_torch, (heard, told) = cases[0] in TORCH, SPAWN.Pipe(duplex=False)
+        shapes = [array.shape for array in params.values()]
+        target, arguments = (attend_torch, (path, shapes, told)) if by_torch else (attend, (path,))
+        agent = SPAWN.Process(target=target, args=arguments, daemon=True)
         agent.start()
         try:
+            of_torch = heard.recv() / size if by_torch else 0.0
             deployment.wait_online(1)
             time.sleep(8.0)  # until it has given back what its start needed
             idle, _ = memory_bytes(agent.pid)
@@ -149,7 +207,7 @@ def measure(cases, size_mb, policy, rounds, make):
                 tables, _, own = CASES[case]
                 peak = peak_of(deployment, agent.pid, params, tables, rounds)
                 models = (peak - idle) / size
-                yield case, size_mb, idle / MIB, peak / MIB, models, models - own
+                yield case, size_mb, idle / MIB, peak / MIB, models, models - own - of_torch
         finally:
             agent.kill()
             agent.join()
@@ -163,11 +221,14 @@ def main():
     parser.add_argument("--one", action="store_true", help="all of the model in one tensor")
     arguments = parser.parse_args()
     columns = ("case", "MB", "idle_mib", "peak_mib", "models", "above_own")
-    make, rows = one if arguments.one else model, []
+    agents, rows = {}, []
+    for case in arguments.cases:
+        agents.setdefault((CASES[case][1], case in TORCH), []).append(case)
     for size_mb in arguments.sizes:
-        for policy in dict.fromkeys(CASES[case][1] for case in arguments.cases):
-            cases = [case for case in arguments.cases if CASES[case][1] == policy]
-            for row in measure(cases, size_mb, policy, arguments.rounds, make):
+        for (_, by_torch), cases in agents.items():
+            make = one if arguments.one else layers if by_torch else model
+            params = make(size_mb * 1_000_000 // 4)
+            for row in measure(cases, params, size_mb, arguments.rounds):
                 print(f"{row[0]}, {size_mb} MB: {row[-1]:.2f}", file=sys.stderr, flush=True)
                 rows.append(row)
     report("agent_memory", columns, rows)

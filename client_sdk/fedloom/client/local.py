@@ -71,12 +71,13 @@ class Local:
 
     def models(self, params: Params, rule: ClientRule) -> list[dict[str, NDArray[Any]]]:
         """Which models there are to work on: the received one, and those beside it."""
-        own = self.own(params)
-        others = [
-            {n: _beside(self.received.get(slot, {}).get(n, a), a) for n, a in params.items()}
-            for slot in rule.receives
-        ]
-        return [{**model, **own} for model in (params, *others)]
+        return [self.model(number, params, rule) for number in range(len(rule.groups))]
+
+    def model(self, number: int, params: Params, rule: ClientRule) -> dict[str, NDArray[Any]]:
+        """One of the models that there are to work on; 0 is the received one."""
+        beside = self.received.get(rule.groups[number], {}) if number else {}
+        model = {n: _beside(beside.get(n, a), a) for n, a in params.items()}
+        return {**model, **self.own(params)}
 
     @property
     def told(self) -> dict[str, float]:
@@ -105,14 +106,23 @@ class Local:
     ) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
         """What the rule receives and remembers of one tensor: zeros where there is nothing yet."""
 
-        def of(names: tuple[str, ...], found: Slots) -> dict[str, NDArray[Any]]:
-            arrays = {slot: found.get(slot, {}).get(tensor) for slot in names}
+        def whole(found: Mapping[str, Values | None]) -> dict[str, NDArray[Any]]:
             return {
                 n: np.zeros(shape, np.float32) if a is None else np.asarray(a)
-                for n, a in arrays.items()
+                for n, a in found.items()
             }
 
-        return of(rule.receives, self.received), of(rule.remembers, self.memory)
+        received, memory = self.found(rule, tensor)
+        return whole(received), whole(memory)
+
+    def found(
+        self, rule: ClientRule, tensor: str
+    ) -> tuple[dict[str, Values | None], dict[str, Values | None]]:
+        """What there is of what the rule receives and remembers of one tensor, as it is kept."""
+        return (
+            {slot: self.received.get(slot, {}).get(tensor) for slot in rule.receives},
+            {slot: self.memory.get(slot, {}).get(tensor) for slot in rule.remembers},
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -201,7 +201,7 @@ class GradientClient(_NumpyClient):
             self._survey(params, task, shard)
         ats: dict[str, At] = {}
         if type(task.rule).gradient is not ClientRule.gradient:  # else nobody looks at the copies
-            ats = {n: _at(task, n, params[n], np.array(params[n])) for n in task.local.trainable}
+            ats = {n: _at(task, n, params[n]) for n in task.local.trainable}
         total, seen, trained = 0.0, 0, set[str]()
         settings = task.settings
         stopping = Stopping(settings, len(shard), task.should_stop, report=task.progress)
@@ -228,12 +228,16 @@ class GradientClient(_NumpyClient):
         """The model of least loss here, where the rule has several (IFCA); else the received."""
         if not task.rule.picks:
             return params
-        models = task.local.models(params, task.rule)
-        if task.local.cluster is None:
-            losses = [mean_metrics(self._loss_alone, m, shard)["loss"] for m in models]
+        local, rule, measure = task.local, task.rule, self._loss_alone
+        if local.cluster is None:  # one model after another: all of them may not fit into memory
+            losses = [
+                mean_metrics(measure, local.model(number, params, rule), shard)["loss"]
+                for number in range(len(rule.groups))
+            ]
             losses = [math.inf if math.isnan(value) else value for value in losses]
-            task.local.cluster = losses.index(min(losses))
-        return {name: np.array(a) for name, a in models[task.local.cluster].items()}
+            local.cluster = losses.index(min(losses))
+        chosen = local.model(local.cluster, params, rule)
+        return {name: np.array(a) for name, a in chosen.items()}
 
     def _survey(self, params: Params, task: Task, shard: Shard) -> None:
         """Measure the mean loss over all examples and its gradient, which some rules ask for."""
@@ -309,7 +313,7 @@ def refuse_module_settings(task: Task) -> None:
             )
 
 
-def _at(task: Task, name: str, param: Array, anchor: Array) -> At:
+def _at(task: Task, name: str, param: Array) -> At:
     received, memory = task.local.slots_of(task.rule, name, param.shape)
 
     def like(slots: dict[str, Array]) -> dict[str, Array]:
@@ -317,7 +321,7 @@ def _at(task: Task, name: str, param: Array, anchor: Array) -> At:
 
     return At(
         param=param,
-        anchor=anchor,
+        anchor=np.array(param) if task.rule.needs_anchor else None,
         received=like(received),
         memory=like(memory),
         full_gradient=task.local.full_gradient.get(name),

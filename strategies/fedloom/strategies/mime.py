@@ -31,6 +31,7 @@ class MimeLiteRule(ClientRule):
     receives: ClassVar[tuple[str, ...]] = (MOMENTUM,)
     groups: ClassVar[tuple[str, ...]] = (DELTA, GRADIENT)
     needs_gradient: ClassVar[bool] = True
+    needs_anchor: ClassVar[bool] = False
     elementwise: ClassVar[bool] = True
     momentum: float
 

@@ -34,7 +34,7 @@ class At:
 
     Attributes:
         param: the current parameters.
-        anchor: the parameters as the server sent them.
+        anchor: the parameters as the server sent them; None where the rule `needs_anchor` not.
         received: slot → what the server sent beside them; zeros at the start of a run.
         memory: slot → what this device remembers; zeros at its first round.
         full_gradient: of the mean loss over all local examples at the anchor, where the rule asks
@@ -123,10 +123,14 @@ class ClientRule:
     needs_gradient: ClassVar[bool] = False
     """Whether `full_gradient` is asked for: one more pass over the examples."""
 
+    needs_anchor: ClassVar[bool] = True
+    """Whether `gradient` looks at `At.anchor`: where it does not, a device keeps no copy of the
+    model for it."""
+
     elementwise: ClassVar[bool] = False
-    """Whether `after` makes each value of those in the same place alone, as plain arithmetic does:
-    then a device lets it look at a large tensor a piece at a time, and needs no memory for the
-    whole."""
+    """Whether `gradient` and `after` make each value of those in the same place alone, as plain
+    arithmetic does: then a device lets them look at a large tensor a piece at a time, and needs no
+    memory for the whole."""
 
     picks: ClassVar[bool] = False
     """Whether a client works on one of several models, the run's or one that it `receives`: then an
@@ -185,6 +189,7 @@ class FedProx(ClientRule):
     """
 
     name: ClassVar[str] = "fedprox"
+    elementwise: ClassVar[bool] = True
     mu: float
 
     def __post_init__(self) -> None:

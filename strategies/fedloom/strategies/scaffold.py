@@ -29,6 +29,7 @@ class ScaffoldRule(ClientRule):
     receives: ClassVar[tuple[str, ...]] = (CONTROL,)
     remembers: ClassVar[tuple[str, ...]] = (CONTROL,)
     groups: ClassVar[tuple[str, ...]] = (DELTA, CONTROL)
+    needs_anchor: ClassVar[bool] = False
     elementwise: ClassVar[bool] = True
 
     def gradient(self, grad: Any, at: At) -> Any:

@@ -128,16 +128,18 @@ class TorchClient(Client):
         self._check_some()
         home = self._home(params)
         self._load(params, home, task, task.round)
+        names = frozenset(params)
+        del params  # the module has them: a copy that nobody else wants would stay
         before = self._copy(home)
         narrow = self._narrowed(task, home)
         schedule_of(self._schedule, task)  # refused before other ranks are told
-        job = Job(Kind.TRAIN, task, frozenset(params), frozenset(home))
+        job = Job(Kind.TRAIN, task, names, frozenset(home))
         with self.group.led(job, self.model):
             totals = self.fit(job, narrow)
         if home:
             self._memory.remember(task.run, task.round, before, self._copy(home))
         return (
-            narrow.parameters(task.tensors(params) & self._sent),
+            narrow.parameters(task.tensors(names) & self._sent),
             len(self._train),
             {**totals.metrics(), **task.local.told},
         )
@@ -165,6 +167,7 @@ class TorchClient(Client):
         # Before the training of a task that also evaluates, what that task began with counts.
         round_ = task.round if task.kind is Kind.TRAIN else None
         self._load(params, self._home(params), task, round_)
+        del params  # as in `train`
         with self.group.led(Job(Kind.EVALUATE, task), self.model):
             totals = self.measure()
         return totals.num_examples, totals.metrics()

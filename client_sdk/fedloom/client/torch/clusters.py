@@ -30,12 +30,12 @@ def settle_on(  # noqa: PLR0917 - what a choice follows from
         rule: by which there are several.
         local: has the others; told which one it is, and asked where it has been told.
     """
-    models = local.models(params, rule)
     if local.cluster is None:
         losses = []
-        for model in models:
-            modules.load(module, model, partial=True)
+        for number in range(len(rule.groups)):
+            # One after another: all of them may not fit into memory.
+            modules.load(module, local.model(number, params, rule), partial=True)
             value = loop.measure(module, batches.in_order(data), loss).metrics()["loss"]
             losses.append(math.inf if math.isnan(value) else value)
         local.cluster = losses.index(min(losses))
-    modules.load(module, models[local.cluster], partial=True)
+    modules.load(module, local.model(local.cluster, params, rule), partial=True)

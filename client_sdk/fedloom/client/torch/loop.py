@@ -9,19 +9,18 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedloom.client.local import Local
-from fedloom.client.torch import batches, steps
+from fedloom.client.torch import batches, modules, steps
 from fedloom.client.torch.batches import Batch
+from fedloom.client.torch.corrections import corrections
 from fedloom.client.torch.group import ALONE, Group
 from fedloom.client.torch.precision import FULL, Precision
 from fedloom.client.torch.stopping import Stopping
 from fedloom.protocol.errors import UsageError
-from fedloom.strategies import At, ClientRule
+from fedloom.strategies import ClientRule
 
 Loss = Callable[[Any, Tensor], Tensor]
 Correction = steps.Correction
@@ -229,17 +228,13 @@ def prepare(
         return clip
     if rule.needs_loss or rule.needs_gradient:
         _survey(module, data, loss, rule, local, group)
-    changes = type(rule).gradient is not ClientRule.gradient  # else nobody looks at the copies
-    pairs = [(p, _at(rule, local, name, p)) for name, p in params.items()] if changes else []
+    changed = corrections(rule, local, params, module)
     local.steps = 0
 
-    @torch.no_grad()
     def correct() -> None:
         local.steps = (local.steps or 0) + 1
         clip()
-        for param, at in pairs:
-            if param.grad is not None:
-                param.grad = rule.gradient(param.grad, at)
+        changed()
 
     return correct
 
@@ -247,25 +242,6 @@ def prepare(
 def clipping(params: Iterable[Tensor], clip_norm: float | None) -> Correction:
     """Clip the gradients of tensors to a norm of all together; None for any."""
     return _nothing if clip_norm is None else partial(_clip, list(params), clip_norm)
-
-
-def _at(rule: ClientRule, local: Local, name: str, param: nn.Parameter) -> At:
-    def tensors(slots: dict[str, NDArray[Any]]) -> dict[str, Tensor]:
-        return {slot: _like(array, param) for slot, array in slots.items()}
-
-    received, memory = local.slots_of(rule, name, tuple(param.shape))
-    gradient = local.full_gradient.get(name)
-    return At(
-        param=param,
-        anchor=param.detach().clone(),
-        received=tensors(received),
-        memory=tensors(memory),
-        full_gradient=None if gradient is None else _like(gradient, param),
-    )
-
-
-def _like(array: NDArray[Any], param: Tensor) -> Tensor:
-    return torch.from_numpy(np.array(array)).to(param)
 
 
 def _survey(  # noqa: PLR0917 - what a survey is of
@@ -305,7 +281,7 @@ def _survey(  # noqa: PLR0917 - what a survey is of
                 param.grad = torch.zeros_like(param) if param.grad is None else param.grad
         gradients = {n: p.grad for n, p in named.items() if p.grad is not None}
         group.sum_(gradients)
-        local.full_gradient = {n: g.detach().cpu().numpy().copy() for n, g in gradients.items()}
+        local.full_gradient = {n: modules.array_of(g).copy() for n, g in gradients.items()}
     module.zero_grad()
 
 

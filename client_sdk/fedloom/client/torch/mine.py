@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedloom.client.local import Local
-from fedloom.client.torch import loop
+from fedloom.client.torch import loop, modules
 from fedloom.client.torch.randomness import random_state, set_random_state
 from fedloom.client.torch.saving import can_save
 from fedloom.protocol.errors import UsageError
@@ -124,8 +124,10 @@ class Mine:
         """What to remember of it."""
         names = self._module.state_dict().keys()
         return {
-            OWN: {n: _array(p) for n, p in self._own.items()},
-            OWN_BUFFERS: {n: _array(b) for n, b in self._buffers.items() if n in names},
+            OWN: {n: np.array(modules.array_of(p)) for n, p in self._own.items()},
+            OWN_BUFFERS: {
+                n: np.array(modules.array_of(b)) for n, b in self._buffers.items() if n in names
+            },
             MIX: {MIX: np.array(self._mix)},
         }
 
@@ -152,10 +154,3 @@ def _recalled(local: Local, slot: str, name: str, here: Tensor) -> Tensor:
             f"{found.shape}. Was the model changed within a run?"
         )
     return torch.from_numpy(np.array(found)).to(here, copy=True)
-
-
-def _array(tensor: Tensor) -> NDArray[Any]:
-    tensor = tensor.detach().cpu()
-    if tensor.dtype == torch.bfloat16:
-        tensor = tensor.float()
-    return np.array(tensor.numpy())

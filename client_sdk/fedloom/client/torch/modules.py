@@ -35,7 +35,7 @@ def parameters(
         Arrays in the tensors' shapes and dtypes (bfloat16 as float32). Those of a module in main
         memory share it: they change when the module does; copy what must not.
     """
-    return {name: _array(value) for name, value in module.state_dict().items() if choose(name)}
+    return {name: array_of(value) for name, value in module.state_dict().items() if choose(name)}
 
 
 def load(module: nn.Module, params: Mapping[str, NDArray[Any]], *, partial: bool = False) -> None:
@@ -81,7 +81,8 @@ def load_file(module: nn.Module, path: str | Path) -> None:
     load(module, container.read_params(Path(path)))
 
 
-def _array(tensor: Tensor) -> NDArray[Any]:
+def array_of(tensor: Tensor) -> NDArray[Any]:
+    """A tensor's values, sharing its memory where that is main memory; bfloat16 as float32."""
     tensor = tensor.detach()
     if tensor.dtype == torch.bfloat16:
         tensor = tensor.float()
