@@ -17,10 +17,9 @@ from fedloom.server.ledger import Ledger
 from fedloom.server.models import ModelStore
 from fedloom.server.spec import parse
 from support.door import SPEC
+from support.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
-
-PATIENCE_S = 60.0
 
 
 def fill(directory, tmp_path):

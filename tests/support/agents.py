@@ -12,10 +12,10 @@ from fedloom.client import Agent, Client
 from fedloom.client.config import load
 from fedloom.client.enrol import enrol
 from fedloom.protocol.container import read_params, write_file
+from fedloom.server.engine import Wake
 from support.federation import Federation
+from support.patience import PATIENCE_S
 from support.ports import steady_port
-
-PATIENCE_S = 20.0
 
 
 class Adder(Client):
@@ -91,6 +91,14 @@ async def until(condition):
             await asyncio.sleep(0.005)
 
 
+def pass_deadline(federation, run):
+    """Let the open round of a run find that its deadline has passed."""
+    shell = federation.server.runs.get(run).round
+    loop = asyncio.get_running_loop()
+    shell._now = lambda: loop.time() + shell.engine.config.deadline_s
+    shell.feed(Wake())
+
+
 async def submit(federation, params, **settings):
     """Start a run from a model in memory; returns its id."""
     path = federation.directory / "initial.safetensors"
@@ -126,7 +134,7 @@ def played(tmp_path, scenario, **settings):
         await federation.start()
         agents = Agents(federation, tmp_path)
         try:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(3 * PATIENCE_S):
                 return await scenario(federation, agents)
         finally:
             await agents.stop()

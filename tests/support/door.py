@@ -22,11 +22,9 @@ from fedloom.server.pki import Authority
 from fedloom.server.runs import Runs
 from fedloom.server.spool import Spool
 from fedloom.server.world import World
+from support.patience import PATIENCE_S
 
 SPEC = {"name": "digits", "cohort": {"goal": 2}, "train": {"epochs": 1, "learning_rate": 0.1}}
-
-PATIENCE_S = 10.0
-"""Longest wait for anything; only a test that fails waits so long."""
 
 
 def write_model(path, size=4, value=0.0):

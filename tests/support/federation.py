@@ -19,9 +19,7 @@ from fedloom.protocol.version import PROTOCOL_VERSIONS
 from fedloom.server import config
 from fedloom.server.app import Server
 from fedloom.server.pki import Authority
-
-PATIENCE_S = 30.0
-"""Longest wait for anything; only a test that fails waits so long."""
+from support.patience import PATIENCE_S
 
 CHANNEL_OPTIONS = (*wire.COMMON_OPTIONS, ("grpc.use_local_subchannel_pool", 1))
 

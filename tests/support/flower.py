@@ -19,11 +19,11 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedloom.protocol.container import read_params
+from support.patience import PATIENCE_S
 from support.ports import steady_port
 
 APPS = Path(__file__).parents[1] / "flower" / "apps"
 CLI = (sys.executable, "-m", "fedloom.cli.main")
-PATIENCE_S = 120.0
 
 
 def import_app(folder, name):

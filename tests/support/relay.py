@@ -11,10 +11,11 @@ import struct
 import threading
 from contextlib import suppress
 
+from support.patience import PATIENCE_S
+
 BLOCK_BYTES = 16 * 1024
 BUFFER_BYTES = 64 * 1024
 """Of each socket: what has left a device but not passed the relay stays little."""
-PATIENCE_S = 10.0
 
 
 class Relay:

@@ -15,10 +15,10 @@ from fedloom.cli.control import Control
 from fedloom.client.enrol import enrol
 from fedloom.protocol.container import write_file
 from fedloom.protocol.errors import FedloomError
+from support.patience import PATIENCE_S
 from support.ports import steady_port
 
 HERE = Path(__file__).parent
-PATIENCE_S = 30.0
 CLI = (sys.executable, "-m", "fedloom.cli.main")
 
 SPEC = {

@@ -6,9 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from support.patience import PATIENCE_S
 from support.ports import steady_port
 
-PATIENCE_S = 60.0
 ROOT = Path(__file__).parents[2]
 
 

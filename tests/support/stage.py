@@ -32,11 +32,10 @@ from fedloom.server.tasks import task_seed
 from fedloom.strategies import DELTA, Full, Partial, weight_units
 from fedloom.strategies.algebra import TensorSpec
 from support.crash_client import local_step
+from support.patience import PATIENCE_S
 from support.ports import steady_port
 
 HERE = Path(__file__).parent
-PATIENCE_S = 60.0
-"""Longest wait for anything; only a test that fails waits so long."""
 SERVE = (
     "import logging, sys; from pathlib import Path; from fedloom.server.app import run;"
     "logging.basicConfig(level=logging.INFO, format='%(created).3f %(message)s');"

@@ -12,7 +12,7 @@ import time
 
 import pyte
 
-PATIENCE_S = 30.0
+from support.patience import PATIENCE_S
 
 
 class Seen:

@@ -7,7 +7,7 @@ import ssl
 from dataclasses import dataclass
 from urllib.parse import urlencode, urlsplit
 
-PATIENCE_S = 10.0
+from support.patience import PATIENCE_S
 
 
 @dataclass(frozen=True)

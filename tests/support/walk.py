@@ -16,7 +16,6 @@ By hand, to see what the commands of a page print: python tests/support/walk.py 
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -25,8 +24,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
+from support.patience import PATIENCE_S
+from support.ports import steady_port
+
 BEGIN, END = "<!-- walk-through -->", "<!-- end of walk-through -->"
-PATIENCE_S = 30.0
 
 _ANY_LINES = r"(?:.*\n)*?"
 
@@ -186,11 +187,7 @@ class Walk:
 
 def free_ports(wanted):
     """Ports of the page, each with a free one."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in wanted]
-    found = {port: str(s.getsockname()[1]) for port, s in zip(wanted, sockets, strict=True)}
-    for one in sockets:
-        one.close()
-    return found
+    return {port: str(steady_port()) for port in wanted}
 
 
 def main():

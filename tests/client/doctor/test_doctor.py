@@ -132,12 +132,12 @@ def test_a_name_that_does_not_resolve_is_told_from_a_route(look, device):
 
 def test_a_server_that_is_down_is_said_so(look, device):
     """What this device has is looked at all the same."""
-    with socket.socket() as taken:
+    with socket.socket() as taken:  # bound and not listening: nobody else can take the port
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
-    fleet = load(device / "client.toml").server
-    setting(device, fleet, f"127.0.0.1:{port}")
-    found = look()
+        fleet = load(device / "client.toml").server
+        setting(device, fleet, f"127.0.0.1:{port}")
+        found = look()
     assert levels(found, "fail") == {"route"}
     assert "nothing listens" in found["route"].said
     assert found["certificate"].level == "ok"

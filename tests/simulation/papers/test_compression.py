@@ -64,18 +64,19 @@ def test_a_client_that_resets_or_a_server_that_is_gone_ends_the_connection():
     """Nothing raises, and what passed is counted."""
 
     async def talk():
-        with socket.socket() as unused:
+        with socket.socket() as unused:  # bound and not listening: nobody else can take the port
             unused.bind(("127.0.0.1", 0))
             meter = Meter(*unused.getsockname())
-        relay = await asyncio.start_server(meter.relay, "127.0.0.1", 0)
-        async with relay:
-            reader, writer = await asyncio.open_connection(*relay.sockets[0].getsockname()[:2])
-            linger = struct.pack("ii", 1, 0)
-            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
-            assert await reader.read() == b""
-            writer.close()
-            while meter.open:
-                await asyncio.sleep(0)
+            relay = await asyncio.start_server(meter.relay, "127.0.0.1", 0)
+            async with relay:
+                reader, writer = await asyncio.open_connection(*relay.sockets[0].getsockname()[:2])
+                linger = struct.pack("ii", 1, 0)
+                sock = writer.get_extra_info("socket")
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+                assert await reader.read() == b""
+                writer.close()
+                while meter.open:
+                    await asyncio.sleep(0)
         return meter.counts
 
     assert asyncio.run(talk()).up == 0
