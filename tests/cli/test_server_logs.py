@@ -2,6 +2,7 @@
 
 import json
 import logging
+import time
 
 import pytest
 from click.testing import CliRunner
@@ -10,6 +11,7 @@ from fedloom.cli import server_logs
 from fedloom.cli.main import main
 from fedloom.server.log_ring import about
 from support.door import Door
+from support.modules import like
 
 log = logging.getLogger("fedloom.server.story")
 log.setLevel(logging.DEBUG)
@@ -59,7 +61,7 @@ def test_following_shows_each_line_once(door, monkeypatch):
         if len(paces) == 4:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(server_logs.time, "sleep", pace)
+    monkeypatch.setattr(server_logs, "time", like(time, sleep=pace))
     said = _logs("--follow", "--client", "oak", "--json").splitlines()
     messages = [json.loads(line)["message"] for line in said]
     assert messages == ["oak attends", "refused [oak]", "one", "two"]

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from datetime import timedelta
 
 import pytest
@@ -10,6 +11,7 @@ from fedloom.client import connection as connection_module
 from fedloom.client.config import ClientConfig
 from fedloom.client.connection import Connection
 from fedloom.client.store import ClientStore
+from support.modules import like
 
 NOON = 1_800_000_000.0
 
@@ -30,12 +32,12 @@ def test_the_server_says_what_time_it_is(here, monkeypatch, caplog, ahead_s):
     """Whatever the device's clock says or is set to afterwards; a wrong one has a line."""
     caplog.set_level(logging.WARNING)
     elapsed_s = 0.0
-    monkeypatch.setattr(connection_module.time, "time", lambda: NOON + ahead_s)
+    monkeypatch.setattr(connection_module, "time", like(time, time=lambda: NOON + ahead_s))
     monkeypatch.setattr(connection_module, "_since_boot_s", lambda: 50.0 + elapsed_s)
     here.heard(NOON)
     begun = here.now()
     assert begun.timestamp() == NOON
-    monkeypatch.setattr(connection_module.time, "time", lambda: NOON - 1e6)
+    monkeypatch.setattr(connection_module, "time", like(time, time=lambda: NOON - 1e6))
     elapsed_s = 7200.0
     assert here.now() - begun == timedelta(hours=2)
     assert len(caplog.records) == (ahead_s != 0)

@@ -1,6 +1,7 @@
 """Progress: passed on at most once a second, never in the way, and never nonsense."""
 
 import math
+import time
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from fedloom.client import progress
 from fedloom.client.numpy import gradient_client
 from fedloom.client.progress import Note, note
+from support.modules import like
 from support.tasks import task
 
 
@@ -35,7 +37,7 @@ def test_whatever_is_said_becomes_a_fraction_and_perhaps_a_loss(said, expected):
 def test_little_is_passed_on_of_much_that_is_said(monkeypatch):
     """One word a second; what lies between is not even looked at."""
     now = [0.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(progress, "time", like(time, monotonic=lambda: now[0]))
     heard, looked = [], []
 
     class Loss:
@@ -61,7 +63,7 @@ def _gradient(params, x, y):
 def test_helpers_report_by_themselves(monkeypatch):
     """Steps done of steps wanted, and the loss; without a line of the author's."""
     now = iter(range(1000))
-    monkeypatch.setattr(progress.time, "monotonic", lambda: next(now))
+    monkeypatch.setattr(progress, "time", like(time, monotonic=lambda: next(now)))
     data = np.ones((20, 3)), np.tile([0, 1], 10)
     numpy_heard, torch_heard, sklearn_heard = [], [], []
     asked = task(epochs=2, batch_size=10)

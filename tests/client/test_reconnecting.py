@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import random
+import time
 from contextlib import suppress
 
 import pytest
@@ -11,6 +12,7 @@ from fedloom.client import Agent, Client
 from fedloom.client import agent as agent_module
 from fedloom.client.config import ClientConfig
 from fedloom.protocol.errors import UnavailableError
+from support.modules import like
 
 HOUR_S = 3600.0
 LONGEST_S = 60.0
@@ -47,9 +49,9 @@ def offline(tmp_path, monkeypatch):
         config = ClientConfig(server="localhost:1", state_dir=tmp_path / "state", plaintext="ann")
         agent = Agent(Client(), config)
         monkeypatch.setattr(agent, "_attend", world.attend)
-        monkeypatch.setattr(agent_module.asyncio, "sleep", world.sleep)
+        monkeypatch.setattr(agent_module, "asyncio", like(asyncio, sleep=world.sleep))
         monkeypatch.setattr(agent_module.JITTER, "uniform", draws.uniform)
-        monkeypatch.setattr(agent_module.time, "monotonic", lambda: world.now)
+        monkeypatch.setattr(agent_module, "time", like(time, monotonic=lambda: world.now))
         with suppress(asyncio.CancelledError):
             asyncio.run(agent.run())
         monkeypatch.undo()

@@ -1,5 +1,7 @@
 """A local training ends when it learns no more, when time is up, or when somebody asks."""
 
+import time
+
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
@@ -8,6 +10,7 @@ from fedloom.client import Kind, Task, Weighting, stopping
 from fedloom.client.torch import TorchClient, parameters
 from fedloom.client.torch.stopping import Stopping
 from fedloom.strategies import Plain, RoundSettings, client_rule
+from support.modules import like
 
 
 def _settings(**values):
@@ -49,7 +52,7 @@ def test_batches_count_by_their_examples():
 def test_time_is_up_at_the_budget(monkeypatch):
     """Seconds of the device's monotonic clock."""
     now = [100.0]
-    monkeypatch.setattr(stopping.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(stopping, "time", like(time, monotonic=lambda: now[0]))
     watched = Stopping(_settings(time_budget_s=2.5), 10)
     now[0] = 102.4
     assert not watched.should_stop()

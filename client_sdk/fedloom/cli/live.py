@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from fedloom.cli.control import Control
 from fedloom.protocol.errors import DeniedError, FedloomError, UnavailableError
@@ -65,7 +65,7 @@ def _loaded(data: bytes) -> Any:
 
 
 class Feed:
-    """Hears of changes in a thread of its own, and puts them into a queue.
+    """Hears of changes in a thread of its own, until its context is left.
 
     Args:
         control: the server; best with a time-out of `SILENCE_S`.
@@ -79,16 +79,25 @@ class Feed:
         self._control = control
         self._query = {"topics": ",".join(topics)}
         self._put = put
+        self._over = threading.Event()
+
+    def __enter__(self) -> Self:
         threading.Thread(target=self._run, name="feed", daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()  # the thread ends with what it hears next
 
     def _run(self) -> None:
         wait_s = FIRST_WAIT_S
-        while True:
+        while not self._over.is_set():
             try:
                 with self._control.stream("events", **self._query) as response:
                     for event in parse(iter(response.readline, b"")):
                         wait_s = FIRST_WAIT_S
                         self._put(event)
+                        if self._over.is_set():
+                            return
                 why = "it ended the conversation"
             except DeniedError as error:
                 self._put(Event("denied", error))
@@ -96,7 +105,7 @@ class Feed:
             except (FedloomError, http.client.HTTPException, OSError) as error:
                 why = str(error) or repr(error)
             self._put(Event("lost", why))
-            time.sleep(wait_s)
+            self._over.wait(wait_s)
             wait_s = min(2 * wait_s, LAST_WAIT_S)
 
 
@@ -124,7 +133,13 @@ def follow(control: Control, look: Callable[[], Any], topics: Iterable[str]) -> 
     seen = Seen(look(), news=True)
     yield seen
     heard: queue.SimpleQueue[Event] = queue.SimpleQueue()
-    Feed(control, topics, heard.put)
+    with Feed(control, topics, heard.put):
+        yield from _followed(look, heard, seen)
+
+
+def _followed(
+    look: Callable[[], Any], heard: queue.SimpleQueue[Event], seen: Seen
+) -> Iterator[Seen]:
     looked_at, lost_at = time.monotonic(), None
     while True:
         event = _next(heard)

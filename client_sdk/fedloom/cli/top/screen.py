@@ -61,8 +61,8 @@ class Screen:
             FedloomError: the server is not there at the start, or refuses us.
         """
         self._look(look(self._control, None))
-        with Terminal(self._heard.put) as terminal:
-            Feed(self._control, TOPICS, self._heard.put)
+        put = self._heard.put
+        with Terminal(put) as terminal, Feed(self._control, TOPICS, put):
             self._paint(terminal)
             while self._turn(terminal):
                 self._paint(terminal)
