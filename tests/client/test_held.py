@@ -16,6 +16,7 @@ from fedloom.protocol.errors import FedloomError, IntegrityError, UsageError
 from fedloom.protocol.identity import generate_key, key_to_pem
 from fedloom.protocol.private_files import write_private
 from support.agents import Adder
+from support.patience import PATIENCE_S
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +101,7 @@ def told(device):
     """What an agent says when it starts."""
     config = replace(load(device / "client.toml"), reconnect_s=0.1)
     with pytest.raises(FedloomError) as caught:
-        asyncio.run(asyncio.wait_for(Agent(Adder(), config).run(), 20))
+        asyncio.run(asyncio.wait_for(Agent(Adder(), config).run(), PATIENCE_S))
     return caught
 
 

@@ -11,6 +11,7 @@ import pytest
 from fedloom.protocol.errors import UsageError
 from fedloom.strategies import client_rule
 from support.agents import Agents, result, submit
+from support.patience import PATIENCE_S
 from support.tasks import task
 
 sklearn = pytest.importorskip("sklearn")
@@ -298,7 +299,7 @@ def test_five_clients_beat_each_alone_over_the_wire(federation, tmp_path, runner
         await agents.stop()
         return result(federation, run)
 
-    together = runner.run(asyncio.wait_for(main(), 30))
+    together = runner.run(asyncio.wait_for(main(), PATIENCE_S))
     asked = task()
     ours = clients[0].evaluate(together, asked)[1]["accuracy"]
     alone = [

@@ -203,7 +203,7 @@ def test_run_is_started_from_the_form(watched, scene):
     page.get_by_role("button", name="Start the run").click()
     page.wait_for_url(re.compile(r"/runs/formed-"))
     expect(page.locator("h1")).to_contain_text("formed-")
-    expect(page.locator(".head .tag")).to_have_text("finished", timeout=40_000)
+    expect(page.locator(".head .tag")).to_have_text("finished")
 
 
 @pytest.mark.parametrize("path", ["/", "/runs/{busy}", "/clients/oak"])

@@ -6,6 +6,7 @@ import pytest
 from playwright.sync_api import expect
 
 from support.browser import shoot, stays
+from support.patience import PATIENCE_S
 from support.scene import wait_for
 
 
@@ -69,7 +70,7 @@ def test_lost_server_is_said_and_regained_without_reload(watched, scene, busy):
         page.locator("#confirm").get_by_role("button", name="Pause").click()
         expect(page.locator("#confirm .error")).to_contain_text("did not answer")
         page.keyboard.press("Escape")
-    expect(page.locator("#lost")).not_to_be_visible(timeout=30_000)
+    expect(page.locator("#lost")).not_to_be_visible()
     expect(page.locator("#link")).to_have_text("Live")
     wait_for(lambda: scene.control.get("server")["clients_online"] >= 6, "clients stay away")
     before = scene.run(busy)["rounds_committed"]
@@ -120,7 +121,7 @@ def test_stream_ends_with_the_session(watched, scene):
     expect(page.locator("#link")).to_have_text("Live")
     page.context.clear_cookies()
     page.evaluate("dispatchEvent(new PageTransitionEvent('pageshow', {persisted: true}))")
-    page.wait_for_url("**/login*", timeout=20_000)
+    page.wait_for_url("**/login*", timeout=1000 * PATIENCE_S)
 
 
 @pytest.mark.parametrize("sent", [False, True])

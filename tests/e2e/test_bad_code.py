@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from fedloom.client import agent
-from support.agents import Adder, played, submit, until
+from support.agents import Adder, pass_deadline, played, submit, until
 
 pytestmark = pytest.mark.e2e
 
@@ -58,12 +58,14 @@ def test_whatever_training_raises_ends_its_task_alone(tmp_path, caplog, error, t
 
     async def scenario(federation, agents):
         await agents.start("a", Raises(error))
-        cohort = {"goal": 1, "quorum": 1, "patience_s": 0.1, "deadline_s": 1.0}
-        run = await submit(federation, ONES, rounds=1, cohort=cohort)
+        run = await submit(federation, ONES, cohort={"goal": 1, "quorum": 1})
+        log = agents.configs["a"].state_dir / "journal.jsonl"
+        await until(lambda: told.replace("\\", "\\\\") in log.read_text())
+        await until(lambda: federation.world.fleet.available() == ["a"])
+        pass_deadline(federation, run)  # nobody else takes the place
         await federation.ended(run)
+        assert federation.ledger.run(run)["state"] == "finished"
         assert not agents.tasks["a"].done()
-        log = (agents.configs["a"].state_dir / "journal.jsonl").read_text()
-        assert told.replace("\\", "\\\\") in log
 
     played(tmp_path, scenario)
 
@@ -119,10 +121,13 @@ def test_a_gate_that_raises_declines_and_the_agent_lives(tmp_path):
 
     async def scenario(federation, agents):
         await agents.start("a", Adder(), gates=[Breaks()])
-        cohort = {"goal": 1, "quorum": 1, "patience_s": 0.1, "deadline_s": 1.0}
-        run = await submit(federation, ONES, rounds=1, cohort=cohort)
+        run = await submit(federation, ONES, cohort={"goal": 1, "quorum": 1})
+        ledger = federation.ledger
+        await until(lambda: [m["phase"] for m in ledger.cohort(run, 1)] == ["declined"])
+        pass_deadline(federation, run)  # nobody else takes the place
         await federation.ended(run)
-        await until(lambda: not agents.tasks["a"].done())
+        assert ledger.run(run)["state"] == "finished"
+        assert not agents.tasks["a"].done()
 
     played(tmp_path, scenario)
 

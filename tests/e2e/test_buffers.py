@@ -18,11 +18,12 @@ from fedloom.strategies import (
     weight_units,
 )
 from support.agents import Adder, played, result, submit, until
+from support.patience import PATIENCE_S
 
 pytestmark = pytest.mark.e2e
 
 ZEROS = {"w": np.zeros(3, np.float32), "b": np.zeros(2, np.float64)}
-COHORT = {"mode": "buffered", "goal": 1, "concurrency": 2, "patience_s": 5.0}
+COHORT = {"mode": "buffered", "goal": 1, "concurrency": 2, "patience_s": 600.0}
 
 
 class Stepped(Adder):
@@ -299,7 +300,7 @@ def test_an_upload_between_two_buffers_waits_for_the_next_one(tmp_path, monkeypa
         held, commit = threading.Event(), ledger.commit_round
 
         def slowly(*args):
-            held.wait(10)
+            held.wait(PATIENCE_S)
             return commit(*args)
 
         monkeypatch.setattr(ledger, "commit_round", slowly)
@@ -332,7 +333,7 @@ def test_a_run_paused_between_two_buffers_keeps_those_at_work(tmp_path, monkeypa
         held, commit = threading.Event(), ledger.commit_round
 
         def slowly(*args):
-            held.wait(10)
+            held.wait(PATIENCE_S)
             return commit(*args)
 
         monkeypatch.setattr(ledger, "commit_round", slowly)
@@ -376,7 +377,7 @@ def test_a_run_stopped_between_two_buffers_frees_those_at_work(tmp_path, monkeyp
         held, commit = threading.Event(), ledger.commit_round
 
         def slowly(*args):
-            held.wait(10)
+            held.wait(PATIENCE_S)
             return commit(*args)
 
         monkeypatch.setattr(ledger, "commit_round", slowly)

@@ -9,6 +9,7 @@ import pytest
 
 from fedloom.protocol.container import read_params
 from support.agents import Adder, played, result, submit, until
+from support.patience import PATIENCE_S
 
 pytestmark = pytest.mark.e2e
 
@@ -37,7 +38,7 @@ class Gated(Wave):
         self.gate = threading.Semaphore(0)
 
     def train(self, params, task):
-        assert self.gate.acquire(timeout=30)
+        assert self.gate.acquire(timeout=PATIENCE_S)
         return super().train(params, task)
 
 

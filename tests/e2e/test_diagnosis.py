@@ -15,6 +15,7 @@ from fedloom.client.diagnosis import diagnose
 from fedloom.client.store import ClientStore
 from fedloom.protocol.errors import Code
 from fedloom.server.pki import Authority
+from support.patience import PATIENCE_S
 
 
 def good(federation, theirs):
@@ -88,7 +89,7 @@ def test_agent_says_why_it_does_not_get_in(
 
     async def scene():
         running = asyncio.ensure_future(Agent(Client(), config).run())
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while "no_certificate" not in caplog.text:
                 await asyncio.sleep(0.01)
         running.cancel()

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from support.agents import Adder, played, result, submit, until
+from support.patience import PATIENCE_S
 
 pytestmark = pytest.mark.e2e
 
@@ -53,7 +54,7 @@ def test_a_training_goes_on_after_a_stop_or_a_kill(tmp_path, how):
             await until(lambda: epochs(tmp_path) == ["0", "1"])
             await until(lambda: folder(tmp_path, "checkpoints"))
             first.send_signal(how)
-            _, said = await asyncio.wait_for(first.communicate(), 20)
+            _, said = await asyncio.wait_for(first.communicate(), PATIENCE_S)
         assert first.returncode == (0 if how != signal.SIGKILL else -signal.SIGKILL)
         assert b"Traceback" not in said
         assert (b"stopped" in said) == (how != signal.SIGKILL)

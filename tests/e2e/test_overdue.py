@@ -8,6 +8,7 @@ import pytest
 from fedloom.client import trainer
 from fedloom.client.api import Client
 from support.agents import played, result, submit, until
+from support.patience import PATIENCE_S
 
 pytestmark = pytest.mark.e2e
 
@@ -26,7 +27,7 @@ class Deaf(Client):
         self.at_once += 1
         self.most = max(self.most, self.at_once)
         self.begun.set()
-        self.let_go.wait(30)
+        self.let_go.wait(PATIENCE_S)
         self.at_once -= 1
         return {"w": params["w"] + np.float32(1)}, 1, {}
 
@@ -45,7 +46,7 @@ def journal(agents, name):
 @pytest.mark.parametrize("ends", ["late", "in time"])
 def test_offers_are_declined_until_a_withdrawn_training_has_ended(tmp_path, monkeypatch, ends):
     """With the reason, to the server and in the journal; one that is about to end is waited for."""
-    monkeypatch.setattr(trainer, "GRACE_S", 0.05 if ends == "late" else 20.0)
+    monkeypatch.setattr(trainer, "GRACE_S", 0.05 if ends == "late" else PATIENCE_S)
 
     async def scenario(federation, agents):
         deaf, command = Deaf(), federation.server.runs.command

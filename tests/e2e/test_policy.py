@@ -1,7 +1,7 @@
 """What a device's owner forbids does not leave the device, and the round hears why."""
 
 import itertools
-import time
+import threading
 
 import numpy as np
 import pytest
@@ -11,6 +11,7 @@ from fedloom.client.training import Work
 from fedloom.protocol.container import read_params
 from support.agents import Adder, result, submit, until
 from support.hostile import PARAMS, scene
+from support.patience import PATIENCE_S
 
 pytestmark = pytest.mark.e2e
 
@@ -20,12 +21,14 @@ class Counting(Adder):
 
     def __init__(self):
         super().__init__(step=1.0, num_examples=20)
-        self.trained, self.evaluated, self.fails, self.lasts_s = 0, 0, None, 0.0
+        self.trained, self.evaluated, self.fails = 0, 0, None
+        self.heard = threading.Event()
+        self.heard.set()
 
     def train(self, params, task):
         self.trained += 1
         task.progress(0.5, loss=0.5)
-        time.sleep(self.lasts_s)  # else the word comes after the training that it is of
+        self.heard.wait(PATIENCE_S)  # else the word comes after the training that it is of
         if self.fails is not None:
             raise self.fails
         return super().train(params, task)
@@ -167,13 +170,14 @@ def test_how_well_training_goes_stays_where_measurements_do(runner, device, monk
     async def send(connection, message):
         if message.WhichOneof("kind") == "progress":
             sent.append(message.progress)
+            device.client.heard.set()
         await real(connection, message)
 
     monkeypatch.setattr(Connection, "send", send)
-    monkeypatch.setattr(device.client, "lasts_s", 0.2)
     for text, loss in (("", 0.5), ("[leaves]\nmetrics = false", None)):
         owner_says(device, text)
         sent.clear()
+        device.client.heard.clear()
         committed(runner, device)
         assert sent
         assert all((p.loss if p.HasField("loss") else None) == loss for p in sent)

@@ -15,7 +15,7 @@ from fedloom.protocol.noise import keyed
 from fedloom.server import run_sums
 from fedloom.server.spec import parse
 from fedloom.strategies import DELTA, Full, Partial, State, privacy, weight_units
-from support.agents import Adder, played, result, submit, until
+from support.agents import Adder, pass_deadline, played, result, submit, until
 
 pytest.importorskip("dp_accounting")
 pytestmark = pytest.mark.e2e
@@ -171,11 +171,14 @@ def test_the_door_enforces_the_clip(tmp_path, monkeypatch):
             ),
         )
         cheat = None
-        table, cohort = {**TABLE}, {"goal": 3, "deadline_s": 3.0}
+        table, cohort = {**TABLE}, {"goal": 3, "deadline_s": 600.0}
         from fedloom.server import tasks
 
         cheat = tasks.task_seed(0, 1, "bob")
         run = await submit(federation, START, cohort=cohort, privacy=table)
+        ledger = federation.ledger
+        await until(lambda: ledger.list_refusals(run, 10) and len(ledger.accepted(run, 1)) == 2)
+        pass_deadline(federation, run)
         await federation.ended(run)
         refusals = federation.ledger.list_refusals(run, 10)
         assert [(r["client"], r["code"]) for r in refusals] == [("bob", Code.NORM_TOO_LARGE)]

@@ -9,6 +9,7 @@ import pytest
 from fedloom.client.connection import Connection
 from fedloom.protocol.v1 import fleet_pb2
 from support.agents import Adder, Agents, submit, until
+from support.patience import PATIENCE_S
 
 pytestmark = pytest.mark.e2e
 
@@ -40,7 +41,7 @@ async def _scene(federation, directory, client, seen, **settings):
     try:
         await agents.start(f"walker-{directory.name[-12:]}", client)
         run = await submit(federation, {"b": np.zeros(3)}, **settings)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while not seen(await _live(federation, run)):
                 await asyncio.sleep(0.01)
         client.let_go.set()

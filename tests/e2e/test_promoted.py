@@ -20,6 +20,7 @@ from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server import promoted as servers
 from support.agents import Adder, Agents, submit
 from support.federation import Federation
+from support.patience import PATIENCE_S
 
 pytestmark = pytest.mark.e2e
 
@@ -35,7 +36,7 @@ def play(tmp_path, scenario, rounds=2):
         await federation.start()
         agents = Agents(federation, tmp_path)
         try:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(3 * PATIENCE_S):
                 await agents.start("device", Adder())
                 run = await submit(
                     federation, ZEROS, rounds=rounds, cohort={"goal": 1, "quorum": 1}

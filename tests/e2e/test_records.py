@@ -7,6 +7,7 @@ import pytest
 
 from fedloom.cli.control import Control
 from support.agents import Adder, Held, played, submit, until
+from support.patience import PATIENCE_S
 
 pytestmark = pytest.mark.e2e
 
@@ -82,7 +83,7 @@ def test_an_open_round_is_told_as_it_is_now(tmp_path):
         await agents.start("ann", Adder())
         await agents.start("bob", slow)
         run = await submit(federation, MODEL, **THREE | {"cohort": {"goal": 2, "quorum": 1}})
-        await asyncio.to_thread(slow.begun.wait, 20)
+        await asyncio.to_thread(slow.begun.wait, PATIENCE_S)
         await until(lambda: len(federation.ledger.accepted(run, 1)) == 1)
         during = await ask(federation, "runs", run, "rounds", "1")
         await federation.server.runs.command(run, "close")
@@ -109,7 +110,7 @@ def test_a_member_that_went_away_is_lost(tmp_path):
         await agents.start("bob", slow)
         cohort = {"goal": 2, "quorum": 1, "patience_s": 0.0}
         run = await submit(federation, MODEL, **THREE | {"cohort": cohort})
-        await asyncio.to_thread(slow.begun.wait, 20)
+        await asyncio.to_thread(slow.begun.wait, PATIENCE_S)
         await agents.stop("bob")
         await federation.ended(run)
         return await ask(federation, "runs", run, "rounds", "1")

@@ -3,14 +3,15 @@
 As in test_refusals.py, the others' round goes on whatever happens, with the bits it should have.
 """
 
-import asyncio
 from dataclasses import dataclass
 
 import psutil
 import pytest
 
 from fedloom.protocol.errors import Code
+from fedloom.server.spool import SpoolFile
 from fedloom.strategies import FedAvg, registry
+from support.agents import until
 from support.arena import GOOD, assert_recorded, expected_digest
 from support.federation import Upload, upload
 
@@ -282,13 +283,18 @@ def test_upload_that_falls_silent_is_truncated_and_goes_on_later(
     runner, arena, caplog, monkeypatch
 ):
     """A client that sends nothing for too long is not told that the server's disk is full."""
+    append = SpoolFile.append
+
+    def append_and_hurry(file, chunk):
+        append(file, chunk)
+        monkeypatch.setattr("fedloom.server.incoming.READ_TIMEOUT_S", 0.1)
 
     async def scene():
         async with arena.open_round() as opened:
             forged = opened.honest("mallory")
             body = forged.body()
             call = Upload(arena.channels["mallory"])
-            monkeypatch.setattr("fedloom.server.incoming.READ_TIMEOUT_S", 0.1)
+            monkeypatch.setattr(SpoolFile, "append", append_and_hurry)
             await call.write(forged.header.SerializeToString())
             assert (await call.reply()).WhichOneof("kind") == "proceed"
             await call.write(body[:100])
@@ -393,9 +399,7 @@ def test_strategy_that_raises_fails_its_round_and_nothing_else(runner, arena, ca
         async with arena.open_round(strategy={"name": "raising"}) as opened:
             for name in ALL:
                 assert (await opened.send(name, opened.honest(name))).code is None
-            async with asyncio.timeout(10):
-                while federation.ledger.run(opened.run)["state"] == "running":
-                    await asyncio.sleep(0.005)
+            await until(lambda: federation.ledger.run(opened.run)["state"] != "running")
             reason = "ArithmeticError: the strategy cannot do this"
             (row,) = federation.ledger.list_rounds(opened.run)
             assert (row["state"], row["reason"]) == ("abandoned", reason)

@@ -8,6 +8,7 @@ import pytest
 
 from fedloom.protocol.errors import Code
 from fedloom.server.ledger import Ledger
+from support.patience import PATIENCE_S
 from support.stage import Stage, model, wait
 
 pytestmark = pytest.mark.e2e
@@ -62,7 +63,7 @@ def test_a_certificate_that_ended_too_long_ago_needs_a_token(stage):
     """Past the grace the device ends, and says what to do; the server has it on record."""
     _enrol(stage, life_s=DAY_S, age_s=8.1 * DAY_S)
     ann = stage.start("ann")
-    assert ann.process.wait(30) == 1
+    assert ann.process.wait(PATIENCE_S) == 1
     assert "could be renewed late for 168: enrol again with a new token" in ann.log()
     ledger = Ledger.in_directory(stage.state)
     newest = ledger.list_refusals("")[0]

@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from fedloom.protocol import bootstrap
 from fedloom.protocol.errors import Code, Refusal, UnavailableError, UsageError
 from fedloom.server.pki import Authority
+from support.patience import PATIENCE_S
 
 NOW = datetime.now(UTC)
 NAMES = ["localhost", "127.0.0.1"]
@@ -44,7 +45,7 @@ def _listening(handle):
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
         yield listener.getsockname()[1]
-        thread.join(10)
+        thread.join(PATIENCE_S)
         assert not thread.is_alive()
 
 

@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import json
 import logging
+import time
 
 import pytest
 
@@ -13,6 +14,7 @@ from fedloom.server.fleet import Call, Session
 from fedloom.server.routes import fleet as fleet_routes
 from fedloom.server.routes import models as model_routes
 from support.door import SPEC, Door, write_model
+from support.patience import PATIENCE_S
 
 UNKNOWN = "0" * 64
 
@@ -216,9 +218,13 @@ def test_upload_that_breaks_off_leaves_nothing(door, tmp_path):
     assert list((door.directory / "models").iterdir()) == []
 
 
-def _until(door, holds, tries=1000):
-    """Ask the server for something until a condition holds: its turns are the clock."""
-    return any(door.ask("GET", "/server") and holds() for _ in range(tries))
+def _until(door, holds):
+    """Ask the server for something until a condition holds."""
+    end = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < end
+        assert door.ask("GET", "/server")
+    return True
 
 
 @pytest.mark.parametrize("reference", ["abc", "zzzz", "..%2F..%2Fpki%2Froot", "*" * 8, "0" * 65])

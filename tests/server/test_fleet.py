@@ -8,6 +8,7 @@ from fedloom.protocol.errors import Code, Refusal
 from fedloom.server import fleet as fleet_module
 from fedloom.server.fleet import Call, Fleet, Hold, Session
 from fedloom.server.metrics.gauges import states
+from support.patience import PATIENCE_S
 
 
 class Run:
@@ -41,14 +42,16 @@ def test_a_resting_client_is_announced_to_nobody_until_it_has_rested():
     async def main():
         fleet, run = Fleet(), Run()
         session = await attend(fleet, "a")
-        fleet.rest("a", 0.05)
+        fleet.rest("a", 600.0)
         fleet.listen(run)
         fleet.leave(session)
         await attend(fleet, "a")
         fleet.free("a", ("run", 1))
         assert (run.came, fleet.available()) == ([], [])
-        while not run.came:
-            await asyncio.sleep(0.01)
+        fleet.rest("a", 0.01)
+        async with asyncio.timeout(PATIENCE_S):
+            while not run.came:
+                await asyncio.sleep(0.005)
         assert (run.came, fleet.available()) == (["a"], ["a"])
 
     asyncio.run(main())
@@ -76,7 +79,7 @@ def test_a_rest_is_a_day_at_most(monkeypatch):
         await attend(fleet, "a")
         fleet.rest("a", 1e9)
         assert fleet.available() == []
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while not fleet.available():
                 await asyncio.sleep(0.005)
 

@@ -14,6 +14,7 @@ from fedloom.server.ledger import AcceptedUpdate
 from fedloom.server.routes import lineage
 from fedloom.server.signing import SigningKey
 from support.door import Door
+from support.patience import PATIENCE_S
 
 
 @pytest.fixture
@@ -83,7 +84,7 @@ def test_page_does_not_wait_for_a_large_model(door, monkeypatch):
 
     def slowly(*paths):
         measured.append(paths)
-        assert go.wait(10)
+        assert go.wait(PATIENCE_S)
         return inspection.layers(*paths)
 
     monkeypatch.setattr(lineage, "layers", slowly)

@@ -4,6 +4,7 @@ import asyncio
 import json
 
 from fedloom.server.live import BACKLOG, MAX_WATCHERS, Hub
+from support.patience import PATIENCE_S
 
 
 def _events(message):
@@ -14,7 +15,7 @@ def _events(message):
 
 
 async def _next(watcher):
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         return _events(await anext(aiter(watcher)))
 
 

@@ -9,13 +9,12 @@ import pytest
 
 from fedloom.server import open_files
 from support.federation import Federation
-
-WAIT_S = 10.0
+from support.patience import PATIENCE_S
 
 
 def connect(port):
     """A connection that says nothing."""
-    return socket.create_connection(("127.0.0.1", port), timeout=WAIT_S)
+    return socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
 
 
 def test_limit_is_raised_as_far_as_it_may_be(monkeypatch):

@@ -11,6 +11,7 @@ import pytest
 from fedloom.protocol import bootstrap
 from fedloom.protocol.identity import build_csr, generate_key, key_to_pem, peer_from_pem
 from fedloom.server.pki import Authority
+from support.patience import PATIENCE_S
 
 NOW = datetime.now(UTC)
 METHOD = "/test.Echo/WhoAmI"
@@ -68,7 +69,7 @@ async def _call(port, root_pem, key_pem=None, chain_pem=None):
     credentials = grpc.ssl_channel_credentials(root_pem, key_pem, chain_pem)
     options = [("grpc.use_local_subchannel_pool", 1)]
     async with grpc.aio.secure_channel(f"localhost:{port}", credentials, options) as channel:
-        return await channel.unary_unary(METHOD)(b"", timeout=10)
+        return await channel.unary_unary(METHOD)(b"", timeout=PATIENCE_S)
 
 
 def test_an_enrolled_client_is_accepted_and_known(authority):

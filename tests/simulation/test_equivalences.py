@@ -17,6 +17,7 @@ from fedloom.simulation.api import simulate
 from fedloom.simulation.simulator import Simulation
 from fedloom.simulation.wire import over_the_wire
 from support.experiments import experiment, population
+from support.patience import PATIENCE_S
 
 STEP = {"steps": 1, "learning_rate": 0.3}
 
@@ -110,7 +111,7 @@ def test_over_the_wire_beside_an_open_channel_gives_the_same_bits():
     )
     with grpc.insecure_channel("unix:/nowhere") as channel:
         with pytest.raises(grpc.RpcError):
-            channel.unary_unary("/any/Call")(b"", timeout=5)
+            channel.unary_unary("/any/Call")(b"", timeout=PATIENCE_S)
         assert wire._start_method() == "spawn"
         there = over_the_wire(described, show=False)
     assert there.digest == simulate(described, show=False).digest

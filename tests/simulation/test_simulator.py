@@ -21,6 +21,7 @@ from fedloom.simulation.devices import Devices
 from fedloom.simulation.history import INTERRUPTED
 from fedloom.simulation.simulator import Simulation
 from support.experiments import Nudge, experiment, population
+from support.patience import PATIENCE_S
 
 quietly = partial(simulate, show=False)
 
@@ -319,7 +320,7 @@ def test_survives_being_stopped_anywhere(tmp_path, never_stopped, number, code):
     process.send_signal(number)
     process.communicate()
     assert process.returncode == code
-    psutil.wait_procs(workers, timeout=20)
+    psutil.wait_procs(workers, timeout=PATIENCE_S)
     assert not any(worker.is_running() for worker in workers)
     done = rounds_in(folder)
     assert len(done) < 60

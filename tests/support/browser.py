@@ -6,11 +6,12 @@ from pathlib import Path
 from playwright.sync_api import expect
 
 from support.controls import WATCH
+from support.patience import PATIENCE_S
 
 DESKTOP, PHONE = {"width": 1280, "height": 860}, {"width": 360, "height": 740}
 OUT = Path(os.environ.get("FEDLOOM_TEST_CONSOLE_OUT", "out/console"))
 
-expect.set_options(timeout=15_000)
+expect.set_options(timeout=1000 * PATIENCE_S)
 
 
 class Watched:

@@ -375,7 +375,7 @@ class CrashTest:
         self.start_server(armed=self.kills > 0)
         for process in self.clients:
             process.start(self.rng, armed=self.kills > 0)
-        deadline = time.monotonic() + DEADLINE_S + 3 * self.kills
+        deadline = time.monotonic() + DEADLINE_S + 10 * self.kills
         while not self.finished():
             if time.monotonic() > deadline:
                 raise AssertionError(f"no end in sight: {json.dumps(self.report.kills)}")

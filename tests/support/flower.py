@@ -201,7 +201,7 @@ class Deployment:
                 process.send_signal(signal.SIGTERM)
         for process in self.running:
             try:
-                process.wait(10)
+                process.wait(PATIENCE_S)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()

@@ -9,6 +9,8 @@ from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
+from support.patience import PATIENCE_S
+
 NAME = "fl.test"
 """What devices call the server; each namespace has a hosts file of its own."""
 _numbers = count()
@@ -53,7 +55,7 @@ class Network:
     def __exit__(self, *_):
         if self._router is not None:
             self._router.stdin.close()
-            self._router.wait(10)
+            self._router.wait(PATIENCE_S)
             self._router.stdout.close()
         for name in self.names:
             with suppress(subprocess.CalledProcessError):

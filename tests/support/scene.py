@@ -165,7 +165,7 @@ class Scene:
         """Wait until a round of a run is open."""
         wait_for(lambda: self.live(run).get("state") == "reporting", "no open round")
 
-    def until(self, run, committed, patience_s=60.0):
+    def until(self, run, committed, patience_s=PATIENCE_S):
         """Wait until so many rounds of a run are committed."""
         wait_for(lambda: self.run(run)["rounds_committed"] >= committed, "no rounds", patience_s)
 

@@ -12,6 +12,7 @@ from fedloom.client.numpy import gradient_client
 from fedloom.client.testing import rounds
 from fedloom.protocol.errors import UsageError
 from support.agents import Adder, Agents, result, submit
+from support.patience import PATIENCE_S
 
 RNG = np.random.default_rng(1)
 X = RNG.normal(size=(60, 3))
@@ -79,7 +80,7 @@ def test_a_server_gives_the_same_bits(federation, tmp_path, runner, name):
         await agents.stop()
         return result(federation, run)
 
-    deployed = runner.run(asyncio.wait_for(main(), 30))
+    deployed = runner.run(asyncio.wait_for(main(), PATIENCE_S))
     played = rounds(named, START, num_rounds=3, run=settings)
     assert played.params["w"].tobytes() == deployed["w"].tobytes()
     assert played.params["w"].any()

@@ -12,6 +12,7 @@ from fedloom.server.access.site import make_site
 from fedloom.server.access.tables import audit
 from fedloom.server.config import ServerConfig
 from support.door import Door
+from support.patience import PATIENCE_S
 from support.visitor import Visitor
 
 
@@ -100,4 +101,4 @@ def _directly(door):
     """Connections to where the server really listens."""
     import http.client
 
-    return lambda *_: http.client.HTTPConnection("127.0.0.1", door.port, timeout=10)
+    return lambda *_: http.client.HTTPConnection("127.0.0.1", door.port, timeout=PATIENCE_S)

@@ -16,6 +16,7 @@ from support.arena import Arena
 from support.door import Door
 from support.federation import Federation
 from support.forgery import write_model
+from support.patience import PATIENCE_S
 from support.visitor import Visitor
 
 
@@ -34,7 +35,7 @@ def of(samples, name, **labels):
 
 
 def _scrape(port, **headers):
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
     try:
         connection.request("GET", "/metrics", headers=headers)
         answer = connection.getresponse()

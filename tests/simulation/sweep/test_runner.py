@@ -13,6 +13,7 @@ import pytest
 from fedloom.protocol.errors import UsageError
 from fedloom.simulation.sweep import Outcome, Row, Sweep, runner, settings
 from support import learner
+from support.patience import PATIENCE_S
 
 GRID = {"train.learning_rate": [0.01, 0.1], "train.batch_size": [32, 128]}
 
@@ -150,7 +151,7 @@ def test_a_trial_ends_when_its_parent_is_gone(tmp_path):
         assert b"round" in process.stdout.readline()
         process.stdin.close()
         process.stdout.close()
-        assert process.wait(20) == 1
+        assert process.wait(PATIENCE_S) == 1
 
 
 def test_names_are_where_the_package_says():
