@@ -14,8 +14,10 @@ from fastapi import FastAPI
 
 from fedloom.protocol import local_socket
 from fedloom.protocol.errors import UnavailableError
+from fedloom.server import control
 from fedloom.server.control import listening, serve
 from support.door import Door, write_model
+from support.modules import like
 
 
 def _listen(path):
@@ -35,6 +37,21 @@ def test_socket_is_private_whatever_the_umask(tmp_path):
     finally:
         os.umask(before)
     assert not (tmp_path / "control.sock").exists()
+
+
+def test_socket_has_its_name_once_it_listens(tmp_path, monkeypatch):
+    """Scripts wait for the file, and connect as soon as they see it."""
+    path, seen = tmp_path / "control.sock", []
+
+    class Watched(socket.socket):
+        def listen(self, *args):
+            seen.append(path.exists())
+            super().listen(*args)
+
+    monkeypatch.setattr(control, "socket", like(socket, socket=Watched))
+    assert _listen(path) == 0o600
+    assert seen == [False]
+    assert [each.name for each in tmp_path.iterdir()] == ["control.lock"]
 
 
 def test_second_server_is_told_of_the_first(tmp_path):

@@ -184,13 +184,17 @@ def _locked(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _bound(path: Path) -> Iterator[socket.socket]:
+    """A socket that gets its name once it listens: whoever waits for the name may connect."""
+    draft = path.with_suffix(".new")
+    draft.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         before = os.umask(0o177)
         try:
-            with local_socket.address(path) as address:
+            with local_socket.address(draft) as address:
                 listener.bind(address)
         finally:
             os.umask(before)
         listener.listen(BACKLOG)
         listener.setblocking(False)
+        draft.rename(path)
         yield listener
