@@ -1,6 +1,7 @@
 """An update is made in little memory, of any kind, and is the one that much memory would make.
 
-The bounds are in models, above the one that the training holds. The model is one tensor, which is
+What rests on the disk instead is no more than an agent looks for before it takes a task. The bounds
+are in models, above the one that the training holds. The model is one tensor, which is
 the worst case: whatever takes a tensor takes a model.
 """
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from fedloom.client import Client, MaskOf, SliceOf, Update
+from fedloom.client.budgets.gate import written as written_models
 from fedloom.client.compress import ERROR, compress
 from fedloom.client.local import Local, Settled, settle
 from fedloom.client.policy import Policy, Protection
@@ -67,6 +69,7 @@ KINDS = {
     **{f"{name} with memory": up(name, error_feedback=True) for name in CODECS},
     **{name: by(name) for name in RULES},
     "scaffold and int8 with memory": {**by("scaffold"), **up("int8", error_feedback=True)},
+    "fednova and fp16 with memory": {**by("fednova"), **up("fp16", error_feedback=True)},
     "a box": {"config": {"part": "box"}},
     "a box and int8 with memory": {"config": {"part": "box"}, **up("int8", error_feedback=True)},
     "a mask": {"config": {"part": "mask"}},
@@ -122,9 +125,7 @@ def works(tmp_path, tables, rounds, client, policy=None):
             number, "a", 1, model=reference, received=received, memory_round=number - 1
         )
         task = task_from_message(offer, "a")
-        yield lambda task=task, offer=offer: Work(
-            client, task, offer, "a", store, policy or Policy()
-        ).run()
+        yield Work(client, task, offer, "a", store, policy or Policy())
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -172,12 +173,38 @@ def check(tmp_path, tables, policy=None):
     for work in works(tmp_path, tables, 2, client, policy):
         tracemalloc.start()
         try:
-            work()
+            work.run()
             peak = tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
         assert (peak - client.held_bytes[-1]) / MODEL_BYTES < most
         assert client.held_bytes[-1] / MODEL_BYTES < 3.2  # a gradient, or a mask as it is made
+
+
+def rests(work, scratches):
+    """What a task has left on the disk, or had there when it ended, in bytes."""
+    ending = f"{work.task.run}.{work.task.round}."
+    files = [p for p in work.store.directory.rglob("*") if p.name.startswith(ending)]
+    assert {path.suffix for path in files} >= {".body", ".header"}
+    return sum(p.stat().st_size for p in files) + sum(s.size_bytes for s in scratches)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_agent_looks_for_as_much_room_as_a_task_takes(kind, tmp_path, monkeypatch):
+    """On its disk, scratch space and all, before it takes the task; and not for much more."""
+    scratches, make = [], ClientStore.scratch
+
+    def scratch(store):
+        scratches.append(make(store))
+        return scratches[-1]
+
+    monkeypatch.setattr(ClientStore, "scratch", scratch)
+    for work in works(tmp_path, KINDS[kind], 2, InPlace()):
+        scratches.clear()
+        work.run()
+        models = rests(work, scratches) / MODEL_BYTES
+        assert models < written_models(work.message) + 0.01  # headers
+        assert models > written_models(work.message) - 2.1
 
 
 # ---- the same bits -------------------------------------------------------------------------------

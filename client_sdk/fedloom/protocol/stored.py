@@ -98,18 +98,21 @@ class Scratch:
 
     Args:
         directory: on whose disk it takes room.
+
+    Attributes:
+        size_bytes: that were given out.
     """
 
     def __init__(self, directory: Path) -> None:
         number, name = tempfile.mkstemp(dir=directory, prefix="scratch.")
-        self._handle, self._end = _Handle(number), 0
+        self._handle, self.size_bytes = _Handle(number), 0
         Path(name).unlink()
 
     def room(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Stored:
         """Return an array to `put` values into; zeros where nothing is put."""
-        made = Stored(shape, dtype, "", self._handle, self._end)
-        self._end += made.size * dtype.itemsize
-        os.ftruncate(self._handle.number, self._end)
+        made = Stored(shape, dtype, "", self._handle, self.size_bytes)
+        self.size_bytes += made.size * dtype.itemsize
+        os.ftruncate(self._handle.number, self.size_bytes)
         return made
 
     def keep(self, values: Values) -> Stored:

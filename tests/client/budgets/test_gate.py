@@ -125,3 +125,24 @@ def test_what_a_task_remembers_takes_disk_too(store):
     feedback = {"codec": "int8", "error_feedback": True}
     for more in ({"rule": {"name": "scaffold"}}, {"compression": feedback}):
         assert "to fit into disk_mb" in objection(store, quota, offer(300_000, **more))
+
+
+@pytest.mark.parametrize(
+    ("more", "models"),
+    [
+        ({}, 1),
+        ({"rule": {"name": "fedprox", "settings": {"mu": 0.1}}}, 1),
+        ({"rule": {"name": "ifca", "settings": {"clusters": 3}}}, 1),
+        ({"rule": {"name": "scaffold"}}, 6),
+        ({"compression": {"codec": "int8"}}, 1),
+        ({"compression": {"codec": "int8", "error_feedback": True}}, 3),
+        ({"personal": {"name": "ditto"}}, 2),
+    ],
+)
+def test_scratch_space_takes_disk_too(store, more, models):
+    """A task that would find the disk full is not begun, and a checkpoint leaves it room."""
+    asked = offer(100_000, **more)
+    store.model_path("a" * 64).write_bytes(bytes(100_000))
+    assert objection(store, Budgets(), asked, free=models * 100_000) is None
+    assert "free on the disk" in objection(store, Budgets(), asked, free=models * 100_000 - 1)
+    assert room_beside(Budgets(disk_mb=2), store, asked) == 2_000_000 - (1 + models) * 100_000

@@ -10,7 +10,8 @@ from fedloom.client.budgets.settings import Budgets
 from fedloom.client.store import ClientStore
 from fedloom.protocol.compression import scheme_of
 from fedloom.protocol.v1 import fleet_pb2
-from fedloom.strategies import client_rule
+from fedloom.strategies import Personal, Plain, client_rule
+from fedloom.strategies.personal import NAMES
 
 MB = 1e6
 CHECKPOINT_MODELS = 5
@@ -61,8 +62,7 @@ class BudgetGate:
         parts = [offer.model, offer.received, *(step.difference for step in offer.differences)]
         sizes = {part.digest: part.size_bytes for part in parts if part.digest}
         missing = sum(size for d, size in sizes.items() if not self._store.model_path(d).exists())
-        # The update is as large as the model at most, mostly.
-        needs = missing + offer.model.size_bytes * (1 + memories(offer))
+        needs = missing + offer.model.size_bytes * written(offer)
         quota = self._budgets.disk_mb
         if quota is not None:
             key = f"{offer.key.run}.{offer.key.round}."
@@ -88,15 +88,22 @@ def room_beside(budgets: Budgets, store: ClientStore, offer: fleet_pb2.Task) -> 
     digests = {offer.model.digest, offer.received.digest}
     key = f"{offer.key.run}.{offer.key.round}."
     held = store.evict(int(quota - CHECKPOINT_MODELS * size), digests, key)
-    return quota - held - size * (1 + memories(offer))
+    return quota - held - size * written(offer)
 
 
-def memories(offer: fleet_pb2.Task) -> int:
-    """How many models what a device remembers of a task is as large as, about."""
+def written(offer: fleet_pb2.Task) -> int:
+    """How many models a task writes to the disk at most, which are all there when it ends.
+
+    Groups of its update; those that a rule makes, in scratch space; and what is remembered, there
+    first and then in a file.
+    """
     scheme = scheme_of(offer.compression)
-    rule = client_rule(offer.rule.name, dict(offer.rule.settings)) if offer.rule.name else None
-    of_rule = 0 if rule is None else len(rule.remembers)
-    return of_rule + (scheme is not None and scheme.remembers)
+    rule = client_rule(offer.rule.name or Plain.name, dict(offer.rule.settings))
+    groups = 1 if rule.picks else len(rule.groups)
+    made = 0 if rule.is_elementary or rule.picks else groups
+    errors = groups if scheme is not None and scheme.remembers else 0
+    own = Personal(name=offer.personal.name or NAMES[0]).own_model
+    return groups + made + 2 * (len(rule.remembers) + errors) + (own is not None)
 
 
 def _mb(size_bytes: float) -> str:
