@@ -28,7 +28,8 @@ LOOKS = {"light": (DESKTOP, "light"), "dark": (DESKTOP, "dark"), "phone": (PHONE
 @pytest.fixture(scope="module")
 def shown(scene):
     """A federation with something on every page: a run at work, another done, and a bad client."""
-    run = scene.submit(name="wards", rounds=500, config={"delay_s": 1.5})
+    name = "wards-of-the-general-hospital-north-2026"  # as long as may be
+    run = scene.submit(name=name, rounds=500, config={"delay_s": 1.5})
     scene.until(run, 3)
     yield {"finished": scene.finished, "busy": run, "model": scene.run(scene.finished)["model"]}
     scene.control.post("runs", run, "stop")
