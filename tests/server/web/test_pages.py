@@ -9,6 +9,7 @@ import pytest
 from fedloom.server.log_ring import about
 from fedloom.server.routes.shared import HEARS
 from support.door import SPEC, Door, _Connection, write_model
+from support.scene import wait_for
 
 STATIC_PAGES = (
     "/",
@@ -77,6 +78,16 @@ def test_run_page_shows_what_happens_and_offers_what_can_be_done(door, tmp_path)
     assert "of 2 clients are there" in text
     offered = re.findall(rf'data-act="/v1/runs/{run}/([a-z]+)"', text)
     assert offered == ["pause", "goal", "abort", "stop"]
+
+
+def test_run_that_has_ended_says_how_long_it_took(door, tmp_path):
+    """Of one that has not, how long it will."""
+    run = submit(door, tmp_path)
+    assert "<dt>Time left</dt>" in get(door, f"/runs/{run}")[1]
+    door.ask("POST", f"/runs/{run}/stop", {})
+    wait_for(lambda: door.world.ledger.run(run)["ended_at"], "it does not end")
+    text = get(door, f"/runs/{run}")[1]
+    assert ("<dt>Took</dt>" in text, "Time left" in text) == (True, False)
 
 
 def test_live_part_is_that_part_alone(door, tmp_path):

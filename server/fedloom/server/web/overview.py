@@ -3,7 +3,7 @@
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
-from fedloom.server.routes.overview import look
+from fedloom.server.routes.overview import ROUNDS_SHOWN, look
 from fedloom.server.routes.parts import Here
 from fedloom.server.routes.scopes import Viewer
 from fedloom.server.routes.shared import LivePart
@@ -21,5 +21,6 @@ async def overview(request: Request, here: Here, who: Viewer) -> HTMLResponse:
     stored = await here.world.in_reader(list_models, limit=20) if not found.runs else []
     tails = {run.id: await tail(here, run.id) for run in found.runs}
     return page(
-        request, here, who, "overview", page="overview", found=found, models=stored, tails=tails
-    )
+        request, here, who, "overview", page="overview", found=found, models=stored, tails=tails,
+        rounds_shown=ROUNDS_SHOWN,
+    )  # fmt: skip

@@ -126,7 +126,7 @@ def share(part: float, whole: float) -> str:
 def plain(text: str) -> str:
     """A JSON object in one line of words; long digests are cut.
 
-    >>> plain('{"round":3,"model":"' + "ab" * 32 + '","spec":{"rounds":2}}')
+    >>> plain('{"round":3,"note":"","model":"' + "ab" * 32 + '","spec":{"rounds":2}}')
     'round 3, model abababababab…, spec (rounds 2)'
     """
     try:
@@ -139,7 +139,9 @@ def plain(text: str) -> str:
 def _plain(value: Any) -> str:
     if isinstance(value, dict):
         parts = (
-            (k, f"({_plain(v)})" if isinstance(v, dict) else _plain(v)) for k, v in value.items()
+            (k, f"({_plain(v)})" if isinstance(v, dict) else _plain(v))
+            for k, v in value.items()
+            if v != ""  # such as a reason that nobody gave
         )
         return ", ".join(f"{name} {part}" for name, part in parts)
     text = value if isinstance(value, str) else json.dumps(value)
