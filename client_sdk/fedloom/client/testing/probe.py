@@ -44,7 +44,7 @@ def probe(
         patience_s: seconds that it then has; None for as long as it takes. What has not ended goes
             on in its thread, which does not keep the process alive.
     """
-    found, before = Probe(), _count()
+    found, before = Probe(), _threads()
 
     def target() -> None:
         try:
@@ -57,7 +57,7 @@ def probe(
     thread.start()
     begun, asked_at = time.monotonic(), None
     while thread.is_alive():
-        found.threads = max(found.threads, _count() - before)
+        found.threads = max(found.threads, len(_threads() - before))
         thread.join(_EVERY_S)
         now = time.monotonic()
         if stop is not None and asked_at is None and now - begun >= stop_after_s:
@@ -68,9 +68,9 @@ def probe(
     return found
 
 
-def _count() -> int:
+def _threads() -> set[str]:
     """Threads of this process, also those that Python does not know."""
     try:
-        return sum(1 for _ in _TASKS.iterdir())
+        return {task.name for task in _TASKS.iterdir()}
     except OSError:
-        return threading.active_count()
+        return {str(thread.ident) for thread in threading.enumerate()}
