@@ -14,6 +14,8 @@ import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from fedloom.protocol.whole_files import write_whole
+
 _READ_BYTES = 1 << 18
 
 
@@ -87,7 +89,7 @@ class Meter:
 
 
 async def serve(listen: str, target: str, listening: Path) -> Counts:
-    """Relay until SIGTERM; returns what was counted."""
+    """Relay until SIGTERM, where `listening` then says; returns what was counted."""
     host, _, port = listen.rpartition(":")
     onward, _, onward_port = target.rpartition(":")
     meter = Meter(onward, int(onward_port))
@@ -95,7 +97,8 @@ async def serve(listen: str, target: str, listening: Path) -> Counts:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
     server = await asyncio.start_server(meter.relay, host, int(port), limit=_READ_BYTES)
     async with server:
-        await asyncio.to_thread(listening.touch)
+        own = server.sockets[0].getsockname()[1]
+        await asyncio.to_thread(write_whole, listening, f"{host}:{own}")
         await stopping.wait()
     return meter.counts
 

@@ -36,7 +36,7 @@ from fedloom.protocol.errors import UnavailableError, UsageError
 from fedloom.protocol.updates import TensorPart
 from fedloom.simulation.api import spent, terminable
 from fedloom.simulation.crew import chosen, make_kernel, manifest_of
-from fedloom.simulation.demo.processes import Stage, free_ports
+from fedloom.simulation.demo.processes import ANY_PORT, Stage
 from fedloom.simulation.experiment import Experiment
 from fedloom.simulation.fit import check_fit
 from fedloom.simulation.history import Result, RoundRecord, spread_of
@@ -150,22 +150,21 @@ def _check(experiment: Experiment) -> None:
 
 def _start_server(stage: Stage) -> str:
     """Start a server; returns where its fleet attends."""
-    fleet, enrolment = (f"127.0.0.1:{port}" for port in free_ports(2))
     where = ("--dir", str(stage.server))
-    stage.command("server", "init", *where, "--fleet", fleet, "--enrolment", enrolment)
+    stage.command("server", "init", *where, "--fleet", ANY_PORT, "--enrolment", ANY_PORT)
     stage.keep("server-process", "fedloom.cli.main", "server", "run", *where)
     stage.wait_for(stage.server / "control.sock")
+    fleet: str = Control(stage.server).get("server")["fleet"]
     return fleet
 
 
 def _start_meter(stage: Stage, fleet: str, counts: Path) -> str:
     """Start a relay in front of a server; returns its address."""
-    (port,) = free_ports(1)
-    through = f"127.0.0.1:{port}"
     listening = counts.with_suffix(".listening")
     listening.unlink(missing_ok=True)
-    stage.keep("meter", "fedloom.simulation.meter", through, fleet, str(counts))
+    stage.keep("meter", "fedloom.simulation.meter", ANY_PORT, fleet, str(counts))
     stage.wait_for(listening)
+    through = listening.read_text()
     listening.unlink()
     return through
 

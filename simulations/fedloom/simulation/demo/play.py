@@ -26,7 +26,7 @@ from fedloom.simulation.demo import baselines, progress, report, shards
 from fedloom.simulation.demo.baselines import Baselines, tensors, training_task
 from fedloom.simulation.demo.model import SmallCNN, build
 from fedloom.simulation.demo.picture import draw
-from fedloom.simulation.demo.processes import Stage, free_ports
+from fedloom.simulation.demo.processes import ANY_PORT, Stage
 from fedloom.simulation.demo.report import Outcome
 from fedloom.simulation.demo.settings import DemoSettings
 from fedloom.simulation.demo.shards import Federation
@@ -142,9 +142,8 @@ def _show_console(stage: Stage, address: str, console: Console, *, keep: bool) -
 
 
 def _start_server(stage: Stage) -> None:
-    fleet, enrolment = (f"127.0.0.1:{port}" for port in free_ports(2))
     where = ("--dir", str(stage.server))
-    stage.command("server", "init", *where, "--fleet", fleet, "--enrolment", enrolment)
+    stage.command("server", "init", *where, "--fleet", ANY_PORT, "--enrolment", ANY_PORT)
     stage.show("fedloom", "server", "run", *where, more=" &")
     stage.keep("server-process", "fedloom.cli.main", "server", "run", *where)
     stage.wait_for(stage.server / "control.sock")

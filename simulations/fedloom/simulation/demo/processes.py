@@ -6,7 +6,6 @@ Invariant: those that are kept end with this process, however it ends.
 import json
 import os
 import shlex
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,8 @@ from rich.console import Console
 
 from fedloom.protocol.errors import UnavailableError
 
+ANY_PORT = "127.0.0.1:0"
+"""The system gives one as it is bound: who looked for a free one before would find it taken."""
 STOP_S = 15.0
 _CLI = (sys.executable, "-m", "fedloom.cli.main")
 _KEPT = (sys.executable, "-m", "fedloom.simulation.demo.kept")
@@ -109,7 +110,7 @@ class Stage:
                     f"{name} ended with {process.returncode}: {' '.join(last)} (see {log})"
                 )
 
-    def wait_for(self, path: Path, wait_s: float = 30.0) -> None:
+    def wait_for(self, path: Path, wait_s: float = 120.0) -> None:
         """Wait until a process has made a file.
 
         Raises:
@@ -121,15 +122,3 @@ class Stage:
             if time.monotonic() > deadline:
                 raise UnavailableError(f"Expected {path} within {wait_s:.0f} s, got none.")
             time.sleep(0.02)
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports on loopback that nobody listens on just now."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for sock in sockets:
-            sock.bind(("127.0.0.1", 0))
-        return [sock.getsockname()[1] for sock in sockets]
-    finally:
-        for sock in sockets:
-            sock.close()
