@@ -5,10 +5,12 @@ import threading
 from functools import partial
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # A busy machine must not fail a property; the algebra's own tests ask for more where it pays.
-settings.register_profile("fedloom", deadline=None, max_examples=60)
+settings.register_profile(
+    "fedloom", deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("fedloom")
 
 

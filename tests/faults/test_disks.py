@@ -3,6 +3,7 @@
 import os
 import subprocess
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 
 import pytest
 
@@ -119,9 +120,11 @@ def test_a_certificate_is_renewed_when_there_is_room_again(tmp_path):
     """Due while the disk is full: nothing is issued in vain, and with room it is renewed."""
     folder = tmp_path / "stage" / "ann" / "client-state"
     folder.mkdir(parents=True)
-    with small_disk(folder, 2), Stage(tmp_path / "stage", NAMES, certificate_s=30.0) as stage:
-        ann = stage.start("ann")
+    with small_disk(folder, 2), Stage(tmp_path / "stage", ("bob",)) as stage:
         stage.start("bob")
+        stage.online(1)
+        stage.enrol(["ann"], 60.0, datetime.now(UTC))  # due in 40 s: it is up by then
+        ann = stage.start("ann")
         stage.online(2)
         filler = fill(ann.state)
         wait(lambda: "Expected room for a certificate" in ann.log(), "the renewal to be due")

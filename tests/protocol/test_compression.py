@@ -109,7 +109,10 @@ def empty():
 
 
 @BY_NAME
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=15)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    max_examples=15,
+)
 @given(seed=st.integers(0, 1000), data=st.data())
 def test_what_is_encoded_checks_in_any_chunks_and_folds_to_its_decoding(
     tmp_path, method, seed, data
@@ -178,7 +181,10 @@ TYPED = {
 
 
 @BY_NAME
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    max_examples=60,
+)
 @given(data=st.data())
 def test_damage_under_a_fitting_checksum_is_refused_by_type_or_folds(tmp_path, method, data):
     """A sender that lies consistently gets a typed refusal, or has sent another valid update."""

@@ -148,7 +148,7 @@ def path(tmp_path):
     return tmp_path / "body"
 
 
-CALM = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+CALM = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
 
 @CALM

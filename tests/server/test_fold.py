@@ -66,7 +66,10 @@ def total(updates):
     return folder.partial
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    max_examples=30,
+)
 @given(
     order=st.permutations(range(20)),
     saves=st.sets(st.integers(0, 19), max_size=4),

@@ -76,7 +76,7 @@ def test_restart_forgets_what_has_come(spool):
     again.close()
 
 
-SMALL = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+SMALL = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
 
 @SMALL

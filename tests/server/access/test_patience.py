@@ -59,6 +59,7 @@ def test_handshake_that_does_not_go_on_is_cut(tmp_path, monkeypatch):
     monkeypatch.setattr(handshakes, "HANDSHAKE_S", 0.2)
     with Door(tmp_path / "tls", console="0.0.0.0:0") as door, _connect(door) as connection:
         assert _is_cut(connection)
+        monkeypatch.setattr(handshakes, "HANDSHAKE_S", PATIENCE_S)
         ca = door.directory / "pki" / "root.pem"
         assert Visitor(door.site, ca=ca).ask("GET", "/login").status == 200
 
