@@ -7,7 +7,9 @@ import sys
 import pytest
 
 HEAVY = ("fastapi", "grpc", "numpy", "rich", "sqlalchemy", "torch", "uvicorn")
-BUDGET_S = 0.3
+YARDSTICK = "asyncio, http.client, unittest.mock"
+"""Parts of the standard library: what importing them costs says how fast this machine is."""
+BUDGET = 3.0
 
 
 def _python(code):
@@ -63,12 +65,13 @@ def test_the_server_tunes_the_allocator_before_grpc_loads():
 
 @pytest.mark.parametrize("module", ["fedloom.cli.main", "fedloom.cli.clients"])
 def test_importing_stays_in_its_budget(module):
-    """Processor time, the best of three: a busy machine is no failure."""
-    code = (
-        f"import time; start = time.process_time()\nimport {module}\n"
-        "print(time.process_time() - start)"
-    )
-    assert min(_python(code) for _ in range(3)) < BUDGET_S
+    """Processor time, the best of three, by that of the yardstick: neither busy nor slow counts."""
+
+    def cost_s(names):
+        code = f"import time; start = time.process_time()\nimport {names}\n"
+        return min(_python(f"{code}print(time.process_time() - start)") for _ in range(3))
+
+    assert cost_s(module) < BUDGET * cost_s(YARDSTICK)
 
 
 @pytest.mark.parametrize(
