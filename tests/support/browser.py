@@ -34,6 +34,7 @@ class Watched:
     def open(self, path="/", *, scope="admin", viewport=DESKTOP, scheme="light", log_in=True):
         """A page, logged in by a link, as an operator would."""
         context = self._browser.new_context(viewport=viewport, color_scheme=scheme)
+        context.set_default_timeout(1000 * PATIENCE_S)
         context.grant_permissions(["clipboard-read", "clipboard-write"])
         context.expose_binding("pressedControl", lambda _, name: self.pressed.add(name))
         context.add_init_script(WATCH)
