@@ -2,13 +2,16 @@
 
 import asyncio
 import threading
+import time
 
 import numpy as np
 import pytest
 
+from fedloom.client import progress
 from fedloom.client.connection import Connection
 from fedloom.protocol.v1 import fleet_pb2
 from support.agents import Adder, Agents, submit, until
+from support.modules import like
 from support.patience import PATIENCE_S
 
 pytestmark = pytest.mark.e2e
@@ -54,7 +57,13 @@ async def _scene(federation, directory, client, seen, **settings):
 ONE = {"cohort": {"goal": 1, "quorum": 1}}
 
 
-def test_an_open_round_shows_how_far_its_members_are(federation, tmp_path, runner):
+@pytest.fixture
+def one_moment(monkeypatch):
+    """To the client's pace of words, all that training says is said at once."""
+    monkeypatch.setattr(progress, "time", like(time, monotonic=lambda: 100.0))
+
+
+def test_an_open_round_shows_how_far_its_members_are(federation, tmp_path, runner, one_moment):
     """The first word at once; what follows within the second is not said."""
     found = []
 
@@ -94,7 +103,7 @@ def test_a_round_shows_nothing_of_the_one_before(federation, tmp_path, runner):
     assert found[-1]["training"] is None
 
 
-def test_a_private_round_shows_the_fraction_alone(federation, tmp_path, runner):
+def test_a_private_round_shows_the_fraction_alone(federation, tmp_path, runner, one_moment):
     """No number that depends on the data leaves the device."""
     sent, found = [], []
     client = Slow()

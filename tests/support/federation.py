@@ -260,7 +260,7 @@ class Federation:
 
     # ---- identities ----------------------------------------------------------------------
 
-    def add_token(self, client, life_s=60.0):
+    def add_token(self, client, life_s=600.0):
         """A token as the operator would hand it out."""
         token = tokens.make_token(self.authority.root_pin)
         self.ledger.add_token(
