@@ -9,6 +9,7 @@ import pytest
 from fedloom.client.conditions import ConditionGate, Conditions, gate
 from fedloom.protocol.errors import UsageError
 from fedloom.protocol.v1 import fleet_pb2
+from support.patience import PATIENCE_S
 
 OFFER = fleet_pb2.Task()
 
@@ -61,10 +62,11 @@ def test_a_probe_of_ones_own_decides(probes):
 def test_a_probe_that_hangs_is_unknown_and_is_called_once(probes, monkeypatch):
     """Threads do not pile up behind it."""
     monkeypatch.setattr(gate, "PROBE_S", 0.01)
-    release, calls = threading.Event(), []
+    release, begun, calls = threading.Event(), threading.Event(), []
 
     def hang():
         calls.append(1)
+        begun.set()
         release.wait()
         return True
 
@@ -72,6 +74,7 @@ def test_a_probe_that_hangs_is_unknown_and_is_called_once(probes, monkeypatch):
     asked = ConditionGate(Conditions(probes=("own_probes:docked",)))
     assert "no answer" in asked.objection(OFFER)
     assert "no answer" in asked.objection(OFFER)
+    assert begun.wait(PATIENCE_S)
     assert len(calls) == 1
     release.set()
 
