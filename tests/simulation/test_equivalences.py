@@ -93,7 +93,9 @@ def test_over_the_wire_ends_as_a_whole(whom, number, raised, said):
     """A server would go on without a client, to other bits; and nobody is left behind."""
     described = experiment(data=population(held_out=2), cohort={"goal": 3}, rounds=500)
 
-    def end(_):
+    def end(record):
+        if record.round > 1:  # a busy machine tells of several rounds at once
+            return
         (client,) = (c for c in active_children() if c.name.endswith("client-000"))
         os.kill(client.pid if whom == "client" else os.getpid(), number)
 
