@@ -255,7 +255,9 @@ def test_torchrun_starts_a_site_and_starts_it_again(tmp_path):
             [(*launcher, *port, *run_)], environment=environment, bare=True
         )
         try:
-            await until(lambda: federation.world.fleet.get("site") is not None)
+            fleet = federation.world.fleet
+            await until(lambda: fleet.get("site") is not None)
+            before = fleet.get("site")
             cohort = {"goal": 1, "quorum": 1, "deadline_s": 600.0}
             run = await submit(
                 federation, initial(), cohort=cohort, train={**TRAIN, "epochs": 1, "batch_size": 50}
@@ -270,7 +272,9 @@ def test_torchrun_starts_a_site_and_starts_it_again(tmp_path):
 
             await until(lambda: failed() or finished())
             if failed():  # else torchrun ended rank 0 before it could say so
-                pass_deadline(federation, run)  # nobody else takes the place
+                # Nobody else takes the place, and a site that is about to end declines.
+                await until(lambda: fleet.get("site") not in (None, before))
+                pass_deadline(federation, run)
             await until(finished)
         finally:
             output = await stopped(launched)
