@@ -106,8 +106,9 @@ def test_half_an_environment_is_refused():
         ranks({**whole, "RANK": "one"})
 
 
-@pytest.mark.parametrize("told", [[0, 1], [0]], ids=["all", "rank 0 alone"])
-@pytest.mark.parametrize("pause_s", [0.0, 0.1])
+@pytest.mark.parametrize(
+    ("told", "pause_s"), [([0, 1], 0.1), ([0], 0.0)], ids=["all", "rank 0 alone"]
+)
 def test_ranks_that_are_told_to_stop_leave_without_an_error(told, pause_s):
     """Rank 0 ends once it has said good-bye, and no thread of another rank waits for it then."""
     ranks = site.start_each([("-m", "support.site_rank", pause_s)] * 2)
