@@ -170,7 +170,11 @@ class Stage:
         ready.unlink(missing_ok=True)
         command = [*self.before, sys.executable, "-c", SERVE, str(self.state), str(ready)]
         self.server = subprocess.Popen(
-            command, env={**os.environ, **environment}, stdout=self._log, stderr=subprocess.STDOUT
+            command,
+            env={**os.environ, **environment},
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
         wait(lambda: ready.exists() or self.server.poll() is not None, "the server to listen")
         assert self.server.poll() is None, self.report()
@@ -188,6 +192,7 @@ class Stage:
                 env={**os.environ, **environment},
                 stdout=log,
                 stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
         return device
 
@@ -311,10 +316,11 @@ def wait(condition, what, patience_s=PATIENCE_S):
 
 
 def _end(process, number):
+    """End a process and what it started: `faketime` runs a command as its child."""
     if process is not None and process.poll() is None:
-        process.send_signal(number)
+        os.killpg(process.pid, number)
         try:
             process.wait(20)
         except subprocess.TimeoutExpired:
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)
             process.wait()
