@@ -66,7 +66,7 @@ def rounds_with_churn(stage, args, rng):
     run = stage.submit(initial, **settings)
     kills, seen = 0, 0
     while (row := stage.row(run))["state"] == "running":
-        number = (row.get("live") or {}).get("round", {}).get("number", seen)
+        number = ((row.get("live") or {}).get("round") or {}).get("number", seen)
         if number > seen:
             seen = number
             killed = rng.sample(names, round(args.churn * len(names)))

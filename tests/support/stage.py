@@ -230,7 +230,7 @@ class Stage:
     def phase(self, run, name):
         """Where a device stands in the open round, or None."""
         live = self.row(run).get("live") or {}
-        return live.get("round", {}).get("members", {}).get(name)
+        return (live.get("round") or {}).get("members", {}).get(name)
 
     def finished(self, run, patience_s=PATIENCE_S):
         """Wait until a run has finished."""
