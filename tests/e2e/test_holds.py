@@ -8,6 +8,7 @@ import pytest
 from fedloom.cli.control import Control
 from fedloom.protocol.errors import Code, Refusal
 from support.agents import Adder, Held, played, result, submit, until
+from support.patience import PATIENCE_S
 
 pytestmark = pytest.mark.e2e
 
@@ -22,15 +23,21 @@ def act(federation, name, what, **query):
     return asyncio.to_thread(post, "clients", name, what, body={"reason": "why not"}, **query)
 
 
+async def both_at_work(federation, agents):
+    """A round of ann, who adds, and bob, who has begun and waits to be let go; bob and the run."""
+    slow = Held(step=100.0)
+    await agents.start("ann", Adder())
+    await agents.start("bob", slow)
+    run = await submit(federation, MODEL, **TWO)
+    assert await asyncio.to_thread(slow.begun.wait, PATIENCE_S)
+    return slow, run
+
+
 def test_quarantine_gives_up_what_a_client_does_and_refuses_what_it_sends(tmp_path):
     """Its round goes on without it, and what it had in the works is refused by name."""
 
     async def scenario(federation, agents):
-        slow = Held(step=100.0)
-        await agents.start("ann", Adder())
-        await agents.start("bob", slow)
-        run = await submit(federation, MODEL, **TWO)
-        await asyncio.to_thread(slow.begun.wait, 20)
+        slow, run = await both_at_work(federation, agents)
         seen = await act(federation, "bob", "quarantine", preview="true")
         assert federation.ledger.holds() == {}
         done = await act(federation, "bob", "quarantine")
@@ -54,11 +61,7 @@ def test_nobody_waits_for_a_client_that_was_revoked(tmp_path):
     """It cannot come back within the round's patience, which is for lost connections."""
 
     async def scenario(federation, agents):
-        slow = Held(step=100.0)
-        await agents.start("ann", Adder())
-        await agents.start("bob", slow)
-        run = await submit(federation, MODEL, **TWO)
-        await asyncio.to_thread(slow.begun.wait, 20)
+        slow, run = await both_at_work(federation, agents)
         await until(lambda: len(federation.ledger.accepted(run, 1)) == 1)
         await act(federation, "bob", "revoke")
         slow.let_go.set()
