@@ -160,9 +160,9 @@ class Walk:
         return ""
 
     def _how(self, step):
-        line = step.line
-        for ours, theirs in self.ports.items():
-            line = line.replace(ours, theirs)
+        # All at once: a port may have another one's digits in it.
+        pages = rf"\b({'|'.join(self.ports)})\b"
+        line = re.sub(pages, lambda found: self.ports[found[0]], step.line)
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         environment = {**os.environ, "PATH": path, "COLUMNS": "100", "PYTHONUNBUFFERED": "1"}
         return {"args": line, "shell": True, "cwd": self.folder, "env": environment}
