@@ -23,7 +23,7 @@ import numpy as np
 from fastapi import routing
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from fedloom.protocol.container import write_file
+from fedloom.protocol.tensors.container import write_file
 from fedloom.server import api, schema
 from fedloom.server.access.tables import audit
 from fedloom.server.ledger import Ledger

@@ -23,8 +23,8 @@ import numpy as np
 from fedloom.cli.control import Control
 from fedloom.client.config import template
 from fedloom.client.store import ClientStore
-from fedloom.protocol import identity, tokens
-from fedloom.protocol.container import write_file
+from fedloom.protocol.tensors.container import write_file
+from fedloom.protocol.trust import identity, tokens
 from fedloom.server import config as server_config
 from fedloom.server.ledger import Ledger
 from fedloom.server.pki import Authority

@@ -18,8 +18,8 @@ from deployment import cpu_s, deployed, memory_bytes, model, report
 from fedloom.client.config import load
 from fedloom.client.connection import CHANNEL_OPTIONS
 from fedloom.client.store import ClientStore
-from fedloom.protocol import wire
-from fedloom.protocol.identity import leaf_pem
+from fedloom.protocol.transport import methods
+from fedloom.protocol.trust.identity import leaf_pem
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.protocol.version import PROTOCOL_VERSIONS
 
@@ -50,7 +50,7 @@ async def _attend(path, gate):
         credentials = grpc.ssl_channel_credentials(root, pem, leaf_pem(pem))
         channel = grpc.aio.secure_channel(config.server, credentials, CHANNEL_OPTIONS)
         stream = channel.stream_stream(
-            wire.ATTEND,
+            methods.ATTEND,
             request_serializer=fleet_pb2.ClientMessage.SerializeToString,
             response_deserializer=fleet_pb2.ServerMessage.FromString,
         )()

@@ -16,7 +16,7 @@ from fedloom.server import app  # first: it tunes the allocator before grpc is l
 
 import grpc
 
-from fedloom.protocol import wire
+from fedloom.protocol.transport import methods
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server import config as server_config
 from fedloom.server.pki import Authority
@@ -41,7 +41,7 @@ async def main(state, ready, port):
     server = grpc.aio.server(options=app.SERVER_OPTIONS)
     handlers = {"Upload": grpc.stream_stream_rpc_method_handler(take)}
     server.add_generic_rpc_handlers(
-        (grpc.method_handlers_generic_handler(wire.FLEET_SERVICE, handlers),)
+        (grpc.method_handlers_generic_handler(methods.FLEET_SERVICE, handlers),)
     )
     server.add_secure_port(f"127.0.0.1:{port}", certificates.credentials(ask_client=True))
     await server.start()

@@ -28,10 +28,10 @@ from fedloom.client import transfer
 from fedloom.client.config import load
 from fedloom.client.connection import CHANNEL_OPTIONS
 from fedloom.client.store import ClientStore
-from fedloom.protocol import wire
-from fedloom.protocol.container import write_file
 from fedloom.protocol.manifest import read_manifest
-from fedloom.protocol.updates import TensorPart, write_body
+from fedloom.protocol.tensors.container import write_file
+from fedloom.protocol.transport import methods
+from fedloom.protocol.updates.message import TensorPart, write_body
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.protocol.version import PROTOCOL_VERSIONS
 from fedloom.strategies import DELTA, Full
@@ -94,7 +94,7 @@ async def _uploader(config, body, sink_address, pipe):
     theirs = grpc.aio.secure_channel(sink_address, credentials, CHANNEL_OPTIONS)
     await asyncio.gather(ours.channel_ready(), theirs.channel_ready())
     attend = ours.stream_stream(
-        wire.ATTEND,
+        methods.ATTEND,
         request_serializer=fleet_pb2.ClientMessage.SerializeToString,
         response_deserializer=fleet_pb2.ServerMessage.FromString,
     )()

@@ -20,14 +20,15 @@ import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
 
-from fedloom.protocol import identity, signing, tokens, wire
-from fedloom.protocol.adding import add_update
 from fedloom.protocol.codecs import codec
-from fedloom.protocol.compression import describe, encode
-from fedloom.protocol.container import read_params, write_params
 from fedloom.protocol.errors import Code, Refusal
 from fedloom.protocol.manifest import Manifest, read_manifest
-from fedloom.protocol.updates import TensorPart, write_body
+from fedloom.protocol.tensors.container import read_params, write_params
+from fedloom.protocol.transport import methods
+from fedloom.protocol.trust import identity, signing, tokens
+from fedloom.protocol.updates.addends import add_update
+from fedloom.protocol.updates.compression import describe, encode
+from fedloom.protocol.updates.message import TensorPart, write_body
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.strategies import (
     DELTA,
@@ -267,7 +268,7 @@ def messages() -> dict[str, Any]:
             accepted=fleet_pb2.Accepted(repeated=True)
         ),
     }
-    ((key_name, value),) = wire.refusal_metadata(
+    ((key_name, value),) = methods.refusal_metadata(
         Refusal(Code.NOT_FINITE, "Expected finite values.")
     )
     return {

@@ -3,7 +3,7 @@
 from click.testing import CliRunner
 
 from fedloom.cli.main import main
-from fedloom.protocol.tokens import make_token
+from fedloom.protocol.trust.tokens import make_token
 
 
 def test_a_token_file_that_is_missing_is_the_users_to_mend(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from fedloom.cli.main import main
-from fedloom.protocol.signing import MODEL, Signer, fingerprint
+from fedloom.protocol.trust.signing import MODEL, Signer, fingerprint
 
 
 def _run(*words, code=0):

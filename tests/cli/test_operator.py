@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from fedloom.cli.main import main
-from fedloom.protocol.tokens import parse_token
+from fedloom.protocol.trust.tokens import parse_token
 from fedloom.server import config
 from fedloom.server.pki import Authority
 from support.door import PATIENCE_S, Door, write_model

@@ -5,7 +5,7 @@ import json
 from click.testing import CliRunner
 
 from fedloom.cli.main import main
-from fedloom.protocol.signing import Verifier
+from fedloom.protocol.trust.signing import Verifier
 from fedloom.server.commands import create
 from fedloom.server.signing import FOLDER, SigningKey
 

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedloom.client.compress import CODEC, ERROR, compress
-from fedloom.protocol.compression import Scheme, scheme
 from fedloom.protocol.manifest import Manifest
-from fedloom.protocol.updates import TensorPart
+from fedloom.protocol.updates.compression import Scheme, scheme
+from fedloom.protocol.updates.message import TensorPart
 from fedloom.strategies import DELTA, Full, Mask, Slice, TensorSpec
 
 SHAPE = (12, 20)

@@ -13,8 +13,8 @@ from fedloom.client.config import load
 from fedloom.client.enrol import enrol
 from fedloom.client.store import ClientStore
 from fedloom.protocol.errors import FedloomError, IntegrityError, UsageError
-from fedloom.protocol.identity import generate_key, key_to_pem
-from fedloom.protocol.private_files import write_private
+from fedloom.protocol.trust.identity import generate_key, key_to_pem
+from fedloom.protocol.trust.private_files import write_private
 from support.agents import Adder
 from support.patience import PATIENCE_S
 

@@ -9,7 +9,7 @@ import pytest
 from fedloom.client import store as store_module
 from fedloom.client.incoming import Incoming
 from fedloom.client.store import KEEP_MODELS, ClientStore
-from fedloom.protocol.container import read_params, write_file
+from fedloom.protocol.tensors.container import read_params, write_file
 
 BODY = bytes(range(256)) * 40
 

@@ -8,8 +8,8 @@ import pytest
 
 from fedloom.client import intake
 from fedloom.client.intake import UnfitError, check_model, check_offer
-from fedloom.protocol.container import write_file
 from fedloom.protocol.errors import Refusal
+from fedloom.protocol.tensors.container import write_file
 from fedloom.protocol.v1 import fleet_pb2
 
 

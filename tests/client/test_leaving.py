@@ -5,7 +5,7 @@ import pytest
 
 from fedloom.client.leaving import check_leaving
 from fedloom.client.policy import Policy, PolicyError
-from fedloom.protocol.container import write_file
+from fedloom.protocol.tensors.container import write_file
 from fedloom.protocol.v1 import fleet_pb2
 
 OFFER = fleet_pb2.Task(key=fleet_pb2.TaskKey(run="digits", round=1))

@@ -19,12 +19,12 @@ from fedloom.client.private import Guard
 from fedloom.client.store import ClientStore
 from fedloom.client.testing.asked import Run, written
 from fedloom.client.training import Work, task_from_message
-from fedloom.protocol.compression import scheme
-from fedloom.protocol.container import write_params
-from fedloom.protocol.differences import make
 from fedloom.protocol.manifest import Manifest
-from fedloom.protocol.stored import Scratch
-from fedloom.protocol.updates import TensorPart, write_body
+from fedloom.protocol.tensors.container import write_params
+from fedloom.protocol.tensors.file_arrays import Scratch
+from fedloom.protocol.tensors.model_differences import make
+from fedloom.protocol.updates.compression import scheme
+from fedloom.protocol.updates.message import TensorPart, write_body
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.strategies import DELTA, Full, Mask, RoundSettings, Slice, TensorSpec
 from fedloom.strategies.pieces import Held

@@ -12,7 +12,7 @@ from torch.nn.functional import mse_loss
 from fedloom.client.local import Local
 from fedloom.client.torch import TorchClient, parameters
 from fedloom.client.torch.corrections import corrections
-from fedloom.protocol.stored import Scratch
+from fedloom.protocol.tensors.file_arrays import Scratch
 from fedloom.strategies import At, ClientRule, FedProx, client_rule
 from fedloom.strategies.pieces import BLOCK
 from support.tasks import task

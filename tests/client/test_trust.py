@@ -8,8 +8,8 @@ from fedloom.client import journal
 from fedloom.client.store import ClientStore
 from fedloom.client.trust import Trust
 from fedloom.protocol.errors import Code, Refusal
-from fedloom.protocol.identity import Peer
-from fedloom.protocol.signing import Signer
+from fedloom.protocol.trust.identity import Peer
+from fedloom.protocol.trust.signing import Signer
 from fedloom.protocol.v1 import enrolment_pb2
 
 NEVER = datetime(9999, 1, 1, tzinfo=UTC)

@@ -14,8 +14,8 @@ import pytest
 
 from fedloom.client import Agent, journal
 from fedloom.client.config import ClientConfig
-from fedloom.protocol import wire
-from fedloom.protocol.container import write_params
+from fedloom.protocol.tensors.container import write_params
+from fedloom.protocol.transport import methods
 from fedloom.protocol.v1 import fleet_pb2
 from support.agents import Adder, until
 
@@ -73,10 +73,10 @@ class Babbler(grpc.GenericRpcHandler):
         self.rounds, self.accepted, self.models = [model()], [], {}
 
     def service(self, details):
-        stream = {wire.ATTEND: self._attend, wire.UPLOAD: self._upload}.get(details.method)
+        stream = {methods.ATTEND: self._attend, methods.UPLOAD: self._upload}.get(details.method)
         if stream is not None:
             return grpc.stream_stream_rpc_method_handler(stream)
-        if details.method == wire.DOWNLOAD:
+        if details.method == methods.DOWNLOAD:
             return grpc.unary_stream_rpc_method_handler(self._download)
         return None
 
@@ -157,10 +157,10 @@ ATTEND = {
     "nothing for a welcome": says(b""),
     "garbage for an offer": says(welcome(), GARBAGE),
     "garbage for a refusal": says(
-        metadata=((wire.REFUSAL_KEY, GARBAGE),), code=grpc.StatusCode.UNAVAILABLE
+        metadata=((methods.REFUSAL_KEY, GARBAGE),), code=grpc.StatusCode.UNAVAILABLE
     ),
     "a refusal that is none": says(
-        metadata=((wire.REFUSAL_KEY, fleet_pb2.Refusal(code="evil").SerializeToString()),),
+        metadata=((methods.REFUSAL_KEY, fleet_pb2.Refusal(code="evil").SerializeToString()),),
         code=grpc.StatusCode.PERMISSION_DENIED,
     ),
     "escapes for details": says(code=grpc.StatusCode.INTERNAL, details="\x1b[2J" * 100),

@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 
-from fedloom.protocol.container import read_params
+from fedloom.protocol.tensors.container import read_params
 from support.agents import Adder, played, result, submit, until
 from support.patience import PATIENCE_S
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from fedloom.client.work import MAX_TASKS
-from fedloom.protocol import wire
-from fedloom.protocol.container import write_params
+from fedloom.protocol.tensors.container import write_params
+from fedloom.protocol.transport import methods
 from fedloom.protocol.v1 import fleet_pb2
 from support.agents import Held, until
 from support.hostile import PARAMS, scene
@@ -279,7 +279,7 @@ def test_a_message_too_long_ends_the_stream_and_not_the_agent(runner, device):
 
     async def main():
         huge = fleet_pb2.ServerMessage()
-        huge.signed_offer.statement = bytes(wire.MAX_MESSAGE_BYTES + 1)
+        huge.signed_offer.statement = bytes(methods.MAX_MESSAGE_BYTES + 1)
         s.tampered.once(lambda *_: huge)
         run = await s.run()
         await until(lambda: federation.world.fleet.get("device") is not stream)

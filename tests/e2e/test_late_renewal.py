@@ -6,9 +6,10 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from cryptography import x509
 
-from fedloom.protocol import late, wire
 from fedloom.protocol.errors import Code, Refusal
-from fedloom.protocol.identity import build_csr, generate_key, leaf_pem
+from fedloom.protocol.transport import methods
+from fedloom.protocol.trust import late_renewal
+from fedloom.protocol.trust.identity import build_csr, generate_key, leaf_pem
 from fedloom.protocol.v1 import enrolment_pb2
 from fedloom.protocol.version import PROTOCOL_VERSIONS
 from fedloom.server.access.trail import Filter
@@ -35,7 +36,7 @@ def request(identity, **changes):
         "protocol_versions": PROTOCOL_VERSIONS,
         "certificate_pem": leaf_pem(pem),
         "csr_pem": csr,
-        "signature": late.sign(pem, csr),
+        "signature": late_renewal.sign(pem, csr),
     }
     return enrolment_pb2.LateRenewRequest(**honest | changes).SerializeToString()
 
@@ -44,7 +45,7 @@ def asked(runner, federation, raw):
     """The answer to a request."""
 
     async def asking():
-        return await ask(federation.door(), wire.RENEW_LATE, raw)
+        return await ask(federation.door(), methods.RENEW_LATE, raw)
 
     return runner.run(asking())
 
@@ -74,7 +75,7 @@ def test_refused_request_is_in_the_audit_trail(runner, federation):
 def by_another_key(federation, ended):
     other = federation.forge("ended")[0]
     csr = build_csr(generate_key())
-    return {"csr_pem": csr, "signature": late.sign(other.key_pem + other.chain_pem, csr)}
+    return {"csr_pem": csr, "signature": late_renewal.sign(other.key_pem + other.chain_pem, csr)}
 
 
 def for_another_request(federation, ended):
@@ -96,7 +97,7 @@ def of_another_federation(federation, ended, tmp_path):
     return {
         "certificate_pem": leaf_pem(pem),
         "csr_pem": csr,
-        "signature": late.sign(pem, csr),
+        "signature": late_renewal.sign(pem, csr),
     }
 
 
@@ -123,7 +124,7 @@ def test_the_server_itself_is_no_client(runner, federation):
         protocol_versions=PROTOCOL_VERSIONS,
         certificate_pem=leaf_pem(pem),
         csr_pem=csr,
-        signature=late.sign(pem, csr),
+        signature=late_renewal.sign(pem, csr),
     ).SerializeToString()
     answer = asked(runner, federation, raw)
     assert (answer.code, answer.replies) == (Code.NO_CERTIFICATE, [])

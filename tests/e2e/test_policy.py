@@ -8,7 +8,7 @@ import pytest
 
 from fedloom.client.connection import Connection
 from fedloom.client.training import Work
-from fedloom.protocol.container import read_params
+from fedloom.protocol.tensors.container import read_params
 from support.agents import Adder, result, submit, until
 from support.hostile import PARAMS, scene
 from support.patience import PATIENCE_S

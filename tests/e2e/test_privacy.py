@@ -11,7 +11,7 @@ from fedloom.cli.main import main
 from fedloom.client.private import Guard
 from fedloom.protocol.errors import Code, UsageError
 from fedloom.protocol.manifest import read_manifest
-from fedloom.protocol.noise import keyed
+from fedloom.protocol.trust.noise_stream import keyed
 from fedloom.server import run_sums
 from fedloom.server.spec import parse
 from fedloom.strategies import DELTA, Full, Partial, State, privacy, weight_units

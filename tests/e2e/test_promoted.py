@@ -12,10 +12,10 @@ import pytest
 
 from fedloom.client import Model
 from fedloom.client.promoted import FOLDER, Promotion, Shelf
-from fedloom.protocol import wire
-from fedloom.protocol.container import read_params, write_file
 from fedloom.protocol.errors import Code, IntegrityError, Refusal, UsageError
-from fedloom.protocol.signing import PROMOTED, Signer
+from fedloom.protocol.tensors.container import read_params, write_file
+from fedloom.protocol.transport import methods
+from fedloom.protocol.trust.signing import PROMOTED, Signer
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server import promoted as servers
 from support.agents import Adder, Agents, submit
@@ -274,4 +274,4 @@ def test_few_models_are_kept(tmp_path):
 
 def test_the_wire_has_the_method():
     """Its name is part of the protocol."""
-    assert wire.PROMOTED == "/fedloom.v1.Fleet/Promoted"
+    assert methods.PROMOTED == "/fedloom.v1.Fleet/Promoted"

@@ -14,9 +14,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from fedloom.protocol import tokens, wire
 from fedloom.protocol.errors import Code
-from fedloom.protocol.identity import build_csr, generate_key, key_to_pem
+from fedloom.protocol.transport import methods
+from fedloom.protocol.trust import tokens
+from fedloom.protocol.trust.identity import build_csr, generate_key, key_to_pem
 from fedloom.protocol.v1 import enrolment_pb2, fleet_pb2
 from fedloom.protocol.version import PROTOCOL_VERSIONS
 from fedloom.server import app, certificates, identify
@@ -60,10 +61,10 @@ async def every_method(channel, client):
     header = fleet_pb2.UpdateHeader(client=client)
     request = enrolment_pb2.RenewRequest(csr_pem=build_csr(generate_key()))
     return {
-        "Attend": await converse(channel, wire.ATTEND, [greeting(client=client)]),
+        "Attend": await converse(channel, methods.ATTEND, [greeting(client=client)]),
         "Upload": await upload(channel, header, []),
         "Download": await download(channel, fleet_pb2.DownloadRequest().SerializeToString()),
-        "Renew": await ask(channel, wire.RENEW, request.SerializeToString()),
+        "Renew": await ask(channel, methods.RENEW, request.SerializeToString()),
     }
 
 
@@ -319,7 +320,7 @@ def test_bad_greeting_ends_the_stream_by_type(runner, arena, caplog, name):
     async def scene():
         async with others_go_on(arena):
             peter = arena.federation.channel(arena.federation.enrol("peter"))
-            answer = await converse(peter, wire.ATTEND, messages)
+            answer = await converse(peter, methods.ATTEND, messages)
             assert (answer.code, answer.status) == (code, code.status)
             assert_recorded(arena, caplog, code, "peter")
             assert arena.federation.world.fleet.get("peter") is None
@@ -408,7 +409,7 @@ def test_garbage_in_unary_requests_is_refused_by_type(runner, arena, caplog):
             mallory = arena.channels["mallory"]
             for answer in (
                 await download(mallory, b"\xff\xff\xff"),
-                await ask(mallory, wire.RENEW, b"\xff\xff\xff"),
+                await ask(mallory, methods.RENEW, b"\xff\xff\xff"),
             ):
                 assert (answer.code, answer.status) == (Code.MALFORMED, Code.MALFORMED.status)
                 assert_recorded(arena, caplog, Code.MALFORMED, "mallory")
@@ -460,7 +461,7 @@ def test_bad_certificate_request_is_refused_and_leaves_the_token_unused(
             assert (answer.code, answer.status) == (Code.BAD_CSR, Code.BAD_CSR.status)
             assert_recorded(arena, caplog, Code.BAD_CSR, "clumsy")
             request = enrolment_pb2.RenewRequest(csr_pem=csr).SerializeToString()
-            answer = await ask(arena.channels["mallory"], wire.RENEW, request)
+            answer = await ask(arena.channels["mallory"], methods.RENEW, request)
             assert answer.code is Code.BAD_CSR
             assert_recorded(arena, caplog, Code.BAD_CSR, "mallory")
             again = await arena.federation.ask_enrolment(token=token.text())
@@ -541,7 +542,7 @@ def test_enrolment_needs_a_common_version_and_protobuf(runner, arena, caplog):
                 answer = await federation.ask_enrolment(token=token, protocol_versions=versions)
                 assert answer.code is Code.VERSION_UNSUPPORTED
                 assert answer.status is Code.VERSION_UNSUPPORTED.status
-            answer = await ask(federation.door(), wire.ENROL, b"\xff\xff\xff")
+            answer = await ask(federation.door(), methods.ENROL, b"\xff\xff\xff")
             assert (answer.code, answer.status) == (Code.MALFORMED, Code.MALFORMED.status)
             assert_recorded(arena, caplog, Code.MALFORMED, "")
             giant = await federation.ask_enrolment(token="x" * 100_000)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from fedloom.cli.control import Control
-from fedloom.protocol.container import write_file
 from fedloom.protocol.errors import UnavailableError
+from fedloom.protocol.tensors.container import write_file
 from fedloom.server import config
 from fedloom.server.ledger import Ledger
 from fedloom.server.models import ModelStore

@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from fedloom.protocol.wire import CHUNK_BYTES
+from fedloom.protocol.transport.methods import CHUNK_BYTES
 from support.relay import Relay
 from support.stage import Stage, model, wait
 

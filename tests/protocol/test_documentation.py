@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 
 from fedloom.client import agent, transfer
-from fedloom.protocol import container, update_header, wire
 from fedloom.protocol.errors import MAX_MESSAGE, Code
+from fedloom.protocol.tensors import container
+from fedloom.protocol.transport import methods as wire
+from fedloom.protocol.updates.message import header
 from fedloom.protocol.version import PROTOCOL_VERSIONS
 from fedloom.server import calls
 
@@ -67,10 +69,10 @@ def test_the_page_states_the_limits_of_the_code():
     limits = {row[0]: row[1] for row in rows_after("## Limits")}
     assert limits["a message"].startswith(f"{wire.MAX_MESSAGE_BYTES >> 20} MiB")
     assert limits["a refusal's message"] == f"{MAX_MESSAGE} characters"
-    assert limits["metrics"].startswith(f"{update_header.MAX_METRICS} ")
-    assert f"names of {update_header.MAX_NAME} characters" in limits["metrics"]
-    assert update_header.MAX_METRIC == 1e100
-    assert update_header.MAX_EXAMPLES == 1 << 42
+    assert limits["metrics"].startswith(f"{header.MAX_METRICS} ")
+    assert f"names of {header.MAX_NAME} characters" in limits["metrics"]
+    assert header.MAX_METRIC == 1e100
+    assert header.MAX_EXAMPLES == 1 << 42
     assert calls.READ_TIMEOUT_S == 60
     assert f"at most {container.MAX_DIMENSIONS} whole numbers" in PAGE
     assert PROTOCOL_VERSIONS == (2,)

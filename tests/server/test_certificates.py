@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fedloom.protocol.errors import Code, Refusal, UsageError
-from fedloom.protocol.identity import build_csr, generate_key, seconds_until_renewal
+from fedloom.protocol.trust.identity import build_csr, generate_key, seconds_until_renewal
 from fedloom.server import certificates
 from fedloom.server.pki import Authority
 

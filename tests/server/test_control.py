@@ -12,8 +12,8 @@ import sys
 import pytest
 from fastapi import FastAPI
 
-from fedloom.protocol import local_socket
 from fedloom.protocol.errors import UnavailableError
+from fedloom.protocol.transport import local_socket
 from fedloom.server import control
 from fedloom.server.control import listening, serve
 from support.door import Door, write_model

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedloom.protocol.codecs import codec
-from fedloom.protocol.compression import describe, encode
-from fedloom.protocol.container import DTYPES
 from fedloom.protocol.errors import IntegrityError
 from fedloom.protocol.manifest import Manifest
-from fedloom.protocol.updates import TensorPart, write_body
+from fedloom.protocol.tensors.container import DTYPES
+from fedloom.protocol.updates.compression import describe, encode
+from fedloom.protocol.updates.message import TensorPart, write_body
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server.each import SpoolUpdates, StoredUpdate
 from fedloom.server.parts_on_disk import MaskPart, Raw, SlicePart, Span

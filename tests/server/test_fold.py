@@ -5,10 +5,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedloom.protocol.container import DTYPES
 from fedloom.protocol.errors import IntegrityError
 from fedloom.protocol.manifest import Manifest
-from fedloom.protocol.updates import TensorPart, write_body
+from fedloom.protocol.tensors.container import DTYPES
+from fedloom.protocol.updates.message import TensorPart, write_body
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server import fold
 from fedloom.server.fold import CHECKPOINT_EVERY, Folder, restore

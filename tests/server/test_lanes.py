@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from fedloom.protocol.wire import CHUNK_BYTES
+from fedloom.protocol.transport.methods import CHUNK_BYTES
 from fedloom.server.lanes import PATIENCE_S, SLOW_CHUNK_BYTES, SLOW_PER_FAST, Lanes
 
 

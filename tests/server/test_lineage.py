@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from fedloom.protocol.container import write_file
-from fedloom.protocol.signing import Verifier, to_sign
+from fedloom.protocol.tensors.container import write_file
+from fedloom.protocol.trust.signing import Verifier, to_sign
 from fedloom.server import inspection
 from fedloom.server.ledger import AcceptedUpdate
 from fedloom.server.routes import lineage

@@ -9,7 +9,7 @@ from cryptography import x509
 from cryptography.x509 import verification
 
 from fedloom.protocol.errors import IntegrityError, UsageError
-from fedloom.protocol.identity import build_csr, generate_key, key_from_pem
+from fedloom.protocol.trust.identity import build_csr, generate_key, key_from_pem
 from fedloom.server import pki
 from fedloom.server.pki import Authority
 from support.logs import ours

@@ -6,8 +6,8 @@ import os
 import numpy as np
 import pytest
 
-from fedloom.protocol.container import write_file
 from fedloom.protocol.errors import UsageError
+from fedloom.protocol.tensors.container import write_file
 from fedloom.server import pruning
 from fedloom.server.schema import models
 from support.door import Door

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from fedloom.protocol.errors import IntegrityError, UsageError
-from fedloom.protocol.signing import Verifier
+from fedloom.protocol.trust.signing import Verifier
 from fedloom.protocol.v1 import enrolment_pb2
 from fedloom.server.signing import SigningKey
 

@@ -8,8 +8,8 @@ from datetime import UTC, datetime, timedelta
 import grpc
 import pytest
 
-from fedloom.protocol import bootstrap
-from fedloom.protocol.identity import build_csr, generate_key, key_to_pem, peer_from_pem
+from fedloom.protocol.trust import bootstrap
+from fedloom.protocol.trust.identity import build_csr, generate_key, key_to_pem, peer_from_pem
 from fedloom.server.pki import Authority
 from support.patience import PATIENCE_S
 

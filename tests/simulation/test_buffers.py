@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedloom.client import Client
-from fedloom.protocol.container import write_params
+from fedloom.protocol.tensors.container import write_params
 from fedloom.server.engine import BufferConfig, uniform
 from fedloom.simulation.buffer_clock import Flight, play_buffer
 from fedloom.simulation.clock import Clock

@@ -12,7 +12,7 @@ from torch.nn import functional
 from fedloom.client import Client
 from fedloom.client.torch import TorchClient, parameters
 from fedloom.protocol.errors import Code, Refusal, UsageError
-from fedloom.protocol.update_header import check_header
+from fedloom.protocol.updates.header import check_header
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server import run_sums
 from fedloom.simulation.api import simulate

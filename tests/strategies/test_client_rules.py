@@ -5,7 +5,7 @@ import pytest
 
 from fedloom.client.local import Local, settle
 from fedloom.protocol.errors import UsageError
-from fedloom.protocol.updates import TensorPart
+from fedloom.protocol.updates.message import TensorPart
 from fedloom.strategies import (
     DELTA,
     SCALAR,

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fedloom.client.local import Local, settle
-from fedloom.protocol.updates import TensorPart
+from fedloom.protocol.updates.message import TensorPart
 from fedloom.strategies import (
     AGGREGATIONS,
     DELTA,

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fedloom.protocol.container import write_file
+from fedloom.protocol.tensors.container import write_file
 from fedloom.server.ledger import Ledger
 from fedloom.server.spec import parse
 from support.big_ledger import RUN, fill

@@ -5,10 +5,10 @@ import logging
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
-from fedloom.protocol import wire
-from fedloom.protocol.container import read_params, write_params
 from fedloom.protocol.errors import UsageError
 from fedloom.protocol.manifest import read_manifest
+from fedloom.protocol.tensors.container import read_params, write_params
+from fedloom.protocol.transport import methods
 from fedloom.server.spec import parse
 from fedloom.strategies import DELTA, FedAvg, Partial, weight_units
 from support.federation import upload
@@ -70,7 +70,9 @@ class OpenRound:
     async def send(self, client, forged, body=None):
         """Upload from a client, its body in one message."""
         body = forged.body() if body is None else body
-        chunks = [body[i : i + wire.CHUNK_BYTES] for i in range(0, len(body), wire.CHUNK_BYTES)]
+        chunks = [
+            body[i : i + methods.CHUNK_BYTES] for i in range(0, len(body), methods.CHUNK_BYTES)
+        ]
         return await upload(self.arena.channels[client], forged.header, chunks)
 
     async def finish(self):

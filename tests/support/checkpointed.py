@@ -22,7 +22,7 @@ from fedloom.client.checkpoints import Checkpoints
 from fedloom.client.local import Local, settle
 from fedloom.client.torch import TorchClient, parameters
 from fedloom.client.training import differences
-from fedloom.protocol import faults
+from fedloom.protocol import crash_points
 from fedloom.strategies import Personal, RoundSettings, client_rule
 
 CASES = {
@@ -125,7 +125,7 @@ def killed(case, path, number):
     """Train in a child until it is killed at a checkpoint; returns how it ended."""
     pid = os.fork()
     if not pid:
-        faults._ARMED["client.checkpoint.saved"] = number
+        crash_points._ARMED["client.checkpoint.saved"] = number
         trained(case, path)
         os._exit(0)
     return os.waitpid(pid, 0)[1]

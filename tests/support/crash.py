@@ -1,7 +1,7 @@
 """The crash test: real processes, killed again and again, and a result that must not notice.
 
 A server and a few client processes do a run of federated averaging. A seeded plan arms each new
-process with a place to die at (`fedloom.protocol.faults`) or a moment, by SIGKILL; whoever dies is
+process with a place to die at (`fedloom.protocol.crash_points`) or a moment, by SIGKILL; whoever dies is
 started again. In the end the model must have the bits that the run has without faults, every
 acknowledged update must be in the ledger, and none twice.
 
@@ -28,11 +28,11 @@ import numpy as np
 
 from fedloom.client.enrol import enrol
 from fedloom.client.local import Local, settle
-from fedloom.protocol import tokens
-from fedloom.protocol.container import read_params, write_file
 from fedloom.protocol.manifest import Manifest
-from fedloom.protocol.noise import key_of_seed, keyed
-from fedloom.protocol.updates import TensorPart
+from fedloom.protocol.tensors.container import read_params, write_file
+from fedloom.protocol.trust import tokens
+from fedloom.protocol.trust.noise_stream import key_of_seed, keyed
+from fedloom.protocol.updates.message import TensorPart
 from fedloom.server import config as server_config
 from fedloom.server import run_sums
 from fedloom.server.ledger import Ledger

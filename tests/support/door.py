@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 
 import numpy as np
 
-from fedloom.protocol.container import write_params
+from fedloom.protocol.tensors.container import write_params
 from fedloom.server import api, config, console, control
 from fedloom.server.access import oidc_http
 from fedloom.server.access.site import make_site

@@ -11,9 +11,10 @@ from datetime import UTC, datetime
 
 import grpc
 
-from fedloom.protocol import tokens, wire
 from fedloom.protocol.errors import Code
-from fedloom.protocol.identity import build_csr, generate_key, key_to_pem
+from fedloom.protocol.transport import methods
+from fedloom.protocol.trust import tokens
+from fedloom.protocol.trust.identity import build_csr, generate_key, key_to_pem
 from fedloom.protocol.v1 import enrolment_pb2, fleet_pb2
 from fedloom.protocol.version import PROTOCOL_VERSIONS
 from fedloom.server import config
@@ -21,7 +22,7 @@ from fedloom.server.app import Server
 from fedloom.server.pki import Authority
 from support.patience import PATIENCE_S
 
-CHANNEL_OPTIONS = (*wire.COMMON_OPTIONS, ("grpc.use_local_subchannel_pool", 1))
+CHANNEL_OPTIONS = (*methods.COMMON_OPTIONS, ("grpc.use_local_subchannel_pool", 1))
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ async def ending(call, replies=()):
     async with asyncio.timeout(PATIENCE_S):
         status = await call.code()
         trailing = dict(await call.trailing_metadata() or ())
-    raw = trailing.get(wire.REFUSAL_KEY)
+    raw = trailing.get(methods.REFUSAL_KEY)
     if raw is None:
         return Answer(status, None, await call.details(), list(replies))
     refusal = fleet_pb2.Refusal.FromString(raw)
@@ -91,7 +92,7 @@ async def ask(channel, method, request):
 
 async def download(channel, request):
     """Send one raw message to `Download` and collect what comes."""
-    call = channel.unary_stream(wire.DOWNLOAD)(request)
+    call = channel.unary_stream(methods.DOWNLOAD)(request)
     chunks = []
     with suppress(grpc.aio.AioRpcError):
         async with asyncio.timeout(PATIENCE_S):
@@ -103,7 +104,7 @@ class Upload:
     """An upload in the hands of a test, message by message."""
 
     def __init__(self, channel):
-        self._call = channel.stream_stream(wire.UPLOAD)()
+        self._call = channel.stream_stream(methods.UPLOAD)()
 
     async def write(self, message):
         """Send bytes; a call that has ended is found out by reading."""
@@ -173,7 +174,7 @@ class Attendance:
         self.signed = []
         self.withdrawn = asyncio.Queue()
         self._call = channel.stream_stream(
-            wire.ATTEND,
+            methods.ATTEND,
             request_serializer=fleet_pb2.ClientMessage.SerializeToString,
             response_deserializer=fleet_pb2.ServerMessage.FromString,
         )()
@@ -318,7 +319,7 @@ class Federation:
             **{"protocol_versions": PROTOCOL_VERSIONS, "csr_pem": build_csr(generate_key())}
             | fields
         )
-        return await ask(self.door(), wire.ENROL, request.SerializeToString())
+        return await ask(self.door(), methods.ENROL, request.SerializeToString())
 
     # ---- runs ----------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from flwr.app import Context, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedloom.protocol.container import read_params
+from fedloom.protocol.tensors.container import read_params
 from support.patience import PATIENCE_S
 from support.ports import steady_port
 

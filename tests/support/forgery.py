@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from crc32c import crc32c
 
-from fedloom.protocol.container import write_file
+from fedloom.protocol.tensors.container import write_file
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.strategies import DELTA, Full, Mask, Slice
 

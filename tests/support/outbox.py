@@ -2,7 +2,7 @@
 
 from fedloom.client.store import ClientStore
 from fedloom.client.training import Work, task_from_message
-from fedloom.protocol.container import write_file
+from fedloom.protocol.tensors.container import write_file
 from fedloom.protocol.v1 import fleet_pb2
 
 _WEIGHTINGS = {

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedloom.client.local import Local, settle
-from fedloom.protocol.updates import TensorPart
+from fedloom.protocol.updates.message import TensorPart
 from fedloom.strategies import (
     DELTA,
     SCALAR,

@@ -13,8 +13,8 @@ import numpy as np
 
 from fedloom.cli.control import Control
 from fedloom.client.enrol import enrol
-from fedloom.protocol.container import write_file
 from fedloom.protocol.errors import FedloomError
+from fedloom.protocol.tensors.container import write_file
 from support.patience import PATIENCE_S
 from support.ports import steady_port
 

@@ -20,9 +20,9 @@ import numpy as np
 
 from fedloom.cli.control import Control
 from fedloom.client.store import ClientStore
-from fedloom.protocol import identity, tokens
-from fedloom.protocol.container import read_params, write_file
 from fedloom.protocol.errors import FedloomError
+from fedloom.protocol.tensors.container import read_params, write_file
+from fedloom.protocol.trust import identity, tokens
 from fedloom.server import config as server_config
 from fedloom.server.ledger import Ledger
 from fedloom.server.pki import Authority

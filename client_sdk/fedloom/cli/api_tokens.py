@@ -10,7 +10,7 @@ from fedloom.cli.actions import confirm, yes_option
 from fedloom.cli.control import Control
 from fedloom.cli.lazy import OrderedGroup
 from fedloom.cli.options import Duration, directory_option, json_option, scope_option
-from fedloom.protocol.private_files import write_private
+from fedloom.protocol.trust.private_files import write_private
 
 
 @click.group("api-token", cls=OrderedGroup)

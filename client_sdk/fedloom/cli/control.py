@@ -17,7 +17,7 @@ from typing import IO, Any, Self
 from urllib.parse import quote, urlencode
 
 from fedloom.cli.remote import Remote
-from fedloom.protocol import local_socket
+from fedloom.protocol.atomic_files import drafted
 from fedloom.protocol.errors import (
     Code,
     DeniedError,
@@ -27,7 +27,7 @@ from fedloom.protocol.errors import (
     UnavailableError,
     UsageError,
 )
-from fedloom.protocol.whole_files import drafted
+from fedloom.protocol.transport import local_socket
 
 BLOCK_BYTES = 1 << 20
 TIMEOUT_S = 600.0

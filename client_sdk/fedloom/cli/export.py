@@ -22,9 +22,9 @@ from fedloom.cli.events import EventFile, last_step
 from fedloom.cli.mlflow import MLflowRun
 from fedloom.cli.options import directory_option, json_option
 from fedloom.cli.which import ACTIVE, newest
+from fedloom.protocol.atomic_files import write_whole
 from fedloom.protocol.dotted import dotted
 from fedloom.protocol.errors import UnavailableError, UsageError
-from fedloom.protocol.whole_files import write_whole
 
 PACE_S = 2.0
 PAGE = 500

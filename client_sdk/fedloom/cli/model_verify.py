@@ -13,7 +13,7 @@ import click
 from fedloom.cli import output
 from fedloom.cli.options import json_option
 from fedloom.protocol.errors import IntegrityError, Refusal, UsageError
-from fedloom.protocol.signing import KEY_BYTES, MODEL, Verifier, fingerprint
+from fedloom.protocol.trust.signing import KEY_BYTES, MODEL, Verifier, fingerprint
 
 _FILE = click.Path(path_type=Path, dir_okay=False, exists=True)
 

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import click
 
 from fedloom.protocol.errors import UnavailableError, UsageError
-from fedloom.protocol.private_files import read_private
+from fedloom.protocol.trust.private_files import read_private
 
 PORT = 7445
 

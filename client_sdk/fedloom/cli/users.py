@@ -11,7 +11,7 @@ from fedloom.cli.control import Control
 from fedloom.cli.lazy import OrderedGroup
 from fedloom.cli.options import F, directory_option, json_option, scope_option
 from fedloom.protocol.errors import UsageError
-from fedloom.protocol.private_files import read_private
+from fedloom.protocol.trust.private_files import read_private
 
 
 @click.group(cls=OrderedGroup)

@@ -36,9 +36,10 @@ from fedloom.client.standing import Standing, keep_watchdog
 from fedloom.client.store import ClientStore
 from fedloom.client.watch import Watch
 from fedloom.client.work import Tasks
-from fedloom.protocol import tracing, wire
-from fedloom.protocol.chunks import Chunks
+from fedloom.protocol import tracing
 from fedloom.protocol.errors import Code, Refusal, UnavailableError, UsageError, printable
+from fedloom.protocol.transport import methods
+from fedloom.protocol.transport.chunk_size import Chunks
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +61,7 @@ FINAL = frozenset(
 
 
 _TOO_LONG = (
-    f"Refused a message of the server: it is longer than the {wire.MAX_MESSAGE_BYTES} bytes that "
+    f"Refused a message of the server: it is longer than the {methods.MAX_MESSAGE_BYTES} bytes that "
     "one may have."
 )
 

@@ -12,8 +12,8 @@ import json
 import logging
 from pathlib import Path
 
+from fedloom.protocol.atomic_files import write_whole
 from fedloom.protocol.errors import Code, Refusal
-from fedloom.protocol.whole_files import write_whole
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from fedloom.client.settings import setting
-from fedloom.protocol.faults import crossing
+from fedloom.protocol.crash_points import crossing
 from fedloom.protocol.v1 import fleet_pb2
 
 if TYPE_CHECKING:

@@ -20,10 +20,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from fedloom.protocol.codecs.base import Floats
-from fedloom.protocol.compression import Coded, Scheme, encode
 from fedloom.protocol.manifest import Manifest
-from fedloom.protocol.stored import Scratch
-from fedloom.protocol.updates import TensorPart
+from fedloom.protocol.tensors.file_arrays import Scratch
+from fedloom.protocol.updates.compression import Coded, Scheme, encode
+from fedloom.protocol.updates.message import TensorPart
 from fedloom.strategies import Coverage, Mask, Slice
 from fedloom.strategies.pieces import Box, Chosen, Held, Patched, Pieces, Values, changed, pieces_of
 

@@ -17,9 +17,9 @@ from fedloom.client.checkpoints import Interruptions
 from fedloom.client.conditions.settings import Conditions
 from fedloom.client.settings import setting
 from fedloom.client.tracing import Tracing
-from fedloom.protocol import chunks
 from fedloom.protocol.errors import UsageError
-from fedloom.protocol.wire import CHUNK_BYTES
+from fedloom.protocol.transport import chunk_size
+from fedloom.protocol.transport.methods import CHUNK_BYTES
 
 POLICY = "policy.toml"
 
@@ -51,7 +51,7 @@ class ClientConfig:
     reconnect_s: float = setting(
         60.0, doc="longest wait between attempts to reconnect, seconds", least=1e-3
     )
-    chunk_bytes: chunks.Setting = setting(
+    chunk_bytes: chunk_size.Setting = setting(
         CHUNK_BYTES, doc='bytes in one message; "auto" finds the fastest by measurement'
     )
     conditions: Conditions = setting(default_factory=Conditions, doc="when to train")
@@ -78,7 +78,7 @@ class ClientConfig:
             raise UsageError(f"Expected a loopback server without TLS, got {self.server!r}.")
         if not self.reconnect_s > 0:
             raise UsageError(f"Expected reconnect_s > 0, got {self.reconnect_s}.")
-        chunks.check(self.chunk_bytes)
+        chunk_size.check(self.chunk_bytes)
 
 
 def _host(name: str, address: str) -> str:

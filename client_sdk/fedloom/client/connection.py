@@ -20,8 +20,9 @@ from fedloom.client.diagnosis import diagnose
 from fedloom.client.jitter import JITTER
 from fedloom.client.store import ClientStore
 from fedloom.client.trust import Trust
-from fedloom.protocol import identity, wire
 from fedloom.protocol.errors import FedloomError, Refusal, UnavailableError, printable
+from fedloom.protocol.transport import methods
+from fedloom.protocol.trust import identity
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.protocol.version import PROTOCOL_VERSIONS, __version__
 
@@ -33,7 +34,7 @@ CLOCK_S = 60.0
 """From this difference on, a device's clock is worth a word."""
 
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
-    *wire.COMMON_OPTIONS,
+    *methods.COMMON_OPTIONS,
     ("grpc.keepalive_time_ms", 60_000),
     ("grpc.keepalive_permit_without_calls", 1),
     # Channels with equal arguments would share a connection, and with it a stale certificate.
@@ -91,7 +92,7 @@ class Connection:
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """What every call carries."""
         plaintext = self._config.plaintext
-        return ((wire.CLIENT_KEY, plaintext),) if plaintext else ()
+        return ((methods.CLIENT_KEY, plaintext),) if plaintext else ()
 
     @asynccontextmanager
     async def attending(self) -> AsyncIterator[tuple[grpc.aio.Channel, Any]]:
@@ -99,7 +100,7 @@ class Connection:
         async with self.open_channel() as channel:
             self._channel = channel
             stream = channel.stream_stream(
-                wire.ATTEND,
+                methods.ATTEND,
                 request_serializer=fleet_pb2.ClientMessage.SerializeToString,
                 response_deserializer=fleet_pb2.ServerMessage.FromString,
             )(metadata=self.metadata)

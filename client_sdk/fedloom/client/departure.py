@@ -26,9 +26,9 @@ from fedloom.client.lock import FILE as LOCK
 from fedloom.client.rules import FILE as ROUNDS
 from fedloom.client.standing import FILE as AGENT
 from fedloom.client.store import ClientStore
-from fedloom.protocol import wire
 from fedloom.protocol.errors import Code, FedloomError, Refusal
-from fedloom.protocol.private_files import sync_directory
+from fedloom.protocol.transport import methods
+from fedloom.protocol.trust.private_files import sync_directory
 from fedloom.protocol.v1 import fleet_pb2
 
 KEYS = ("identity.pem", "noise.key")
@@ -66,13 +66,13 @@ async def say_farewell(config: ClientConfig) -> Farewell:
     try:
         async with connection.open_channel() as channel:
             method: Any = channel.unary_unary(
-                wire.LEAVE,
+                methods.LEAVE,
                 request_serializer=fleet_pb2.LeaveRequest.SerializeToString,
                 response_deserializer=fleet_pb2.LeaveReply.FromString,
             )
             await method(fleet_pb2.LeaveRequest(), timeout=CONNECT_S)
     except grpc.aio.AioRpcError as error:
-        return _answer(wire.error_from_rpc(error, config.server))
+        return _answer(methods.error_from_rpc(error, config.server))
     except FedloomError as error:  # a certificate that has ended, or cannot be read
         return _answer(error)
     return Farewell(True)

@@ -11,7 +11,7 @@ import ssl
 from pathlib import Path
 
 from fedloom.protocol.errors import Code, Refusal
-from fedloom.protocol.identity import validity
+from fedloom.protocol.trust.identity import validity
 
 TIMEOUT_S = 5.0
 

@@ -13,14 +13,15 @@ import grpc
 from fedloom.client.config import POLICY, template
 from fedloom.client.policy import template as policy_template
 from fedloom.client.store import ClientStore
-from fedloom.protocol import identity, wire
-from fedloom.protocol.bootstrap import fetch_root
+from fedloom.protocol.atomic_files import write_whole
 from fedloom.protocol.errors import IntegrityError, UnavailableError, UsageError
-from fedloom.protocol.signing import KEY_BYTES, fingerprint
-from fedloom.protocol.tokens import parse_token
+from fedloom.protocol.transport import methods
+from fedloom.protocol.trust import identity
+from fedloom.protocol.trust.bootstrap import fetch_root
+from fedloom.protocol.trust.signing import KEY_BYTES, fingerprint
+from fedloom.protocol.trust.tokens import parse_token
 from fedloom.protocol.v1 import enrolment_pb2
 from fedloom.protocol.version import PROTOCOL_VERSIONS
-from fedloom.protocol.whole_files import write_whole
 
 CONTACT_S = 20.0
 STATE = "client-state"
@@ -114,14 +115,14 @@ async def _call(
     server: str, root: bytes, request: enrolment_pb2.EnrolRequest
 ) -> enrolment_pb2.IssuedCertificate:
     credentials = grpc.ssl_channel_credentials(root_certificates=root)
-    async with grpc.aio.secure_channel(server, credentials, wire.COMMON_OPTIONS) as channel:
+    async with grpc.aio.secure_channel(server, credentials, methods.COMMON_OPTIONS) as channel:
         method = channel.unary_unary(
-            wire.ENROL,
+            methods.ENROL,
             request_serializer=enrolment_pb2.EnrolRequest.SerializeToString,
             response_deserializer=enrolment_pb2.IssuedCertificate.FromString,
         )
         try:
             issued: enrolment_pb2.IssuedCertificate = await method(request, timeout=CONTACT_S)
         except grpc.aio.AioRpcError as error:
-            raise wire.error_from_rpc(error, server) from error
+            raise methods.error_from_rpc(error, server) from error
     return issued

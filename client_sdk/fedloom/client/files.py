@@ -11,7 +11,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from fedloom.client.api import Params
-from fedloom.protocol import container
+from fedloom.protocol.tensors import container
 
 
 def save_file(params: Mapping[str, NDArray[Any]], path: str | Path) -> None:

@@ -16,12 +16,12 @@ from pathlib import Path
 
 from cryptography import x509
 
-from fedloom.protocol import identity
 from fedloom.protocol.errors import FedloomError, IntegrityError, UnavailableError, UsageError
-from fedloom.protocol.identity import UNREADABLE, Peer
-from fedloom.protocol.noise import KEY_BYTES as NOISE_BYTES
-from fedloom.protocol.private_files import read_private
-from fedloom.protocol.signing import KEY_BYTES as SIGNING_BYTES
+from fedloom.protocol.trust import identity
+from fedloom.protocol.trust.identity import UNREADABLE, Peer
+from fedloom.protocol.trust.noise_stream import KEY_BYTES as NOISE_BYTES
+from fedloom.protocol.trust.private_files import read_private
+from fedloom.protocol.trust.signing import KEY_BYTES as SIGNING_BYTES
 
 ENROL = "enrol again with a new token: move client.toml away, then `fedloom client enroll`"
 

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fedloom.protocol.container import PREFIX_BYTES, header_length
 from fedloom.protocol.errors import Code, FedloomError, IntegrityError, Refusal, UsageError
 from fedloom.protocol.manifest import read_manifest
-from fedloom.protocol.stored import stored_params
+from fedloom.protocol.tensors.container import PREFIX_BYTES, header_length
+from fedloom.protocol.tensors.file_arrays import stored_params
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.strategies.pieces import Values, pieces_of
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 
 from fedloom.client.policy import Policy, PolicyError
-from fedloom.protocol.container import read_layout
 from fedloom.protocol.errors import IntegrityError
-from fedloom.protocol.stored import stored_params
+from fedloom.protocol.tensors.container import read_layout
+from fedloom.protocol.tensors.file_arrays import stored_params
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.strategies.pieces import Values, pieces_of
 

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedloom.protocol.errors import UsageError
-from fedloom.protocol.stored import Scratch, Stored
-from fedloom.protocol.updates import TensorPart
+from fedloom.protocol.tensors.file_arrays import Scratch, Stored
+from fedloom.protocol.updates.message import TensorPart
 from fedloom.strategies import (
     KEPT,
     MIX,

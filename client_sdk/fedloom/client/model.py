@@ -19,9 +19,9 @@ from typing import Any
 from numpy.typing import NDArray
 
 from fedloom.client.config import load
-from fedloom.protocol.container import read_params
+from fedloom.protocol.atomic_files import write_whole
 from fedloom.protocol.errors import UnavailableError, UsageError
-from fedloom.protocol.whole_files import write_whole
+from fedloom.protocol.tensors.container import read_params
 
 log = logging.getLogger(__name__)
 

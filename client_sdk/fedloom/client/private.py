@@ -14,7 +14,7 @@ import numpy as np
 
 from fedloom.client.local import Settled
 from fedloom.protocol.errors import UsageError
-from fedloom.protocol.noise import derived_key, key_of_seed, keyed
+from fedloom.protocol.trust.noise_stream import derived_key, key_of_seed, keyed
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.strategies.privacy import add_noise, clip
 from fedloom.strategies.privacy.release import WITHIN

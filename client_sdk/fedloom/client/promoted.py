@@ -23,12 +23,12 @@ from fedloom.client.connection import CONNECT_S, Connection
 from fedloom.client.incoming import Incoming
 from fedloom.client.intake import check_room, is_run
 from fedloom.client.store import ClientStore
-from fedloom.protocol import wire
+from fedloom.protocol.atomic_files import write_whole
 from fedloom.protocol.errors import Code, IntegrityError, Refusal, UsageError
-from fedloom.protocol.private_files import private_directory
-from fedloom.protocol.signing import PROMOTED
+from fedloom.protocol.transport import methods
+from fedloom.protocol.trust.private_files import private_directory
+from fedloom.protocol.trust.signing import PROMOTED
 from fedloom.protocol.v1 import fleet_pb2
-from fedloom.protocol.whole_files import write_whole
 
 FOLDER = "promoted"
 KEEP = 4
@@ -158,7 +158,7 @@ async def fetch(config: ClientConfig, scope: str) -> Promotion:
 
 async def _ask(channel: grpc.aio.Channel, connection: Connection, scope: str) -> Promotion:
     call = channel.unary_unary(
-        wire.PROMOTED,
+        methods.PROMOTED,
         request_serializer=fleet_pb2.PromotedRequest.SerializeToString,
         response_deserializer=fleet_pb2.PromotedReply.FromString,
     )
@@ -172,7 +172,7 @@ async def _ask(channel: grpc.aio.Channel, connection: Connection, scope: str) ->
                 f"Expected a server that promotes models, got an older one at {connection.server}: "
                 "upgrade the server."
             ) from None
-        raise wire.error_from_rpc(error, connection.server) from error
+        raise methods.error_from_rpc(error, connection.server) from error
     if not reply.statement:
         of = f" of {scope!r}" if scope else ""
         raise UsageError(
@@ -190,7 +190,7 @@ def _believed(reply: fleet_pb2.PromotedReply, connection: Connection, scope: str
     """
     if connection.trust is not None:
         connection.trust.check(PROMOTED, reply.statement, reply.signature)
-    statement = wire.parse(fleet_pb2.PromotedStatement, reply.statement)
+    statement = methods.parse(fleet_pb2.PromotedStatement, reply.statement)
     federation = connection.trust.federation if connection.trust else statement.federation
     if (statement.federation, statement.asked) != (federation, scope):
         raise Refusal(

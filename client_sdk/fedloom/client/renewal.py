@@ -15,9 +15,10 @@ from google.protobuf.message import Message
 from fedloom.client.connection import CONNECT_S, Connection
 from fedloom.client.jitter import JITTER
 from fedloom.client.store import ClientStore
-from fedloom.protocol import identity, late, wire
+from fedloom.protocol.crash_points import crossing
 from fedloom.protocol.errors import Code, Refusal, UnavailableError
-from fedloom.protocol.faults import crossing
+from fedloom.protocol.transport import methods
+from fedloom.protocol.trust import identity, late_renewal
 from fedloom.protocol.v1 import enrolment_pb2
 from fedloom.protocol.version import PROTOCOL_VERSIONS
 
@@ -74,7 +75,7 @@ class Renewal:
 
     async def _renew(self, channel: grpc.aio.Channel) -> None:
         method: Any = channel.unary_unary(
-            wire.RENEW,
+            methods.RENEW,
             request_serializer=enrolment_pb2.RenewRequest.SerializeToString,
             response_deserializer=enrolment_pb2.IssuedCertificate.FromString,
         )
@@ -111,10 +112,10 @@ class Renewal:
         """Renew by the key alone."""
         credentials = grpc.ssl_channel_credentials(root_certificates=root)
         async with grpc.aio.secure_channel(
-            self.enrolment, credentials, wire.COMMON_OPTIONS
+            self.enrolment, credentials, methods.COMMON_OPTIONS
         ) as channel:
             method: Any = channel.unary_unary(
-                wire.RENEW_LATE,
+                methods.RENEW_LATE,
                 request_serializer=enrolment_pb2.LateRenewRequest.SerializeToString,
                 response_deserializer=enrolment_pb2.IssuedCertificate.FromString,
             )
@@ -124,7 +125,7 @@ class Renewal:
                     protocol_versions=PROTOCOL_VERSIONS,
                     certificate_pem=identity.leaf_pem(pem),
                     csr_pem=csr,
-                    signature=late.sign(pem, csr),
+                    signature=late_renewal.sign(pem, csr),
                 )
 
             await self._ask(method, request, self.enrolment)
@@ -139,7 +140,7 @@ class Renewal:
         try:
             issued = await method(request(identity.build_csr(key)), timeout=CONNECT_S)
         except grpc.aio.AioRpcError as error:
-            raise wire.error_from_rpc(error, server) from error
+            raise methods.error_from_rpc(error, server) from error
         crossing("client.renew.issued")
         try:
             self.store.save_identity(identity.key_to_pem(key), issued.chain_pem, issued.root_pem)

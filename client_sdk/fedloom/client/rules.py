@@ -14,9 +14,9 @@ from pathlib import Path
 
 from fedloom.client.checkpoints import name_of
 from fedloom.client.policy import PolicyFile
+from fedloom.protocol.atomic_files import write_whole
 from fedloom.protocol.errors import UsageError
 from fedloom.protocol.v1 import fleet_pb2
-from fedloom.protocol.whole_files import write_whole
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedloom.protocol.whole_files import write_whole
+from fedloom.protocol.atomic_files import write_whole
 
 FILE = "agent.json"
 

@@ -20,18 +20,18 @@ from fedloom.client.checkpoints import name_of
 from fedloom.client.incoming import Incoming
 from fedloom.client.intake import UnfitError, check_model
 from fedloom.client.journal import Journal
-from fedloom.protocol.container import (
+from fedloom.protocol.crash_points import crossing
+from fedloom.protocol.errors import IntegrityError
+from fedloom.protocol.manifest import read_manifest
+from fedloom.protocol.tensors.container import (
     READ_UP_TO_BYTES,
     write_file,
     write_params,
 )
-from fedloom.protocol.differences import apply
-from fedloom.protocol.errors import IntegrityError
-from fedloom.protocol.faults import crossing
-from fedloom.protocol.manifest import read_manifest
-from fedloom.protocol.noise import new_key
-from fedloom.protocol.private_files import private_directory, write_private
-from fedloom.protocol.stored import Scratch, Stored, stored_params
+from fedloom.protocol.tensors.file_arrays import Scratch, Stored, stored_params
+from fedloom.protocol.tensors.model_differences import apply
+from fedloom.protocol.trust.noise_stream import new_key
+from fedloom.protocol.trust.private_files import private_directory, write_private
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.strategies.pieces import Values
 

@@ -31,13 +31,13 @@ from fedloom.client.returned import (
     weight_of,
 )
 from fedloom.client.store import ClientStore
-from fedloom.protocol.compression import describe, scheme_of
-from fedloom.protocol.container import DTYPES, read_params
+from fedloom.protocol.crash_points import crossing
 from fedloom.protocol.errors import UsageError
-from fedloom.protocol.faults import crossing
 from fedloom.protocol.manifest import Manifest, read_manifest
-from fedloom.protocol.stored import Scratch, stored_params
-from fedloom.protocol.updates import TensorPart, write_body
+from fedloom.protocol.tensors.container import DTYPES, read_params
+from fedloom.protocol.tensors.file_arrays import Scratch, stored_params
+from fedloom.protocol.updates.compression import describe, scheme_of
+from fedloom.protocol.updates.message import TensorPart, write_body
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.strategies import (
     DELTA,

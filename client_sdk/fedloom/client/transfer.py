@@ -11,8 +11,7 @@ import grpc
 from fedloom.client.budgets.pace import Pace
 from fedloom.client.incoming import Incoming
 from fedloom.client.store import ClientStore
-from fedloom.protocol import wire
-from fedloom.protocol.chunks import Chunks
+from fedloom.protocol.crash_points import crossing
 from fedloom.protocol.errors import (
     Code,
     FedloomError,
@@ -20,7 +19,8 @@ from fedloom.protocol.errors import (
     Refusal,
     UnavailableError,
 )
-from fedloom.protocol.faults import crossing
+from fedloom.protocol.transport import methods
+from fedloom.protocol.transport.chunk_size import Chunks
 from fedloom.protocol.v1 import fleet_pb2
 
 Metadata = tuple[tuple[str, str], ...]
@@ -57,7 +57,7 @@ async def download(
     try:
         digest = await asyncio.to_thread(part.hash)
         call: Any = channel.unary_stream(
-            wire.DOWNLOAD, request_serializer=fleet_pb2.DownloadRequest.SerializeToString
+            methods.DOWNLOAD, request_serializer=fleet_pb2.DownloadRequest.SerializeToString
         )(
             fleet_pb2.DownloadRequest(digest=model.digest, offset=part.received),
             metadata=metadata,
@@ -77,7 +77,7 @@ async def download(
                 crossing("client.download.chunk")
                 await pace.passed(len(chunk))
         except grpc.aio.AioRpcError as error:
-            raise wire.error_from_rpc(error, server) from error
+            raise methods.error_from_rpc(error, server) from error
     finally:
         part.close()
     if not part.is_whole:
@@ -109,7 +109,7 @@ async def upload(
         Refusal: the server turned it away.
         UnavailableError: the connection broke; try again.
     """
-    call: Any = channel.stream_stream(wire.UPLOAD)(metadata=metadata)
+    call: Any = channel.stream_stream(methods.UPLOAD)(metadata=metadata)
     try:
         await call.write(header.SerializeToString())
         reply = await _reply(call, server)
@@ -152,7 +152,7 @@ async def _reply(call: Any, server: str) -> fleet_pb2.UploadReply:
     raw = await call.read()
     if raw is grpc.aio.EOF:
         raise await failure(call, server)
-    return wire.parse(fleet_pb2.UploadReply, raw)
+    return methods.parse(fleet_pb2.UploadReply, raw)
 
 
 async def failure(call: Any, server: str) -> FedloomError:
@@ -166,7 +166,7 @@ async def failure(call: Any, server: str) -> FedloomError:
         await call.trailing_metadata(),
         details=await call.details(),
     )
-    return wire.error_from_rpc(error, server)
+    return methods.error_from_rpc(error, server)
 
 
 RETRYABLE = frozenset({Code.BUSY, Code.OUT_OF_SPACE, Code.TRUNCATED, Code.BAD_CHECKSUM})

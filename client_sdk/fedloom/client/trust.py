@@ -8,8 +8,15 @@ import logging
 
 from fedloom.client.store import ClientStore
 from fedloom.protocol.errors import Code, Refusal
-from fedloom.protocol.identity import Peer
-from fedloom.protocol.signing import KEY_BYTES, Addressee, Opened, Verifier, fingerprint, open_offer
+from fedloom.protocol.trust.identity import Peer
+from fedloom.protocol.trust.signing import (
+    KEY_BYTES,
+    Addressee,
+    Opened,
+    Verifier,
+    fingerprint,
+    open_offer,
+)
 from fedloom.protocol.v1 import enrolment_pb2, fleet_pb2, signing_pb2
 
 log = logging.getLogger(__name__)

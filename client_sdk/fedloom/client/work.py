@@ -31,7 +31,6 @@ from fedloom.client.training import OutOfTimeError, Work, task_from_message
 from fedloom.client.trust import unsigned
 from fedloom.client.watch import ConditionLost, Watch
 from fedloom.protocol import tracing
-from fedloom.protocol.chunks import Chunks
 from fedloom.protocol.errors import (
     Code,
     FedloomError,
@@ -41,6 +40,7 @@ from fedloom.protocol.errors import (
     printable,
 )
 from fedloom.protocol.tracing import Span, Tracer
+from fedloom.protocol.transport.chunk_size import Chunks
 from fedloom.protocol.v1 import fleet_pb2
 
 log = logging.getLogger(__name__)

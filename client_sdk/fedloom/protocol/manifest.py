@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedloom.protocol.container import DTYPES, read_layout
 from fedloom.protocol.errors import UsageError
+from fedloom.protocol.tensors.container import DTYPES, read_layout
 from fedloom.strategies.algebra import TensorSpec
 
 _SINGLE = ("F32", "F16", "BF16")

@@ -33,10 +33,11 @@ tune_allocator()
 
 import grpc  # noqa: E402 - after the allocator
 
-from fedloom.protocol import tracing, wire  # noqa: E402
+from fedloom.protocol import tracing
+from fedloom.protocol.atomic_files import write_whole  # noqa: E402
 from fedloom.protocol.errors import Code, Refusal, UnavailableError, UsageError  # noqa: E402
+from fedloom.protocol.transport import methods  # noqa: E402
 from fedloom.protocol.version import __version__  # noqa: E402
-from fedloom.protocol.whole_files import write_whole  # noqa: E402
 from fedloom.server import api, console, control, open_files, presence, pruning  # noqa: E402
 from fedloom.server import config as configuration  # noqa: E402
 from fedloom.server.access import oidc_http  # noqa: E402
@@ -64,7 +65,7 @@ CERTIFICATE_CHECK_S = 3600.0
 GRACE_S = 1.0
 
 SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
-    *wire.COMMON_OPTIONS,
+    *methods.COMMON_OPTIONS,
     # Two servers on one port would share its connections silently.
     ("grpc.so_reuseport", 0),
     # A storm of reconnects must not be refused: the default fails at about 1,000.

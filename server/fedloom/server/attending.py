@@ -6,8 +6,8 @@ import time
 
 import grpc
 
-from fedloom.protocol import wire
 from fedloom.protocol.errors import Code, Refusal, printable
+from fedloom.protocol.transport import methods
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.protocol.version import PROTOCOL_VERSIONS, __version__
 from fedloom.server.calls import READ_TIMEOUT_S, check_named
@@ -64,7 +64,7 @@ class Attending:
 
     async def _listen(self, session: Session, context: Context) -> None:
         while (raw := await context.read()) is not grpc.aio.EOF:
-            message = wire.parse(fleet_pb2.ClientMessage, raw)
+            message = methods.parse(fleet_pb2.ClientMessage, raw)
             match message.WhichOneof("kind"):
                 case "offer_reply":
                     reply = message.offer_reply
@@ -94,7 +94,7 @@ class Attending:
 
 async def _hello(call: Call, context: Context) -> fleet_pb2.Hello:
     async with asyncio.timeout(READ_TIMEOUT_S):
-        message = wire.parse(fleet_pb2.ClientMessage, await context.read())
+        message = methods.parse(fleet_pb2.ClientMessage, await context.read())
     if message.WhichOneof("kind") != "hello":
         raise Refusal(Code.MALFORMED, "Expected a hello first.")
     hello: fleet_pb2.Hello = message.hello

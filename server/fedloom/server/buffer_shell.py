@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
+from fedloom.protocol.crash_points import crossing
 from fedloom.protocol.errors import Code, Refusal
-from fedloom.protocol.faults import crossing
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server.engine import (
     Buffer,

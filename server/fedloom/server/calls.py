@@ -9,8 +9,8 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from fedloom.protocol import wire
 from fedloom.protocol.errors import Code, Refusal, printable
+from fedloom.protocol.transport import methods
 from fedloom.server.fleet import Call
 from fedloom.server.identify import Context, Identify
 from fedloom.server.log_ring import about
@@ -94,4 +94,4 @@ async def abort(context: Context, refusal: Refusal) -> None:
     """End a call with a typed refusal."""
     # The details are percent-encoded, three bytes for each; the whole message is in the metadata.
     details = printable(str(refusal), 250)
-    await context.abort(refusal.code.status, details, wire.refusal_metadata(refusal))
+    await context.abort(refusal.code.status, details, methods.refusal_metadata(refusal))

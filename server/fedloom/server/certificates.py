@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedloom.protocol.errors import Code, Refusal, UsageError
-from fedloom.protocol.identity import UNREADABLE, check_client_name, spiffe_uri
+from fedloom.protocol.trust.identity import UNREADABLE, check_client_name, spiffe_uri
 
 ROOT_LIFE = timedelta(days=3652)
 ISSUING_LIFE = timedelta(days=730)

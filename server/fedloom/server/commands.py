@@ -101,7 +101,7 @@ def create(
         UsageError: there is a server already, or a setting is not what it must be.
     """
     from fedloom.protocol.errors import UsageError  # noqa: PLC0415 - the module says why
-    from fedloom.protocol.private_files import private_directory  # noqa: PLC0415
+    from fedloom.protocol.trust.private_files import private_directory  # noqa: PLC0415
     from fedloom.server import config as configuration  # noqa: PLC0415
     from fedloom.server.pki import Authority  # noqa: PLC0415
     from fedloom.server.signing import FOLDER, SigningKey  # noqa: PLC0415
@@ -226,7 +226,7 @@ def rotate_signing_key(directory: Path) -> None:
     Example:
       fedloom server rotate-signing-key --dir /srv/fedloom
     """
-    from fedloom.protocol.signing import fingerprint  # noqa: PLC0415 - the module says why
+    from fedloom.protocol.trust.signing import fingerprint  # noqa: PLC0415 - the module says why
     from fedloom.server import config as configuration  # noqa: PLC0415
     from fedloom.server.signing import FOLDER, SigningKey  # noqa: PLC0415
 

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from fedloom.protocol import chunks, tracing
+from fedloom.protocol import tracing
 from fedloom.protocol.errors import UsageError
-from fedloom.protocol.wire import CHUNK_BYTES
+from fedloom.protocol.transport import chunk_size
+from fedloom.protocol.transport.methods import CHUNK_BYTES
 from fedloom.server.access import oidc
 from fedloom.server.access.oidc import OidcConfig
 
@@ -68,7 +69,7 @@ class ServerConfig:
     max_fast_transfers: int = 8
     max_model_bytes: int = 1 << 40
     keep_models: int = 100
-    chunk_bytes: chunks.Setting = CHUNK_BYTES
+    chunk_bytes: chunk_size.Setting = CHUNK_BYTES
     console: str = AUTO
     console_certificate: str = ""
     console_key: str = ""
@@ -95,7 +96,7 @@ class ServerConfig:
             raise UsageError(f"Expected keep_models >= 0, got {self.keep_models}.")
         if not self.late_renewal_s >= 0:
             raise UsageError(f"Expected late_renewal_s >= 0, got {self.late_renewal_s}.")
-        chunks.check(self.chunk_bytes)
+        chunk_size.check(self.chunk_bytes)
         tracing.check_endpoint(self.tracing)
         if not self.names:
             raise UsageError("Expected at least one name for the server's certificate, got none.")

@@ -23,8 +23,8 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from fedloom.protocol import local_socket
 from fedloom.protocol.errors import UnavailableError
+from fedloom.protocol.transport import local_socket
 from fedloom.server.handshakes import Handshakes
 
 log = logging.getLogger(__name__)

@@ -1,7 +1,7 @@
 """May this update come in? What a round says to the header of one, before its body."""
 
 from fedloom.protocol.errors import Code, Refusal
-from fedloom.protocol.update_header import PlannedPart, check_header
+from fedloom.protocol.updates.header import PlannedPart, check_header
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server.tasks import RoundPlan
 from fedloom.strategies.privacy.release import WITHIN

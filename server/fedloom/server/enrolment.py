@@ -1,7 +1,7 @@
 """The enrolment service: a one-time token becomes a client's first certificate.
 
 A device that was off when its certificate ended gets a new one here too, for a while, if it proves
-to have the key of the old one (`fedloom.protocol.late`): that proves as much as a handshake, and a
+to have the key of the old one (`fedloom.protocol.trust.late_renewal`): that proves as much as a handshake, and a
 revoked client is refused as everywhere. `late_renewal_s` is how much longer a key that was stolen
 unnoticed is good for, and how long a device may be off before it needs a person.
 
@@ -18,9 +18,10 @@ from dataclasses import dataclass
 import grpc
 from google.protobuf.message import Message
 
-from fedloom.protocol import late, tokens, wire
 from fedloom.protocol.errors import Code, Refusal, printable
-from fedloom.protocol.identity import peer_from_certificate
+from fedloom.protocol.transport import methods
+from fedloom.protocol.trust import late_renewal, tokens
+from fedloom.protocol.trust.identity import peer_from_certificate
 from fedloom.protocol.v1 import enrolment_pb2
 from fedloom.protocol.version import PROTOCOL_VERSIONS
 from fedloom.server.calls import abort
@@ -51,7 +52,7 @@ class EnrolmentService:
     def handlers(self) -> grpc.GenericRpcHandler:
         """What to register with a server."""
         return grpc.method_handlers_generic_handler(
-            wire.ENROLMENT_SERVICE,
+            methods.ENROLMENT_SERVICE,
             {
                 "Enrol": grpc.unary_unary_rpc_method_handler(
                     self.enrol,
@@ -77,7 +78,7 @@ class EnrolmentService:
     ) -> enrolment_pb2.IssuedCertificate:
         world, caller = self._world, _Caller()
         try:
-            request = wire.parse(kind, raw)
+            request = methods.parse(kind, raw)
             _check_version(request.protocol_versions)  # type: ignore[attr-defined] # both have it
             if isinstance(request, enrolment_pb2.EnrolRequest):
                 return await self._enrol(request, caller)
@@ -130,7 +131,7 @@ class EnrolmentService:
         world = self._world
         certificate = self._authority.certified(request.certificate_pem)
         peer = peer_from_certificate(certificate)
-        if not late.is_signed(certificate, request.csr_pem, request.signature):
+        if not late_renewal.is_signed(certificate, request.csr_pem, request.signature):
             raise Refusal(
                 Code.NO_CERTIFICATE, "Expected a signature by the key of that certificate."
             )

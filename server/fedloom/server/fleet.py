@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from fedloom.protocol.errors import Code, Refusal
-from fedloom.protocol.identity import Peer
+from fedloom.protocol.trust.identity import Peer
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server.live import Hub
 from fedloom.server.pending import Pending

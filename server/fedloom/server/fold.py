@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from fedloom.protocol.adding import add_update
-from fedloom.protocol.container import read_params, write_file
-from fedloom.protocol.faults import crossing
+from fedloom.protocol.crash_points import crossing
+from fedloom.protocol.tensors.container import read_params, write_file
+from fedloom.protocol.updates.addends import add_update
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.strategies.algebra import Partial
 

@@ -10,9 +10,9 @@ from typing import Any, TypeAlias
 
 import grpc
 
-from fedloom.protocol import wire
 from fedloom.protocol.errors import Code, Refusal, UsageError
-from fedloom.protocol.identity import Peer, check_client_name, peer_from_pem
+from fedloom.protocol.transport import methods
+from fedloom.protocol.trust.identity import Peer, check_client_name, peer_from_pem
 from fedloom.server.world import World
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -81,6 +81,6 @@ def _peer(context: Context) -> Peer:
 def _named(context: Context) -> str:
     metadata = dict(context.invocation_metadata() or ())
     try:
-        return check_client_name(str(metadata.get(wire.CLIENT_KEY, "")))
+        return check_client_name(str(metadata.get(methods.CLIENT_KEY, "")))
     except UsageError as error:
-        raise Refusal(Code.NO_CERTIFICATE, f"{wire.CLIENT_KEY}: {error}") from None
+        raise Refusal(Code.NO_CERTIFICATE, f"{methods.CLIENT_KEY}: {error}") from None

@@ -11,9 +11,9 @@ from contextlib import asynccontextmanager
 
 import grpc
 
+from fedloom.protocol.crash_points import crossing
 from fedloom.protocol.errors import Code, Refusal
-from fedloom.protocol.faults import crossing
-from fedloom.protocol.update_body import BodyChecker, BodyStats
+from fedloom.protocol.updates.body import BodyChecker, BodyStats
 from fedloom.server.calls import READ_TIMEOUT_S
 from fedloom.server.identify import Context
 from fedloom.server.metrics.meters import timed

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedloom.protocol.container import read_params
+from fedloom.protocol.tensors.container import read_params
 
 BLOCK = 1 << 13
 """Values at a time. They stay in the nearest cache, and BLAS calls no second thread for so short a

@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from fedloom.protocol.chunks import Chunks
+from fedloom.protocol.transport.chunk_size import Chunks
 
 SLOW_BYTES_PER_S = 1 << 20
 """Below this mean rate a transfer counts as slow: 8 Mbit/s."""

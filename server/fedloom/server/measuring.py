@@ -5,8 +5,8 @@ Invariant: what is sent back is no longer than a model's chunk, whatever was ask
 
 import time
 
-from fedloom.protocol import wire
 from fedloom.protocol.errors import Code, Refusal
+from fedloom.protocol.transport import methods
 
 
 def measured(raw: bytes) -> bytes:
@@ -21,14 +21,15 @@ def measured(raw: bytes) -> bytes:
     Raises:
         Refusal: MALFORMED, or TOO_LARGE.
     """
-    if len(raw) < wire.MEASURE_HEAD.size:
+    if len(raw) < methods.MEASURE_HEAD.size:
         raise Refusal(
             Code.MALFORMED,
-            f"Expected at least {wire.MEASURE_HEAD.size} bytes, got {len(raw)}.",
+            f"Expected at least {methods.MEASURE_HEAD.size} bytes, got {len(raw)}.",
         )
-    (wanted,) = wire.MEASURE_HEAD.unpack_from(raw)
-    if wanted > wire.CHUNK_BYTES:
+    (wanted,) = methods.MEASURE_HEAD.unpack_from(raw)
+    if wanted > methods.CHUNK_BYTES:
         raise Refusal(
-            Code.TOO_LARGE, f"Expected to send back at most {wire.CHUNK_BYTES} bytes, got {wanted}."
+            Code.TOO_LARGE,
+            f"Expected to send back at most {methods.CHUNK_BYTES} bytes, got {wanted}.",
         )
-    return wire.MEASURE_REPLY.pack(time.time()) + bytes(wanted)
+    return methods.MEASURE_REPLY.pack(time.time()) + bytes(wanted)

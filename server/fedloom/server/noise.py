@@ -9,8 +9,8 @@ Invariant: a run that has begun never gets another key.
 from pathlib import Path
 
 from fedloom.protocol.errors import IntegrityError
-from fedloom.protocol.noise import key_of_seed, keyed, new_key
-from fedloom.protocol.private_files import read_private, write_private
+from fedloom.protocol.trust.noise_stream import key_of_seed, keyed, new_key
+from fedloom.protocol.trust.private_files import read_private, write_private
 from fedloom.server.spec import RunSpec
 from fedloom.strategies.privacy import Stream
 

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedloom.protocol.codecs.base import Codec, Decoder, Read
-from fedloom.protocol.compression import array_name, codec_of
-from fedloom.protocol.container import DTYPES, Layout, read_layout_at
 from fedloom.protocol.errors import IntegrityError
+from fedloom.protocol.tensors.container import DTYPES, Layout, read_layout_at
+from fedloom.protocol.updates.compression import array_name, codec_of
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.strategies import Key, TensorSpec
 

@@ -27,9 +27,9 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from fedloom.protocol import tokens
 from fedloom.protocol.errors import Code, IntegrityError, Refusal, UsageError
-from fedloom.protocol.identity import (
+from fedloom.protocol.trust import tokens
+from fedloom.protocol.trust.identity import (
     UNREADABLE,
     Peer,
     check_federation,
@@ -39,7 +39,7 @@ from fedloom.protocol.identity import (
     peer_from_certificate,
     seconds_until_renewal,
 )
-from fedloom.protocol.private_files import (
+from fedloom.protocol.trust.private_files import (
     private_directory,
     read_private,
     sync_directory,
@@ -61,7 +61,7 @@ class ServerBundle:
     Attributes:
         key_pem: its private key, PKCS#8.
         chain_pem: leaf, issuing authority and root; the root is in it so that a device which knows
-            only its pin can find it (see `fedloom.protocol.bootstrap`).
+            only its pin can find it (see `fedloom.protocol.trust.bootstrap`).
         root_pem: what clients' certificates must lead to.
         names: the DNS names and addresses that it is valid for.
         not_before: start of the leaf's life, UTC.

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from fedloom.protocol.errors import UsageError
 from fedloom.protocol.manifest import Manifest
-from fedloom.protocol.update_header import header_limit_bytes
+from fedloom.protocol.updates.header import header_limit_bytes
 from fedloom.server import run_sums
 from fedloom.server.engine import RoundKind, Select
 from fedloom.server.ledger import Point, Row

@@ -1,6 +1,6 @@
 """What the server says of the model that clients are to use, under its signature."""
 
-from fedloom.protocol.signing import PROMOTED
+from fedloom.protocol.trust.signing import PROMOTED
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server.world import World
 

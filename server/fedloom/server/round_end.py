@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedloom.protocol.faults import crossing
+from fedloom.protocol.crash_points import crossing
 from fedloom.server.engine import RoundKind
 from fedloom.server.ledger import Row
 from fedloom.server.metrics.meters import STOPPED

@@ -18,9 +18,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from fedloom.protocol.crash_points import crossing
 from fedloom.protocol.errors import FedloomError, Refusal, printable
-from fedloom.protocol.faults import crossing
-from fedloom.protocol.update_header import PlannedPart
+from fedloom.protocol.updates.header import PlannedPart
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server import progress, round_view
 from fedloom.server.door import check_update

@@ -15,8 +15,9 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from fedloom.protocol import differences, tracing
-from fedloom.protocol.faults import crossing
+from fedloom.protocol import tracing
+from fedloom.protocol.crash_points import crossing
+from fedloom.protocol.tensors import model_differences
 from fedloom.server import fold, run_sums
 from fedloom.server.each import SpoolUpdates, StoredUpdate
 from fedloom.server.engine import RoundKind
@@ -218,7 +219,7 @@ class RoundSum:
             return {}
         base, size = plan.given
         seed = task_seed(plan.spec.seed, plan.number, "")
-        made = differences.make(models.params(base), new, plan.manifest, codec, seed)
+        made = model_differences.make(models.params(base), new, plan.manifest, codec, seed)
         digest = models.save(made.result, plan.manifest.dtypes)
         if digest == base:
             return {"told": {"model": [base, size], "differences": plan.differences}}

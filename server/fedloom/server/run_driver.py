@@ -11,8 +11,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from fedloom.protocol.crash_points import crossing
 from fedloom.protocol.errors import UnavailableError, UsageError
-from fedloom.protocol.faults import crossing
 from fedloom.protocol.manifest import Manifest
 from fedloom.server.buffer_shell import BufferShell
 from fedloom.server.engine import (

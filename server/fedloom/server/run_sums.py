@@ -6,7 +6,7 @@ simulator have the same.
 
 from fedloom.protocol.errors import UsageError
 from fedloom.protocol.manifest import Manifest
-from fedloom.protocol.updates import Limits
+from fedloom.protocol.updates.message import Limits
 from fedloom.server.spec import WEIGHTINGS, RunSpec
 from fedloom.strategies import privacy
 from fedloom.strategies.algebra import Key, TensorSpec

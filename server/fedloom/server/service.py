@@ -8,8 +8,8 @@ import logging
 
 import grpc
 
-from fedloom.protocol import wire
 from fedloom.protocol.errors import Code, Refusal
+from fedloom.protocol.transport import methods
 from fedloom.protocol.v1 import enrolment_pb2, fleet_pb2
 from fedloom.server.attending import Attending
 from fedloom.server.calls import Calls
@@ -47,7 +47,7 @@ class FleetService:
     def handlers(self) -> grpc.GenericRpcHandler:
         """What to register with a server."""
         return grpc.method_handlers_generic_handler(
-            wire.FLEET_SERVICE,
+            methods.FLEET_SERVICE,
             {
                 "Attend": grpc.stream_stream_rpc_method_handler(
                     self.attend,
@@ -79,7 +79,7 @@ class FleetService:
     async def download(self, raw: bytes, context: Context) -> None:
         """A model's bytes from an offset on."""
         async with self._calls.enter(context) as call:
-            request = wire.parse(fleet_pb2.DownloadRequest, raw)
+            request = methods.parse(fleet_pb2.DownloadRequest, raw)
             await self._downloads.serve(call, request, context)
 
     async def upload(self, _: object, context: Context) -> None:
@@ -91,7 +91,7 @@ class FleetService:
         """A new certificate for the client that holds a good one."""
         async with self._calls.enter(context) as call:
             client = call.client
-            request = wire.parse(enrolment_pb2.RenewRequest, raw)
+            request = methods.parse(enrolment_pb2.RenewRequest, raw)
             if self._authority is None:
                 raise Refusal(Code.NO_CERTIFICATE, "There are no certificates on plaintext.")
             issued = await issue(self._world, self._authority, request.csr_pem, client)
@@ -106,7 +106,7 @@ class FleetService:
     async def leave(self, raw: bytes, context: Context) -> fleet_pb2.LeaveReply:
         """A client leaves the federation for good: its certificates and its other calls end."""
         async with self._calls.enter(context) as call:
-            wire.parse(fleet_pb2.LeaveRequest, raw)
+            methods.parse(fleet_pb2.LeaveRequest, raw)
             world = self._world
             name = call.client
             async with world.audited(name, "certificate", "client.leave", name, {}):
@@ -128,6 +128,6 @@ class FleetService:
     async def promoted(self, raw: bytes, context: Context) -> fleet_pb2.PromotedReply:
         """Which model clients are to use, signed."""
         async with self._calls.enter(context):
-            request = wire.parse(fleet_pb2.PromotedRequest, raw)
+            request = methods.parse(fleet_pb2.PromotedRequest, raw)
             return await promoted(self._world, request.run)
         raise AssertionError("aborted")

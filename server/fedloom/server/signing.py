@@ -16,8 +16,8 @@ import time
 from pathlib import Path
 
 from fedloom.protocol.errors import IntegrityError, UsageError
-from fedloom.protocol.private_files import private_directory, read_private, write_private
-from fedloom.protocol.signing import Addressee, Signer, fingerprint, signed_offer
+from fedloom.protocol.trust.private_files import private_directory, read_private, write_private
+from fedloom.protocol.trust.signing import Addressee, Signer, fingerprint, signed_offer
 from fedloom.protocol.v1 import enrolment_pb2, fleet_pb2, signing_pb2
 
 log = logging.getLogger(__name__)

@@ -9,8 +9,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from fedloom.protocol.codecs import Codec
-from fedloom.protocol.compression import Scheme, scheme
 from fedloom.protocol.errors import UsageError
+from fedloom.protocol.updates.compression import Scheme, scheme
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server.engine import (
     BufferConfig,

@@ -4,14 +4,14 @@ import json
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fedloom.protocol.asking import (
+from fedloom.protocol.manifest import Manifest
+from fedloom.protocol.task_message import (
     personal_message,
     scalar_message,
     task_seed,
     train_message,
 )
-from fedloom.protocol.manifest import Manifest
-from fedloom.protocol.updates import Limits
+from fedloom.protocol.updates.message import Limits
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server.engine import RoundConfig, RoundKind
 from fedloom.server.spec import RunSpec

@@ -14,12 +14,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
-from fedloom.protocol import tracing, wire
+from fedloom.protocol import tracing
+from fedloom.protocol.crash_points import crossing
 from fedloom.protocol.errors import Code, Refusal, printable
-from fedloom.protocol.faults import crossing
 from fedloom.protocol.tracing import NO_SPAN, Span
-from fedloom.protocol.update_body import BodyChecker
-from fedloom.protocol.update_header import PlannedPart, header_limit_bytes
+from fedloom.protocol.transport import methods
+from fedloom.protocol.updates.body import BodyChecker
+from fedloom.protocol.updates.header import PlannedPart, header_limit_bytes
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server.calls import READ_TIMEOUT_S, check_named
 from fedloom.server.fleet import Call
@@ -104,7 +105,7 @@ class Uploads:
             raise Refusal(
                 Code.TOO_LARGE, f"Expected a header of at most {longest} bytes, got {len(raw)}."
             )
-        return wire.parse(fleet_pb2.UpdateHeader, raw)
+        return methods.parse(fleet_pb2.UpdateHeader, raw)
 
     async def _receive(self, header: fleet_pb2.UpdateHeader, context: Context, call: Call) -> bool:
         """Take an update; True if it was accepted before."""

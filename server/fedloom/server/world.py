@@ -14,9 +14,9 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
 
-from fedloom.protocol.chunks import Chunks
 from fedloom.protocol.errors import printable
 from fedloom.protocol.tracing import Tracer
+from fedloom.protocol.transport.chunk_size import Chunks
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server.config import ServerConfig
 from fedloom.server.fleet import Fleet

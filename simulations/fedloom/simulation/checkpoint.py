@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedloom.protocol.container import read_params, write_file
 from fedloom.protocol.errors import UsageError
+from fedloom.protocol.tensors.container import read_params, write_file
 from fedloom.server.engine import RunProgress
 from fedloom.strategies import State, state_from_arrays, state_to_arrays
 

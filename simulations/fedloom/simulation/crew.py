@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from fedloom.cli.lazy import load
 from fedloom.client.torch import modules
-from fedloom.protocol.container import Entry, build_header, dtype_name
 from fedloom.protocol.errors import UsageError
 from fedloom.protocol.manifest import Manifest
+from fedloom.protocol.tensors.container import Entry, build_header, dtype_name
 from fedloom.server import run_sums
 from fedloom.simulation.experiment import Experiment
 from fedloom.simulation.fit import check_fit

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedloom.protocol.container import read_params, write_params
 from fedloom.protocol.errors import UsageError
+from fedloom.protocol.tensors.container import read_params, write_params
 from fedloom.strategies.pieces import Values
 
 

@@ -14,7 +14,7 @@ import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from fedloom.protocol.whole_files import write_whole
+from fedloom.protocol.atomic_files import write_whole
 
 _READ_BYTES = 1 << 18
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fedloom.client.api import Weighting
 from fedloom.client.private import Guard
-from fedloom.protocol.noise import key_of_seed, keyed
+from fedloom.protocol.trust.noise_stream import key_of_seed, keyed
 from fedloom.server.engine import RoundKind, RoundState
 from fedloom.server.spec import RunSpec
 from fedloom.server.tasks import task_seed

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedloom.protocol import differences
-from fedloom.protocol.compression import update_bytes
-from fedloom.protocol.container import narrow, widen, write_params
 from fedloom.protocol.errors import UsageError
+from fedloom.protocol.tensors import model_differences
+from fedloom.protocol.tensors.container import narrow, widen, write_params
+from fedloom.protocol.updates.compression import update_bytes
 from fedloom.server import run_sums
 from fedloom.server.engine import (
     OpenRound,
@@ -249,7 +249,7 @@ class Simulation:
             return {}
         seed = task_seed(spec.seed, number, "")
         held = self._held or self.params
-        return differences.make(held, new, self.muster.manifest, codec, seed).result
+        return model_differences.make(held, new, self.muster.manifest, codec, seed).result
 
     # ---- a round -----------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 
 from fedloom.protocol.errors import UsageError
 from fedloom.protocol.manifest import Manifest
-from fedloom.protocol.updates import TensorPart, write_body
+from fedloom.protocol.updates.message import TensorPart, write_body
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server.each import SpoolUpdates, StoredUpdate
 from fedloom.simulation.attacks import AttackedUpdates

@@ -31,9 +31,9 @@ from fedloom.client import Client, SliceOf, Task, Update, run
 from fedloom.client.enrol import enrol
 from fedloom.client.local import Local
 from fedloom.client.torch import modules
-from fedloom.protocol.container import read_params, write_file
 from fedloom.protocol.errors import UnavailableError, UsageError
-from fedloom.protocol.updates import TensorPart
+from fedloom.protocol.tensors.container import read_params, write_file
+from fedloom.protocol.updates.message import TensorPart
 from fedloom.simulation.api import spent, terminable
 from fedloom.simulation.crew import chosen, make_kernel, manifest_of
 from fedloom.simulation.demo.processes import ANY_PORT, Stage

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fedloom.client.budgets import Pace
 from fedloom.client.budgets.pace import BURST_S
-from fedloom.protocol.chunks import MIN_CHUNK_BYTES
+from fedloom.protocol.transport.chunk_size import MIN_CHUNK_BYTES
 
 
 class Time:

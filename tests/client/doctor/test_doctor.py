@@ -16,9 +16,9 @@ from fedloom.cli.main import main
 from fedloom.client.config import load
 from fedloom.client.doctor import examine, identity, network
 from fedloom.client.enrol import enrol
-from fedloom.protocol import wire
 from fedloom.protocol.errors import Code
-from fedloom.protocol.identity import generate_key, key_to_pem
+from fedloom.protocol.transport import methods
+from fedloom.protocol.trust.identity import generate_key, key_to_pem
 from support.federation import ask
 
 CODE = """
@@ -376,11 +376,11 @@ def test_the_command_ends_by_what_it_found(device, runner):
 def test_measuring_is_bounded(runner, federation, raw, code):
     """Nobody makes a server send more than a chunk."""
     channel = federation.channel(federation.enrol("measurer"))
-    assert runner.run(ask(channel, wire.MEASURE, raw)).code is code
+    assert runner.run(ask(channel, methods.MEASURE, raw)).code is code
 
 
 def test_a_stranger_measures_nothing(runner, federation):
     """It is for enrolled clients."""
     identity_, _ = federation.forge("nobody")
     channel = federation.channel(identity_)
-    assert runner.run(ask(channel, wire.MEASURE, bytes(4))).code is Code.UNKNOWN_CLIENT
+    assert runner.run(ask(channel, methods.MEASURE, bytes(4))).code is Code.UNKNOWN_CLIENT

@@ -12,8 +12,8 @@ from fedloom.protocol.codecs import CODECS, Sequential, Stored, codec, decode, h
 from fedloom.protocol.codecs.base import WORK
 from fedloom.protocol.codecs.draws import Words64
 from fedloom.protocol.codecs.low_rank import orthonormal
-from fedloom.protocol.container import dtype_name
 from fedloom.protocol.errors import Code, Refusal
+from fedloom.protocol.tensors.container import dtype_name
 
 METHODS = [
     codec("fp16"),

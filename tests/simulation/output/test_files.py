@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedloom.protocol.container import read_params
 from fedloom.protocol.errors import IntegrityError, UsageError
+from fedloom.protocol.tensors.container import read_params
 from fedloom.simulation.history import RoundRecord
 from fedloom.simulation.output import metrics, toml
 from fedloom.simulation.output.environment import describe

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedloom.protocol.values import ValueChecker
+from fedloom.protocol.tensors.value_checks import ValueChecker
 from fedloom.strategies.privacy import clip, norm
 
 SIZES = st.lists(st.integers(0, 300), min_size=1, max_size=4)

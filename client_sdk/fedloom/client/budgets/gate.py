@@ -8,7 +8,7 @@ from pathlib import Path
 from fedloom.client.budgets import machine
 from fedloom.client.budgets.settings import Budgets
 from fedloom.client.store import ClientStore
-from fedloom.protocol.compression import scheme_of
+from fedloom.protocol.updates.compression import scheme_of
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.strategies import Personal, Plain, client_rule
 from fedloom.strategies.personal import NAMES

@@ -8,7 +8,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
-from fedloom.protocol.chunks import MIN_CHUNK_BYTES
+from fedloom.protocol.transport.chunk_size import MIN_CHUNK_BYTES
 
 BURST_S = 0.25
 

@@ -21,11 +21,11 @@ from fedloom.client.connection import CHANNEL_OPTIONS, CLOCK_S
 from fedloom.client.diagnosis import diagnose
 from fedloom.client.doctor.finding import Finding, fail, ok, skip, warn
 from fedloom.client.doctor.identity import ENROL, Held
-from fedloom.protocol import wire
-from fedloom.protocol.bootstrap import presented_chain, verified_root
 from fedloom.protocol.errors import Code, Refusal, UnavailableError, UsageError
-from fedloom.protocol.identity import leaf_pem
-from fedloom.protocol.proxies import proxy_for
+from fedloom.protocol.transport import methods
+from fedloom.protocol.transport.proxies import proxy_for
+from fedloom.protocol.trust.bootstrap import presented_chain, verified_root
+from fedloom.protocol.trust.identity import leaf_pem
 
 CONNECT_S = 5.0
 ANSWER_S = 10.0
@@ -182,15 +182,15 @@ def measure(config: ClientConfig, found: Held | None) -> Measured | None:
         UnavailableError: it does not answer.
     """
     with _channel(config, found) as channel:
-        ask: Any = channel.unary_unary(wire.MEASURE)
+        ask: Any = channel.unary_unary(methods.MEASURE)
         plaintext = config.plaintext
-        metadata: Metadata = ((wire.CLIENT_KEY, plaintext),) if plaintext else ()
+        metadata: Metadata = ((methods.CLIENT_KEY, plaintext),) if plaintext else ()
 
         def exchange(up: int, down: int) -> tuple[float, float]:
             begun = time.monotonic()
-            request = wire.MEASURE_HEAD.pack(down) + bytes(up)
+            request = methods.MEASURE_HEAD.pack(down) + bytes(up)
             reply = ask(request, timeout=ANSWER_S, metadata=metadata)
-            return wire.MEASURE_REPLY.unpack_from(reply)[0], time.monotonic() - begun
+            return methods.MEASURE_REPLY.unpack_from(reply)[0], time.monotonic() - begun
 
         try:
             exchange(0, 0)  # connects
@@ -203,7 +203,7 @@ def measure(config: ClientConfig, found: Held | None) -> Measured | None:
             if failed.code() is grpc.StatusCode.UNIMPLEMENTED:
                 _check_fleet(channel, config, metadata)
                 return None
-            raise wire.error_from_rpc(failed, config.server) from error
+            raise methods.error_from_rpc(failed, config.server) from error
     return Measured(ahead_s=ahead_s, round_trip_s=round_trip_s, up_mbit_s=up, down_mbit_s=down)
 
 
@@ -214,7 +214,7 @@ def _check_fleet(channel: grpc.Channel, config: ClientConfig, metadata: Metadata
         UnavailableError: it is not.
     """
     try:
-        ask: Any = channel.unary_unary(wire.PROMOTED)
+        ask: Any = channel.unary_unary(methods.PROMOTED)
         ask(b"", timeout=ANSWER_S, metadata=metadata)
     except grpc.RpcError as error:
         failed: Any = error
@@ -222,7 +222,7 @@ def _check_fleet(channel: grpc.Channel, config: ClientConfig, metadata: Metadata
             raise UnavailableError(
                 f"{config.server} is not where clients connect: it may be the enrolment port"
             ) from None
-        raise wire.error_from_rpc(failed, config.server) from error
+        raise methods.error_from_rpc(failed, config.server) from error
 
 
 def _rate(seconds_for: Callable[[int], float], round_trip_s: float) -> float:

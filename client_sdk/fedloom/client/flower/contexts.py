@@ -13,7 +13,7 @@ from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto.recorddict_pb2 import RecordDict as Message
 
 from fedloom.protocol.errors import UsageError
-from fedloom.protocol.private_files import private_directory, write_private
+from fedloom.protocol.trust.private_files import private_directory, write_private
 
 FOLDER = "flower"
 KEEP_STEPS = 4

@@ -11,17 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from fedloom.client.api import Scalar
-from fedloom.protocol.asking import (
+from fedloom.protocol.errors import UsageError
+from fedloom.protocol.manifest import Manifest
+from fedloom.protocol.task_message import (
     personal_message,
     scalar_message,
     task_seed,
     train_message,
 )
-from fedloom.protocol.compression import Scheme, describe, scheme
-from fedloom.protocol.container import write_params
-from fedloom.protocol.errors import UsageError
-from fedloom.protocol.manifest import Manifest
-from fedloom.protocol.updates import Limits
+from fedloom.protocol.tensors.container import write_params
+from fedloom.protocol.updates.compression import Scheme, describe, scheme
+from fedloom.protocol.updates.message import Limits
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.strategies import (
     Key,

@@ -13,12 +13,12 @@ from fedloom.client.api import Client, Params
 from fedloom.client.store import ClientStore
 from fedloom.client.testing.asked import Run, folder, written
 from fedloom.client.training import Work, task_from_message
-from fedloom.protocol.adding import add_update
-from fedloom.protocol.container import read_params
 from fedloom.protocol.errors import Refusal, UsageError
 from fedloom.protocol.manifest import read_manifest
-from fedloom.protocol.update_body import BodyChecker
-from fedloom.protocol.update_header import check_header
+from fedloom.protocol.tensors.container import read_params
+from fedloom.protocol.updates.addends import add_update
+from fedloom.protocol.updates.body import BodyChecker
+from fedloom.protocol.updates.header import check_header
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.strategies import Partial, State, slots_to_arrays, weighted_mean
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedloom.protocol import container
+from fedloom.protocol.tensors import container
 
 Params = Mapping[str, NDArray[Any]]
 _RUN, _ROUND, _BEFORE, _AFTER = "run", "round", "before/", "after/"

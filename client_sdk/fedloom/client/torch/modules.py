@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedloom.protocol import container
 from fedloom.protocol.errors import UsageError
+from fedloom.protocol.tensors import container
 
 
 def everything(_name: str) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from fedloom.protocol.errors import FedloomError, UnavailableError, UsageError
-from fedloom.protocol.private_files import read_private
+from fedloom.protocol.trust.private_files import read_private
 from fedloom.server.access.oidc import Oidc, OidcConfig, check_url
 
 TIMEOUT_S = 10.0

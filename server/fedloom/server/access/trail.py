@@ -22,8 +22,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from fedloom.protocol.atomic_files import write_whole
 from fedloom.protocol.errors import UnavailableError, printable
-from fedloom.protocol.whole_files import write_whole
 from fedloom.server.access.tables import audit
 
 log = logging.getLogger(__name__)

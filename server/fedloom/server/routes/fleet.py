@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import sqlalchemy.exc
 from fastapi import APIRouter, Query
 
-from fedloom.protocol import tokens
-from fedloom.protocol.identity import check_client_name
+from fedloom.protocol.trust import tokens
+from fedloom.protocol.trust.identity import check_client_name
 from fedloom.protocol.version import __version__
 from fedloom.server.ledger import Filter
 from fedloom.server.names import draw_name

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
 
 from fedloom.protocol.errors import UsageError
-from fedloom.protocol.signing import MODEL, fingerprint
+from fedloom.protocol.trust.signing import MODEL, fingerprint
 from fedloom.server.inspection import Layers as MeasuredLayers
 from fedloom.server.inspection import layers
 from fedloom.server.routes.parts import FAULTS, ConflictError, Here, Parts

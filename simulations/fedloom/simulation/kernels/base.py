@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from fedloom.client.api import Kind, Scalar, Task, Weighting
 from fedloom.client.local import Local
 from fedloom.client.private import Guard
-from fedloom.protocol.compression import Scheme
-from fedloom.protocol.updates import TensorPart
+from fedloom.protocol.updates.compression import Scheme
+from fedloom.protocol.updates.message import TensorPart
 from fedloom.simulation.attacks import Attack
 from fedloom.strategies import ClientRule, Personal, RoundSettings
 

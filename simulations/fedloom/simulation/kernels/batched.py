@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.func import grad_and_value, vmap
 
 from fedloom.client.torch import batches, loop
-from fedloom.protocol.updates import TensorPart
+from fedloom.protocol.updates.message import TensorPart
 from fedloom.simulation.kernels.base import Job, Measured, Outcome, Params, RoundTask
 from fedloom.simulation.kernels.batchable import why_not
 from fedloom.simulation.kernels.losses import per_place

@@ -16,7 +16,7 @@ from torch import nn
 from fedloom.client.local import Local
 from fedloom.client.torch import batches, clusters, loop
 from fedloom.protocol.errors import UsageError
-from fedloom.protocol.updates import TensorPart
+from fedloom.protocol.updates.message import TensorPart
 from fedloom.simulation.kernels.base import Job, Measured, Outcome, Params, RoundTask
 from fedloom.simulation.kernels.holdings import Holdings
 from fedloom.simulation.kernels.state import ModelState

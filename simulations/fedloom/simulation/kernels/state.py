@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedloom.client.torch import modules
 from fedloom.protocol.errors import UsageError
-from fedloom.protocol.updates import TensorPart
+from fedloom.protocol.updates.message import TensorPart
 from fedloom.simulation.kernels.base import Params
 from fedloom.strategies import DELTA, Full
 

@@ -18,8 +18,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import IO, Any
 
+from fedloom.protocol.atomic_files import write_whole
 from fedloom.protocol.errors import IntegrityError
-from fedloom.protocol.whole_files import write_whole
 from fedloom.simulation.history import RoundRecord, WorkerShare
 from fedloom.simulation.output.curves import PHASES, SOURCES, balance
 

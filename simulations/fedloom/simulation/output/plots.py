@@ -17,7 +17,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullLocator
 
-from fedloom.protocol.whole_files import drafted
+from fedloom.protocol.atomic_files import drafted
 from fedloom.simulation.history import RoundRecord
 from fedloom.simulation.output import curves, words
 from fedloom.simulation.output.scales import Scale, time_ticks, time_unit, whole_ticks

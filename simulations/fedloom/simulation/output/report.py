@@ -18,8 +18,8 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from fedloom.protocol.atomic_files import write_whole
 from fedloom.protocol.version import __version__
-from fedloom.protocol.whole_files import write_whole
 from fedloom.simulation.history import Result, RoundRecord
 from fedloom.simulation.output import curves, drawing, words
 from fedloom.simulation.output.summary import load_code

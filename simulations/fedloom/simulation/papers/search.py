@@ -20,8 +20,8 @@ from math import ceil, inf
 from pathlib import Path
 from typing import Any
 
+from fedloom.protocol.atomic_files import write_whole
 from fedloom.protocol.errors import UsageError
-from fedloom.protocol.whole_files import write_whole
 from fedloom.simulation import config
 from fedloom.simulation.api import CHECKPOINT, simulate
 from fedloom.simulation.history import INTERRUPTED, Result, RoundRecord

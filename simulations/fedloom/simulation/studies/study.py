@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fedloom.protocol.atomic_files import write_whole
 from fedloom.protocol.errors import UsageError
-from fedloom.protocol.whole_files import write_whole
 from fedloom.simulation import config
 from fedloom.simulation.api import simulate
 

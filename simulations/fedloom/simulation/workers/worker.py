@@ -16,11 +16,11 @@ from fedloom.client.api import Update
 from fedloom.client.compress import compress
 from fedloom.client.local import Local, Settled, Slots, settle
 from fedloom.client.returned import weight_of
-from fedloom.protocol.container import DTYPES
 from fedloom.protocol.errors import Code, Refusal, UsageError
 from fedloom.protocol.manifest import Manifest
-from fedloom.protocol.updates import Limits, TensorPart
-from fedloom.protocol.values import ValueChecker, check_scalars, check_weight
+from fedloom.protocol.tensors.container import DTYPES
+from fedloom.protocol.tensors.value_checks import ValueChecker, check_scalars, check_weight
+from fedloom.protocol.updates.message import Limits, TensorPart
 from fedloom.simulation.kernels.base import Job, Kernel, Measured, Outcome, Params, RoundTask
 from fedloom.simulation.memory import Memory
 from fedloom.simulation.spooled import path_of, store

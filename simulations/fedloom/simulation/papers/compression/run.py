@@ -13,8 +13,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from fedloom.protocol.atomic_files import write_whole
 from fedloom.protocol.errors import IntegrityError
-from fedloom.protocol.whole_files import write_whole
 from fedloom.simulation import meter
 from fedloom.simulation.api import simulate
 from fedloom.simulation.papers.compression.cases import CASES, CLIENTS, Case, experiment

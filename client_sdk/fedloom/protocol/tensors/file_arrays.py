@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedloom.protocol.container import DTYPES, read_layout, widen
 from fedloom.protocol.errors import IntegrityError
+from fedloom.protocol.tensors.container import DTYPES, read_layout, widen
 from fedloom.strategies.pieces import Pieces, Values, pieces_of
 
 

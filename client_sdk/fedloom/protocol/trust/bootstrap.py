@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509 import verification
 
 from fedloom.protocol.errors import Code, Refusal, UnavailableError, UsageError
-from fedloom.protocol.identity import UNREADABLE
+from fedloom.protocol.trust.identity import UNREADABLE
 
 _DER = 2  # _ssl.ENCODING_DER, which no public module exports
 

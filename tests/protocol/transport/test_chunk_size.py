@@ -2,9 +2,9 @@
 
 import pytest
 
-from fedloom.protocol.chunks import SETTLED_BYTES, SIZES, TRIAL_BYTES, Chunks, check
 from fedloom.protocol.errors import UsageError
-from fedloom.protocol.wire import CHUNK_BYTES, MAX_MESSAGE_BYTES
+from fedloom.protocol.transport.chunk_size import SETTLED_BYTES, SIZES, TRIAL_BYTES, Chunks, check
+from fedloom.protocol.transport.methods import CHUNK_BYTES, MAX_MESSAGE_BYTES
 
 
 def send(chunks, total, seconds_of):

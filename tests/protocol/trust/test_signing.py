@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedloom.protocol.errors import Code, IntegrityError, Refusal
-from fedloom.protocol.signing import (
+from fedloom.protocol.trust.signing import (
     MAX_CHAIN,
     Addressee,
     Opened,

@@ -12,8 +12,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from fedloom.protocol import container
-from fedloom.protocol.container import (
+from fedloom.protocol.errors import Code, IntegrityError, Refusal, UsageError
+from fedloom.protocol.tensors import container
+from fedloom.protocol.tensors.container import (
     DTYPES,
     Entry,
     build_header,
@@ -24,7 +25,6 @@ from fedloom.protocol.container import (
     write_file,
     write_params,
 )
-from fedloom.protocol.errors import Code, IntegrityError, Refusal, UsageError
 
 NUMPY = sorted(set(DTYPES) - {"BF16"})
 NAMES = st.text(st.characters(codec="utf-8"), max_size=12).filter(lambda n: n != "__metadata__")

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from fedloom.client.store import ClientStore
 from fedloom.protocol.codecs import codec
-from fedloom.protocol.container import narrow, read_params, widen, write_file
-from fedloom.protocol.differences import apply, make
 from fedloom.protocol.errors import IntegrityError
 from fedloom.protocol.manifest import read_manifest
+from fedloom.protocol.tensors.container import narrow, read_params, widen, write_file
+from fedloom.protocol.tensors.model_differences import apply, make
 
 DTYPES = {"w": "F32", "h": "F16", "b": "BF16", "d": "F64", "n": "I64", "s": "F32", "still": "F32"}
 METHODS = [

@@ -4,7 +4,7 @@ import errno
 
 import pytest
 
-from fedloom.protocol.whole_files import drafted, write_whole
+from fedloom.protocol.atomic_files import drafted, write_whole
 
 
 def test_a_file_is_written_and_replaced_with_nothing_left_beside_it(tmp_path):

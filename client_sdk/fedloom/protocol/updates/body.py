@@ -14,8 +14,9 @@ import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
 
-from fedloom.protocol.compression import CodeChecker, check_arrays
-from fedloom.protocol.container import (
+from fedloom.protocol.errors import Code, Refusal
+from fedloom.protocol.manifest import Manifest
+from fedloom.protocol.tensors.container import (
     DTYPES,
     PREFIX_BYTES,
     Layout,
@@ -23,13 +24,12 @@ from fedloom.protocol.container import (
     header_length,
     parse_header,
 )
-from fedloom.protocol.errors import Code, Refusal
-from fedloom.protocol.manifest import Manifest
-from fedloom.protocol.mask_bits import MaskChecker, check_mask_layout, wrong_shape
-from fedloom.protocol.update_header import PlannedPart
-from fedloom.protocol.updates import Limits
+from fedloom.protocol.tensors.mask_bits import MaskChecker, check_mask_layout, wrong_shape
+from fedloom.protocol.tensors.value_checks import ValueChecker
+from fedloom.protocol.updates.compression import CodeChecker, check_arrays
+from fedloom.protocol.updates.header import PlannedPart
+from fedloom.protocol.updates.message import Limits
 from fedloom.protocol.v1 import fleet_pb2
-from fedloom.protocol.values import ValueChecker
 
 
 def check_layout(layout: Layout, planned: Sequence[PlannedPart], manifest: Manifest) -> None:

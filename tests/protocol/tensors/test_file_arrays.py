@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedloom.protocol.container import read_params, write_file
 from fedloom.protocol.errors import IntegrityError
-from fedloom.protocol.stored import Scratch, stored_params
+from fedloom.protocol.tensors.container import read_params, write_file
+from fedloom.protocol.tensors.file_arrays import Scratch, stored_params
 
 
 def arrays():

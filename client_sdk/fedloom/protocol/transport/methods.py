@@ -15,7 +15,7 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 
 from fedloom.protocol.errors import Code, FedloomError, Refusal, UnavailableError, printable
-from fedloom.protocol.proxies import proxy_hint
+from fedloom.protocol.transport.proxies import proxy_hint
 from fedloom.protocol.v1 import fleet_pb2
 
 FLEET_SERVICE: Final = "fedloom.v1.Fleet"

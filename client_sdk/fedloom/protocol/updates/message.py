@@ -17,9 +17,9 @@ from crc32c import crc32c
 from numpy.typing import NDArray
 
 from fedloom.protocol.codecs import Codec
-from fedloom.protocol.compression import Coded
-from fedloom.protocol.container import DTYPES, Entry, build_header
 from fedloom.protocol.manifest import Manifest
+from fedloom.protocol.tensors.container import DTYPES, Entry, build_header
+from fedloom.protocol.updates.compression import Coded
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.strategies.algebra import Coverage, Full, Mask, Slice
 from fedloom.strategies.pieces import Values, changed, piece_of, pieces_of

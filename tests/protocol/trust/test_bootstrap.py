@@ -11,8 +11,8 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from fedloom.protocol import bootstrap
 from fedloom.protocol.errors import Code, Refusal, UnavailableError, UsageError
+from fedloom.protocol.trust import bootstrap
 from fedloom.server.pki import Authority
 from support.patience import PATIENCE_S
 
@@ -101,7 +101,7 @@ def test_an_impostor_that_presents_the_pinned_root_is_refused(tmp_path, authorit
 
 def test_a_clients_certificate_does_not_make_a_server(authority):
     """An enrolled device cannot pose as the server: its certificate is for clients."""
-    from fedloom.protocol.identity import build_csr, generate_key
+    from fedloom.protocol.trust.identity import build_csr, generate_key
 
     chain, _ = authority.issue_client(build_csr(generate_key()), "localhost", 3600, NOW)
     presented = [*_ders(chain), *_ders(authority.root_pem)]

@@ -30,10 +30,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedloom.protocol.codecs import Codec, Encoded, codec, decode, held, stream
-from fedloom.protocol.compression import array_name
-from fedloom.protocol.container import narrow, widen
 from fedloom.protocol.errors import IntegrityError
 from fedloom.protocol.manifest import Manifest
+from fedloom.protocol.tensors.container import narrow, widen
+from fedloom.protocol.updates.compression import array_name
 from fedloom.strategies.pieces import Changed, Pieces, Values, changed
 
 Params = Mapping[str, NDArray[Any]]

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from fedloom.protocol.identity import key_from_pem
+from fedloom.protocol.trust.identity import key_from_pem
 
 PURPOSE = b"fedloom late renewal 1\0"
 _ECDSA = ec.ECDSA(hashes.SHA256())

@@ -8,8 +8,8 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fedloom.protocol import tokens
 from fedloom.protocol.errors import Code, Refusal
+from fedloom.protocol.trust import tokens
 
 PIN = bytes(range(32))
 TOKENS = st.builds(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedloom.protocol.errors import UsageError
-from fedloom.protocol.private_files import private_directory, read_private, write_private
+from fedloom.protocol.trust.private_files import private_directory, read_private, write_private
 
 
 def _mode(path):

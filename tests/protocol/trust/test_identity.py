@@ -12,8 +12,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fedloom.protocol import identity
 from fedloom.protocol.errors import Code, IntegrityError, Refusal, UsageError
+from fedloom.protocol.trust import identity
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 CLIENTS = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", fullmatch=True)

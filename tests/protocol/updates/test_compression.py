@@ -11,9 +11,13 @@ from crc32c import crc32c
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedloom.protocol.adding import add_update
 from fedloom.protocol.codecs import codec
-from fedloom.protocol.compression import (
+from fedloom.protocol.errors import Code, Refusal
+from fedloom.protocol.manifest import Manifest
+from fedloom.protocol.tensors.container import DTYPES, build_header, parse_header
+from fedloom.protocol.updates.addends import add_update
+from fedloom.protocol.updates.body import BodyChecker
+from fedloom.protocol.updates.compression import (
     Scheme,
     codec_of,
     describe,
@@ -22,12 +26,8 @@ from fedloom.protocol.compression import (
     scheme_of,
     update_bytes,
 )
-from fedloom.protocol.container import DTYPES, build_header, parse_header
-from fedloom.protocol.errors import Code, Refusal
-from fedloom.protocol.manifest import Manifest
-from fedloom.protocol.update_body import BodyChecker
-from fedloom.protocol.update_header import check_header
-from fedloom.protocol.updates import Limits, TensorPart, write_body
+from fedloom.protocol.updates.header import check_header
+from fedloom.protocol.updates.message import Limits, TensorPart, write_body
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server.each import SpoolUpdates, StoredUpdate
 from fedloom.strategies import DELTA, Full, Mask, Partial, Slice, TensorSpec, exponent, weight_units

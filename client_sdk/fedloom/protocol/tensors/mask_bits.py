@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedloom.protocol.container import Layout, TensorInfo
 from fedloom.protocol.errors import Code, Refusal
 from fedloom.protocol.manifest import Manifest
-from fedloom.protocol.update_header import PlannedPart
+from fedloom.protocol.tensors.container import Layout, TensorInfo
+from fedloom.protocol.updates.header import PlannedPart
 
 
 def wrong_shape(tensor: str, expected: Sequence[object], got: Sequence[object]) -> Refusal:

@@ -12,12 +12,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from fedloom.protocol.codecs import Codec
-from fedloom.protocol.compression import PlannedCode, array_name, check_compression, plan_code
 from fedloom.protocol.errors import Code, Refusal
 from fedloom.protocol.manifest import Manifest
-from fedloom.protocol.updates import Limits
+from fedloom.protocol.tensors.value_checks import check_scalars, check_weight
+from fedloom.protocol.updates.compression import (
+    PlannedCode,
+    array_name,
+    check_compression,
+    plan_code,
+)
+from fedloom.protocol.updates.message import Limits
 from fedloom.protocol.v1 import fleet_pb2
-from fedloom.protocol.values import check_scalars, check_weight
 from fedloom.strategies.algebra import Slice
 
 MAX_METRICS = 256

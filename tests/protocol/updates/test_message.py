@@ -10,14 +10,14 @@ from crc32c import crc32c
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedloom.protocol import wire
-from fedloom.protocol.adding import add_update
-from fedloom.protocol.container import DTYPES
 from fedloom.protocol.errors import Code, Refusal
 from fedloom.protocol.manifest import Manifest
-from fedloom.protocol.update_body import BodyChecker
-from fedloom.protocol.update_header import check_header, header_limit_bytes
-from fedloom.protocol.updates import Limits, TensorPart, write_body
+from fedloom.protocol.tensors.container import DTYPES
+from fedloom.protocol.transport import methods
+from fedloom.protocol.updates.addends import add_update
+from fedloom.protocol.updates.body import BodyChecker
+from fedloom.protocol.updates.header import check_header, header_limit_bytes
+from fedloom.protocol.updates.message import Limits, TensorPart, write_body
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.strategies import DELTA, Full, Mask, Partial, Slice, exponent, weight_units
 from fedloom.strategies.algebra import SCALAR, TensorSpec
@@ -305,7 +305,7 @@ HEADERS = st.builds(
 def test_arbitrary_headers_are_refused_by_type(raw):
     """Whatever protobuf can say, the answer is a plan or a refusal that can be sent."""
     try:
-        header = wire.parse(fleet_pb2.UpdateHeader, raw) if isinstance(raw, bytes) else raw
+        header = methods.parse(fleet_pb2.UpdateHeader, raw) if isinstance(raw, bytes) else raw
         planned = check_header(header, LIMITS, MANIFEST)
     except Refusal as refusal:
         str(refusal).encode()

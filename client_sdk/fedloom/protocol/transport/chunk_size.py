@@ -7,7 +7,7 @@ gigabyte, and the search begins anew: links and machines change. What is sent is
 from typing import Final
 
 from fedloom.protocol.errors import UsageError
-from fedloom.protocol.wire import CHUNK_BYTES, MAX_MESSAGE_BYTES
+from fedloom.protocol.transport.methods import CHUNK_BYTES, MAX_MESSAGE_BYTES
 
 SIZES: Final = (256 << 10, 512 << 10, 1 << 20, 2 << 20)
 """Tried by `auto`, in bytes; the last is the longest message there is."""

@@ -7,8 +7,8 @@ import sys
 import grpc
 import pytest
 
-from fedloom.protocol import wire
 from fedloom.protocol.errors import Code, Refusal, UnavailableError
+from fedloom.protocol.transport import methods
 
 
 def _failed(details, trailing=()):
@@ -22,19 +22,21 @@ def test_a_proxy_in_the_way_is_named(monkeypatch):
     """GRPC says the proxy's address as if it were the server's; its password is not repeated."""
     monkeypatch.setenv("https_proxy", "http://me:secret@proxy.example.org:3128")
     monkeypatch.setenv("no_proxy", "localhost,10.0.0.0/8,.elsewhere.org")
-    said = str(wire.error_from_rpc(_failed("Connection refused"), "fl.example.org:7443"))
+    said = str(methods.error_from_rpc(_failed("Connection refused"), "fl.example.org:7443"))
     assert "https_proxy" in said
     assert "proxy.example.org:3128" in said
     assert "no_proxy=fl.example.org" in said
     assert "secret" not in said
     for peer in ("localhost:7443", "10.1.2.3:7443", "fl.elsewhere.org:7443"):
-        assert "proxy" not in str(wire.error_from_rpc(_failed("Connection refused"), peer))
+        assert "proxy" not in str(methods.error_from_rpc(_failed("Connection refused"), peer))
 
 
 def test_a_refusal_comes_back_as_it_was_sent():
     """Code and message cross the wire in the trailing metadata."""
     sent = Refusal(Code.REVOKED, "The client 'ward-3' was revoked.")
-    error = wire.error_from_rpc(_failed("", wire.refusal_metadata(sent)), "fl.example.org:7443")
+    error = methods.error_from_rpc(
+        _failed("", methods.refusal_metadata(sent)), "fl.example.org:7443"
+    )
     assert isinstance(error, Refusal)
     assert (error.code, str(error)) == (sent.code, str(sent))
 
@@ -50,7 +52,7 @@ def test_a_refusal_comes_back_as_it_was_sent():
 )
 def test_what_grpc_says_is_explained(details, hint):
     """A sentence, with what to do where that is known."""
-    error = wire.error_from_rpc(_failed(details), "fl.example.org:7443")
+    error = methods.error_from_rpc(_failed(details), "fl.example.org:7443")
     assert isinstance(error, UnavailableError)
     assert str(error).startswith("Expected an answer from fl.example.org:7443, got UNAVAILABLE: ")
     assert hint in str(error)
@@ -75,7 +77,12 @@ importlib.import_module(sys.argv[1])
 
 @pytest.mark.parametrize(
     "module",
-    ["fedloom.client", "fedloom.client.agent", "fedloom.protocol.wire", "fedloom.server.app"],
+    [
+        "fedloom.client",
+        "fedloom.client.agent",
+        "fedloom.protocol.transport.methods",
+        "fedloom.server.app",
+    ],
 )
 def test_grpc_is_set_up_before_it_is_imported(module):
     """It reads its environment once: children that training forks would be aborted else."""

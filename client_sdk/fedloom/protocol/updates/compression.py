@@ -22,9 +22,9 @@ from fedloom.protocol.codecs import (
     stream,
 )
 from fedloom.protocol.codecs.base import Floats
-from fedloom.protocol.container import DTYPES, Entry, Layout, dtype_name
 from fedloom.protocol.errors import Code, Refusal
 from fedloom.protocol.manifest import Manifest
+from fedloom.protocol.tensors.container import DTYPES, Entry, Layout, dtype_name
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.strategies.pieces import Values, pieces_of
 

@@ -1,0 +1,1 @@
+"""Tensors as bytes: the safetensors container, checks of values, differences between models."""

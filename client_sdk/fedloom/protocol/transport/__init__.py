@@ -1,0 +1,1 @@
+"""The gRPC methods and settings of the connection between client and server."""

@@ -1,0 +1,1 @@
+"""Identities, signatures, tokens and key files that both ends of the wire share."""
