@@ -22,7 +22,7 @@ from fedloom.strategies import (
     strategy,
     weight_units,
 )
-from fedloom.strategies.fixedpoint import BLOCK, Scaler
+from fedloom.strategies.exact.fixed_point import BLOCK, Scaler
 
 KEY = ("delta", "w")
 UNITS = weight_units(600.0)

@@ -27,7 +27,7 @@ from fedloom.protocol.updates.compression import scheme
 from fedloom.protocol.updates.message import TensorPart, write_body
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.strategies import DELTA, Full, Mask, RoundSettings, Slice, TensorSpec
-from fedloom.strategies.pieces import Held
+from fedloom.strategies.exact.lazy_arrays import Held
 
 MODEL = {"w": np.linspace(-1, 1, 1_500_000, dtype=np.float32).reshape(1500, 1000)}
 MODEL_BYTES = MODEL["w"].nbytes

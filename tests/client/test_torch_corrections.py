@@ -14,7 +14,7 @@ from fedloom.client.torch import TorchClient, parameters
 from fedloom.client.torch.corrections import corrections
 from fedloom.protocol.tensors.file_arrays import Scratch
 from fedloom.strategies import At, ClientRule, FedProx, client_rule
-from fedloom.strategies.pieces import BLOCK
+from fedloom.strategies.exact.lazy_arrays import BLOCK
 from support.tasks import task
 
 RULES = {

@@ -8,8 +8,8 @@ from dataclasses import fields
 from pathlib import Path
 
 from fedloom.server.spec import parse
+from fedloom.strategies.algorithms.scaffold import Scaffold
 from fedloom.strategies.registry import CLIENT_RULES, STRATEGIES
-from fedloom.strategies.scaffold import Scaffold
 
 PAGE = (Path(__file__).parents[2] / "docs" / "strategies" / "client-rules.md").read_text("utf-8")
 

@@ -16,7 +16,7 @@ from fedloom.strategies import (
     FedYogi,
     Schedule,
 )
-from fedloom.strategies.schedules import Shape
+from fedloom.strategies.optimizers.schedules import Shape
 
 PAGE = (Path(__file__).parents[2] / "docs" / "strategies" / "optimizers.md").read_text("utf-8")
 KINDS = (FedAvg, FedAvgM, FedAdagrad, FedAdam, FedYogi, FedLamb)

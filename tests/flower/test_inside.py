@@ -13,8 +13,8 @@ from flwr.serverapp.strategy import FedAvg as Theirs
 from fedloom.protocol.errors import UsageError
 from fedloom.server.flower import FlowerStrategy
 from fedloom.strategies import FedAdam, FedAvg
+from fedloom.strategies.algorithms.scaffold import Scaffold
 from fedloom.strategies.robust import Krum
-from fedloom.strategies.scaffold import Scaffold
 from support.flower import Here
 
 BEGIN = [np.linspace(-1, 1, 12).reshape(3, 4), np.zeros(5, np.float32)]

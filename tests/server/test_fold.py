@@ -13,7 +13,7 @@ from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server import fold
 from fedloom.server.fold import CHECKPOINT_EVERY, Folder, restore
 from fedloom.strategies import DELTA, Full, Mask, Partial, Slice, exponent
-from fedloom.strategies.algebra import TensorSpec
+from fedloom.strategies.exact.partial import TensorSpec
 
 SHAPES = {"w": (40, 50), "b": (7,), "s": ()}
 MANIFEST = Manifest(

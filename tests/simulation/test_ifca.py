@@ -15,7 +15,7 @@ from fedloom.simulation.population import Examples, Population, numbered
 from fedloom.simulation.simulator import Simulation
 from fedloom.simulation.wire import over_the_wire
 from fedloom.strategies import DELTA, Full, Partial, TensorSpec, exponent
-from fedloom.strategies.ifca import Ifca
+from fedloom.strategies.algorithms.ifca import Ifca
 from support.experiments import CLASSES, FEATURES, Nudge, experiment, population
 
 IFCA = {"name": "ifca", "clusters": 2}

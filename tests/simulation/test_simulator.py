@@ -352,7 +352,7 @@ def test_an_interrupted_round_is_done_again(tmp_path, monkeypatch, where):
     """Ctrl-C between a new model and its last note leaves the standing of the round before."""
     from fedloom.simulation.output.files import Folder
     from fedloom.simulation.workers.local import Local
-    from fedloom.strategies.averaging import FedAvg
+    from fedloom.strategies.optimizers.fedavg import FedAvg
 
     owner, name = {
         "finish": (FedAvg, "finish"),

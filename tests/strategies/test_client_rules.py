@@ -21,12 +21,12 @@ from fedloom.strategies import (
     strategy,
     weight_units,
 )
-from fedloom.strategies.feddyn import FedDyn, FedDynRule
-from fedloom.strategies.fednova import FedNova
-from fedloom.strategies.mime import MimeLite
-from fedloom.strategies.qfedavg import QFedAvg
-from fedloom.strategies.rules import FedProx, Plain
-from fedloom.strategies.scaffold import Scaffold, ScaffoldRule
+from fedloom.strategies.algorithms.feddyn import FedDyn, FedDynRule
+from fedloom.strategies.algorithms.fednova import FedNova
+from fedloom.strategies.algorithms.mimelite import MimeLite
+from fedloom.strategies.algorithms.qfedavg import QFedAvg
+from fedloom.strategies.algorithms.scaffold import Scaffold, ScaffoldRule
+from fedloom.strategies.client_rules import FedProx, Plain
 from support.quadratics import Quadratics, heterogeneous
 
 

@@ -6,7 +6,7 @@ from typing import ClassVar
 import pytest
 
 from fedloom.strategies import ClientRule, FedAvg
-from fedloom.strategies.compose import Recipe, check
+from fedloom.strategies.compatibility import Recipe, check
 from fedloom.strategies.registry import aggregation, selection
 
 

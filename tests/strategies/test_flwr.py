@@ -32,8 +32,8 @@ from fedloom.strategies import (
     exponent,
     weight_units,
 )
-from fedloom.strategies.qfedavg import QFedAvg
-from fedloom.strategies.rules import Trained
+from fedloom.strategies.algorithms.qfedavg import QFedAvg
+from fedloom.strategies.client_rules import Trained
 
 theirs = pytest.importorskip("flwr.server.strategy")
 common = pytest.importorskip("flwr.common")

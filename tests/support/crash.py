@@ -41,7 +41,7 @@ from fedloom.server.pki import Authority
 from fedloom.server.spec import parse
 from fedloom.server.tasks import task_seed
 from fedloom.strategies import DELTA, Full, Partial, discounted, privacy, reduced, weight_units
-from fedloom.strategies.algebra import SCALAR, TensorSpec
+from fedloom.strategies.exact.partial import SCALAR, TensorSpec
 from fedloom.strategies.privacy.release import WITHIN
 from fedloom.strategies.robust import ArrayUpdates
 

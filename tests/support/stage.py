@@ -30,7 +30,7 @@ from fedloom.server.signing import SigningKey
 from fedloom.server.spec import parse
 from fedloom.server.tasks import task_seed
 from fedloom.strategies import DELTA, Full, Partial, weight_units
-from fedloom.strategies.algebra import TensorSpec
+from fedloom.strategies.exact.partial import TensorSpec
 from support.crash_client import local_step
 from support.patience import PATIENCE_S
 from support.ports import steady_port

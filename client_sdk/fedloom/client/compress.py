@@ -25,7 +25,16 @@ from fedloom.protocol.tensors.file_arrays import Scratch
 from fedloom.protocol.updates.compression import Coded, Scheme, encode
 from fedloom.protocol.updates.message import TensorPart
 from fedloom.strategies import Coverage, Mask, Slice
-from fedloom.strategies.pieces import Box, Chosen, Held, Patched, Pieces, Values, changed, pieces_of
+from fedloom.strategies.exact.lazy_arrays import (
+    Box,
+    Chosen,
+    Held,
+    Patched,
+    Pieces,
+    Values,
+    changed,
+    pieces_of,
+)
 
 ERROR = "compression error"
 """Slot of what encoding lost, followed by a dot and the group."""

@@ -21,7 +21,7 @@ from fedloom.protocol.manifest import read_manifest
 from fedloom.protocol.tensors.container import PREFIX_BYTES, header_length
 from fedloom.protocol.tensors.file_arrays import stored_params
 from fedloom.protocol.v1 import fleet_pb2
-from fedloom.strategies.pieces import Values, pieces_of
+from fedloom.strategies.exact.lazy_arrays import Values, pieces_of
 
 _RUN = re.compile(r"[\w-]{1,128}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")

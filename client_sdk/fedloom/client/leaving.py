@@ -17,7 +17,7 @@ from fedloom.protocol.errors import IntegrityError
 from fedloom.protocol.tensors.container import read_layout
 from fedloom.protocol.tensors.file_arrays import stored_params
 from fedloom.protocol.v1 import fleet_pb2
-from fedloom.strategies.pieces import Values, pieces_of
+from fedloom.strategies.exact.lazy_arrays import Values, pieces_of
 
 _SLACK = 1e-5
 """By which a norm may be above its bound: it is summed in another order here."""

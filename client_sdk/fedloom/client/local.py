@@ -31,7 +31,7 @@ from fedloom.strategies import (
     Trained,
     Work,
 )
-from fedloom.strategies.pieces import Held, Values, changed, piece_of, pieces_of
+from fedloom.strategies.exact.lazy_arrays import Held, Values, changed, piece_of, pieces_of
 
 Slots: TypeAlias = Mapping[str, Mapping[str, Values]]
 """slot → tensor → its values; `np.asarray` makes an array of them"""

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from fedloom.client.api import MaskOf, SliceOf, Update, Weighting
 from fedloom.protocol.errors import UsageError
 from fedloom.strategies import Coverage, Full, Mask, Slice
-from fedloom.strategies.pieces import Box, Chosen, Pieces, Values
+from fedloom.strategies.exact.lazy_arrays import Box, Chosen, Pieces, Values
 
 Returned: TypeAlias = "NDArray[Any] | SliceOf | MaskOf"
 Gravity: TypeAlias = Literal["fault", "doubt"]

@@ -33,7 +33,7 @@ from fedloom.protocol.tensors.model_differences import apply
 from fedloom.protocol.trust.noise_stream import new_key
 from fedloom.protocol.trust.private_files import private_directory, write_private
 from fedloom.protocol.v1 import fleet_pb2
-from fedloom.strategies.pieces import Values
+from fedloom.strategies.exact.lazy_arrays import Values
 
 KEEP_MODELS = 2
 KEEP_MEMORIES = 4

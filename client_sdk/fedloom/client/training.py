@@ -47,7 +47,7 @@ from fedloom.strategies import (
     slots_from_arrays,
     slots_to_arrays,
 )
-from fedloom.strategies.pieces import Values
+from fedloom.strategies.exact.lazy_arrays import Values
 
 _WORTH_TRIMMING_BYTES = 4 << 20
 """A model of this size or more leaves memory behind that is worth giving back."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedloom.protocol.errors import UsageError
 from fedloom.protocol.tensors.container import DTYPES, read_layout
-from fedloom.strategies.algebra import TensorSpec
+from fedloom.strategies.exact.partial import TensorSpec
 
 _SINGLE = ("F32", "F16", "BF16")
 

@@ -20,7 +20,7 @@ from fedloom.protocol.errors import IntegrityError
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server.parts_on_disk import Span, parts_of
 from fedloom.strategies import WEIGHT_UNIT, Key, TensorSpec, Updates, weight_units
-from fedloom.strategies.algebra import Floats
+from fedloom.strategies.exact.partial import Floats
 from fedloom.strategies.robust.base import Covered
 
 BUDGET_BYTES: Final = 16 << 20

@@ -16,7 +16,7 @@ from fedloom.protocol.crash_points import crossing
 from fedloom.protocol.tensors.container import read_params, write_file
 from fedloom.protocol.updates.addends import add_update
 from fedloom.protocol.v1 import fleet_pb2
-from fedloom.strategies.algebra import Partial
+from fedloom.strategies.exact.partial import Partial
 
 CHECKPOINT_EVERY = 16
 """Updates between checkpoints of a round's sum; bounds the disk it needs and a restart's work."""

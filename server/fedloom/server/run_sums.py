@@ -9,7 +9,7 @@ from fedloom.protocol.manifest import Manifest
 from fedloom.protocol.updates.message import Limits
 from fedloom.server.spec import WEIGHTINGS, RunSpec
 from fedloom.strategies import privacy
-from fedloom.strategies.algebra import Key, TensorSpec
+from fedloom.strategies.exact.partial import Key, TensorSpec
 from fedloom.strategies.privacy import Release
 
 

@@ -28,7 +28,7 @@ from fedloom.strategies import (
     MetricsSettings,
     Personal,
     Strategy,
-    compose,
+    compatibility,
     exponent,
     privacy,
     registry,
@@ -147,8 +147,8 @@ class RunSpec:
         )
         scheme, broadcast = self.build_compression(), self.build_broadcast()
         cohort = self._round_config()
-        compose.check(
-            compose.Recipe(
+        compatibility.check(
+            compatibility.Recipe(
                 strategy=strategy,
                 weighting=self.weighting,
                 quorum=cohort.quorum,

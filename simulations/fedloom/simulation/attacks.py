@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from fedloom.protocol.errors import UsageError
 from fedloom.simulation.seeds import stream
 from fedloom.strategies import Key, TensorSpec, Updates
-from fedloom.strategies.algebra import Floats
 from fedloom.strategies.checks import check_number
+from fedloom.strategies.exact.partial import Floats
 from fedloom.strategies.robust.base import Covered
 
 

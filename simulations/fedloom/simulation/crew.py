@@ -28,8 +28,8 @@ from fedloom.simulation.workers.base import Crew
 from fedloom.simulation.workers.local import Local
 from fedloom.simulation.workers.pool import Pool
 from fedloom.simulation.workers.worker import Door, Worker
-from fedloom.strategies.algebra import Key, TensorSpec
-from fedloom.strategies.blocks import slot_dtype
+from fedloom.strategies.exact.partial import Key, TensorSpec
+from fedloom.strategies.optimizers.blockwise import slot_dtype
 from fedloom.strategies.privacy import told
 
 GPU_WORKERS = 2

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fedloom.protocol.errors import UsageError
 from fedloom.protocol.tensors.container import read_params, write_params
-from fedloom.strategies.pieces import Values
+from fedloom.strategies.exact.lazy_arrays import Values
 
 
 class Memory:

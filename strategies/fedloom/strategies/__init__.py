@@ -6,11 +6,13 @@ numpy only; no I/O, no clock, no threads. Start at `base`, which says what an al
 
 from typing import TYPE_CHECKING
 
-from fedloom.strategies.lazily import exports
+from fedloom.strategies.lazy_imports import exports
 
 if TYPE_CHECKING:
     from fedloom.strategies.aggregation import Aggregation, Mean, Means, TooFewUpdatesError, Updates
-    from fedloom.strategies.algebra import (
+    from fedloom.strategies.base import ServerOptimizer, Strategy, reduced
+    from fedloom.strategies.client_rules import At, ClientRule, FedProx, Plain, Sent, Trained, Work
+    from fedloom.strategies.exact.partial import (
         DELTA,
         SCALAR,
         WEIGHT_UNIT,
@@ -25,14 +27,15 @@ if TYPE_CHECKING:
         exponent,
         weight_units,
     )
-    from fedloom.strategies.averaging import FedAvg
-    from fedloom.strategies.base import ServerOptimizer, Strategy, reduced
-    from fedloom.strategies.blocks import Block, Closing, blockwise
-    from fedloom.strategies.departures import Departures
-    from fedloom.strategies.lamb import FedLamb
+    from fedloom.strategies.local_training import LocalTraining, RoundSettings
     from fedloom.strategies.metrics import MetricsSettings, summarize, weighted_mean
-    from fedloom.strategies.optimizers import FedAdagrad, FedAdam, FedAvgM, FedYogi
-    from fedloom.strategies.personal import KEPT, MIX, OWN, OWN_BUFFERS, Personal
+    from fedloom.strategies.optimizers.adaptive import FedAdagrad, FedAdam, FedAvgM, FedYogi
+    from fedloom.strategies.optimizers.blockwise import Block, Closing, blockwise
+    from fedloom.strategies.optimizers.fedavg import FedAvg
+    from fedloom.strategies.optimizers.fedlamb import FedLamb
+    from fedloom.strategies.optimizers.schedules import Schedule
+    from fedloom.strategies.partial_work import Departures
+    from fedloom.strategies.personal.settings import KEPT, MIX, OWN, OWN_BUFFERS, Personal
     from fedloom.strategies.registry import (
         AGGREGATIONS,
         CLIENT_RULES,
@@ -41,9 +44,6 @@ if TYPE_CHECKING:
         client_rule,
         strategy,
     )
-    from fedloom.strategies.rules import At, ClientRule, FedProx, Plain, Sent, Trained, Work
-    from fedloom.strategies.schedules import Schedule
-    from fedloom.strategies.settings import LocalTraining, RoundSettings
     from fedloom.strategies.staleness import STALENESS, Staleness, discounted, staleness_weighting
     from fedloom.strategies.state import (
         State,

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fedloom.strategies.algebra import Floats, Key, Params, TensorSpec
+from fedloom.strategies.exact.partial import Floats, Key, Params, TensorSpec
 
 
 class TooFewUpdatesError(ValueError):

@@ -19,11 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedloom.strategies.aggregation import Aggregation, Mean, Means, Updates
-from fedloom.strategies.algebra import SCALAR, Floats, Key, Params, TensorSpec
-from fedloom.strategies.blocks import Block, Change, Closing, Ratio, blockwise
 from fedloom.strategies.checks import check_number
-from fedloom.strategies.rules import ClientRule, Plain
-from fedloom.strategies.schedules import Schedule, schedule_of
+from fedloom.strategies.client_rules import ClientRule, Plain
+from fedloom.strategies.exact.partial import SCALAR, Floats, Key, Params, TensorSpec
+from fedloom.strategies.optimizers.blockwise import Block, Change, Closing, Ratio, blockwise
+from fedloom.strategies.optimizers.schedules import Schedule, schedule_of
 from fedloom.strategies.state import State
 
 LAST_MEANS: Final = "last_means"

@@ -10,8 +10,8 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from fedloom.strategies.aggregation import Aggregation
-from fedloom.strategies.lazily import Registry
-from fedloom.strategies.rules import ClientRule
+from fedloom.strategies.client_rules import ClientRule
+from fedloom.strategies.lazy_imports import Registry
 
 if TYPE_CHECKING:
     from fedloom.strategies.base import Strategy
@@ -21,24 +21,24 @@ T = TypeVar("T")
 
 STRATEGIES: Final[MutableMapping[str, Callable[..., "Strategy"]]] = Registry(
     {
-        "fedavg": "fedloom.strategies.averaging:FedAvg",
-        "fedavgm": "fedloom.strategies.optimizers:FedAvgM",
-        "fedadagrad": "fedloom.strategies.optimizers:FedAdagrad",
-        "fedadam": "fedloom.strategies.optimizers:FedAdam",
-        "fedyogi": "fedloom.strategies.optimizers:FedYogi",
-        "fedlamb": "fedloom.strategies.lamb:FedLamb",
-        "feddyn": "fedloom.strategies.feddyn:FedDyn",
-        "fednova": "fedloom.strategies.fednova:FedNova",
-        "ifca": "fedloom.strategies.ifca:Ifca",
-        "mimelite": "fedloom.strategies.mime:MimeLite",
-        "qfedavg": "fedloom.strategies.qfedavg:QFedAvg",
-        "scaffold": "fedloom.strategies.scaffold:Scaffold",
+        "fedavg": "fedloom.strategies.optimizers.fedavg:FedAvg",
+        "fedavgm": "fedloom.strategies.optimizers.adaptive:FedAvgM",
+        "fedadagrad": "fedloom.strategies.optimizers.adaptive:FedAdagrad",
+        "fedadam": "fedloom.strategies.optimizers.adaptive:FedAdam",
+        "fedyogi": "fedloom.strategies.optimizers.adaptive:FedYogi",
+        "fedlamb": "fedloom.strategies.optimizers.fedlamb:FedLamb",
+        "feddyn": "fedloom.strategies.algorithms.feddyn:FedDyn",
+        "fednova": "fedloom.strategies.algorithms.fednova:FedNova",
+        "ifca": "fedloom.strategies.algorithms.ifca:Ifca",
+        "mimelite": "fedloom.strategies.algorithms.mimelite:MimeLite",
+        "qfedavg": "fedloom.strategies.algorithms.qfedavg:QFedAvg",
+        "scaffold": "fedloom.strategies.algorithms.scaffold:Scaffold",
     }
 )
 CLIENT_RULES: Final[MutableMapping[str, Callable[..., ClientRule]]] = Registry(
     {
-        "plain": "fedloom.strategies.rules:Plain",
-        "fedprox": "fedloom.strategies.rules:FedProx",
+        "plain": "fedloom.strategies.client_rules:Plain",
+        "fedprox": "fedloom.strategies.client_rules:FedProx",
     }
 )
 AGGREGATIONS: Final[MutableMapping[str, Callable[..., Aggregation]]] = Registry(
@@ -57,12 +57,12 @@ AGGREGATIONS: Final[MutableMapping[str, Callable[..., Aggregation]]] = Registry(
 )
 _HALVES: Final[MutableMapping[str, Callable[..., ClientRule]]] = Registry(
     {
-        "feddyn": "fedloom.strategies.feddyn:FedDynRule",
-        "fednova": "fedloom.strategies.fednova:FedNovaRule",
-        "ifca": "fedloom.strategies.ifca:IfcaRule",
-        "mimelite": "fedloom.strategies.mime:MimeLiteRule",
-        "qfedavg": "fedloom.strategies.qfedavg:QFedAvgRule",
-        "scaffold": "fedloom.strategies.scaffold:ScaffoldRule",
+        "feddyn": "fedloom.strategies.algorithms.feddyn:FedDynRule",
+        "fednova": "fedloom.strategies.algorithms.fednova:FedNovaRule",
+        "ifca": "fedloom.strategies.algorithms.ifca:IfcaRule",
+        "mimelite": "fedloom.strategies.algorithms.mimelite:MimeLiteRule",
+        "qfedavg": "fedloom.strategies.algorithms.qfedavg:QFedAvgRule",
+        "scaffold": "fedloom.strategies.algorithms.scaffold:ScaffoldRule",
     }
 )
 """Rules that come with a strategy of the same name, and are not chosen by themselves."""

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedloom.strategies.algebra import Params
+from fedloom.strategies.exact.partial import Params
 
 T = TypeVar("T")
 

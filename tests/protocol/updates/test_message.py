@@ -20,7 +20,7 @@ from fedloom.protocol.updates.header import check_header, header_limit_bytes
 from fedloom.protocol.updates.message import Limits, TensorPart, write_body
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.strategies import DELTA, Full, Mask, Partial, Slice, exponent, weight_units
-from fedloom.strategies.algebra import SCALAR, TensorSpec
+from fedloom.strategies.exact.partial import SCALAR, TensorSpec
 
 GROUPS = (DELTA, "control")
 LIMITS = Limits(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedloom.strategies import DELTA, FedAvg, Full, Partial, State, TensorSpec, weight_units
-from fedloom.strategies.algebra import SCALAR
+from fedloom.strategies.exact.partial import SCALAR
 from fedloom.strategies.privacy import Privacy, Release, clip, finish
 from fedloom.strategies.privacy.release import WITHIN
 from fedloom.strategies.privacy.settings import noise_of_values

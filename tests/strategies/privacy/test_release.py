@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedloom.strategies import DELTA, FedAvg, Full, Mask, Partial, State, TensorSpec
-from fedloom.strategies.algebra import SCALAR, UNIT_BITS
+from fedloom.strategies.exact.partial import SCALAR, UNIT_BITS
 from fedloom.strategies.privacy import Privacy, Release, drawn, finish, grid_exponent
 from fedloom.strategies.privacy.release import WITHIN
 from support.streams import hashed

@@ -11,7 +11,7 @@ from fedloom.client.store import ClientStore
 from fedloom.protocol.updates.compression import scheme_of
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.strategies import Personal, Plain, client_rule
-from fedloom.strategies.personal import NAMES
+from fedloom.strategies.personal.settings import NAMES
 
 MB = 1e6
 CHECKPOINT_MODELS = 5

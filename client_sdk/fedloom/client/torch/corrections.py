@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from fedloom.client.local import Local
 from fedloom.client.torch.steps import Correction
 from fedloom.strategies import At, ClientRule
-from fedloom.strategies.pieces import BLOCK, Pieces, Values
+from fedloom.strategies.exact.lazy_arrays import BLOCK, Pieces, Values
 
 
 def corrections(

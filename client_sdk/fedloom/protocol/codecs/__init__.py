@@ -6,7 +6,7 @@ helps to choose one, and docs/protocol.md says what each writes, byte by byte.
 
 from typing import TYPE_CHECKING
 
-from fedloom.strategies.lazily import exports
+from fedloom.strategies.lazy_imports import exports
 
 if TYPE_CHECKING:
     from fedloom.protocol.codecs.base import Codec, Decoder, Encoded, Inspector, Stored

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedloom.protocol.errors import Code, Refusal
-from fedloom.strategies.pieces import Values
+from fedloom.strategies.exact.lazy_arrays import Values
 
 Floats: TypeAlias = NDArray[np.float32]
 Shape: TypeAlias = tuple[int, ...]

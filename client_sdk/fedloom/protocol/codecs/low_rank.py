@@ -33,7 +33,7 @@ from fedloom.protocol.codecs.base import (
 )
 from fedloom.protocol.codecs.draws import Words64
 from fedloom.strategies.checks import check_count
-from fedloom.strategies.pieces import pieces_of
+from fedloom.strategies.exact.lazy_arrays import pieces_of
 
 _MEMORY = "right"
 

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedloom.protocol.codecs.base import WORK, Codec, Decoder, Encoded, Floats, Read, Shape, size_of
-from fedloom.strategies.pieces import Pieces, Values
+from fedloom.strategies.exact.lazy_arrays import Pieces, Values
 
 
 class Sequential:

@@ -6,7 +6,7 @@ from difflib import get_close_matches
 from typing import Any, Final
 
 from fedloom.protocol.codecs.base import Codec
-from fedloom.strategies.lazily import Registry
+from fedloom.strategies.lazy_imports import Registry
 
 CODECS: Final[Mapping[str, Callable[..., Codec]]] = Registry(
     {

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedloom.protocol.errors import Code, IntegrityError, Refusal, UsageError
-from fedloom.strategies.pieces import Pieces, Values, pieces_of
+from fedloom.strategies.exact.lazy_arrays import Pieces, Values, pieces_of
 
 PREFIX_BYTES = 8
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit

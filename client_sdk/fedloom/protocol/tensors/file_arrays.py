@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from fedloom.protocol.errors import IntegrityError
 from fedloom.protocol.tensors.container import DTYPES, read_layout, widen
-from fedloom.strategies.pieces import Pieces, Values, pieces_of
+from fedloom.strategies.exact.lazy_arrays import Pieces, Values, pieces_of
 
 
 class _Handle:

@@ -34,7 +34,7 @@ from fedloom.protocol.errors import IntegrityError
 from fedloom.protocol.manifest import Manifest
 from fedloom.protocol.tensors.container import narrow, widen
 from fedloom.protocol.updates.compression import array_name
-from fedloom.strategies.pieces import Changed, Pieces, Values, changed
+from fedloom.strategies.exact.lazy_arrays import Changed, Pieces, Values, changed
 
 Params = Mapping[str, NDArray[Any]]
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedloom.protocol.errors import Code, Refusal
-from fedloom.strategies.algebra import WEIGHT_UNIT
+from fedloom.strategies.exact.partial import WEIGHT_UNIT
 
 MAX_SINGLE_MAGNITUDE = 1e15
 """Up to here the squares of a chunk add up in float32 without overflow."""

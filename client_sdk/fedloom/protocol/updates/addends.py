@@ -18,7 +18,7 @@ from fedloom.protocol.errors import IntegrityError
 from fedloom.protocol.tensors.container import DTYPES, Layout, read_layout_at
 from fedloom.protocol.updates.compression import array_name, codec_of
 from fedloom.protocol.v1 import fleet_pb2
-from fedloom.strategies.algebra import (
+from fedloom.strategies.exact.partial import (
     DELTA,
     SCALAR,
     Coverage,

@@ -26,7 +26,7 @@ from fedloom.protocol.errors import Code, Refusal
 from fedloom.protocol.manifest import Manifest
 from fedloom.protocol.tensors.container import DTYPES, Entry, Layout, dtype_name
 from fedloom.protocol.v1 import fleet_pb2
-from fedloom.strategies.pieces import Values, pieces_of
+from fedloom.strategies.exact.lazy_arrays import Values, pieces_of
 
 Shape = tuple[int, ...]
 T = TypeVar("T")

@@ -23,7 +23,7 @@ from fedloom.protocol.updates.compression import (
 )
 from fedloom.protocol.updates.message import Limits
 from fedloom.protocol.v1 import fleet_pb2
-from fedloom.strategies.algebra import Slice
+from fedloom.strategies.exact.partial import Slice
 
 MAX_METRICS = 256
 MAX_NAME = 256

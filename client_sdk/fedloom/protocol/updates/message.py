@@ -21,8 +21,8 @@ from fedloom.protocol.manifest import Manifest
 from fedloom.protocol.tensors.container import DTYPES, Entry, build_header
 from fedloom.protocol.updates.compression import Coded
 from fedloom.protocol.v1 import fleet_pb2
-from fedloom.strategies.algebra import Coverage, Full, Mask, Slice
-from fedloom.strategies.pieces import Values, changed, piece_of, pieces_of
+from fedloom.strategies.exact.lazy_arrays import Values, changed, piece_of, pieces_of
+from fedloom.strategies.exact.partial import Coverage, Full, Mask, Slice
 
 _BLOCK = 1 << 16
 """Values written at a time: subtracted, checksummed and written while they are in the cache."""

@@ -18,7 +18,7 @@ and, in a `ServerApp`,
 docs/flower.md says what works and what is kept. Importing this needs no flwr; either use does.
 """
 
-from fedloom.strategies.lazily import exports
+from fedloom.strategies.lazy_imports import exports
 
 __all__ = ["FlowerStrategy", "register"]
 

@@ -17,7 +17,7 @@ from fedloom.strategies import (
     TooFewUpdatesError,
     Updates,
 )
-from fedloom.strategies.algebra import Floats
+from fedloom.strategies.exact.partial import Floats
 
 log = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from fedloom.simulation.workers.measure import chunks, mean
 from fedloom.simulation.workers.shared import SharedArrays, SharedSum
 from fedloom.simulation.workers.worker import Worker
 from fedloom.strategies import Partial
-from fedloom.strategies.algebra import Key, TensorSpec
+from fedloom.strategies.exact.partial import Key, TensorSpec
 
 REPORT_S = 0.1
 """Between a worker's reports of what it has done."""

@@ -23,7 +23,7 @@ from fedloom.simulation.workers.base import Progress, Report, Yield
 from fedloom.simulation.workers.measure import chunks, mean
 from fedloom.simulation.workers.worker import Worker
 from fedloom.strategies import Partial
-from fedloom.strategies.algebra import Key, TensorSpec
+from fedloom.strategies.exact.partial import Key, TensorSpec
 
 BATCH_S = 0.2
 """Work that an actor is handed at a time, by the pace so far: a call costs about a millisecond."""

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedloom.strategies.algebra import Key, Partial, TensorSpec
+from fedloom.strategies.exact.partial import Key, Partial, TensorSpec
 
 _ALIGN = 64
 

@@ -7,7 +7,7 @@ extra `fedloom[privacy]` installs.
 
 from typing import TYPE_CHECKING
 
-from fedloom.strategies.lazily import exports
+from fedloom.strategies.lazy_imports import exports
 
 if TYPE_CHECKING:
     from fedloom.strategies.privacy.accounting import (

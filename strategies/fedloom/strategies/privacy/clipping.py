@@ -16,7 +16,7 @@ from typing import Final
 
 import numpy as np
 
-from fedloom.strategies.pieces import Values, changed, pieces_of
+from fedloom.strategies.exact.lazy_arrays import Values, changed, pieces_of
 
 BLOCK: Final = 1 << 16
 _MARGIN: Final = 1 - 2.0**-20

@@ -37,7 +37,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from fedloom.strategies.fixedpoint import Ints
+from fedloom.strategies.exact.fixed_point import Ints
 
 BASE_SIGMA: Final = 128
 """σ of the table."""

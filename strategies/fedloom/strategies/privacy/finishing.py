@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from numpy.typing import NDArray
 
-from fedloom.strategies.algebra import Params, Partial
 from fedloom.strategies.base import Strategy
+from fedloom.strategies.exact.partial import Params, Partial
 from fedloom.strategies.privacy.release import Memory, Release
 from fedloom.strategies.privacy.sampling import drawn
 from fedloom.strategies.privacy.streams import Stream

@@ -20,7 +20,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from fedloom.strategies.pieces import Values, changed, pieces_of
+from fedloom.strategies.exact.lazy_arrays import Values, changed, pieces_of
 from fedloom.strategies.privacy.discrete import Sampler, sampler
 from fedloom.strategies.privacy.streams import Stream
 

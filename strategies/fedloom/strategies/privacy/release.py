@@ -29,8 +29,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from fedloom.strategies.algebra import BLOCK, DELTA, SCALAR, Floats, Key, Partial, TensorSpec
-from fedloom.strategies.fixedpoint import Ints
+from fedloom.strategies.exact.fixed_point import Ints
+from fedloom.strategies.exact.partial import BLOCK, DELTA, SCALAR, Floats, Key, Partial, TensorSpec
 from fedloom.strategies.privacy.discrete import Sampler, sampler
 from fedloom.strategies.privacy.settings import Privacy, count_noise, noise_of_values
 from fedloom.strategies.privacy.streams import Stream

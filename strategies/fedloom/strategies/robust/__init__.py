@@ -5,7 +5,7 @@ They look at every update, block by block; `base` says how, `geometry` where upd
 
 from typing import TYPE_CHECKING
 
-from fedloom.strategies.lazily import exports
+from fedloom.strategies.lazy_imports import exports
 
 if TYPE_CHECKING:
     from fedloom.strategies.robust.base import Lazy, Robust

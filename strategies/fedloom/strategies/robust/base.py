@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedloom.strategies.aggregation import Means, TooFewUpdatesError, Updates
-from fedloom.strategies.algebra import Floats, Key, Params, TensorSpec
+from fedloom.strategies.exact.partial import Floats, Key, Params, TensorSpec
 
 Covered: TypeAlias = NDArray[np.bool_] | Literal[True]
 Reduced: TypeAlias = tuple[Floats, NDArray[np.bool_] | bool]

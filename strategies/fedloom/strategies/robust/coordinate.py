@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedloom.strategies.aggregation import Updates
-from fedloom.strategies.algebra import Floats, Params
 from fedloom.strategies.checks import check_number
+from fedloom.strategies.exact.partial import Floats, Params
 from fedloom.strategies.robust.base import Combine, Covered, Reduced, Robust, Window
 
 _ROUNDING = 1e-9  # 0.29 of 100 is 28.999999999999996; nobody means to trim 28 by it

@@ -18,7 +18,7 @@ from typing import ClassVar
 import numpy as np
 
 from fedloom.strategies.aggregation import TooFewUpdatesError, Updates
-from fedloom.strategies.algebra import Floats, Params
+from fedloom.strategies.exact.partial import Floats, Params
 from fedloom.strategies.robust.base import Combine, Robust, weighted
 from fedloom.strategies.robust.geometry import geometry
 

@@ -18,8 +18,8 @@ from typing import ClassVar
 import numpy as np
 
 from fedloom.strategies.aggregation import Updates
-from fedloom.strategies.algebra import Floats, Params
 from fedloom.strategies.checks import check_count, check_number
+from fedloom.strategies.exact.partial import Floats, Params
 from fedloom.strategies.robust.base import Combine, Robust, weighted
 from fedloom.strategies.robust.geometry import geometry
 

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedloom.strategies.aggregation import Updates
-from fedloom.strategies.algebra import DELTA, Floats, Params
+from fedloom.strategies.exact.partial import DELTA, Floats, Params
 
 Ints = NDArray[np.int64]
 

@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedloom.strategies.aggregation import Updates
-from fedloom.strategies.algebra import Floats, Params
 from fedloom.strategies.checks import check_count
+from fedloom.strategies.exact.partial import Floats, Params
 from fedloom.strategies.robust.base import Combine, Reduced, Robust, Window, weighted
 from fedloom.strategies.robust.coordinate import mean_of_ranks, median_of, ranked_columns
 from fedloom.strategies.robust.geometry import geometry

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedloom.strategies.aggregation import Updates
-from fedloom.strategies.algebra import Coverage, Floats, Full, Key, TensorSpec
+from fedloom.strategies.exact.partial import Coverage, Floats, Full, Key, TensorSpec
 from fedloom.strategies.robust.base import Covered
 
 Part = tuple[Coverage, NDArray[Any]]

@@ -6,7 +6,7 @@ from.
 
 from typing import TYPE_CHECKING
 
-from fedloom.strategies.lazily import exports
+from fedloom.strategies.lazy_imports import exports
 
 if TYPE_CHECKING:
     from fedloom.strategies.selection.base import (

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedloom.strategies.algebra import (
+from fedloom.strategies.exact.partial import (
     BLOCK,
     MAX_UNITS,
     MAX_WEIGHT_SUM,

@@ -15,7 +15,7 @@ from fedloom.strategies import (
     exponent,
     weight_units,
 )
-from fedloom.strategies.algebra import BLOCK
+from fedloom.strategies.exact.partial import BLOCK
 
 
 def partial_of(model, deltas, coverage=None):

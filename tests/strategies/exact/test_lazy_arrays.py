@@ -5,7 +5,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedloom.strategies.pieces import Box, Changed, Chosen, Held, changed, piece_of, pieces_of
+from fedloom.strategies.exact.lazy_arrays import (
+    Box,
+    Changed,
+    Chosen,
+    Held,
+    changed,
+    piece_of,
+    pieces_of,
+)
 
 SHAPES = st.lists(st.integers(1, 7), max_size=3).map(tuple)
 

@@ -11,10 +11,10 @@ devices: then ‖a_i‖₁ = τ_i.
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedloom.strategies.algebra import DELTA, Floats
 from fedloom.strategies.base import ServerOptimizer
-from fedloom.strategies.blocks import Block
-from fedloom.strategies.rules import ClientRule, Sent, Trained, Work
+from fedloom.strategies.client_rules import ClientRule, Sent, Trained, Work
+from fedloom.strategies.exact.partial import DELTA, Floats
+from fedloom.strategies.optimizers.blockwise import Block
 
 STEPS = "steps"
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
-from fedloom.strategies.algebra import DELTA
 from fedloom.strategies.base import Strategy
-from fedloom.strategies.personal import Personal
+from fedloom.strategies.exact.partial import DELTA
+from fedloom.strategies.personal.settings import Personal
 from fedloom.strategies.privacy.settings import Privacy
 from fedloom.strategies.selection import Selection, Uniform
 

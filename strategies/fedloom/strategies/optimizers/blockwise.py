@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedloom.strategies.aggregation import Means
-from fedloom.strategies.algebra import BLOCK, DELTA, Floats, Params
+from fedloom.strategies.exact.partial import BLOCK, DELTA, Floats, Params
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,11 +10,11 @@ https://arxiv.org/abs/2111.04263, Algorithm 1. N counts all clients, at work or 
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from fedloom.strategies.algebra import DELTA, Floats
 from fedloom.strategies.base import ServerOptimizer
-from fedloom.strategies.blocks import Block
 from fedloom.strategies.checks import check_count, check_number
-from fedloom.strategies.rules import At, ClientRule, Sent, Trained
+from fedloom.strategies.client_rules import At, ClientRule, Sent, Trained
+from fedloom.strategies.exact.partial import DELTA, Floats
+from fedloom.strategies.optimizers.blockwise import Block
 
 LINEAR = "linear"
 

@@ -19,10 +19,10 @@ out again.
 
 from dataclasses import dataclass
 
-from fedloom.strategies.algebra import Floats
-from fedloom.strategies.blocks import Block, Ratio
 from fedloom.strategies.checks import check_number
-from fedloom.strategies.optimizers import FedAdam
+from fedloom.strategies.exact.partial import Floats
+from fedloom.strategies.optimizers.adaptive import FedAdam
+from fedloom.strategies.optimizers.blockwise import Block, Ratio
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,8 +23,8 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from fedloom.strategies.coverage import Coverage, Full, Mask, Slice
-from fedloom.strategies.fixedpoint import (
+from fedloom.strategies.exact.coverage import Coverage, Full, Mask, Slice
+from fedloom.strategies.exact.fixed_point import (
     BLOCK,
     EXPONENT_LIMIT,
     MAX_UNITS,

@@ -20,11 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedloom.strategies.aggregation import Means
-from fedloom.strategies.algebra import DELTA, Floats, Key, Params, TensorSpec
 from fedloom.strategies.base import ServerOptimizer
-from fedloom.strategies.blocks import Block, blockwise, slot_dtype
 from fedloom.strategies.checks import check_count, check_number
-from fedloom.strategies.rules import ClientRule
+from fedloom.strategies.client_rules import ClientRule
+from fedloom.strategies.exact.partial import DELTA, Floats, Key, Params, TensorSpec
+from fedloom.strategies.optimizers.blockwise import Block, blockwise, slot_dtype
 from fedloom.strategies.state import State
 
 MAX_CLUSTERS = 1024

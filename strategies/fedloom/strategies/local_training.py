@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
 from fedloom.strategies.checks import check_count, check_number
-from fedloom.strategies.departures import Departures
+from fedloom.strategies.partial_work import Departures
 
 Scaling: TypeAlias = Literal["none", "linear"]
 

@@ -10,11 +10,11 @@ learning, https://arxiv.org/abs/2008.03606, Algorithm 1 (MimeLite) with momentum
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from fedloom.strategies.algebra import DELTA, Floats
 from fedloom.strategies.base import ServerOptimizer
-from fedloom.strategies.blocks import Block
 from fedloom.strategies.checks import check_number
-from fedloom.strategies.rules import At, ClientRule, Sent, Trained
+from fedloom.strategies.client_rules import At, ClientRule, Sent, Trained
+from fedloom.strategies.exact.partial import DELTA, Floats
+from fedloom.strategies.optimizers.blockwise import Block
 
 GRADIENT, MOMENTUM = "gradient", "momentum"
 

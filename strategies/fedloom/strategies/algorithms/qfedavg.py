@@ -13,11 +13,11 @@ from typing import ClassVar, Final
 
 import numpy as np
 
-from fedloom.strategies.algebra import DELTA, Floats
 from fedloom.strategies.base import ServerOptimizer
-from fedloom.strategies.blocks import Block
 from fedloom.strategies.checks import check_number
-from fedloom.strategies.rules import ClientRule, Sent, Trained, Work
+from fedloom.strategies.client_rules import ClientRule, Sent, Trained, Work
+from fedloom.strategies.exact.partial import DELTA, Floats
+from fedloom.strategies.optimizers.blockwise import Block
 
 CURVATURE = "curvature"
 _SMALL: Final = 1e-10

@@ -24,8 +24,8 @@ from typing import Any, ClassVar
 
 from numpy.typing import NDArray
 
-from fedloom.strategies.algebra import DELTA
 from fedloom.strategies.checks import check_number
+from fedloom.strategies.exact.partial import DELTA
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,10 +22,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedloom.strategies.algebra import Floats
 from fedloom.strategies.base import ServerOptimizer
-from fedloom.strategies.blocks import Block
 from fedloom.strategies.checks import check_number
+from fedloom.strategies.exact.partial import Floats
+from fedloom.strategies.optimizers.blockwise import Block
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,7 @@ from fedloom.strategies import (
     state_to_arrays,
     weight_units,
 )
-from fedloom.strategies.algebra import BLOCK
+from fedloom.strategies.exact.partial import BLOCK
 
 ALL = [FedAvg(), FedAvgM(), FedAdagrad(), FedAdam(), FedYogi()]
 IDS = [type(strategy).__name__ for strategy in ALL]

@@ -7,9 +7,9 @@ References:
 
 from dataclasses import dataclass
 
-from fedloom.strategies.algebra import Floats
 from fedloom.strategies.base import ServerOptimizer
-from fedloom.strategies.blocks import Block
+from fedloom.strategies.exact.partial import Floats
+from fedloom.strategies.optimizers.blockwise import Block
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

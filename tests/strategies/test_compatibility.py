@@ -6,10 +6,10 @@ from typing import ClassVar
 import pytest
 
 from fedloom.strategies import FedAdam, FedAvg
-from fedloom.strategies.compose import Recipe, check
+from fedloom.strategies.algorithms.scaffold import Scaffold
+from fedloom.strategies.client_rules import ClientRule
+from fedloom.strategies.compatibility import Recipe, check
 from fedloom.strategies.robust import Bulyan, GeometricMedian, Krum, Median, NormBounding
-from fedloom.strategies.rules import ClientRule
-from fedloom.strategies.scaffold import Scaffold
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

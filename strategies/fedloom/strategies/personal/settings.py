@@ -18,7 +18,7 @@ from fnmatch import fnmatchcase
 from typing import Final
 
 from fedloom.strategies.checks import check_count
-from fedloom.strategies.own_models import Apfl, Ditto, OwnModel
+from fedloom.strategies.personal.own_models import Apfl, Ditto, OwnModel
 
 KEPT: Final = "kept"
 """The slot of a client's memory that holds the tensors it keeps."""

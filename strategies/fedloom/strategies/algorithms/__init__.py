@@ -1,0 +1,1 @@
+"""Algorithms with a client rule or state of their own, each after its paper."""

@@ -1,0 +1,1 @@
+"""Exact sums: fixed-point addends, coverage, and the `Partial` that a round adds up."""

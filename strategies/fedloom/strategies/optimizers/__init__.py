@@ -1,0 +1,1 @@
+"""Server optimizers and learning-rate schedules."""
