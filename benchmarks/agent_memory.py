@@ -26,7 +26,7 @@ import numpy as np
 from deployment import deployed, memory_bytes, model, report
 
 from fedloom.client import Client, MaskOf, SliceOf, Update, run
-from fedloom.client.light import slim
+from fedloom.client.agent.trim_memory import slim
 
 SPAWN = multiprocessing.get_context("spawn")
 MIB = 2**20

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from deployment import cpu_s, memory_bytes, report
 
-from fedloom.client.agent import FIRST_BACKOFF_S
+from fedloom.client.agent.agent import FIRST_BACKOFF_S
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from support.stage import HERE, Stage, model, wait

@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 from fedloom.cli import service
+from fedloom.cli.device.systemd_unit import Unit
 from fedloom.cli.main import main
-from fedloom.client.unit import Unit
 
 ANALYZE = shutil.which("systemd-analyze")
 needs_systemd = pytest.mark.skipif(

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from fedloom.client import Client, MaskOf, SliceOf, Update
+from fedloom.client.agent.store import ClientStore
+from fedloom.client.agent.task_run import Work, task_from_message
 from fedloom.client.budgets.gate import written as written_models
-from fedloom.client.compress import ERROR, compress
-from fedloom.client.local import Local, Settled, settle
-from fedloom.client.policy import Policy, Protection
-from fedloom.client.private import Guard
-from fedloom.client.store import ClientStore
+from fedloom.client.owner.policy import Policy, Protection
 from fedloom.client.testing.asked import Run, written
-from fedloom.client.training import Work, task_from_message
+from fedloom.client.update.apply_rule import Local, Settled, settle
+from fedloom.client.update.clip_and_noise import Guard
+from fedloom.client.update.compress import ERROR, compress
 from fedloom.protocol.manifest import Manifest
 from fedloom.protocol.tensors.container import write_params
 from fedloom.protocol.tensors.file_arrays import Scratch

@@ -8,13 +8,13 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from fedloom.client.agent.task_run import differences
 from fedloom.client.api import Kind, Task, Weighting
-from fedloom.client.local import Local
 from fedloom.client.torch import TorchClient, lora, merged, parameters
 from fedloom.client.torch.precision import Precision
 from fedloom.client.torch.schedules import NAMED, Scheduled
 from fedloom.client.torch.steps import SGD
-from fedloom.client.training import differences
+from fedloom.client.update.apply_rule import Local
 from fedloom.protocol.errors import UsageError
 from fedloom.strategies import Personal, client_rule
 from support.site_cases import data, linear, settings

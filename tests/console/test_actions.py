@@ -5,7 +5,7 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-from fedloom.client.enrol import enrol
+from fedloom.client.identity.enrol import enrol
 from fedloom.protocol.errors import FedloomError
 from support.browser import act, shoot, stays
 from support.scene import apart, wait_for

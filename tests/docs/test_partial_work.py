@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from fedloom.client.store import ClientStore
+from fedloom.client.agent.store import ClientStore
+from fedloom.client.agent.task_run import Work, task_from_message
 from fedloom.client.torch import TorchClient, parameters
-from fedloom.client.training import Work, task_from_message
 from fedloom.protocol.tensors.container import write_file
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server.spec import parse

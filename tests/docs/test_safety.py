@@ -3,9 +3,10 @@
 import re
 from pathlib import Path
 
-from fedloom.client import departure, journal
-from fedloom.client.policy import load, words
-from fedloom.client.work import MAX_LIES
+from fedloom.client.agent.task_queue import MAX_LIES
+from fedloom.client.identity import leave
+from fedloom.client.owner import journal
+from fedloom.client.owner.policy import load, words
 
 PAGE = (Path(__file__).parents[2] / "docs" / "safety.md").read_text(encoding="utf-8")
 
@@ -31,4 +32,4 @@ def test_the_page_has_the_numbers_of_the_code():
     assert f"after {['no', 'one', 'two', 'three'][MAX_LIES]} tries" in PAGE
     assert (journal.KEEP + 1, journal.MAX_BYTES) == (5, 1 << 20)
     assert "at most five files of\na megabyte" in PAGE
-    assert departure.KEYS
+    assert leave.KEYS

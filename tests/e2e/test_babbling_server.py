@@ -12,8 +12,9 @@ import grpc
 import numpy as np
 import pytest
 
-from fedloom.client import Agent, journal
+from fedloom.client import Agent
 from fedloom.client.config import ClientConfig
+from fedloom.client.owner import journal
 from fedloom.protocol.tensors.container import write_params
 from fedloom.protocol.transport import methods
 from fedloom.protocol.v1 import fleet_pb2

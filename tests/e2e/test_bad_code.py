@@ -11,7 +11,7 @@ import time
 import numpy as np
 import pytest
 
-from fedloom.client import agent
+from fedloom.client.agent.agent import agent
 from support.agents import Adder, pass_deadline, played, submit, until
 
 pytestmark = pytest.mark.e2e
@@ -54,7 +54,9 @@ class Raises(Adder):
 )
 def test_whatever_training_raises_ends_its_task_alone(tmp_path, caplog, error, told):
     """The owner reads why, and the next round has the client's update."""
-    caplog.set_level(logging.CRITICAL, "fedloom.client.work")  # xdist takes no lone surrogates
+    caplog.set_level(
+        logging.CRITICAL, "fedloom.client.agent.task_queue"
+    )  # xdist takes no lone surrogates
 
     async def scenario(federation, agents):
         await agents.start("a", Raises(error))

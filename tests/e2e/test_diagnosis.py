@@ -9,10 +9,10 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from fedloom.client import Agent, Client
-from fedloom.client import agent as agent_module
+from fedloom.client.agent.agent import agent as agent_module
+from fedloom.client.agent.store import ClientStore
 from fedloom.client.config import ClientConfig
-from fedloom.client.diagnosis import diagnose
-from fedloom.client.store import ClientStore
+from fedloom.client.network.diagnosis import diagnose
 from fedloom.protocol.errors import Code
 from fedloom.server.pki import Authority
 from support.patience import PATIENCE_S

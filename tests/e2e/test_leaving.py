@@ -7,8 +7,9 @@ import pytest
 from click.testing import CliRunner
 
 from fedloom.cli.main import main
-from fedloom.client import departure, journal
-from fedloom.client.agent import Agent
+from fedloom.client.agent.agent import Agent
+from fedloom.client.identity import leave
+from fedloom.client.owner import journal
 from fedloom.protocol.errors import Code, Refusal
 from support.agents import Adder, Agents, until
 from support.hostile import scene
@@ -34,19 +35,19 @@ def test_a_running_agent_ends_and_the_ledger_has_it_as_left(runner, federation, 
         async with scene(federation, tmp_path, "leaver") as s:
             await s.takes_part()
             config = s.agents.configs["leaver"]
-            assert await departure.say_farewell(config) == departure.Farewell(True)
+            assert await leave.say_farewell(config) == leave.Farewell(True)
             with pytest.raises(Refusal) as caught:
                 await s.agents.tasks.pop("leaver")
             assert caught.value.code is Code.REVOKED
             assert "has left" in str(caught.value)
             assert status(federation, "leaver") == "left"
-            assert await departure.say_farewell(config) == departure.Farewell(True)
+            assert await leave.say_farewell(config) == leave.Farewell(True)
             with pytest.raises(Refusal, match="has left"):
                 await Agent(Adder(), config).run()
-            assert departure.wipe(config.state_dir) == []
+            assert leave.wipe(config.state_dir) == []
             assert wiped(config)
-            assert await departure.say_farewell(config) == departure.Farewell(True)
-            assert departure.wipe(config.state_dir) == []
+            assert await leave.say_farewell(config) == leave.Farewell(True)
+            assert leave.wipe(config.state_dir) == []
 
     runner.run(scenery())
 
@@ -57,9 +58,9 @@ def test_who_has_left_may_come_back_with_a_token(runner, federation, tmp_path):
     async def scenery():
         agents = Agents(federation, tmp_path)
         await agents.enrol("returner")
-        await departure.say_farewell(agents.configs["returner"])
-        departure.wipe(agents.configs["returner"].state_dir)
-        departure.put_aside(tmp_path / "returner" / "client.toml")
+        await leave.say_farewell(agents.configs["returner"])
+        leave.wipe(agents.configs["returner"].state_dir)
+        leave.put_aside(tmp_path / "returner" / "client.toml")
         del agents.configs["returner"]
         await agents.start("returner", Adder())
         assert status(federation, "returner") == "active"
@@ -71,7 +72,7 @@ def test_who_has_left_may_come_back_with_a_token(runner, federation, tmp_path):
 
 def test_an_offline_device_leaves_all_the_same(runner, federation, tmp_path, monkeypatch):
     """It says that the server could not be told."""
-    monkeypatch.setattr(departure, "CONNECT_S", 0.5)
+    monkeypatch.setattr(leave, "CONNECT_S", 0.5)
 
     async def scenery():
         agents = Agents(federation, tmp_path)
@@ -80,10 +81,10 @@ def test_an_offline_device_leaves_all_the_same(runner, federation, tmp_path, mon
 
     config = runner.run(scenery())
     gone = replace(config, server=f"127.0.0.1:{steady_port()}")
-    farewell = runner.run(departure.say_farewell(gone))
+    farewell = runner.run(leave.say_farewell(gone))
     assert not farewell.told
     assert farewell.why
-    assert departure.wipe(config.state_dir) == []
+    assert leave.wipe(config.state_dir) == []
     assert wiped(config)
     assert status(federation, "offline") == "active"
 
@@ -120,7 +121,7 @@ def test_nothing_happens_without_a_yes(enrolled):
 
 def test_the_command_wipes_and_may_be_repeated(enrolled, monkeypatch):
     """Keys are overwritten, what fedloom did not make stays, and enrolling anew is possible."""
-    monkeypatch.setattr(departure, "CONNECT_S", 0.3)
+    monkeypatch.setattr(leave, "CONNECT_S", 0.3)
     config, words = enrolled
     owners = config.state_dir / "photo.jpg"
     owners.write_text("mine")
@@ -143,7 +144,7 @@ def test_the_command_wipes_and_may_be_repeated(enrolled, monkeypatch):
 
 def test_nothing_is_wiped_under_an_agent_that_runs(enrolled, monkeypatch):
     """It would write anew what is wiped; the owner reads which process to stop, and then leaves."""
-    monkeypatch.setattr(departure, "CONNECT_S", 0.3)
+    monkeypatch.setattr(leave, "CONNECT_S", 0.3)
     config, words = enrolled
     process, _ = hold(config.state_dir)
     try:
@@ -164,7 +165,7 @@ def test_nothing_is_wiped_under_an_agent_that_runs(enrolled, monkeypatch):
 
 def test_the_log_stays_where_it_is_asked_for(enrolled, monkeypatch):
     """With the departure as its last entry."""
-    monkeypatch.setattr(departure, "CONNECT_S", 0.3)
+    monkeypatch.setattr(leave, "CONNECT_S", 0.3)
     config, words = enrolled
     assert answer([*words, "--yes", "--keep-log"]).exit_code == 0
     events = [entry["event"] for entry in journal.read(config.state_dir)]
@@ -181,6 +182,6 @@ def test_a_link_out_of_the_folder_is_not_followed(tmp_path):
     (elsewhere / "precious").write_text("mine")
     (state / "models").symlink_to(elsewhere)
     (state / "identity.pem").symlink_to(elsewhere / "precious")
-    assert departure.wipe(state) == []
+    assert leave.wipe(state) == []
     assert (elsewhere / "precious").read_text() == "mine"
     assert not state.exists()

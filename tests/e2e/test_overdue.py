@@ -5,7 +5,7 @@ import threading
 import numpy as np
 import pytest
 
-from fedloom.client import trainer
+from fedloom.client.agent.agent import training_thread
 from fedloom.client.api import Client
 from support.agents import played, result, submit, until
 from support.patience import PATIENCE_S
@@ -46,7 +46,7 @@ def journal(agents, name):
 @pytest.mark.parametrize("ends", ["late", "in time"])
 def test_offers_are_declined_until_a_withdrawn_training_has_ended(tmp_path, monkeypatch, ends):
     """With the reason, to the server and in the journal; one that is about to end is waited for."""
-    monkeypatch.setattr(trainer, "GRACE_S", 0.05 if ends == "late" else PATIENCE_S)
+    monkeypatch.setattr(training_thread, "GRACE_S", 0.05 if ends == "late" else PATIENCE_S)
 
     async def scenario(federation, agents):
         deaf, command = Deaf(), federation.server.runs.command

@@ -6,8 +6,8 @@ import threading
 import numpy as np
 import pytest
 
-from fedloom.client.connection import Connection
-from fedloom.client.training import Work
+from fedloom.client.agent.task_run import Work
+from fedloom.client.network.connection import Connection
 from fedloom.protocol.tensors.container import read_params
 from support.agents import Adder, result, submit, until
 from support.hostile import PARAMS, scene

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from fedloom.cli.main import main
-from fedloom.client.private import Guard
+from fedloom.client.update.clip_and_noise import Guard
 from fedloom.protocol.errors import Code, UsageError
 from fedloom.protocol.manifest import read_manifest
 from fedloom.protocol.trust.noise_stream import keyed

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fedloom.client import Model
-from fedloom.client.promoted import FOLDER, Promotion, Shelf
+from fedloom.client.promoted_model import FOLDER, Promotion, Shelf
 from fedloom.protocol.errors import Code, IntegrityError, Refusal, UsageError
 from fedloom.protocol.tensors.container import read_params, write_file
 from fedloom.protocol.transport import methods

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from fedloom.client import agent, transfer
+from fedloom.client.agent.agent import agent
+from fedloom.client.network import transfer
 from fedloom.protocol.errors import MAX_MESSAGE, Code
 from fedloom.protocol.tensors import container
 from fedloom.protocol.transport import methods as wire

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedloom.client import Agent, Client
 from fedloom.client.config import load
-from fedloom.client.enrol import enrol
+from fedloom.client.identity.enrol import enrol
 from fedloom.protocol.tensors.container import read_params, write_file
 from fedloom.server.engine import Wake
 from support.federation import Federation

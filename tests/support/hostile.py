@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import numpy as np
 
-from fedloom.client import journal
+from fedloom.client.owner import journal
 from fedloom.protocol.trust.signing import Addressee, Signer, signed_offer
 from fedloom.protocol.v1 import fleet_pb2
 from support.agents import Adder, Agents, result, submit, until

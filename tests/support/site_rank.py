@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 
-from fedloom.client.ranks import ranks
+from fedloom.client.agent.ranks import ranks
 from fedloom.client.torch.site import follow, join
 from support.site_client import client
 

@@ -90,7 +90,7 @@ def enroll(server: str, token: str, directory: Path) -> None:
     Example:
       fedloom client enroll --server fl.example.org:7444 --token @ward-3.token
     """
-    from fedloom.client.enrol import enrol  # noqa: PLC0415 - the operator's commands need no grpc
+    from fedloom.client.identity.enrol import enrol  # noqa: PLC0415 - the operator's commands need no grpc
 
     config = directory / "client.toml"
     name = asyncio.run(enrol(server, _token(token), config))
@@ -150,7 +150,7 @@ def run(code: str, flower: str, config: Path, log_format: str, log_level: str) -
     from fedloom.cli.loading import load_client, load_flower  # noqa: PLC0415 - as above
     from fedloom.cli.logs import set_up  # noqa: PLC0415
     from fedloom.client import run as attend  # noqa: PLC0415
-    from fedloom.client.ranks import ranks  # noqa: PLC0415
+    from fedloom.client.agent.ranks import ranks  # noqa: PLC0415
 
     set_up(log_format, log_level)
     if ranks() is not None:  # else torch prints C++ stacks where a rank is lost; we say it in words

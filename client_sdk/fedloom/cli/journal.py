@@ -15,7 +15,7 @@ from fedloom.cli.output import wants_json
 from fedloom.protocol.errors import printable
 
 if TYPE_CHECKING:
-    from fedloom.client.journal import Entry
+    from fedloom.client.owner.journal import Entry
 
 COLOURS = {
     "sent": "cyan",
@@ -51,8 +51,8 @@ def log(config: Path, last: int, follow: bool) -> None:
       fedloom client log --follow
       fedloom client log --last 0 --json
     """
-    from fedloom.client import journal  # noqa: PLC0415 - help needs none of it
     from fedloom.client.config import load  # noqa: PLC0415
+    from fedloom.client.owner import journal  # noqa: PLC0415 - help needs none of it
 
     directory = load(config).state_dir
     entries = list(journal.read(directory))

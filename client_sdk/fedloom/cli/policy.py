@@ -29,7 +29,7 @@ def check(config: Path) -> None:
       fedloom client policy check --config /etc/fedloom/client.toml
     """
     from fedloom.client.config import load  # noqa: PLC0415 - help needs none of it
-    from fedloom.client.policy import PolicyFile, words  # noqa: PLC0415
+    from fedloom.client.owner.policy import PolicyFile, words  # noqa: PLC0415
 
     path = load(config).policy
     found = PolicyFile(path).current()

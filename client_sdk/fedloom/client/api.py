@@ -13,10 +13,10 @@ from typing import Any, BinaryIO, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedloom.client import typed
-from fedloom.client.checkpoints import Checkpoints
-from fedloom.client.local import Local
-from fedloom.client.progress import Note, Reporter
+from fedloom.client import typed_config
+from fedloom.client.agent.checkpoints import Checkpoints
+from fedloom.client.agent.progress import Note, Reporter
+from fedloom.client.update.apply_rule import Local
 from fedloom.protocol.errors import UsageError
 from fedloom.strategies import ClientRule, RoundSettings
 
@@ -94,7 +94,7 @@ class Task:
         Raises:
             UsageError: a name that it lacks, one that is missing, or a value of another type.
         """
-        return typed.typed(self.config, kind)
+        return typed_config.typed(self.config, kind)
 
     def progress(self, done: float | tuple[float, float], loss: object = None) -> None:
         """Say how far the training is, for the operator to see; it costs next to nothing.

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from fedloom.client import settings
+from fedloom.client.agent.checkpoints import Interruptions
 from fedloom.client.budgets.settings import Budgets
-from fedloom.client.checkpoints import Interruptions
 from fedloom.client.conditions.settings import Conditions
 from fedloom.client.settings import setting
 from fedloom.client.tracing import Tracing

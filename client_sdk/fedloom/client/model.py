@@ -63,7 +63,7 @@ class Model:
                 federation's key.
             IntegrityError: the server said something older than before.
         """
-        from fedloom.client.promoted import Shelf, fetch  # noqa: PLC0415 - a session's import
+        from fedloom.client.promoted_model import Shelf, fetch  # noqa: PLC0415 - a session's import
 
         settings, fresh = load(Path(config)), False
         shelf = Shelf(settings.state_dir)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedloom.client.api import Weighting
-from fedloom.client.private import Guard
+from fedloom.client.update.clip_and_noise import Guard
 from fedloom.protocol.trust.noise_stream import key_of_seed, keyed
 from fedloom.server.engine import RoundKind, RoundState
 from fedloom.server.spec import RunSpec

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from fedloom.cli.main import main
 from fedloom.client.config import load
 from fedloom.client.doctor import examine, identity, network
-from fedloom.client.enrol import enrol
+from fedloom.client.identity.enrol import enrol
 from fedloom.protocol.errors import Code
 from fedloom.protocol.transport import methods
 from fedloom.protocol.trust.identity import generate_key, key_to_pem

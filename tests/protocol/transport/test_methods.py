@@ -79,7 +79,7 @@ importlib.import_module(sys.argv[1])
     "module",
     [
         "fedloom.client",
-        "fedloom.client.agent",
+        "fedloom.client.agent.agent",
         "fedloom.protocol.transport.methods",
         "fedloom.server.app",
     ],

@@ -11,7 +11,7 @@ from fedloom.client.budgets import machine
 from fedloom.client.conditions import ConditionGate
 from fedloom.client.config import ClientConfig
 from fedloom.client.doctor.finding import Finding, fail, ok, skip, warn
-from fedloom.client.policy import load, words
+from fedloom.client.owner.policy import load, words
 from fedloom.protocol.errors import UsageError
 from fedloom.protocol.version import __version__
 

@@ -17,10 +17,10 @@ from typing import Any, TypeAlias
 import grpc
 
 from fedloom.client.config import ClientConfig
-from fedloom.client.connection import CHANNEL_OPTIONS, CLOCK_S
-from fedloom.client.diagnosis import diagnose
 from fedloom.client.doctor.finding import Finding, fail, ok, skip, warn
 from fedloom.client.doctor.identity import ENROL, Held
+from fedloom.client.network.connection import CHANNEL_OPTIONS, CLOCK_S
+from fedloom.client.network.diagnosis import diagnose
 from fedloom.protocol.errors import Code, Refusal, UnavailableError, UsageError
 from fedloom.protocol.transport import methods
 from fedloom.protocol.transport.proxies import proxy_for

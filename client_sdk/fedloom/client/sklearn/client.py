@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.exceptions import ConvergenceWarning
 
+from fedloom.client.agent.training_length import Stopping
 from fedloom.client.api import Client, Params, Task
 from fedloom.client.data import Growing, Shard, as_shard
 from fedloom.client.numpy import (
@@ -25,7 +26,6 @@ from fedloom.client.numpy import (
 )
 from fedloom.client.sklearn import measures
 from fedloom.client.sklearn.linear import COEF, INTERCEPT, Family
-from fedloom.client.stopping import Stopping
 from fedloom.protocol.errors import UsageError
 
 _SEEDS = 1 << 32

@@ -14,14 +14,14 @@ from typing import Any
 
 import numpy as np
 
+from fedloom.client.agent.task_run import task_from_message
 from fedloom.client.api import Client, MaskOf, Params, SliceOf, Task
-from fedloom.client.returned import as_update
 from fedloom.client.testing import returned
 from fedloom.client.testing.asked import Run
 from fedloom.client.testing.findings import CHECKS, Finding
 from fedloom.client.testing.probe import Probe, probe
 from fedloom.client.testing.rounds import model_of, rounds
-from fedloom.client.training import task_from_message
+from fedloom.client.update.validate import as_update
 from fedloom.protocol.errors import FedloomError, UsageError
 
 STOP_AFTER_S = 0.2

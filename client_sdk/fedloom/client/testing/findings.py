@@ -1,6 +1,6 @@
 """What a check of a client found: one sentence each, with what to do about it."""
 
-from fedloom.client.returned import Finding
+from fedloom.client.update.validate import Finding
 
 __all__ = ["CHECKS", "Finding"]
 

@@ -1,6 +1,6 @@
 """What is wrong with what `train` and `evaluate` returned, each thing in one sentence.
 
-Its form is looked at by `fedloom.client.returned`, as on a device; here comes what a server would
+Its form is looked at by `fedloom.client.update.validate`, as on a device; here comes what a server would
 refuse, or what helps nobody.
 """
 
@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedloom.client import returned as form
 from fedloom.client.api import Params, Update, Weighting
-from fedloom.client.returned import Finding, ReturnedError, number
 from fedloom.client.testing.asked import Run
+from fedloom.client.update import validate as form
+from fedloom.client.update.validate import Finding, ReturnedError, number
 
 
 def of_training(trained: Any, model: Params, run: Run) -> Iterator[Finding]:

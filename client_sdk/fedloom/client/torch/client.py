@@ -19,11 +19,12 @@ from torch import nn
 
 from fedloom.client.api import Client, Kind, SliceOf, Task
 from fedloom.client.data import Growing
-from fedloom.client.torch import adapters, batches, clusters, loop, modules, passes
+from fedloom.client.torch import adapters, batches, local_training, loop, modules
 from fedloom.client.torch.group import ALONE, Group, Job
-from fedloom.client.torch.memory import LocalMemory
+from fedloom.client.torch.kept_tensors import LocalMemory
 from fedloom.client.torch.narrow import Narrow, narrowed
 from fedloom.client.torch.precision import How, Name, Precision, check
+from fedloom.client.torch.rules import cluster_choice
 from fedloom.client.torch.schedules import Schedule, schedule_of
 from fedloom.protocol.errors import UsageError
 
@@ -149,7 +150,7 @@ class TorchClient(Client):
         narrow = narrow or self._narrowed(job.task, job.home)
         chosen = job.task.tensors(job.names)
         left_out = self.model.state_dict().keys() - chosen - job.home
-        with passes.frozen(narrow.module, left_out):
+        with local_training.frozen(narrow.module, left_out):
             return self._fit(narrow.module, job.names - job.home, job.task)
 
     def evaluate(self, params: Params, task: Task) -> tuple[int, dict[str, float]]:
@@ -221,7 +222,7 @@ class TorchClient(Client):
 
     def _fit(self, module: nn.Module, anchored: Collection[str], task: Task) -> loop.Totals:
         """Train; the client rule is over the gradients of what the server sent, against that."""
-        asked = passes.Asked(
+        asked = local_training.Asked(
             settings=task.settings,
             rule=task.rule,
             local=task.local,
@@ -230,7 +231,7 @@ class TorchClient(Client):
             report=task.progress,
             checkpoints=task.checkpoints,
         )
-        return passes.train(
+        return local_training.train(
             module, self._train, self._loss, self._optimizer, asked,
             anchored=anchored, group=self.group,
             how=How(self._precision, schedule_of(self._schedule, task)),
@@ -246,7 +247,9 @@ class TorchClient(Client):
         kept = {name: value for name, value in recalled.items() if name in home}
         modules.load(self.model, {**params, **kept}, partial=True)
         if task.rule.picks:
-            clusters.settle_on(self.model, self._train, self._loss, params, task.rule, task.local)
+            cluster_choice.settle_on(
+                self.model, self._train, self._loss, params, task.rule, task.local
+            )
             modules.load(self.model, kept, partial=True)
 
     def _home(self, params: Params) -> set[str]:

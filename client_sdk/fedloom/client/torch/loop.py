@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedloom.client.local import Local
 from fedloom.client.torch import batches, modules, steps
 from fedloom.client.torch.batches import Batch
-from fedloom.client.torch.corrections import corrections
 from fedloom.client.torch.group import ALONE, Group
 from fedloom.client.torch.precision import FULL, Precision
+from fedloom.client.torch.rules.corrections import corrections
 from fedloom.client.torch.stopping import Stopping
+from fedloom.client.update.apply_rule import Local
 from fedloom.protocol.errors import UsageError
 from fedloom.strategies import ClientRule
 

@@ -2,13 +2,13 @@
 
 from torch import Tensor
 
-from fedloom.client import stopping
-from fedloom.client.stopping import never
+from fedloom.client.agent.agent import training_length
+from fedloom.client.agent.training_length import never
 
 __all__ = ["Stopping", "never"]
 
 
-class Stopping(stopping.Stopping):
+class Stopping(training_length.Stopping):
     """Watches one local training of a module; sums stay on its device until they are needed."""
 
     def _exact(self, loss: Tensor) -> Tensor:

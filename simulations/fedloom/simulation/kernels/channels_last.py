@@ -11,8 +11,8 @@ alone.
 import torch
 from torch import nn
 
-from fedloom.client.local import Local
 from fedloom.client.torch import loop
+from fedloom.client.update.apply_rule import Local
 from fedloom.simulation.kernels import direct
 from fedloom.simulation.kernels.base import Job, RoundTask
 from fedloom.simulation.kernels.one_by_one import Fitted

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value
 
-from fedloom.client.local import Local
 from fedloom.client.torch import batches, loop
+from fedloom.client.update.apply_rule import Local
 from fedloom.simulation.kernels.base import Job, RoundTask
 from fedloom.simulation.kernels.holdings import Pair
 from fedloom.simulation.kernels.one_by_one import Fitted

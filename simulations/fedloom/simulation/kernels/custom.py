@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from fedloom.client.agent.task_run import differences
 from fedloom.client.api import Client, Weighting
-from fedloom.client.returned import (
+from fedloom.client.update.validate import (
     as_measured,
     as_update,
     check,
@@ -18,7 +19,6 @@ from fedloom.client.returned import (
     of_update,
     weight_of,
 )
-from fedloom.client.training import differences
 from fedloom.simulation.kernels.base import (
     Job,
     Kernel,

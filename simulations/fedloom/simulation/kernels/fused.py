@@ -25,8 +25,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedloom.client.local import Local
 from fedloom.client.torch import batches, loop
+from fedloom.client.update.apply_rule import Local
 from fedloom.simulation.kernels import chain
 from fedloom.simulation.kernels.base import Job, RoundTask
 from fedloom.simulation.kernels.losses import is_cross_entropy

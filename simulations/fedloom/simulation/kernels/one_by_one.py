@@ -13,8 +13,9 @@ from typing import ClassVar, TypeAlias
 import torch
 from torch import nn
 
-from fedloom.client.local import Local
-from fedloom.client.torch import batches, clusters, loop
+from fedloom.client.torch import batches, loop
+from fedloom.client.torch.rules import cluster_choice
+from fedloom.client.update.apply_rule import Local
 from fedloom.protocol.errors import UsageError
 from fedloom.protocol.updates.message import TensorPart
 from fedloom.simulation.kernels.base import Job, Measured, Outcome, Params, RoundTask
@@ -151,4 +152,4 @@ class OneByOne(OnModel):
         """Go on with the model that fits the client best, where there are several."""
         if task.rule.picks:
             examples = batches.examples(self.holdings.train(job.client))
-            clusters.settle_on(self.model, examples, self.loss, params, task.rule, local)
+            cluster_choice.settle_on(self.model, examples, self.loss, params, task.rule, local)

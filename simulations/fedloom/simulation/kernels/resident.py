@@ -9,11 +9,11 @@ from typing import ClassVar
 
 from torch import nn
 
-from fedloom.client.local import Local
-from fedloom.client.torch import batches, loop, passes
+from fedloom.client.agent.task_run import differences
+from fedloom.client.torch import batches, local_training, loop
 from fedloom.client.torch.narrow import Narrow, narrowed
 from fedloom.client.torch.stopping import never
-from fedloom.client.training import differences
+from fedloom.client.update.apply_rule import Local
 from fedloom.simulation.kernels.base import Job, RoundTask, asked_of
 from fedloom.simulation.kernels.one_by_one import Fitted, OneByOne
 from fedloom.simulation.population import Population
@@ -45,7 +45,7 @@ class Resident(OneByOne):
         asked = asked_of(task, job, self.names[job.client], local)
         chosen, width = asked.tensors(self.state.params), asked.width()
         narrow = Narrow(self.model) if width == 1 else narrowed(self.model, width)
-        with passes.frozen(narrow.module, self.state.params.keys() - chosen):
+        with local_training.frozen(narrow.module, self.state.params.keys() - chosen):
             totals = self._train(narrow.module, job, task, local)
         sent = narrow.parameters(chosen & self.state.sent)
         return totals, list(differences(sent, self.state.params, asked))
@@ -59,7 +59,7 @@ class Resident(OneByOne):
         optimizer: loop.MakeOptimizer | None = None,
     ) -> loop.Totals:
         """Train a module on a client's examples; the kernel's optimizer where no other is given."""
-        asked = passes.Asked(
+        asked = local_training.Asked(
             settings=task.settings,
             rule=task.rule,
             local=local,
@@ -68,6 +68,6 @@ class Resident(OneByOne):
             most_steps=job.most_steps,
         )
         examples = batches.examples(self.holdings.train(job.client))
-        return passes.train(
+        return local_training.train(
             module, examples, self.loss, optimizer or self.optimizer or loop.SGD, asked
         )

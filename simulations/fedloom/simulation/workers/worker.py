@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedloom.client.api import Update
-from fedloom.client.compress import compress
-from fedloom.client.local import Local, Settled, Slots, settle
-from fedloom.client.returned import weight_of
+from fedloom.client.update.apply_rule import Local, Settled, Slots, settle
+from fedloom.client.update.compress import compress
+from fedloom.client.update.validate import weight_of
 from fedloom.protocol.errors import Code, Refusal, UsageError
 from fedloom.protocol.manifest import Manifest
 from fedloom.protocol.tensors.container import DTYPES

@@ -21,8 +21,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from fedloom.client.agent.ranks import Ranks
 from fedloom.client.api import Kind
-from fedloom.client.ranks import Ranks
 from fedloom.client.torch.group import Job
 from fedloom.client.torch.site import orders
 from fedloom.client.torch.site.norm import check_norms

@@ -8,8 +8,8 @@ from types import FrameType
 
 import torch
 
+from fedloom.client.agent.ranks import Ranks
 from fedloom.client.api import Client, Kind
-from fedloom.client.ranks import Ranks
 from fedloom.client.torch import loop
 from fedloom.client.torch.client import TorchClient
 from fedloom.client.torch.site.group import SiteGroup

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedloom.client.api import Kind, Task, Weighting
-from fedloom.client.local import Local
 from fedloom.client.torch.group import Job
+from fedloom.client.update.apply_rule import Local
 from fedloom.strategies import Personal, RoundSettings, client_rule
 
 STOP = "stop"

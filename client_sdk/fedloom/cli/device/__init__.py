@@ -1,0 +1,1 @@
+"""Commands of a device: enrolment, the agent, diagnosis, policy and log."""

@@ -1,0 +1,1 @@
+"""The running agent: tasks, training, state directory and health."""

@@ -1,0 +1,381 @@
+"""A client's state directory: its identity, the models it received and the updates it owes.
+
+Invariants: the private key never leaves it; an update whose header is here is whole, and is sent
+rather than trained again if its task is offered once more; a model under its digest is whole.
+"""
+
+import hashlib
+import logging
+import os
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from crc32c import crc32c
+from google.protobuf.message import DecodeError
+
+from fedloom.client.agent.checkpoints import name_of
+from fedloom.client.identity import files
+from fedloom.client.identity.offer_checks import UnfitError, check_model
+from fedloom.client.network.incoming import Incoming
+from fedloom.client.owner.journal import Journal
+from fedloom.protocol.crash_points import crossing
+from fedloom.protocol.errors import IntegrityError
+from fedloom.protocol.manifest import read_manifest
+from fedloom.protocol.tensors.container import (
+    READ_UP_TO_BYTES,
+    write_file,
+    write_params,
+)
+from fedloom.protocol.tensors.file_arrays import Scratch, Stored, stored_params
+from fedloom.protocol.tensors.model_differences import apply
+from fedloom.protocol.trust.noise_stream import new_key
+from fedloom.protocol.trust.private_files import private_directory, write_private
+from fedloom.protocol.v1 import fleet_pb2
+from fedloom.strategies.exact.lazy_arrays import Values
+
+KEEP_MODELS = 2
+KEEP_MEMORIES = 4
+"""Runs whose memory stays when another one begins."""
+IDENTITY_BYTES = 64 * 1024
+"""More than a key, its chain, the root and their temporary files take."""
+_READ_BYTES = 1 << 20
+
+log = logging.getLogger(__name__)
+
+
+class ClientStore:
+    """The files of one client.
+
+    Args:
+        directory: created if needed, mode 0700.
+
+    Attributes:
+        directory: as given.
+        journal: of what left this device.
+        keep: models that stay when another one comes.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = private_directory(directory)
+        self._models = directory / "models"
+        self._outbox = directory / "outbox"
+        self._memory = directory / "memory"
+        self._checkpoints = directory / "checkpoints"
+        for folder in (self._models, self._outbox, self._memory):
+            folder.mkdir(mode=0o700, exist_ok=True)
+        self.journal = Journal(directory)
+        self._verified: set[str] = set()
+        self._checked: set[str] = set()
+        self.keep = KEEP_MODELS
+
+    # ---- identity ----------------------------------------------------------------------------
+
+    @property
+    def identity_path(self) -> Path:
+        """Where the key and the certificate chain lie."""
+        return self.directory / files.IDENTITY
+
+    def save_identity(
+        self, key_pem: bytes, chain_pem: bytes, root_pem: bytes, signing_key: bytes = b""
+    ) -> None:
+        """Keep a key with its certificate chain, and what proves the server.
+
+        Args:
+            key_pem: private, PKCS#8.
+            chain_pem: the leaf and its authority.
+            root_pem: what the server's certificate leads to.
+            signing_key: what the server signs by; b"" keeps the one that is here.
+        """
+        write_private(self.directory / files.ROOT, root_pem)
+        if signing_key:
+            self.trust(signing_key)
+        crossing("client.identity.root")
+        write_private(self.identity_path, key_pem + chain_pem)
+
+    def trust(self, signing_key: bytes) -> None:
+        """From now on this is the key that the server signs by."""
+        write_private(self.directory / files.SIGNING, signing_key.hex().encode() + b"\n")
+
+    def trusted(self) -> frozenset[bytes]:
+        """The key that the server signs by; empty where none was ever learnt.
+
+        Raises:
+            IntegrityError: the file is not what was written.
+        """
+        key = files.signing_key(self.directory)
+        return frozenset() if key is None else frozenset({key})
+
+    def make_room(self) -> None:
+        """See that there is room for an identity.
+
+        Raises:
+            OSError: there is none.
+        """
+        path = self.directory / "room"
+        try:
+            path.write_bytes(bytes(IDENTITY_BYTES))
+        finally:
+            path.unlink(missing_ok=True)
+
+    def noise_key(self) -> bytes:
+        """The secret of this device's own noise; made when it is first asked for."""
+        path = self.directory / files.NOISE
+        try:
+            return files.noise_key(path)
+        except FileNotFoundError:
+            write_private(path, new_key())
+            return files.noise_key(path)
+
+    def identity(self) -> tuple[bytes, bytes]:
+        """Key and chain in one PEM, and the root.
+
+        Raises:
+            UsageError: this client is not enrolled, or may not read its files.
+            IntegrityError: one of them is not what was written.
+        """
+        found = files.read(self.directory)
+        return found.pem, found.root_pem
+
+    # ---- models ------------------------------------------------------------------------------
+
+    def model_path(self, digest: str) -> Path:
+        """Where a whole model lies."""
+        return self._models / f"{digest}.safetensors"
+
+    def receive_model(self, digest: str, size_bytes: int) -> Incoming:
+        """Begin, or go on with, receiving a model; `adopt_model` makes it one.
+
+        The oldest model gives its file away if it would make room in any case. One that is large
+        enough to be mapped does not: somebody's code may still hold its pages.
+        """
+        models = self._by_age()
+        reuse = None
+        if len(models) >= self.keep and models[0].stat().st_size <= READ_UP_TO_BYTES:
+            reuse = models[0]
+            self._verified.discard(reuse.stem)
+        return Incoming(self._part_path(digest), size_bytes, reuse)
+
+    def _part_path(self, digest: str) -> Path:
+        return self._models / f"{digest}.part"
+
+    def _by_age(self) -> list[Path]:
+        return sorted(self._models.glob("*.safetensors"), key=lambda p: p.stat().st_mtime_ns)
+
+    def has_model(self, digest: str) -> bool:
+        """Is the model here, whole? Checked once in a process's life. If so, it is in use."""
+        path = self.model_path(digest)
+        if not path.exists():
+            return False
+        if digest not in self._verified:
+            with path.open("rb") as file:
+                if hashlib.file_digest(file, "sha256").hexdigest() != digest:
+                    path.unlink()
+                    return False
+            self._verified.add(digest)
+        # What a task is about to use is not the oldest, which makes room. Files get their time from
+        # a clock of a few milliseconds, behind this one.
+        os.utime(path, ns=(time.time_ns(), time.time_ns()))
+        return True
+
+    def check(self, digest: str, whole: bool) -> None:
+        """Can the model be used? Looked at once in a process's life; else it is dropped.
+
+        Args:
+            digest: of a model that is here.
+            whole: a model, and not what comes beside one.
+
+        Raises:
+            UnfitError: it cannot.
+        """
+        if digest in self._checked:
+            return
+        path = self.model_path(digest)
+        try:
+            check_model(path, whole=whole)
+        except UnfitError:
+            path.unlink(missing_ok=True)
+            self._verified.discard(digest)
+            raise
+        self._checked.add(digest)
+
+    def adopt_model(self, digest: str) -> Path:
+        """The part is whole and verified; older models make room."""
+        path = self.model_path(digest)
+        self._part_path(digest).replace(path)
+        self._verified.add(digest)
+        for old in self._by_age()[: -self.keep]:
+            old.unlink()
+            self._verified.discard(old.stem)
+            self._checked.discard(old.stem)
+        for part in self._models.glob("*.part"):
+            part.unlink()
+        return path
+
+    def advance(self, base: str, steps: Sequence[str], digest: str) -> None:
+        """Make a model from one that is here and differences that are here too; they are dropped.
+
+        Raises:
+            IntegrityError: they do not lead to that model.
+        """
+        path = self.model_path(base)
+        params: Mapping[str, Values] = stored_params(path)
+        manifest = read_manifest(path)
+        try:
+            for step in steps:
+                params = apply(params, stored_params(self.model_path(step)), manifest)
+            with self._part_path(digest).open("wb") as file:
+                got = write_params(file, params, manifest.dtypes)
+        finally:
+            for step in steps:
+                self.model_path(step).unlink(missing_ok=True)
+        if got != digest:
+            self._part_path(digest).unlink()
+            raise IntegrityError(f"Expected the model {digest[:12]}, got {got[:12]}.")
+        self.adopt_model(digest)
+
+    # ---- what client rules remember ----------------------------------------------------------
+
+    def recall(self, run: str, number: int) -> dict[str, Stored]:
+        """What the rule remembered when it made the update of a round; 0 for none.
+
+        Empty, with a warning, where it is gone.
+        """
+        if not number:
+            return {}
+        path = self._memory_path(run, number)
+        if not path.exists():
+            log.warning("the memory of round %d of %s is gone: starting anew", number, run)
+            return {}
+        return stored_params(path)
+
+    def remember(self, run: str, number: int, arrays: Mapping[str, Values], *, before: int) -> None:
+        """Keep what the rule remembers with the update of a round, durably.
+
+        Args:
+            run: id.
+            number: of the round.
+            arrays: "slot/tensor" → array.
+            before: the round whose memory it grew from; what lies between did not count.
+        """
+        write_file(self._memory_path(run, number), arrays)
+        for path in self._memory.glob(f"{run}.*.safetensors"):
+            if int(path.name.split(".")[-2]) not in (before, number):
+                path.unlink()
+        newest = sorted(self._memory.glob("*.safetensors"), key=lambda p: -p.stat().st_mtime_ns)
+        kept = list(dict.fromkeys(path.name.split(".")[0] for path in newest))[:KEEP_MEMORIES]
+        for path in newest:
+            if path.name.split(".")[0] not in kept:
+                path.unlink()
+
+    def _memory_path(self, run: str, number: int) -> Path:
+        return self._memory / f"{run}.{number}.safetensors"
+
+    # ---- updates that are owed ---------------------------------------------------------------
+
+    def body_path(self, run: str, number: int) -> Path:
+        """Where the body of an update lies, or is being written."""
+        return self._outbox / f"{run}.{number}.body"
+
+    def scratch(self) -> Scratch:
+        """Room on the disk for what is made on the way to an update, gone with whoever has it."""
+        return Scratch(self._outbox)
+
+    def owe(self, header: fleet_pb2.UpdateHeader) -> None:
+        """The body is written: from now on this update is what the client sends."""
+        path = self._header_path(header.task.run, header.task.round)
+        temporary = path.with_suffix(".tmp")
+        temporary.write_bytes(header.SerializeToString())
+        temporary.replace(path)
+        self._drop_checkpoints()
+
+    def evict(self, most_bytes: int, digests: Collection[str], key: str) -> int:
+        """Let the oldest files go until the state takes so much at most; returns what it takes.
+
+        The identity and the journal stay, and so does what a task needs.
+
+        Args:
+            most_bytes: of everything here.
+            digests: of models that stay.
+            key: what names of files of the task begin with, `run.round.`.
+        """
+        sizes = dict(_sizes(self.directory))
+        folders = (self._models, self._outbox, self._checkpoints, self._memory)
+        run = key.partition(".")[0] + "."
+        free = [
+            path
+            for path in sizes
+            if path.parent in folders
+            and path.name.partition(".")[0] not in digests
+            and not path.name.startswith(run if path.parent == self._memory else key)
+        ]
+        total = sum(sizes.values())
+        for path in sorted(free, key=lambda p: p.stat().st_mtime_ns):
+            if total <= most_bytes:
+                break
+            path.unlink(missing_ok=True)
+            self._verified.discard(path.stem)
+            total -= sizes[path]
+        return total
+
+    def checkpoint_path(self, task: fleet_pb2.Task) -> Path:
+        """Where the training of a task is kept that was cut short."""
+        return self._checkpoints / name_of(task)
+
+    def _drop_checkpoints(self, keep: tuple[str, ...] = ()) -> None:
+        for path in self._checkpoints.glob("*"):
+            if not path.name.startswith(keep):
+                path.unlink(missing_ok=True)
+
+    def owed(self, task: fleet_pb2.Task) -> fleet_pb2.UpdateHeader | None:
+        """The update that was made for this task before, if it is whole."""
+        path = self._header_path(task.key.run, task.key.round)
+        if not path.exists():
+            return None
+        try:
+            header = fleet_pb2.UpdateHeader.FromString(path.read_bytes())
+        except DecodeError:
+            return None  # a power cut: it is made anew
+        body = self.body_path(task.key.run, task.key.round)
+        whole = header.model_digest == task.model.digest and _crc(body) == header.crc32c
+        return header if whole else None
+
+    def settle(self, run: str, number: int) -> None:
+        """The update was accepted, or nobody wants it any more."""
+        for path in self._checkpoints.glob(f"{run}.{number}.*"):
+            path.unlink(missing_ok=True)
+        self._header_path(run, number).unlink(missing_ok=True)
+        self.body_path(run, number).unlink(missing_ok=True)
+
+    def settle_others(self, tasks: Iterable[tuple[str, int]]) -> None:
+        """Nothing is owed but, perhaps, the updates of these rounds, nor any other training kept.
+
+        Args:
+            tasks: run and round of each.
+        """
+        keep = tuple(f"{run}.{number}." for run, number in tasks)
+        self._drop_checkpoints(keep)
+        for path in self._outbox.iterdir():
+            if not path.name.startswith(keep):
+                path.unlink()
+
+    def _header_path(self, run: str, number: int) -> Path:
+        return self._outbox / f"{run}.{number}.header"
+
+
+def _crc(path: Path) -> int:
+    checksum = 0
+    if path.exists():
+        with path.open("rb") as file:
+            while block := file.read(_READ_BYTES):
+                checksum = crc32c(block, checksum)
+    return checksum
+
+
+def _sizes(directory: Path) -> Iterator[tuple[Path, int]]:
+    """Of the files in a folder; others may remove some meanwhile."""
+    for path in directory.rglob("*"):
+        with suppress(FileNotFoundError):
+            if path.is_file():
+                yield path, path.stat().st_size

@@ -1,0 +1,128 @@
+"""Enrolment: a token from the operator becomes this device's identity.
+
+The private key is made here and never leaves; what goes out is a certificate request. The server
+is trusted at first contact because the token pins its root.
+"""
+
+import asyncio
+import secrets
+from pathlib import Path
+
+import grpc
+
+from fedloom.client.agent.store import ClientStore
+from fedloom.client.config import POLICY, template
+from fedloom.client.owner.policy import template as policy_template
+from fedloom.protocol.atomic_files import write_whole
+from fedloom.protocol.errors import IntegrityError, UnavailableError, UsageError
+from fedloom.protocol.transport import methods
+from fedloom.protocol.trust import identity
+from fedloom.protocol.trust.bootstrap import fetch_root
+from fedloom.protocol.trust.signing import KEY_BYTES, fingerprint
+from fedloom.protocol.trust.tokens import parse_token
+from fedloom.protocol.v1 import enrolment_pb2
+from fedloom.protocol.version import PROTOCOL_VERSIONS
+
+CONTACT_S = 20.0
+STATE = "client-state"
+
+
+async def enrol(server: str, token: str, config: Path) -> str:
+    """Enrol this device and write its settings.
+
+    Args:
+        server: host:port of the server's enrolment port.
+        token: as the operator gave it.
+        config: the client.toml to write; the state goes to `client-state` beside it.
+
+    Returns:
+        The name that this client has from now on.
+
+    Raises:
+        Refusal: the token or the server is not what it must be.
+        UnavailableError: the server cannot be reached.
+        UsageError: `server` is not host:port, or there is a client.toml already.
+    """
+    host, _, port = server.rpartition(":")
+    if not host or not port.isdigit():
+        raise UsageError(f"Expected --server as host:port, got {server!r}.")
+    _check_new(config)
+    pin = parse_token(token).pin
+    _check_place(config)  # else the token would be spent in vain
+    root = await asyncio.to_thread(fetch_root, host.strip("[]"), int(port), pin, CONTACT_S)
+    key = identity.generate_key()
+    request = enrolment_pb2.EnrolRequest(
+        protocol_versions=PROTOCOL_VERSIONS, token=token.strip(), csr_pem=identity.build_csr(key)
+    )
+    issued = await _call(server, root, request)
+    await asyncio.to_thread(_keep, config, identity.key_to_pem(key), issued, server)
+    return issued.client
+
+
+def _check_new(config: Path) -> None:
+    if config.exists():
+        raise UsageError(f"Expected no {config} yet, got one: move it away to enrol anew.")
+
+
+def _check_place(config: Path) -> None:
+    """Can the identity and the settings be written?
+
+    Raises:
+        UnavailableError: they cannot; nothing has been asked of the server yet.
+    """
+    try:
+        config.parent.mkdir(parents=True, exist_ok=True)
+        ClientStore(config.parent / STATE).make_room()
+        trial = config.with_name(f".{config.name}.{secrets.token_hex(4)}")
+        trial.touch(mode=0o600)
+        trial.unlink()
+    except OSError as error:
+        raise UnavailableError(
+            f"Expected to write to {config.parent}, got: {error}. Mend that and enrol again: the "
+            "token is still good."
+        ) from error
+
+
+def _keep(
+    config: Path, key_pem: bytes, issued: enrolment_pb2.IssuedCertificate, server: str
+) -> None:
+    """Write the identity, then the settings that point at it."""
+    store = ClientStore(config.parent / STATE)
+    if len(issued.signing_key) != KEY_BYTES:
+        raise IntegrityError(
+            f"Expected the server's signing key of {KEY_BYTES} bytes, got "
+            f"{len(issued.signing_key)}: upgrade the server."
+        )
+    store.save_identity(key_pem, issued.chain_pem, issued.root_pem, issued.signing_key)
+    fleet = f"{server.rpartition(':')[0]}:{issued.fleet_port}"
+    store.journal.note(
+        "enrolled",
+        f"This device became {issued.client} of the federation {issued.federation} at {fleet}, "
+        f"whose signing key is {fingerprint(issued.signing_key)}.",
+        client=issued.client,
+        federation=issued.federation,
+        server=fleet,
+        signing_key=issued.signing_key.hex(),
+    )
+    policy = config.parent / POLICY
+    if not policy.exists():  # an earlier one, or one that was put there before, is the owner's
+        policy.write_text(policy_template())
+    values = {"server": fleet, "enrolment": server, "state_dir": STATE, "policy": POLICY}
+    write_whole(config, template(values), sync=True)  # half a client.toml would be none
+
+
+async def _call(
+    server: str, root: bytes, request: enrolment_pb2.EnrolRequest
+) -> enrolment_pb2.IssuedCertificate:
+    credentials = grpc.ssl_channel_credentials(root_certificates=root)
+    async with grpc.aio.secure_channel(server, credentials, methods.COMMON_OPTIONS) as channel:
+        method = channel.unary_unary(
+            methods.ENROL,
+            request_serializer=enrolment_pb2.EnrolRequest.SerializeToString,
+            response_deserializer=enrolment_pb2.IssuedCertificate.FromString,
+        )
+        try:
+            issued: enrolment_pb2.IssuedCertificate = await method(request, timeout=CONTACT_S)
+        except grpc.aio.AioRpcError as error:
+            raise methods.error_from_rpc(error, server) from error
+    return issued

@@ -1,0 +1,154 @@
+"""Renewing the certificate before it ends, and going over to the new one at leisure.
+
+When it ends is the server's clock to say: a device's may be an hour wrong, or years.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from google.protobuf.message import Message
+
+from fedloom.client.agent.store import ClientStore
+from fedloom.client.network.connection import CONNECT_S, Connection
+from fedloom.client.network.jitter import JITTER
+from fedloom.protocol.crash_points import crossing
+from fedloom.protocol.errors import Code, Refusal, UnavailableError
+from fedloom.protocol.transport import methods
+from fedloom.protocol.trust import identity, late_renewal
+from fedloom.protocol.v1 import enrolment_pb2
+from fedloom.protocol.version import PROTOCOL_VERSIONS
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Renewal:
+    """How a client renews.
+
+    Attributes:
+        connection: to renew by.
+        store: has the certificate, and gets the new one.
+        busy: the work that a new connection would disturb.
+        jitter: from 0 to 1, of this client.
+        enrolment: host:port where devices enrol; empty where it is not known.
+    """
+
+    connection: Connection
+    store: ClientStore
+    busy: Callable[[], Collection["asyncio.Task[None]"]]
+    jitter: float
+    enrolment: str = ""
+
+    async def when_due(self, channel: grpc.aio.Channel, stream: Any) -> None:
+        """Renew in time; ends the stream when there is a new certificate to connect with."""
+        try:
+            await self._renew_in_time(channel)
+            log.info("reconnecting with the renewed certificate")
+            stream.cancel()
+        except Refusal:
+            log.exception("the certificate was not renewed")
+
+    async def learn_key(self, channel: grpc.aio.Channel) -> None:
+        """Renew at once where there is no key to check offers by: an enrolment from before them."""
+        trust = self.connection.trust
+        if trust is not None and not trust.knows_key:
+            await self._renew(channel)
+
+    async def _renew_in_time(self, channel: grpc.aio.Channel) -> None:
+        """Renew at two thirds of the certificate's life; return when to reconnect."""
+        here = self.connection
+        await here.connected.wait()
+        pem, _ = self.store.identity()
+        start, end = identity.validity(pem)
+        due_s = identity.seconds_until_renewal(start, end, here.now(), self.jitter)
+        await asyncio.sleep(due_s)
+        await here.persist(lambda: self._renew(channel))
+        left_s = (end - here.now()).total_seconds()
+        # Within the rest of the old one's life, so that a fleet enrolled together spreads out.
+        await asyncio.sleep(JITTER.uniform(0, max(0.0, left_s / 2)))
+        while (work := self.busy()) and (end - here.now()).total_seconds() > left_s / 4:
+            await asyncio.wait(list(work), timeout=1.0)
+
+    async def _renew(self, channel: grpc.aio.Channel) -> None:
+        method: Any = channel.unary_unary(
+            methods.RENEW,
+            request_serializer=enrolment_pb2.RenewRequest.SerializeToString,
+            response_deserializer=enrolment_pb2.IssuedCertificate.FromString,
+        )
+        await self._ask(
+            method, lambda csr: enrolment_pb2.RenewRequest(csr_pem=csr), self.connection.server
+        )
+        log.info("certificate renewed")
+
+    async def if_ended(self, *, told: bool = False) -> None:
+        """Renew a certificate that has ended, where devices enrol: it opens no other door.
+
+        Args:
+            told: the server says so, or seems to; else by the clock.
+
+        Raises:
+            Refusal: it cannot be renewed any more.
+            UnavailableError: the server cannot be reached there.
+        """
+        pem, root = self.store.identity()
+        _, end = identity.validity(pem)
+        if not told and self.connection.now() < end:
+            return
+        if not self.enrolment:
+            raise Refusal(
+                Code.EXPIRED,
+                f"The certificate ended {end:%Y-%m-%d %H:%M} UTC: say where devices enrol "
+                "(`enrolment` in client.toml) to renew it, or enrol again with a new token (and "
+                "check this device's clock).",
+            )
+        await self._late(pem, root)
+        log.info("certificate renewed, after its end")
+
+    async def _late(self, pem: bytes, root: bytes) -> None:
+        """Renew by the key alone."""
+        credentials = grpc.ssl_channel_credentials(root_certificates=root)
+        async with grpc.aio.secure_channel(
+            self.enrolment, credentials, methods.COMMON_OPTIONS
+        ) as channel:
+            method: Any = channel.unary_unary(
+                methods.RENEW_LATE,
+                request_serializer=enrolment_pb2.LateRenewRequest.SerializeToString,
+                response_deserializer=enrolment_pb2.IssuedCertificate.FromString,
+            )
+
+            def request(csr: bytes) -> enrolment_pb2.LateRenewRequest:
+                return enrolment_pb2.LateRenewRequest(
+                    protocol_versions=PROTOCOL_VERSIONS,
+                    certificate_pem=identity.leaf_pem(pem),
+                    csr_pem=csr,
+                    signature=late_renewal.sign(pem, csr),
+                )
+
+            await self._ask(method, request, self.enrolment)
+
+    async def _ask(self, method: Any, request: Callable[[bytes], Message], server: str) -> None:
+        """Ask for a certificate over a new key, and keep both."""
+        try:
+            self.store.make_room()  # else the server would issue one after another in vain
+        except OSError as error:
+            raise UnavailableError(f"Expected room for a certificate, got: {error}.") from error
+        key = identity.generate_key()
+        try:
+            issued = await method(request(identity.build_csr(key)), timeout=CONNECT_S)
+        except grpc.aio.AioRpcError as error:
+            raise methods.error_from_rpc(error, server) from error
+        crossing("client.renew.issued")
+        try:
+            self.store.save_identity(identity.key_to_pem(key), issued.chain_pem, issued.root_pem)
+        except OSError as error:
+            raise UnavailableError(f"Expected room for a certificate, got: {error}.") from error
+        self.connection.heard(issued.unix_time)
+        _, until = identity.validity(issued.chain_pem)
+        text = f"Got a new certificate from {server}, good until {until:%Y-%m-%d %H:%M} UTC."
+        self.store.journal.note("renewed", text, server=server, until=until.timestamp())
+        if self.connection.trust is not None:
+            self.connection.trust.learn(issued)

@@ -1,0 +1,1 @@
+"""The connection to the server, transfers, and the diagnosis of failures."""

@@ -1,0 +1,245 @@
+"""The connection of a client to its server: one stream to attend by, and channels for transfers.
+
+Work outlives a connection, so whoever transfers something says `persist`: attempts end with the
+connection that they use, and begin again on the next one.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime
+from typing import Any
+
+import grpc
+
+from fedloom.client.agent.store import ClientStore
+from fedloom.client.config import ClientConfig
+from fedloom.client.identity.offer_signature import Trust
+from fedloom.client.network import transfer
+from fedloom.client.network.diagnosis import diagnose
+from fedloom.client.network.jitter import JITTER
+from fedloom.protocol.errors import FedloomError, Refusal, UnavailableError, printable
+from fedloom.protocol.transport import methods
+from fedloom.protocol.trust import identity
+from fedloom.protocol.v1 import fleet_pb2
+from fedloom.protocol.version import PROTOCOL_VERSIONS, __version__
+
+log = logging.getLogger(__name__)
+
+CONNECT_S = 20.0
+LAST_TIME = datetime(9000, 1, 1, tzinfo=UTC).timestamp()
+CLOCK_S = 60.0
+"""From this difference on, a device's clock is worth a word."""
+
+CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
+    *methods.COMMON_OPTIONS,
+    ("grpc.keepalive_time_ms", 60_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    # Channels with equal arguments would share a connection, and with it a stale certificate.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_retries", 0),
+)
+
+OWN_CONNECTION_BYTES = 4 << 20
+"""From this size on a transfer has a connection of its own, which ends with it: the server's gRPC
+keeps over a megabyte to read into for every living connection that was once fast."""
+
+
+class UnreadableError(UnavailableError):
+    """The server said something that is no message; gRPC gives None for that."""
+
+
+def unreadable(server: str) -> UnreadableError:
+    """A message of the server that is none."""
+    return UnreadableError(f"Expected messages from {server}, got bytes that are none.")
+
+
+class Connection:
+    """How one client reaches its server.
+
+    Args:
+        config: where it belongs.
+        store: has its identity.
+
+    Attributes:
+        name: of the client, by its certificate.
+        trust: in what the server signs; None without TLS.
+        connected: while the server has welcomed this client.
+        greeted: whether it has, since `greeted` was last made false.
+    """
+
+    def __init__(self, config: ClientConfig, store: ClientStore) -> None:
+        self._config = config
+        self._store = store
+        self.name = config.plaintext
+        self.trust: Trust | None = None
+        self.connected = asyncio.Event()
+        self.greeted = False
+        self._server_booted: float | None = None
+        self._channel: grpc.aio.Channel | None = None
+        self._attempts: set[asyncio.Task[None]] = set()
+        self._stream: Any = None
+        self._sending = asyncio.Lock()
+
+    @property
+    def server(self) -> str:
+        """host:port of the fleet."""
+        return self._config.server
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """What every call carries."""
+        plaintext = self._config.plaintext
+        return ((methods.CLIENT_KEY, plaintext),) if plaintext else ()
+
+    @asynccontextmanager
+    async def attending(self) -> AsyncIterator[tuple[grpc.aio.Channel, Any]]:
+        """A channel with the stream to attend by; what uses them ends with them."""
+        async with self.open_channel() as channel:
+            self._channel = channel
+            stream = channel.stream_stream(
+                methods.ATTEND,
+                request_serializer=fleet_pb2.ClientMessage.SerializeToString,
+                response_deserializer=fleet_pb2.ServerMessage.FromString,
+            )(metadata=self.metadata)
+            try:
+                yield channel, stream
+            finally:
+                self._stream = None
+                self._let_go()
+                stream.cancel()
+
+    def open_channel(self) -> grpc.aio.Channel:
+        """A channel of its own.
+
+        Raises:
+            Refusal: EXPIRED.
+            UsageError: this client is not enrolled.
+        """
+        config = self._config
+        if config.plaintext:
+            return grpc.aio.insecure_channel(config.server, CHANNEL_OPTIONS)
+        pem, root = self._store.identity()
+        peer = identity.peer_from_pem(pem)
+        self.name = peer.client
+        if self.trust is None:
+            self.trust = Trust(self._store, peer)
+        # The leaf alone: the server knows the authorities that it could lead to.
+        credentials = grpc.ssl_channel_credentials(root, pem, identity.leaf_pem(pem))
+        return grpc.aio.secure_channel(config.server, credentials, CHANNEL_OPTIONS)
+
+    async def greet(self, stream: Any) -> None:
+        """Say who this is, and wait to be welcomed."""
+        hello = fleet_pb2.Hello(
+            protocol_versions=PROTOCOL_VERSIONS,
+            client=self.name,
+            sdk_version=f"fedloom/{__version__}",
+            labels=self._config.labels,
+        )
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                await stream.write(fleet_pb2.ClientMessage(hello=hello))
+                welcome = await stream.read()
+        except TimeoutError:
+            raise UnavailableError(
+                f"Expected an answer from {self.server} within {CONNECT_S:.0f} s, got none."
+            ) from None
+        if welcome is None:
+            raise unreadable(self.server)
+        if welcome is grpc.aio.EOF or welcome.WhichOneof("kind") != "welcome":
+            raise await transfer.failure(stream, self.server)
+        self.heard(welcome.welcome.unix_time)
+        log.info("%s attends %s", self.name, printable(welcome.welcome.federation))
+        self._stream = stream
+        self.greeted = True
+        self.connected.set()
+
+    def heard(self, unix_time: float) -> None:
+        """Learn the server's clock: certificates begin and end by it. 0 from an older server."""
+        if not 0 < unix_time < LAST_TIME:  # nor NaN
+            return
+        ahead_s = time.time() - unix_time
+        if self._server_booted is None and abs(ahead_s) > CLOCK_S:
+            log.warning("this device's clock is %+.0f s from the server's", ahead_s)
+        self._server_booted = unix_time - _since_boot_s()
+
+    def now(self) -> datetime:
+        """The server's time, or this device's where it is not known."""
+        if self._server_booted is None:
+            return datetime.now(UTC)
+        return datetime.fromtimestamp(self._server_booted + _since_boot_s(), UTC)
+
+    async def send(self, message: fleet_pb2.ClientMessage) -> None:
+        """Say something on the stream, if there is one; nothing said here must not be lost."""
+        async with self._sending:
+            if self._stream is not None:
+                with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                    await self._stream.write(message)
+
+    async def diagnose(self) -> Refusal | None:
+        """Say why connecting fails again and again, if it is for a certificate."""
+        if self._config.plaintext:
+            return None
+        _, root = self._store.identity()
+        path = self._store.identity_path
+        refusal = await asyncio.to_thread(diagnose, self.server, path, root)
+        if refusal is not None:
+            log.warning("not connected: %s: %s", refusal.code, refusal)
+        return refusal
+
+    # ---- transfers ---------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def channel_for(self, size_bytes: int) -> AsyncIterator[grpc.aio.Channel]:
+        """The connection to send or receive so much by, once the server has welcomed us."""
+        await self.connected.wait()
+        assert self._channel is not None
+        if size_bytes < OWN_CONNECTION_BYTES:
+            yield self._channel
+        else:
+            async with self.open_channel() as channel:
+                yield channel
+
+    async def persist(self, attempt: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Try until it succeeds or is refused for good; a lost connection ends one attempt."""
+        number = 0
+        while True:
+            trying = asyncio.ensure_future(attempt())
+            self._attempts.add(trying)
+            try:
+                await trying
+            except FedloomError as error:
+                if not transfer.may_retry(error):
+                    raise
+                log.info("will try again: %s", error)
+            except (grpc.aio.UsageError, asyncio.CancelledError) as error:
+                # A call on a channel that was let go is cancelled; so is a withdrawn task.
+                current = asyncio.current_task()
+                if isinstance(error, asyncio.CancelledError) and current and current.cancelling():
+                    raise
+                log.info("the connection was lost; will try again")
+            else:
+                return
+            finally:
+                self._attempts.discard(trying)
+            await asyncio.sleep(JITTER.uniform(0, min(30.0, 0.2 * 2**number)))
+            number = min(number + 1, 16)
+
+    def _let_go(self) -> None:
+        """The connection is gone: so is every attempt that uses it.
+
+        gRPC should end their calls, and does not always: one whose channel dies before its first
+        message has left can wait for ever.
+        """
+        if not self.connected.is_set():
+            return  # nobody was welcomed: all attempts wait for that
+        self.connected.clear()
+        for trying in self._attempts:
+            trying.cancel()
+
+
+def _since_boot_s() -> float:
+    """A clock that nobody sets, and that goes on while the device sleeps, where there is one."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))

@@ -1,0 +1,180 @@
+"""Models in and updates out, resumed at the byte where they were cut."""
+
+import asyncio
+import os
+import time
+from pathlib import Path
+from typing import Any, Protocol
+
+import grpc
+
+from fedloom.client.agent.store import ClientStore
+from fedloom.client.budgets.pace import Pace
+from fedloom.client.network.incoming import Incoming
+from fedloom.protocol.crash_points import crossing
+from fedloom.protocol.errors import (
+    Code,
+    FedloomError,
+    IntegrityError,
+    Refusal,
+    UnavailableError,
+)
+from fedloom.protocol.transport import methods
+from fedloom.protocol.transport.chunk_size import Chunks
+from fedloom.protocol.v1 import fleet_pb2
+
+Metadata = tuple[tuple[str, str], ...]
+
+
+class Shelf(Protocol):
+    """Where models go."""
+
+    def receive_model(self, digest: str, size_bytes: int) -> Incoming:
+        """Begin, or go on with, receiving a model."""
+
+    def adopt_model(self, digest: str) -> Path:
+        """The part is whole and verified."""
+
+
+async def download(
+    channel: grpc.aio.Channel,
+    model: fleet_pb2.ModelRef,
+    store: Shelf,
+    server: str,
+    metadata: Metadata = (),
+    *,
+    pace: Pace | None = None,
+) -> None:
+    """Fetch a model into the store, going on where an earlier attempt was cut.
+
+    Raises:
+        Refusal: the server does not give it.
+        UnavailableError: the connection broke; try again.
+        IntegrityError: what came is not what was promised.
+    """
+    pace = pace or Pace()
+    part = store.receive_model(model.digest, model.size_bytes)
+    try:
+        digest = await asyncio.to_thread(part.hash)
+        call: Any = channel.unary_stream(
+            methods.DOWNLOAD, request_serializer=fleet_pb2.DownloadRequest.SerializeToString
+        )(
+            fleet_pb2.DownloadRequest(digest=model.digest, offset=part.received),
+            metadata=metadata,
+        )
+        try:
+            async for chunk in call:
+                if not chunk:
+                    call.cancel()
+                    raise IntegrityError(f"Expected bytes of a model, got none from {server}.")
+                if part.received + len(chunk) > model.size_bytes:
+                    call.cancel()
+                    raise IntegrityError(
+                        f"Expected a model of {model.size_bytes} bytes, got more from {server}."
+                    )
+                part.append(chunk)
+                digest.update(chunk)
+                crossing("client.download.chunk")
+                await pace.passed(len(chunk))
+        except grpc.aio.AioRpcError as error:
+            raise methods.error_from_rpc(error, server) from error
+    finally:
+        part.close()
+    if not part.is_whole:
+        raise IntegrityError(
+            f"Expected {model.size_bytes} bytes of a model, got {part.received} from {server}."
+        )
+    if digest.hexdigest() != model.digest:
+        part.path.unlink()
+        raise IntegrityError(
+            f"Expected a model {model.digest[:12]}, got other bytes: trying again."
+        )
+    crossing("client.download.whole")
+    store.adopt_model(model.digest)
+
+
+async def upload(
+    channel: grpc.aio.Channel,
+    header: fleet_pb2.UpdateHeader,
+    store: ClientStore,
+    server: str,
+    metadata: Metadata = (),
+    *,
+    chunks: Chunks | None = None,
+    pace: Pace | None = None,
+) -> bool:
+    """Send an update; returns whether it had been accepted before.
+
+    Raises:
+        Refusal: the server turned it away.
+        UnavailableError: the connection broke; try again.
+    """
+    call: Any = channel.stream_stream(methods.UPLOAD)(metadata=metadata)
+    try:
+        await call.write(header.SerializeToString())
+        reply = await _reply(call, server)
+        if reply.WhichOneof("kind") == "proceed":
+            body = os.open(store.body_path(header.task.run, header.task.round), os.O_RDONLY)
+            try:
+                offset = reply.proceed.offset
+                if offset > header.size_bytes:
+                    raise Refusal(
+                        Code.MALFORMED,
+                        f"Expected to go on within {header.size_bytes} bytes, got byte {offset}.",
+                    )
+                await _send_body(call, body, offset, chunks or Chunks(), pace or Pace())
+            finally:
+                os.close(body)
+            await call.done_writing()
+            crossing("client.upload.sent")
+            reply = await _reply(call, server)
+        else:
+            await call.done_writing()
+        crossing("client.upload.accepted")
+    except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+        raise await failure(call, server) from error
+    finally:
+        call.cancel()
+    return reply.accepted.repeated
+
+
+async def _send_body(call: Any, body: int, offset: int, chunks: Chunks, pace: Pace) -> None:
+    while chunk := os.pread(body, pace.most(chunks.size), offset):
+        begun = time.monotonic()
+        await call.write(chunk)
+        chunks.passed(len(chunk), time.monotonic() - begun)
+        offset += len(chunk)
+        crossing("client.upload.chunk")
+        await pace.passed(len(chunk))
+
+
+async def _reply(call: Any, server: str) -> fleet_pb2.UploadReply:
+    raw = await call.read()
+    if raw is grpc.aio.EOF:
+        raise await failure(call, server)
+    return methods.parse(fleet_pb2.UploadReply, raw)
+
+
+async def failure(call: Any, server: str) -> FedloomError:
+    """Why a call ended early."""
+    code = await call.code()
+    if code is grpc.StatusCode.OK:
+        return UnavailableError(f"Expected a reply from {server}, got the end of the call.")
+    error = grpc.aio.AioRpcError(
+        code,
+        await call.initial_metadata(),
+        await call.trailing_metadata(),
+        details=await call.details(),
+    )
+    return methods.error_from_rpc(error, server)
+
+
+RETRYABLE = frozenset({Code.BUSY, Code.OUT_OF_SPACE, Code.TRUNCATED, Code.BAD_CHECKSUM})
+"""Refusals after which the same update may be sent again."""
+
+
+def may_retry(error: FedloomError) -> bool:
+    """Is sending again worth while?"""
+    if isinstance(error, Refusal):
+        return error.code in RETRYABLE
+    return isinstance(error, UnavailableError | IntegrityError)

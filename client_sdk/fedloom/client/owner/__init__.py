@@ -1,0 +1,1 @@
+"""What the owner of a device decides, and the journal of what left it."""

@@ -1,0 +1,93 @@
+"""The owner's policy as a gate, and how often this device took part of late.
+
+A round is counted by all that it asks for: under the number of one that was counted before, a
+server may ask again with another model, and would get another update.
+
+Times are of the device's clock; one that jumps back makes rounds look recent, never forgotten.
+"""
+
+import json
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from fedloom.client.agent.checkpoints import name_of
+from fedloom.client.owner.policy import PolicyFile
+from fedloom.protocol.atomic_files import write_whole
+from fedloom.protocol.errors import UsageError
+from fedloom.protocol.v1 import fleet_pb2
+
+log = logging.getLogger(__name__)
+
+FILE = "rounds-taken.json"
+HOUR_S, DAY_S = 3600.0, 86400.0
+
+
+class OwnersRules:
+    """The gate that a policy is.
+
+    Args:
+        policy: the owner's.
+        directory: of the client's state.
+        now: the device's clock, seconds since the epoch.
+    """
+
+    def __init__(
+        self, policy: PolicyFile, directory: Path, now: Callable[[], float] = time.time
+    ) -> None:
+        self.policy = policy
+        self._path = directory / FILE
+        self._now = now
+        self._taken = _read(self._path)
+
+    def objection(self, offer: fleet_pb2.Task) -> str | None:
+        """Why not to take an offer; None for yes."""
+        try:
+            policy = self.policy.current()
+        except UsageError as error:
+            log.warning("nothing is taken: %s", error)
+            return "the device's policy cannot be read, so nothing is taken."
+        if (objection := policy.objection(offer)) is not None:
+            return objection
+        for most, span_s, name in (
+            (policy.runs.rounds_per_hour, HOUR_S, "an hour"),
+            (policy.runs.rounds_per_day, DAY_S, "a day"),
+        ):
+            if most and self._since(span_s, offer) >= most:
+                rounds = "round" if most == 1 else "rounds"
+                return f"the device's policy lets it take part in {most} {rounds} {name}."
+        return None
+
+    def took(self, offer: fleet_pb2.Task) -> None:
+        """An offer was taken; the same task counts once until it is answered."""
+        self._taken.setdefault(name_of(offer), self._now())
+        self._keep()
+
+    def answered(self, offer: fleet_pb2.Task) -> None:
+        """A task is done with: whoever asks for it again asks for one more."""
+        key, now = name_of(offer), self._now()
+        self._taken[f"{key} until {now}"] = self._taken.pop(key, now)
+        self._keep()
+
+    def _keep(self) -> None:
+        now = self._now()
+        self._taken = {key: at for key, at in self._taken.items() if now - at < DAY_S}
+        try:
+            write_whole(self._path, json.dumps(self._taken))
+        except OSError as error:
+            log.warning("that a round was taken is not noted: %s", error)
+
+    def _since(self, span_s: float, offer: fleet_pb2.Task) -> int:
+        now, mine = self._now(), name_of(offer)
+        return sum(1 for key, at in self._taken.items() if now - at < span_s and key != mine)
+
+
+def _read(path: Path) -> dict[str, float]:
+    try:
+        return {str(key): float(at) for key, at in json.loads(path.read_text()).items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        log.warning("how often this device took part is not known any more (%s): %s", path, error)
+        return {}

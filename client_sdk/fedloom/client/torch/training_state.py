@@ -1,0 +1,156 @@
+"""A training's whole state at a step, to go on from it with the same bits.
+
+What the bits of the rest depend on: the parameters and buffers, the optimizer's state, the random
+numbers still to be drawn, how many batches have gone by, what was measured so far, and what rules
+and early stops count. What follows from the task alone (the order of the examples, the rule's
+anchors) is made anew.
+
+Invariant: resumed at any step, a training ends with the bits that it would have had.
+"""
+
+import logging
+from collections.abc import Mapping
+from typing import Any, BinaryIO, Protocol, TypeGuard
+
+import torch
+from torch import nn
+
+from fedloom.client.agent.checkpoints import Checkpoints
+from fedloom.client.torch.random_state import random_state, set_random_state
+from fedloom.client.update.apply_rule import Local
+
+log = logging.getLogger(__name__)
+
+
+class Stateful(Protocol):
+    """Something with a state; every torch.optim.Optimizer is one."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Its state: tensors and plain values."""
+
+    def load_state_dict(self, state: dict[str, Any], /) -> None:
+        """Go on from a state."""
+
+
+class Saving:
+    """Keeps one training's state, and goes on from what was kept.
+
+    Args:
+        checkpoints: where to.
+        module: that is trained.
+        local: what the rule counts in.
+        device: whose random numbers are drawn.
+        num_examples: trained on; a checkpoint of another number does not fit.
+
+    Attributes:
+        num_ranks: that train together; likewise.
+    """
+
+    num_ranks = 1
+
+    def __init__(
+        self,
+        checkpoints: Checkpoints,
+        module: nn.Module,
+        local: Local,
+        device: torch.device,
+        num_examples: int,
+    ) -> None:
+        self._checkpoints = checkpoints
+        self._module, self._local, self._device = module, local, device
+        self._num_examples = num_examples
+        self._parts: Mapping[str, Stateful] = {}
+        self._stage = 0
+        self._steps = 0
+        self._epoch = 1
+        self._found = self._read()
+
+    def _read(self) -> dict[str, Any] | None:
+        path = self._checkpoints.saved()
+        if path is None:
+            return None
+        try:
+            found: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+            self._check(found)
+        except Exception as error:  # noqa: BLE001 - whatever a foreign file does to torch.load
+            log.warning("a checkpoint does not fit, so training begins anew: %s", error)
+            self._checkpoints.drop()
+            return None
+        return found
+
+    def _check(self, found: dict[str, Any]) -> None:
+        if found["num_examples"] != self._num_examples:
+            raise ValueError(f"it is of {found['num_examples']} examples")
+        if found["num_ranks"] != self.num_ranks:
+            raise ValueError(f"it is of {found['num_ranks']} ranks")
+        shapes = {name: tensor.shape for name, tensor in _tensors(self._module).items()}
+        if {name: tensor.shape for name, tensor in found["tensors"].items()} != shapes:
+            raise ValueError("it is of other tensors")
+
+    def is_past(self, stage: int) -> bool:
+        """Whether a stage was over when the checkpoint was taken."""
+        return self._found is not None and self._found["stage"] > stage
+
+    def begin(self, stage: int, epoch: int, parts: Mapping[str, Stateful]) -> int:
+        """Begin a stage, or go on with it; returns how many steps of it are done.
+
+        Args:
+            stage: number; those of a training follow each other.
+            epoch: steps in one.
+            parts: what else has a state.
+        """
+        self._stage, self._epoch, self._parts, self._steps = stage, epoch, parts, 0
+        if self._found is not None and self._found["stage"] == stage:
+            self._restore(self._found)
+            self._found = None
+        return self._steps
+
+    def _restore(self, found: dict[str, Any]) -> None:
+        with torch.no_grad():
+            for name, tensor in _tensors(self._module).items():
+                tensor.copy_(found["tensors"][name])
+        for name, part in self._parts.items():
+            part.load_state_dict(found["parts"][name])
+        set_random_state(found["random"], self._device)
+        self._local.steps = found["local_steps"]
+        self._steps = found["steps"]
+        log.info("training goes on after step %d", self._steps)
+
+    def stepped(self) -> None:
+        """Be told of a step; at the end of an epoch that is long enough after the last, save."""
+        self._steps += 1
+        if self._steps % self._epoch == 0 and self._is_due():
+            self.save()
+
+    def _is_due(self) -> bool:
+        return self._checkpoints.due()
+
+    def save(self) -> None:
+        """Keep the state as it is between two steps."""
+        self._checkpoints.save(self._write)
+
+    def _write(self, file: BinaryIO) -> None:
+        torch.save(self._state(), file)
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            "stage": self._stage,
+            "steps": self._steps,
+            "num_examples": self._num_examples,
+            "num_ranks": self.num_ranks,
+            "tensors": _tensors(self._module),
+            "parts": {name: part.state_dict() for name, part in self._parts.items()},
+            "random": random_state(self._device),
+            "local_steps": self._local.steps,
+        }
+
+
+def _tensors(module: nn.Module) -> dict[str, torch.Tensor]:
+    """All parameters and buffers, those that a state_dict leaves out too."""
+    named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    return {name: tensor.detach() for name, tensor in named.items()}
+
+
+def can_save(optimizer: object) -> TypeGuard[Stateful]:
+    """Whether an optimizer tells its state."""
+    return hasattr(optimizer, "state_dict") and hasattr(optimizer, "load_state_dict")

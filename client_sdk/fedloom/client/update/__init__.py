@@ -1,0 +1,1 @@
+"""From trained tensors to an update that may leave the device."""

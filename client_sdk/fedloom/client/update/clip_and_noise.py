@@ -1,0 +1,104 @@
+"""What a device does to its update for differential privacy: clip it, count it, add noise to it.
+
+Agent and simulator share this, so that the same training sends the same bits.
+
+Invariants: the norm that is clipped is that of the values as they travel, over all parts together;
+it does not depend on the order in which the parts come.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from fedloom.client.update.apply_rule import Settled
+from fedloom.protocol.errors import UsageError
+from fedloom.protocol.trust.noise_stream import derived_key, key_of_seed, keyed
+from fedloom.protocol.v1 import fleet_pb2
+from fedloom.strategies.privacy import add_noise, clip
+from fedloom.strategies.privacy.release import WITHIN
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guard:
+    """What a round asks of its devices for privacy.
+
+    Attributes:
+        clip_norm: that the whole update is scaled down to.
+        count_within: also send whether it was that short.
+        noise_multiplier: of the device's own noise; 0 for none.
+        seeded: for simulation, that noise follows from the task's seed.
+        longest: norm that a simulation's door lets in; None for any. A server has its own.
+    """
+
+    clip_norm: float
+    count_within: bool = False
+    noise_multiplier: float = 0.0
+    seeded: bool = False
+    longest: float | None = None
+
+    @classmethod
+    def of(cls, message: fleet_pb2.Task) -> "Guard | None":
+        """What a task asks; None where it asks for no privacy.
+
+        Raises:
+            UsageError: it asks for what cannot be done.
+        """
+        if not message.HasField("privacy"):
+            return None
+        asked = message.privacy
+        if not asked.clip > 0:
+            raise UsageError(f"Expected a clip > 0 in a private task, got {asked.clip}.")
+        return cls(
+            clip_norm=asked.clip,
+            count_within=asked.count_within,
+            noise_multiplier=asked.noise_multiplier,
+            seeded=asked.seeded,
+        )
+
+    def protect(
+        self,
+        settled: Settled,
+        dtype_of: Callable[[str], np.dtype[Any]],
+        *,
+        run: str,
+        round: int,  # noqa: A002 - the field's word
+        seed: int,
+        secret: Callable[[], bytes],
+    ) -> Settled:
+        """Return an update as it may leave.
+
+        Args:
+            settled: trained values beside received ones.
+            dtype_of: the dtype in which a tensor's differences travel.
+            run: its id.
+            round: its number.
+            seed: of the task.
+            secret: gives the device's key; only asked for noise that is not seeded.
+
+        Raises:
+            UsageError: a value is NaN or infinite.
+        """
+        ordered = sorted(settled.parts, key=lambda part: (part.group, part.tensor))
+        try:
+            values, within = clip(
+                [part.sent(dtype_of(part.tensor)) for part in ordered], self.clip_norm
+            )
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+        if self.noise_multiplier:
+            key = key_of_seed(seed) if self.seeded else derived_key(secret(), run)
+            values = add_noise(
+                values,
+                clip_norm=self.clip_norm,
+                noise_multiplier=self.noise_multiplier,
+                round=round,
+                stream=keyed(key),
+            )
+        counted = {WITHIN: 0.5 if within else -0.5} if self.count_within else {}
+        protected = [
+            replace(part, values=array, less=None)
+            for part, array in zip(ordered, values, strict=True)
+        ]
+        return replace(settled, parts=protected, scalars={**settled.scalars, **counted})

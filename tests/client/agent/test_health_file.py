@@ -1,0 +1,103 @@
+"""How an agent stands is known to systemd, to containers and to `client health`."""
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from fedloom.cli.main import main
+from fedloom.client.agent.health_file import FILE, Standing, keep_watchdog, stand
+from fedloom.client.identity.leave import wipe
+from support.agents import Adder, played, until
+
+
+def health(config, *arguments):
+    return CliRunner().invoke(main, ["client", "health", "--config", str(config), *arguments])
+
+
+def test_an_agent_says_how_it_stands(tmp_path):
+    """It attends, waits while the server is away, and is gone when it is stopped."""
+
+    async def scenario(federation, agents):
+        await agents.start("ward", Adder())
+        state = agents.configs["ward"].state_dir
+        config = agents.directory / "ward" / "client.toml"
+        await until(lambda: stand(state).attends)
+        done = await asyncio.to_thread(health, config, "--attending")
+        assert (done.exit_code, "attends 127.0.0.1" in done.output) == (0, True)
+        await agents.stop("ward")
+        assert not stand(state).alive
+        done = await asyncio.to_thread(health, config, "--json")
+        assert (done.exit_code, json.loads(done.output)["error"]["kind"]) == (5, "unavailable")
+
+    played(tmp_path, scenario)
+
+
+def test_one_that_waits_is_alive(tmp_path):
+    """To restart it would mend nothing; who wants to know whether it attends can ask."""
+    (tmp_path / "client.toml").write_text('server = "h:1"\nstate_dir = "state"\n')
+    state = tmp_path / "state"
+    state.mkdir()
+    standing = Standing(state, "h:1")
+    standing.begins()
+    standing.attends()
+    standing.waits()
+    assert health(tmp_path / "client.toml").exit_code == 0
+    done = health(tmp_path / "client.toml", "--attending")
+    assert (done.exit_code, "waits for h:1" in done.output) == (5, True)
+    wipe(state)
+    assert not state.exists()
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"pid": "x"}', '{"pid": null}'])
+def test_what_is_not_a_standing_is_no_agent(text, tmp_path):
+    """A file cut short, or somebody else's."""
+    (tmp_path / FILE).write_text(text)
+    assert not stand(tmp_path).alive
+
+
+def test_a_process_that_was_killed_is_no_agent(tmp_path):
+    """Its file outlives it."""
+    done = subprocess.Popen([sys.executable, "-c", ""])
+    done.wait()
+    (tmp_path / FILE).write_text(json.dumps({"pid": done.pid, "attends": True}))
+    assert not stand(tmp_path).alive
+
+
+def test_systemd_hears_of_it(tmp_path, monkeypatch):
+    """By its socket, and often enough for its watchdog."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(str(tmp_path / "notify"))
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        standing = Standing(tmp_path, "h:1")
+        standing.begins()
+        standing.attends()
+        standing.ends()
+        heard = [listener.recv(1000) for _ in range(3)]
+        assert heard[0].startswith(b"READY=1\n")
+        assert heard[1:] == [b"STATUS=Attends h:1", b"STOPPING=1"]
+        monkeypatch.setenv("WATCHDOG_USEC", "20000")
+        monkeypatch.setenv("WATCHDOG_PID", str(os.getpid()))
+        listener.settimeout(10)
+
+        async def beat():
+            task = asyncio.ensure_future(keep_watchdog())
+            found = [await asyncio.to_thread(listener.recv, 100) for _ in range(3)]
+            task.cancel()
+            return found
+
+        assert asyncio.run(beat()) == [b"WATCHDOG=1"] * 3
+
+
+def test_no_socket_and_no_room_end_nothing(tmp_path, monkeypatch):
+    """An agent outlives whoever looks at it."""
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "none"))
+    standing = Standing(tmp_path / "gone", "h:1")
+    standing.begins()
+    standing.attends()
+    standing.ends()

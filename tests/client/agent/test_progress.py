@@ -1,0 +1,93 @@
+"""Progress: passed on at most once a second, never in the way, and never nonsense."""
+
+import math
+import time
+
+import numpy as np
+import pytest
+
+from fedloom.client.agent.agent import progress
+from fedloom.client.agent.progress import Note, note
+from fedloom.client.numpy import gradient_client
+from support.modules import like
+from support.tasks import task
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ((0.25,), Note(0.25)),
+        (((3, 4), np.float32(0.5)), Note(0.75, 0.5)),
+        (((0, 0),), Note(1.0)),
+        ((7,), Note(1.0)),
+        ((-1, math.nan), Note(0.0)),
+        ((math.nan, math.inf), Note(0.0)),
+        (((1, 2), "much"), Note(0.5)),
+        (((1, 2), [1, 2]), Note(0.5)),
+        (("much",), Note(0.0)),
+        (((1, 2, 3),), Note(0.0)),
+        ((None, 0.5), Note(0.0, 0.5)),
+    ],
+)
+def test_whatever_is_said_becomes_a_fraction_and_perhaps_a_loss(said, expected):
+    """A mistake in a progress report is no reason to fail a round."""
+    assert note(*said) == expected
+
+
+def test_little_is_passed_on_of_much_that_is_said(monkeypatch):
+    """One word a second; what lies between is not even looked at."""
+    now = [0.0]
+    monkeypatch.setattr(progress, "time", like(time, monotonic=lambda: now[0]))
+    heard, looked = [], []
+
+    class Loss:
+        def __float__(self):
+            looked.append(now[0])
+            return 1.0
+
+    asked = task()
+    asked.progress(0.1, Loss())
+    with asked.reporting(heard.append):
+        for step in range(1, 301):
+            now[0] = step / 100
+            asked.progress((step, 300), Loss())
+    asked.progress(1.0, Loss())
+    assert [round(n.fraction, 3) for n in heard] == [0.003, 0.337, 0.67]
+    assert len(looked) == 3
+
+
+def _gradient(params, x, y):
+    return 2.5, {"w": np.zeros(3)}
+
+
+def test_helpers_report_by_themselves(monkeypatch):
+    """Steps done of steps wanted, and the loss; without a line of the author's."""
+    now = iter(range(1000))
+    monkeypatch.setattr(progress, "time", like(time, monotonic=lambda: next(now)))
+    data = np.ones((20, 3)), np.tile([0, 1], 10)
+    numpy_heard, torch_heard, sklearn_heard = [], [], []
+    asked = task(epochs=2, batch_size=10)
+    with asked.reporting(numpy_heard.append):
+        gradient_client(_gradient, data).train({"w": np.zeros(3)}, asked)
+    assert numpy_heard == [Note(f, 2.5) for f in (0.25, 0.5, 0.75, 1.0)]
+    torch = pytest.importorskip("torch")
+    from fedloom.client.torch import TorchClient
+
+    asked = task(steps=4, batch_size=10)
+    client = TorchClient(
+        torch.nn.Linear(3, 2),
+        (torch.ones(20, 3), torch.zeros(20, dtype=torch.int64)),
+        torch.nn.functional.cross_entropy,
+    )
+    with asked.reporting(torch_heard.append):
+        client.train(client.initial(), asked)
+    assert [n.fraction for n in torch_heard] == [0.25, 0.5, 0.75, 1.0]
+    assert torch_heard[0].loss > torch_heard[-1].loss > 0
+    linear = pytest.importorskip("sklearn.linear_model")
+    from fedloom.client.sklearn import sklearn_client
+
+    asked = task(epochs=2, batch_size=10)
+    client = sklearn_client(linear.SGDClassifier(), data, classes=[0, 1])
+    with asked.reporting(sklearn_heard.append):
+        client.train(client.initial(), asked)
+    assert [n.fraction for n in sklearn_heard] == [0.25, 0.5, 0.75, 1.0]

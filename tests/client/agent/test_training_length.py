@@ -1,0 +1,106 @@
+"""A local training ends when it learns no more, when time is up, or when somebody asks."""
+
+import time
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from fedloom.client import Kind, Task, Weighting
+from fedloom.client.agent.agent import training_length
+from fedloom.client.torch import TorchClient, parameters
+from fedloom.client.torch.stopping import Stopping
+from fedloom.strategies import Plain, RoundSettings, client_rule
+from support.modules import like
+
+
+def _settings(**values):
+    defaults = {"epochs": 50, "steps": None, "batch_size": 4, "learning_rate": 0.1}
+    return RoundSettings(**{**defaults, **values})
+
+
+def _steps_until_stop(watched, losses):
+    """Steps of four and four and two examples, an epoch, at each loss."""
+    for step, loss in enumerate(losses):
+        if watched.should_stop():
+            return step
+        watched.watch(torch.tensor(loss), (4, 4, 2)[step % 3])
+    return len(losses)
+
+
+@pytest.mark.parametrize(
+    ("patience", "epochs", "steps"),
+    [
+        (1, [3, 2, 2, 1], 9),  # the third does not fall
+        (2, [3, 2, 2, 2, 1], 12),
+        (2, [3, 2, 2, 1, 1], 15),  # the fourth is the least: patience begins anew
+        (None, [3, 3, 3, 3], 12),
+    ],
+)
+def test_patience_counts_epochs_without_a_lower_loss(patience, epochs, steps):
+    """By the mean over an epoch's examples."""
+    losses = [loss for loss in epochs for _ in range(3)]
+    assert _steps_until_stop(Stopping(_settings(patience=patience), 10), losses) == steps
+
+
+def test_batches_count_by_their_examples():
+    """Two epochs of mean 2.0 by examples, whose means by batches are 1.67 and 2.33."""
+    watched = Stopping(_settings(patience=1), 10)
+    losses = [2.0, 2.0, 2.0, 1.0, 2.0, 4.0, 0.0]  # (4·1 + 4·2 + 2·4) / 10 = 2
+    assert _steps_until_stop(watched, losses) == 6
+
+
+def test_time_is_up_at_the_budget(monkeypatch):
+    """Seconds of the device's monotonic clock."""
+    now = [100.0]
+    monkeypatch.setattr(training_length, "time", like(time, monotonic=lambda: now[0]))
+    watched = Stopping(_settings(time_budget_s=2.5), 10)
+    now[0] = 102.4
+    assert not watched.should_stop()
+    now[0] = 102.5
+    assert watched.should_stop()
+
+
+def test_fednova_is_told_the_steps_that_were_taken():
+    """A training that learns nothing stops after whole epochs, long before its fifty."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 2)
+    data = torch.randn(10, 3), torch.randint(0, 2, (10,))
+    task = Task(
+        run="r",
+        round=1,
+        kind=Kind.TRAIN,
+        settings=_settings(patience=1, learning_rate=30.0),
+        rule=client_rule("fednova"),
+        config={},
+        seed=1,
+        deadline_s=60.0,
+        weighting=Weighting.EXAMPLES,
+    )
+    TorchClient(model, data, cross_entropy).train(dict(parameters(model)), task)
+    assert 3 < task.local.steps < 150
+    assert task.local.steps % 3 == 0
+
+
+def test_only_the_tensors_asked_for_are_trained_and_sent():
+    """The others do not change the ones that are: they are frozen, not forgotten."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))
+    start = {name: value.copy() for name, value in parameters(model).items()}
+    data = torch.randn(10, 3), torch.randint(0, 2, (10,))
+    task = Task(
+        run="r",
+        round=1,
+        kind=Kind.TRAIN,
+        settings=_settings(only=["1.*"]),
+        rule=Plain(),
+        config={},
+        seed=1,
+        deadline_s=60.0,
+        weighting=Weighting.EXAMPLES,
+    )
+    sent, _, _ = TorchClient(model, data, cross_entropy).train(start, task)
+    assert sent.keys() == {"1.weight", "1.bias"}
+    assert (sent["1.weight"] != start["1.weight"]).any()
+    assert (parameters(model)["0.weight"] == start["0.weight"]).all()
+    assert all(param.requires_grad for param in model.parameters())

@@ -1,0 +1,77 @@
+"""Memory that an idle agent gives back."""
+
+import asyncio
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from fedloom.client.agent.agent import agent as agent_module
+from fedloom.client.agent.agent import trim_memory
+from support.agents import Adder, played, submit, until
+
+SMAPS = """\
+1000-3000 r-xp 00000000 fe:00 1 /lib/clean.so
+Rss: 8 kB
+Private_Dirty: 0 kB
+Anonymous: 0 kB
+VmFlags: rd ex
+3000-4000 r-xp 00000000 fe:00 1 /lib/patched.so
+Private_Dirty: 4 kB
+4000-5000 rw-p 00000000 fe:00 1 /lib/data.so
+Private_Dirty: 0 kB
+5000-6000 r--s 00000000 fe:00 1 /tmp/shared
+6000-7000 r--p 00000000 00:00 0
+7000-8000 r--p 00000000 00:00 0 [vvar]
+8000-9000 r--p 00000000 fe:00 1 /lib/a name.so (deleted)
+Private_Dirty: 0 kB
+Anonymous: 4 kB
+a000-b000 r--p 00000000 fe:00 1 /lib/rodata.so
+Private_Dirty: 0 kB
+"""
+
+
+def test_only_pages_that_can_be_read_again_are_given_back():
+    """Nothing that was, or could be, written to."""
+    found = list(trim_memory.clean_mappings(SMAPS.splitlines()))
+    assert found == [(0x1000, 0x3000), (0xA000, 0xB000)]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc/self/smaps is Linux's")
+def test_a_process_goes_on_lighter():
+    """Half of what was read of libraries goes, and everything works on."""
+    code = """
+import sys
+import fedloom.client
+from fedloom.client import light
+def resident():
+    lines = open("/proc/self/status").read().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("RssFile"))
+before = resident()
+light.slim()
+after = resident()
+import numpy, json
+numpy.linalg.inv(numpy.eye(50)) @ numpy.eye(50)
+sys.exit(0 if after < before / 2 else f"{before} {after}")
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_an_agent_slims_once_each_time_that_it_becomes_idle(tmp_path, monkeypatch):
+    """After its start and after each task; not while it works, nor over and over."""
+    slimmed = []
+    monkeypatch.setattr(agent_module, "SLIM_AFTER_S", 0.01)
+    monkeypatch.setattr(trim_memory, "slim", lambda: slimmed.append(1))
+
+    async def scenario(federation, agents):
+        await agents.start("a", Adder())
+        await until(lambda: len(slimmed) == 1)
+        await asyncio.sleep(0.1)
+        assert len(slimmed) == 1
+        ones = {"w": np.ones(2, np.float32)}
+        run = await submit(federation, ones, cohort={"goal": 1, "quorum": 1})
+        await federation.ended(run)
+        await until(lambda: len(slimmed) == 2)
+
+    played(tmp_path, scenario)

@@ -1,0 +1,65 @@
+"""Whose word a client takes when it is told of a key: the known one's, whatever comes with it."""
+
+from datetime import UTC, datetime
+
+import pytest
+
+from fedloom.client.agent.store import ClientStore
+from fedloom.client.identity.offer_signature import Trust
+from fedloom.client.owner import journal
+from fedloom.protocol.errors import Code, Refusal
+from fedloom.protocol.trust.identity import Peer
+from fedloom.protocol.trust.signing import Signer
+from fedloom.protocol.v1 import enrolment_pb2
+
+NEVER = datetime(9999, 1, 1, tzinfo=UTC)
+
+
+@pytest.fixture
+def store(tmp_path):
+    """Files of a client that knows no key yet."""
+    return ClientStore(tmp_path / "state")
+
+
+def trust_of(store):
+    """As an agent that begins has it."""
+    return Trust(store, Peer(federation="ward", client="oak", serial="01", not_after=NEVER))
+
+
+def renewed(signer):
+    """What comes with a renewed certificate."""
+    return enrolment_pb2.IssuedCertificate(signing_key=signer.public, signing_chain=signer.chain)
+
+
+def test_the_first_key_is_learnt_with_a_renewed_certificate(store):
+    """By a client from before there were signatures, and for good."""
+    assert not trust_of(store).knows_key
+    signer = Signer.new()
+    trust_of(store).learn(renewed(signer))
+    assert trust_of(store).verifier.keys == {signer.public}
+
+
+def test_a_renewed_certificate_brings_no_key_that_the_known_one_does_not_vouch_for(store):
+    """The known one stays, on disk too, and the owner reads of it."""
+    known, other = Signer.new(), Signer.new().successor()
+    store.trust(known.public)
+    trust = trust_of(store)
+    with pytest.raises(Refusal) as caught:
+        trust.learn(renewed(other))
+    assert caught.value.code is Code.BAD_SIGNATURE
+    assert trust.verifier.keys == trust_of(store).verifier.keys == {known.public}
+    [entry] = journal.read(store.directory)
+    assert entry["event"] == "refused"
+    assert entry["key"] == other.public.hex()
+
+
+def test_a_key_that_was_vouched_for_takes_the_place_of_the_known_one(store):
+    """Over a restart, and the earlier key counts no more."""
+    known = Signer.new()
+    store.trust(known.public)
+    new = known.successor()
+    trust_of(store).learn(renewed(new))
+    trust = trust_of(store)
+    trust.check("promoted", b"statement", new.signature("promoted", b"statement"))
+    with pytest.raises(Refusal):
+        trust.check("promoted", b"statement", known.signature("promoted", b"statement"))

@@ -1,0 +1,116 @@
+"""A model on its way in survives cuts, and takes over only files that nobody can be reading."""
+
+import hashlib
+import os
+
+import numpy as np
+import pytest
+
+from fedloom.client.agent.agent import store as store_module
+from fedloom.client.agent.store import KEEP_MODELS, ClientStore
+from fedloom.client.network.incoming import Incoming
+from fedloom.protocol.tensors.container import read_params, write_file
+
+BODY = bytes(range(256)) * 40
+
+
+def receive(store, body):
+    """Receive a model in one go."""
+    digest = hashlib.sha256(body).hexdigest()
+    part = store.receive_model(digest, len(body))
+    part.append(body[part.received :])
+    part.close()
+    return digest, store.adopt_model(digest)
+
+
+def test_a_cut_model_goes_on_where_it_stopped(tmp_path):
+    """What came before a cut is known afterwards, with its hash."""
+    part = Incoming(tmp_path / "part", len(BODY))
+    part.append(BODY[:1000])
+    part.append(BODY[1000:1500])
+    part.close()
+    again = Incoming(tmp_path / "part", len(BODY))
+    assert again.received == 1500
+    assert not again.is_whole
+    assert again.hash().digest() == hashlib.sha256(BODY[:1500]).digest()
+    again.append(BODY[1500:])
+    assert again.is_whole
+    again.close()
+    assert (tmp_path / "part").read_bytes() == BODY
+
+
+@pytest.mark.parametrize("content", [b"", b"x", bytes(len(BODY)), b"\xff" * (len(BODY) + 8)])
+def test_a_part_that_is_not_one_is_begun_anew(tmp_path, content):
+    """A file of another length, or with an impossible count, counts for nothing."""
+    (tmp_path / "part").write_bytes(content)
+    part = Incoming(tmp_path / "part", len(BODY))
+    assert part.received == 0
+    part.append(BODY)
+    part.close()
+    assert (tmp_path / "part").read_bytes() == BODY
+
+
+@pytest.mark.parametrize("length", [0, 100, len(BODY), 2 * len(BODY)])
+def test_a_reused_file_holds_the_new_model_alone(tmp_path, length):
+    """Whatever the old file's length, nothing of it is left and it is in its new place."""
+    old = tmp_path / "old"
+    old.write_bytes(b"\xaa" * length)
+    inode = old.stat().st_ino
+    part = Incoming(tmp_path / "part", len(BODY), old)
+    assert part.received == 0
+    assert not old.exists()
+    part.append(BODY)
+    part.close()
+    assert (tmp_path / "part").read_bytes() == BODY
+    assert (tmp_path / "part").stat().st_ino == inode
+
+
+def test_the_store_keeps_the_newest_models_and_reuses_the_oldest_file(tmp_path):
+    """No more than a few models lie there, and a file goes from the oldest to the next."""
+    store = ClientStore(tmp_path / "state")
+    inodes, digests = [], []
+    for number in range(KEEP_MODELS + 3):
+        digest, path = receive(store, bytes([number]) * 5000)
+        os.utime(path, ns=(number, number))
+        inodes.append(path.stat().st_ino)
+        digests.append(digest)
+    assert [store.has_model(digest) for digest in digests[-KEEP_MODELS:]] == [True] * KEEP_MODELS
+    assert not any(store.has_model(digest) for digest in digests[:-KEEP_MODELS])
+    assert inodes[KEEP_MODELS:] == inodes[:-KEEP_MODELS]
+
+
+def test_a_file_that_may_be_mapped_is_never_overwritten(tmp_path, monkeypatch):
+    """Pages of a large old model, still held by somebody's code, keep their values."""
+    monkeypatch.setattr(store_module, "READ_UP_TO_BYTES", 1000)
+    store = ClientStore(tmp_path / "state")
+    write_file(tmp_path / "model", {"w": np.arange(1000.0)})
+    _, path = receive(store, (tmp_path / "model").read_bytes())
+    os.utime(path, ns=(0, 0))
+    held = read_params(path)["w"]
+    for number in range(KEEP_MODELS + 1):
+        receive(store, bytes([number]) * 9000)
+    assert not path.exists()
+    assert held.tolist() == list(range(1000))
+
+
+def test_small_models_are_copies_that_no_later_file_changes(tmp_path):
+    """What training was given stays as it was when its file has another model."""
+    store = ClientStore(tmp_path / "state")
+    write_file(tmp_path / "model", {"w": np.arange(1000.0)})
+    _, path = receive(store, (tmp_path / "model").read_bytes())
+    os.utime(path, ns=(0, 0))
+    held = read_params(path, writable=True)["w"]
+    for number in range(KEEP_MODELS):
+        receive(store, bytes([number]) * path.stat().st_size if path.exists() else BODY)
+    assert not path.exists()
+    assert held.tolist() == list(range(1000))
+
+
+def test_a_model_that_a_task_uses_again_makes_no_room(tmp_path):
+    """What is asked for counts as new: whatever comes beside it takes the other's place."""
+    store = ClientStore(tmp_path)
+    used, _ = receive(store, BODY)
+    other, _ = receive(store, BODY + b"x")
+    assert store.has_model(used)
+    receive(store, BODY + b"y")
+    assert (store.has_model(used), store.has_model(other)) == (True, False)

@@ -1,0 +1,190 @@
+"""The owner's policy: read strictly, said in words, and a gate that keeps to it."""
+
+import tomllib
+
+import pytest
+
+from fedloom.client import settings
+from fedloom.client.owner.policy import Policy, PolicyFile, load, template, words
+from fedloom.client.owner.policy_gate import DAY_S, HOUR_S, OwnersRules
+from fedloom.protocol.errors import UsageError
+from fedloom.protocol.v1 import fleet_pb2
+
+
+def policy(tmp_path, text):
+    path = tmp_path / "policy.toml"
+    path.write_text(text)
+    return load(path)
+
+
+def offer(run="digits-0a1b2c", number=1, name="digits", **fields):
+    return fleet_pb2.Task(
+        key=fleet_pb2.TaskKey(run=run, round=number),
+        run_name=name,
+        **{"kind": fleet_pb2.TASK_KIND_TRAIN} | fields,
+    )
+
+
+def test_the_template_restricts_nothing_and_shows_every_setting(tmp_path):
+    """What is commented out is the default, and can be commented in."""
+    assert policy(tmp_path, template()) == Policy() == policy(tmp_path, "")
+    for item in settings.declared(Policy):
+        assert f"# {item.doc}\n# {item.name} = " in template()
+    lines = [line.removeprefix("# ") if " = " in line else line for line in template().splitlines()]
+    opened = tomllib.loads("\n".join(lines))
+    assert opened["runs"]["deny"] == ["test-*"]
+    assert settings.from_toml(Policy, opened)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[runs]\nalow = []", "did you mean runs.allow?"),
+        ("[leaves]\nmin_examples = -1", "at least 0"),
+        ('[leaves]\nmetrics = "no"', "true or false"),
+        ("[privacy]\nnoise = 1.0", "clip_norm > 0"),
+        ('[privacy]\nclip_norm = 1.0\notherwise = "pray"', '"decline" or "add"'),
+        ("[privacy]\nclip_norm = nan", "at least 0"),
+        ("rounds_per_day = 3", "did you mean"),
+        ("[runs", "policy.toml"),
+    ],
+)
+def test_a_mistake_is_said_with_what_to_mend(tmp_path, text, said):
+    """And the file by its name."""
+    with pytest.raises(UsageError, match=r"policy\.toml") as caught:
+        policy(tmp_path, text)
+    assert said in str(caught.value)
+
+
+def test_runs_are_allowed_and_denied_by_name_or_id(tmp_path):
+    """Denying goes over allowing."""
+    rules = policy(tmp_path, '[runs]\nallow = ["digits*", "exact-1"]\ndeny = ["*-secret"]')
+    assert rules.objection(offer()) is None
+    assert rules.objection(offer(run="exact-1", name="other")) is None
+    assert "not among" in rules.objection(offer(run="other-1", name="other"))
+    assert "denies" in rules.objection(offer(run="x-1", name="digits-secret"))
+    nothing = policy(tmp_path, "[runs]\nallow = []")
+    assert nothing.objection(offer()) is not None
+
+
+@pytest.mark.parametrize(
+    ("clip", "noise", "seeded", "met"),
+    [
+        (None, 0, False, False),
+        (1.0, 0.5, False, True),
+        (0.5, 1.0, False, True),
+        (1.0, 0.4, False, False),
+        (2.0, 0.5, False, False),
+        (0.5, 0.5, False, False),
+        (1.0, 0.5, True, False),
+    ],
+)
+def test_protection_is_met_by_a_clip_as_short_and_noise_as_large(
+    tmp_path, clip, noise, seeded, met
+):
+    """And by noise that the server does not know."""
+    text = "[privacy]\nclip_norm = 1.0\nnoise = 0.5\n"
+    asked = {} if clip is None else {
+        "privacy": fleet_pb2.Privacy(clip=clip, noise_multiplier=noise, seeded=seeded)
+    }  # fmt: skip
+    declines = policy(tmp_path, text)
+    adds = policy(tmp_path, text + 'otherwise = "add"')
+    assert (declines.objection(offer(**asked)) is None) == met
+    assert adds.objection(offer(**asked)) is None
+    assert (adds.guard(offer(**asked)) is None) == met
+
+
+def test_evaluation_is_up_to_the_owner(tmp_path):
+    """Where no measurement may leave there is nothing to evaluate for."""
+    evaluate = offer(kind=fleet_pb2.TASK_KIND_EVALUATE)
+    assert Policy().objection(evaluate) is None
+    for text in (
+        "[runs]\nevaluate = false",
+        "[leaves]\nmetrics = false",
+        '[privacy]\nclip_norm = 1.0\notherwise = "add"',
+    ):
+        assert policy(tmp_path, text).objection(evaluate) is not None
+        assert policy(tmp_path, text).objection(offer()) is None
+
+
+def test_tensors_leave_by_patterns(tmp_path):
+    """What never leaves goes over what may."""
+    rules = policy(tmp_path, '[leaves]\nonly = ["head.*", "body.*"]\nnever = ["*.bias"]')
+    names = ("head.weight", "head.bias", "body.weight", "other")
+    assert [rules.may_leave(name) for name in names] == [True, False, True, False]
+
+
+def test_rounds_an_hour_and_a_day_are_counted_over_restarts(tmp_path):
+    """The same round counts once, and may be gone on with."""
+    now = [1e9]
+    (tmp_path / "policy.toml").write_text("[runs]\nrounds_per_hour = 2\nrounds_per_day = 3")
+
+    def rules():
+        return OwnersRules(PolicyFile(tmp_path / "policy.toml"), tmp_path, lambda: now[0])
+
+    for number in (1, 2):
+        assert rules().objection(offer(number=number)) is None
+        rules().took(offer(number=number))
+    assert "2 rounds an hour" in rules().objection(offer(number=3))
+    assert rules().objection(offer(number=2)) is None
+    now[0] += HOUR_S
+    assert rules().objection(offer(number=3)) is None
+    rules().took(offer(number=3))
+    assert "3 rounds a day" in rules().objection(offer(number=4))
+    now[0] -= 2 * HOUR_S
+    assert "an hour" in rules().objection(offer(number=4))
+    now[0] += 2 * HOUR_S + DAY_S
+    assert rules().objection(offer(number=4)) is None
+
+
+def test_a_round_that_asks_for_something_else_is_another_one(tmp_path):
+    """Or a server would ask under one number as often as it likes, each time with another model."""
+    policy(tmp_path, "[runs]\nrounds_per_day = 1")
+    rules = OwnersRules(PolicyFile(tmp_path / "policy.toml"), tmp_path)
+    first = offer(model={"digest": "a" * 64}, deadline_s=60.0)
+    rules.took(first)
+    again = offer(model={"digest": "a" * 64}, deadline_s=30.0)
+    assert rules.objection(again) is None  # as after a lost connection
+    assert "1 round a day" in rules.objection(offer(model={"digest": "b" * 64}))
+    rules.answered(again)
+    assert "1 round a day" in rules.objection(first)
+
+
+def test_an_edit_counts_from_the_next_offer_on_and_a_mistake_stops_all(tmp_path, caplog):
+    """As does a file that is gone: whoever deletes it gains nothing."""
+    path = tmp_path / "policy.toml"
+    path.write_text("")
+    rules = OwnersRules(PolicyFile(path), tmp_path)
+    assert rules.objection(offer()) is None
+    path.write_text('[runs]\ndeny = ["digits"]')
+    assert "denies" in rules.objection(offer())
+    path.write_text("[runs]\nnonsense = 1")
+    assert "cannot be read" in rules.objection(offer())
+    assert "nonsense" in caplog.text
+    path.unlink()
+    assert "cannot be read" in rules.objection(offer())
+    path.write_text("")
+    assert rules.objection(offer()) is None
+
+
+def test_an_agent_does_not_start_without_the_policy_that_it_was_given(tmp_path):
+    """It would do what nobody allowed."""
+    with pytest.raises(UsageError, match=r"policy\.toml"):
+        PolicyFile(tmp_path / "policy.toml")
+
+
+def test_words_say_what_a_policy_means(tmp_path):
+    """Every setting that is not the default changes what is said."""
+    plain = words(Policy())
+    for text in (
+        '[runs]\nallow = ["a*"]', '[runs]\ndeny = ["b"]', "[runs]\nrounds_per_hour = 1",
+        "[runs]\nrounds_per_day = 2", "[runs]\nevaluate = false", '[leaves]\nonly = ["head.*"]',
+        '[leaves]\nnever = ["e"]', "[leaves]\nmax_bytes = 5", "[leaves]\nmin_examples = 5",
+        "[leaves]\nmetrics = false", "[leaves]\nerror_messages = false",
+        "[privacy]\nclip_norm = 1.0",
+        "[privacy]\nclip_norm = 1.0\nnoise = 2.0",
+        '[privacy]\nclip_norm = 1.0\notherwise = "add"',
+    ):  # fmt: skip
+        said = words(policy(tmp_path, text))
+        assert said != plain
+        assert all(sentence.endswith(".") for sentence in said)

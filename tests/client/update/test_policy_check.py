@@ -1,0 +1,27 @@
+"""The last look at an update's bytes: they are those that its header names."""
+
+import numpy as np
+import pytest
+
+from fedloom.client.owner.policy import Policy, PolicyError
+from fedloom.client.update.policy_check import check_leaving
+from fedloom.protocol.tensors.container import write_file
+from fedloom.protocol.v1 import fleet_pb2
+
+OFFER = fleet_pb2.Task(key=fleet_pb2.TaskKey(run="digits", round=1))
+
+
+def update(body, *names):
+    """An update of one tensor whose body holds these."""
+    write_file(body, dict.fromkeys(names, np.ones(4, np.float32)))
+    header = fleet_pb2.UpdateHeader(size_bytes=body.stat().st_size)
+    header.parts.add(tensor="w", values="w")
+    return header
+
+
+def test_nothing_leaves_that_the_header_does_not_name(tmp_path):
+    """The journal tells of what the header names, so there must be nothing beside it."""
+    body = tmp_path / "body"
+    check_leaving(Policy(), OFFER, update(body, "w"), body)
+    with pytest.raises(PolicyError, match="'secret'"):
+        check_leaving(Policy(), OFFER, update(body, "w", "secret"), body)
