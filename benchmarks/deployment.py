@@ -20,7 +20,7 @@ from pathlib import Path
 import grpc
 import numpy as np
 
-from fedloom.cli.control import Control
+from fedloom.cli.connection.api_client import Control
 from fedloom.client.agent.store import ClientStore
 from fedloom.client.config import template
 from fedloom.protocol.tensors.container import write_file

@@ -6,10 +6,10 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from fedloom.cli import lazy
-from fedloom.cli.lazy import Lazy
+from fedloom.cli.common import lazy
+from fedloom.cli.common.lazy import Lazy
+from fedloom.cli.common.options import json_option
 from fedloom.cli.main import COMMANDS, Root, main
-from fedloom.cli.options import json_option
 from fedloom.protocol.errors import (
     Code,
     FedloomError,

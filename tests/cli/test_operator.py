@@ -133,7 +133,7 @@ def test_names_and_a_count_exclude_each_other(door):
 
 def test_listener_on_every_interface_is_named_by_the_certificate(tmp_path, monkeypatch):
     """A device cannot connect to 0.0.0.0."""
-    from fedloom.cli.tokens import _reachable
+    from fedloom.cli.operator.tokens import _reachable
 
     names = ["localhost", "127.0.0.1", "fl.example"]
     assert _reachable({"enrolment": "0.0.0.0:7444", "names": names}) == "fl.example:7444"

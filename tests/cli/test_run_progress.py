@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from fedloom.cli import run_view
+from fedloom.cli.operator import run_view
 
 
 def _line(**changes):

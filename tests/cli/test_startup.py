@@ -42,7 +42,7 @@ def test_operators_and_devices_commands_load_nothing_of_the_server(group):
 
 def test_a_devices_run_loads_nothing_of_the_server():
     """What `fedloom client run` imports fits the small install."""
-    code = "import fedloom.cli.main, fedloom.cli.clients, fedloom.cli.loading, fedloom.cli.logs"
+    code = "import fedloom.cli.main, fedloom.cli.device.client, fedloom.cli.common.load_code, fedloom.cli.common.logging"
     assert not _loaded(code) & {"fastapi", "sqlalchemy", "torch", "uvicorn", "fedloom.server"}
 
 
@@ -63,7 +63,7 @@ def test_the_server_tunes_the_allocator_before_grpc_loads():
     assert _python(code)[:1] in ([False], [])  # it has no such allocator elsewhere
 
 
-@pytest.mark.parametrize("module", ["fedloom.cli.main", "fedloom.cli.clients"])
+@pytest.mark.parametrize("module", ["fedloom.cli.main", "fedloom.cli.device.client"])
 def test_importing_stays_in_its_budget(module):
     """Processor time, the best of three, by that of the yardstick: neither busy nor slow counts."""
 

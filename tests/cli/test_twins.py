@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 from fastapi import routing
 
-from fedloom.cli import control
+from fedloom.cli.connection import api_client
 from fedloom.cli.main import main
 from fedloom.server.routes import client_views, views
 from support.door import Door, write_model
@@ -113,14 +113,14 @@ def test_every_action_has_a_twin(door):
 @pytest.mark.parametrize("action", sorted(TWINS))
 def test_twin_asks_for_its_action(action, known, monkeypatch):
     """And the server takes what it sends: done, or not fitting the state of things."""
-    asked, answer = [], control._Connection.answer
+    asked, answer = [], api_client._Connection.answer
 
     def recorded(self, method, url, *rest):
         if "preview=true" not in url:
             asked.append(f"{method} {url.partition('?')[0]}")
         return answer(self, method, url, *rest)
 
-    monkeypatch.setattr(control._Connection, "answer", recorded)
+    monkeypatch.setattr(api_client._Connection, "answer", recorded)
     words = [*TWINS[action].format(**known).split(), "--json"]
     result = CliRunner().invoke(main, words, input=f"{PASSWORD}\n")
     told = json.loads(result.stdout)

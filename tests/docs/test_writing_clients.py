@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from fedloom.cli.loading import load_client
+from fedloom.cli.common.load_code import load_client
 from fedloom.cli.main import main
 from fedloom.client.testing import check, rounds
 from fedloom.client.testing import checks as the_checks

@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from fedloom.cli.control import Control
-from fedloom.cli.run_view import render
+from fedloom.cli.connection.api_client import Control
+from fedloom.cli.operator.run_view import render
 from fedloom.client import Client
 from fedloom.client.testing import check
 from fedloom.client.torch import TorchClient

@@ -5,7 +5,7 @@ import asyncio
 import numpy as np
 import pytest
 
-from fedloom.cli.control import Control
+from fedloom.cli.connection.api_client import Control
 from support.agents import Adder, Held, played, submit, until
 from support.patience import PATIENCE_S
 

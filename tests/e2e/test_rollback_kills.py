@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 
-from fedloom.cli.control import Control
+from fedloom.cli.connection.api_client import Control
 from fedloom.protocol.errors import UnavailableError
 from fedloom.protocol.tensors.container import write_file
 from fedloom.server import config

@@ -122,7 +122,7 @@ def test_a_bundle_installs_without_a_network(unpacked, tmp_path):
     run(unpacked / "install.sh", target, env=OFFLINE | {"PYTHON": sys.executable})
     tool = target / "bin" / "fedloom"
     assert run(tool, "--version").split() == ["fedloom", __version__]
-    run(target / "bin" / "python", "-c", "import fedloom.client, fedloom.cli.clients")
+    run(target / "bin" / "python", "-c", "import fedloom.client, fedloom.cli.device.client")
     done = subprocess.run(
         [tool, "client", "doctor", "--json"], capture_output=True, env=OFFLINE, cwd=tmp_path,
         check=False,

@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from fedloom.cli.logs import JsonFormatter
+from fedloom.cli.common.logging import JsonFormatter
 from fedloom.server.access import secrets
 from fedloom.server.live import Hub
 from fedloom.server.log_ring import KEPT, LONGEST, LogRing, about

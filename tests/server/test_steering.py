@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from fedloom.cli.control import Control
+from fedloom.cli.connection.api_client import Control
 from fedloom.protocol.errors import UsageError
 from fedloom.strategies.privacy import accounting
 from support.agents import Adder, Agents, Held, played, result, submit, until

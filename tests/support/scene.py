@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedloom.cli.control import Control
+from fedloom.cli.connection.api_client import Control
 from fedloom.client.identity.enrol import enrol
 from fedloom.protocol.errors import FedloomError
 from fedloom.protocol.tensors.container import write_file

@@ -12,30 +12,30 @@ from typing import Any, NoReturn
 
 import click
 
-from fedloom.cli.lazy import Lazy, LazyGroup
-from fedloom.cli.output import JSON
+from fedloom.cli.common.lazy import Lazy, LazyGroup
+from fedloom.cli.common.output import JSON
 from fedloom.protocol.version import __version__
 
 TRACEBACK = "FEDLOOM_TRACEBACK"
 
 COMMANDS = {
     "server": Lazy("fedloom.server.commands:server", "Make a server and run it."),
-    "token": Lazy("fedloom.cli.tokens:token", "Invite devices by one-time tokens."),
+    "token": Lazy("fedloom.cli.operator.tokens:token", "Invite devices by one-time tokens."),
     "client": Lazy(
-        "fedloom.cli.clients:client",
+        "fedloom.cli.device.client:client",
         "Enrol and run a device; look at devices and say which are asked.",
     ),
-    "run": Lazy("fedloom.cli.runs:run", "Submit training runs, watch and steer them."),
+    "run": Lazy("fedloom.cli.operator.runs:run", "Submit training runs, watch and steer them."),
     "round": Lazy(
-        "fedloom.cli.rounds:rounds",
+        "fedloom.cli.operator.rounds:rounds",
         "Look at rounds, one client a line; close, extend, abort or retry the open one.",
     ),
     "model": Lazy(
-        "fedloom.cli.models:model",
+        "fedloom.cli.operator.models:model",
         "Make, list, compare, export and promote models, as safetensors.",
     ),
     "console": Lazy(
-        "fedloom.cli.console:console",
+        "fedloom.cli.operator.console_link:console",
         "Print a link that logs you in to the console, once, within two minutes.",
     ),
     "top": Lazy(
@@ -43,18 +43,19 @@ COMMANDS = {
         "Watch a server live: its health, runs, open round, members and last refusals.",
     ),
     "user": Lazy(
-        "fedloom.cli.users:user", "Say who may log in to the console, and what they may do there."
+        "fedloom.cli.operator.users:user",
+        "Say who may log in to the console, and what they may do there.",
     ),
     "api-token": Lazy(
-        "fedloom.cli.api_tokens:api_token",
+        "fedloom.cli.operator.api_tokens:api_token",
         "Let programs, and operators on other machines, use the API.",
     ),
     "audit": Lazy(
-        "fedloom.cli.audit:audit",
+        "fedloom.cli.operator.audit:audit",
         "See who did what, when, and verify that nothing of it was changed.",
     ),
     "completion": Lazy(
-        "fedloom.cli.completion:completion",
+        "fedloom.cli.common.completion:completion",
         "Print what makes a shell complete commands and options by the tab key.",
     ),
     "simulate": Lazy(

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import click
 
-from fedloom.cli.lazy import OrderedGroup, load
-from fedloom.cli.options import DEFAULT_DIR, json_option, state_option
-from fedloom.cli.output import duration, emit
-from fedloom.cli.server_logs import logs
+from fedloom.cli.common.lazy import OrderedGroup, load
+from fedloom.cli.common.options import DEFAULT_DIR, json_option, state_option
+from fedloom.cli.common.output import duration, emit
+from fedloom.cli.operator.server_logs import logs
 
 
 @click.group(cls=OrderedGroup)
@@ -180,7 +180,7 @@ def run(
       fedloom server run
       fedloom server run --dir /srv/fedloom --log-format json
     """
-    from fedloom.cli.logs import set_up  # noqa: PLC0415 - the module says why
+    from fedloom.cli.common.logging import set_up  # noqa: PLC0415 - the module says why
 
     set_up(log_format, log_level)
     serve = load("fedloom.server.app:run")
@@ -197,7 +197,7 @@ def health(directory: Path) -> None:
     Example:
       fedloom server health --dir /srv/fedloom
     """
-    from fedloom.cli.control import Control  # noqa: PLC0415 - the module says why
+    from fedloom.cli.connection.api_client import Control  # noqa: PLC0415 - the module says why
 
     found = Control(directory).get("server")
     emit(

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedloom.cli import output
-from fedloom.cli.lazy import load
-from fedloom.cli.options import json_option
+from fedloom.cli.common import output
+from fedloom.cli.common.lazy import load
+from fedloom.cli.common.options import json_option
 from fedloom.protocol.errors import UsageError
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedloom.cli.loading import find
+from fedloom.cli.common.load_code import find
 from fedloom.client import Client
 from fedloom.client.torch.loop import Loss, MakeOptimizer
 from fedloom.protocol.errors import UsageError

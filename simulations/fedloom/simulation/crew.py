@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 
-from fedloom.cli.lazy import load
+from fedloom.cli.common.lazy import load
 from fedloom.client.torch import modules
 from fedloom.protocol.errors import UsageError
 from fedloom.protocol.manifest import Manifest

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedloom.cli.loading import find
+from fedloom.cli.common.load_code import find
 from fedloom.client.torch.loop import Loss
 from fedloom.protocol.errors import UsageError
 from fedloom.simulation.workers.failures import told

@@ -26,7 +26,7 @@ import torch
 from numpy.typing import NDArray
 from rich.console import Console
 
-from fedloom.cli.control import Control
+from fedloom.cli.connection.api_client import Control
 from fedloom.client import Client, SliceOf, Task, Update, run
 from fedloom.client.identity.enrol import enrol
 from fedloom.client.torch import modules

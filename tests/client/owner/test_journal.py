@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from fedloom.cli.journal import COLOURS, line
+from fedloom.cli.device.log import COLOURS, line
 from fedloom.client.owner import journal
 from fedloom.client.owner.journal import EVENTS, Journal
 

@@ -5,7 +5,7 @@ import types
 
 import pytest
 
-from fedloom.cli.events import read
+from fedloom.cli.operator.export.tensorboard import read
 from fedloom.protocol.errors import UsageError
 from fedloom.simulation.output import trackers
 from support.histories import history
@@ -91,7 +91,7 @@ def test_nobody_is_told_where_nobody_asks(tmp_path):
 
 
 def test_tensorboard_is_told_every_round(tmp_path):
-    """In a format that it reads; tests/cli/test_events.py says more."""
+    """In a format that it reads; tests/cli/operator/export/test_tensorboard.py says more."""
     with trackers.Trackers([trackers.TensorBoard(tmp_path)]) as all_of_them:
         for record in history(2):
             all_of_them.append(record)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import click
 
-from fedloom.cli import output
-from fedloom.cli.control import Control
-from fedloom.cli.live import SILENCE_S
-from fedloom.cli.options import directory_option, json_option
+from fedloom.cli.common import output
+from fedloom.cli.common.options import directory_option, json_option
+from fedloom.cli.connection.api_client import Control
+from fedloom.cli.connection.event_stream import SILENCE_S
 from fedloom.protocol.errors import UsageError
 
 

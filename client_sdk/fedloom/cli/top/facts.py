@@ -4,7 +4,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedloom.cli.control import Control
+from fedloom.cli.connection.api_client import Control
 
 REFUSALS = 20
 

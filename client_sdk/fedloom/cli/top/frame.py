@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.text import Text
 
-from fedloom.cli import output
+from fedloom.cli.common import output
 from fedloom.cli.top import help_page, run_page
 from fedloom.cli.top.bars import LEVELS, Glyphs, bar, columns
 from fedloom.cli.top.view import View, rule

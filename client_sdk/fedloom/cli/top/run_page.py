@@ -4,7 +4,7 @@ from typing import Any
 
 from rich.text import Text
 
-from fedloom.cli import output
+from fedloom.cli.common import output
 from fedloom.cli.top.bars import Glyphs, bar, columns, sparkline
 from fedloom.cli.top.view import View, phase_text, rule
 

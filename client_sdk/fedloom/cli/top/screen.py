@@ -6,8 +6,8 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from fedloom.cli.control import Control
-from fedloom.cli.live import SILENCE_S, Event, Feed
+from fedloom.cli.connection.api_client import Control
+from fedloom.cli.connection.event_stream import SILENCE_S, Event, Feed
 from fedloom.cli.top.bars import ASCII, UNICODE, Glyphs
 from fedloom.cli.top.facts import Facts, look
 from fedloom.cli.top.frame import frame

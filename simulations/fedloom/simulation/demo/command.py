@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from fedloom.cli.lazy import load
+from fedloom.cli.common.lazy import load
 from fedloom.protocol.errors import UsageError
 
 TARGET = 0.02

@@ -19,7 +19,7 @@ from rich.rule import Rule
 from rich.text import Text
 from torch.nn import functional
 
-from fedloom.cli.control import Control
+from fedloom.cli.connection.api_client import Control
 from fedloom.client.torch import TorchClient, load_file, parameters, save_file
 from fedloom.protocol.errors import UnavailableError
 from fedloom.simulation.demo import baselines, progress, report, shards

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from fedloom.cli.events import EventFile
-from fedloom.cli.mlflow import MLflowRun
+from fedloom.cli.operator.export.mlflow import MLflowRun
+from fedloom.cli.operator.export.tensorboard import EventFile
 from fedloom.simulation.history import RoundRecord
 from fedloom.simulation.output.curves import SOURCES, balance
 from fedloom.simulation.output.words import flat

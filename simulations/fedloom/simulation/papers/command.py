@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
-from fedloom.cli import output
-from fedloom.cli.lazy import load
-from fedloom.cli.options import json_option
+from fedloom.cli.common import output
+from fedloom.cli.common.lazy import load
+from fedloom.cli.common.options import json_option
 from fedloom.protocol.errors import UsageError
 from fedloom.simulation.papers.robustness.command import robustness
 from fedloom.simulation.studies.command import commands as studies

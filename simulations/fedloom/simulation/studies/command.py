@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 
-from fedloom.cli import output
-from fedloom.cli.lazy import load
-from fedloom.cli.options import json_option
+from fedloom.cli.common import output
+from fedloom.cli.common.lazy import load
+from fedloom.cli.common.options import json_option
 
 STUDIES = {
     "heterogeneity": "Clients that differ: FedAvg, FedProx, FedAdam, FedNova, SCAFFOLD and FedDyn.",

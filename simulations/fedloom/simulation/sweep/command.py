@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from fedloom.cli.lazy import load
-from fedloom.cli.output import JSON
+from fedloom.cli.common.lazy import load
+from fedloom.cli.common.output import JSON
 from fedloom.protocol.errors import UsageError
 
 if TYPE_CHECKING:

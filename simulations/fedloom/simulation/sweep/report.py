@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from fedloom.cli.output import show as show_rich
+from fedloom.cli.common.output import show as show_rich
 from fedloom.simulation.sweep import plots, table
 from fedloom.simulation.sweep.outcome import Outcome
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from fedloom.cli.loading import find
+from fedloom.cli.common.load_code import find
 from fedloom.protocol.errors import FedloomError
 from fedloom.simulation.history import Result, RoundRecord
 

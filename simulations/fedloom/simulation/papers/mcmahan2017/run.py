@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from fedloom.cli import output
+from fedloom.cli.common import output
 from fedloom.simulation.papers import search
 from fedloom.simulation.papers.display import Display
 from fedloom.simulation.papers.mcmahan2017 import comparison

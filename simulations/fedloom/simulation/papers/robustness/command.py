@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
-from fedloom.cli import output
-from fedloom.cli.lazy import load
-from fedloom.cli.options import json_option
+from fedloom.cli.common import output
+from fedloom.cli.common.lazy import load
+from fedloom.cli.common.options import json_option
 
 SEEDS, ROUNDS, QUICK_ROUNDS = 3, 40, 30
 

@@ -1,0 +1,128 @@
+"""Options and types that commands share."""
+
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from fedloom.cli.common.output import JSON
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+DEFAULT_DIR = "./fedloom-server"
+
+_UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+_DURATION = re.compile(r"(\d+(?:\.\d*)?)\s*([a-z]*)")
+
+
+class Duration(click.ParamType[float]):
+    """Seconds, written as `90`, `90s`, `15m`, `24h`, `7d` or `2w`."""
+
+    name = "duration"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Seconds, of text or of a number."""
+        if isinstance(value, int | float):
+            return float(value)
+        match = _DURATION.fullmatch(value.strip().lower())
+        unit = _UNITS.get(match[2] or "s") if match else None
+        if match is None or unit is None or not math.isfinite(seconds := float(match[1]) * unit):
+            self.fail(f"expected a time like 90s, 15m, 24h or 7d, got {value!r}", param, ctx)
+        return seconds
+
+
+def state_option(function: F) -> F:
+    """`--dir`: a server's state directory on this machine."""
+    return click.option(
+        "--dir",
+        "directory",
+        type=click.Path(path_type=Path),
+        envvar="FEDLOOM_DIR",
+        default=DEFAULT_DIR,
+        show_default=True,
+        show_envvar=True,
+        metavar="DIR",
+        help="The server's state directory.",
+    )(function)
+
+
+def directory_option(function: F) -> F:
+    """Which server: `--dir` beside it, or `--url` and an API token from anywhere.
+
+    The function is given the directory; `Control` finds the rest by itself.
+    """
+    for flag, metavar, variable, what in _REMOTE:
+        function = click.option(
+            flag,
+            metavar=metavar,
+            envvar=variable,
+            expose_value=False,
+            callback=_remember_remote,
+            help=f"{what}  [env var: {variable}]",
+        )(function)
+    return state_option(function)
+
+
+def _remember_remote(ctx: click.Context, parameter: click.Parameter, value: str | None) -> None:
+    ctx.meta[f"fedloom.{parameter.name}"] = value
+
+
+_REMOTE = (
+    ("--ca", "FILE", "FEDLOOM_CA", "With --url: whom to trust, in PEM; the system's if left out."),
+    (
+        "--api-token",
+        "TOKEN|@FILE",
+        "FEDLOOM_API_TOKEN",
+        "With --url: as `fedloom api-token create` made it; @FILE keeps it out of others' sight.",
+    ),
+    ("--url", "URL", "FEDLOOM_URL", "A server elsewhere, as https://fl.example.org:7445."),
+)
+"""Options of a server elsewhere, last first: click lists them in reverse."""
+
+
+def scope_option(
+    *, default: str | None = None, required: bool = False, least: str = "viewer"
+) -> Callable[[F], F]:
+    """`--scope`: how much somebody may do, `least` or more."""
+    reading = "to read /metrics alone, " if least == "metrics" else ""
+    scopes = ["metrics", "viewer", "operator", "admin"]
+    return click.option(
+        "--scope",
+        type=click.Choice(scopes[scopes.index(least) :]),
+        default=default,
+        required=required,
+        show_default=default is not None,
+        help=f"How much it allows: {reading}to see, also to steer, also to decide who may.",
+    )
+
+
+def json_option(function: F) -> F:
+    """`--json`: one JSON document instead of text for people."""
+
+    def remember(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+        ctx.meta[JSON] = value
+
+    return click.option(
+        "--json",
+        is_flag=True,
+        is_eager=True,  # known before another option is found wrong
+        expose_value=False,
+        callback=remember,
+        help="Print one JSON document.",
+    )(function)
+
+
+config_option = click.option(
+    "--config",
+    type=click.Path(path_type=Path, dir_okay=False),
+    envvar="FEDLOOM_CONFIG",
+    show_envvar=True,
+    default=Path("client.toml"),
+    show_default=True,
+    help="As `fedloom client enroll` wrote it; the environment may say it all instead.",
+)

@@ -1,0 +1,1 @@
+"""How operator commands reach a server: the API client, its events, the default run."""

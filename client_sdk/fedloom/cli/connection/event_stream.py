@@ -1,0 +1,171 @@
+"""What changes on a server, as it changes: server-sent events, across a server that comes and goes.
+
+Source: the format is WHATWG HTML, section 9.2; `/v1/events` says what is told. There is no replay:
+after `hello`, which also comes when a lost server is back, everything is looked at anew.
+"""
+
+import http.client
+import json
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Self
+
+from fedloom.cli.connection.api_client import Control
+from fedloom.protocol.errors import DeniedError, FedloomError, UnavailableError
+
+SILENCE_S = 30.0
+"""A server gives a sign of life every 10 s; one that is silent for longer is lost."""
+
+FIRST_WAIT_S = 0.25
+LAST_WAIT_S = 2.0
+TICK_S = 1.0
+STALE_S = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that the stream told, or that happened to it.
+
+    Attributes:
+        name: a topic of `/v1/events`; hello; beat; lost; or denied, which is the last.
+        data: what was told; words for lost; the error for denied.
+    """
+
+    name: str
+    data: Any = None
+
+
+def parse(lines: Iterable[bytes]) -> Iterator[Event]:
+    r"""Events of a stream.
+
+    >>> list(parse([b"event: run\n", b'data: {"subject":"a"}\n', b"\n", b": beat\n", b"\n"]))
+    [Event(name='run', data={'subject': 'a'})]
+    """
+    name, data = "", b""
+    for line in lines:
+        field, _, value = line.rstrip(b"\r\n").partition(b":")
+        value = value.removeprefix(b" ")
+        if field == b"event":
+            name = value.decode("utf-8", "replace")
+        elif field == b"data":
+            data += value
+        elif not line.strip() and name:
+            yield Event(name, _loaded(data))
+            name, data = "", b""
+
+
+def _loaded(data: bytes) -> Any:
+    try:
+        return json.loads(data)
+    except ValueError:
+        return None
+
+
+class Feed:
+    """Hears of changes in a thread of its own, until its context is left.
+
+    Args:
+        control: the server; best with a time-out of `SILENCE_S`.
+        topics: what to hear of; everything but the log if empty.
+        put: takes each event; called from the thread.
+    """
+
+    def __init__(
+        self, control: Control, topics: Iterable[str], put: Callable[[Event], None]
+    ) -> None:
+        self._control = control
+        self._query = {"topics": ",".join(topics)}
+        self._put = put
+        self._over = threading.Event()
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._run, name="feed", daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()  # the thread ends with what it hears next
+
+    def _run(self) -> None:
+        wait_s = FIRST_WAIT_S
+        while not self._over.is_set():
+            try:
+                with self._control.stream("events", **self._query) as response:
+                    for event in parse(iter(response.readline, b"")):
+                        wait_s = FIRST_WAIT_S
+                        self._put(event)
+                        if self._over.is_set():
+                            return
+                why = "it ended the conversation"
+            except DeniedError as error:
+                self._put(Event("denied", error))
+                return
+            except (FedloomError, http.client.HTTPException, OSError) as error:
+                why = str(error) or repr(error)
+            self._put(Event("lost", why))
+            self._over.wait(wait_s)
+            wait_s = min(2 * wait_s, LAST_WAIT_S)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What there was to see.
+
+    Attributes:
+        document: as it was looked at last.
+        news: it was looked at because something changed.
+        lost_s: for how long the server has not answered; None while it does.
+    """
+
+    document: Any
+    news: bool
+    lost_s: float | None = None
+
+
+def follow(control: Control, look: Callable[[], Any], topics: Iterable[str]) -> Iterator[Seen]:
+    """Look at something whenever it may have changed, for ever; at least every `TICK_S` seconds.
+
+    Raises:
+        FedloomError: the first look fails, or the server is there and says no.
+    """
+    seen = Seen(look(), news=True)
+    yield seen
+    heard: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    with Feed(control, topics, heard.put):
+        yield from _followed(look, heard, seen)
+
+
+def _followed(
+    look: Callable[[], Any], heard: queue.SimpleQueue[Event], seen: Seen
+) -> Iterator[Seen]:
+    looked_at, lost_at = time.monotonic(), None
+    while True:
+        event = _next(heard)
+        now = time.monotonic()
+        if event is not None and event.name == "denied":
+            raise event.data
+        if event is not None and event.name == "lost":
+            lost_at = lost_at or now
+        elif event is not None and event.name != "beat":
+            lost_at = None
+        news = event is not None and event.name not in ("beat", "lost")
+        if lost_at is None and (news or now - looked_at > STALE_S):
+            try:
+                seen, looked_at = Seen(look(), news=news), now
+            except UnavailableError:
+                lost_at = now  # the stream will say when it is back
+        yield Seen(seen.document, news, None if lost_at is None else now - lost_at)
+
+
+def _next(heard: queue.SimpleQueue[Event]) -> Event | None:
+    """The next event; of several that wait the last, unless one says that the server is lost."""
+    event = None
+    try:
+        event = heard.get(timeout=TICK_S)
+        while event.name not in ("lost", "denied"):
+            event = heard.get_nowait()
+    except queue.Empty:
+        pass
+    return event

@@ -1,0 +1,270 @@
+"""`fedloom client`: the device's own commands, and the list of devices for the operator."""
+
+import asyncio
+import os
+import shlex
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fedloom.cli.common import output
+from fedloom.cli.common.lazy import Lazy, LazyGroup
+from fedloom.cli.common.options import config_option, directory_option, json_option
+
+ORDER = (
+    *("enroll", "doctor", "test", "run", "config", "policy", "log", "model", "leave"),
+    *("health", "install-service", "uninstall-service"),
+    *("list", "show", "quarantine", "drain", "release", "revoke", "label", "note"),
+)
+
+
+class Commands(LazyGroup):
+    """The device's commands first, each group in the order in which it is needed."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Every command, those that have no place last."""
+        names = super().list_commands(ctx)
+        return sorted(names, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
+
+
+LAZY = {
+    "health": Lazy(
+        "fedloom.cli.device.health:client_health", "Say whether this device's agent is alive."
+    ),
+    "install-service": Lazy(
+        "fedloom.cli.device.install_service:install",
+        "Let systemd run this device's agent, in a sandbox.",
+    ),
+    "uninstall-service": Lazy("fedloom.cli.device.install_service:uninstall", "Take that back."),
+    "doctor": Lazy(
+        "fedloom.cli.device.doctor:doctor", "Look for what keeps this device from working."
+    ),
+    "policy": Lazy("fedloom.cli.device.policy:policy", "What this device's owner lets it do."),
+    "log": Lazy("fedloom.cli.device.log:log", "Show what left this device, when and to whom."),
+    "test": Lazy("fedloom.cli.device.test:test", "Check a client's code here, without a server."),
+    "leave": Lazy("fedloom.cli.device.leave:leave", "Leave the federation and wipe this device."),
+    "model": Lazy(
+        "fedloom.cli.device.model:model", "Get the model that the operator promoted; export it."
+    ),
+    "show": Lazy(
+        "fedloom.cli.operator.client_view:show", "Show a client and what it did in rounds."
+    ),
+    "quarantine": Lazy(
+        "fedloom.cli.operator.clients:quarantine", "Ask a client no more; refuse what it sends."
+    ),
+    "drain": Lazy("fedloom.cli.operator.clients:drain", "Let a client end its work; ask no more."),
+    "release": Lazy("fedloom.cli.operator.clients:release", "Ask a client again."),
+    "revoke": Lazy("fedloom.cli.operator.clients:revoke", "Revoke a client and its certificates."),
+    "label": Lazy("fedloom.cli.operator.clients:label", "Give a client labels to find it by."),
+    "note": Lazy("fedloom.cli.operator.clients:note", "Keep a note about a client."),
+}
+
+
+@click.group(cls=Commands, lazy=LAZY)
+def client() -> None:
+    """Enrol and run a device; look at devices and say which are asked.
+
+    The commands from `list` on are for the operator, the others for the device.
+    """
+
+
+@client.command()
+@click.option("--server", required=True, metavar="HOST:PORT", help="The server's enrolment port.")
+@click.option(
+    "--token",
+    required=True,
+    envvar="FEDLOOM_TOKEN",
+    show_envvar=True,
+    metavar="TOKEN|@FILE",
+    help="As the operator gave it; @FILE reads it from a file, out of other users' sight.",
+)
+@click.option(
+    "--dir",
+    "directory",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path(),
+    metavar="DIR",
+    help="Where client.toml and the device's keys go; this folder if left out.",
+)
+@json_option
+def enroll(server: str, token: str, directory: Path) -> None:
+    """Make this device a client: its key is made here and never leaves.
+
+    The token says which server to trust and proves to it that this device was invited.
+
+    \b
+    Example:
+      fedloom client enroll --server fl.example.org:7444 --token @ward-3.token
+    """
+    from fedloom.client.identity.enrol import enrol  # noqa: PLC0415 - the operator's commands need no grpc
+
+    config = directory / "client.toml"
+    name = asyncio.run(enrol(server, _token(token), config))
+    output.emit(
+        {"client": name, "config": str(config)},
+        lambda: click.echo(
+            f"Enrolled as {name}; settings in {config}.\n"
+            f"Next:\n  fedloom client run my_client.py:client --config {shlex.quote(str(config))}"
+        ),
+    )
+
+
+def _token(given: str) -> str:
+    """The token's text; `@FILE` says where it is."""
+    if not given.startswith("@"):
+        return given
+    try:
+        return Path(given[1:]).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        from fedloom.protocol.errors import UsageError  # noqa: PLC0415 - it imports grpc
+
+        raise UsageError(f"Expected a token in {given[1:]}, got {error}.") from None
+
+
+@client.command()
+@click.argument("code", metavar="FILE.py:NAME|MODULE:NAME", required=False, default="")
+@click.option(
+    "--flower",
+    default="",
+    metavar="FILE.py:APP|MODULE:APP",
+    help="Run a ClientApp that was written for Flower.",
+)
+@config_option
+@click.option(
+    "--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True
+)
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    show_default=True,
+)
+def run(code: str, flower: str, config: Path, log_format: str, log_level: str) -> None:
+    """Attend the server and train when asked, until stopped.
+
+    NAME is a `fedloom.client.Client`, or a class or function that makes one without arguments.
+
+    \b
+    Examples:
+      fedloom client run my_client.py:client
+      fedloom client run my_package.clients:Digits --config /etc/fedloom/client.toml
+      fedloom client run --flower quickstart.client_app:app
+      torchrun --nproc-per-node 2 -m fedloom.cli.main client run my_client.py:client
+    """
+    if bool(code) == bool(flower):
+        raise click.UsageError("Expected either FILE.py:NAME|MODULE:NAME or --flower.")
+    from fedloom.cli.common.load_code import load_client, load_flower  # noqa: PLC0415 - as above
+    from fedloom.cli.common.logging import set_up  # noqa: PLC0415
+    from fedloom.client import run as attend  # noqa: PLC0415
+    from fedloom.client.agent.ranks import ranks  # noqa: PLC0415
+
+    set_up(log_format, log_level)
+    if ranks() is not None:  # else torch prints C++ stacks where a rank is lost; we say it in words
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    attend(load_flower(flower, config) if flower else load_client(code), config=config)
+
+
+@client.command("config")
+@config_option
+@json_option
+def show_config(config: Path) -> None:
+    """Print the settings that hold, and where each comes from.
+
+    A variable of the environment goes over client.toml, and that over the default.
+
+    \b
+    Example:
+      fedloom client config --config /etc/fedloom/client.toml
+    """
+    from fedloom.client import config as settings  # noqa: PLC0415 - as above
+    from fedloom.client.settings import declared, text_of, value_of  # noqa: PLC0415
+
+    loaded = settings.read(config)
+    rows = [
+        (s.key, value_of(loaded.config, s), loaded.sources.get(s.key, "default"))
+        for s in declared(settings.ClientConfig)
+    ]
+    found = {k: {"value": _plain(value), "source": source} for k, value, source in rows}
+    texts = [(key, text_of(value), source) for key, value, source in rows]
+    widths = [max(len(row[i]) for row in texts) for i in (0, 1)]
+    output.emit(
+        {"settings": found},
+        lambda: click.echo(
+            "\n".join(f"{k:<{widths[0]}}  {v:<{widths[1]}}  {source}" for k, v, source in texts)
+        ),
+    )
+
+
+def _plain(value: Any) -> Any:
+    return str(value) if isinstance(value, Path) else value
+
+
+STATES = ("online", "offline", "working", "idle", "quarantined", "drained", "revoked")
+
+
+@client.command("list")
+@click.argument("text", required=False, default="")
+@click.option("--state", type=click.Choice(STATES), help="Only these.")
+@click.option("--label", metavar="NAME[=VALUE]", default="", help="Only those with this label.")
+@click.option("--watch", is_flag=True, help="Go on, and show what changes, until interrupted.")
+@directory_option
+@json_option
+def list_clients(text: str, state: str | None, label: str, *, watch: bool, directory: Path) -> None:
+    """List enrolled clients: who is online, at what, and until when certificates last.
+
+    TEXT is part of a name, of a note or of a label.
+
+    \b
+    Examples:
+      fedloom client list
+      fedloom client list ward --state online --label site=north
+    """
+    from fedloom.cli.connection.api_client import Control  # noqa: PLC0415 - devices need no http
+    from fedloom.cli.operator.watch import present  # noqa: PLC0415 - likewise
+
+    wanted = {"q": text, "label": label} | ({"state": state} if state else {})
+    control, empty = Control(directory), "No client is like that."
+    if not (text or state or label):
+        empty = "No clients yet: invite one with `fedloom token create`."
+    present(
+        control,
+        lambda: _all_clients(control, wanted),
+        lambda found: _listing(found, empty),
+        ("clients", "round"),
+        watching=watch,
+    )
+
+
+def _listing(found: dict[str, Any], empty: str) -> Any:
+    rows = (
+        (
+            c["name"],
+            output.state(_standing(c)),
+            "[green]●[/] online" if c["online"] else "[dim]○ offline[/]",
+            output.escape(c["task"] or "-"),
+            output.ahead(c["certificate_until"]),
+            output.moment(c["enrolled_at"]),
+        )
+        for c in found["clients"]
+    )
+    columns = ("NAME", "STATUS", "PRESENCE", "TASK", "CERTIFICATE ENDS", "ENROLLED")
+    return output.table_or(columns, rows, empty)
+
+
+def _all_clients(control: Any, wanted: dict[str, str]) -> dict[str, Any]:
+    """Every page of clients, as one."""
+    found: dict[str, Any] = control.get("clients", limit=1000, **wanted)
+    more = found["more"]
+    while more is not None:
+        page = control.get("clients", limit=1000, after=more, **wanted)
+        found["clients"] += page["clients"]
+        more = page["more"]
+    return {**found, "more": None}
+
+
+def _standing(found: dict[str, Any]) -> str:
+    """A client's status and why it is not asked, in a word."""
+    if found["status"] != "active" or not found["hold"]:
+        return str(found["status"])
+    return "quarantined" if found["hold"] == "quarantine" else "drained"

@@ -1,0 +1,84 @@
+"""`fedloom client doctor`: what keeps this device from working, and what to do about it."""
+
+import shutil
+import textwrap
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fedloom.cli.common import output
+from fedloom.cli.common.options import config_option, json_option
+
+_MARKS = {"ok": ("✓", "green"), "warn": ("!", "yellow"), "fail": ("✗", "red"), "skip": ("–", None)}
+_INDENT = 16
+
+
+@click.command()
+@config_option
+@click.option("--code", metavar="FILE.py:NAME|MODULE:NAME", help="Also try one dry step of this.")
+@click.option(
+    "--model",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    metavar="FILE",
+    help="For that step; the client's own `initial`, or the last received one, if left out.",
+)
+@json_option
+def doctor(config: Path, code: str | None, model: Path | None) -> None:
+    """Look for what keeps this device from working, and say what to mend.
+
+    Nothing is changed, no task is taken, and an agent that runs meanwhile is not disturbed.
+    Ends with 1 where something has to be mended; what only limits this device is a warning.
+
+    \b
+    Examples:
+      fedloom client doctor
+      fedloom client doctor --config /etc/fedloom/client.toml --code my_client.py:client
+    """
+    from fedloom.cli.common.load_code import load_client  # noqa: PLC0415 - it imports people's code
+    from fedloom.client.doctor import examine  # noqa: PLC0415 - it imports grpc
+
+    findings = examine(config, None if code is None else lambda: load_client(code), model)
+    found: list[Any] = list(findings) if output.wants_json() else list(_shown(findings))
+    fails = sum(each.level == "fail" for each in found)
+    document = {
+        "healthy": not fails,
+        "findings": [
+            {"check": f.check, "level": f.level, "said": f.said, "mend": f.mend} for f in found
+        ],
+    }
+    output.emit(document, lambda: click.echo("\n" + _summary([each.level for each in found])))
+    if fails:
+        click.get_current_context().exit(1)
+
+
+def _shown(findings: Iterable[Any]) -> Iterable[Any]:
+    """Print each finding when it is there: some take seconds."""
+    width = max(60, min(shutil.get_terminal_size((100, 24)).columns, 110))
+    for finding in findings:
+        mark, colour = _MARKS[finding.level]
+        head = f"  {click.style(mark, fg=colour, bold=True)} {finding.check:<{_INDENT - 4}}"
+        said = _wrapped(finding.said, width)
+        click.echo(head + (said if finding.level != "skip" else click.style(said, dim=True)))
+        if finding.mend:
+            lead = " " * _INDENT + click.style("→ ", fg=colour)
+            click.echo(lead + _wrapped(finding.mend, width, _INDENT + 2))
+        yield finding
+
+
+def _wrapped(text: str, width: int, indent: int = _INDENT) -> str:
+    lines = textwrap.wrap(text, width - indent, break_long_words=False, break_on_hyphens=False) or [
+        ""
+    ]
+    return ("\n" + " " * indent).join(lines)
+
+
+def _summary(levels: list[str]) -> str:
+    fails, warns = levels.count("fail"), levels.count("warn")
+    beside = f", {warns} to look at" if warns else ""
+    if fails:
+        return click.style(f"{fails} to mend", fg="red", bold=True) + f"{beside}."
+    if warns:
+        return click.style(f"This device can take part; {warns} to look at.", fg="yellow")
+    return click.style("All is well.", fg="green")

@@ -1,0 +1,244 @@
+"""`fedloom client install-service`: systemd runs the agent, in a sandbox and as its own user."""
+
+import os
+import pwd
+import re
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fedloom.cli.common import output
+from fedloom.cli.common.options import json_option
+
+UNITS = Path("/etc/systemd/system")
+RUNNING = Path("/run/systemd/system")
+"""There where systemd is what started this system (sd_booted(3))."""
+_NAME = re.compile(r"[a-z_][a-z0-9_-]{0,30}")
+
+
+def _check_name(_: click.Context, __: click.Parameter, value: str) -> str:
+    if not _NAME.fullmatch(value):
+        raise click.BadParameter(f"expected letters, digits, - and _ in lower case, got {value!r}")
+    return value
+
+
+_name_option = click.option(
+    "--name",
+    default="fedloom-client",
+    show_default=True,
+    callback=_check_name,
+    help="Of the service, and of its folder in /var/lib.",
+)
+
+
+@click.command("install-service")
+@click.argument("code", metavar="FILE.py:NAME|MODULE:NAME")
+@_name_option
+@click.option(
+    "--user",
+    default="fedloom",
+    show_default=True,
+    callback=_check_name,
+    help="To run as; made where there is none, without a login.",
+)
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path, dir_okay=False),
+    envvar="FEDLOOM_CONFIG",
+    metavar="FILE",
+    help="The device's client.toml; /var/lib/NAME/client.toml if left out.",
+)
+@click.option("--gpu", is_flag=True, help="Let it see devices, as training on a GPU needs.")
+@click.option("--dry-run", is_flag=True, help="Print what would be done, and do nothing.")
+@json_option
+def install(  # noqa: PLR0917 - click passes them by name
+    code: str, name: str, user: str, config: Path | None, gpu: bool, dry_run: bool
+) -> None:
+    """Let systemd run this device's agent, in a sandbox and as a user of its own.
+
+    Enrol before, into the folder of the service. It starts at once and at every boot, again after
+    a fault, and ends only where waiting does not help.
+
+    \b
+    Example:
+      sudo fedloom client enroll --server fl.example.org:7444 --token @ward-3.token \\
+        --dir /var/lib/fedloom-client
+      sudo fedloom client install-service /opt/ward/my_client.py:client
+    """
+    path = (config or Path("/var/lib") / name / "client.toml").resolve()
+    target = UNITS / f"{name}.service"
+    if not dry_run:
+        _check_possible(f"install {target}")
+    unit, paths = _unit(_absolute(code), path, user, gpu=gpu)
+    text = unit.text()
+    steps = [
+        f"make the user {user}, who cannot log in" if not _exists(user) else f"use the user {user}",
+        *(f"give {path} to {user}" for path in paths),
+        f"write {target}",
+        f"start it now and at every boot: systemctl enable --now {name}",
+    ]
+    document = {
+        "unit": str(target),
+        "text": text,
+        "user": user,
+        "steps": steps,
+        "done": not dry_run,
+    }
+    if dry_run:
+        output.emit(document, lambda: _show_plan(steps, text))
+        return
+    _install(user, paths, target, text)
+    output.emit(document, lambda: _show_done(name, steps))
+
+
+@click.command("uninstall-service")
+@_name_option
+@click.option("--dry-run", is_flag=True, help="Print what would be done, and do nothing.")
+@json_option
+def uninstall(name: str, dry_run: bool) -> None:
+    """Stop the service and remove its unit; the device stays enrolled, and its state stays.
+
+    \b
+    Example:
+      sudo fedloom client uninstall-service
+    """
+    target = UNITS / f"{name}.service"
+    steps = [f"stop it: systemctl disable --now {name}", f"remove {target}"]
+    if not dry_run:
+        _check_possible(f"remove {target}")
+        if not target.exists():
+            raise click.UsageError(f"Expected a service in {target}, got none: see --name.")
+        _system("systemctl", "disable", "--now", name)
+        target.unlink()
+        _system("systemctl", "daemon-reload")
+    document = {"unit": str(target), "steps": steps, "done": not dry_run}
+    kept = f"\nKept: /var/lib/{name} and its user. `fedloom client leave` leaves the federation."
+    verb = "Would" if dry_run else "Done:"
+    output.emit(document, lambda: click.echo("\n".join(f"{verb} {step}." for step in steps) + kept))
+
+
+def _check_possible(what: str) -> None:
+    """Say at once why it cannot be done here.
+
+    Raises:
+        UsageError: this is not Linux with systemd, or not root.
+    """
+    if not RUNNING.is_dir():
+        raise click.UsageError(
+            f"Expected a system that systemd runs, to {what}, got none (there is no {RUNNING}). "
+            "In a container let its engine restart `fedloom client run`; --dry-run prints the unit."
+        )
+    if os.geteuid() != 0:
+        raise click.UsageError(
+            f"Expected root, to {what}, got user {os.geteuid()}: put sudo before it, with the "
+            "whole path of fedloom if it is not found; --dry-run needs no root."
+        )
+
+
+def _absolute(code: str) -> str:
+    """The code by its whole path, so that it is found wherever it runs."""
+    where, _, name = code.rpartition(":")
+    if not where or not name:
+        raise click.UsageError(f"Expected FILE.py:NAME or MODULE:NAME, got {code!r}.")
+    if not where.endswith(".py"):
+        return code
+    path = Path(where).resolve()
+    if not path.is_file():
+        raise click.UsageError(f"Expected code in {path}, got no such file.")
+    return f"{path}:{name}"
+
+
+def _unit(code: str, config: Path, user: str, *, gpu: bool) -> tuple[Any, list[Path]]:
+    """The unit for a device, and the files that become the user's."""
+    from fedloom.cli.device.systemd_unit import Unit  # noqa: PLC0415
+    from fedloom.client.config import load  # noqa: PLC0415 - it imports grpc
+
+    settings = load(config)
+    state = settings.state_dir.resolve()
+    library = config.parent if config.parent.parent == Path("/var/lib") else None
+    inside = library is not None and state.is_relative_to(library)
+    file = Path(code.rpartition(":")[0])
+    executable = Path(sys.executable)
+    homes = (Path("/home"), Path("/root"), Path("/run/user"))
+    temporaries = (Path("/tmp"), Path("/var/tmp"))  # noqa: S108 - where nothing is written
+    touched = (config, state, executable, executable.resolve(), *([file] if file.is_file() else []))
+    unit = Unit(
+        command=(str(executable), "-m", "fedloom.cli.main", "client", "run", code,
+                 "--config", str(config)),
+        user=user,
+        state_directory=library.name if library is not None else "",
+        writable=() if inside else (state,),
+        working=file.parent if file.is_file() else config.parent,
+        stop_s=settings.interruptions.stop_s,
+        compiles=find_spec("torch") is not None,
+        gpu=gpu,
+        home=any(path.is_relative_to(home) for path in touched for home in homes),
+        temporary=any(path.is_relative_to(tmp) for path in touched for tmp in temporaries),
+        systemd=_version(),
+    )  # fmt: skip
+    own = [config, *([settings.policy] if settings.policy else []), state]
+    return unit, [path for path in own if path.exists()]
+
+
+def _version() -> int:
+    """Of systemd; an old one where nobody says."""
+    systemctl = shutil.which("systemctl")
+    if systemctl is None:
+        return 0
+    said = subprocess.run([systemctl, "--version"], capture_output=True, text=True, check=False)  # noqa: S603
+    found = re.match(r"systemd (\d+)", said.stdout)
+    return int(found[1]) if found else 0
+
+
+def _exists(user: str) -> bool:
+    try:
+        pwd.getpwnam(user)
+    except KeyError:
+        return False
+    return True
+
+
+def _install(user: str, paths: list[Path], target: Path, text: str) -> None:
+    if not _exists(user):
+        _system("useradd", "--system", "--user-group", "--no-create-home", "--home-dir",
+                "/nonexistent", "--shell", "/usr/sbin/nologin", user)  # fmt: skip
+    for path in paths:
+        _system("chown", "-R", "-h", f"{user}:", str(path))
+    target.write_text(text)
+    _system("systemctl", "daemon-reload")
+    _system("systemctl", "enable", "--now", target.stem)
+
+
+def _system(*command: str) -> None:
+    """Run a command of the system.
+
+    Raises:
+        UnavailableError: it failed, with what it said.
+    """
+    from fedloom.protocol.errors import UnavailableError  # noqa: PLC0415 - it imports grpc
+
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+    if done.returncode:
+        said = (done.stderr or done.stdout).strip() or f"exit code {done.returncode}"
+        raise UnavailableError(f"`{' '.join(command)}` failed: {said}")
+
+
+def _show_plan(steps: list[str], text: str) -> None:
+    click.echo("Would, as root:\n" + "\n".join(f"  {n}. {s}" for n, s in enumerate(steps, 1)))
+    click.echo("\nThe unit:\n\n" + text, nl=False)
+
+
+def _show_done(name: str, steps: list[str]) -> None:
+    click.echo("Done:\n" + "\n".join(f"  {n}. {s}" for n, s in enumerate(steps, 1)))
+    click.echo(
+        f"\nIts log:    journalctl -u {name} -f\n"
+        f"Its state:  systemctl status {name}\n"
+        f"Its change: systemctl edit {name}\n"
+        "Back:       fedloom client uninstall-service" + ("" if name == "fedloom-client" else
+                                                        f" --name {name}")
+    )  # fmt: skip

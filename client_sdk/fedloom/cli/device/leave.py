@@ -1,0 +1,106 @@
+"""`fedloom client leave`: out of the federation, with nothing left behind."""
+
+import asyncio
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+import click
+
+from fedloom.cli.common.options import config_option, json_option
+from fedloom.cli.common.output import emit, wants_json
+
+
+@click.command()
+@config_option
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("--keep-log", is_flag=True, help="Leave the journal of what was sent.")
+@json_option
+def leave(config: Path, yes: bool, keep_log: bool) -> None:
+    """Leave the federation and wipe what this device kept of it.
+
+    The server is told, and revokes this device's certificate; where it cannot be reached the device
+    is wiped all the same. What was sent before cannot be taken back: it is part of models.
+    While the agent runs nothing is done: stop it first.
+
+    \b
+    Examples:
+      fedloom client leave
+      fedloom client leave --yes --keep-log
+    """
+    from fedloom.client.agent.process_lock import FILE as LOCK  # noqa: PLC0415
+    from fedloom.client.config import load  # noqa: PLC0415
+    from fedloom.client.identity import leave as departure  # noqa: PLC0415 - help needs none of it
+    from fedloom.client.owner.journal import Journal  # noqa: PLC0415
+
+    if not config.exists() and config.with_name(config.name + ".left").exists():
+        emit({"left": True, "again": True}, lambda: click.echo("This device has left before."))
+        return
+    settings = load(config)
+    if not yes:
+        with _no_agent(settings.state_dir, LOCK):  # before anybody is asked
+            pass
+        _confirm(settings.server, settings.state_dir, keep_log)
+    with _no_agent(settings.state_dir):
+        farewell = asyncio.run(departure.say_farewell(settings))
+        rest = departure.wipe(settings.state_dir, keep_log=keep_log)
+        if keep_log:
+            told = "which knows of it" if farewell.told else "which could not be told"
+            Journal(settings.state_dir).note("left", f"Left {settings.server}, {told}.")
+    aside = departure.put_aside(config)
+    document = {
+        "left": True,
+        "told": farewell.told,
+        "why_not": farewell.why,
+        "settings": str(aside),
+        "not_ours": [str(path) for path in rest],
+    }
+    emit(document, lambda: _show(document, settings.server))
+
+
+def _no_agent(state_dir: Path, unless_missing: str = "") -> AbstractContextManager[None]:
+    """Keep the agent out meanwhile: it would go on with what is wiped, and write some of it anew.
+
+    Args:
+        state_dir: of the client; one that is gone was wiped before, and leaving was cut off.
+        unless_missing: a file without which no agent has ever run, so that none is made.
+
+    Raises:
+        UsageError: it runs.
+    """
+    from fedloom.client.agent.process_lock import only_agent  # noqa: PLC0415 - help needs none of it
+
+    if not (state_dir / unless_missing).exists():
+        return nullcontext()
+    return only_agent(
+        state_dir,
+        "stop it first (Ctrl-C in its terminal, systemctl stop fedloom-client where a service runs "
+        "it, or kill with that number), then leave again. Nothing was changed.",
+    )
+
+
+def _confirm(server: str, state_dir: Path, keep_log: bool) -> None:
+    """Ask, with what will happen."""
+    kept = "" if keep_log else ", and the journal"
+    words = (
+        f"This device leaves the federation at {server} for good: its key, its certificate, "
+        f"received models and unsent updates in {state_dir}{kept} are removed. "
+        "To come back it needs a new token."
+    )
+    if wants_json():
+        raise click.UsageError("Expected --yes with --json: nobody is there to be asked.")
+    click.echo(words)
+    click.confirm("Leave?", abort=True)
+
+
+def _show(document: dict[str, object], server: str) -> None:
+    if document["told"]:
+        click.echo(f"Left {server}, which knows of it. What this device kept of it is wiped.")
+    else:
+        click.echo(
+            f"Left {server} without its knowing ({document['why_not']}). What this device kept of "
+            "it is wiped; its certificate ends by itself. To have it revoked now, ask the operator."
+        )
+    click.echo(f"Its settings are kept in {document['settings']}.")
+    rest = document["not_ours"]
+    if isinstance(rest, list) and rest:
+        click.echo(f"Left alone, since fedloom did not make it: {', '.join(rest)}.")

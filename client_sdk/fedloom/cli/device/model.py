@@ -1,0 +1,98 @@
+"""`fedloom client model`: the promoted model on a device, and files of it for other programs."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fedloom.cli.common import output
+from fedloom.cli.common.options import config_option, json_option
+
+FORMATS = ("safetensors", "torchscript", "torch-export", "onnx")
+
+
+@click.command()
+@click.argument("code", metavar="[FILE.py:NAME|MODULE:NAME]", required=False)
+@config_option
+@click.option("--run", default="", help="A run's id or name, instead of the latest of any.")
+@click.option("--offline", is_flag=True, help="Use what is here; do not ask the server.")
+@click.option(
+    "--file",
+    "own",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="A safetensors file of your own, instead of the promoted model.",
+)
+@click.option("--export", "kind", type=click.Choice(FORMATS), help="Write it in this format.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Where to; replaced if it exists.",
+)
+@json_option
+def model(  # noqa: PLR0917 - click passes what there is
+    code: str | None,
+    config: Path,
+    run: str,
+    offline: bool,
+    own: Path | None,
+    kind: str | None,
+    out: Path | None,
+) -> None:
+    """Get the model that the operator promoted; export it.
+
+    It is downloaded once, checked against the server's signature and its digest, and works
+    offline from then on. All formats but safetensors need the code of a client or a torch module;
+    what is written is read back and must answer as the module does.
+
+    \b
+    Examples:
+      fedloom client model
+      fedloom client model --export safetensors --out model.safetensors
+      fedloom client model my_client.py:client --export onnx --out model.onnx
+    """
+    from fedloom.client import Model  # noqa: PLC0415 - the operator's commands need no grpc
+    from fedloom.protocol.errors import UsageError  # noqa: PLC0415
+
+    if (kind is None) != (out is None):
+        raise UsageError("Expected --export and --out together, got one of them.")
+    found = Model(path=own) if own else Model.latest(config, run=run, offline=offline)
+    if kind is not None and out is not None:
+        found.export(out, kind, _target(code))
+    output.emit(_document(found, kind, out), lambda: _show(found, kind, out))
+
+
+def _target(code: str | None) -> Any:
+    if code is None:
+        return None
+    from fedloom.cli.common.load_code import find  # noqa: PLC0415 - it imports people's code
+    from fedloom.client import Client  # noqa: PLC0415
+
+    made = find(code)
+    is_module = hasattr(made, "state_dict") and not isinstance(made, type)
+    return made if isinstance(made, Client) or is_module else made()
+
+
+def _document(found: Any, kind: str | None, out: Path | None) -> dict[str, Any]:
+    promoted_at = found.promoted_at
+    return {
+        "file": str(found.path),
+        "digest": found.digest or None,
+        "run": found.run or None,
+        "round": found.round if found.run else None,
+        "promoted_at": None if promoted_at is None else promoted_at.timestamp(),
+        "fresh": found.fresh,
+        "export": None if out is None else {"format": kind, "file": str(out)},
+    }
+
+
+def _show(found: Any, kind: str | None, out: Path | None) -> None:
+    if found.run:
+        when = f"{found.promoted_at:%Y-%m-%d %H:%M} UTC"
+        click.echo(f"The model of round {found.round} of {found.run}, promoted {when}")
+        click.echo(f"  SHA-256  {found.digest}")
+    click.echo(f"  file     {found.path} ({output.size(found.path.stat().st_size)})")
+    if found.run and not found.fresh:
+        click.echo("  The server was not asked: there may be a newer one.")
+    if out is not None:
+        click.echo(f"  written  {out} ({output.size(out.stat().st_size)}, {kind})")

@@ -1,0 +1,44 @@
+"""`fedloom client policy`: what this device's owner lets it take part in, and what may leave it."""
+
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from fedloom.cli.common.lazy import OrderedGroup
+from fedloom.cli.common.options import config_option, json_option
+from fedloom.cli.common.output import emit
+
+
+@click.group(cls=OrderedGroup)
+def policy() -> None:
+    """What this device's owner lets it take part in, and what may leave it.
+
+    The policy is a file, policy.toml beside client.toml; its comments explain it.
+    """
+
+
+@policy.command()
+@config_option
+@json_option
+def check(config: Path) -> None:
+    """Check policy.toml, and say in words what it means.
+
+    \b
+    Example:
+      fedloom client policy check --config /etc/fedloom/client.toml
+    """
+    from fedloom.client.config import load  # noqa: PLC0415 - help needs none of it
+    from fedloom.client.owner.policy import PolicyFile, words  # noqa: PLC0415
+
+    path = load(config).policy
+    found = PolicyFile(path).current()
+    document = {
+        "file": None if path is None else str(path),
+        "policy": asdict(found),
+        "means": words(found),
+    }
+    where = f"By {path}, this device" if path else "There is no policy.toml, so this device"
+    emit(
+        document, lambda: click.echo("\n".join((f"{where}:", *(f"  - {s}" for s in words(found)))))
+    )

@@ -1,0 +1,123 @@
+"""`fedloom client test`: what would go wrong with one's client on a server, and a few rounds."""
+
+import time
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fedloom.cli.common import output
+from fedloom.cli.common.options import json_option
+
+
+@click.command("test")
+@click.argument("code", metavar="FILE.py:NAME|MODULE:NAME")
+@click.option(
+    "--model",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    metavar="FILE",
+    help="What a run begins with; the client's own `initial` if left out.",
+)
+@click.option(
+    "--run",
+    "tables",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    metavar="RUN.toml",
+    help="Settings as for `fedloom run submit`; FedAvg of one epoch if left out.",
+)
+@click.option("--rounds", type=click.IntRange(min=0), default=3, show_default=True)
+@click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True)
+@click.option(
+    "--ignore", multiple=True, metavar="CHECK", help="Leave a check out; may be given again."
+)
+@json_option
+def test(  # noqa: PLR0917 - click passes them by name
+    code: str,
+    model: Path | None,
+    tables: Path | None,
+    rounds: int,
+    threads: int,
+    ignore: tuple[str, ...],
+) -> None:
+    """Check a client here, without a server, and run a few rounds with it alone.
+
+    Each fault is one sentence with what to do. Ends with 1 where there is a fault.
+
+    \b
+    Examples:
+      fedloom client test my_client.py:client
+      fedloom client test my_client.py:client --run run.toml --model init.safetensors
+    """
+    from fedloom.cli.common.load_code import load_client  # noqa: PLC0415 - it imports people's code
+    from fedloom.client.testing import Run, check  # noqa: PLC0415
+
+    client, run = load_client(code), Run.of(_read(tables))
+    found = check(client, model, run=run, threads=threads, ignore=ignore)
+    faults = [finding for finding in found if finding.weight == "fault"]
+    played = (
+        None
+        if faults or not rounds or not client.can_train()
+        else _play(client, model, run, rounds)
+    )
+    output.emit(
+        {
+            "findings": [
+                {"check": f.check, "weight": f.weight, "sentence": f.sentence} for f in found
+            ],
+            "rounds": None if played is None else played["rounds"],
+        },
+        lambda: _show(found, played),
+    )
+    if faults:
+        click.get_current_context().exit(1)
+
+
+def _read(tables: Path | None) -> dict[str, Any]:
+    if tables is None:
+        return {}
+    try:
+        return tomllib.loads(tables.read_text("utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        from fedloom.protocol.errors import UsageError  # noqa: PLC0415 - it imports grpc
+
+        raise UsageError(f"{tables}: {error}") from None
+
+
+def _play(client: Any, model: Path | None, run: Any, number: int) -> dict[str, Any]:
+    from fedloom.client.testing import rounds  # noqa: PLC0415 - as above
+
+    begun = time.monotonic()
+    played = rounds(client, model, num_rounds=number, run=run)
+    told = [
+        {
+            "number": r.number,
+            "training": dict(r.training),
+            "evaluation": dict(r.evaluation),
+            "update_bytes": r.update_bytes,
+        }
+        for r in played.rounds
+    ]
+    return {"rounds": told, "seconds": time.monotonic() - begun}
+
+
+def _show(found: Any, played: dict[str, Any] | None) -> None:
+    for finding in found:
+        mark = click.style("✗", fg="red") if finding.weight == "fault" else "·"
+        click.echo(f"{mark} {finding.check}: {finding.sentence}")
+    faults = sum(finding.weight == "fault" for finding in found)
+    if faults:
+        click.echo(f"{faults} {'fault' if faults == 1 else 'faults'} to mend.")
+        return
+    click.echo(click.style("✓", fg="green") + " No fault found.")
+    if played is None:
+        return
+    for row in played["rounds"]:
+        parts = [
+            f"{what} {' '.join(f'{name} {value:.4g}' for name, value in row[what].items())}"
+            for what in ("training", "evaluation")
+            if row[what]
+        ]
+        click.echo(f"  round {row['number']}: " + " · ".join(parts))
+    size = output.size(played["rounds"][-1]["update_bytes"])
+    click.echo(f"{len(played['rounds'])} rounds in {played['seconds']:.1f} s, {size} an update.")

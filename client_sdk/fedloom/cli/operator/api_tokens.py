@@ -1,0 +1,123 @@
+"""`fedloom api-token`: what programs show to be let in."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fedloom.cli.common import output
+from fedloom.cli.common.confirm import confirm, yes_option
+from fedloom.cli.common.lazy import OrderedGroup
+from fedloom.cli.common.options import Duration, directory_option, json_option, scope_option
+from fedloom.cli.connection.api_client import Control
+from fedloom.protocol.trust.private_files import write_private
+
+
+@click.group("api-token", cls=OrderedGroup)
+def api_token() -> None:
+    """Let programs, and operators on other machines, use the API.
+
+    Devices are invited by `fedloom token`; this is for those who operate the server.
+    """
+
+
+@api_token.command()
+@click.argument("name")
+@scope_option(required=True, least="metrics")
+@click.option(
+    "--ttl",
+    "ttl_s",
+    type=Duration(),
+    default="90d",
+    show_default=True,
+    help="How long it is good.",
+)
+@click.option("--forever", is_flag=True, help="Until it is revoked, instead.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write it there, mode 0600, instead of printing it.",
+)
+@directory_option
+@json_option
+def create(
+    name: str, *, scope: str, ttl_s: float, forever: bool, out: Path | None, directory: Path
+) -> None:
+    """Make an API token for NAME. Its text is shown only now.
+
+    \b
+    Examples:
+      fedloom api-token create prometheus --scope metrics --forever
+      fedloom api-token create ci --scope operator --ttl 7d --out ci.token
+    """
+    body = {"name": name, "scope": scope, "ttl_s": None if forever else ttl_s}
+    control = Control(directory)
+    made = control.post("api-tokens", body=body)
+    url = control.get("server")["console"] or "https://SERVER:7445"
+    if out is not None:
+        write_private(out, f"{made.pop('token')}\n".encode())
+        made["file"] = str(out)
+    output.emit(made, lambda: _show_made(made, url))
+
+
+def _show_made(made: dict[str, Any], url: str) -> None:
+    until = made["expires_at"]
+    click.echo(made.get("file") or made["token"])
+    click.echo(
+        f"\n{made['name']} is {made['scope']} by it"
+        f"{' until ' + output.moment(until) if until else ''}. To use it:\n"
+        f"  fedloom run list --url {url} "
+        f"--api-token {'@' + made['file'] if 'file' in made else 'TOKEN'}\n"
+        f"To end it:\n  fedloom api-token revoke {made['id']}"
+    )
+
+
+@api_token.command("list")
+@directory_option
+@json_option
+def list_api_tokens(directory: Path) -> None:
+    """List API tokens, newest first. Their secrets are not kept.
+
+    \b
+    Example:
+      fedloom api-token list
+    """
+    found = Control(directory).get("api-tokens")
+    rows = (
+        (
+            t["id"],
+            output.escape(t["name"]),
+            t["scope"],
+            output.state(t["status"]),
+            output.ahead(t["expires_at"]) if t["expires_at"] else "never",
+            output.moment(t["used_at"]),
+            output.escape(t["made_by"]),
+        )
+        for t in found["api_tokens"]
+    )
+    output.emit(
+        found,
+        lambda: output.print_table(
+            ("ID", "NAME", "SCOPE", "STATUS", "EXPIRES", "LAST USED", "MADE BY"),
+            rows,
+            "No API tokens yet: make one with `fedloom api-token create NAME --scope viewer`.",
+        ),
+    )
+
+
+@api_token.command()
+@click.argument("token_id", metavar="ID")
+@yes_option
+@directory_option
+@json_option
+def revoke(token_id: str, directory: Path) -> None:
+    """End an API token at once.
+
+    \b
+    Example:
+      fedloom api-token revoke 0f3a9c21
+    """
+    confirm(f"Programs that show the API token {token_id} are refused from then on, for good.")
+    revoked = Control(directory).post("api-tokens", token_id, "revoke")
+    output.emit(revoked, lambda: click.echo(f"{token_id} of {revoked['name']} is revoked."))

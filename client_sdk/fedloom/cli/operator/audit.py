@@ -1,0 +1,134 @@
+"""`fedloom audit`: who did what, when, and whether that is still what was written."""
+
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fedloom.cli.common import output
+from fedloom.cli.common.lazy import OrderedGroup, load
+from fedloom.cli.common.options import directory_option, json_option, state_option
+from fedloom.cli.connection.api_client import Control
+from fedloom.protocol.errors import IntegrityError, UsageError
+
+
+@click.group(cls=OrderedGroup)
+def audit() -> None:
+    """See who did what, when, and verify that nothing of it was changed."""
+
+
+@audit.command("list")
+@click.option("--who", default="", help="Of somebody alone.")
+@click.option("--action", default="", help="Of an action alone, as run.pause, or of all of run.")
+@click.option("--subject", default="", help="About a run, a client, a user, ... alone.")
+@click.option("--since", type=click.DateTime(), help="Not before then, local time.")
+@click.option("--until", type=click.DateTime(), help="Not after then.")
+@click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True)
+@click.option("--before", type=click.IntRange(1), help="Entries of lower ids: the next page.")
+@directory_option
+@json_option
+def list_entries(directory: Path, **wanted: Any) -> None:
+    """List entries, newest first.
+
+    \b
+    Examples:
+      fedloom audit list
+      fedloom audit list --action client --since 2026-01-01
+    """
+    query: dict[str, Any] = {
+        name: value.timestamp() if isinstance(value, datetime) else value
+        for name, value in wanted.items()
+        if value not in (None, "")
+    }
+    found = Control(directory).get("audit", **query)
+    rows = (
+        (
+            str(e["id"]),
+            output.moment(e["at"]),
+            output.escape(f"{e['who']} ({e['how']})"),
+            e["action"],
+            output.escape(e["subject"]),
+            output.escape(e["detail"] if e["detail"] != "{}" else ""),
+        )
+        for e in found["entries"]
+    )
+    output.emit(
+        found,
+        lambda: output.print_table(
+            (">ID", "AT", "WHO", "ACTION", "SUBJECT", "~DETAIL"), rows, "No such entries."
+        ),
+    )
+
+
+@audit.command()
+@directory_option
+@json_option
+def head(directory: Path) -> None:
+    """Print the newest entry as ID:HASH. Keep it where the server's machine cannot change it.
+
+    `fedloom audit verify --anchor` then shows whether anything before it was changed or cut off.
+
+    \b
+    Example:
+      fedloom audit head >> audit-heads.txt
+    """
+    found = Control(directory).get("audit", "head")
+    output.emit(found, lambda: click.echo(f"{found['id']}:{found['hash']}"))
+
+
+@audit.command()
+@click.option(
+    "--anchor",
+    "anchors",
+    multiple=True,
+    metavar="ID:HASH|@FILE",
+    help="A head that was kept elsewhere, or a file of them, one a line; may be repeated.",
+)
+@state_option
+@json_option
+def verify(anchors: tuple[str, ...], directory: Path) -> None:
+    """Verify the whole trail, from the ledger's own file; the server need not run.
+
+    Exit code 4 and the first wrong entry where anything was changed, removed, added or swapped.
+    What was cut off the end shows only by a head that was kept: the server keeps one beside the
+    ledger, and --anchor names others.
+
+    \b
+    Examples:
+      fedloom audit verify
+      fedloom audit verify --dir backup --anchor @audit-heads.txt
+    """
+    found = load("fedloom.server.access.verify:verify")(directory, _read(anchors))
+    broken = found.broken
+    document = {"intact": broken is None, **asdict(found)}
+    if broken is not None and not output.wants_json():
+        before = f" Entries 1 to {broken.id - 1} are as they were written." * (broken.id > 1)
+        raise IntegrityError(
+            f"The audit trail breaks at entry {broken.id}: {broken.problem}.{before}"
+        )
+    output.emit(
+        document,
+        lambda: click.echo(
+            f"{found.entries} entries, all as they were written.\n"
+            f"Head: {found.head.id}:{found.head.hash}\n"
+            f"Heads that were kept, and found again: {len(found.anchors)}."
+        ),
+    )
+    if broken is not None:
+        click.get_current_context().exit(IntegrityError.exit_code)
+
+
+def _read(anchors: tuple[str, ...]) -> list[str]:
+    texts: list[str] = []
+    for anchor in anchors:
+        if not anchor.startswith("@"):
+            texts.append(anchor)
+            continue
+        try:
+            lines = Path(anchor[1:]).read_text().splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"Expected heads in {anchor[1:]}, got {error}.") from None
+        texts += [line for line in lines if line.strip()]
+    return texts

@@ -1,0 +1,127 @@
+"""What an operator does with clients, as commands of `fedloom client`."""
+
+from pathlib import Path
+
+import click
+
+from fedloom.cli.common import output
+from fedloom.cli.common.confirm import act, action_options, show_done
+from fedloom.cli.common.options import directory_option, json_option
+from fedloom.cli.connection.api_client import Control
+from fedloom.protocol.errors import UsageError
+
+_reason = click.option("--reason", default="", help="For the record.")
+
+
+def _hold(name: str, what: str, reason: str, directory: Path) -> None:
+    show_done(act(Control(directory), "clients", name, what, body={"reason": reason}))
+
+
+@click.command()
+@click.argument("name")
+@_reason
+@action_options
+@directory_option
+@json_option
+def quarantine(name: str, reason: str, directory: Path) -> None:
+    """Ask a client no more, and refuse what it sends, until it is released.
+
+    \b
+    Example:
+      fedloom client quarantine ward-3 --reason "its labels look wrong"
+    """
+    _hold(name, "quarantine", reason, directory)
+
+
+@click.command()
+@click.argument("name")
+@_reason
+@action_options
+@directory_option
+@json_option
+def drain(name: str, reason: str, directory: Path) -> None:
+    """Let a client end what it does, and then ask it no more, until it is released.
+
+    \b
+    Example:
+      fedloom client drain ward-3 --reason "maintenance at noon"
+    """
+    _hold(name, "drain", reason, directory)
+
+
+@click.command()
+@click.argument("name")
+@action_options
+@directory_option
+@json_option
+def release(name: str, directory: Path) -> None:
+    """Ask a client again that was in quarantine or drained.
+
+    \b
+    Example:
+      fedloom client release ward-3
+    """
+    _hold(name, "release", "", directory)
+
+
+@click.command()
+@click.argument("name")
+@action_options
+@directory_option
+@json_option
+def revoke(name: str, directory: Path) -> None:
+    """Revoke a client and its certificates; its connection is cut at once.
+
+    To let it in again, give it a new token.
+
+    \b
+    Example:
+      fedloom client revoke ward-3
+    """
+    show_done(act(Control(directory), "clients", name, "revoke"), f"{name} is revoked.")
+
+
+@click.command()
+@click.argument("name")
+@click.argument("labels", metavar="LABEL=VALUE|LABEL-...", nargs=-1, required=True)
+@directory_option
+@json_option
+def label(name: str, labels: tuple[str, ...], directory: Path) -> None:
+    """Give a client labels to find it by, or take them away: `site-` takes `site` away.
+
+    The labels that its device gave itself stay beside them.
+
+    \b
+    Examples:
+      fedloom client label ward-3 site=north floor=2
+      fedloom client label ward-3 floor-
+    """
+    wanted = dict(_label(text) for text in labels)
+    done = Control(directory).post("clients", name, "labels", body={"labels": wanted})
+    shown = "  ".join(f"{k}={v}" for k, v in sorted(done["labels"].items())) or "no labels"
+    output.emit(done, lambda: click.echo(f"{name}: {shown}"))
+
+
+def _label(text: str) -> tuple[str, str | None]:
+    key, equals, value = text.partition("=")
+    if equals and key:
+        return key, value
+    if text.endswith("-") and len(text) > 1:
+        return text[:-1], None
+    raise UsageError(f"Expected LABEL=VALUE to set a label or LABEL- to remove it, got {text!r}.")
+
+
+@click.command()
+@click.argument("name")
+@click.argument("text")
+@directory_option
+@json_option
+def note(name: str, text: str, directory: Path) -> None:
+    """Keep a note about a client; an empty one takes it away.
+
+    \b
+    Example:
+      fedloom client note ward-3 "new camera since March"
+    """
+    done = Control(directory).post("clients", name, "note", body={"note": text})
+    output.emit(done, lambda: click.echo(f"{name}: {done['note'] or 'no note'}"))

@@ -1,0 +1,1 @@
+"""Export of a run's metrics to TensorBoard, MLflow, CSV and JSON lines."""

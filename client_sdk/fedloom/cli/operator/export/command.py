@@ -1,0 +1,227 @@
+"""`fedloom run export`: what a run's rounds measured, for the tools that people have already.
+
+Rounds that have ended are written, in order and once: an export into the same place goes on where
+the last one stopped. Files of rows are written whole, as they are small and a later round may
+bring another column.
+"""
+
+import csv
+import io
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import click
+
+from fedloom.cli.common import output
+from fedloom.cli.common.options import directory_option, json_option
+from fedloom.cli.connection.api_client import Control
+from fedloom.cli.connection.default_run import ACTIVE, newest
+from fedloom.cli.operator.export.mlflow import MLflowRun
+from fedloom.cli.operator.export.tensorboard import EventFile, last_step
+from fedloom.protocol.atomic_files import write_whole
+from fedloom.protocol.dotted import dotted
+from fedloom.protocol.errors import UnavailableError, UsageError
+
+PACE_S = 2.0
+PAGE = 500
+
+RUN_TAG, ROUNDS_TAG = "fedloom.run", "fedloom.rounds"
+_TIMES = ("opened_at", "deadline_at", "closed_at", "undone_at")
+_FACTS = ("number", "kind", "state", "reason", *_TIMES, "accepted", "staleness", "model_out")
+
+Round = Mapping[str, Any]
+
+
+class Place(Protocol):
+    """Where rounds go."""
+
+    def write(self, rounds: Sequence[Round]) -> None:
+        """Take all rounds that have ended, in order; those that it has it leaves."""
+
+    def close(self) -> None:
+        """No more come for now."""
+
+
+def scalars(one: Round) -> dict[str, float]:
+    """A round's figures as names such as `training/loss` and finite values."""
+    found: dict[str, Any] = {}
+    for kind in ("training", "evaluation"):
+        for name, value in ((one[kind] or {}).get("values") or {}).items():
+            found[f"{kind}/{name}"] = value
+    for name, value in (one["privacy"] or {}).items():
+        found[f"privacy/{name}"] = value
+    for name, value in (one["clients"] or {}).items():
+        found[f"clients/{name}"] = value
+    if one["closed_at"] is not None:
+        found["time/round_s"] = one["closed_at"] - one["opened_at"]
+    return {
+        name: float(value)
+        for name, value in found.items()
+        if isinstance(value, int | float) and math.isfinite(value)
+    }
+
+
+def _counts(one: Round) -> bool:
+    return one["state"] == "committed" and one["undone_at"] is None
+
+
+class _TensorBoard:
+    def __init__(self, folder: Path) -> None:
+        self._last = last_step(folder)
+        self._file = EventFile(folder)
+
+    def write(self, rounds: Sequence[Round]) -> None:
+        for one in rounds:
+            if one["number"] > self._last and _counts(one):
+                self._file.append(one["number"], scalars(one), one["closed_at"])
+                self._last = one["number"]
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class _MLflow:
+    def __init__(self, run: Mapping[str, Any], where: str) -> None:
+        uri = where
+        if ":" not in where:
+            Path(where).mkdir(parents=True, exist_ok=True)
+            uri = f"sqlite:///{Path(where).resolve() / 'mlflow.db'}"
+        settings = dict(dotted(run["spec"]))
+        self._run = MLflowRun(run["name"], settings, uri=uri, tags={RUN_TAG: run["id"]})
+        self._last = int(self._run.tagged(ROUNDS_TAG) or 0)
+
+    def write(self, rounds: Sequence[Round]) -> None:
+        for one in rounds:
+            if one["number"] > self._last and _counts(one):
+                self._run.append(one["number"], scalars(one), one["closed_at"])
+                self._last = one["number"]
+                self._run.tag(ROUNDS_TAG, str(self._last))
+
+    def close(self) -> None:
+        self._run.close()
+
+
+class _Csv:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def write(self, rounds: Sequence[Round]) -> None:
+        rows = [{name: one[name] for name in _FACTS} | scalars(one) for one in rounds]
+        names = list(dict.fromkeys((*_FACTS, *(name for row in rows for name in row))))
+        text = io.StringIO()
+        writer = csv.DictWriter(text, names, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
+        write_whole(self._path, text.getvalue())
+
+    def close(self) -> None:
+        pass
+
+
+class _Jsonl:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def write(self, rounds: Sequence[Round]) -> None:
+        write_whole(self._path, "".join(json.dumps(one) + "\n" for one in rounds))
+
+    def close(self) -> None:
+        pass
+
+
+def _cell(value: Any) -> Any:
+    """What a spreadsheet takes for a formula is made text; it may be of anybody's words."""
+    formula = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
+    return f"'{value}" if formula else value
+
+
+def rounds_of(control: Control, run: str, *, after: int = 0) -> list[Round]:
+    """Rounds of a run that have ended, from a number on, in order."""
+    found: list[Round] = []
+    before = 0
+    while True:
+        page = control.get("runs", run, "rounds", limit=PAGE, before=before)
+        found += page["rounds"]
+        before = page["more"]
+        if not before or (found and found[-1]["number"] <= after):
+            break
+    ended = [one for one in found if one["state"] in ("committed", "abandoned")]
+    return [one for one in reversed(ended) if one["number"] > after]
+
+
+@click.command()
+@click.argument("run", required=False)
+@click.option("--tensorboard", type=click.Path(path_type=Path), metavar="DIR", help="Event files.")
+@click.option("--mlflow", metavar="URI|DIR", help="A tracking server, or a database in a folder.")
+@click.option("--csv", "csv_path", type=click.Path(path_type=Path), metavar="FILE")
+@click.option("--jsonl", type=click.Path(path_type=Path), metavar="FILE")
+@click.option("--watch", is_flag=True, help="Go on with each round until the run ends.")
+@directory_option
+@json_option
+def export(  # noqa: PLR0917 - a command's options
+    run: str | None,
+    tensorboard: Path | None,
+    mlflow: str | None,
+    csv_path: Path | None,
+    jsonl: Path | None,
+    watch: bool,
+    directory: Path,
+) -> None:
+    """Write what a run's rounds measured for TensorBoard, MLflow or a table. The newest by default.
+
+    Again into the same place it goes on where it stopped.
+
+    \b
+    Examples:
+      fedloom run export digits --tensorboard logs/digits --watch
+      fedloom run export digits --mlflow http://mlflow:5000
+      fedloom run export digits --csv digits.csv --jsonl digits.jsonl
+    """
+    control = Control(directory)
+    found = control.get("runs", run or newest(control.get("runs")["runs"]))
+    places: list[Place] = []
+    try:
+        if tensorboard is not None:
+            places.append(_TensorBoard(tensorboard))
+        if mlflow is not None:
+            places.append(_MLflow(found, mlflow))
+        if csv_path is not None:
+            places.append(_Csv(csv_path))
+        if jsonl is not None:
+            places.append(_Jsonl(jsonl))
+        if not places:
+            raise UsageError("Expected --tensorboard, --mlflow, --csv or --jsonl, got none of it.")
+        rounds = _copy(control, found["id"], places, watch=watch)
+    except OSError as error:
+        raise UsageError(f"Expected a place that can be written, got: {error}.") from error
+    finally:
+        for place in places:
+            place.close()
+    told = {"run": found["id"], "rounds": rounds}
+    output.emit(told, lambda: click.echo(f"{rounds} rounds of {found['id']} are exported."))
+
+
+def _copy(control: Control, run: str, places: Sequence[Place], *, watch: bool) -> int:
+    rounds: list[Round] = []
+    while True:
+        try:
+            # Asked before the rounds: those of a run that has ended by now are all there.
+            goes_on = control.get("runs", run)["state"] in ACTIVE
+            last = rounds[-1]["number"] if rounds else 0
+            new = rounds_of(control, run, after=last)
+        except UnavailableError:
+            if not watch or not rounds:
+                raise
+            time.sleep(PACE_S)  # a server that restarts comes back
+            continue
+        rounds += new
+        if new or not watch or not goes_on:
+            for place in places:
+                place.write(rounds)
+        if not watch or not goes_on:
+            return len(rounds)
+        time.sleep(PACE_S)

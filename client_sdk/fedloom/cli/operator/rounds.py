@@ -1,0 +1,113 @@
+"""`fedloom round`: what happened in rounds, and what is done to the open one."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fedloom.cli.common.lazy import OrderedGroup
+from fedloom.cli.common.options import directory_option, json_option
+from fedloom.cli.connection.api_client import Control
+from fedloom.cli.connection.default_run import newest, run_and_number
+from fedloom.cli.operator.run_actions import ROUND_COMMANDS
+from fedloom.cli.operator.watch import present, watch_option
+from fedloom.protocol.errors import UsageError
+
+
+@click.group("round", cls=OrderedGroup)
+def rounds() -> None:
+    """Look at rounds, one client a line; close, extend, abort or retry the open one.
+
+    RUN is a run's id, or as much of its beginning as no other run has.
+    """
+
+
+@rounds.command("list")
+@click.argument("run", required=False)
+@click.option("--limit", type=click.IntRange(1, 500), default=20, show_default=True)
+@click.option("--before", type=click.IntRange(2), help="Rounds of lower numbers: the next page.")
+@watch_option
+@directory_option
+@json_option
+def list_rounds(
+    run: str | None, limit: int, before: int | None, *, watch: bool, directory: Path
+) -> None:
+    """List a run's rounds, newest first, with what became of those asked.
+
+    \b
+    Examples:
+      fedloom round list digits
+      fedloom round list digits --before 80 --limit 50
+    """
+    control = Control(directory)
+    run = run or newest(control.get("runs")["runs"])
+    path = ("runs", run, "rounds")
+    present(
+        control,
+        lambda: control.get(*path, limit=limit, before=before or 0),
+        _listing,
+        ("run", "round"),
+        watching=watch,
+    )
+
+
+def _listing(found: dict[str, Any]) -> Any:
+    from fedloom.cli.operator.round_view import listing  # noqa: PLC0415 - it imports rich
+
+    return listing(found["rounds"], found["more"])
+
+
+@rounds.command()
+@click.argument("words", metavar="[RUN] [NUMBER]", nargs=-1)
+@watch_option
+@directory_option
+@json_option
+def show(words: tuple[str, ...], watch: bool, directory: Path) -> None:
+    """Show a round and what each of its clients did. The newest run's newest by default.
+
+    A session's shape is what happened in it, as in Bonawitz et al. 2019, Table 1: - checked in,
+    v downloaded, [ training started, ] completed, + upload started, ^ accepted, # rejected,
+    * error, ! interrupted.
+
+    \b
+    Examples:
+      fedloom round show
+      fedloom round show digits 7 --json | jq '.members[] | {client, phase, norm}'
+    """
+    run, number = run_and_number(words)
+    control = Control(directory)
+    run = run or newest(control.get("runs")["runs"])
+    chosen, which = run, number or _latest(control, run)
+    present(
+        control,
+        lambda: whole_round(control, chosen, which),
+        _detail,
+        ("run", "round"),
+        watching=watch,
+    )
+
+
+def _detail(found: dict[str, Any]) -> Any:
+    from fedloom.cli.operator.round_view import detail  # noqa: PLC0415 - as above
+
+    return detail(found)
+
+
+def _latest(control: Control, run: str) -> int:
+    rounds_: list[dict[str, Any]] = control.get("runs", run, "rounds", limit=1)["rounds"]
+    if not rounds_:
+        raise UsageError(f"Expected a round of {run}, got none yet: see `fedloom run status`.")
+    return int(rounds_[0]["number"])
+
+
+def whole_round(control: Control, run: str, number: int) -> dict[str, Any]:
+    """A round with all its members, page by page."""
+    found: dict[str, Any] = control.get("runs", run, "rounds", str(number), limit=1000)
+    while found["more"] is not None:
+        page = control.get("runs", run, "rounds", str(number), limit=1000, after=found["more"])
+        found |= {"members": found["members"] + page["members"], "more": page["more"]}
+    return found
+
+
+for _command in ROUND_COMMANDS:
+    rounds.add_command(_command)

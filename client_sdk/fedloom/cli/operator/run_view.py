@@ -1,0 +1,216 @@
+"""A run as people see it: how far it is, what its open round does, what its rounds brought."""
+
+import time
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from fedloom.cli.common import output
+from fedloom.cli.connection.api_client import Control
+from fedloom.cli.connection.default_run import ACTIVE
+from fedloom.cli.operator import watch as watching
+
+ROWS = 15
+
+
+def watch(control: Control, run: str) -> dict[str, Any]:
+    """Show a run until it ends, and return it as it ended.
+
+    Args:
+        control: the server.
+        run: id.
+    """
+    ended: dict[str, Any] = watching.watch(
+        control,
+        lambda: control.get("runs", run),
+        lambda found: render(found, rows=ROWS),
+        ("run", "round", "clients"),
+        over=lambda found: found["state"] not in ACTIVE,
+        end_only=True,
+    )
+    if not (output.wants_json() or output.console().is_terminal):
+        output.show(render(ended, rows=ROWS))
+    return ended
+
+
+def with_all_rounds(control: Control, found: dict[str, Any]) -> dict[str, Any]:
+    """A run with every round that it has, page by page."""
+    rounds = list(found["rounds"])
+    while rounds and found["rounds_earlier"]:
+        page = control.get("runs", found["id"], "rounds", before=rounds[0]["number"], limit=500)
+        rounds = page["rounds"][::-1] + rounds
+        if page["more"] is None:
+            break
+    return {**found, "rounds": rounds, "rounds_earlier": 0}
+
+
+def render(found: dict[str, Any], rows: int | None) -> RenderableType:
+    """Draw a run.
+
+    Args:
+        found: as the API tells it.
+        rows: how many of the last rounds to list; None for all.
+    """
+    parts: list[RenderableType] = [_headline(found), _facts(found)]
+    if found["privacy"] is not None:
+        parts.append(_privacy(found))
+    live = found["live"]
+    if live is not None:
+        parts.append(_open_round(live, found))
+    rounds = found["rounds"] if rows is None else found["rounds"][-rows:]
+    if rounds:
+        parts += [Text(), _rounds(rounds)]
+    if spread := _spread(found):
+        parts += [Text(), spread]
+    hidden = found["rounds_earlier"] + len(found["rounds"]) - len(rounds)
+    if hidden:
+        parts.append(Text(f"{hidden} earlier rounds: --all shows them.", style="dim"))
+    return Group(*parts)
+
+
+def _headline(found: dict[str, Any]) -> RenderableType:
+    done, total = found["rounds_committed"], found["rounds_total"]
+    line = Table.grid(padding=(0, 2))
+    line.add_row(
+        f"[bold]{output.escape(found['id'])}[/]",
+        output.state(found["state"]),
+        f"{done} of {total} rounds",
+        ProgressBar(total=total, completed=done, width=32),
+    )
+    return line
+
+
+def _facts(found: dict[str, Any]) -> RenderableType:
+    end = found["ended_at"] or time.time()
+    facts = [
+        f"model {found['model'][:12]}",
+        f"{found['spec']['strategy']['name']}",
+        f"started {output.moment(found['created_at'])}",
+        output.duration(end - found["created_at"]),
+    ]
+    line = Text(" · ".join(facts), style="dim")
+    if found["reason"]:
+        style = "red" if found["state"] == "failed" else "yellow"
+        line.append(f"\n{output.harmless(found['reason'])}", style=style)
+    return line
+
+
+def _privacy(found: dict[str, Any]) -> RenderableType:
+    """What the run has cost so far, and what it will have cost in the end."""
+    claim = found["privacy"]
+    costs = [r["privacy"]["epsilon"] for r in found["rounds"] if r["privacy"]]
+    spent = f"privacy: epsilon {max(costs, default=0.0):.4g} so far, {claim['epsilon']:.4g} after "
+    spent += f"{claim['rounds']} rounds (delta {claim['delta']:g}, {claim['mechanism']})"
+    detail = f"one client's whole contribution, against {claim['against']}; {claim['sampling']}"
+    return Text(f"{spent}\n  {detail}", style="dim")
+
+
+def _open_round(live: dict[str, Any], found: dict[str, Any]) -> RenderableType:
+    now = live["round"]
+    if now is None:
+        return Text(f"no round is open · {live['clients_available']} clients idle", style="dim")
+    line = Text(f"round {now['number']} ({now['kind']}) ", style="cyan")
+    if now["state"] == "selecting":
+        waiting = f"waits for {now['goal']} clients ({now['available']} here)"
+        return line.append(waiting, style="yellow" if found["state"] == "running" else "dim")
+    line.append(f"{now['state']} · {now['accepted']} of {now['goal']} updates", style="default")
+    phases = ", ".join(f"{n} {phase}" for phase, n in now["clients"].items() if n)
+    left_s = now["deadline_left_s"]
+    if phases:
+        line.append(f" · {phases}", style="default")
+    if now.get("training") is not None:
+        line.append(f" · {now['training']:.0%} done{_losses(now)}", style="default")
+    if now["paused"]:
+        line.append(" · paused", style="yellow")
+    elif left_s is not None:
+        line.append(f" · {output.duration(max(left_s, 0))} left", style="dim")
+    return line
+
+
+def _losses(now: dict[str, Any]) -> str:
+    """The mean loss of those members that say theirs."""
+    losses = [told["loss"] for told in now["progress"].values() if told["loss"] is not None]
+    return f" (loss {sum(losses) / len(losses):.3g})" if losses else ""
+
+
+def _updates(round_: dict[str, Any]) -> str:
+    """How many counted, and how many models behind they were in the mean, if they were."""
+    behind = round_.get("staleness", 0.0)
+    return f"{round_['accepted']} ({behind:.1f} behind)" if behind else str(round_["accepted"])
+
+
+def _spread(found: dict[str, Any]) -> RenderableType | None:
+    """How far clients are apart in what they evaluated last, in a run that does only that."""
+    evaluations = [r["evaluation"] for r in found["rounds"] if r["evaluation"]]
+    if not found["spec"].get("evaluate_only") or not evaluations:
+        return None
+    last = evaluations[-1]
+    spread: dict[str, dict[str, float]] = last.get("quantiles") or {}
+    shares = sorted({share for values in spread.values() for share in values}, key=float)
+    rows = [
+        (
+            output.escape(name),
+            f"{mean:.4g}",
+            *(f"{spread.get(name, {}).get(share, float('nan')):.4g}" for share in shares),
+        )
+        for name, mean in sorted(last["values"].items())
+    ]
+    columns = ["METRIC", ">MEAN", *(f">{_share(float(share))}" for share in shares)]
+    table = output.make_table(columns, rows)
+    clients = last.get("clients") or {}
+    each = [
+        (
+            output.escape(name),
+            str(told["num_examples"]),
+            output.escape(output.metrics(told)),
+        )
+        for name, told in sorted(clients.items())
+    ]
+    words = Text(f"Over clients, {last['num_examples']} examples in all:", style="dim")
+    if not each:
+        return Group(words, table)
+    return Group(
+        words, table, Text(), output.make_table(["CLIENT", ">EXAMPLES", "EVALUATION"], each)
+    )
+
+
+def _share(share: float) -> str:
+    """A quantile in words that people say."""
+    named = {0.0: "LEAST", 0.5: "MEDIAN", 1.0: "MOST"}
+    return named.get(share, f"{100 * share:g} %")
+
+
+def _rounds(rounds: list[dict[str, Any]]) -> RenderableType:
+    rows = [
+        (
+            str(r["number"]),
+            r["kind"],
+            "undone" if r["undone_at"] else output.state(r["state"]),
+            _updates(r),
+            output.duration((r["closed_at"] or time.time()) - r["opened_at"]),
+            output.metrics(r["training"]),
+            output.metrics(r["evaluation"]),
+            f"{r['privacy']['epsilon']:.4g}" if r["privacy"] else "",
+            output.escape(r["reason"]),
+        )
+        for r in rounds
+    ]
+    columns = [
+        ">ROUND",
+        "KIND",
+        "STATE",
+        ">UPDATES",
+        ">TOOK",
+        "TRAINING",
+        "EVALUATION",
+        ">EPSILON",
+        "~NOTE",
+    ]
+    # A column that says nothing takes room from those that do.
+    kept = [i for i in range(len(columns)) if i < 5 or any(row[i] for row in rows)]
+    return output.make_table(
+        [columns[i] for i in kept], [tuple(row[i] for i in kept) for row in rows]
+    )

@@ -1,0 +1,272 @@
+"""`fedloom run`: submit training runs, watch and steer them."""
+
+import tomllib
+from contextlib import AbstractContextManager, nullcontext
+from importlib import resources
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import click
+
+from fedloom.cli.common import output
+from fedloom.cli.common.lazy import OrderedGroup
+from fedloom.cli.common.options import directory_option, json_option
+from fedloom.cli.connection.api_client import Control
+from fedloom.cli.connection.default_run import newest
+from fedloom.cli.operator.export.command import export
+from fedloom.cli.operator.run_actions import ROUND_COMMANDS, RUN_COMMANDS
+from fedloom.cli.operator.watch import present, watch_option
+from fedloom.protocol.errors import IntegrityError, UsageError
+
+PROGRESS_BYTES = 32 << 20
+"""Uploads from this size on show their progress."""
+
+
+@click.group(cls=OrderedGroup)
+def run() -> None:
+    """Submit training runs, watch and steer them.
+
+    RUN is a run's id, or as much of its beginning as no other run has.
+    """
+
+
+@run.command()
+@json_option
+def template() -> None:
+    """Print a run.toml with every setting, its default and what it means.
+
+    \b
+    Example:
+      fedloom run template > run.toml
+    """
+    text = resources.files("fedloom.cli").joinpath("run.toml").read_text("utf-8")
+    output.emit({"template": text}, lambda: click.echo(text, nl=False))
+
+
+@run.command()
+@click.argument("spec", metavar="RUN.toml", type=click.Path(path_type=Path, dir_okay=False))
+@click.option(
+    "--model",
+    required=True,
+    metavar="FILE|DIGEST",
+    help="What to begin with: a safetensors file, or the digest of a model on the server.",
+)
+@click.option(
+    "--evaluate",
+    is_flag=True,
+    help="Train nothing: clients evaluate the model, in one round; the run's rounds do not count.",
+)
+@click.option("--watch", is_flag=True, help="Then watch it until it ends.")
+@directory_option
+@json_option
+def submit(spec: Path, model: str, evaluate: bool, watch: bool, directory: Path) -> None:
+    """Start a run from an initial model.
+
+    What a run with [privacy] claims is shown first; `fedloom run describe` shows it and stops.
+
+    \b
+    Examples:
+      fedloom run submit run.toml --model init.safetensors
+      fedloom run submit run.toml --model 25eb5eeb --watch
+      fedloom run submit run.toml --model 25eb5eeb --evaluate --watch
+    """
+    values = _read(spec)
+    if evaluate:
+        values |= {"evaluate_only": True, "rounds": 1}
+    control = Control(directory)
+    if "privacy" in values and not output.wants_json():
+        _show_claim(control.post("runs", "describe", body={"spec": values})["privacy"])
+    digest = _upload(control, Path(model)) if Path(model).is_file() else _as_digest(model)
+    started = control.post("runs", body={"spec": values, "model": digest})
+    if watch:
+        _watch(control, started["id"])
+        return
+    output.emit(
+        started,
+        lambda: click.echo(
+            f"Run {started['id']} is {started['state']}.\n"
+            f"Next:\n  fedloom run status {started['id']} --watch"
+        ),
+    )
+
+
+@run.command()
+@click.argument("spec", metavar="RUN.toml", type=click.Path(path_type=Path, dir_okay=False))
+@directory_option
+@json_option
+def describe(spec: Path, directory: Path) -> None:
+    """Check a run's settings and show what it would claim for privacy; start nothing.
+
+    \b
+    Example:
+      fedloom run describe run.toml
+    """
+    found = Control(directory).post("runs", "describe", body={"spec": _read(spec)})
+    output.emit(found, lambda: _show_claim(found["privacy"]))
+
+
+def _show_claim(claim: dict[str, Any] | None) -> None:
+    from fedloom.strategies.privacy import told  # noqa: PLC0415 - few runs have a claim
+
+    if claim is None:
+        click.echo("No differential privacy: the run has no [privacy].")
+        return
+    first, *rest = told(claim)
+    click.echo(f"Privacy: {first}")
+    for line in rest:
+        click.echo(f"  {line}")
+
+
+def _read(spec: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(spec.read_text("utf-8"))
+    except FileNotFoundError:
+        raise UsageError(
+            f"Expected a run's settings in {spec}, got no such file: "
+            "`fedloom run template` prints one to begin with."
+        ) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"Expected TOML in {spec}: {error}.") from None
+
+
+def _as_digest(text: str) -> str:
+    if len(text) < 4 or not set(text) <= set("0123456789abcdef"):
+        raise UsageError(f"Expected --model as a file or a digest, got {text!r}: no such file.")
+    return text
+
+
+def _upload(control: Control, path: Path) -> str:
+    size_bytes = path.stat().st_size
+    with path.open("rb") as file, _progress(file, size_bytes) as body:
+        try:
+            stored = control.upload("models", file=body, size_bytes=size_bytes)
+        except (IntegrityError, UsageError) as error:  # the server saw bytes without a name
+            raise type(error)(str(error).replace("the body", str(path))) from error
+    return str(stored["digest"])
+
+
+def _progress(file: BinaryIO, size_bytes: int) -> AbstractContextManager[BinaryIO]:
+    console = output.console(stderr=True)
+    if size_bytes < PROGRESS_BYTES or output.wants_json() or not console.is_terminal:
+        return nullcontext(file)
+    from rich.progress import wrap_file  # noqa: PLC0415 - only where it is seen
+
+    return wrap_file(file, size_bytes, description="Uploading", console=console, transient=True)
+
+
+@run.command()
+@click.argument("run", required=False)
+@click.option(
+    "--watch",
+    is_flag=True,
+    help="Refresh until the run ends; exit with 1 if it failed. With --json, a line a change.",
+)
+@click.option("--all", "everything", is_flag=True, help="Show all rounds, not the last few.")
+@directory_option
+@json_option
+def status(run: str | None, watch: bool, everything: bool, directory: Path) -> None:
+    """Show a run: its progress, its open round and what its rounds brought. The newest by default.
+
+    \b
+    Examples:
+      fedloom run status
+      fedloom run status digits --watch
+      fedloom run status --json | jq '.rounds[-1].evaluation.values'
+    """
+    control = Control(directory)
+    run = run or newest(control.get("runs")["runs"])
+    if watch:
+        _watch(control, run)
+        return
+    found = control.get("runs", run)
+    if everything:
+        from fedloom.cli.operator.run_view import with_all_rounds  # noqa: PLC0415 - it imports rich
+
+        found = with_all_rounds(control, found)
+
+    def show() -> None:
+        from fedloom.cli.operator.run_view import ROWS, render  # noqa: PLC0415 - as above
+
+        output.show(render(found, rows=None if everything else ROWS))
+
+    output.emit(found, show)
+
+
+def _watch(control: Control, run: str) -> None:
+    from fedloom.cli.operator.run_view import watch as follow  # noqa: PLC0415 - as above
+
+    found = follow(control, run)
+    if found["state"] == "failed":
+        click.get_current_context().exit(1)
+
+
+@run.command("list")
+@watch_option
+@directory_option
+@json_option
+def list_runs(watch: bool, directory: Path) -> None:
+    """List all runs, oldest first.
+
+    \b
+    Examples:
+      fedloom run list
+      fedloom run list --watch --json
+    """
+    control = Control(directory)
+    topics = ("run", "round")
+    present(control, lambda: control.get("runs"), _listing, topics, watching=watch)
+
+
+def _listing(found: dict[str, Any]) -> Any:
+    rows = (
+        (
+            output.escape(r["id"]),
+            output.state(r["state"]),
+            f"{r['rounds_committed']}/{r['rounds_total']}",
+            output.moment(r["created_at"]),
+            output.duration(r["ended_at"] - r["created_at"]) if r["ended_at"] else "-",
+            r["model"][:12],
+            output.escape(r["reason"]),
+        )
+        for r in found["runs"]
+    )
+    columns = ("ID", "STATE", ">ROUNDS", "STARTED", ">TOOK", "MODEL", "~REASON")
+    return output.table_or(columns, rows, "No runs yet: submit one with `fedloom run submit`.")
+
+
+@run.command()
+@click.argument("run", required=False)
+@click.option("--limit", type=click.IntRange(1, 100_000), default=50, show_default=True)
+@directory_option
+@json_option
+def refusals(run: str | None, limit: int, directory: Path) -> None:
+    """List what clients sent and had turned away, newest first. The newest run's by default.
+
+    \b
+    Example:
+      fedloom run refusals digits
+    """
+    control = Control(directory)
+    run = run or newest(control.get("runs")["runs"])
+    found = control.get("runs", run, "refusals", limit=limit)
+    rows = (
+        (
+            output.moment(r["at"]),
+            output.escape(r["client"] or "-"),
+            str(r["round"]),
+            f"[yellow]{r['code']}[/]",
+            output.escape(r["message"]),
+        )
+        for r in found["refusals"]
+    )
+    output.emit(
+        found,
+        lambda: output.print_table(
+            ("WHEN", "CLIENT", ">ROUND", "CODE", "~MESSAGE"), rows, "Nothing was refused."
+        ),
+    )
+
+
+run.add_command(export)
+for _command in (*RUN_COMMANDS, *ROUND_COMMANDS):
+    run.add_command(_command)

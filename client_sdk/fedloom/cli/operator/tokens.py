@@ -1,0 +1,147 @@
+"""`fedloom token`: invitations."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fedloom.cli.common import output
+from fedloom.cli.common.confirm import confirm, yes_option
+from fedloom.cli.common.lazy import OrderedGroup
+from fedloom.cli.common.options import Duration, directory_option, json_option
+from fedloom.cli.connection.api_client import Control
+from fedloom.protocol.errors import UsageError
+from fedloom.protocol.trust.private_files import write_private
+
+
+@click.group(cls=OrderedGroup)
+def token() -> None:
+    """Invite devices by one-time tokens."""
+
+
+@token.command()
+@click.option(
+    "--client",
+    "clients",
+    metavar="NAME",
+    multiple=True,
+    help="Name of the client that the token makes; may be repeated. A readable one if left out.",
+)
+@click.option("--count", type=click.IntRange(1, 10_000), help="How many with generated names.")
+@click.option(
+    "--ttl",
+    "ttl_s",
+    type=Duration(),
+    default="24h",
+    show_default=True,
+    help="How long each may wait to be used.",
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Write each to DIR/NAME.token, mode 0600, instead of printing it.",
+)
+@directory_option
+@json_option
+def create(
+    clients: tuple[str, ...], count: int | None, ttl_s: float, out: Path | None, directory: Path
+) -> None:
+    """Make tokens. Each enrols one device, once; its text is shown only now.
+
+    \b
+    Examples:
+      fedloom token create --client ward-3
+      fedloom token create --count 8 --ttl 7d --out tokens
+    """
+    if clients and count is not None:
+        raise UsageError("Expected --client or --count, got both.")
+    control = Control(directory)
+    wanted: list[str | None] = list(clients) or [None] * (count or 1)
+    made = []
+    for client in wanted:
+        issued = control.post("tokens", body={"client": client, "ttl_s": ttl_s})
+        if out is not None:
+            issued["file"] = _write(out, issued)
+        made.append(issued)
+    server = control.get("server")
+    output.emit({"tokens": made}, lambda: _show_made(made, _reachable(server)))
+
+
+def _write(out: Path, issued: dict[str, Any]) -> str:
+    path = out / f"{issued['client']}.token"
+    write_private(path, f"{issued.pop('token')}\n".encode())
+    return str(path)
+
+
+def _show_made(made: list[dict[str, Any]], enrolment: str) -> None:
+    for issued in made:
+        click.echo(f"{issued['client']}: {issued.get('file') or issued['token']}")
+    first = made[0]
+    given = f"@{first['file']}" if "file" in first else "TOKEN"
+    click.echo(
+        f"\nEach is good once, until {output.moment(first['expires_at'])}. On the device:\n"
+        f"  fedloom client enroll --server {enrolment} --token {given}"
+    )
+
+
+def _reachable(server: dict[str, Any]) -> str:
+    """An address that devices can use: a listener on every interface has no name of its own."""
+    host, _, port = server["enrolment"].rpartition(":")
+    if host not in ("0.0.0.0", "[::]", "::"):  # noqa: S104 - compared, not bound
+        return str(server["enrolment"])
+    local = ("localhost", "127.0.0.1", "::1")
+    name = next((n for n in server["names"] if n not in local), server["names"][0])
+    return f"{name}:{port}"
+
+
+@token.command("list")
+@directory_option
+@json_option
+def list_tokens(directory: Path) -> None:
+    """List tokens, newest first. Their secrets are not kept.
+
+    \b
+    Example:
+      fedloom token list
+    """
+    control = Control(directory)
+    found = control.get("tokens", limit=1000)
+    while found["more"] is not None:
+        page = control.get("tokens", limit=1000, before=found["more"])
+        found |= {"tokens": found["tokens"] + page["tokens"], "more": page["more"]}
+    rows = (
+        (t["id"], t["client"], output.state(t["status"]), output.ahead(t["expires_at"]))
+        for t in found["tokens"]
+    )
+    output.emit(
+        found,
+        lambda: output.print_table(
+            ("ID", "CLIENT", "STATUS", "EXPIRES"),
+            rows,
+            "No tokens yet: make one with `fedloom token create`.",
+        ),
+    )
+
+
+@token.command()
+@click.argument("token_id", metavar="ID")
+@yes_option
+@directory_option
+@json_option
+def cancel(token_id: str, directory: Path) -> None:
+    """Make a token worthless that nobody has used.
+
+    \b
+    Example:
+      fedloom token cancel 3f9a61c2
+    """
+    confirm(
+        f"Nobody can enrol with the token {token_id} any more. A device that enrolled already is "
+        "not touched."
+    )
+    cancelled = Control(directory).post("tokens", token_id, "cancel")
+    output.emit(
+        cancelled,
+        lambda: click.echo(f"The token {token_id} for {cancelled['client']} is cancelled."),
+    )

@@ -1,0 +1,161 @@
+"""`fedloom user`: who may log in to the console."""
+
+import sys
+from pathlib import Path
+
+import click
+
+from fedloom.cli.common import output
+from fedloom.cli.common.confirm import confirm, yes_option
+from fedloom.cli.common.lazy import OrderedGroup
+from fedloom.cli.common.options import F, directory_option, json_option, scope_option
+from fedloom.cli.connection.api_client import Control
+from fedloom.protocol.errors import UsageError
+from fedloom.protocol.trust.private_files import read_private
+
+
+@click.group(cls=OrderedGroup)
+def user() -> None:
+    """Say who may log in to the console, and what they may do there.
+
+    A viewer sees everything, an operator also steers runs and clients, an admin also decides who
+    else may.
+    """
+
+
+def _password_option(function: F) -> F:
+    return click.option(
+        "--password-file",
+        type=click.Path(path_type=Path, dir_okay=False, allow_dash=True),
+        metavar="FILE",
+        help="Read the password from a file that only you can read, or - for standard input, "
+        "instead of asking for it.",
+    )(function)
+
+
+@user.command()
+@click.argument("name")
+@scope_option(required=True)
+@_password_option
+@directory_option
+@json_option
+def add(name: str, scope: str, password_file: Path | None, directory: Path) -> None:
+    """Add a user; the password is asked for.
+
+    \b
+    Example:
+      fedloom user add ann --scope operator
+    """
+    password = _password(password_file)
+    body = {"name": name, "scope": scope, "password": password}
+    made = Control(directory).post("users", body=body)
+    output.emit(made, lambda: click.echo(f"{made['name']} may log in as {made['scope']}."))
+
+
+@user.command("list")
+@directory_option
+@json_option
+def list_users(directory: Path) -> None:
+    """List users by name.
+
+    \b
+    Example:
+      fedloom user list
+    """
+    found = Control(directory).get("users")
+    rows = (
+        (
+            output.escape(u["name"]),
+            u["scope"],
+            output.moment(u["created_at"]),
+            output.moment(u["seen_at"]),
+        )
+        for u in found["users"]
+    )
+    output.emit(
+        found,
+        lambda: output.print_table(
+            ("NAME", "SCOPE", "ADDED", "LAST LOGIN"),
+            rows,
+            "No users yet: make one with `fedloom user add NAME --scope admin`.",
+        ),
+    )
+
+
+@user.command()
+@click.argument("name")
+@_password_option
+@directory_option
+@json_option
+def passwd(name: str, password_file: Path | None, directory: Path) -> None:
+    """Give a user another password, which ends all sessions of the user.
+
+    \b
+    Example:
+      fedloom user passwd ann
+    """
+    body = {"password": _password(password_file)}
+    changed = Control(directory).post("users", name, "password", body=body)
+    output.emit(changed, lambda: click.echo(f"{name} has a new password, and is logged out."))
+
+
+@user.command("scope")
+@click.argument("name")
+@scope_option(required=True)
+@directory_option
+@json_option
+def set_scope(name: str, scope: str, directory: Path) -> None:
+    """Change what a user may do, from the next request on.
+
+    \b
+    Example:
+      fedloom user scope ann --scope viewer
+    """
+    changed = Control(directory).post("users", name, "scope", body={"scope": scope})
+    output.emit(changed, lambda: click.echo(f"{name} is {scope} from now on."))
+
+
+@user.command()
+@click.argument("name")
+@directory_option
+@json_option
+def logout(name: str, directory: Path) -> None:
+    """End all sessions of a user.
+
+    \b
+    Example:
+      fedloom user logout ann
+    """
+    found = Control(directory).post("users", name, "logout")
+    output.emit(found, lambda: click.echo(f"{name} is logged out."))
+
+
+@user.command()
+@click.argument("name")
+@yes_option
+@directory_option
+@json_option
+def remove(name: str, directory: Path) -> None:
+    """Remove a user; sessions and API tokens that the user made end at once.
+
+    \b
+    Example:
+      fedloom user remove ann
+    """
+    confirm(f"{name} can log in no more; sessions and API tokens that {name} made end at once.")
+    removed = Control(directory).post("users", name, "remove")
+    output.emit(removed, lambda: click.echo(f"{name} is removed."))
+
+
+def _password(file: Path | None) -> str:
+    """The password as it was typed, or the first line of a file."""
+    if file is None:
+        return str(click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True))
+    if str(file) == "-":
+        text = sys.stdin.read()
+    else:
+        try:
+            text = read_private(file).decode()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"Expected a password in {file}, got {error}.") from None
+    return text.split("\n", 1)[0].rstrip("\r")

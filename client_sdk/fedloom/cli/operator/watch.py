@@ -1,0 +1,133 @@
+"""`--watch`: what a command shows, shown again as it changes, for people or as JSON lines.
+
+On a terminal the table is redrawn in its place; a lost server is said below it and waited for. With
+--json each change is one line, and nothing else is on standard output. In a pipe each change is
+printed below the one before.
+"""
+
+import json
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fedloom.cli.common import output
+from fedloom.cli.common.options import F
+from fedloom.cli.connection.api_client import Control
+from fedloom.cli.connection.event_stream import Seen, follow
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+MOVING = frozenset({"deadline_left_s", "seen_at", "uptime_s", "left_s"})
+"""Fields that change by themselves: no news."""
+
+
+def watch_option(function: F) -> F:
+    """`--watch`, for commands that may go on for ever."""
+    return click.option(
+        "--watch", is_flag=True, help="Go on, and show what changes, until interrupted."
+    )(function)
+
+
+def present(
+    control: Control,
+    look: Callable[[], Any],
+    render: "Callable[[Any], RenderableType]",
+    topics: Iterable[str],
+    *,
+    watching: bool,
+) -> None:
+    """Show something once, or, where `--watch` was given, for ever."""
+    if watching:
+        watch(control, look, render, topics)
+        return
+    document = look()
+    output.emit(document, lambda: output.show(render(document)))
+
+
+def watch(
+    control: Control,
+    look: Callable[[], Any],
+    render: "Callable[[Any], RenderableType]",
+    topics: Iterable[str],
+    over: Callable[[Any], bool] = lambda _: False,
+    *,
+    end_only: bool = False,
+) -> Any:
+    """Show something as it changes, until it is over; return it as it was then.
+
+    Args:
+        control: the server.
+        look: asks for it.
+        render: draws it.
+        topics: what of `/v1/events` may change it.
+        over: whether nothing more will come.
+        end_only: in a pipe, print text only when it is over.
+
+    Raises:
+        FedloomError: the first look fails, or the server is there and says no.
+    """
+    console = output.console()
+    if output.wants_json() or not console.is_terminal:
+        return _print(control, look, None if end_only else render, topics, over)
+    from rich.console import Group  # noqa: PLC0415 - only where it is seen
+    from rich.live import Live  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    def drawn(seen: Seen) -> "RenderableType":
+        # rich counts on lines that fit, and our tables are as wide as they need to be: as text they
+        # are wrapped by the one who counts.
+        shown = Text.from_ansi(output.rendered(render(seen.document)).rstrip("\n"))
+        if seen.lost_s is None:
+            return shown
+        words = f"The server has not answered for {output.duration(seen.lost_s)}. Trying again ..."
+        return Group(shown, Text(words, style="bold red"))
+
+    with Live(console=console, auto_refresh=False) as live:
+        for seen in follow(control, look, topics):
+            live.update(drawn(seen), refresh=True)
+            if over(seen.document):
+                return seen.document
+    return None
+
+
+def _print(
+    control: Control,
+    look: Callable[[], Any],
+    render: "Callable[[Any], RenderableType] | None",
+    topics: Iterable[str],
+    over: Callable[[Any], bool],
+) -> Any:
+    """Print each change once: as a line of JSON, or as text."""
+    before, lost, first = None, False, True
+    for seen in follow(control, look, topics):
+        if lost is not (seen.lost_s is not None):
+            lost = not lost
+            told = "does not answer: trying again ..." if lost else "is back."
+            click.echo(f"{control.where} {told}", err=True)
+        known = steady(seen.document)
+        if known != before:
+            before = known
+            if output.wants_json():
+                click.echo(json.dumps(seen.document, ensure_ascii=False))
+            elif render is not None:
+                click.echo("", nl=not first)
+                output.show(render(seen.document))
+            first = False
+        if over(seen.document):
+            return seen.document
+    return None
+
+
+def steady(document: Any) -> Any:
+    """A document without what moves by itself.
+
+    >>> steady({"a": [{"seen_at": 1.0, "b": 2}]})
+    {'a': [{'b': 2}]}
+    """
+    if isinstance(document, dict):
+        return {k: steady(v) for k, v in document.items() if k not in MOVING}
+    if isinstance(document, list):
+        return [steady(each) for each in document]
+    return document

@@ -1,0 +1,89 @@
+"""TensorBoard's event files: written byte for byte as it reads them."""
+
+import math
+import struct
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedloom.cli.operator.export.tensorboard import PATTERN, EventFile, last_step, read
+
+
+def _only(folder):
+    (path,) = folder.glob(PATTERN)
+    return path
+
+
+FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
+STEPS = st.lists(
+    st.tuples(st.integers(0, 2**40), st.dictionaries(st.text(max_size=9), FLOATS, min_size=1)),
+    max_size=5,
+)
+
+
+@settings(max_examples=40)
+@given(steps=STEPS)
+def test_what_is_written_is_read(tmp_path_factory, steps):
+    """Any names, any finite values, any steps."""
+    folder = tmp_path_factory.mktemp("events")
+    file = EventFile(folder)
+    for step, scalars in steps:
+        file.append(step, scalars, 1.5)
+    file.close()
+    assert list(read(_only(folder))) == steps
+    assert last_step(folder) == max((step for step, _ in steps), default=0)
+
+
+def test_first_record_is_what_the_format_says(tmp_path):
+    """Worked out by hand: a length, its masked CRC-32C, and the version of the file."""
+    EventFile(tmp_path).close()
+    data = _only(tmp_path).read_bytes()
+    assert struct.unpack("<Q", data[:8]) == (24,)
+    assert data[8:12].hex() == "a37f4b22"  # as every event file in the world has it
+    assert data[12:13] == b"\x09"
+    assert data[21:36] == b"\x1a\x0dbrain.Event:2"
+    assert len(data) == 12 + 24 + 4
+
+
+def test_a_damaged_or_cut_file_ends_there(tmp_path):
+    """An export that was killed goes on behind the last whole step."""
+    file = EventFile(tmp_path)
+    for step in (1, 2, 3):
+        file.append(step, {"loss": 0.5})
+    file.close()
+    path = _only(tmp_path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-3])
+    assert [step for step, _ in read(path)] == [1, 2]
+    path.write_bytes(whole[:-10] + b"\xff" + whole[-9:])
+    assert last_step(tmp_path) == 2
+
+
+READER = """
+import json, sys
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+found = EventAccumulator(sys.argv[1]).Reload()
+print(json.dumps({t: [(e.step, e.wall_time, e.value) for e in found.Scalars(t)]
+                  for t in found.Tags()["scalars"]}))
+"""
+
+
+def test_tensorboard_itself_reads_it(tmp_path):
+    """Where it is installed: names, steps, times and values, and a resumption hides later steps."""
+    pytest.importorskip("tensorboard")
+    import json
+
+    first = EventFile(tmp_path)
+    for step in (1, 2, 3):
+        first.append(step, {"training/loss": 1 / step, "é": math.pi}, 1000.0 + step)
+    first.close()
+    EventFile(tmp_path, before=2).close()
+    done = subprocess.run(
+        [sys.executable, "-c", READER, tmp_path], check=True, capture_output=True, text=True
+    )
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert [step for step, _, _ in found["training/loss"]] == [1, 2]
+    assert found["é"][0] == [1, 1001.0, pytest.approx(math.pi)]
