@@ -28,7 +28,7 @@ from fedloom.server import api, schema
 from fedloom.server.access.tables import audit
 from fedloom.server.ledger import Ledger
 from fedloom.server.models import ModelStore
-from fedloom.server.spec import parse
+from fedloom.server.planning.spec import parse
 from support.big_ledger import RUN, START, fill, name_of, round_rows
 from support.door import SPEC, Door
 

@@ -6,7 +6,7 @@ from simulation_tasks import BATCH, FOREVER, LEARNING_RATE, SEED, child, loss_of
 
 from fedloom.client import Client
 from fedloom.protocol.version import __version__
-from fedloom.server.spec import parse
+from fedloom.server.planning.spec import parse
 from fedloom.simulation.api import simulate
 from fedloom.simulation.experiment import EngineSettings, Experiment
 from fedloom.simulation.population import Examples, Population, numbered

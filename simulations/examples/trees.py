@@ -8,7 +8,7 @@ import numpy as np
 from sklearn.datasets import load_digits
 
 from fedloom.client.trees import TreeClient
-from fedloom.server.spec import parse
+from fedloom.server.planning.spec import parse
 from fedloom.simulation.experiment import Experiment
 from fedloom.simulation.population import Examples, Population
 from fedloom.simulation.trees import TreeModel

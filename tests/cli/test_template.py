@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from fedloom.cli.main import main
 from fedloom.server.engine import BufferConfig, RoundConfig
-from fedloom.server.spec import RunSpec, parse
+from fedloom.server.planning.spec import RunSpec, parse
 from fedloom.strategies import LocalTraining, MetricsSettings, Personal, registry
 from fedloom.strategies.privacy import Privacy
 

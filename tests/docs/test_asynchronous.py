@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedloom.server.engine import IGNORE, REFUSE, Buffer, BufferConfig
-from fedloom.server.spec import parse
+from fedloom.server.planning.spec import parse
 from fedloom.simulation import config
 from fedloom.strategies import STALENESS
 

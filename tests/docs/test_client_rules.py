@@ -7,7 +7,7 @@ import tomllib
 from dataclasses import fields
 from pathlib import Path
 
-from fedloom.server.spec import parse
+from fedloom.server.planning.spec import parse
 from fedloom.strategies.algorithms.scaffold import Scaffold
 from fedloom.strategies.registry import CLIENT_RULES, STRATEGIES
 

@@ -8,7 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from fedloom.protocol.codecs import CODECS, codec
-from fedloom.server.spec import parse
+from fedloom.server.planning.spec import parse
 
 PAGE = (Path(__file__).parents[2] / "docs" / "strategies" / "compression.md").read_text("utf-8")
 

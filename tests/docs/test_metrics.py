@@ -5,7 +5,7 @@ import tomllib
 from dataclasses import fields
 from pathlib import Path
 
-from fedloom.server.spec import parse
+from fedloom.server.planning.spec import parse
 from fedloom.strategies import MetricsSettings
 
 PAGE = (Path(__file__).parents[2] / "docs" / "strategies" / "metrics.md").read_text("utf-8")

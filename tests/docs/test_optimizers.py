@@ -6,7 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import get_args
 
-from fedloom.server.spec import parse
+from fedloom.server.planning.spec import parse
 from fedloom.strategies import (
     FedAdagrad,
     FedAdam,

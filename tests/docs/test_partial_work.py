@@ -14,7 +14,7 @@ from fedloom.client.agent.task_run import Work, task_from_message
 from fedloom.client.torch import TorchClient, parameters
 from fedloom.protocol.tensors.container import write_file
 from fedloom.protocol.v1 import fleet_pb2
-from fedloom.server.spec import parse
+from fedloom.server.planning.spec import parse
 from fedloom.strategies import Departures
 
 PAGE = (Path(__file__).parents[2] / "docs" / "strategies" / "partial-work.md").read_text("utf-8")

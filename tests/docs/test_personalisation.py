@@ -7,7 +7,7 @@ import tomllib
 from dataclasses import MISSING, fields
 from pathlib import Path
 
-from fedloom.server.spec import parse
+from fedloom.server.planning.spec import parse
 from fedloom.strategies import Personal
 
 PAGE = (Path(__file__).parents[2] / "docs" / "strategies" / "personalisation.md").read_text("utf-8")

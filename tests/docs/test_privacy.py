@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedloom.server.spec import parse
+from fedloom.server.planning.spec import parse
 from fedloom.strategies.privacy import Privacy
 
 pytest.importorskip("dp_accounting")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedloom.server.spec import RunSpec
+from fedloom.server.planning.spec import RunSpec
 from fedloom.strategies import DELTA, STRATEGIES, Full, Partial, TensorSpec, exponent, strategy
 
 PAGE = (Path(__file__).parents[2] / "docs" / "strategies" / "README.md").read_text("utf-8")

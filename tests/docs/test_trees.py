@@ -9,7 +9,7 @@ import pytest
 
 from fedloom.client import Kind, Task, Weighting, load_file
 from fedloom.client.trees import TREES, booster
-from fedloom.server.spec import parse
+from fedloom.server.planning.spec import parse
 
 pytest.importorskip("xgboost")
 PAGE = (Path(__file__).parents[2] / "docs" / "strategies" / "trees.md").read_text("utf-8")

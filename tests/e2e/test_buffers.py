@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedloom.protocol.errors import Code, Refusal, UsageError
-from fedloom.server.spec import parse
+from fedloom.server.planning.spec import parse
 from fedloom.strategies import (
     DELTA,
     Full,

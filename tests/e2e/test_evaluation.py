@@ -14,7 +14,7 @@ from fedloom.client import Client
 from fedloom.client.testing import check
 from fedloom.client.torch import TorchClient
 from fedloom.protocol.errors import UsageError
-from fedloom.server.spec import parse
+from fedloom.server.planning.spec import parse
 from fedloom.simulation.config import build
 from support.agents import Adder, played, result, submit, until
 from support.site_cases import cross_entropy, data, linear, made

@@ -12,8 +12,8 @@ from fedloom.client.update.clip_and_noise import Guard
 from fedloom.protocol.errors import Code, UsageError
 from fedloom.protocol.manifest import read_manifest
 from fedloom.protocol.trust.noise_stream import keyed
-from fedloom.server import run_sums
-from fedloom.server.spec import parse
+from fedloom.server.planning import limits
+from fedloom.server.planning.spec import parse
 from fedloom.strategies import DELTA, Full, Partial, State, privacy, weight_units
 from support.agents import Adder, pass_deadline, played, result, submit, until
 
@@ -41,10 +41,10 @@ def expected(federation, run, rounds):
     spec = parse(federation.ledger.run(run)["spec"])
     manifest = read_manifest(federation.directory / "initial.safetensors")
     key = (federation.directory / "noise" / f"{run}.key").read_bytes()
-    release, strategy = run_sums.release(spec, manifest), spec.build_strategy()
+    release, strategy = limits.release(spec, manifest), spec.build_strategy()
     model, state = dict(START), State()
     for number in range(1, rounds + 1):
-        partial = Partial(run_sums.sums(spec, manifest), spec.exponent())
+        partial = Partial(limits.sums(spec, manifest), spec.exponent())
         for step in STEPS.values():
             deltas = [
                 (model[n] + np.asarray(step, model[n].dtype)).astype(model[n].dtype) - model[n]
@@ -172,9 +172,9 @@ def test_the_door_enforces_the_clip(tmp_path, monkeypatch):
         )
         cheat = None
         table, cohort = {**TABLE}, {"goal": 3, "deadline_s": 600.0}
-        from fedloom.server import tasks
+        from fedloom.server.planning import round_plan
 
-        cheat = tasks.task_seed(0, 1, "bob")
+        cheat = round_plan.task_seed(0, 1, "bob")
         run = await submit(federation, START, cohort=cohort, privacy=table)
         ledger = federation.ledger
         await until(lambda: ledger.list_refusals(run, 10) and len(ledger.accepted(run, 1)) == 2)

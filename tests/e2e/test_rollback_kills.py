@@ -15,7 +15,7 @@ from fedloom.protocol.tensors.container import write_file
 from fedloom.server import config
 from fedloom.server.ledger import Ledger
 from fedloom.server.models import ModelStore
-from fedloom.server.spec import parse
+from fedloom.server.planning.spec import parse
 from support.door import SPEC
 from support.patience import PATIENCE_S
 

@@ -5,7 +5,7 @@ import pytest
 
 from fedloom.client import Client
 from fedloom.server.engine import select_by
-from fedloom.server.observed import tell
+from fedloom.server.planning.observations import tell
 from fedloom.strategies.selection import History, PowerOfChoice
 from support.agents import played, submit, until
 

@@ -12,9 +12,9 @@ from flwr.server import strategy as older
 from flwr.serverapp import strategy as newer
 
 from fedloom.protocol.errors import UsageError
-from fedloom.server import spec
 from fedloom.server.flower import hosted, memory, register, talk
 from fedloom.server.flower.whole import Reply
+from fedloom.server.planning import spec
 from fedloom.strategies import STRATEGIES, reduced
 from fedloom.strategies.robust.updates import ArrayUpdates
 from support.flower import Here

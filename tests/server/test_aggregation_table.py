@@ -3,7 +3,7 @@
 import pytest
 
 from fedloom.protocol.errors import UsageError
-from fedloom.server.spec import parse
+from fedloom.server.planning.spec import parse
 from fedloom.strategies import AGGREGATIONS, Mean
 from fedloom.strategies.robust import Krum, Median
 

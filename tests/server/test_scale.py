@@ -6,7 +6,7 @@ import pytest
 import sqlalchemy as sa
 
 from fedloom.server import api
-from fedloom.server.spec import parse
+from fedloom.server.planning.spec import parse
 from support.big_ledger import RUN, fill, name_of
 from support.door import SPEC, Door
 from support.routes import table

@@ -5,7 +5,7 @@ import pytest
 
 from fedloom.client.torch import parameters
 from fedloom.protocol.errors import UsageError
-from fedloom.server import spec
+from fedloom.server.planning import spec
 from fedloom.simulation.api import simulate
 from fedloom.simulation.simulator import Simulation
 from fedloom.simulation.wire import over_the_wire

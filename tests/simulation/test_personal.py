@@ -14,7 +14,7 @@ from fedloom.client.torch import TorchClient, parameters
 from fedloom.protocol.errors import Code, Refusal, UsageError
 from fedloom.protocol.updates.header import check_header
 from fedloom.protocol.v1 import fleet_pb2
-from fedloom.server import run_sums
+from fedloom.server.planning import limits as run_sums
 from fedloom.simulation.api import simulate
 from fedloom.simulation.crew import manifest_of
 from fedloom.simulation.simulator import Simulation

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedloom.client.trees import TreeClient, booster
-from fedloom.server.spec import parse
+from fedloom.server.planning.spec import parse
 from fedloom.simulation import config
 from fedloom.simulation.api import simulate
 from fedloom.simulation.experiment import EngineSettings, Experiment

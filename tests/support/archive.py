@@ -4,7 +4,7 @@ import numpy as np
 
 from fedloom.protocol.tensors.container import write_file
 from fedloom.server.ledger import Ledger
-from fedloom.server.spec import parse
+from fedloom.server.planning.spec import parse
 from support.big_ledger import RUN, fill
 from support.scene import SPEC
 

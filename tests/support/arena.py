@@ -9,7 +9,7 @@ from fedloom.protocol.errors import UsageError
 from fedloom.protocol.manifest import read_manifest
 from fedloom.protocol.tensors.container import read_params, write_params
 from fedloom.protocol.transport import methods
-from fedloom.server.spec import parse
+from fedloom.server.planning.spec import parse
 from fedloom.strategies import DELTA, FedAvg, Partial, weight_units
 from support.federation import upload
 from support.forgery import coverages, examples_of, honest, values_of

@@ -34,12 +34,12 @@ from fedloom.protocol.trust import tokens
 from fedloom.protocol.trust.noise_stream import key_of_seed, keyed
 from fedloom.protocol.updates.message import TensorPart
 from fedloom.server import config as server_config
-from fedloom.server import run_sums
 from fedloom.server.ledger import Ledger
 from fedloom.server.models import ModelStore
 from fedloom.server.pki import Authority
-from fedloom.server.spec import parse
-from fedloom.server.tasks import task_seed
+from fedloom.server.planning import limits
+from fedloom.server.planning.round_plan import task_seed
+from fedloom.server.planning.spec import parse
 from fedloom.strategies import DELTA, Full, Partial, discounted, privacy, reduced, weight_units
 from fedloom.strategies.exact.partial import SCALAR, TensorSpec
 from fedloom.strategies.privacy.release import WITHIN
@@ -175,11 +175,11 @@ def private_model(initial, rounds):
     tensors = {n: TensorSpec(shape=a.shape, dtype=a.dtype) for n, a in initial.items()}
     manifest = Manifest(dtypes=dict.fromkeys(initial, "F32"), specs=tensors, size_bytes=0)
     strategy, release, stream = (
-        run.build_strategy(), run_sums.release(run, manifest), keyed(key_of_seed(run.seed)),
+        run.build_strategy(), limits.release(run, manifest), keyed(key_of_seed(run.seed)),
     )  # fmt: skip
     params, state = dict(initial), strategy.init(initial)
     for number in range(1, rounds + 1):
-        partial = Partial(run_sums.sums(run, manifest), run.exponent())
+        partial = Partial(limits.sums(run, manifest), run.exponent())
         bound = release.clip(privacy.memory_of(release, state))
         for client in range(NUM_CLIENTS):
             new = local_step(params, task_seed(run.seed, number, f"c{client}"))

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from fedloom.client import Client
-from fedloom.server import spec
+from fedloom.server.planning import spec
 from fedloom.simulation import models
 from fedloom.simulation.experiment import EngineSettings, Experiment
 from fedloom.simulation.population import Examples, Population, numbered

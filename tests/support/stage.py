@@ -26,9 +26,9 @@ from fedloom.protocol.trust import identity, tokens
 from fedloom.server import config as server_config
 from fedloom.server.ledger import Ledger
 from fedloom.server.pki import Authority
+from fedloom.server.planning.round_plan import task_seed
+from fedloom.server.planning.spec import parse
 from fedloom.server.signing import SigningKey
-from fedloom.server.spec import parse
-from fedloom.server.tasks import task_seed
 from fedloom.strategies import DELTA, Full, Partial, weight_units
 from fedloom.strategies.exact.partial import TensorSpec
 from support.crash_client import local_step

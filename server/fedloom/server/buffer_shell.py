@@ -42,10 +42,10 @@ from fedloom.server.engine import (
 )
 from fedloom.server.fleet import Listener
 from fedloom.server.ledger import AcceptedUpdate, Row
+from fedloom.server.planning.round_plan import RoundPlan, task_of
 from fedloom.server.round_end import Outcome
 from fedloom.server.round_shell import RoundShell
 from fedloom.server.round_sum import RoundSum
-from fedloom.server.tasks import RoundPlan, task_of
 from fedloom.server.world import World
 
 HOLD_S = 10.0

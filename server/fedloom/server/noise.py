@@ -11,7 +11,7 @@ from pathlib import Path
 from fedloom.protocol.errors import IntegrityError
 from fedloom.protocol.trust.noise_stream import key_of_seed, keyed, new_key
 from fedloom.protocol.trust.private_files import read_private, write_private
-from fedloom.server.spec import RunSpec
+from fedloom.server.planning.spec import RunSpec
 from fedloom.strategies.privacy import Stream
 
 

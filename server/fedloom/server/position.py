@@ -11,13 +11,13 @@ from dataclasses import replace
 from fedloom.protocol.errors import UsageError
 from fedloom.protocol.manifest import Manifest
 from fedloom.protocol.updates.header import header_limit_bytes
-from fedloom.server import run_sums
 from fedloom.server.engine import RoundKind, Select
 from fedloom.server.ledger import Point, Row
-from fedloom.server.observed import tell
+from fedloom.server.planning import limits as run_sums
+from fedloom.server.planning.observations import tell
+from fedloom.server.planning.round_plan import RoundPlan, changed
+from fedloom.server.planning.spec import RunSpec, parse
 from fedloom.server.round_end import Outcome
-from fedloom.server.spec import RunSpec, parse
-from fedloom.server.tasks import RoundPlan, changed
 from fedloom.server.world import World
 from fedloom.strategies.selection import History
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from fedloom.protocol import tracing
 from fedloom.protocol.crash_points import crossing
 from fedloom.protocol.tensors import model_differences
-from fedloom.server import fold, run_sums
+from fedloom.server import fold
 from fedloom.server.each import SpoolUpdates, StoredUpdate
 from fedloom.server.engine import RoundKind
 from fedloom.server.ledger import Row
@@ -26,8 +26,9 @@ from fedloom.server.log_ring import about
 from fedloom.server.metrics.meters import timed
 from fedloom.server.models import ModelStore
 from fedloom.server.pending import Pending
-from fedloom.server.spec import RunSpec
-from fedloom.server.tasks import RoundPlan, task_seed
+from fedloom.server.planning import limits
+from fedloom.server.planning.round_plan import RoundPlan, task_seed
+from fedloom.server.planning.spec import RunSpec
 from fedloom.server.world import World
 from fedloom.strategies import (
     Means,
@@ -92,7 +93,7 @@ class RoundSum:
 
     def _empty(self) -> Partial:
         spec = self._plan.spec
-        return Partial(run_sums.sums(spec, self._plan.manifest), spec.exponent())
+        return Partial(limits.sums(spec, self._plan.manifest), spec.exponent())
 
     async def restore(self, accepted: Iterable[Row]) -> None:
         """Go on from the last checkpoint with what was accepted since."""
@@ -179,7 +180,7 @@ class RoundSum:
         self, strategy: Strategy, state: State, params: Params, accepted: Iterable[Row]
     ) -> tuple[dict[str, NDArray[Any]], State]:
         plan = self._plan
-        release = run_sums.release(plan.spec, plan.manifest)
+        release = limits.release(plan.spec, plan.manifest)
         if release is None or plan.stream is None:
             return strategy.finish(state, params, self._means(strategy, state, accepted))
         total, number, stream = self._folder.partial.drain(), plan.number, plan.stream
@@ -194,7 +195,7 @@ class RoundSum:
             for row in accepted
             if row["file"]
         ]
-        specs = run_sums.sums(self._plan.spec, self._plan.manifest)
+        specs = limits.sums(self._plan.spec, self._plan.manifest)
         return reduced(strategy, state, SpoolUpdates(specs, stored))
 
     def _load_state(self) -> State:
@@ -206,7 +207,7 @@ class RoundSum:
 
     def _save_state(self, strategy: Strategy, state: State) -> dict[str, Any]:
         note = state_note(self._world.models, strategy, state)
-        release = run_sums.release(self._plan.spec, self._plan.manifest)
+        release = limits.release(self._plan.spec, self._plan.manifest)
         if release is not None:
             note["clip"] = release.clip(privacy.memory_of(release, state))
         return note

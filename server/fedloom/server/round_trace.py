@@ -2,7 +2,7 @@
 
 from fedloom.protocol.tracing import NO_SPAN, Span, Tracer
 from fedloom.protocol.v1 import fleet_pb2
-from fedloom.server.tasks import RoundPlan
+from fedloom.server.planning.round_plan import RoundPlan
 
 
 class RoundTrace:

@@ -7,7 +7,7 @@ from fedloom.server import progress
 from fedloom.server.engine import Phase, Round
 from fedloom.server.fleet import Fleet, TaskId
 from fedloom.server.live import Hub
-from fedloom.server.tasks import RoundPlan
+from fedloom.server.planning.round_plan import RoundPlan
 
 _OF_EACH = ("members", "progress")
 """What is told of each member, and grows with their number."""

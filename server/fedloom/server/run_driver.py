@@ -45,10 +45,10 @@ from fedloom.server.engine import (
 from fedloom.server.ledger import Point, Row
 from fedloom.server.log_ring import about
 from fedloom.server.pending import Pending
+from fedloom.server.planning.round_plan import RoundPlan
 from fedloom.server.position import Position
 from fedloom.server.round_end import Outcome
 from fedloom.server.round_shell import RoundShell
-from fedloom.server.tasks import RoundPlan
 from fedloom.server.world import World
 
 log = logging.getLogger(__name__)

@@ -12,16 +12,16 @@ from functools import partial
 from typing import Any
 
 from fedloom.protocol.errors import Code, FedloomError, Refusal, UsageError
-from fedloom.server import run_sums
 from fedloom.server.engine import (
     RunState,
 )
 from fedloom.server.ledger import Point, Row, require_run
 from fedloom.server.log_ring import about
+from fedloom.server.planning import limits
+from fedloom.server.planning.spec import RunSpec, parse
 from fedloom.server.round_shell import RoundShell
 from fedloom.server.round_sum import digests_in, first_note
 from fedloom.server.run_driver import RunDriver
-from fedloom.server.spec import RunSpec, parse
 from fedloom.server.world import World
 
 log = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ class Runs:
         spec = parse(values)
         world = self._world
         manifest = await world.in_disk(world.models.manifest, model)
-        run_sums.sums(spec, manifest)  # refuses what is not for this model
+        limits.sums(spec, manifest)  # refuses what is not for this model
         run = run or new_id(spec.name)
         row: dict[str, Any] = {
             "id": run,

@@ -29,11 +29,11 @@ from fedloom.server.identify import Context
 from fedloom.server.incoming import IncomingBody
 from fedloom.server.lanes import Lane
 from fedloom.server.ledger import AcceptedUpdate
+from fedloom.server.planning.round_plan import RoundPlan
 from fedloom.server.records import Record
 from fedloom.server.round_shell import RoundShell
 from fedloom.server.runs import Runs
 from fedloom.server.spool import SpoolFile
-from fedloom.server.tasks import RoundPlan
 from fedloom.server.world import World
 
 MIN_HEADER_BYTES = 1 << 18

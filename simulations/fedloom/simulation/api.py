@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from fedloom.protocol.errors import UnavailableError, UsageError
-from fedloom.server.spec import RunSpec
+from fedloom.server.planning.spec import RunSpec
 from fedloom.simulation import outcome
 from fedloom.simulation.experiment import Experiment
 from fedloom.simulation.history import INTERRUPTED, Result, RoundRecord

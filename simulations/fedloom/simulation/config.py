@@ -19,8 +19,8 @@ from fedloom.cli.common.load_code import find
 from fedloom.client import Client
 from fedloom.client.torch.loop import Loss, MakeOptimizer
 from fedloom.protocol.errors import UsageError
-from fedloom.server.spec import RunSpec
-from fedloom.server.spec import parse as parse_spec
+from fedloom.server.planning.spec import RunSpec
+from fedloom.server.planning.spec import parse as parse_spec
 from fedloom.simulation import attacks, models, sources
 from fedloom.simulation.devices import Devices
 from fedloom.simulation.experiment import EngineSettings, Experiment

@@ -18,7 +18,7 @@ from fedloom.client.torch import modules
 from fedloom.protocol.errors import UsageError
 from fedloom.protocol.manifest import Manifest
 from fedloom.protocol.tensors.container import Entry, build_header, dtype_name
-from fedloom.server import run_sums
+from fedloom.server.planning import limits
 from fedloom.simulation.experiment import Experiment
 from fedloom.simulation.fit import check_fit
 from fedloom.simulation.kernels import choose
@@ -84,9 +84,9 @@ def muster(experiment: Experiment, kernel: str | None = None) -> Muster:
     check_fit(experiment, device)
     params = {n: a.copy() for n, a in modules.parameters(model).items()}
     manifest = manifest_of(model, params)
-    sums = run_sums.sums(experiment.spec, manifest)
+    sums = limits.sums(experiment.spec, manifest)
     dtypes = {n: manifest.wire_dtype(n) for n in manifest.dtypes}
-    door = Door(run_sums.limits(experiment.spec, manifest), dtypes, manifest)
+    door = Door(limits.limits(experiment.spec, manifest), dtypes, manifest)
     size = worker_count(experiment, device)
     make = partial(make_worker, experiment, name, device.type, door)
     devices = [worker_device(device.type, number) for number in range(size)]

@@ -13,7 +13,7 @@ from torch import nn
 from fedloom.client import Client
 from fedloom.client.torch.loop import Loss, MakeOptimizer
 from fedloom.protocol.errors import UsageError
-from fedloom.server.spec import RunSpec
+from fedloom.server.planning.spec import RunSpec
 from fedloom.simulation.attacks import Attack
 from fedloom.simulation.devices import Devices
 from fedloom.simulation.population import Population

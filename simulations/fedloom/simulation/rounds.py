@@ -16,8 +16,8 @@ from fedloom.client.api import Weighting
 from fedloom.client.update.clip_and_noise import Guard
 from fedloom.protocol.trust.noise_stream import key_of_seed, keyed
 from fedloom.server.engine import RoundKind, RoundState
-from fedloom.server.spec import RunSpec
-from fedloom.server.tasks import task_seed
+from fedloom.server.planning.round_plan import task_seed
+from fedloom.server.planning.spec import RunSpec
 from fedloom.simulation.clock import Clock, Play
 from fedloom.simulation.devices import Load, steps_in_time, trained_examples
 from fedloom.simulation.experiment import Experiment

@@ -20,7 +20,6 @@ from fedloom.protocol.errors import UsageError
 from fedloom.protocol.tensors import model_differences
 from fedloom.protocol.tensors.container import narrow, widen, write_params
 from fedloom.protocol.updates.compression import update_bytes
-from fedloom.server import run_sums
 from fedloom.server.engine import (
     OpenRound,
     RoundAbandoned,
@@ -31,7 +30,8 @@ from fedloom.server.engine import (
     RunState,
     Started,
 )
-from fedloom.server.tasks import task_seed
+from fedloom.server.planning import limits
+from fedloom.server.planning.round_plan import task_seed
 from fedloom.simulation.buffer_clock import Flight
 from fedloom.simulation.buffer_rounds import Between, BufferTrainer, TrainedBuffer
 from fedloom.simulation.checkpoint import Checkpoint
@@ -117,7 +117,7 @@ class Simulation:
         self._memory, self._lent = self._open_memory()
         self._spool = Spooled(experiment, self.muster.sums) if is_needed(experiment) else None
         self._private = experiment.spec.privacy_plan()
-        self._release = run_sums.release(experiment.spec, self.muster.manifest)
+        self._release = limits.release(experiment.spec, self.muster.manifest)
         self._stream = stream_of(experiment.spec)
         self._begun = self._saved = time.perf_counter()
         self._standing = self._latest = self._stand()
@@ -361,7 +361,7 @@ class Simulation:
         if self._release is None:
             return Next(number, trained, kind)
         clip = self._release.clip(privacy.memory_of(self._release, self._state))
-        longest = run_sums.longest(self.experiment.spec, self.muster.manifest, clip)
+        longest = limits.longest(self.experiment.spec, self.muster.manifest, clip)
         names = self.experiment.population.names
         barred = frozenset(names[client] for client in self._taken)
         return Next(number, trained, kind, clip, longest, barred)

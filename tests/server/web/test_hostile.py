@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from fedloom.server import schema
 from fedloom.server.log_ring import about
-from fedloom.server.spec import parse
+from fedloom.server.planning.spec import parse
 from support.big_ledger import RUN, fill, name_of
 from support.door import SPEC, Door
 

@@ -3,7 +3,7 @@
 import pytest
 
 from fedloom.protocol.errors import UsageError
-from fedloom.server.spec import parse
+from fedloom.server.planning.spec import parse
 from fedloom.server.web.submit import DEFAULTS, MAX_DOTS, MAX_TOML, blamed, together
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedloom.protocol.errors import UsageError
-from fedloom.server.spec import parse
+from fedloom.server.planning.spec import parse
 from fedloom.server.web.words import plural
 
 

@@ -21,8 +21,8 @@ from fedloom.server.engine import (
     select_by,
     uniform,
 )
-from fedloom.server.plain_values import check_values
-from fedloom.server.spec_tables import filled, named, only, settings_of
+from fedloom.server.planning.plain_values import check_values
+from fedloom.server.planning.spec_tables import filled, named, only, settings_of
 from fedloom.strategies import (
     LocalTraining,
     MetricsSettings,

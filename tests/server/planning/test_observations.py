@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedloom.server.ledger import AcceptedUpdate, Ledger
-from fedloom.server.observed import tell
+from fedloom.server.planning.observations import tell
 from fedloom.strategies.selection import History, PowerOfChoice, Stratified
 
 NAMES = ["alice", "bob", "carol", "dave"]

@@ -14,7 +14,7 @@ from fedloom.protocol.task_message import (
 from fedloom.protocol.updates.message import Limits
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server.engine import RoundConfig, RoundKind
-from fedloom.server.spec import RunSpec
+from fedloom.server.planning.spec import RunSpec
 from fedloom.strategies.privacy import Stream
 
 __all__ = ["RoundPlan", "for_client", "names", "task_key", "task_of", "task_seed"]

@@ -3,7 +3,7 @@
 from fedloom.protocol.errors import Code, Refusal
 from fedloom.protocol.updates.header import PlannedPart, check_header
 from fedloom.protocol.v1 import fleet_pb2
-from fedloom.server.tasks import RoundPlan
+from fedloom.server.planning.round_plan import RoundPlan
 from fedloom.strategies.privacy.release import WITHIN
 
 

@@ -7,7 +7,7 @@ simulator have the same.
 from fedloom.protocol.errors import UsageError
 from fedloom.protocol.manifest import Manifest
 from fedloom.protocol.updates.message import Limits
-from fedloom.server.spec import WEIGHTINGS, RunSpec
+from fedloom.server.planning.spec import WEIGHTINGS, RunSpec
 from fedloom.strategies import privacy
 from fedloom.strategies.exact.partial import Key, TensorSpec
 from fedloom.strategies.privacy import Release

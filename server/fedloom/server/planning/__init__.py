@@ -1,0 +1,1 @@
+"""Pure planning: the specification of a run, and what each round asks and admits."""
