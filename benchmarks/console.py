@@ -24,11 +24,11 @@ from fastapi import routing
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from fedloom.protocol.tensors.container import write_file
-from fedloom.server import api, schema
+from fedloom.server import api
 from fedloom.server.access.tables import audit
-from fedloom.server.ledger import Ledger
-from fedloom.server.models import ModelStore
+from fedloom.server.ledger import Ledger, tables
 from fedloom.server.planning.spec import parse
+from fedloom.server.storage.model_store import ModelStore
 from support.big_ledger import RUN, START, fill, name_of, round_rows
 from support.door import SPEC, Door
 
@@ -80,7 +80,7 @@ def fill_more(state, num_values):
     spec = parse(SPEC | {"rounds": 3}).as_dict()
     with ledger._write() as connection:  # noqa: SLF001 - in bulk, as no server writes
         for index in range(50):
-            connection.execute(schema.runs.insert(), [{
+            connection.execute(tables.runs.insert(), [{
                 "id": f"past-{index:02d}", "name": "past", "spec": spec, "state": "finished",
                 "reason": "", "created_at": START + index, "ended_at": START + 1e4 + index,
                 "model": LAST, "strategy_state": None, "committed": 3, "last_round": 3,
@@ -88,9 +88,9 @@ def fill_more(state, num_values):
             for number in range(1, 4):
                 row, cohorts, _ = round_rows(number, [name_of(i) for i in range(5)], Random(index))
                 name = {"run": f"past-{index:02d}"}
-                connection.execute(schema.rounds.insert(), [row | name])
-                connection.execute(schema.cohorts.insert(), [each | name for each in cohorts])
-        connection.execute(schema.tokens.insert(), [
+                connection.execute(tables.rounds.insert(), [row | name])
+                connection.execute(tables.cohorts.insert(), [each | name for each in cohorts])
+        connection.execute(tables.tokens.insert(), [
             {"id": f"x{n}", "secret_hash": "x", "client": f"guest-{n}", "created_at": START + n,
              "expires_at": 4e9 if n % 2 else START + n + 60.0, "used_at": None}
             for n in range(5000)

@@ -27,7 +27,7 @@ from fedloom.protocol.tensors.container import write_file
 from fedloom.protocol.trust import identity, tokens
 from fedloom.server import config as server_config
 from fedloom.server.ledger import Ledger
-from fedloom.server.pki import Authority
+from fedloom.server.pki.authority import Authority
 
 OUT = Path(__file__).resolve().parent.parent / "out"
 TICKS = os.sysconf("SC_CLK_TCK")

@@ -19,7 +19,7 @@ from fedloom.server.app import run  # first: it tunes the allocator before grpc 
 
 from fedloom.server.fold import Folder
 from fedloom.server.ledger import Ledger
-from fedloom.server.models import ModelStore
+from fedloom.server.storage.model_store import ModelStore
 
 WATCHED = (
     (os, "fsync"),

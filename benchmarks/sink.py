@@ -19,7 +19,7 @@ import grpc
 from fedloom.protocol.transport import methods
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server import config as server_config
-from fedloom.server.pki import Authority
+from fedloom.server.pki.authority import Authority
 
 
 async def take(_, context):

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from fedloom.cli.main import main
 from fedloom.protocol.trust.tokens import parse_token
 from fedloom.server import config
-from fedloom.server.pki import Authority
+from fedloom.server.pki.authority import Authority
 from support.door import PATIENCE_S, Door, write_model
 
 RUN_TOML = """

@@ -7,7 +7,7 @@ from click.testing import CliRunner
 from fedloom.cli.main import main
 from fedloom.protocol.trust.signing import Verifier
 from fedloom.server.commands import create
-from fedloom.server.signing import FOLDER, SigningKey
+from fedloom.server.pki.signing_key import FOLDER, SigningKey
 
 
 def test_rotating_says_both_keys_and_keeps_the_old_one_s_word(tmp_path):

@@ -14,7 +14,7 @@ from fedloom.client.agent.store import ClientStore
 from fedloom.client.config import ClientConfig
 from fedloom.client.network.diagnosis import diagnose
 from fedloom.protocol.errors import Code
-from fedloom.server.pki import Authority
+from fedloom.server.pki.authority import Authority
 from support.patience import PATIENCE_S
 
 

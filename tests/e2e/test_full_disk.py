@@ -10,7 +10,7 @@ from sqlalchemy.exc import OperationalError
 from fedloom.client import Client
 from fedloom.server import fold, storing
 from fedloom.server.ledger import Ledger
-from fedloom.server.models import ModelStore
+from fedloom.server.storage.model_store import ModelStore
 from support.agents import Adder, Agents, result, submit, until
 from support.federation import Federation
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fedloom.server.ledger import Ledger
-from fedloom.server.spool import SpoolFile
+from fedloom.server.storage.spool import SpoolFile
 
 pytestmark = pytest.mark.e2e
 

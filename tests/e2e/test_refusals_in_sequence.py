@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from fedloom.protocol.errors import Code
-from fedloom.server.spool import SpoolFile
+from fedloom.server.storage.spool import SpoolFile
 from fedloom.strategies import FedAvg, registry
 from support.agents import until
 from support.arena import GOOD, assert_recorded, expected_digest

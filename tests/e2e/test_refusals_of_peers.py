@@ -20,10 +20,10 @@ from fedloom.protocol.trust import tokens
 from fedloom.protocol.trust.identity import build_csr, generate_key, key_to_pem
 from fedloom.protocol.v1 import enrolment_pb2, fleet_pb2
 from fedloom.protocol.version import PROTOCOL_VERSIONS
-from fedloom.server import app, certificates, identify
+from fedloom.server import app, identify
 from fedloom.server.fleet import MAX_CALLS, Hold
 from fedloom.server.ledger import refusals
-from fedloom.server.pki import Authority
+from fedloom.server.pki.authority import Authority, certificates
 from support.agents import until
 from support.arena import GOOD, assert_recorded
 from support.federation import Identity, Upload, ask, converse, download, upload

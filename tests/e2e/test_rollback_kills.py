@@ -14,8 +14,8 @@ from fedloom.protocol.errors import UnavailableError
 from fedloom.protocol.tensors.container import write_file
 from fedloom.server import config
 from fedloom.server.ledger import Ledger
-from fedloom.server.models import ModelStore
 from fedloom.server.planning.spec import parse
+from fedloom.server.storage.model_store import ModelStore
 from support.door import SPEC
 from support.patience import PATIENCE_S
 

@@ -10,7 +10,7 @@ import pytest
 from fedloom.client import Client, MaskOf, SliceOf, Update
 from fedloom.protocol.errors import Code, Refusal, UsageError
 from fedloom.protocol.trust import identity
-from fedloom.server.pki import _renew_issuer
+from fedloom.server.pki.authority import _renew_issuer
 from support.agents import Adder, Held, pass_deadline, played, result, submit, until
 from support.patience import PATIENCE_S
 

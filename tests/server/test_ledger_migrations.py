@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from fedloom.protocol.errors import UsageError
 from fedloom.server.ledger import AcceptedUpdate, Ledger, migrations
-from fedloom.server.schema import meta
+from fedloom.server.ledger.tables import meta
 
 BEFORE = Path(__file__).with_name("ledger_before_versions.sql")
 """Two runs as they were kept before ledgers had versions; one has its third round open."""

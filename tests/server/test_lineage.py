@@ -9,10 +9,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from fedloom.protocol.tensors.container import write_file
 from fedloom.protocol.trust.signing import Verifier, to_sign
-from fedloom.server import inspection
 from fedloom.server.ledger import AcceptedUpdate
+from fedloom.server.pki.signing_key import SigningKey
 from fedloom.server.routes import lineage
-from fedloom.server.signing import SigningKey
+from fedloom.server.storage import model_norms
 from support.door import Door
 from support.patience import PATIENCE_S
 
@@ -71,7 +71,7 @@ def test_layers_are_measured_block_by_block(door, monkeypatch):
     [layer] = seen["layers"]
     assert (layer["name"], layer["shape"], layer["norm"], layer["max_abs"]) == ("w", [4], 5.0, 4.0)
     assert (layer["difference"], layer["relative"], seen["difference"]) == (5.0, 1.0, 5.0)
-    monkeypatch.setattr(inspection, "BLOCK", 3)
+    monkeypatch.setattr(model_norms, "BLOCK", 3)
     door.app.state.parts.inspector.forget()
     assert door.ask("GET", f"/models/{door.second}/layers?base={door.first}")[1] == seen
     alone = door.ask("GET", f"/models/{door.second}/layers")[1]
@@ -85,7 +85,7 @@ def test_page_does_not_wait_for_a_large_model(door, monkeypatch):
     def slowly(*paths):
         measured.append(paths)
         assert go.wait(PATIENCE_S)
-        return inspection.layers(*paths)
+        return model_norms.layers(*paths)
 
     monkeypatch.setattr(lineage, "layers", slowly)
     door.app.state.parts.inspector.forget()
@@ -114,7 +114,7 @@ def test_a_tensor_that_the_base_lacks_has_no_difference(tmp_path):
     new, old = tmp_path / "new.safetensors", tmp_path / "old.safetensors"
     write_file(new, {"a": np.ones((2, 2), np.float32), "b": np.zeros((0,), np.float32)})
     write_file(old, {"a": np.ones(4, np.float32), "b": np.zeros((0,), np.float32)})
-    found = inspection.layers(new, old)
+    found = model_norms.layers(new, old)
     assert [(x.name, x.norm, x.difference) for x in found] == [("a", 2.0, None), ("b", 0.0, 0.0)]
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from fedloom.protocol.trust import bootstrap
 from fedloom.protocol.trust.identity import build_csr, generate_key, key_to_pem, peer_from_pem
-from fedloom.server.pki import Authority
+from fedloom.server.pki.authority import Authority
 from support.patience import PATIENCE_S
 
 NOW = datetime.now(UTC)

@@ -8,8 +8,7 @@ import random
 import sys
 from pathlib import Path
 
-from fedloom.server import schema
-from fedloom.server.ledger import Ledger
+from fedloom.server.ledger import Ledger, tables
 from fedloom.server.records import summarize
 
 RUN = "large-000000"
@@ -92,25 +91,25 @@ def fill(directory, *, num_rounds=1000, cohort=200, num_clients=10_000, spec=Non
     ledger = Ledger.in_directory(Path(directory))
     with ledger._write() as connection:
         for table, rows in clients_of(num_clients, generator).items():
-            connection.execute(getattr(schema, table).insert(), rows)
+            connection.execute(getattr(tables, table).insert(), rows)
         run = {
             "id": RUN, "name": "large", "spec": spec or {"rounds": num_rounds, "cohort": {}},
             "state": "finished", "reason": "", "created_at": START, "ended_at": START + 1e6,
             "model": f"{num_rounds:064x}", "strategy_state": None, "committed": num_rounds,
             "last_round": num_rounds,
         }  # fmt: skip
-        connection.execute(schema.runs.insert(), [run])
+        connection.execute(tables.runs.insert(), [run])
         for number in range(1, num_rounds + 1):
             members = [name_of(i) for i in generator.sample(range(num_clients), cohort)]
             row, cohorts, updates = round_rows(number, members, generator)
-            connection.execute(schema.rounds.insert(), [row])
-            connection.execute(schema.cohorts.insert(), cohorts)
-            connection.execute(schema.updates.insert(), updates)
-            connection.execute(schema.models.insert(), [{
+            connection.execute(tables.rounds.insert(), [row])
+            connection.execute(tables.cohorts.insert(), cohorts)
+            connection.execute(tables.updates.insert(), updates)
+            connection.execute(tables.models.insert(), [{
                 "run": RUN, "round": number, "digest": row["model_out"], "size_bytes": 4_000_000,
                 "created_at": row["closed_at"], "state": "null",
             }])  # fmt: skip
-            connection.execute(schema.refusals.insert(), [
+            connection.execute(tables.refusals.insert(), [
                 {"at": row["opened_at"], "client": client, "run": RUN, "round": number,
                  "code": "not_finite", "message": "Expected finite values.", "detail": ""}
                 for client in members[:5]

@@ -35,11 +35,11 @@ from fedloom.protocol.trust.noise_stream import key_of_seed, keyed
 from fedloom.protocol.updates.message import TensorPart
 from fedloom.server import config as server_config
 from fedloom.server.ledger import Ledger
-from fedloom.server.models import ModelStore
-from fedloom.server.pki import Authority
+from fedloom.server.pki.authority import Authority
 from fedloom.server.planning import limits
 from fedloom.server.planning.round_plan import task_seed
 from fedloom.server.planning.spec import parse
+from fedloom.server.storage.model_store import ModelStore
 from fedloom.strategies import DELTA, Full, Partial, discounted, privacy, reduced, weight_units
 from fedloom.strategies.exact.partial import SCALAR, TensorSpec
 from fedloom.strategies.privacy.release import WITHIN

@@ -16,11 +16,11 @@ from fedloom.server.access import oidc_http
 from fedloom.server.access.site import make_site
 from fedloom.server.config import ServerConfig
 from fedloom.server.ledger import Ledger
-from fedloom.server.models import ModelStore
-from fedloom.server.noise import NoiseKeys
-from fedloom.server.pki import Authority
+from fedloom.server.pki.authority import Authority
+from fedloom.server.pki.noise_keys import NoiseKeys
 from fedloom.server.runs import Runs
-from fedloom.server.spool import Spool
+from fedloom.server.storage.model_store import ModelStore
+from fedloom.server.storage.spool import Spool
 from fedloom.server.world import World
 from support.patience import PATIENCE_S
 

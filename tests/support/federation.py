@@ -19,7 +19,7 @@ from fedloom.protocol.v1 import enrolment_pb2, fleet_pb2
 from fedloom.protocol.version import PROTOCOL_VERSIONS
 from fedloom.server import config
 from fedloom.server.app import Server
-from fedloom.server.pki import Authority
+from fedloom.server.pki.authority import Authority
 from support.patience import PATIENCE_S
 
 CHANNEL_OPTIONS = (*methods.COMMON_OPTIONS, ("grpc.use_local_subchannel_pool", 1))

@@ -25,10 +25,10 @@ from fedloom.protocol.tensors.container import read_params, write_file
 from fedloom.protocol.trust import identity, tokens
 from fedloom.server import config as server_config
 from fedloom.server.ledger import Ledger
-from fedloom.server.pki import Authority
+from fedloom.server.pki.authority import Authority
+from fedloom.server.pki.signing_key import SigningKey
 from fedloom.server.planning.round_plan import task_seed
 from fedloom.server.planning.spec import parse
-from fedloom.server.signing import SigningKey
 from fedloom.strategies import DELTA, Full, Partial, weight_units
 from fedloom.strategies.exact.partial import TensorSpec
 from support.crash_client import local_step

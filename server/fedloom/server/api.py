@@ -39,7 +39,7 @@ from fedloom.server.access.site import Site
 from fedloom.server.control import LOCAL_USER
 from fedloom.server.engine.errors import OperatorRefused
 from fedloom.server.head_only import HeadOnly
-from fedloom.server.pki import Authority
+from fedloom.server.pki.authority import Authority
 from fedloom.server.routes import access as access_routes
 from fedloom.server.routes import audit as audit_routes
 from fedloom.server.routes import clients as client_routes

@@ -38,7 +38,7 @@ from fedloom.protocol.atomic_files import write_whole  # noqa: E402
 from fedloom.protocol.errors import Code, Refusal, UnavailableError, UsageError  # noqa: E402
 from fedloom.protocol.transport import methods  # noqa: E402
 from fedloom.protocol.version import __version__  # noqa: E402
-from fedloom.server import api, console, control, open_files, presence, pruning  # noqa: E402
+from fedloom.server import api, console, control, open_files, presence
 from fedloom.server import config as configuration  # noqa: E402
 from fedloom.server.access import oidc_http  # noqa: E402
 from fedloom.server.access.site import make_site  # noqa: E402
@@ -48,14 +48,15 @@ from fedloom.server.enrolment import EnrolmentService  # noqa: E402
 from fedloom.server.fleet import Hold  # noqa: E402
 from fedloom.server.ledger import Ledger  # noqa: E402
 from fedloom.server.metrics import lag  # noqa: E402
-from fedloom.server.models import ModelStore  # noqa: E402
-from fedloom.server.noise import NoiseKeys  # noqa: E402
-from fedloom.server.pki import Authority, ServerBundle  # noqa: E402
+from fedloom.server.pki.authority import Authority, ServerBundle  # noqa: E402
+from fedloom.server.pki.noise_keys import NoiseKeys  # noqa: E402
+from fedloom.server.pki.signing_key import FOLDER as SIGNING  # noqa: E402
+from fedloom.server.pki.signing_key import SigningKey  # noqa: E402
 from fedloom.server.runs import Runs  # noqa: E402
 from fedloom.server.service import FleetService  # noqa: E402
-from fedloom.server.signing import FOLDER as SIGNING  # noqa: E402
-from fedloom.server.signing import SigningKey  # noqa: E402
-from fedloom.server.spool import Spool  # noqa: E402
+from fedloom.server.storage import pruning  # noqa: E402
+from fedloom.server.storage.model_store import ModelStore  # noqa: E402
+from fedloom.server.storage.spool import Spool  # noqa: E402
 from fedloom.server.world import World  # noqa: E402
 
 log = logging.getLogger(__name__)

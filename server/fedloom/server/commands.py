@@ -103,8 +103,8 @@ def create(
     from fedloom.protocol.errors import UsageError  # noqa: PLC0415 - the module says why
     from fedloom.protocol.trust.private_files import private_directory  # noqa: PLC0415
     from fedloom.server import config as configuration  # noqa: PLC0415
-    from fedloom.server.pki import Authority  # noqa: PLC0415
-    from fedloom.server.signing import FOLDER, SigningKey  # noqa: PLC0415
+    from fedloom.server.pki.authority import Authority  # noqa: PLC0415
+    from fedloom.server.pki.signing_key import FOLDER, SigningKey  # noqa: PLC0415
 
     if (directory / configuration.FILE).exists():
         raise UsageError(
@@ -228,7 +228,7 @@ def rotate_signing_key(directory: Path) -> None:
     """
     from fedloom.protocol.trust.signing import fingerprint  # noqa: PLC0415 - the module says why
     from fedloom.server import config as configuration  # noqa: PLC0415
-    from fedloom.server.signing import FOLDER, SigningKey  # noqa: PLC0415
+    from fedloom.server.pki.signing_key import FOLDER, SigningKey  # noqa: PLC0415
 
     settings = configuration.load(directory)
     held = SigningKey(directory / FOLDER, settings.federation)

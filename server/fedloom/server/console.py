@@ -23,7 +23,7 @@ from fedloom.server.access.shield import Shield
 from fedloom.server.config import AUTO, ServerConfig, split_address
 from fedloom.server.control import BACKLOG, http_settings, run_until_cancelled
 from fedloom.server.patience import PatientProtocol
-from fedloom.server.pki import Authority
+from fedloom.server.pki.authority import Authority
 
 log = logging.getLogger(__name__)
 

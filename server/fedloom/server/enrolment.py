@@ -26,10 +26,10 @@ from fedloom.protocol.v1 import enrolment_pb2
 from fedloom.protocol.version import PROTOCOL_VERSIONS
 from fedloom.server.calls import abort
 from fedloom.server.identify import Context
-from fedloom.server.issuing import issue
 from fedloom.server.log_ring import about
 from fedloom.server.metrics.meters import ENROLMENT
-from fedloom.server.pki import Authority
+from fedloom.server.pki.authority import Authority
+from fedloom.server.pki.issuing import issue
 from fedloom.server.world import World
 
 log = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from fedloom.protocol.updates.body import BodyChecker, BodyStats
 from fedloom.server.calls import READ_TIMEOUT_S
 from fedloom.server.identify import Context
 from fedloom.server.metrics.meters import timed
-from fedloom.server.spool import SpoolFile
+from fedloom.server.storage.spool import SpoolFile
 from fedloom.server.world import World
 
 MIN_BYTES_PER_S = 1024

@@ -24,11 +24,11 @@ from fedloom.server.engine import RoundKind
 from fedloom.server.ledger import Row
 from fedloom.server.log_ring import about
 from fedloom.server.metrics.meters import timed
-from fedloom.server.models import ModelStore
 from fedloom.server.pending import Pending
 from fedloom.server.planning import limits
 from fedloom.server.planning.round_plan import RoundPlan, task_seed
 from fedloom.server.planning.spec import RunSpec
+from fedloom.server.storage.model_store import ModelStore
 from fedloom.server.world import World
 from fedloom.strategies import (
     Means,

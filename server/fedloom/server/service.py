@@ -15,10 +15,10 @@ from fedloom.server.attending import Attending
 from fedloom.server.calls import Calls
 from fedloom.server.downloads import Downloads
 from fedloom.server.identify import Context
-from fedloom.server.issuing import issue
 from fedloom.server.log_ring import about
 from fedloom.server.measuring import measured
-from fedloom.server.pki import Authority
+from fedloom.server.pki.authority import Authority
+from fedloom.server.pki.issuing import issue
 from fedloom.server.promoted import promoted
 from fedloom.server.runs import Runs
 from fedloom.server.uploads import Uploads

@@ -33,7 +33,7 @@ from fedloom.server.planning.round_plan import RoundPlan
 from fedloom.server.records import Record
 from fedloom.server.round_shell import RoundShell
 from fedloom.server.runs import Runs
-from fedloom.server.spool import SpoolFile
+from fedloom.server.storage.spool import SpoolFile
 from fedloom.server.world import World
 
 MIN_HEADER_BYTES = 1 << 18

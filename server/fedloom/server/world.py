@@ -25,12 +25,12 @@ from fedloom.server.ledger import Ledger
 from fedloom.server.live import Hub
 from fedloom.server.log_ring import LogRing
 from fedloom.server.metrics.meters import Meters
-from fedloom.server.models import ModelStore
-from fedloom.server.noise import NoiseKeys
+from fedloom.server.pki.noise_keys import NoiseKeys
+from fedloom.server.pki.signing_key import SigningKey
 from fedloom.server.presence import Presence
 from fedloom.server.records import Records
-from fedloom.server.signing import SigningKey
-from fedloom.server.spool import Spool
+from fedloom.server.storage.model_store import ModelStore
+from fedloom.server.storage.spool import Spool
 
 log = logging.getLogger(__name__)
 

@@ -178,7 +178,7 @@ def test_another_federation_is_told_from_ones_own(look, device, federation):
 
 
 def _other_root(folder):
-    from fedloom.server.pki import Authority
+    from fedloom.server.pki.authority import Authority
 
     return Authority.create(folder / "pki", "other", datetime.now(UTC)).root_pem
 

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from fedloom.protocol.errors import Code, Refusal, UnavailableError, UsageError
 from fedloom.protocol.trust import bootstrap
-from fedloom.server.pki import Authority
+from fedloom.server.pki.authority import Authority
 from support.patience import PATIENCE_S
 
 NOW = datetime.now(UTC)

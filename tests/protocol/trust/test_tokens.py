@@ -99,7 +99,7 @@ def test_the_pin_is_the_sha256_of_the_roots_der(tmp_path):
     """The pin can be checked with openssl x509 -outform der | sha256sum."""
     from datetime import UTC, datetime
 
-    from fedloom.server.pki import Authority
+    from fedloom.server.pki.authority import Authority
 
     authority = Authority.create(tmp_path / "pki", "demo", datetime.now(UTC))
     root = x509.load_pem_x509_certificate(authority.root_pem)

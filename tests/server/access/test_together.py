@@ -7,7 +7,7 @@ import sqlalchemy as sa
 
 from fedloom.server.access.tables import audit
 from fedloom.server.access.trail import first_break
-from fedloom.server.schema import promotions
+from fedloom.server.ledger.tables import promotions
 from support.door import write_model
 
 

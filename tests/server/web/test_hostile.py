@@ -7,7 +7,7 @@ from urllib.parse import quote
 import pytest
 import sqlalchemy as sa
 
-from fedloom.server import schema
+from fedloom.server.ledger import tables
 from fedloom.server.log_ring import about
 from fedloom.server.planning.spec import parse
 from support.big_ledger import RUN, fill, name_of
@@ -16,8 +16,8 @@ from support.door import SPEC, Door
 EVIL = "\"><img src=x onerror=alert(1)>'`{{7*7}}<script>alert(1)</script>\u202e\x1b[31m"
 MEASURED = {"num_examples": 5, "values": {EVIL: 0.5, "loss": float("nan")}}
 WRITTEN = (
-    (schema.clients, "note"), (schema.clients, "hold_reason"), (schema.clients, "sdk_version"),
-    (schema.runs, "reason"), (schema.rounds, "reason"), (schema.cohorts, "reason"),
+    (tables.clients, "note"), (tables.clients, "hold_reason"), (tables.clients, "sdk_version"),
+    (tables.runs, "reason"), (tables.rounds, "reason"), (tables.cohorts, "reason"),
 )  # fmt: skip
 
 PAGES = (
@@ -58,14 +58,14 @@ def door(tmp_path_factory):
             for table, column in WRITTEN:
                 if column in table.c:
                     connection.execute(table.update().values({column: EVIL}))
-            for table in (schema.rounds, schema.cohorts):
+            for table in (tables.rounds, tables.cohorts):
                 for column in {"training", "evaluation"} & set(table.c.keys()):
                     connection.execute(table.update().values({column: MEASURED}))
             row = {"client": EVIL, "run": RUN, "round": 1, "code": EVIL, "message": EVIL}
-            connection.execute(schema.refusals.insert().values(at=1e9, detail=EVIL, **row))
+            connection.execute(tables.refusals.insert().values(at=1e9, detail=EVIL, **row))
             label = {"client": name_of(1), "name": EVIL, "value": EVIL, "own": True}
-            connection.execute(schema.labels.insert().values(label))
-            assert connection.execute(sa.select(schema.refusals)).first()
+            connection.execute(tables.labels.insert().values(label))
+            assert connection.execute(sa.select(tables.refusals)).first()
         logging.getLogger("fedloom.test").warning("line %s", EVIL, extra=about(EVIL, EVIL, 1))
         ledger.trail.append(EVIL, "socket", EVIL, EVIL, {EVIL: EVIL})
         yield door

@@ -6,7 +6,7 @@ links are SHA-256 hashes of 256 random bits.
 
 import sqlalchemy as sa
 
-from fedloom.server.schema import meta
+from fedloom.server.ledger.tables import meta
 
 users = sa.Table(
     "users",

@@ -12,13 +12,13 @@ from fedloom.server.ledger.figures import Figures
 from fedloom.server.ledger.identities import Identities
 from fedloom.server.ledger.lineage import Lineage
 from fedloom.server.ledger.members import Members
-from fedloom.server.ledger.models import Models
 from fedloom.server.ledger.prunes import Prunes
 from fedloom.server.ledger.refusals import Refusals
 from fedloom.server.ledger.rollbacks import Point, Rollbacks
 from fedloom.server.ledger.rounds import Rounds
 from fedloom.server.ledger.runs import RunRows, require_run
 from fedloom.server.ledger.store import Row
+from fedloom.server.ledger.trained_models import Models
 from fedloom.server.ledger.updates import (
     ABANDONED,
     CLOSING,

@@ -8,8 +8,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from fedloom.server.ledger.store import Row, Store
+from fedloom.server.ledger.tables import certificates, clients, cohorts, labels, rounds, updates
 from fedloom.server.presence import Seen
-from fedloom.server.schema import certificates, clients, cohorts, labels, rounds, updates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

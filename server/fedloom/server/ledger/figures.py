@@ -5,8 +5,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from fedloom.server.ledger.store import Store
+from fedloom.server.ledger.tables import certificates, clients, refusals, rounds
 from fedloom.server.ledger.updates import COMMITTED
-from fedloom.server.schema import certificates, clients, refusals, rounds
 
 
 class Figures(Store):

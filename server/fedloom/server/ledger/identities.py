@@ -7,7 +7,7 @@ import sqlalchemy as sa
 
 from fedloom.protocol.errors import Code, Refusal
 from fedloom.server.ledger.store import Row, Store
-from fedloom.server.schema import certificates, clients, tokens
+from fedloom.server.ledger.tables import certificates, clients, tokens
 
 GONE = ("revoked", "left")
 """Statuses of clients that may not come back without a new token."""

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import sqlalchemy as sa
 
 from fedloom.server.ledger.store import Row, Store, counted_in
+from fedloom.server.ledger.tables import models, promotions, rounds, updates
 from fedloom.server.ledger.updates import COMMITTED
-from fedloom.server.schema import models, promotions, rounds, updates
 
 
 class Lineage(Store):

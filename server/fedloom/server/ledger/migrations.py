@@ -1,7 +1,7 @@
 """The ledger's schema over time: a database of any earlier version is brought forward.
 
 New tables, indexes and columns that may be null need no step: they are added wherever they are
-missing, so what is written in `fedloom.server.schema` is what there is. A step is for what values
+missing, so what is written in `fedloom.server.ledger.tables` is what there is. A step is for what values
 have to become. All is one transaction, under the database's write lock, so two servers that open
 one database take turns, and a crash leaves it as it was.
 
@@ -13,7 +13,7 @@ from collections.abc import Callable
 import sqlalchemy as sa
 
 from fedloom.protocol.errors import UsageError
-from fedloom.server.schema import meta, models, runs, updates, versions
+from fedloom.server.ledger.tables import meta, models, runs, updates, versions
 
 _LOCK = 0x666C6F6D  # any number that is ours, for PostgreSQL
 

@@ -1,4 +1,4 @@
-"""Which models are to go, and which files those need that stay; see `fedloom.server.pruning`."""
+"""Which models are to go, and which files those need that stay; see `fedloom.server.storage.pruning`."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -6,8 +6,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from fedloom.server.ledger.store import Row, Store
+from fedloom.server.ledger.tables import models, promotions, rounds, runs
 from fedloom.server.ledger.updates import CLOSING, REPORTING
-from fedloom.server.schema import models, promotions, rounds, runs
 
 MARKED, DONE = 1, 2
 """Of `models.pruned`: to go, and gone; no value for what stays."""

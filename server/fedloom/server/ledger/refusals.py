@@ -7,7 +7,7 @@ import sqlalchemy as sa
 
 from fedloom.protocol.errors import Refusal
 from fedloom.server.ledger.store import Store
-from fedloom.server.schema import refusals
+from fedloom.server.ledger.tables import refusals
 
 KEPT_REFUSALS = 100_000
 

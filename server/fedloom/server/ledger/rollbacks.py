@@ -13,8 +13,8 @@ import sqlalchemy as sa
 
 from fedloom.protocol.errors import UsageError
 from fedloom.server.ledger.store import Row, Store
+from fedloom.server.ledger.tables import models, rounds, runs
 from fedloom.server.ledger.updates import COMMITTED
-from fedloom.server.schema import models, rounds, runs
 
 _ITS_ROUND = sa.and_(rounds.c.run == models.c.run, rounds.c.number == models.c.round)
 

@@ -13,8 +13,8 @@ import sqlalchemy as sa
 from fedloom.server.ledger.members import with_updates
 from fedloom.server.ledger.rollbacks import NO_STATE
 from fedloom.server.ledger.store import Row, is_there
+from fedloom.server.ledger.tables import cohorts, models, rounds, runs, updates
 from fedloom.server.ledger.updates import ABANDONED, CLOSING, COMMITTED, REPORTING, Updates
-from fedloom.server.schema import cohorts, models, rounds, runs, updates
 
 
 class Rounds(Updates):

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from fedloom.protocol.errors import UsageError
 from fedloom.server.ledger.rollbacks import NO_STATE
 from fedloom.server.ledger.store import Row, Store, is_there
-from fedloom.server.schema import models, requests, runs
+from fedloom.server.ledger.tables import models, requests, runs
 
 KEPT_REPLIES_S = 24 * 3600.0
 

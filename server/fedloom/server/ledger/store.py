@@ -11,7 +11,7 @@ from fedloom.protocol.errors import UnavailableError, UsageError
 from fedloom.server.access.accounts import Accounts
 from fedloom.server.access.trail import HEAD_FILE, Trail
 from fedloom.server.ledger.migrations import migrate
-from fedloom.server.schema import updates
+from fedloom.server.ledger.tables import updates
 
 Row = Mapping[str, Any]
 

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from fedloom.protocol.errors import Code, Refusal
 from fedloom.server.ledger.store import Row, Store, counted_in
-from fedloom.server.schema import cohorts, rounds, updates
+from fedloom.server.ledger.tables import cohorts, rounds, updates
 
 REPORTING, CLOSING, COMMITTED, ABANDONED = "reporting", "closing", "committed", "abandoned"
 """States of a round's row."""

@@ -20,7 +20,7 @@ from fedloom.server.engine import Phase
 from fedloom.server.fleet import Fleet
 from fedloom.server.insight.curves import curves, latest
 from fedloom.server.ledger import Row
-from fedloom.server.pki import Authority
+from fedloom.server.pki.authority import Authority
 from fedloom.server.runs import ACTIVE, Runs
 from fedloom.server.world import World
 

@@ -14,7 +14,7 @@ from fedloom.protocol.trust.identity import check_client_name
 from fedloom.protocol.version import __version__
 from fedloom.server.ledger import Filter
 from fedloom.server.names import draw_name
-from fedloom.server.pki import Authority
+from fedloom.server.pki.authority import Authority
 from fedloom.server.routes.parts import FAULTS, ConflictError, Here, NotFoundError, Parts
 from fedloom.server.routes.scopes import Admin, Viewer
 from fedloom.server.routes.views import (

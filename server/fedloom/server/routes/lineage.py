@@ -10,10 +10,10 @@ from pydantic import BaseModel, Field
 
 from fedloom.protocol.errors import UsageError
 from fedloom.protocol.trust.signing import MODEL, fingerprint
-from fedloom.server.inspection import Layers as MeasuredLayers
-from fedloom.server.inspection import layers
 from fedloom.server.routes.parts import FAULTS, ConflictError, Here, Parts
 from fedloom.server.routes.scopes import Viewer
+from fedloom.server.storage.model_norms import Layers as MeasuredLayers
+from fedloom.server.storage.model_norms import layers
 
 router = APIRouter(tags=["models"], responses=FAULTS)
 

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
 from fedloom.protocol.errors import UsageError
-from fedloom.server.pki import Authority
+from fedloom.server.pki.authority import Authority
 from fedloom.server.routes.fleet import create_token, list_tokens
 from fedloom.server.routes.parts import Here, Parts
 from fedloom.server.routes.scopes import Admin, Viewer, form_of

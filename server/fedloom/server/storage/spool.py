@@ -16,7 +16,7 @@ from pathlib import Path
 
 from fedloom.protocol.errors import IntegrityError
 from fedloom.protocol.v1 import fleet_pb2
-from fedloom.server import writeback
+from fedloom.server.storage import writeback
 
 _COUNT = 8
 _LENGTH = 4

@@ -8,8 +8,8 @@ import pytest
 
 from fedloom.protocol.errors import UsageError
 from fedloom.protocol.tensors.container import write_file
-from fedloom.server import pruning
-from fedloom.server.schema import models
+from fedloom.server.ledger.tables import models
+from fedloom.server.storage import pruning
 from support.door import Door
 
 OLD = 1e9

@@ -7,7 +7,7 @@ import sqlalchemy as sa
 
 from fedloom.protocol.errors import UsageError
 from fedloom.server.ledger.store import Row, Store
-from fedloom.server.schema import models, promotions, runs
+from fedloom.server.ledger.tables import models, promotions, runs
 
 
 class Models(Store):

@@ -4,7 +4,7 @@ import time
 from datetime import UTC, datetime
 
 from fedloom.protocol.v1 import enrolment_pb2
-from fedloom.server.pki import Authority
+from fedloom.server.pki.authority import Authority
 from fedloom.server.world import World
 
 

@@ -19,8 +19,8 @@ from collections.abc import Iterable
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from fedloom.server.models import ModelStore
 from fedloom.server.round_sum import digests_in
+from fedloom.server.storage.model_store import ModelStore
 from fedloom.server.world import World
 
 log = logging.getLogger(__name__)

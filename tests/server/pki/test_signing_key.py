@@ -7,7 +7,7 @@ import pytest
 from fedloom.protocol.errors import IntegrityError, UsageError
 from fedloom.protocol.trust.signing import Verifier
 from fedloom.protocol.v1 import enrolment_pb2
-from fedloom.server.signing import SigningKey
+from fedloom.server.pki.signing_key import SigningKey
 
 
 def test_a_key_is_made_once_and_only_its_owner_reads_it(tmp_path):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fedloom.protocol.errors import IntegrityError
 from fedloom.protocol.v1 import fleet_pb2
-from fedloom.server.spool import Spool
+from fedloom.server.storage.spool import Spool
 
 RUN = "run-abc"
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fedloom.protocol.errors import IntegrityError
 from fedloom.protocol.manifest import Manifest, read_manifest
 from fedloom.protocol.tensors.container import read_params, sync_directory, write_params
-from fedloom.server.writeback import Early
+from fedloom.server.storage.writeback import Early
 
 _READ_BYTES = 1 << 20
 

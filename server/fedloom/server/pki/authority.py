@@ -45,8 +45,8 @@ from fedloom.protocol.trust.private_files import (
     sync_directory,
     write_private,
 )
-from fedloom.server import certificates
-from fedloom.server.certificates import Issuer
+from fedloom.server.pki.authority import certificates
+from fedloom.server.pki.certificates import Issuer
 
 _log = logging.getLogger(__name__)
 

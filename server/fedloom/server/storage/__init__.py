@@ -1,0 +1,1 @@
+"""Files of the server: the spool of uploads, the model store, and their removal."""
