@@ -17,8 +17,8 @@ from fedloom.server.app import run  # first: it tunes the allocator before grpc 
 
 # isort: split
 
-from fedloom.server.fold import Folder
 from fedloom.server.ledger import Ledger
+from fedloom.server.rounds.fold import Folder
 from fedloom.server.storage.model_store import ModelStore
 
 WATCHED = (

@@ -8,8 +8,8 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from fedloom.client import Client
-from fedloom.server import fold, storing
 from fedloom.server.ledger import Ledger
+from fedloom.server.rounds import fold, storage_retry
 from fedloom.server.storage.model_store import ModelStore
 from support.agents import Adder, Agents, result, submit, until
 from support.federation import Federation
@@ -57,7 +57,7 @@ def _failing_at_first(monkeypatch, owner, method, error, times=2):
 )
 def test_a_round_waits_for_its_storage(tmp_path, monkeypatch, owner, method, error):
     """Whether the step that failed was done or not, every update counts once in the end."""
-    monkeypatch.setattr(storing, "FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(storage_retry, "FIRST_WAIT_S", 0.01)
     monkeypatch.setattr(fold, "CHECKPOINT_EVERY", 1)
     calls = _failing_at_first(monkeypatch, owner, method, error)
 

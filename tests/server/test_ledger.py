@@ -9,7 +9,7 @@ import pytest
 from fedloom.protocol.errors import Code, Refusal, UnavailableError, UsageError
 from fedloom.server.ledger import AcceptedUpdate, Ledger, require_run
 from fedloom.server.ledger import refusals as refusals_module
-from fedloom.server.records import Record
+from fedloom.server.rounds.member_records import Record
 
 UPDATE = AcceptedUpdate(
     run="run",

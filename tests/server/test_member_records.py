@@ -1,6 +1,6 @@
 """What is remembered of members while a round is open, and until when."""
 
-from fedloom.server.records import LATE, Records
+from fedloom.server.rounds.member_records import LATE, Records
 
 KEY = ("run", 1)
 

@@ -3,7 +3,7 @@
 import pytest
 
 from fedloom.protocol.v1 import fleet_pb2
-from fedloom.server import progress
+from fedloom.server.rounds import progress
 
 
 def _said(**fields):

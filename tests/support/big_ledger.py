@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from fedloom.server.ledger import Ledger, tables
-from fedloom.server.records import summarize
+from fedloom.server.rounds.member_records import summarize
 
 RUN = "large-000000"
 START = 1.7e9

@@ -18,7 +18,7 @@ from fedloom.server.config import ServerConfig
 from fedloom.server.ledger import Ledger
 from fedloom.server.pki.authority import Authority
 from fedloom.server.pki.noise_keys import NoiseKeys
-from fedloom.server.runs import Runs
+from fedloom.server.rounds.manager import Runs
 from fedloom.server.storage.model_store import ModelStore
 from fedloom.server.storage.spool import Spool
 from fedloom.server.world import World

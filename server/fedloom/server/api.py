@@ -40,6 +40,7 @@ from fedloom.server.control import LOCAL_USER
 from fedloom.server.engine.errors import OperatorRefused
 from fedloom.server.head_only import HeadOnly
 from fedloom.server.pki.authority import Authority
+from fedloom.server.rounds.manager import Runs
 from fedloom.server.routes import access as access_routes
 from fedloom.server.routes import audit as audit_routes
 from fedloom.server.routes import clients as client_routes
@@ -57,7 +58,6 @@ from fedloom.server.routes.parts import ConflictError, NotFoundError, Parts, not
 from fedloom.server.routes.scopes import Viewer, guard
 from fedloom.server.routes.shared import Answers
 from fedloom.server.routes.views import ErrorReply, Fault
-from fedloom.server.runs import Runs
 from fedloom.server.web import login
 from fedloom.server.web.mount import fault_page, mount
 from fedloom.server.world import World

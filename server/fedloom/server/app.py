@@ -52,7 +52,7 @@ from fedloom.server.pki.authority import Authority, ServerBundle  # noqa: E402
 from fedloom.server.pki.noise_keys import NoiseKeys  # noqa: E402
 from fedloom.server.pki.signing_key import FOLDER as SIGNING  # noqa: E402
 from fedloom.server.pki.signing_key import SigningKey  # noqa: E402
-from fedloom.server.runs import Runs  # noqa: E402
+from fedloom.server.rounds.manager import Runs  # noqa: E402
 from fedloom.server.service import FleetService  # noqa: E402
 from fedloom.server.storage import pruning  # noqa: E402
 from fedloom.server.storage.model_store import ModelStore  # noqa: E402

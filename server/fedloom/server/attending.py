@@ -14,8 +14,8 @@ from fedloom.server.calls import READ_TIMEOUT_S, check_named
 from fedloom.server.fleet import Call, Session
 from fedloom.server.identify import Context
 from fedloom.server.log_ring import about
-from fedloom.server.round_shell import RoundShell
-from fedloom.server.runs import Runs
+from fedloom.server.rounds.manager import Runs
+from fedloom.server.rounds.round_driver import RoundShell
 from fedloom.server.world import World
 
 log = logging.getLogger(__name__)

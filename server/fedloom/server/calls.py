@@ -15,7 +15,7 @@ from fedloom.server.fleet import Call
 from fedloom.server.identify import Context, Identify
 from fedloom.server.log_ring import about
 from fedloom.server.metrics.meters import CALL, UPDATE
-from fedloom.server.storing import or_log
+from fedloom.server.rounds.storage_retry import or_log
 from fedloom.server.world import World
 
 log = logging.getLogger(__name__)

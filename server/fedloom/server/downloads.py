@@ -14,8 +14,8 @@ from fedloom.server.calls import READ_TIMEOUT_S
 from fedloom.server.fleet import Call
 from fedloom.server.identify import Context
 from fedloom.server.lanes import Lane
-from fedloom.server.records import Record
-from fedloom.server.runs import Runs
+from fedloom.server.rounds.manager import Runs
+from fedloom.server.rounds.member_records import Record
 from fedloom.server.world import World
 
 log = logging.getLogger(__name__)

@@ -15,8 +15,8 @@ from fedloom.protocol.errors import Code, Refusal
 from fedloom.protocol.trust.identity import Peer
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server.live import Hub
-from fedloom.server.pending import Pending
-from fedloom.server.progress import Told
+from fedloom.server.rounds.background_tasks import Pending
+from fedloom.server.rounds.progress import Told
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from fedloom.server.measuring import measured
 from fedloom.server.pki.authority import Authority
 from fedloom.server.pki.issuing import issue
 from fedloom.server.promoted import promoted
-from fedloom.server.runs import Runs
+from fedloom.server.rounds.manager import Runs
 from fedloom.server.uploads import Uploads
 from fedloom.server.world import World
 

@@ -24,15 +24,15 @@ from fedloom.protocol.updates.header import PlannedPart, header_limit_bytes
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server.calls import READ_TIMEOUT_S, check_named
 from fedloom.server.fleet import Call
-from fedloom.server.fold import metrics_of
 from fedloom.server.identify import Context
 from fedloom.server.incoming import IncomingBody
 from fedloom.server.lanes import Lane
 from fedloom.server.ledger import AcceptedUpdate
 from fedloom.server.planning.round_plan import RoundPlan
-from fedloom.server.records import Record
-from fedloom.server.round_shell import RoundShell
-from fedloom.server.runs import Runs
+from fedloom.server.rounds.fold import metrics_of
+from fedloom.server.rounds.manager import Runs
+from fedloom.server.rounds.member_records import Record
+from fedloom.server.rounds.round_driver import RoundShell
 from fedloom.server.storage.spool import SpoolFile
 from fedloom.server.world import World
 

@@ -28,7 +28,7 @@ from fedloom.server.metrics.meters import Meters
 from fedloom.server.pki.noise_keys import NoiseKeys
 from fedloom.server.pki.signing_key import SigningKey
 from fedloom.server.presence import Presence
-from fedloom.server.records import Records
+from fedloom.server.rounds.member_records import Records
 from fedloom.server.storage.model_store import ModelStore
 from fedloom.server.storage.spool import Spool
 

@@ -7,7 +7,7 @@ import sqlalchemy as sa
 
 from fedloom.server.ledger.store import Row, Store, counted_in
 from fedloom.server.ledger.tables import cohorts, rounds, updates
-from fedloom.server.records import Record, summarize
+from fedloom.server.rounds.member_records import Record, summarize
 
 _ITS_UPDATE = sa.and_(
     updates.c.run == cohorts.c.run,

@@ -21,7 +21,7 @@ from fedloom.server.fleet import Fleet
 from fedloom.server.insight.curves import curves, latest
 from fedloom.server.ledger import Row
 from fedloom.server.pki.authority import Authority
-from fedloom.server.runs import ACTIVE, Runs
+from fedloom.server.rounds.manager import ACTIVE, Runs
 from fedloom.server.world import World
 
 ENDED_S = 3600.0

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Body, Query
 from fedloom.protocol.errors import Code, Refusal
 from fedloom.server import fleet
 from fedloom.server.ledger import Filter
-from fedloom.server.records import measured, shape
+from fedloom.server.rounds.member_records import measured, shape
 from fedloom.server.routes.client_views import (
     ClientActed,
     ClientList,

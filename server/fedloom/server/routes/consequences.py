@@ -6,9 +6,9 @@ from typing import Any
 
 from fedloom.server.fleet import Hold
 from fedloom.server.ledger import Point, Row
+from fedloom.server.rounds.manager import ACTIVE
 from fedloom.server.routes.client_views import ClientView
 from fedloom.server.routes.views import Action, ActionArguments
-from fedloom.server.runs import ACTIVE
 
 _OF_A_ROUND = (Action.CLOSE, Action.ABORT, Action.EXTEND, Action.RETRY)
 

@@ -15,6 +15,7 @@ from fedloom.protocol.version import __version__
 from fedloom.server.ledger import Filter
 from fedloom.server.names import draw_name
 from fedloom.server.pki.authority import Authority
+from fedloom.server.rounds.manager import ACTIVE
 from fedloom.server.routes.parts import FAULTS, ConflictError, Here, NotFoundError, Parts
 from fedloom.server.routes.scopes import Admin, Viewer
 from fedloom.server.routes.views import (
@@ -25,7 +26,6 @@ from fedloom.server.routes.views import (
     TokenStatus,
     TokenView,
 )
-from fedloom.server.runs import ACTIVE
 
 log = logging.getLogger(__name__)
 

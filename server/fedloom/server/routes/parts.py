@@ -15,8 +15,8 @@ from fedloom.protocol.errors import FedloomError, UsageError, printable
 from fedloom.server.access.gate import Gate
 from fedloom.server.access.principal import Principal
 from fedloom.server.pki.authority import Authority
+from fedloom.server.rounds.manager import Runs
 from fedloom.server.routes.views import Acted, ErrorReply
-from fedloom.server.runs import Runs
 from fedloom.server.storage.model_norms import Inspector
 from fedloom.server.world import World
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query
 
 from fedloom.server.ledger import Row, require_run
-from fedloom.server.records import measured, shape, summarize
+from fedloom.server.rounds.member_records import measured, shape, summarize
 from fedloom.server.routes.parts import FAULTS, Here, NotFoundError, Parts
 from fedloom.server.routes.round_views import MemberView, RoundDetail, RoundList, RoundView
 from fedloom.server.routes.scopes import Viewer

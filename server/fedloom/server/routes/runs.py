@@ -8,6 +8,7 @@ from fastapi import APIRouter, Body, Query
 from fedloom.protocol.errors import UsageError
 from fedloom.server.ledger import Row, require_run
 from fedloom.server.planning.spec import parse
+from fedloom.server.rounds.manager import new_id
 from fedloom.server.routes.consequences import Wish, rollback_words
 from fedloom.server.routes.parts import FAULTS, ConflictError, Here, Parts, Preview
 from fedloom.server.routes.rounds import rounds_of, run_row
@@ -27,7 +28,6 @@ from fedloom.server.routes.views import (
     RunList,
     RunView,
 )
-from fedloom.server.runs import new_id
 
 router = APIRouter(prefix="/runs", tags=["runs"], responses=FAULTS)
 

@@ -19,7 +19,7 @@ from collections.abc import Iterable
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from fedloom.server.round_sum import digests_in
+from fedloom.server.rounds.round_sum import digests_in
 from fedloom.server.storage.model_store import ModelStore
 from fedloom.server.world import World
 

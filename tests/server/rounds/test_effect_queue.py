@@ -2,9 +2,9 @@
 
 import asyncio
 
-from fedloom.server import storing
-from fedloom.server.pending import Pending
-from fedloom.server.performing import Performer
+from fedloom.server.rounds import storage_retry
+from fedloom.server.rounds.background_tasks import Pending
+from fedloom.server.rounds.effect_queue import Performer
 
 
 class Recorder:
@@ -57,7 +57,7 @@ def test_effects_are_done_in_order_until_one_ends_them():
 
 def test_a_step_that_storage_fails_is_done_again_before_the_next(monkeypatch, caplog):
     """A full disk delays, loses nothing, and is said."""
-    monkeypatch.setattr(storing, "FIRST_WAIT_S", 0.0)
+    monkeypatch.setattr(storage_retry, "FIRST_WAIT_S", 0.0)
     assert played("?a.") == ["?", "?", "a", ".", "end ."]
     assert "tests waits for its storage" in caplog.text
 

@@ -15,7 +15,7 @@ from fedloom.server.engine import RoundKind
 from fedloom.server.ledger import Row
 from fedloom.server.metrics.meters import STOPPED
 from fedloom.server.planning.round_plan import RoundPlan
-from fedloom.server.round_sum import RoundSum
+from fedloom.server.rounds.round_sum import RoundSum
 from fedloom.server.world import World
 from fedloom.strategies import MetricsSettings, summarize
 

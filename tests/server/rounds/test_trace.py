@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from fedloom.protocol.tracing import Span, Tracer
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server.engine import RoundKind
-from fedloom.server.round_trace import RoundTrace
+from fedloom.server.rounds.trace import RoundTrace
 
 PLAN = SimpleNamespace(run="run", number=1, kind=RoundKind.TRAIN)
 

@@ -14,7 +14,6 @@ from typing import Any
 from fedloom.protocol.crash_points import crossing
 from fedloom.protocol.errors import UnavailableError, UsageError
 from fedloom.protocol.manifest import Manifest
-from fedloom.server.buffer_shell import BufferShell
 from fedloom.server.engine import (
     Abort,
     AbortRound,
@@ -44,11 +43,12 @@ from fedloom.server.engine import (
 )
 from fedloom.server.ledger import Point, Row
 from fedloom.server.log_ring import about
-from fedloom.server.pending import Pending
 from fedloom.server.planning.round_plan import RoundPlan
-from fedloom.server.position import Position
-from fedloom.server.round_end import Outcome
-from fedloom.server.round_shell import RoundShell
+from fedloom.server.rounds.background_tasks import Pending
+from fedloom.server.rounds.buffer_driver import BufferShell
+from fedloom.server.rounds.commit import Outcome
+from fedloom.server.rounds.round_driver import RoundShell
+from fedloom.server.rounds.run_position import Position
 from fedloom.server.world import World
 
 log = logging.getLogger(__name__)

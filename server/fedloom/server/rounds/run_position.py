@@ -17,7 +17,7 @@ from fedloom.server.planning import limits as run_sums
 from fedloom.server.planning.observations import tell
 from fedloom.server.planning.round_plan import RoundPlan, changed
 from fedloom.server.planning.spec import RunSpec, parse
-from fedloom.server.round_end import Outcome
+from fedloom.server.rounds.commit import Outcome
 from fedloom.server.world import World
 from fedloom.strategies.selection import History
 

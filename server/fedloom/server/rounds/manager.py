@@ -19,9 +19,9 @@ from fedloom.server.ledger import Point, Row, require_run
 from fedloom.server.log_ring import about
 from fedloom.server.planning import limits
 from fedloom.server.planning.spec import RunSpec, parse
-from fedloom.server.round_shell import RoundShell
-from fedloom.server.round_sum import digests_in, first_note
-from fedloom.server.run_driver import RunDriver
+from fedloom.server.rounds.round_driver import RoundShell
+from fedloom.server.rounds.round_sum import digests_in, first_note
+from fedloom.server.rounds.run_driver import RunDriver
 from fedloom.server.world import World
 
 log = logging.getLogger(__name__)

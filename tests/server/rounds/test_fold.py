@@ -10,8 +10,8 @@ from fedloom.protocol.manifest import Manifest
 from fedloom.protocol.tensors.container import DTYPES
 from fedloom.protocol.updates.message import TensorPart, write_body
 from fedloom.protocol.v1 import fleet_pb2
-from fedloom.server import fold
-from fedloom.server.fold import CHECKPOINT_EVERY, Folder, restore
+from fedloom.server.rounds import fold
+from fedloom.server.rounds.fold import CHECKPOINT_EVERY, Folder, restore
 from fedloom.strategies import DELTA, Full, Mask, Partial, Slice, exponent
 from fedloom.strategies.exact.partial import TensorSpec
 

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from fedloom.server.storing import patiently
+from fedloom.server.rounds.storage_retry import patiently
 
 log = logging.getLogger(__name__)
 

@@ -22,7 +22,6 @@ from fedloom.protocol.crash_points import crossing
 from fedloom.protocol.errors import FedloomError, Refusal, printable
 from fedloom.protocol.updates.header import PlannedPart
 from fedloom.protocol.v1 import fleet_pb2
-from fedloom.server import progress, round_view
 from fedloom.server.engine import (
     Abandon,
     Abort,
@@ -63,15 +62,17 @@ from fedloom.server.metrics.meters import (
     TOO_FEW,
     timed,
 )
-from fedloom.server.pending import Pending
-from fedloom.server.performing import Performer
 from fedloom.server.planning.admission import check_update
 from fedloom.server.planning.round_plan import RoundPlan, for_client, names, task_key, task_of
-from fedloom.server.records import LATE, LOST, Record
-from fedloom.server.round_end import Outcome, commit
-from fedloom.server.round_sum import RoundSum
-from fedloom.server.round_trace import RoundTrace
-from fedloom.server.storing import or_log
+from fedloom.server.rounds import progress
+from fedloom.server.rounds import status as round_view
+from fedloom.server.rounds.background_tasks import Pending
+from fedloom.server.rounds.commit import Outcome, commit
+from fedloom.server.rounds.effect_queue import Performer
+from fedloom.server.rounds.member_records import LATE, LOST, Record
+from fedloom.server.rounds.round_sum import RoundSum
+from fedloom.server.rounds.storage_retry import or_log
+from fedloom.server.rounds.trace import RoundTrace
 from fedloom.server.world import World
 from fedloom.strategies import TooFewUpdatesError
 

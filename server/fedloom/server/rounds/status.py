@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from typing import Any
 
-from fedloom.server import progress
 from fedloom.server.engine import Phase, Round
 from fedloom.server.fleet import Fleet, TaskId
 from fedloom.server.live import Hub
 from fedloom.server.planning.round_plan import RoundPlan
+from fedloom.server.rounds import progress
 
 _OF_EACH = ("members", "progress")
 """What is told of each member, and grows with their number."""

@@ -43,9 +43,9 @@ from fedloom.server.engine import (
 from fedloom.server.fleet import Listener
 from fedloom.server.ledger import AcceptedUpdate, Row
 from fedloom.server.planning.round_plan import RoundPlan, task_of
-from fedloom.server.round_end import Outcome
-from fedloom.server.round_shell import RoundShell
-from fedloom.server.round_sum import RoundSum
+from fedloom.server.rounds.commit import Outcome
+from fedloom.server.rounds.round_driver import RoundShell
+from fedloom.server.rounds.round_sum import RoundSum
 from fedloom.server.world import World
 
 HOLD_S = 10.0

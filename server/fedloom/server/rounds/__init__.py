@@ -1,0 +1,1 @@
+"""The asyncio drivers of runs and rounds around the pure engine."""
