@@ -17,7 +17,7 @@ from fedloom.protocol.tensors.container import read_params, write_file
 from fedloom.protocol.transport import methods
 from fedloom.protocol.trust.signing import PROMOTED, Signer
 from fedloom.protocol.v1 import fleet_pb2
-from fedloom.server import promoted as servers
+from fedloom.server.fleet.sessions import promoted_model as servers
 from support.agents import Adder, Agents, submit
 from support.federation import Federation
 from support.patience import PATIENCE_S
@@ -119,7 +119,7 @@ def test_what_is_not_signed_for_this_question_is_refused(tmp_path, monkeypatch):
             reply = await true(world, asked)
             return forged["how"](world, reply)
 
-        monkeypatch.setattr("fedloom.server.service.promoted", answer)
+        monkeypatch.setattr("fedloom.server.fleet.service.promoted", answer)
 
         def with_key(signer, statement):
             reply = fleet_pb2.PromotedReply(statement=statement)
@@ -179,7 +179,7 @@ def test_an_old_promotion_cannot_be_replayed(tmp_path, monkeypatch):
             kept.append(await true(world, asked))
             return kept[-1]
 
-        monkeypatch.setattr("fedloom.server.service.promoted", recorded)
+        monkeypatch.setattr("fedloom.server.fleet.service.promoted", recorded)
         federation.ledger.promote(digest_of(federation, run, 1))
         await latest(config)
         federation.ledger.promote(digest_of(federation, run, 2))
@@ -188,7 +188,7 @@ def test_an_old_promotion_cannot_be_replayed(tmp_path, monkeypatch):
         async def replayed(world, asked):
             return kept[0]
 
-        monkeypatch.setattr("fedloom.server.service.promoted", replayed)
+        monkeypatch.setattr("fedloom.server.fleet.service.promoted", replayed)
         with pytest.raises(IntegrityError, match="replayed"):
             await latest(config)
         assert (await latest(config, offline=True)).round == 2

@@ -287,7 +287,7 @@ def test_upload_that_falls_silent_is_truncated_and_goes_on_later(
 
     def append_and_hurry(file, chunk):
         append(file, chunk)
-        monkeypatch.setattr("fedloom.server.incoming.READ_TIMEOUT_S", 0.1)
+        monkeypatch.setattr("fedloom.server.fleet.upload_body.READ_TIMEOUT_S", 0.1)
 
     async def scene():
         async with arena.open_round() as opened:

@@ -20,8 +20,8 @@ from fedloom.protocol.trust import tokens
 from fedloom.protocol.trust.identity import build_csr, generate_key, key_to_pem
 from fedloom.protocol.v1 import enrolment_pb2, fleet_pb2
 from fedloom.protocol.version import PROTOCOL_VERSIONS
-from fedloom.server import app, identify
-from fedloom.server.fleet import MAX_CALLS, Hold
+from fedloom.server import app
+from fedloom.server.fleet.sessions import MAX_CALLS, Hold, authenticate
 from fedloom.server.ledger import refusals
 from fedloom.server.pki.authority import Authority, certificates
 from support.agents import until
@@ -157,7 +157,7 @@ def test_certificate_that_ends_on_a_live_connection(runner, arena, caplog, monke
             short = arena.federation.enrol("short", ttl_s=300.0)
             stream = await arena.federation.attend(short)
             channel = stream.channel
-            for module in (app, identify):
+            for module in (app, authenticate):
                 monkeypatch.setattr(module, "datetime", Later)
             ended = await stream.ending()
             assert (ended.code, ended.status) == (Code.EXPIRED, Code.EXPIRED.status)

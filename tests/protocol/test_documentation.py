@@ -12,7 +12,7 @@ from fedloom.protocol.tensors import container
 from fedloom.protocol.transport import methods as wire
 from fedloom.protocol.updates.message import header
 from fedloom.protocol.version import PROTOCOL_VERSIONS
-from fedloom.server import calls
+from fedloom.server.fleet.sessions import calls
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")

@@ -10,7 +10,7 @@ import pytest
 
 from fedloom.protocol.errors import Code, Refusal
 from fedloom.protocol.trust.tokens import parse_token, secret_matches
-from fedloom.server.fleet import Call, Session
+from fedloom.server.fleet.sessions import Call, Session
 from fedloom.server.routes import fleet as fleet_routes
 from fedloom.server.routes import models as model_routes
 from support.door import SPEC, Door, write_model

@@ -3,8 +3,8 @@
 import pytest
 
 from fedloom.protocol.v1 import fleet_pb2
+from fedloom.server.fleet.last_seen import Presence, Seen, store
 from fedloom.server.ledger import AcceptedUpdate
-from fedloom.server.presence import Presence, Seen, store
 from support.door import Door
 
 

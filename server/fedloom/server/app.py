@@ -38,14 +38,18 @@ from fedloom.protocol.atomic_files import write_whole  # noqa: E402
 from fedloom.protocol.errors import Code, Refusal, UnavailableError, UsageError  # noqa: E402
 from fedloom.protocol.transport import methods  # noqa: E402
 from fedloom.protocol.version import __version__  # noqa: E402
-from fedloom.server import api, console, control, open_files, presence
+from fedloom.server import api, console, control, open_files
 from fedloom.server import config as configuration  # noqa: E402
 from fedloom.server.access import oidc_http  # noqa: E402
 from fedloom.server.access.site import make_site  # noqa: E402
 from fedloom.server.access.trail import HEAD_FILE  # noqa: E402
 from fedloom.server.config import ServerConfig, split_address  # noqa: E402
-from fedloom.server.enrolment import EnrolmentService  # noqa: E402
-from fedloom.server.fleet import Hold  # noqa: E402
+from fedloom.server.fleet.enrolment import EnrolmentService  # noqa: E402
+from fedloom.server.fleet.service import FleetService  # noqa: E402
+from fedloom.server.fleet.sessions import (
+    Hold,  # noqa: E402
+    last_seen,
+)
 from fedloom.server.ledger import Ledger  # noqa: E402
 from fedloom.server.metrics import lag  # noqa: E402
 from fedloom.server.pki.authority import Authority, ServerBundle  # noqa: E402
@@ -53,7 +57,6 @@ from fedloom.server.pki.noise_keys import NoiseKeys  # noqa: E402
 from fedloom.server.pki.signing_key import FOLDER as SIGNING  # noqa: E402
 from fedloom.server.pki.signing_key import SigningKey  # noqa: E402
 from fedloom.server.rounds.manager import Runs  # noqa: E402
-from fedloom.server.service import FleetService  # noqa: E402
 from fedloom.server.storage import pruning  # noqa: E402
 from fedloom.server.storage.model_store import ModelStore  # noqa: E402
 from fedloom.server.storage.spool import Spool  # noqa: E402
@@ -204,7 +207,7 @@ class Server:
         for client, why in (await world.in_ledger(world.ledger.holds)).items():
             world.fleet.hold(client, Hold(why))
         await runs.start()
-        self._stack.push_async_callback(presence.store, world)  # those that the stop sends away
+        self._stack.push_async_callback(last_seen.store, world)  # those that the stop sends away
         places, enrolling = open_files.places(open_files.raise_limit())
         server = grpc.aio.server(options=[*SERVER_OPTIONS, (MAX_CONNECTIONS, places)])
         server.add_generic_rpc_handlers((fleet.handlers(),))
@@ -217,7 +220,7 @@ class Server:
         await server.start()
         self._stack.push_async_callback(server.stop, GRACE_S)
         self._background(_sweep(world))
-        self._background(presence.keep(world))
+        self._background(last_seen.keep(world))
         self._background(pruning.keep(world))
         self._background(lag.keep(world.meters))
         await self._start_api(listener)

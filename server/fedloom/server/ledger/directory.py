@@ -7,9 +7,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from fedloom.server.fleet.last_seen import Seen
 from fedloom.server.ledger.store import Row, Store
 from fedloom.server.ledger.tables import certificates, clients, cohorts, labels, rounds, updates
-from fedloom.server.presence import Seen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

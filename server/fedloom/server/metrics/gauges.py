@@ -17,7 +17,7 @@ from prometheus_client.core import GaugeMetricFamily
 
 from fedloom.protocol.version import __version__
 from fedloom.server.engine import Phase
-from fedloom.server.fleet import Fleet
+from fedloom.server.fleet.sessions import Fleet
 from fedloom.server.insight.curves import curves, latest
 from fedloom.server.ledger import Row
 from fedloom.server.pki.authority import Authority

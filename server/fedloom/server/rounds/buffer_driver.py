@@ -40,7 +40,7 @@ from fedloom.server.engine import (
     Standing,
     UpdateAccepted,
 )
-from fedloom.server.fleet import Listener
+from fedloom.server.fleet.sessions import Listener
 from fedloom.server.ledger import AcceptedUpdate, Row
 from fedloom.server.planning.round_plan import RoundPlan, task_of
 from fedloom.server.rounds.commit import Outcome

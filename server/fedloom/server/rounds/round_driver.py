@@ -48,7 +48,7 @@ from fedloom.server.engine import (
     Withdraw,
 )
 from fedloom.server.engine.round import NO_QUORUM
-from fedloom.server.fleet import Listener, Session
+from fedloom.server.fleet.sessions import Listener, Session
 from fedloom.server.ledger import AcceptedUpdate, Row
 from fedloom.server.log_ring import about
 from fedloom.server.metrics.meters import (

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body, Query
 
 from fedloom.protocol.errors import Code, Refusal
-from fedloom.server import fleet
+from fedloom.server.fleet.sessions import sessions
 from fedloom.server.ledger import Filter
 from fedloom.server.rounds.member_records import measured, shape
 from fedloom.server.routes.client_views import (
@@ -218,7 +218,7 @@ async def hold_client(
     """Put a client in quarantine, drain it, or release it; at once, and across restarts."""
     world, reason = here.world, (why or Why()).reason
     before = await _one(here, name)
-    wanted = None if hold is Hold.RELEASE else fleet.Hold(hold)
+    wanted = None if hold is Hold.RELEASE else sessions.Hold(hold)
     words = hold_words(before, wanted)
     if preview:
         return _acted(before, words, changed=False)
@@ -228,7 +228,7 @@ async def hold_client(
         world.fleet.release(name)
     else:
         world.fleet.hold(name, wanted)
-    if wanted is fleet.Hold.QUARANTINE:
+    if wanted is sessions.Hold.QUARANTINE:
         here.runs.let_go(name, reason or "put in quarantine by the operator")
     log.warning("%s: %s%s", name, hold, f": {reason}" if reason else "")
     return _acted(await _one(here, name), words, changed=changed)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedloom.server.fleet import Hold
+from fedloom.server.fleet.sessions import Hold
 from fedloom.server.ledger import Point, Row
 from fedloom.server.rounds.manager import ACTIVE
 from fedloom.server.routes.client_views import ClientView

@@ -11,8 +11,8 @@ from contextlib import asynccontextmanager
 
 from fedloom.protocol.errors import Code, Refusal, printable
 from fedloom.protocol.transport import methods
-from fedloom.server.fleet import Call
-from fedloom.server.identify import Context, Identify
+from fedloom.server.fleet.authenticate import Context, Identify
+from fedloom.server.fleet.sessions import Call
 from fedloom.server.log_ring import about
 from fedloom.server.metrics.meters import CALL, UPDATE
 from fedloom.server.rounds.storage_retry import or_log

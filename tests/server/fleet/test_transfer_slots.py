@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from fedloom.protocol.transport.methods import CHUNK_BYTES
-from fedloom.server.lanes import PATIENCE_S, SLOW_CHUNK_BYTES, SLOW_PER_FAST, Lanes
+from fedloom.server.fleet.transfer_slots import PATIENCE_S, SLOW_CHUNK_BYTES, SLOW_PER_FAST, Lanes
 
 
 class Clock:

@@ -14,8 +14,8 @@ import grpc
 from fedloom.protocol.crash_points import crossing
 from fedloom.protocol.errors import Code, Refusal
 from fedloom.protocol.updates.body import BodyChecker, BodyStats
-from fedloom.server.calls import READ_TIMEOUT_S
-from fedloom.server.identify import Context
+from fedloom.server.fleet.authenticate import Context
+from fedloom.server.fleet.calls import READ_TIMEOUT_S
 from fedloom.server.metrics.meters import timed
 from fedloom.server.storage.spool import SpoolFile
 from fedloom.server.world import World

@@ -10,9 +10,9 @@ from fedloom.protocol.errors import Code, Refusal, printable
 from fedloom.protocol.transport import methods
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.protocol.version import PROTOCOL_VERSIONS, __version__
-from fedloom.server.calls import READ_TIMEOUT_S, check_named
-from fedloom.server.fleet import Call, Session
-from fedloom.server.identify import Context
+from fedloom.server.fleet.authenticate import Context
+from fedloom.server.fleet.calls import READ_TIMEOUT_S, check_named
+from fedloom.server.fleet.sessions import Call, Session
 from fedloom.server.log_ring import about
 from fedloom.server.rounds.manager import Runs
 from fedloom.server.rounds.round_driver import RoundShell

@@ -22,11 +22,11 @@ from fedloom.protocol.transport import methods
 from fedloom.protocol.updates.body import BodyChecker
 from fedloom.protocol.updates.header import PlannedPart, header_limit_bytes
 from fedloom.protocol.v1 import fleet_pb2
-from fedloom.server.calls import READ_TIMEOUT_S, check_named
-from fedloom.server.fleet import Call
-from fedloom.server.identify import Context
-from fedloom.server.incoming import IncomingBody
-from fedloom.server.lanes import Lane
+from fedloom.server.fleet.authenticate import Context
+from fedloom.server.fleet.calls import READ_TIMEOUT_S, check_named
+from fedloom.server.fleet.sessions import Call
+from fedloom.server.fleet.transfer_slots import Lane
+from fedloom.server.fleet.upload_body import IncomingBody
 from fedloom.server.ledger import AcceptedUpdate
 from fedloom.server.planning.round_plan import RoundPlan
 from fedloom.server.rounds.fold import metrics_of

@@ -11,17 +11,17 @@ import grpc
 from fedloom.protocol.errors import Code, Refusal
 from fedloom.protocol.transport import methods
 from fedloom.protocol.v1 import enrolment_pb2, fleet_pb2
-from fedloom.server.attending import Attending
-from fedloom.server.calls import Calls
-from fedloom.server.downloads import Downloads
-from fedloom.server.identify import Context
+from fedloom.server.fleet.attend import Attending
+from fedloom.server.fleet.authenticate import Context
+from fedloom.server.fleet.bandwidth_probe import measured
+from fedloom.server.fleet.calls import Calls
+from fedloom.server.fleet.download import Downloads
+from fedloom.server.fleet.promoted_model import promoted
+from fedloom.server.fleet.upload import Uploads
 from fedloom.server.log_ring import about
-from fedloom.server.measuring import measured
 from fedloom.server.pki.authority import Authority
 from fedloom.server.pki.issuing import issue
-from fedloom.server.promoted import promoted
 from fedloom.server.rounds.manager import Runs
-from fedloom.server.uploads import Uploads
 from fedloom.server.world import World
 
 log = logging.getLogger(__name__)
