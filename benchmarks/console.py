@@ -24,8 +24,8 @@ from fastapi import routing
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from fedloom.protocol.tensors.container import write_file
-from fedloom.server import api
 from fedloom.server.access.tables import audit
+from fedloom.server.http import application
 from fedloom.server.ledger import Ledger, tables
 from fedloom.server.planning.spec import parse
 from fedloom.server.storage.model_store import ModelStore
@@ -145,13 +145,13 @@ def main():
             print(f"ledger made in {time.perf_counter() - begun:.0f} s", file=sys.stderr)
         Ledger.in_directory(state).close()
         with Door(state) as door:
-            app = api.create_app(door.world, door.runs, door.authority)
+            app = application.create_app(door.world, door.runs, door.authority)
             slow = 0
             print(f"{'route':<60} {'status':>6} {'p50 ms':>8} {'p95 ms':>8}")
             for url in ["/v1/openapi.json", *urls(app)]:
                 first = url == "/v1/openapi.json"
                 if first:
-                    door.call_async(api.describe_soon, door.app, 0.0)
+                    door.call_async(application.describe_soon, door.app, 0.0)
                 taken, status = measure(door, url, 1 if first else arguments.times)
                 p95 = taken[max(0, round(0.95 * len(taken)) - 1)]
                 slow += p95 > LIMIT_S or status >= 500

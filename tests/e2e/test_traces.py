@@ -184,7 +184,7 @@ def test_a_collector_that_is_away_delays_nothing(tmp_path):
 def test_without_an_endpoint_nothing_of_it_is_loaded():
     """A device that tells nobody pays nothing."""
     code = (
-        "import sys, fedloom.server.world, fedloom.client.agent.agent\n"
+        "import sys, fedloom.server.context, fedloom.client.agent.agent\n"
         "from fedloom.protocol.tracing import tracer\n"
         "with tracer('', 'x').span('round') as span:\n    assert span.traceparent == ''\n"
         "assert not [m for m in sys.modules if m.startswith('opentelemetry')]"

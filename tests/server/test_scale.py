@@ -5,7 +5,7 @@ import re
 import pytest
 import sqlalchemy as sa
 
-from fedloom.server import api
+from fedloom.server.http import application
 from fedloom.server.planning.spec import parse
 from support.big_ledger import RUN, fill, name_of
 from support.door import SPEC, Door
@@ -71,7 +71,7 @@ def scanned(statement, plan):
 
 def test_no_route_scans_a_table_that_grows(door):
     """Route by route, statement by statement."""
-    rows = table(api.create_app(door.world, door.runs, door.authority))
+    rows = table(application.create_app(door.world, door.runs, door.authority))
     asked = 0
     for row in rows:
         if row.method != "GET" or row.path in ENDLESS or row.path.startswith("/static"):

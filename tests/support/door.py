@@ -11,17 +11,19 @@ from datetime import UTC, datetime
 import numpy as np
 
 from fedloom.protocol.tensors.container import write_params
-from fedloom.server import api, config, console, control
+from fedloom.server import config
 from fedloom.server.access import oidc_http
 from fedloom.server.access.site import make_site
 from fedloom.server.config import ServerConfig
+from fedloom.server.context import World
+from fedloom.server.http import application, unix_socket
+from fedloom.server.http import tcp_listener as console
 from fedloom.server.ledger import Ledger
 from fedloom.server.pki.authority import Authority
 from fedloom.server.pki.noise_keys import NoiseKeys
 from fedloom.server.rounds.manager import Runs
 from fedloom.server.storage.model_store import ModelStore
 from fedloom.server.storage.spool import Spool
-from fedloom.server.world import World
 from support.patience import PATIENCE_S
 
 SPEC = {"name": "digits", "cohort": {"goal": 2}, "train": {"epochs": 1, "learning_rate": 0.1}}
@@ -97,7 +99,7 @@ class Door:
         try:
             async with AsyncExitStack() as stack:
                 listener = await stack.enter_async_context(
-                    control.listening(self.directory / "control.sock")
+                    unix_socket.listening(self.directory / "control.sock")
                 )
                 door = stack.enter_context(console.listening(self.directory, config, authority))
                 if door is not None:
@@ -106,11 +108,11 @@ class Door:
                 oidc = self._provider and oidc_http.load(
                     self._provider, self.directory, self.site.url
                 )
-                app = api.create_app(
+                app = application.create_app(
                     self.world, self.runs, authority,
                     enrolment="127.0.0.1:1", site=self.site, oidc=oidc,
                 )  # fmt: skip
-                serving = [asyncio.ensure_future(control.serve(app, listener))]
+                serving = [asyncio.ensure_future(unix_socket.serve(app, listener))]
                 if door is not None:
                     work = console.serve(app, door, self.directory, config, authority)
                     serving.append(asyncio.ensure_future(work))

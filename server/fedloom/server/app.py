@@ -38,18 +38,19 @@ from fedloom.protocol.atomic_files import write_whole  # noqa: E402
 from fedloom.protocol.errors import Code, Refusal, UnavailableError, UsageError  # noqa: E402
 from fedloom.protocol.transport import methods  # noqa: E402
 from fedloom.protocol.version import __version__  # noqa: E402
-from fedloom.server import api, console, control, open_files
 from fedloom.server import config as configuration  # noqa: E402
 from fedloom.server.access import oidc_http  # noqa: E402
 from fedloom.server.access.site import make_site  # noqa: E402
 from fedloom.server.access.trail import HEAD_FILE  # noqa: E402
 from fedloom.server.config import ServerConfig, split_address  # noqa: E402
+from fedloom.server.context import World  # noqa: E402
 from fedloom.server.fleet.enrolment import EnrolmentService  # noqa: E402
 from fedloom.server.fleet.service import FleetService  # noqa: E402
 from fedloom.server.fleet.sessions import (
     Hold,  # noqa: E402
     last_seen,
 )
+from fedloom.server.http import application, connection_limits, tcp_listener, unix_socket
 from fedloom.server.ledger import Ledger  # noqa: E402
 from fedloom.server.metrics import lag  # noqa: E402
 from fedloom.server.pki.authority import Authority, ServerBundle  # noqa: E402
@@ -60,7 +61,6 @@ from fedloom.server.rounds.manager import Runs  # noqa: E402
 from fedloom.server.storage import pruning  # noqa: E402
 from fedloom.server.storage.model_store import ModelStore  # noqa: E402
 from fedloom.server.storage.spool import Spool  # noqa: E402
-from fedloom.server.world import World  # noqa: E402
 
 log = logging.getLogger(__name__)
 
@@ -181,7 +181,7 @@ class Server:
     async def _start(self) -> None:
         state_dir, config = self._state_dir, self.config
         listener = await self._stack.enter_async_context(
-            control.listening(state_dir / "control.sock")
+            unix_socket.listening(state_dir / "control.sock")
         )
         authority = None if self._plaintext else Authority.load(state_dir / "pki")
         world = World(
@@ -208,7 +208,7 @@ class Server:
             world.fleet.hold(client, Hold(why))
         await runs.start()
         self._stack.push_async_callback(last_seen.store, world)  # those that the stop sends away
-        places, enrolling = open_files.places(open_files.raise_limit())
+        places, enrolling = connection_limits.places(connection_limits.raise_limit())
         server = grpc.aio.server(options=[*SERVER_OPTIONS, (MAX_CONNECTIONS, places)])
         server.add_generic_rpc_handlers((fleet.handlers(),))
         if authority is None:
@@ -228,13 +228,13 @@ class Server:
 
     async def _start_api(self, control_listener: socket.socket) -> None:
         config, authority = self.config, self.authority
-        door = self._stack.enter_context(console.listening(self._state_dir, config, authority))
+        door = self._stack.enter_context(tcp_listener.listening(self._state_dir, config, authority))
         site = oidc = None
         if door is not None:
             site = make_site(config, door.port, tls=door.context is not None)
             if config.oidc is not None:
                 oidc = oidc_http.load(config.oidc, self._state_dir, site.url)
-        app = api.create_app(
+        app = application.create_app(
             self.world,
             self.runs,
             authority,
@@ -243,10 +243,10 @@ class Server:
             site=site,
             oidc=oidc,
         )
-        self._background(control.serve(app, control_listener))
-        self._background(api.describe_soon(app))
+        self._background(unix_socket.serve(app, control_listener))
+        self._background(application.describe_soon(app))
         if door is not None and site is not None:
-            self._background(console.serve(app, door, self._state_dir, config, authority))
+            self._background(tcp_listener.serve(app, door, self._state_dir, config, authority))
             self.console = site.url
             log.info("console on %s: `fedloom console` prints a link that logs you in", site.url)
         self._stack.callback(self.world.live.close)  # streams end first, or would hold up the stop

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from fedloom.cli.main import main
 from fedloom.cli.operator import server_logs
-from fedloom.server.log_ring import about
+from fedloom.server.metrics.log_buffer import about
 from support.door import Door
 from support.modules import like
 

@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from fedloom.protocol.errors import Code, Refusal
-from fedloom.server import world as worlds
+from fedloom.server import context as worlds
 from fedloom.server.access.tables import audit
 from fedloom.server.access.trail import Trail, first_break
 from support.door import SPEC, write_model

@@ -9,9 +9,9 @@ from contextlib import ExitStack
 
 import pytest
 
-from fedloom.server import handshakes, live, patience
 from fedloom.server.access import shield
 from fedloom.server.access.principal import Scope
+from fedloom.server.http import event_hub, handshake_limits, slow_connections
 from fedloom.server.routes import shared
 from support.door import Door
 from support.visitor import PATIENCE_S, Visitor
@@ -41,7 +41,7 @@ def _is_cut(connection):
 def hasty(monkeypatch):
     """Patience of moments."""
     for name, value in (("HEAD_S", 0.2), ("STALL_S", 0.2), ("LOOK_S", 0.05)):
-        monkeypatch.setattr(patience, name, value)
+        monkeypatch.setattr(slow_connections, name, value)
 
 
 @pytest.mark.parametrize(
@@ -56,10 +56,10 @@ def test_connection_that_does_not_go_on_is_cut(hasty, door, sent):
 
 def test_handshake_that_does_not_go_on_is_cut(tmp_path, monkeypatch):
     """Under TLS nothing of HTTP has begun yet."""
-    monkeypatch.setattr(handshakes, "HANDSHAKE_S", 0.2)
+    monkeypatch.setattr(handshake_limits, "HANDSHAKE_S", 0.2)
     with Door(tmp_path / "tls", console="0.0.0.0:0") as door, _connect(door) as connection:
         assert _is_cut(connection)
-        monkeypatch.setattr(handshakes, "HANDSHAKE_S", PATIENCE_S)
+        monkeypatch.setattr(handshake_limits, "HANDSHAKE_S", PATIENCE_S)
         ca = door.directory / "pki" / "root.pem"
         assert Visitor(door.site, ca=ca).ask("GET", "/login").status == 200
 
@@ -69,10 +69,10 @@ def test_handshake_that_does_not_go_on_is_cut(tmp_path, monkeypatch):
 )
 def test_handshake_too_many_is_cut_before_it_begins(tmp_path, monkeypatch, limit):
     """In all or of one address, under way or in a burst; those before it go on."""
-    monkeypatch.setattr(handshakes, limit, 2)
-    monkeypatch.setattr(handshakes, "A_SECOND", 0.001)
-    monkeypatch.setattr(handshakes, "A_SECOND_OF_NETWORK", 0.001)
-    monkeypatch.setattr(handshakes, "LOCAL", ())
+    monkeypatch.setattr(handshake_limits, limit, 2)
+    monkeypatch.setattr(handshake_limits, "A_SECOND", 0.001)
+    monkeypatch.setattr(handshake_limits, "A_SECOND_OF_NETWORK", 0.001)
+    monkeypatch.setattr(handshake_limits, "LOCAL", ())
     with Door(tmp_path / "tls", console="0.0.0.0:0") as door, ExitStack() as stack:
         first = stack.enter_context(_connect(door))
         second = stack.enter_context(_connect(door))
@@ -89,8 +89,8 @@ def test_handshake_too_many_is_cut_before_it_begins(tmp_path, monkeypatch, limit
 @pytest.mark.parametrize("limit", ["MAX_PENDING", "MAX_PENDING_OF_NETWORK"])
 def test_handshakes_are_taken_again_when_others_have_ended(tmp_path, monkeypatch, limit):
     """A place is given back however a handshake ends: done, broken off, or no handshake at all."""
-    monkeypatch.setattr(handshakes, limit, 1)
-    monkeypatch.setattr(handshakes, "LOCAL", ())
+    monkeypatch.setattr(handshake_limits, limit, 1)
+    monkeypatch.setattr(handshake_limits, "LOCAL", ())
     with Door(tmp_path / "tls", console="0.0.0.0:0") as door:
         ca = door.directory / "pki" / "root.pem"
         for sent in (b"", b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00\x01"):
@@ -103,9 +103,9 @@ def test_handshakes_are_taken_again_when_others_have_ended(tmp_path, monkeypatch
 
 def test_answer_that_nobody_reads_is_cut(hasty, door, by_token, tmp_path, monkeypatch):
     """The rest of it would lie in memory."""
-    ended, lost = threading.Event(), patience.PatientProtocol.connection_lost
+    ended, lost = threading.Event(), slow_connections.PatientProtocol.connection_lost
     monkeypatch.setattr(
-        patience.PatientProtocol,
+        slow_connections.PatientProtocol,
         "connection_lost",
         lambda self, error: (lost(self, error), ended.set()),
     )
@@ -140,7 +140,7 @@ def test_stream_of_events_is_not_cut(hasty, door, by_token):
 
 def test_connections_have_a_limit_in_all_and_for_an_address(door, monkeypatch):
     """Others still get in when one has them all."""
-    monkeypatch.setattr(patience, "MAX_CONNECTIONS", 3)
+    monkeypatch.setattr(slow_connections, "MAX_CONNECTIONS", 3)
     held = [_connect(door) for _ in range(3)]
     for connection in held:
         connection.sendall(b"GET /login/style.css HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -148,9 +148,9 @@ def test_connections_have_a_limit_in_all_and_for_an_address(door, monkeypatch):
     with _connect(door) as one_more:
         assert _is_cut(one_more)
     held.pop().close()
-    monkeypatch.setattr(patience, "MAX_CONNECTIONS", 100)
-    monkeypatch.setattr(patience, "MAX_OF_NETWORK", 2)
-    monkeypatch.setattr(patience, "_LOCAL", ())
+    monkeypatch.setattr(slow_connections, "MAX_CONNECTIONS", 100)
+    monkeypatch.setattr(slow_connections, "MAX_OF_NETWORK", 2)
+    monkeypatch.setattr(slow_connections, "_LOCAL", ())
     with _connect(door) as one_more:
         assert _is_cut(one_more)
     for connection in held:
@@ -232,7 +232,7 @@ def test_parts_that_are_kept_are_few(door, add_user, monkeypatch):
 
 def test_nobody_takes_all_streams_of_events(door, by_token, monkeypatch):
     """Somebody else still gets one."""
-    monkeypatch.setattr(live, "MAX_OF_ONE", 2)
+    monkeypatch.setattr(event_hub, "MAX_OF_ONE", 2)
     hub = door.world.live
     held = [door.call(hub.watch, (), "ann") for _ in range(3)]
     assert [each is not None for each in held] == [True, True, False]

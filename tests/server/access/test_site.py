@@ -6,18 +6,18 @@ import socket
 import pytest
 
 from fedloom.protocol.errors import UnavailableError, UsageError
-from fedloom.server import console
 from fedloom.server.access import gate
 from fedloom.server.access.site import make_site
 from fedloom.server.access.tables import audit
 from fedloom.server.config import ServerConfig
+from fedloom.server.http import tcp_listener
 from support.door import Door
 from support.patience import PATIENCE_S
 from support.visitor import Visitor
 
 
 def _open(tmp_path, **settings):
-    with console.listening(tmp_path, ServerConfig(**settings), None) as door:
+    with tcp_listener.listening(tmp_path, ServerConfig(**settings), None) as door:
         return door and (door.port, door.context)
 
 
@@ -25,10 +25,10 @@ def test_auto_takes_the_next_free_port(tmp_path, monkeypatch):
     """And none where all are taken: the fleet matters more."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        monkeypatch.setattr(console, "AUTO_PORTS", (port, 0))
+        monkeypatch.setattr(tcp_listener, "AUTO_PORTS", (port, 0))
         found, context = _open(tmp_path)
         assert (found != port, context) == (True, None)
-        monkeypatch.setattr(console, "AUTO_PORTS", (port,))
+        monkeypatch.setattr(tcp_listener, "AUTO_PORTS", (port,))
         assert _open(tmp_path) is None
         with pytest.raises(UnavailableError, match="Is another program"):
             _open(tmp_path, console=f"127.0.0.1:{port}")

@@ -8,7 +8,7 @@ import pytest
 import sqlalchemy as sa
 
 from fedloom.server.ledger import tables
-from fedloom.server.log_ring import about
+from fedloom.server.metrics.log_buffer import about
 from fedloom.server.planning.spec import parse
 from support.big_ledger import RUN, fill, name_of
 from support.door import SPEC, Door

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from fedloom.server.log_ring import about
+from fedloom.server.metrics.log_buffer import about
 from fedloom.server.routes.shared import HEARS
 from support.door import SPEC, Door, _Connection, write_model
 from support.scene import wait_for

@@ -17,8 +17,8 @@ from fedloom.server.access.oidc import Oidc
 from fedloom.server.access.principal import Principal, Scope
 from fedloom.server.access.site import Site
 from fedloom.server.access.throttle import Throttle, network_of
-from fedloom.server.control import LOCAL_USER
-from fedloom.server.world import World
+from fedloom.server.context import World
+from fedloom.server.http.unix_socket import LOCAL_USER
 
 MAX_CHECKS = 16
 """Passwords that wait to be checked: each takes a third of a second and 64 MiB."""

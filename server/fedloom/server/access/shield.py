@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from fedloom.server.access.errors import UnauthenticatedError
 from fedloom.server.access.gate import Gate
 from fedloom.server.access.principal import Principal
-from fedloom.server.control import LOCAL_USER
+from fedloom.server.http.unix_socket import LOCAL_USER
 
 log = logging.getLogger(__name__)
 

@@ -10,13 +10,13 @@ from fedloom.protocol.errors import Code, Refusal, printable
 from fedloom.protocol.transport import methods
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.protocol.version import PROTOCOL_VERSIONS, __version__
+from fedloom.server.context import World
 from fedloom.server.fleet.authenticate import Context
 from fedloom.server.fleet.calls import READ_TIMEOUT_S, check_named
 from fedloom.server.fleet.sessions import Call, Session
-from fedloom.server.log_ring import about
+from fedloom.server.metrics.log_buffer import about
 from fedloom.server.rounds.manager import Runs
 from fedloom.server.rounds.round_driver import RoundShell
-from fedloom.server.world import World
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ import grpc
 from fedloom.protocol.errors import Code, Refusal, UsageError
 from fedloom.protocol.transport import methods
 from fedloom.protocol.trust.identity import Peer, check_client_name, peer_from_pem
-from fedloom.server.world import World
+from fedloom.server.context import World
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 

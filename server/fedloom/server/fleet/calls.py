@@ -11,12 +11,12 @@ from contextlib import asynccontextmanager
 
 from fedloom.protocol.errors import Code, Refusal, printable
 from fedloom.protocol.transport import methods
+from fedloom.server.context import World
 from fedloom.server.fleet.authenticate import Context, Identify
 from fedloom.server.fleet.sessions import Call
-from fedloom.server.log_ring import about
+from fedloom.server.metrics.log_buffer import about
 from fedloom.server.metrics.meters import CALL, UPDATE
 from fedloom.server.rounds.storage_retry import or_log
-from fedloom.server.world import World
 
 log = logging.getLogger(__name__)
 

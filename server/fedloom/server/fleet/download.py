@@ -10,13 +10,13 @@ import grpc
 
 from fedloom.protocol.errors import Code, Refusal
 from fedloom.protocol.v1 import fleet_pb2
+from fedloom.server.context import World
 from fedloom.server.fleet.authenticate import Context
 from fedloom.server.fleet.calls import READ_TIMEOUT_S
 from fedloom.server.fleet.sessions import Call
 from fedloom.server.fleet.transfer_slots import Lane
 from fedloom.server.rounds.manager import Runs
 from fedloom.server.rounds.member_records import Record
-from fedloom.server.world import World
 
 log = logging.getLogger(__name__)
 

@@ -24,13 +24,13 @@ from fedloom.protocol.trust import late_renewal, tokens
 from fedloom.protocol.trust.identity import peer_from_certificate
 from fedloom.protocol.v1 import enrolment_pb2
 from fedloom.protocol.version import PROTOCOL_VERSIONS
+from fedloom.server.context import World
 from fedloom.server.fleet.authenticate import Context
 from fedloom.server.fleet.calls import abort
-from fedloom.server.log_ring import about
+from fedloom.server.metrics.log_buffer import about
 from fedloom.server.metrics.meters import ENROLMENT
 from fedloom.server.pki.authority import Authority
 from fedloom.server.pki.issuing import issue
-from fedloom.server.world import World
 
 log = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
 from fedloom.protocol.trust.signing import PROMOTED
 from fedloom.protocol.v1 import fleet_pb2
-from fedloom.server.world import World
+from fedloom.server.context import World
 
 MICROSECONDS = 1_000_000
 

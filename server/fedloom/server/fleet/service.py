@@ -11,6 +11,7 @@ import grpc
 from fedloom.protocol.errors import Code, Refusal
 from fedloom.protocol.transport import methods
 from fedloom.protocol.v1 import enrolment_pb2, fleet_pb2
+from fedloom.server.context import World
 from fedloom.server.fleet.attend import Attending
 from fedloom.server.fleet.authenticate import Context
 from fedloom.server.fleet.bandwidth_probe import measured
@@ -18,11 +19,10 @@ from fedloom.server.fleet.calls import Calls
 from fedloom.server.fleet.download import Downloads
 from fedloom.server.fleet.promoted_model import promoted
 from fedloom.server.fleet.upload import Uploads
-from fedloom.server.log_ring import about
+from fedloom.server.metrics.log_buffer import about
 from fedloom.server.pki.authority import Authority
 from fedloom.server.pki.issuing import issue
 from fedloom.server.rounds.manager import Runs
-from fedloom.server.world import World
 
 log = logging.getLogger(__name__)
 

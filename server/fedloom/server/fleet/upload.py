@@ -22,6 +22,7 @@ from fedloom.protocol.transport import methods
 from fedloom.protocol.updates.body import BodyChecker
 from fedloom.protocol.updates.header import PlannedPart, header_limit_bytes
 from fedloom.protocol.v1 import fleet_pb2
+from fedloom.server.context import World
 from fedloom.server.fleet.authenticate import Context
 from fedloom.server.fleet.calls import READ_TIMEOUT_S, check_named
 from fedloom.server.fleet.sessions import Call
@@ -34,7 +35,6 @@ from fedloom.server.rounds.manager import Runs
 from fedloom.server.rounds.member_records import Record
 from fedloom.server.rounds.round_driver import RoundShell
 from fedloom.server.storage.spool import SpoolFile
-from fedloom.server.world import World
 
 MIN_HEADER_BYTES = 1 << 18
 """Headers up to here are always parsed: a repeat may come when its run has ended."""

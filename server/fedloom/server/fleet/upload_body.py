@@ -14,11 +14,11 @@ import grpc
 from fedloom.protocol.crash_points import crossing
 from fedloom.protocol.errors import Code, Refusal
 from fedloom.protocol.updates.body import BodyChecker, BodyStats
+from fedloom.server.context import World
 from fedloom.server.fleet.authenticate import Context
 from fedloom.server.fleet.calls import READ_TIMEOUT_S
 from fedloom.server.metrics.meters import timed
 from fedloom.server.storage.spool import SpoolFile
-from fedloom.server.world import World
 
 MIN_BYTES_PER_S = 1024
 """Slowest upload that keeps its place, after a first minute; what has come stays."""

@@ -16,13 +16,13 @@ from prometheus_client import Metric
 from prometheus_client.core import GaugeMetricFamily
 
 from fedloom.protocol.version import __version__
+from fedloom.server.context import World
 from fedloom.server.engine import Phase
 from fedloom.server.fleet.sessions import Fleet
 from fedloom.server.insight.curves import curves, latest
 from fedloom.server.ledger import Row
 from fedloom.server.pki.authority import Authority
 from fedloom.server.rounds.manager import ACTIVE, Runs
-from fedloom.server.world import World
 
 ENDED_S = 3600.0
 MOST_ENDED = 10

@@ -4,8 +4,8 @@ import time
 from datetime import UTC, datetime
 
 from fedloom.protocol.v1 import enrolment_pb2
+from fedloom.server.context import World
 from fedloom.server.pki.authority import Authority
-from fedloom.server.world import World
 
 
 async def issue(

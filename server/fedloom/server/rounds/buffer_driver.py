@@ -23,6 +23,7 @@ from typing import Any, cast
 from fedloom.protocol.crash_points import crossing
 from fedloom.protocol.errors import Code, Refusal
 from fedloom.protocol.v1 import fleet_pb2
+from fedloom.server.context import World
 from fedloom.server.engine import (
     Buffer,
     BufferConfig,
@@ -46,7 +47,6 @@ from fedloom.server.planning.round_plan import RoundPlan, task_of
 from fedloom.server.rounds.commit import Outcome
 from fedloom.server.rounds.round_driver import RoundShell
 from fedloom.server.rounds.round_sum import RoundSum
-from fedloom.server.world import World
 
 HOLD_S = 10.0
 """Longest that an upload waits for the next buffer before it is told to try again."""

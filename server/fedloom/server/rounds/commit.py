@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedloom.protocol.crash_points import crossing
+from fedloom.server.context import World
 from fedloom.server.engine import RoundKind
 from fedloom.server.ledger import Row
 from fedloom.server.metrics.meters import STOPPED
 from fedloom.server.planning.round_plan import RoundPlan
 from fedloom.server.rounds.round_sum import RoundSum
-from fedloom.server.world import World
 from fedloom.strategies import MetricsSettings, summarize
 
 

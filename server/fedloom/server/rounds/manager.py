@@ -12,17 +12,17 @@ from functools import partial
 from typing import Any
 
 from fedloom.protocol.errors import Code, FedloomError, Refusal, UsageError
+from fedloom.server.context import World
 from fedloom.server.engine import (
     RunState,
 )
 from fedloom.server.ledger import Point, Row, require_run
-from fedloom.server.log_ring import about
+from fedloom.server.metrics.log_buffer import about
 from fedloom.server.planning import limits
 from fedloom.server.planning.spec import RunSpec, parse
 from fedloom.server.rounds.round_driver import RoundShell
 from fedloom.server.rounds.round_sum import digests_in, first_note
 from fedloom.server.rounds.run_driver import RunDriver
-from fedloom.server.world import World
 
 log = logging.getLogger(__name__)
 

@@ -22,6 +22,7 @@ from fedloom.protocol.crash_points import crossing
 from fedloom.protocol.errors import FedloomError, Refusal, printable
 from fedloom.protocol.updates.header import PlannedPart
 from fedloom.protocol.v1 import fleet_pb2
+from fedloom.server.context import World
 from fedloom.server.engine import (
     Abandon,
     Abort,
@@ -50,7 +51,7 @@ from fedloom.server.engine import (
 from fedloom.server.engine.round import NO_QUORUM
 from fedloom.server.fleet.sessions import Listener, Session
 from fedloom.server.ledger import AcceptedUpdate, Row
-from fedloom.server.log_ring import about
+from fedloom.server.metrics.log_buffer import about
 from fedloom.server.metrics.meters import (
     ABANDONED,
     COMMITTED,
@@ -73,7 +74,6 @@ from fedloom.server.rounds.member_records import LATE, LOST, Record
 from fedloom.server.rounds.round_sum import RoundSum
 from fedloom.server.rounds.storage_retry import or_log
 from fedloom.server.rounds.trace import RoundTrace
-from fedloom.server.world import World
 from fedloom.strategies import TooFewUpdatesError
 
 log = logging.getLogger(__name__)

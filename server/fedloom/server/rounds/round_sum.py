@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 from fedloom.protocol import tracing
 from fedloom.protocol.crash_points import crossing
 from fedloom.protocol.tensors import model_differences
+from fedloom.server.context import World
 from fedloom.server.engine import RoundKind
 from fedloom.server.ledger import Row
-from fedloom.server.log_ring import about
+from fedloom.server.metrics.log_buffer import about
 from fedloom.server.metrics.meters import timed
 from fedloom.server.planning import limits
 from fedloom.server.planning.round_plan import RoundPlan, task_seed
@@ -29,7 +30,6 @@ from fedloom.server.rounds import fold
 from fedloom.server.rounds.background_tasks import Pending
 from fedloom.server.rounds.stored_updates import SpoolUpdates, StoredUpdate
 from fedloom.server.storage.model_store import ModelStore
-from fedloom.server.world import World
 from fedloom.strategies import (
     Means,
     Params,

@@ -14,6 +14,7 @@ from typing import Any
 from fedloom.protocol.crash_points import crossing
 from fedloom.protocol.errors import UnavailableError, UsageError
 from fedloom.protocol.manifest import Manifest
+from fedloom.server.context import World
 from fedloom.server.engine import (
     Abort,
     AbortRound,
@@ -42,14 +43,13 @@ from fedloom.server.engine import (
     Stop,
 )
 from fedloom.server.ledger import Point, Row
-from fedloom.server.log_ring import about
+from fedloom.server.metrics.log_buffer import about
 from fedloom.server.planning.round_plan import RoundPlan
 from fedloom.server.rounds.background_tasks import Pending
 from fedloom.server.rounds.buffer_driver import BufferShell
 from fedloom.server.rounds.commit import Outcome
 from fedloom.server.rounds.round_driver import RoundShell
 from fedloom.server.rounds.run_position import Position
-from fedloom.server.world import World
 
 log = logging.getLogger(__name__)
 

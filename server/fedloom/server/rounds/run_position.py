@@ -11,6 +11,7 @@ from dataclasses import replace
 from fedloom.protocol.errors import UsageError
 from fedloom.protocol.manifest import Manifest
 from fedloom.protocol.updates.header import header_limit_bytes
+from fedloom.server.context import World
 from fedloom.server.engine import RoundKind, Select
 from fedloom.server.ledger import Point, Row
 from fedloom.server.planning import limits as run_sums
@@ -18,7 +19,6 @@ from fedloom.server.planning.observations import tell
 from fedloom.server.planning.round_plan import RoundPlan, changed
 from fedloom.server.planning.spec import RunSpec, parse
 from fedloom.server.rounds.commit import Outcome
-from fedloom.server.world import World
 from fedloom.strategies.selection import History
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from fedloom.server.engine import Phase, Round
 from fedloom.server.fleet.sessions import Fleet, TaskId
-from fedloom.server.live import Hub
+from fedloom.server.http.event_hub import Hub
 from fedloom.server.planning.round_plan import RoundPlan
 from fedloom.server.rounds import progress
 

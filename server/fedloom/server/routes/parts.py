@@ -14,11 +14,11 @@ from fastapi import Depends, Query, Request
 from fedloom.protocol.errors import FedloomError, UsageError, printable
 from fedloom.server.access.gate import Gate
 from fedloom.server.access.principal import Principal
+from fedloom.server.context import World
 from fedloom.server.pki.authority import Authority
 from fedloom.server.rounds.manager import Runs
 from fedloom.server.routes.views import Acted, ErrorReply
 from fedloom.server.storage.model_norms import Inspector
-from fedloom.server.world import World
 
 FAULTS: dict[int | str, dict[str, object]] = {
     401: {"model": ErrorReply, "description": "Nobody has proved who they are."},

@@ -3,7 +3,7 @@
 A route says it in its signature, as `principal: Operator`; the tests make their table of who is
 refused from that. What declares nothing is for nobody but the socket (`guard`), so a route that
 forgot to is closed, not open. A request over the Unix socket comes from the local user, who is an
-administrator: the socket's mode lets in nobody else (`fedloom.server.control`).
+administrator: the socket's mode lets in nobody else (`fedloom.server.http.unix_socket`).
 
 Source, for what a page has to send with a form: OWASP's Cross-Site Request Forgery Prevention
 Cheat Sheet (a token bound to the session, and the Origin).
@@ -21,7 +21,7 @@ from fedloom.server.access.errors import ForbiddenError, UnauthenticatedError
 from fedloom.server.access.gate import Gate
 from fedloom.server.access.principal import Principal, Scope
 from fedloom.server.access.shield import PRINCIPAL
-from fedloom.server.control import LOCAL_USER
+from fedloom.server.http.unix_socket import LOCAL_USER
 
 __all__ = [
     "CSRF_FIELD",

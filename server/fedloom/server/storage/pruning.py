@@ -19,9 +19,9 @@ from collections.abc import Iterable
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from fedloom.server.context import World
 from fedloom.server.rounds.round_sum import digests_in
 from fedloom.server.storage.model_store import ModelStore
-from fedloom.server.world import World
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
 
-from fedloom.server.log_ring import LEVELS
+from fedloom.server.metrics.log_buffer import LEVELS
 from fedloom.server.routes.parts import Here
 from fedloom.server.routes.scopes import Viewer
 from fedloom.server.web.render import page

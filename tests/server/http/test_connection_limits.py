@@ -7,7 +7,7 @@ from contextlib import ExitStack, suppress
 
 import pytest
 
-from fedloom.server import open_files
+from fedloom.server.http import connection_limits
 from support.federation import Federation
 from support.patience import PATIENCE_S
 
@@ -22,29 +22,29 @@ def test_limit_is_raised_as_far_as_it_may_be(monkeypatch):
     known, given = (1024, 4096), []
     monkeypatch.setattr(resource, "getrlimit", lambda _: known)
     monkeypatch.setattr(resource, "setrlimit", lambda _, limits: given.append(limits))
-    assert open_files.raise_limit() == 4096
+    assert connection_limits.raise_limit() == 4096
     known = (1024, resource.RLIM_INFINITY)
-    assert open_files.raise_limit() == open_files.MOST
-    assert given == [(4096, 4096), (open_files.MOST, resource.RLIM_INFINITY)]
+    assert connection_limits.raise_limit() == connection_limits.MOST
+    assert given == [(4096, 4096), (connection_limits.MOST, resource.RLIM_INFINITY)]
 
     def refuse(*_):
         raise ValueError("not allowed")
 
     monkeypatch.setattr(resource, "setrlimit", refuse)
-    assert open_files.raise_limit() == 1024
+    assert connection_limits.raise_limit() == 1024
 
 
-@pytest.mark.parametrize("files", [256, 1024, 65536, open_files.MOST])
+@pytest.mark.parametrize("files", [256, 1024, 65536, connection_limits.MOST])
 def test_connections_leave_files_for_all_else(files):
     """A good part of few, and as many as it takes of many."""
-    fleet, enrolling = open_files.places(files)
+    fleet, enrolling = connection_limits.places(files)
     assert fleet > enrolling > 0
-    assert files - fleet - enrolling >= min(files // 4, open_files.RESERVED)
+    assert files - fleet - enrolling >= min(files // 4, connection_limits.RESERVED)
 
 
 def test_connection_too_many_is_cut_and_those_before_it_go_on(tmp_path, monkeypatch):
     """On the ports of the fleet and of enrolment, before any handshake."""
-    monkeypatch.setattr(open_files, "places", lambda _: (3, 2))
+    monkeypatch.setattr(connection_limits, "places", lambda _: (3, 2))
     (tmp_path / "server").mkdir()
 
     async def story():

@@ -25,7 +25,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from fedloom.protocol.errors import UnavailableError
 from fedloom.protocol.transport import local_socket
-from fedloom.server.handshakes import Handshakes
+from fedloom.server.http.handshake_limits import Handshakes
 
 log = logging.getLogger(__name__)
 

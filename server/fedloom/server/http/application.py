@@ -1,8 +1,8 @@
 """The one HTTP API: everything an operator can see or do, as JSON under /v1.
 
 The command line is a client of it, and so is the console, so they cannot differ. It is served on
-the Unix socket in the state directory (`fedloom.server.control`) and, for those who log in or have
-an API token, on a TCP port (`fedloom.server.console`). Its description is at /v1/openapi.json.
+the Unix socket in the state directory (`fedloom.server.http.unix_socket`) and, for those who log in or have
+an API token, on a TCP port (`fedloom.server.http.tcp_listener`). Its description is at /v1/openapi.json.
 Every answer that is not a success is an `ErrorReply`.
 """
 
@@ -36,9 +36,10 @@ from fedloom.server.access.gate import Gate
 from fedloom.server.access.oidc import Oidc
 from fedloom.server.access.shield import PRINCIPAL
 from fedloom.server.access.site import Site
-from fedloom.server.control import LOCAL_USER
+from fedloom.server.context import World
 from fedloom.server.engine.errors import OperatorRefused
-from fedloom.server.head_only import HeadOnly
+from fedloom.server.http.head_requests import HeadOnly
+from fedloom.server.http.unix_socket import LOCAL_USER
 from fedloom.server.pki.authority import Authority
 from fedloom.server.rounds.manager import Runs
 from fedloom.server.routes import access as access_routes
@@ -60,7 +61,6 @@ from fedloom.server.routes.shared import Answers
 from fedloom.server.routes.views import ErrorReply, Fault
 from fedloom.server.web import login
 from fedloom.server.web.mount import fault_page, mount
-from fedloom.server.world import World
 from fedloom.strategies.privacy import MissingAccountant
 
 log = logging.getLogger(__name__)

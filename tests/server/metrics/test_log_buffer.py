@@ -9,8 +9,8 @@ import pytest
 
 from fedloom.cli.common.logging import JsonFormatter
 from fedloom.server.access import secrets
-from fedloom.server.live import Hub
-from fedloom.server.log_ring import KEPT, LONGEST, LogRing, about
+from fedloom.server.http.event_hub import Hub
+from fedloom.server.metrics.log_buffer import KEPT, LONGEST, LogRing, about
 
 log = logging.getLogger("fedloom.test")
 log.setLevel(logging.DEBUG)

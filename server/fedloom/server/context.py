@@ -22,9 +22,9 @@ from fedloom.server.config import ServerConfig
 from fedloom.server.fleet.last_seen import Presence
 from fedloom.server.fleet.sessions import Fleet
 from fedloom.server.fleet.transfer_slots import Lanes
+from fedloom.server.http.event_hub import Hub
 from fedloom.server.ledger import Ledger
-from fedloom.server.live import Hub
-from fedloom.server.log_ring import LogRing
+from fedloom.server.metrics.log_buffer import LogRing
 from fedloom.server.metrics.meters import Meters
 from fedloom.server.pki.noise_keys import NoiseKeys
 from fedloom.server.pki.signing_key import SigningKey

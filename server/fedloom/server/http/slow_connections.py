@@ -13,7 +13,7 @@ from typing import Any
 import h11
 
 from fedloom.server.access.throttle import network_of
-from fedloom.server.control import HttpProtocol
+from fedloom.server.http.unix_socket import HttpProtocol
 
 HEAD_S = 10.0
 """Longest wait for the head of a request, from when it may come."""

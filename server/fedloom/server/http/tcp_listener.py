@@ -21,8 +21,8 @@ from fastapi import FastAPI
 from fedloom.protocol.errors import UnavailableError, UsageError
 from fedloom.server.access.shield import Shield
 from fedloom.server.config import AUTO, ServerConfig, split_address
-from fedloom.server.control import BACKLOG, http_settings, run_until_cancelled
-from fedloom.server.patience import PatientProtocol
+from fedloom.server.http.slow_connections import PatientProtocol
+from fedloom.server.http.unix_socket import BACKLOG, http_settings, run_until_cancelled
 from fedloom.server.pki.authority import Authority
 
 log = logging.getLogger(__name__)

@@ -14,8 +14,8 @@ from fastapi import FastAPI
 
 from fedloom.protocol.errors import UnavailableError
 from fedloom.protocol.transport import local_socket
-from fedloom.server import control
-from fedloom.server.control import listening, serve
+from fedloom.server.http import unix_socket
+from fedloom.server.http.unix_socket import listening, serve
 from support.door import Door, write_model
 from support.modules import like
 
@@ -48,7 +48,7 @@ def test_socket_has_its_name_once_it_listens(tmp_path, monkeypatch):
             seen.append(path.exists())
             super().listen(*args)
 
-    monkeypatch.setattr(control, "socket", like(socket, socket=Watched))
+    monkeypatch.setattr(unix_socket, "socket", like(socket, socket=Watched))
     assert _listen(path) == 0o600
     assert seen == [False]
     assert [each.name for each in tmp_path.iterdir()] == ["control.lock"]
@@ -74,7 +74,7 @@ def test_socket_of_a_killed_server_is_replaced(tmp_path):
     path = tmp_path / "control.sock"
     code = (
         "import asyncio, pathlib, signal, sys\n"
-        "from fedloom.server.control import listening\n"
+        "from fedloom.server.http.unix_socket import listening\n"
         "async def main():\n"
         "    async with listening(pathlib.Path(sys.argv[1])):\n"
         "        signal.raise_signal(signal.SIGKILL)\n"
