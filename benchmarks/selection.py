@@ -21,7 +21,7 @@ import numpy as np
 
 from fedloom.server.engine import select_by
 from fedloom.server.engine.selection import Bench
-from fedloom.simulation.population import numbered
+from fedloom.simulation.data.population import numbered
 from fedloom.strategies import SELECTIONS, registry
 from fedloom.strategies.selection import History, Observation
 

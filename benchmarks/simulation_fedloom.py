@@ -8,8 +8,8 @@ from fedloom.client import Client
 from fedloom.protocol.version import __version__
 from fedloom.server.planning.spec import parse
 from fedloom.simulation.api import simulate
+from fedloom.simulation.data.population import Examples, Population, numbered
 from fedloom.simulation.experiment import EngineSettings, Experiment
-from fedloom.simulation.population import Examples, Population, numbered
 
 
 class Idle(Client):

@@ -24,9 +24,9 @@ from time import process_time
 import numpy as np
 
 from fedloom.server.engine import RoundConfig, uniform
-from fedloom.simulation.clock import Clock
-from fedloom.simulation.devices import Devices, Load
-from fedloom.simulation.population import numbered
+from fedloom.simulation.clock.devices import Devices, Load
+from fedloom.simulation.clock.round_clock import Clock
+from fedloom.simulation.data.population import numbered
 
 OUT = Path(__file__).resolve().parent.parent / "out"
 Measured = tuple[int, float]  # events, CPU seconds

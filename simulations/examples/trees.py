@@ -9,8 +9,8 @@ from sklearn.datasets import load_digits
 
 from fedloom.client.trees import TreeClient
 from fedloom.server.planning.spec import parse
+from fedloom.simulation.data.population import Examples, Population
 from fedloom.simulation.experiment import Experiment
-from fedloom.simulation.population import Examples, Population
 from fedloom.simulation.trees import TreeModel
 
 SETTINGS = {"objective": "multi:softprob", "num_class": 10, "max_depth": 3}

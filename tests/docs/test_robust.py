@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedloom.server.planning.spec import parse
-from fedloom.simulation.attacks import ATTACKS
+from fedloom.simulation.training.attacks import ATTACKS
 from fedloom.strategies import AGGREGATIONS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "strategies" / "robust.md").read_text("utf-8")

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from fedloom.client import Client
 from fedloom.protocol.tensors.container import write_params
 from fedloom.server.engine import BufferConfig, uniform
-from fedloom.simulation.buffer_clock import Flight, play_buffer
-from fedloom.simulation.clock import Clock
-from fedloom.simulation.devices import Devices, Load
-from fedloom.simulation.population import numbered
-from fedloom.simulation.simulator import Simulation
+from fedloom.simulation.clock.buffer_clock import Flight, play_buffer
+from fedloom.simulation.clock.devices import Devices, Load
+from fedloom.simulation.clock.round_clock import Clock
+from fedloom.simulation.data.population import numbered
+from fedloom.simulation.training.simulator import Simulation
 from fedloom.strategies import DELTA, Full, Partial, TensorSpec, discounted, weight_units
 from support.experiments import experiment, population
 

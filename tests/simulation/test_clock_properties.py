@@ -29,9 +29,9 @@ from fedloom.server.engine import (
     Wake,
     uniform,
 )
-from fedloom.simulation.clock import Clock, play
-from fedloom.simulation.devices import Devices, Load
-from fedloom.simulation.population import numbered
+from fedloom.simulation.clock.devices import Devices, Load
+from fedloom.simulation.clock.round_clock import Clock, play
+from fedloom.simulation.data.population import numbered
 
 CLIENTS = 12
 

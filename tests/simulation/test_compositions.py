@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from fedloom.protocol.errors import UsageError
-from fedloom.simulation.simulator import Simulation
+from fedloom.simulation.training.simulator import Simulation
 from support.experiments import experiment
 
 PARTS = {

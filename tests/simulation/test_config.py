@@ -10,7 +10,7 @@ from fedloom.cli.main import main
 from fedloom.protocol.errors import UsageError
 from fedloom.simulation import config
 from fedloom.simulation.api import simulate
-from fedloom.simulation.crew import muster
+from fedloom.simulation.workers.setup import muster
 
 ROOT = Path(__file__).parents[2]
 DIGITS = ROOT / "simulations" / "examples" / "digits.toml"

@@ -10,9 +10,9 @@ import torch
 
 from fedloom.client.torch import parameters
 from fedloom.protocol.errors import UsageError
-from fedloom.simulation import data
 from fedloom.simulation.demo import baselines, client_main, model, rehearsal, shards
 from fedloom.simulation.demo.settings import DIGITS, DemoSettings
+from fedloom.simulation.sources import shards as data
 
 TINY = dataclasses.replace(
     DIGITS, num_clients=3, rounds=2, epochs=1, batch_size=32, learning_rate=0.1

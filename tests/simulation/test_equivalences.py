@@ -12,10 +12,10 @@ from torch.nn import functional
 
 from fedloom.client.torch import parameters
 from fedloom.protocol.errors import UnavailableError, UsageError
-from fedloom.simulation import wire
 from fedloom.simulation.api import simulate
-from fedloom.simulation.simulator import Simulation
-from fedloom.simulation.wire import over_the_wire
+from fedloom.simulation.training.simulator import Simulation
+from fedloom.simulation.wire.over_the_wire import over_the_wire
+from fedloom.simulation.wire.over_the_wire import over_the_wire as wire
 from support.experiments import experiment, population
 from support.patience import PATIENCE_S
 

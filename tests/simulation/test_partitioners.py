@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from fedloom.protocol.errors import UsageError
 from fedloom.simulation import partition
+from fedloom.simulation.data.population import Examples, Population, numbered
 from fedloom.simulation.partition import PARTITIONERS, Pool, base, by_property, shift
-from fedloom.simulation.population import Examples, Population, numbered
 
 NUM_CLASSES = 4
 COMPLETE = {

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from fedloom.protocol.errors import UnavailableError, UsageError
-from fedloom.simulation import config, crew
+from fedloom.simulation import config
 from fedloom.simulation.api import simulate
 from fedloom.simulation.output.files import Folder
+from fedloom.simulation.workers import setup
 from fedloom.simulation.workers.failures import explained
 from fedloom.simulation.workers.pool import Pool
 
@@ -60,7 +61,7 @@ def test_spawned_workers_have_the_bits_of_forked_ones(monkeypatch):
     """As on GPUs, where a process cannot be forked."""
     experiment = config.load(SETTINGS)
     forked = simulate(experiment, show=False)
-    monkeypatch.setattr(crew, "Pool", partial(_spawned, Pool))
+    monkeypatch.setattr(setup, "Pool", partial(_spawned, Pool))
     assert simulate(experiment, show=False).digest == forked.digest
 
 

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from fedloom.protocol.errors import UsageError
 from fedloom.simulation import sources
-from fedloom.simulation.heatmap import heat_map
-from fedloom.simulation.statistics import (
+from fedloom.simulation.data.heatmap import heat_map
+from fedloom.simulation.data.statistics import (
     entropies,
     label_counts,
     statistics,

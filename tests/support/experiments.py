@@ -8,8 +8,8 @@ import numpy as np
 from fedloom.client import Client
 from fedloom.server.planning import spec
 from fedloom.simulation import models
+from fedloom.simulation.data.population import Examples, Population, numbered
 from fedloom.simulation.experiment import EngineSettings, Experiment
-from fedloom.simulation.population import Examples, Population, numbered
 
 FEATURES, CLASSES = 12, 4
 

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from fedloom.simulation.history import Result, RoundRecord, WorkerShare
+from fedloom.simulation.output.history import Result, RoundRecord, WorkerShare
 
 
 def _spread(metrics):

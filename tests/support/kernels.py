@@ -6,8 +6,8 @@ from torch import nn
 
 from fedloom.client import Kind, Task, Weighting
 from fedloom.client.torch import TorchClient, parameters
+from fedloom.simulation.data.population import Examples, Population, numbered
 from fedloom.simulation.kernels.base import Job, RoundTask
-from fedloom.simulation.population import Examples, Population, numbered
 from fedloom.strategies import Plain, RoundSettings
 
 CPU = torch.device("cpu")

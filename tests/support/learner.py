@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from fedloom.protocol.errors import UsageError
-from fedloom.simulation.history import Result, RoundRecord
+from fedloom.simulation.output.history import Result, RoundRecord
 
 LEARN = f"{Path(__file__)}:learn"
 

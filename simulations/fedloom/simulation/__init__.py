@@ -4,7 +4,7 @@
     result = simulate(config.load("digits.toml"))
 
 What a module here needs is loaded when it is asked for: a device's program that reads its shard by
-`fedloom.simulation.data` does not load PyTorch for it.
+`fedloom.simulation.sources.shards` does not load PyTorch for it.
 """
 
 from importlib import import_module
@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedloom.simulation.api import simulate
+    from fedloom.simulation.data.population import Examples, Population
     from fedloom.simulation.experiment import EngineSettings, Experiment
-    from fedloom.simulation.history import Result, RoundRecord
-    from fedloom.simulation.population import Examples, Population
-    from fedloom.simulation.wire import over_the_wire
+    from fedloom.simulation.output.history import Result, RoundRecord
+    from fedloom.simulation.wire.over_the_wire import over_the_wire
 
 _HOMES = {
     "EngineSettings": "experiment",

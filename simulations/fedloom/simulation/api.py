@@ -12,13 +12,13 @@ from rich.console import Console
 
 from fedloom.protocol.errors import UnavailableError, UsageError
 from fedloom.server.planning.spec import RunSpec
-from fedloom.simulation import outcome
 from fedloom.simulation.experiment import Experiment
-from fedloom.simulation.history import INTERRUPTED, Result, RoundRecord
+from fedloom.simulation.output import write_folder
 from fedloom.simulation.output.files import Folder
+from fedloom.simulation.output.history import INTERRUPTED, Result, RoundRecord
 from fedloom.simulation.output.progress import Progress
 from fedloom.simulation.output.summary import summary
-from fedloom.simulation.simulator import Simulation
+from fedloom.simulation.training.simulator import Simulation
 from fedloom.simulation.workers.failures import NO_ROOM
 from fedloom.strategies.privacy import told
 
@@ -68,12 +68,12 @@ def simulate(
         if out is not None:
             stack.enter_context(_roomy(Path(out)))
             folder = stack.enter_context(Folder(Path(out), resume=resume))
-            folder.configure(outcome.given(experiment), outcome.resolved(experiment))
+            folder.configure(write_folder.given(experiment), write_folder.resolved(experiment))
         simulation = stack.enter_context(_running(experiment, folder, resume=resume))
         before = folder.cut(simulation.progress.opened) if folder is not None else []
         listeners = [on_round] if on_round is not None else []
         if folder is not None:
-            tracked = stack.enter_context(outcome.trackers(folder, experiment, before))
+            tracked = stack.enter_context(write_folder.trackers(folder, experiment, before))
             listeners = [folder.append, tracked.append, *listeners]
         if show and (plan := experiment.spec.privacy_plan()) is not None:
             console.print("\n".join(told(plan.claim())), style="dim", markup=False)
@@ -88,7 +88,9 @@ def simulate(
             privacy=spent(experiment.spec, simulation.progress.trained),
         )
         if folder is not None:
-            outcome.write(folder, result, experiment, simulation.muster.manifest.dtypes, command)
+            write_folder.write(
+                folder, result, experiment, simulation.muster.manifest.dtypes, command
+            )
     if show:
         console.print(summary(result))
     return result

@@ -67,8 +67,8 @@ def simulate(
     """
     load("fedloom.simulation.api:simulate")  # names the extra that is missing, if one is
     from fedloom.simulation import api, config  # noqa: PLC0415 - help needs none of this
-    from fedloom.simulation.history import INTERRUPTED  # noqa: PLC0415
-    from fedloom.simulation.wire import over_the_wire as by_wire  # noqa: PLC0415
+    from fedloom.simulation.output.history import INTERRUPTED  # noqa: PLC0415
+    from fedloom.simulation.wire.over_the_wire import over_the_wire as by_wire  # noqa: PLC0415
 
     overrides = dict(_change(text) for text in changes)
     if workers is not None:
@@ -116,9 +116,9 @@ def _privacy(experiment: "Experiment", trained: int) -> dict[str, Any] | None:
 
 def _describe(experiment: "Experiment", out: Path | None) -> None:
     """Print the clients' data, the model and the engine; with `out`, draw the split there."""
-    from fedloom.simulation.crew import plan  # noqa: PLC0415 - it loads PyTorch
-    from fedloom.simulation.heatmap import heat_map  # noqa: PLC0415 - it loads matplotlib
-    from fedloom.simulation.statistics import statistics  # noqa: PLC0415
+    from fedloom.simulation.data.heatmap import heat_map  # noqa: PLC0415 - it loads matplotlib
+    from fedloom.simulation.data.statistics import statistics  # noqa: PLC0415
+    from fedloom.simulation.workers.setup import plan  # noqa: PLC0415 - it loads PyTorch
 
     told = {**dict(statistics(experiment.population).rows()), **plan(experiment)}
     if out is not None:

@@ -21,10 +21,11 @@ from fedloom.client.torch.loop import Loss, MakeOptimizer
 from fedloom.protocol.errors import UsageError
 from fedloom.server.planning.spec import RunSpec
 from fedloom.server.planning.spec import parse as parse_spec
-from fedloom.simulation import attacks, models, sources
-from fedloom.simulation.devices import Devices
+from fedloom.simulation import models, sources
+from fedloom.simulation.clock.devices import Devices
+from fedloom.simulation.data.population import Population
 from fedloom.simulation.experiment import EngineSettings, Experiment
-from fedloom.simulation.population import Population
+from fedloom.simulation.training import attacks
 
 TABLES = (
     "data", "model", "optimizer", "client", "engine", "devices", "attack", "test", "stop", "output",

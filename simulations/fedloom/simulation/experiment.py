@@ -14,9 +14,9 @@ from fedloom.client import Client
 from fedloom.client.torch.loop import Loss, MakeOptimizer
 from fedloom.protocol.errors import UsageError
 from fedloom.server.planning.spec import RunSpec
-from fedloom.simulation.attacks import Attack
-from fedloom.simulation.devices import Devices
-from fedloom.simulation.population import Population
+from fedloom.simulation.clock.devices import Devices
+from fedloom.simulation.data.population import Population
+from fedloom.simulation.training.attacks import Attack
 
 KERNELS = ("auto", "resident", "channels-last", "fused", "compiled", "batched")
 BACKENDS = ("local", "ray")

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from fedloom.protocol.errors import IntegrityError, UsageError
 from fedloom.protocol.tensors.container import read_params
-from fedloom.simulation.history import RoundRecord
 from fedloom.simulation.output import metrics, toml
 from fedloom.simulation.output.environment import describe
 from fedloom.simulation.output.files import Folder
+from fedloom.simulation.output.history import RoundRecord
 from support.histories import history
 
 SETTINGS = {"name": "digits", "rounds": 5, "seed": 7, "data": {"clients": 8}, "engine": {"w": 1}}

@@ -12,9 +12,9 @@ from click.testing import CliRunner
 
 from fedloom.cli.main import main
 from fedloom.protocol.errors import UsageError
-from fedloom.simulation.meter import Meter
 from fedloom.simulation.papers.compression import cases, table
 from fedloom.simulation.papers.compression.run import COMMITTED, Measured, load, run
+from fedloom.simulation.wire.byte_meter import Meter
 
 FAKE = [
     Measured(

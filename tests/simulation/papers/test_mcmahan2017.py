@@ -200,7 +200,9 @@ def test_the_committed_table_is_that_of_the_committed_results():
 
 def test_the_command_runs_a_cell_and_prints_paper_against_ours(mnist, tmp_path, monkeypatch):
     """And leaves the table in the folder."""
-    monkeypatch.setattr("fedloom.simulation.outcome.write", lambda *_: None)  # no pictures
+    monkeypatch.setattr(
+        "fedloom.simulation.output.write_folder.write", lambda *_: None
+    )  # no pictures
     arguments = ["reproduce", "mcmahan2017", "--folder", str(mnist), "--out", str(tmp_path)]
     only = ["--only", "2nn-iid-m1-e1-b10", "--cap", "1", "--grid", "1/3", "--workers", "1"]
     ran = CliRunner().invoke(main, [*arguments, *only, "--json"], catch_exceptions=False)

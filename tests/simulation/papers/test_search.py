@@ -38,7 +38,7 @@ ENGINE = {"workers": 1, "kernel": "fused"}
 @pytest.fixture(autouse=True)
 def _bare(monkeypatch):
     """No pictures and no report: they take longer than the rounds."""
-    monkeypatch.setattr("fedloom.simulation.outcome.write", lambda *_: None)
+    monkeypatch.setattr("fedloom.simulation.output.write_folder.write", lambda *_: None)
 
 
 def _run(cell, folder, finest=THIRD, told=lambda *_: None):

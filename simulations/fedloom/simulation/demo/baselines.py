@@ -16,11 +16,11 @@ from torch.nn import functional
 
 from fedloom.client import Kind, Task, Weighting
 from fedloom.client.torch import TorchClient, parameters
-from fedloom.simulation.data import Dataset
 from fedloom.simulation.demo.model import build
 from fedloom.simulation.demo.settings import DemoSettings
 from fedloom.simulation.demo.shards import Federation
 from fedloom.simulation.seeds import stream
+from fedloom.simulation.sources.shards import Dataset
 from fedloom.strategies import RoundSettings, client_rule
 
 CENTRALISED = "centralised"

@@ -7,9 +7,10 @@ the mean of their accuracies weighted by examples is the accuracy on that set.
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedloom.simulation import data, partition
-from fedloom.simulation.data import Dataset
+from fedloom.simulation import partition
 from fedloom.simulation.demo.settings import DemoSettings
+from fedloom.simulation.sources import shards as data
+from fedloom.simulation.sources.shards import Dataset
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

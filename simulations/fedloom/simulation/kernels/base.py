@@ -16,7 +16,7 @@ from fedloom.client.update.apply_rule import Local
 from fedloom.client.update.clip_and_noise import Guard
 from fedloom.protocol.updates.compression import Scheme
 from fedloom.protocol.updates.message import TensorPart
-from fedloom.simulation.attacks import Attack
+from fedloom.simulation.training.attacks import Attack
 from fedloom.strategies import ClientRule, Personal, RoundSettings
 
 Params: TypeAlias = Mapping[str, NDArray[Any]]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from fedloom.simulation.population import Population
+from fedloom.simulation.data.population import Population
 
 _NORMS = nn.modules.batchnorm._BatchNorm  # noqa: SLF001 - the common base has no public name
 _DROPOUTS = nn.modules.dropout._DropoutNd  # noqa: SLF001 - likewise

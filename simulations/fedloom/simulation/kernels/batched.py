@@ -22,12 +22,12 @@ from torch.func import grad_and_value, vmap
 
 from fedloom.client.torch import batches, loop
 from fedloom.protocol.updates.message import TensorPart
+from fedloom.simulation.data.population import Population
 from fedloom.simulation.kernels.base import Job, Measured, Outcome, Params, RoundTask
 from fedloom.simulation.kernels.batchable import why_not
 from fedloom.simulation.kernels.losses import per_place
 from fedloom.simulation.kernels.one_by_one import OnModel
 from fedloom.simulation.kernels.stacked import Objective, Trained
-from fedloom.simulation.population import Population
 from fedloom.strategies import DELTA, At, ClientRule, Full, RoundSettings
 
 _MAX_GROUP = 256

@@ -13,11 +13,11 @@ from torch import nn
 
 from fedloom.client.torch import loop
 from fedloom.client.update.apply_rule import Local
+from fedloom.simulation.data.population import Population
 from fedloom.simulation.kernels import direct
 from fedloom.simulation.kernels.base import Job, RoundTask
 from fedloom.simulation.kernels.one_by_one import Fitted
 from fedloom.simulation.kernels.resident import Resident
-from fedloom.simulation.population import Population
 from fedloom.strategies import ClientRule
 
 _LAYERS = (

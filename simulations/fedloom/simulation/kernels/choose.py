@@ -14,12 +14,12 @@ from torch import nn
 
 from fedloom.client.torch import loop
 from fedloom.protocol.errors import UsageError
+from fedloom.simulation.data.population import Population
 from fedloom.simulation.kernels.batched import Batched
 from fedloom.simulation.kernels.channels_last import ChannelsLast
 from fedloom.simulation.kernels.compiled import Compiled
 from fedloom.simulation.kernels.fused import Fused
 from fedloom.simulation.kernels.resident import Resident
-from fedloom.simulation.population import Population
 from fedloom.strategies import ClientRule
 
 AnyKernel: TypeAlias = (

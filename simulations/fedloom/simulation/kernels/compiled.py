@@ -23,11 +23,11 @@ from torch.func import functional_call, grad_and_value
 
 from fedloom.client.torch import batches, loop
 from fedloom.client.update.apply_rule import Local
+from fedloom.simulation.data.population import Population
 from fedloom.simulation.kernels.base import Job, RoundTask
 from fedloom.simulation.kernels.holdings import Pair
 from fedloom.simulation.kernels.one_by_one import Fitted
 from fedloom.simulation.kernels.resident import Resident
-from fedloom.simulation.population import Population
 from fedloom.strategies import ClientRule, FedProx, Plain
 
 Tensors = list[Tensor]

@@ -27,11 +27,11 @@ from torch.nn.functional import cross_entropy
 
 from fedloom.client.torch import batches, loop
 from fedloom.client.update.apply_rule import Local
+from fedloom.simulation.data.population import Population
 from fedloom.simulation.kernels import chain
 from fedloom.simulation.kernels.base import Job, RoundTask
 from fedloom.simulation.kernels.losses import is_cross_entropy
 from fedloom.simulation.kernels.one_by_one import Fitted, OneByOne
-from fedloom.simulation.population import Population
 from fedloom.strategies import ClientRule, FedProx, Plain, RoundSettings
 
 _aten = torch.ops.aten

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedloom.client.torch import batches
-from fedloom.simulation.population import Examples, Population
+from fedloom.simulation.data.population import Examples, Population
 
 Pair = tuple[Tensor, Tensor]
 

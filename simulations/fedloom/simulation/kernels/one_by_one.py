@@ -18,10 +18,10 @@ from fedloom.client.torch.rules import cluster_choice
 from fedloom.client.update.apply_rule import Local
 from fedloom.protocol.errors import UsageError
 from fedloom.protocol.updates.message import TensorPart
+from fedloom.simulation.data.population import Population
 from fedloom.simulation.kernels.base import Job, Measured, Outcome, Params, RoundTask
 from fedloom.simulation.kernels.holdings import Holdings
 from fedloom.simulation.kernels.state import ModelState
-from fedloom.simulation.population import Population
 from fedloom.strategies import ClientRule, Plain
 
 Fitted: TypeAlias = tuple[loop.Totals, Sequence[TensorPart]]

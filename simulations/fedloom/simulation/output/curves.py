@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from fedloom.simulation.history import RoundRecord
+from fedloom.simulation.output.history import RoundRecord
 from fedloom.simulation.output.words import is_share
 
 Point = tuple[float, float]

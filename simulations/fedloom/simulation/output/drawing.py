@@ -12,8 +12,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from fedloom.simulation.history import RoundRecord
 from fedloom.simulation.output import curves, words
+from fedloom.simulation.output.history import RoundRecord
 from fedloom.simulation.output.scales import Scale, time_ticks, time_unit, whole_ticks
 
 WIDTH, HEIGHT = 1000.0, 500.0

@@ -25,9 +25,9 @@ from fedloom.protocol.atomic_files import write_whole
 from fedloom.protocol.dotted import dotted
 from fedloom.protocol.errors import UsageError
 from fedloom.protocol.tensors.container import write_file
-from fedloom.simulation.history import RoundRecord
 from fedloom.simulation.output import toml
 from fedloom.simulation.output.environment import describe
+from fedloom.simulation.output.history import RoundRecord
 from fedloom.simulation.output.metrics import Metrics
 
 MARKER = "simulation.json"

@@ -20,8 +20,8 @@ from typing import IO, Any
 
 from fedloom.protocol.atomic_files import write_whole
 from fedloom.protocol.errors import IntegrityError
-from fedloom.simulation.history import RoundRecord, WorkerShare
 from fedloom.simulation.output.curves import PHASES, SOURCES, balance
+from fedloom.simulation.output.history import RoundRecord, WorkerShare
 
 _BASE = (
     *("round", "trained", "kind", "state", "reason", "cohort", "accepted", "examples"),

@@ -14,8 +14,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from fedloom.simulation.history import RoundRecord
 from fedloom.simulation.output import curves, words
+from fedloom.simulation.output.history import RoundRecord
 
 _BARS = "▁▂▃▄▅▆▇█"
 _WIDEST = 88

@@ -18,8 +18,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullLocator
 
 from fedloom.protocol.atomic_files import drafted
-from fedloom.simulation.history import RoundRecord
 from fedloom.simulation.output import curves, words
+from fedloom.simulation.output.history import RoundRecord
 from fedloom.simulation.output.scales import Scale, time_ticks, time_unit, whole_ticks
 
 INK, GREY, LINE = "#222222", "#6E6E6E", "#E3E3E3"

@@ -18,8 +18,8 @@ from typing import Any, Protocol, Self
 from rich.console import Console, RenderableType
 from rich.live import Live
 
-from fedloom.simulation.history import RoundRecord
 from fedloom.simulation.output import panel
+from fedloom.simulation.output.history import RoundRecord
 
 _RECENT = 15
 """Rounds that the time left is judged by: rounds get longer and shorter as clients differ."""

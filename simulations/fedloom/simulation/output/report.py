@@ -20,8 +20,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from fedloom.protocol.atomic_files import write_whole
 from fedloom.protocol.version import __version__
-from fedloom.simulation.history import Result, RoundRecord
 from fedloom.simulation.output import curves, drawing, words
+from fedloom.simulation.output.history import Result, RoundRecord
 from fedloom.simulation.output.summary import load_code
 
 MAX_ROWS = 200

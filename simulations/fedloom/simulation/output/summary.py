@@ -4,8 +4,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from fedloom.simulation.history import INTERRUPTED, Result
 from fedloom.simulation.output import curves, words
+from fedloom.simulation.output.history import INTERRUPTED, Result
 
 
 def summary(result: Result) -> RenderableType:

@@ -10,8 +10,8 @@ from typing import Any, Protocol, Self
 
 from fedloom.cli.operator.export.mlflow import MLflowRun
 from fedloom.cli.operator.export.tensorboard import EventFile
-from fedloom.simulation.history import RoundRecord
 from fedloom.simulation.output.curves import SOURCES, balance
+from fedloom.simulation.output.history import RoundRecord
 from fedloom.simulation.output.words import flat
 
 

@@ -6,7 +6,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from fedloom.simulation.history import RoundRecord
+from fedloom.simulation.output.history import RoundRecord
 from fedloom.simulation.papers.search import Attempt, Cell
 
 

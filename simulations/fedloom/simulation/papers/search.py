@@ -24,8 +24,8 @@ from fedloom.protocol.atomic_files import write_whole
 from fedloom.protocol.errors import UsageError
 from fedloom.simulation import config
 from fedloom.simulation.api import CHECKPOINT, simulate
-from fedloom.simulation.history import INTERRUPTED, Result, RoundRecord
 from fedloom.simulation.output.environment import describe
+from fedloom.simulation.output.history import INTERRUPTED, Result, RoundRecord
 from fedloom.simulation.papers import grid
 from fedloom.simulation.papers.counting import Point, rounds_to, thinned
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedloom.protocol.errors import UsageError
-from fedloom.simulation.population import Examples
+from fedloom.simulation.data.population import Examples
 from fedloom.simulation.seeds import stream
 
 Shards = tuple[NDArray[np.int64], ...]

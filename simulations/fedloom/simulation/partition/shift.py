@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedloom.protocol.errors import UsageError
+from fedloom.simulation.data.population import Examples
 from fedloom.simulation.partition.base import Pool, Split
 from fedloom.simulation.partition.by_size import Iid
-from fedloom.simulation.population import Examples
 
 _AMOUNTS = {"noise": 0.1, "rotation": 360.0, "contrast": 0.5}
 

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedloom.protocol.errors import UsageError
+from fedloom.simulation.data.population import Examples, Population
 from fedloom.simulation.partition.base import Partitioner
-from fedloom.simulation.population import Examples, Population
 from fedloom.simulation.sources.base import (
     Loaded,
     as_inputs,

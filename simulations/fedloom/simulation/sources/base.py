@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedloom.protocol.errors import UsageError
+from fedloom.simulation.data.population import Examples, Population, numbered
 from fedloom.simulation.partition.base import Partitioner, Pool
 from fedloom.simulation.partition.registry import split
-from fedloom.simulation.population import Examples, Population, numbered
 from fedloom.simulation.seeds import stream
 
 Indices = NDArray[np.int64]

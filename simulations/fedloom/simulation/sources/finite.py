@@ -1,7 +1,7 @@
 """What of the data is NaN or infinite, by file and place, which only their source knows.
 
 Not refused here: trees take NaN for what is missing, a loss may mask what has no target. Whether
-those of an experiment do, `fedloom.simulation.fit` tries.
+those of an experiment do, `fedloom.simulation.training.dry_run` tries.
 """
 
 from typing import Any, TypeAlias
@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from fedloom.simulation.population import Examples
+from fedloom.simulation.data.population import Examples
 
 Batch: TypeAlias = tuple[NDArray[Any], NDArray[Any]]
 """Inputs and targets."""

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedloom.protocol.errors import UnavailableError, UsageError
+from fedloom.simulation.data.population import Examples
 from fedloom.simulation.named import hint
-from fedloom.simulation.population import Examples
 from fedloom.simulation.sources.base import Loaded, as_inputs, as_targets, keep_for_test
 from fedloom.simulation.sources.finite import flaws
 

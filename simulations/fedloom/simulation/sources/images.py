@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedloom.protocol.errors import UsageError
-from fedloom.simulation import data, idx
-from fedloom.simulation.population import Examples
+from fedloom.simulation.data.population import Examples
+from fedloom.simulation.sources import idx, shards
 from fedloom.simulation.sources.base import Loaded, check_test, keep_for_test
 from fedloom.simulation.sources.download import (
     CIFAR10,
@@ -50,7 +50,7 @@ def digits(*, seed: int, test: float = 0.2) -> Loaded:
         seed: the experiment's.
         test: fraction of each class for the test in one place.
     """
-    whole = data.digits()
+    whole = shards.digits()
     loaded = Loaded(train=Examples(x=whole.x, y=whole.y), num_classes=whole.num_classes)
     return keep_for_test(loaded, test=check_test(test), seed=seed)
 
@@ -148,7 +148,7 @@ def cifar100(*, folder: str | None = None, download: bool = False) -> Loaded:
 
 
 def _from_mnist_layout(folder: Path) -> Loaded:
-    train, test = data.mnist(folder)
+    train, test = shards.mnist(folder)
     return Loaded(
         train=Examples(x=train.x, y=train.y),
         test=Examples(x=test.x, y=test.y),

@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from fedloom.protocol.errors import UsageError
+from fedloom.simulation.data.population import Population
 from fedloom.simulation.named import call, lookup, parameters
 from fedloom.simulation.partition.base import Partitioner
-from fedloom.simulation.population import Population
 from fedloom.simulation.sources import arrays, huggingface, images, synthetic, tables, text
 from fedloom.simulation.sources.base import Loaded, populate
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedloom.protocol.errors import UsageError
-from fedloom.simulation.population import Examples
+from fedloom.simulation.data.population import Examples
 from fedloom.simulation.seeds import stream
 from fedloom.simulation.sources.base import Loaded, check_test
 

@@ -18,7 +18,7 @@ from typing import Any, TextIO
 
 from fedloom.cli.common.load_code import find
 from fedloom.protocol.errors import FedloomError
-from fedloom.simulation.history import Result, RoundRecord
+from fedloom.simulation.output.history import Result, RoundRecord
 
 SIMULATE = "fedloom.simulation.sweep.trial:simulate_trial"
 """What runs a trial; tests put something quicker in its place."""

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from fedloom.simulation.history import WorkerShare
 from fedloom.simulation.kernels.base import Job, Measured, Params, RoundTask
+from fedloom.simulation.output.history import WorkerShare
 from fedloom.strategies import Partial
 
 Progress = Callable[[int], None]

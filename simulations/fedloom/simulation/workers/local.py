@@ -3,8 +3,8 @@
 import time
 from collections.abc import Sequence
 
-from fedloom.simulation.history import WorkerShare
 from fedloom.simulation.kernels.base import Job, Measured, Params, RoundTask
+from fedloom.simulation.output.history import WorkerShare
 from fedloom.simulation.workers.base import Progress, Yield
 from fedloom.simulation.workers.measure import chunks, mean
 from fedloom.simulation.workers.worker import Worker

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from fedloom.protocol.errors import UnavailableError, UsageError
-from fedloom.simulation.history import WorkerShare
 from fedloom.simulation.kernels.base import Job, Measured, Params, RoundTask
+from fedloom.simulation.output.history import WorkerShare
 from fedloom.simulation.workers.base import Progress, Report, Yield
 from fedloom.simulation.workers.failures import explained
 from fedloom.simulation.workers.measure import chunks, mean

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from ray.exceptions import RayActorError, RayTaskError
 
 from fedloom.protocol.errors import FedloomError, UnavailableError, UsageError
-from fedloom.simulation.history import WorkerShare
 from fedloom.simulation.kernels.base import Job, Measured, Params, RoundTask
+from fedloom.simulation.output.history import WorkerShare
 from fedloom.simulation.workers.base import Progress, Report, Yield
 from fedloom.simulation.workers.measure import chunks, mean
 from fedloom.simulation.workers.worker import Worker

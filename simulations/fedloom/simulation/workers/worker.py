@@ -22,8 +22,8 @@ from fedloom.protocol.tensors.container import DTYPES
 from fedloom.protocol.tensors.value_checks import ValueChecker, check_scalars, check_weight
 from fedloom.protocol.updates.message import Limits, TensorPart
 from fedloom.simulation.kernels.base import Job, Kernel, Measured, Outcome, Params, RoundTask
-from fedloom.simulation.memory import Memory
-from fedloom.simulation.spooled import path_of, store
+from fedloom.simulation.training.rule_memory import Memory
+from fedloom.simulation.training.spooled_updates import path_of, store
 from fedloom.simulation.workers.base import Report
 from fedloom.simulation.workers.failures import explained
 from fedloom.strategies import (

@@ -15,10 +15,9 @@ from typing import Any
 
 from fedloom.protocol.atomic_files import write_whole
 from fedloom.protocol.errors import IntegrityError
-from fedloom.simulation import meter
 from fedloom.simulation.api import simulate
 from fedloom.simulation.papers.compression.cases import CASES, CLIENTS, Case, experiment
-from fedloom.simulation.wire import over_the_wire
+from fedloom.simulation.wire.over_the_wire import byte_meter, over_the_wire
 
 COMMITTED = Path(__file__).parent / "results"
 """Our results, with their README."""
@@ -135,12 +134,12 @@ def measure(
     )
 
 
-def _bytes(described: Any) -> tuple[meter.Counts, str]:
+def _bytes(described: Any) -> tuple[byte_meter.Counts, str]:
 
     with TemporaryDirectory(prefix="fedloom-meter-") as folder:
         path = Path(folder) / "bytes.json"
         result = over_the_wire(described, show=False, meter=path)
-        return meter.read(path), result.digest
+        return byte_meter.read(path), result.digest
 
 
 def load(folder: Path, data: str | None = None) -> list[Measured]:

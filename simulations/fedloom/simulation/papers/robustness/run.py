@@ -11,8 +11,8 @@ from typing import Any
 
 from fedloom.simulation import config
 from fedloom.simulation.api import simulate
-from fedloom.simulation.crew import cores
 from fedloom.simulation.papers.robustness.cells import Cell
+from fedloom.simulation.workers.setup import cores
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

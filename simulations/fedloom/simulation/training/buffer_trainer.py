@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from fedloom.server.engine import BufferConfig, RoundKind
-from fedloom.simulation.buffer_clock import BufferPlay, Flight, play_buffer
+from fedloom.simulation.clock.buffer_clock import BufferPlay, Flight, play_buffer
 from fedloom.simulation.kernels.base import Params, RoundTask
-from fedloom.simulation.rounds import Next, Trained, Trainer
+from fedloom.simulation.training.round_trainer import Next, Trained, Trainer
 from fedloom.simulation.workers.base import Progress, Report
 
 

@@ -1,6 +1,6 @@
 """A relay that counts every byte between clients and a server, whatever sent it.
 
-    python -m fedloom.simulation.meter 127.0.0.1:4000 127.0.0.1:5000 bytes.json
+    python -m fedloom.simulation.wire.byte_meter 127.0.0.1:4000 127.0.0.1:5000 bytes.json
 
 It passes TCP on as it comes, so TLS, HTTP/2 and gRPC are counted with what they carry, and knows
 nothing of them.

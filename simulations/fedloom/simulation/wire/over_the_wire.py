@@ -35,15 +35,15 @@ from fedloom.protocol.errors import UnavailableError, UsageError
 from fedloom.protocol.tensors.container import read_params, write_file
 from fedloom.protocol.updates.message import TensorPart
 from fedloom.simulation.api import spent, terminable
-from fedloom.simulation.crew import chosen, make_kernel, manifest_of
 from fedloom.simulation.demo.processes import ANY_PORT, Stage
 from fedloom.simulation.experiment import Experiment
-from fedloom.simulation.fit import check_fit
-from fedloom.simulation.history import Result, RoundRecord, spread_of
 from fedloom.simulation.kernels.base import Job, Kernel, Outcome, RoundTask
 from fedloom.simulation.output import toml
+from fedloom.simulation.output.history import Result, RoundRecord, spread_of
 from fedloom.simulation.output.progress import Progress
 from fedloom.simulation.output.summary import summary
+from fedloom.simulation.training.dry_run import check_fit
+from fedloom.simulation.workers.setup import chosen, make_kernel, manifest_of
 from fedloom.strategies import Slice
 
 MOST_CLIENTS = 256
@@ -69,7 +69,7 @@ def over_the_wire(
         show: a progress display, and a summary in the end.
         console: where to show them; the terminal by default.
         meter: have every byte between clients and server counted, and the counts written there,
-            for `fedloom.simulation.meter.read`.
+            for `fedloom.simulation.wire.byte_meter.read`.
 
     Returns:
         As `simulate`; `digest` is that of the server's last model.
@@ -162,7 +162,7 @@ def _start_meter(stage: Stage, fleet: str, counts: Path) -> str:
     """Start a relay in front of a server; returns its address."""
     listening = counts.with_suffix(".listening")
     listening.unlink(missing_ok=True)
-    stage.keep("meter", "fedloom.simulation.meter", ANY_PORT, fleet, str(counts))
+    stage.keep("meter", "fedloom.simulation.wire.byte_meter", ANY_PORT, fleet, str(counts))
     stage.wait_for(listening)
     through = listening.read_text()
     listening.unlink()

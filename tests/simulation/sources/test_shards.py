@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedloom.protocol.errors import UsageError
-from fedloom.simulation import data
-from fedloom.simulation.data import Dataset
+from fedloom.simulation.sources import shards
+from fedloom.simulation.sources.shards import Dataset
 
 
 def _dataset(labels, num_classes=10):
@@ -18,7 +18,7 @@ def _dataset(labels, num_classes=10):
 
 def test_digits_are_the_set_that_scikit_learn_carries():
     """1,797 images of 8×8 in ten classes, scaled to [0, 1]."""
-    digits = data.digits()
+    digits = shards.digits()
     assert (len(digits), digits.image_shape, digits.num_classes) == (1797, (1, 8, 8), 10)
     assert (digits.x.min(), digits.x.max()) == (0.0, 1.0)
     assert set(digits.y) == set(range(10))
@@ -32,20 +32,20 @@ def test_digits_are_the_set_that_scikit_learn_carries():
 def test_a_split_keeps_every_example_once_and_every_class_in_proportion(labels, fraction, seed):
     """Training and held-out examples are a partition, stratified and reproducible."""
     whole = _dataset(labels)
-    train, held_out = data.split(whole, held_out=fraction, seed=seed)
+    train, held_out = shards.split(whole, held_out=fraction, seed=seed)
     ids = np.concatenate([train.x, held_out.x]).ravel()
     assert sorted(ids) == list(range(len(labels)))
     for label in range(5):
         wanted = round(fraction * labels.count(label))
         assert np.count_nonzero(held_out.y == label) == wanted
-    again, _ = data.split(whole, held_out=fraction, seed=seed)
+    again, _ = shards.split(whole, held_out=fraction, seed=seed)
     assert np.array_equal(again.x, train.x)
 
 
 def test_other_seeds_split_otherwise():
     """The seed matters."""
     whole = _dataset([0] * 50)
-    splits = [data.split(whole, held_out=0.5, seed=seed)[1].x for seed in (0, 1)]
+    splits = [shards.split(whole, held_out=0.5, seed=seed)[1].x for seed in (0, 1)]
     assert not np.array_equal(*splits)
 
 
@@ -53,7 +53,7 @@ def test_other_seeds_split_otherwise():
 def test_a_fraction_that_holds_out_nothing_or_all_is_refused(fraction):
     """It must lie strictly between."""
     with pytest.raises(UsageError, match="0 < held_out < 1"):
-        data.split(_dataset([0, 1]), held_out=fraction, seed=0)
+        shards.split(_dataset([0, 1]), held_out=fraction, seed=0)
 
 
 @pytest.mark.parametrize(
@@ -76,9 +76,9 @@ def test_arrays_that_are_no_labelled_images_are_refused(x, y, message):
 def test_a_stored_shard_comes_back_with_the_same_bits(tmp_path):
     """An empty part is no exception."""
     train, held_out = _dataset([3, 1, 2]), _dataset([])
-    data.save(tmp_path / "shard.npz", train=train, held_out=held_out)
+    shards.save(tmp_path / "shard.npz", train=train, held_out=held_out)
     for name, part in (("train", train), ("held_out", held_out)):
-        back = data.load(tmp_path / "shard.npz", name)
+        back = shards.load(tmp_path / "shard.npz", name)
         assert np.array_equal(back.x, part.x)
         assert np.array_equal(back.y, part.y)
         assert back.num_classes == part.num_classes
@@ -87,16 +87,16 @@ def test_a_stored_shard_comes_back_with_the_same_bits(tmp_path):
 def test_what_is_no_shard_is_refused_by_name(tmp_path):
     """A missing file, another kind of file, a missing part."""
     with pytest.raises(UsageError, match="no such file"):
-        data.load(tmp_path / "none.npz", "train")
+        shards.load(tmp_path / "none.npz", "train")
     (tmp_path / "text.npz").write_text("hello")
     with pytest.raises(UsageError, match=r"text\.npz to be a shard"):
-        data.load(tmp_path / "text.npz", "train")
+        shards.load(tmp_path / "text.npz", "train")
     (tmp_path / "torn.npz").write_bytes(b"PK\x03\x04torn")
     with pytest.raises(UsageError, match=r"torn\.npz to be a shard"):
-        data.load(tmp_path / "torn.npz", "train")
+        shards.load(tmp_path / "torn.npz", "train")
     np.save(tmp_path / "array.npy", np.zeros(3))
     with pytest.raises(UsageError, match=r"array\.npy to be a shard"):
-        data.load(tmp_path / "array.npy", "train")
-    data.save(tmp_path / "shard.npz", train=_dataset([0]))
+        shards.load(tmp_path / "array.npy", "train")
+    shards.save(tmp_path / "shard.npz", train=_dataset([0]))
     with pytest.raises(UsageError, match="'test'"):
-        data.load(tmp_path / "shard.npz", "test")
+        shards.load(tmp_path / "shard.npz", "test")

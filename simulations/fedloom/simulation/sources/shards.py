@@ -1,7 +1,7 @@
 """Labelled images in memory: where they come from, how some are held out, how a shard is stored.
 
 Sources: the handwritten digits that scikit-learn carries (1,797 images of 8×8, a copy of the test
-set of the UCI ML hand-written digits), and folders in MNIST's layout (`fedloom.simulation.idx`).
+set of the UCI ML hand-written digits), and folders in MNIST's layout (`fedloom.simulation.sources.idx`).
 
 Invariants: images are float32 in [0, 1], channel first; labels are int64 in [0, num_classes).
 """
@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedloom.protocol.errors import UsageError
-from fedloom.simulation import idx
 from fedloom.simulation.seeds import stream
+from fedloom.simulation.sources import idx
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -150,7 +150,7 @@ def load(path: Path, name: str) -> Dataset:
     except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
         raise UsageError(
             f"Expected {path} to be a shard with a part named {name!r}, got: {error}. "
-            "Write it with fedloom.simulation.data.save."
+            "Write it with fedloom.simulation.sources.shards.save."
         ) from error
     return Dataset(x=x, y=y, num_classes=int(num_classes))
 

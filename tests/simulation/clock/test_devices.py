@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedloom.protocol.errors import UsageError
-from fedloom.simulation.availability import from_windows, periodic
-from fedloom.simulation.devices import Devices, Load, trained_examples
-from fedloom.simulation.draws import Source, draw
+from fedloom.simulation.clock.availability import from_windows, periodic
+from fedloom.simulation.clock.device_random import Source, draw
+from fedloom.simulation.clock.devices import Devices, Load, trained_examples
 from fedloom.strategies import RoundSettings
 
 PLAIN = {"compute_examples_per_s": 100, "download_mbit_s": 8, "upload_mbit_s": 4}
@@ -322,7 +322,7 @@ def test_a_trace_and_a_setting_of_the_same_thing_are_refused(traces):
 
 # ---- documentation -------------------------------------------------------------------------------
 
-PAGE = (Path(__file__).parents[2] / "docs" / "devices.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "devices.md").read_text()
 
 
 def test_the_page_says_what_is_so(traces):

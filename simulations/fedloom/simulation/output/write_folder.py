@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from fedloom.simulation.data.statistics import statistics
 from fedloom.simulation.experiment import Experiment
-from fedloom.simulation.history import Result, RoundRecord
 from fedloom.simulation.output import report
 from fedloom.simulation.output.files import Folder
+from fedloom.simulation.output.history import Result, RoundRecord
 from fedloom.simulation.output.trackers import Trackers, wanted
-from fedloom.simulation.statistics import statistics
 
 
 def given(experiment: Experiment) -> Mapping[str, Any]:
@@ -53,7 +53,7 @@ def write(
 ) -> None:
     """Write the model, the plots and the report, and say that the folder is complete."""
     # Here, not above: matplotlib takes half a second that the first round need not wait for.
-    from fedloom.simulation.heatmap import heat_map  # noqa: PLC0415
+    from fedloom.simulation.data.heatmap import heat_map  # noqa: PLC0415
     from fedloom.simulation.output import plots  # noqa: PLC0415
 
     folder.write_model(result.params, dtypes)

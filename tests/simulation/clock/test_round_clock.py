@@ -11,9 +11,9 @@ import pytest
 
 from fedloom.protocol.errors import UsageError
 from fedloom.server.engine import Phase, RoundConfig, RoundState, uniform
-from fedloom.simulation.availability import from_windows
-from fedloom.simulation.clock import Clock, play
-from fedloom.simulation.devices import Devices, Load
+from fedloom.simulation.clock.availability import from_windows
+from fedloom.simulation.clock.devices import Devices, Load
+from fedloom.simulation.clock.round_clock import Clock, play
 
 
 def in_order(candidates, count):

@@ -12,10 +12,10 @@ from fedloom.client.trees import TreeClient
 from fedloom.protocol.errors import UsageError
 from fedloom.simulation import config, sources
 from fedloom.simulation.api import simulate
-from fedloom.simulation.crew import muster, plan
-from fedloom.simulation.fit import check_fit
+from fedloom.simulation.training.dry_run import check_fit
 from fedloom.simulation.trees import TreeModel
-from fedloom.simulation.wire import over_the_wire
+from fedloom.simulation.wire.over_the_wire import over_the_wire
+from fedloom.simulation.workers.setup import muster, plan
 from support.experiments import CLASSES, FEATURES, Nudge, experiment, population
 
 

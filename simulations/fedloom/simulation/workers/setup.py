@@ -20,10 +20,10 @@ from fedloom.protocol.manifest import Manifest
 from fedloom.protocol.tensors.container import Entry, build_header, dtype_name
 from fedloom.server.planning import limits
 from fedloom.simulation.experiment import Experiment
-from fedloom.simulation.fit import check_fit
 from fedloom.simulation.kernels import choose
 from fedloom.simulation.kernels.base import Kernel
 from fedloom.simulation.kernels.custom import ClientKernel
+from fedloom.simulation.training.dry_run import check_fit
 from fedloom.simulation.workers.base import Crew
 from fedloom.simulation.workers.local import Local
 from fedloom.simulation.workers.pool import Pool

@@ -1,6 +1,6 @@
 """A buffer on the virtual clock: devices go on working while models are made from others' updates.
 
-As with a round (`fedloom.simulation.clock`) it is the server's engine that decides, and nothing is
+As with a round (`fedloom.simulation.clock.round_clock`) it is the server's engine that decides, and nothing is
 trained: one buffer is played from who was at work when it opened to who is at work when it is
 committed. What is between two buffers is a `Flight`, a value: it can be written to a file, and a
 buffer that is played again from it, for an update that the door refuses, goes the same way.

@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 
 from fedloom.protocol.errors import UsageError
+from fedloom.simulation.data.population import Examples
 from fedloom.simulation.experiment import Experiment
-from fedloom.simulation.population import Examples
 from fedloom.simulation.sources.finite import intact
 from fedloom.simulation.workers.failures import told
 from fedloom.strategies import RoundSettings

@@ -32,16 +32,22 @@ from fedloom.server.engine import (
 )
 from fedloom.server.planning import limits
 from fedloom.server.planning.round_plan import task_seed
-from fedloom.simulation.buffer_clock import Flight
-from fedloom.simulation.buffer_rounds import Between, BufferTrainer, TrainedBuffer
-from fedloom.simulation.checkpoint import Checkpoint
-from fedloom.simulation.crew import Muster, muster
+from fedloom.simulation.clock.buffer_clock import Flight
 from fedloom.simulation.experiment import Experiment
-from fedloom.simulation.history import RoundRecord, spread_of
-from fedloom.simulation.memory import Memory
-from fedloom.simulation.rounds import Next, Trained, examples_of, observations, stream_of
-from fedloom.simulation.spooled import Spooled, check, is_needed
+from fedloom.simulation.output.history import RoundRecord, spread_of
+from fedloom.simulation.training.buffer_trainer import Between, BufferTrainer, TrainedBuffer
+from fedloom.simulation.training.checkpoint import Checkpoint
+from fedloom.simulation.training.round_trainer import (
+    Next,
+    Trained,
+    examples_of,
+    observations,
+    stream_of,
+)
+from fedloom.simulation.training.rule_memory import Memory
+from fedloom.simulation.training.spooled_updates import Spooled, check, is_needed
 from fedloom.simulation.workers.base import Progress, Report
+from fedloom.simulation.workers.setup import Muster, muster
 from fedloom.strategies import (
     Params,
     Partial,

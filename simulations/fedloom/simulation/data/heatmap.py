@@ -20,8 +20,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 from numpy.typing import NDArray
 
-from fedloom.simulation.population import Population
-from fedloom.simulation.statistics import label_counts, total_variations
+from fedloom.simulation.data.population import Population
+from fedloom.simulation.data.statistics import label_counts, total_variations
 
 _INK, _GREY, _BAR = "#222222", "#6E6E6E", "#9A9A9A"
 _MAX_ROWS = 40

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedloom.protocol.errors import UsageError
-from fedloom.simulation.traces import Behaviour, Capacity, read_behaviour, read_capacity
+from fedloom.simulation.clock.traces import Behaviour, Capacity, read_behaviour, read_capacity
 
 CAPACITY = {432802: {"computation": 162.0, "communication": 5648.0}}
 BEHAVIOUR = {

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedloom.protocol.errors import UsageError
-from fedloom.simulation.population import Population
+from fedloom.simulation.data.population import Population
 from fedloom.simulation.seeds import stream
 
 Counts = NDArray[np.int64]

@@ -17,9 +17,9 @@ import pytest
 from fedloom.protocol.errors import UnavailableError, UsageError
 from fedloom.simulation import config
 from fedloom.simulation.api import simulate
-from fedloom.simulation.devices import Devices
-from fedloom.simulation.history import INTERRUPTED
-from fedloom.simulation.simulator import Simulation
+from fedloom.simulation.clock.devices import Devices
+from fedloom.simulation.output.history import INTERRUPTED
+from fedloom.simulation.training.simulator import Simulation
 from support.experiments import Nudge, experiment, population
 from support.patience import PATIENCE_S
 

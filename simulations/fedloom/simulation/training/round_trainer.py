@@ -18,12 +18,12 @@ from fedloom.protocol.trust.noise_stream import key_of_seed, keyed
 from fedloom.server.engine import RoundKind, RoundState
 from fedloom.server.planning.round_plan import task_seed
 from fedloom.server.planning.spec import RunSpec
-from fedloom.simulation.clock import Clock, Play
-from fedloom.simulation.devices import Load, steps_in_time, trained_examples
+from fedloom.simulation.clock.devices import Load, steps_in_time, trained_examples
+from fedloom.simulation.clock.round_clock import Clock, Play
 from fedloom.simulation.experiment import Experiment
-from fedloom.simulation.history import WorkerShare
 from fedloom.simulation.kernels.base import Job, Params, RoundTask
-from fedloom.simulation.spooled import Spooled
+from fedloom.simulation.output.history import WorkerShare
+from fedloom.simulation.training.spooled_updates import Spooled
 from fedloom.simulation.workers.base import Crew, Progress, Report
 from fedloom.simulation.workers.placement import TimeModel, grouped, longest_first
 from fedloom.strategies import Partial, Updates

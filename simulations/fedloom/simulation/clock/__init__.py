@@ -1,0 +1,1 @@
+"""The virtual clock: devices, their availability, and rounds played in simulated time."""

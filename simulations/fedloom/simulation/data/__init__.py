@@ -1,0 +1,1 @@
+"""The population of a simulation: clients, their data, and statistics of both."""

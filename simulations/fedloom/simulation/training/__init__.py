@@ -1,0 +1,1 @@
+"""The training of simulated rounds: the simulator, checkpoints, memory and attacks."""

@@ -1,0 +1,1 @@
+"""An experiment over the wire: a real server and client processes on loopback."""
