@@ -9,7 +9,7 @@ from contextlib import suppress
 import pytest
 
 from fedloom.client import Agent, Client
-from fedloom.client.agent.agent import agent as agent_module
+from fedloom.client.agent import agent as agent_module
 from fedloom.client.config import ClientConfig
 from fedloom.protocol.errors import UnavailableError
 from support.modules import like

@@ -11,7 +11,7 @@ import time
 import numpy as np
 import pytest
 
-from fedloom.client.agent.agent import agent
+from fedloom.client.agent import agent
 from support.agents import Adder, pass_deadline, played, submit, until
 
 pytestmark = pytest.mark.e2e

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from fedloom.client import Agent, Client
-from fedloom.client.agent.agent import agent as agent_module
+from fedloom.client.agent import agent as agent_module
 from fedloom.client.agent.store import ClientStore
 from fedloom.client.config import ClientConfig
 from fedloom.client.network.diagnosis import diagnose

@@ -5,7 +5,7 @@ import threading
 import numpy as np
 import pytest
 
-from fedloom.client.agent.agent import training_thread
+from fedloom.client.agent import training_thread
 from fedloom.client.api import Client
 from support.agents import played, result, submit, until
 from support.patience import PATIENCE_S

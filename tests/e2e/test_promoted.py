@@ -17,7 +17,7 @@ from fedloom.protocol.tensors.container import read_params, write_file
 from fedloom.protocol.transport import methods
 from fedloom.protocol.trust.signing import PROMOTED, Signer
 from fedloom.protocol.v1 import fleet_pb2
-from fedloom.server.fleet.sessions import promoted_model as servers
+from fedloom.server.fleet import promoted_model as servers
 from support.agents import Adder, Agents, submit
 from support.federation import Federation
 from support.patience import PATIENCE_S

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from fedloom.client.agent.agent import agent
+from fedloom.client.agent import agent
 from fedloom.client.network import transfer
 from fedloom.protocol.errors import MAX_MESSAGE, Code
 from fedloom.protocol.tensors import container
 from fedloom.protocol.transport import methods as wire
-from fedloom.protocol.updates.message import header
+from fedloom.protocol.updates import header
 from fedloom.protocol.version import PROTOCOL_VERSIONS
-from fedloom.server.fleet.sessions import calls
+from fedloom.server.fleet import calls
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")

@@ -14,8 +14,8 @@ from fedloom.client.torch import parameters
 from fedloom.protocol.errors import UnavailableError, UsageError
 from fedloom.simulation.api import simulate
 from fedloom.simulation.training.simulator import Simulation
-from fedloom.simulation.wire.over_the_wire import over_the_wire
-from fedloom.simulation.wire.over_the_wire import over_the_wire as wire
+from fedloom.simulation.wire import harness as wire
+from fedloom.simulation.wire.harness import over_the_wire
 from support.experiments import experiment, population
 from support.patience import PATIENCE_S
 

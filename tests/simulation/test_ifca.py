@@ -13,7 +13,7 @@ from fedloom.protocol.errors import UsageError
 from fedloom.simulation.api import simulate
 from fedloom.simulation.data.population import Examples, Population, numbered
 from fedloom.simulation.training.simulator import Simulation
-from fedloom.simulation.wire.over_the_wire import over_the_wire
+from fedloom.simulation.wire.harness import over_the_wire
 from fedloom.strategies import DELTA, Full, Partial, TensorSpec, exponent
 from fedloom.strategies.algorithms.ifca import Ifca
 from support.experiments import CLASSES, FEATURES, Nudge, experiment, population

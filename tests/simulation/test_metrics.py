@@ -8,7 +8,7 @@ import pytest
 from fedloom.protocol.errors import UsageError
 from fedloom.simulation.api import simulate
 from fedloom.simulation.output.metrics import from_line, to_line
-from fedloom.simulation.wire.over_the_wire import over_the_wire
+from fedloom.simulation.wire.harness import over_the_wire
 from support.experiments import experiment, population
 
 ASKED = {"quantiles": [0.0, 0.5, 1.0], "bins": 3, "per_client": True}

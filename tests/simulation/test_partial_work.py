@@ -10,7 +10,7 @@ from fedloom.client.torch import parameters
 from fedloom.protocol.errors import UsageError
 from fedloom.simulation.api import simulate
 from fedloom.simulation.clock.devices import Devices
-from fedloom.simulation.wire.over_the_wire import over_the_wire
+from fedloom.simulation.wire.harness import over_the_wire
 from fedloom.strategies import Departures
 from support.experiments import experiment, population
 

@@ -17,7 +17,7 @@ from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server.planning import limits as run_sums
 from fedloom.simulation.api import simulate
 from fedloom.simulation.training.simulator import Simulation
-from fedloom.simulation.wire.over_the_wire import over_the_wire
+from fedloom.simulation.wire.harness import over_the_wire
 from fedloom.simulation.workers.setup import manifest_of
 from fedloom.strategies import Personal
 from support.experiments import CLASSES, FEATURES, experiment, population

@@ -6,7 +6,7 @@ import pytest
 from fedloom.protocol.errors import UsageError
 from fedloom.simulation.api import simulate
 from fedloom.simulation.training.simulator import Simulation
-from fedloom.simulation.wire.over_the_wire import over_the_wire
+from fedloom.simulation.wire.harness import over_the_wire
 from support.experiments import experiment, population
 
 pytest.importorskip("dp_accounting")

@@ -10,7 +10,7 @@ from fedloom.simulation import config
 from fedloom.simulation.api import simulate
 from fedloom.simulation.training import attacks
 from fedloom.simulation.training.simulator import Simulation
-from fedloom.simulation.wire.over_the_wire import over_the_wire
+from fedloom.simulation.wire.harness import over_the_wire
 from support.experiments import Nudge, experiment, population
 
 EVERYONE = {"cohort": {"goal": 6, "quorum": 6}}

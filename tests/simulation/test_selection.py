@@ -7,7 +7,7 @@ from fedloom.protocol.errors import UsageError
 from fedloom.simulation.api import simulate
 from fedloom.simulation.clock.devices import Devices
 from fedloom.simulation.training.simulator import Simulation
-from fedloom.simulation.wire.over_the_wire import over_the_wire
+from fedloom.simulation.wire.harness import over_the_wire
 from support.experiments import Nudge, experiment, population
 
 POLICIES = [

@@ -12,7 +12,7 @@ from fedloom.simulation import config
 from fedloom.simulation.api import simulate
 from fedloom.simulation.experiment import EngineSettings, Experiment
 from fedloom.simulation.trees import TreeModel
-from fedloom.simulation.wire.over_the_wire import over_the_wire
+from fedloom.simulation.wire.harness import over_the_wire
 from support.experiments import CLASSES, population
 
 xgboost = pytest.importorskip("xgboost")

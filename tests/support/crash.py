@@ -1,9 +1,9 @@
 """The crash test: real processes, killed again and again, and a result that must not notice.
 
 A server and a few client processes do a run of federated averaging. A seeded plan arms each new
-process with a place to die at (`fedloom.protocol.crash_points`) or a moment, by SIGKILL; whoever dies is
-started again. In the end the model must have the bits that the run has without faults, every
-acknowledged update must be in the ledger, and none twice.
+process with a place to die at (`fedloom.protocol.crash_points`) or a moment, by SIGKILL; whoever
+dies is started again. In the end the model must have the bits that the run has without faults,
+every acknowledged update must be in the ledger, and none twice.
 
 By hand: python tests/support/crash.py --kills 2000 --seed 7
 """

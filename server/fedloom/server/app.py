@@ -33,7 +33,7 @@ tune_allocator()
 
 import grpc  # noqa: E402 - after the allocator
 
-from fedloom.protocol import tracing
+from fedloom.protocol import tracing  # noqa: E402
 from fedloom.protocol.atomic_files import write_whole  # noqa: E402
 from fedloom.protocol.errors import Code, Refusal, UnavailableError, UsageError  # noqa: E402
 from fedloom.protocol.transport import methods  # noqa: E402
@@ -44,13 +44,11 @@ from fedloom.server.access.site import make_site  # noqa: E402
 from fedloom.server.access.trail import HEAD_FILE  # noqa: E402
 from fedloom.server.config import ServerConfig, split_address  # noqa: E402
 from fedloom.server.context import World  # noqa: E402
+from fedloom.server.fleet import last_seen  # noqa: E402
 from fedloom.server.fleet.enrolment import EnrolmentService  # noqa: E402
 from fedloom.server.fleet.service import FleetService  # noqa: E402
-from fedloom.server.fleet.sessions import (
-    Hold,  # noqa: E402
-    last_seen,
-)
-from fedloom.server.http import application, connection_limits, tcp_listener, unix_socket
+from fedloom.server.fleet.sessions import Hold  # noqa: E402
+from fedloom.server.http import application, connection_limits, tcp_listener, unix_socket  # noqa: E402
 from fedloom.server.ledger import Ledger  # noqa: E402
 from fedloom.server.metrics import lag  # noqa: E402
 from fedloom.server.pki.authority import Authority, ServerBundle  # noqa: E402

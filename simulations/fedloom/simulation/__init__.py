@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from fedloom.simulation.data.population import Examples, Population
     from fedloom.simulation.experiment import EngineSettings, Experiment
     from fedloom.simulation.output.history import Result, RoundRecord
-    from fedloom.simulation.wire.over_the_wire import over_the_wire
+    from fedloom.simulation.wire.harness import over_the_wire
 
 _HOMES = {
     "EngineSettings": "experiment",
-    "Examples": "population",
+    "Examples": "data.population",
     "Experiment": "experiment",
-    "Population": "population",
-    "Result": "history",
-    "RoundRecord": "history",
-    "over_the_wire": "wire",
+    "Population": "data.population",
+    "Result": "output.history",
+    "RoundRecord": "output.history",
+    "over_the_wire": "wire.harness",
     "simulate": "api",
 }
 

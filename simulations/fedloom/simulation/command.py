@@ -68,7 +68,7 @@ def simulate(
     load("fedloom.simulation.api:simulate")  # names the extra that is missing, if one is
     from fedloom.simulation import api, config  # noqa: PLC0415 - help needs none of this
     from fedloom.simulation.output.history import INTERRUPTED  # noqa: PLC0415
-    from fedloom.simulation.wire.over_the_wire import over_the_wire as by_wire  # noqa: PLC0415
+    from fedloom.simulation.wire.harness import over_the_wire as by_wire  # noqa: PLC0415
 
     overrides = dict(_change(text) for text in changes)
     if workers is not None:

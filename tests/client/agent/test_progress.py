@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from fedloom.client.agent.agent import progress
+from fedloom.client.agent import progress
 from fedloom.client.agent.progress import Note, note
 from fedloom.client.numpy import gradient_client
 from support.modules import like

@@ -7,7 +7,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from fedloom.client import Kind, Task, Weighting
-from fedloom.client.agent.agent import training_length
+from fedloom.client.agent import training_length
 from fedloom.client.torch import TorchClient, parameters
 from fedloom.client.torch.stopping import Stopping
 from fedloom.strategies import Plain, RoundSettings, client_rule

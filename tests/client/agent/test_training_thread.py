@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from fedloom.client.agent.agent import training_thread
+from fedloom.client.agent import training_thread
 from fedloom.client.agent.training_thread import Trainer
 from support import tasks
 

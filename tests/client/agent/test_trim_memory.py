@@ -7,8 +7,8 @@ import sys
 import numpy as np
 import pytest
 
-from fedloom.client.agent.agent import agent as agent_module
-from fedloom.client.agent.agent import trim_memory
+from fedloom.client.agent import agent as agent_module
+from fedloom.client.agent import trim_memory
 from support.agents import Adder, played, submit, until
 
 SMAPS = """\

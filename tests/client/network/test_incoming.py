@@ -6,7 +6,7 @@ import os
 import numpy as np
 import pytest
 
-from fedloom.client.agent.agent import store as store_module
+from fedloom.client.agent import store as store_module
 from fedloom.client.agent.store import KEEP_MODELS, ClientStore
 from fedloom.client.network.incoming import Incoming
 from fedloom.protocol.tensors.container import read_params, write_file

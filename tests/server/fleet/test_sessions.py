@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from fedloom.protocol.errors import Code, Refusal
+from fedloom.server.fleet import sessions as fleet_module
 from fedloom.server.fleet.sessions import Call, Fleet, Hold, Session
-from fedloom.server.fleet.sessions import sessions as fleet_module
 from fedloom.server.metrics.gauges import states
 from support.patience import PATIENCE_S
 

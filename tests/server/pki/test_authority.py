@@ -10,8 +10,8 @@ from cryptography.x509 import verification
 
 from fedloom.protocol.errors import IntegrityError, UsageError
 from fedloom.protocol.trust.identity import build_csr, generate_key, key_from_pem
+from fedloom.server.pki import authority as pki
 from fedloom.server.pki.authority import Authority
-from fedloom.server.pki.authority import authority as pki
 from support.logs import ours
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)

@@ -14,7 +14,7 @@ from fedloom.simulation import config, sources
 from fedloom.simulation.api import simulate
 from fedloom.simulation.training.dry_run import check_fit
 from fedloom.simulation.trees import TreeModel
-from fedloom.simulation.wire.over_the_wire import over_the_wire
+from fedloom.simulation.wire.harness import over_the_wire
 from fedloom.simulation.workers.setup import muster, plan
 from support.experiments import CLASSES, FEATURES, Nudge, experiment, population
 

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 import grpc
 
-from fedloom.client.agent.agent import trim_memory
+from fedloom.client.agent import trim_memory
 from fedloom.client.agent.condition_watch import Watch
 from fedloom.client.agent.health_file import Standing, keep_watchdog
 from fedloom.client.agent.process_lock import only_agent
@@ -62,8 +62,8 @@ FINAL = frozenset(
 
 
 _TOO_LONG = (
-    f"Refused a message of the server: it is longer than the {methods.MAX_MESSAGE_BYTES} bytes that "
-    "one may have."
+    "Refused a message of the server: it is longer than the "
+    f"{methods.MAX_MESSAGE_BYTES} bytes that one may have."
 )
 
 

@@ -1,7 +1,7 @@
 """What is wrong with what `train` and `evaluate` returned, each thing in one sentence.
 
-Its form is looked at by `fedloom.client.update.validate`, as on a device; here comes what a server would
-refuse, or what helps nobody.
+Its form is looked at by `fedloom.client.update.validate`, as on a device; here comes what a server
+would refuse, or what helps nobody.
 """
 
 import math

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from fedloom.client.agent.agent import training_length
+from fedloom.client.agent import training_length
 from fedloom.client.agent.training_length import never
 
 __all__ = ["Stopping", "never"]

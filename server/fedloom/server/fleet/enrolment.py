@@ -1,9 +1,9 @@
 """The enrolment service: a one-time token becomes a client's first certificate.
 
 A device that was off when its certificate ended gets a new one here too, for a while, if it proves
-to have the key of the old one (`fedloom.protocol.trust.late_renewal`): that proves as much as a handshake, and a
-revoked client is refused as everywhere. `late_renewal_s` is how much longer a key that was stolen
-unnoticed is good for, and how long a device may be off before it needs a person.
+to have the key of the old one (`fedloom.protocol.trust.late_renewal`): that proves as much as a
+handshake, and a revoked client is refused as everywhere. `late_renewal_s` is how much longer a key
+that was stolen unnoticed is good for, and how long a device may be off before it needs a person.
 
 It has a port of its own because a server that asks every peer for a certificate cannot serve
 those that have none yet.

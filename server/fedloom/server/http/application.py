@@ -1,9 +1,9 @@
 """The one HTTP API: everything an operator can see or do, as JSON under /v1.
 
 The command line is a client of it, and so is the console, so they cannot differ. It is served on
-the Unix socket in the state directory (`fedloom.server.http.unix_socket`) and, for those who log in or have
-an API token, on a TCP port (`fedloom.server.http.tcp_listener`). Its description is at /v1/openapi.json.
-Every answer that is not a success is an `ErrorReply`.
+the Unix socket in the state directory (`fedloom.server.http.unix_socket`) and, for those who log
+in or have an API token, on a TCP port (`fedloom.server.http.tcp_listener`). Its description is at
+/v1/openapi.json. Every answer that is not a success is an `ErrorReply`.
 """
 
 import asyncio

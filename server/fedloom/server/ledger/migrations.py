@@ -1,9 +1,9 @@
 """The ledger's schema over time: a database of any earlier version is brought forward.
 
 New tables, indexes and columns that may be null need no step: they are added wherever they are
-missing, so what is written in `fedloom.server.ledger.tables` is what there is. A step is for what values
-have to become. All is one transaction, under the database's write lock, so two servers that open
-one database take turns, and a crash leaves it as it was.
+missing, so what is written in `fedloom.server.ledger.tables` is what there is. A step is for what
+values have to become. All is one transaction, under the database's write lock, so two servers that
+open one database take turns, and a crash leaves it as it was.
 
 Invariant: steps are only ever appended; the version is how many were done.
 """

@@ -1,4 +1,4 @@
-"""Which models are to go, and which files those need that stay; see `fedloom.server.storage.pruning`."""
+"""Which models are to go, and which files the others need (`fedloom.server.storage.pruning`)."""
 
 from collections.abc import Iterable
 from typing import Any

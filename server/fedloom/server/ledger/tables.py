@@ -105,8 +105,8 @@ cohorts = sa.Table(
     sa.Column("phase", sa.String, nullable=False),
     sa.Column("reason", sa.String, nullable=False, default=""),
     sa.Column("offered_at", sa.Float),
-    # What the server saw of the member's part; see `fedloom.server.rounds.member_records`. Lost with a killed
-    # server, and no value for what it did not see.
+    # What the server saw of the member's part; see `fedloom.server.rounds.member_records`. Lost
+    # with a killed server, and no value for what it did not see.
     sa.Column("took_at", sa.Float),
     sa.Column("download_began_at", sa.Float),
     sa.Column("download_ended_at", sa.Float),

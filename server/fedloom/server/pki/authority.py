@@ -45,7 +45,7 @@ from fedloom.protocol.trust.private_files import (
     sync_directory,
     write_private,
 )
-from fedloom.server.pki.authority import certificates
+from fedloom.server.pki import certificates
 from fedloom.server.pki.certificates import Issuer
 
 _log = logging.getLogger(__name__)

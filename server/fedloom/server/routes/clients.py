@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body, Query
 
 from fedloom.protocol.errors import Code, Refusal
-from fedloom.server.fleet.sessions import sessions
+from fedloom.server.fleet import sessions
 from fedloom.server.ledger import Filter
 from fedloom.server.rounds.member_records import measured, shape
 from fedloom.server.routes.client_views import (

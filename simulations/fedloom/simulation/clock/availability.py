@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from fedloom.protocol.errors import UsageError
 
-from .draws import Floats
+from .device_random import Floats
 
 Places = NDArray[np.int64]
 Window = tuple[float, float]

@@ -1,9 +1,10 @@
 """A buffer on the virtual clock: devices go on working while models are made from others' updates.
 
-As with a round (`fedloom.simulation.clock.round_clock`) it is the server's engine that decides, and nothing is
-trained: one buffer is played from who was at work when it opened to who is at work when it is
-committed. What is between two buffers is a `Flight`, a value: it can be written to a file, and a
-buffer that is played again from it, for an update that the door refuses, goes the same way.
+As with a round (`fedloom.simulation.clock.round_clock`) it is the server's engine that decides,
+and nothing is trained: one buffer is played from who was at work when it opened to who is at work
+when it is committed. What is between two buffers is a `Flight`, a value: it can be written to a
+file, and a buffer that is played again from it, for an update that the door refuses, goes the same
+way.
 
 Invariants: those of a played round. A commit takes no virtual time, so the next buffer opens when
 the last one closes. What differs from round to round (jitter, failure) is drawn for the round in
@@ -41,8 +42,8 @@ from fedloom.server.engine import (
     Withdraw,
 )
 
-from .clock import FAILS, LEAVES, REPORTS, Clock, Game, Opening, Play
 from .devices import Load
+from .round_clock import FAILS, LEAVES, REPORTS, Clock, Game, Opening, Play
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ from fedloom.protocol.errors import UsageError
 from fedloom.strategies import RoundSettings
 
 from .availability import Availability, from_windows, periodic
-from .draws import Floats, Source, draw, number
+from .device_random import Floats, Source, draw, number
 from .traces import TRAINING_FACTOR, read_behaviour, read_capacity
 
 _BYTES_PER_MBIT = 1e6 / 8

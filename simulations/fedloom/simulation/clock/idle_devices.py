@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .availability import Availability
-from .draws import Floats
+from .device_random import Floats
 
 
 class Idle:

@@ -52,9 +52,9 @@ from fedloom.server.engine import (
 from fedloom.strategies.selection import Attendance, Roster
 
 from .availability import Availability
+from .device_random import Floats
 from .devices import Devices, Load
-from .draws import Floats
-from .idle import Idle
+from .idle_devices import Idle
 
 REPORTS, FAILS, LEAVES, RETURNS = range(4)
 """What a member's device does next."""

@@ -1,7 +1,8 @@
 """Labelled images in memory: where they come from, how some are held out, how a shard is stored.
 
 Sources: the handwritten digits that scikit-learn carries (1,797 images of 8×8, a copy of the test
-set of the UCI ML hand-written digits), and folders in MNIST's layout (`fedloom.simulation.sources.idx`).
+set of the UCI ML hand-written digits), and folders in MNIST's layout
+(`fedloom.simulation.sources.idx`).
 
 Invariants: images are float32 in [0, 1], channel first; labels are int64 in [0, num_classes).
 """

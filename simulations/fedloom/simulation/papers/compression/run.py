@@ -17,7 +17,8 @@ from fedloom.protocol.atomic_files import write_whole
 from fedloom.protocol.errors import IntegrityError
 from fedloom.simulation.api import simulate
 from fedloom.simulation.papers.compression.cases import CASES, CLIENTS, Case, experiment
-from fedloom.simulation.wire.over_the_wire import byte_meter, over_the_wire
+from fedloom.simulation.wire import byte_meter
+from fedloom.simulation.wire.harness import over_the_wire
 
 COMMITTED = Path(__file__).parent / "results"
 """Our results, with their README."""

@@ -150,7 +150,7 @@ def _line(cells: Iterable[str]) -> str:
 
 
 def titles() -> list[str]:
-    """Column titles as `fedloom.cli.common.output` takes them: numbers to the right, prose to wrap."""
+    """Column titles for `fedloom.cli.common.output`: numbers to the right, prose to wrap."""
     return [
         f">{column}" if column in _RIGHT else f"~{column}" if column == "remarks" else column
         for column in COLUMNS
