@@ -42,9 +42,7 @@ def test_operators_and_devices_commands_load_nothing_of_the_server(group):
 
 def test_a_devices_run_loads_nothing_of_the_server():
     """What `fedloom client run` imports fits the small install."""
-    code = (
-        "import fedloom.cli.main, fedloom.cli.common.load_code, fedloom.cli.device.client"
-    )
+    code = "import fedloom.cli.main, fedloom.cli.common.load_code, fedloom.cli.device.client"
     assert not _loaded(code) & {"fastapi", "sqlalchemy", "torch", "uvicorn", "fedloom.server"}
 
 
