@@ -17,7 +17,7 @@ from fedloom.protocol.errors import UsageError
 from fedloom.simulation import sources
 from fedloom.simulation.sources import base, text
 
-DATA = Path(__file__).parents[3] / "shared" / "data"
+DATA = Path(__file__).parents[4] / "shared" / "data"
 needs_mnist = pytest.mark.skipif(
     not (DATA / "mnist").is_dir(), reason="needs the MNIST files beside the repository"
 )
