@@ -1,0 +1,139 @@
+"""The product's tree: small folders, no circular imports, one meaning for each public class name."""
+
+import ast
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import pytest
+
+ROOTS = tuple(
+    Path(__file__).parents[1] / name
+    for name in ("client_sdk", "server", "simulations", "strategies")
+)
+MOST_MODULES = 20
+"""Modules side by side in a folder, `__init__` and generated code apart."""
+
+SHARED_NAMES = frozenset(
+    """
+    Answers Break Cell Coded Commands Display Door Entry Examples Facts Filter Finding Folder
+    Found Gate Held Hold Inspector Job Journal Lazy Line Loaded Local Measured Meter Note
+    Objective Opened Outcome Point Pool Progress Result Round Rounds Row Run Runs Scale Seen
+    Setting Shard Shelf Span Standing State Stopping Stored Study Totals Trained Trainer Updates
+    Verdict Watcher Window Work Worker
+    """.split()
+)
+"""Public class names that more than one module still defines. Take a name out once it is unique."""
+
+
+def modules():
+    """Every module of the product: its dotted name → its file."""
+    found = {}
+    for root in ROOTS:
+        for path in (root / "fedloom").rglob("*.py"):
+            parts = path.relative_to(root).with_suffix("").parts
+            if not parts[-1].endswith(("_pb2", "_pb2_grpc")):
+                found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+MODULES = modules()
+TREES = {name: ast.parse(path.read_text("utf-8")) for name, path in MODULES.items()}
+
+
+def imported(body, known):
+    """The modules of `known` that these statements import when they run.
+
+    Functions are left out, for they run later, and so is what only a type checker reads.
+    """
+    for statement in body:
+        match statement:
+            case ast.Import(names):
+                yield from (each.name for each in names if each.name in known)
+            case ast.ImportFrom(module=str(module), names=names, level=0):
+                for each in names:
+                    inner = f"{module}.{each.name}"
+                    if inner in known:
+                        yield inner
+                    elif module in known:
+                        yield module
+            case ast.If(test=ast.Name(id="TYPE_CHECKING"), orelse=orelse):
+                yield from imported(orelse, known)
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                pass
+            case _:
+                for field in ("body", "orelse", "finalbody", "handlers"):
+                    yield from imported(getattr(statement, field, ()), known)
+
+
+def cycle(graph):
+    """A circular path through a graph of names, or an empty list where there is none.
+
+    >>> cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}})
+    ['b', 'c', 'b']
+    """
+    done, path = set(), []
+
+    def visit(name):
+        if name in path:
+            return [*path[path.index(name) :], name]
+        if name in done:
+            return []
+        path.append(name)
+        for after in sorted(graph.get(name, ())):
+            if found := visit(after):
+                return found
+        path.pop()
+        done.add(name)
+        return []
+
+    for name in sorted(graph):
+        if found := visit(name):
+            return found
+    return []
+
+
+def test_a_folder_holds_at_most_twenty_modules():
+    """A folder that holds more than a reader can take in at once is split by what it holds."""
+    folders = Counter(path.parent for path in MODULES.values() if path.name != "__init__.py")
+    crowded = {str(folder): n for folder, n in folders.items() if n > MOST_MODULES}
+    assert not crowded
+
+
+def test_modules_import_each_other_in_one_direction():
+    """No module imports, at import time, one that needs it first."""
+    graph = {name: set(imported(tree.body, MODULES)) - {name} for name, tree in TREES.items()}
+    assert " → ".join(cycle(graph)) == ""
+
+
+def test_a_public_class_name_is_defined_once():
+    """A name means one thing in the whole product, but for those that are listed."""
+    places = defaultdict(list)
+    for module, tree in TREES.items():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].append(module)
+    shared = {name: where for name, where in places.items() if len(where) > 1}
+    unexpected = {name: where for name, where in shared.items() if name not in SHARED_NAMES}
+    assert not unexpected
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("import a.b", {"a.b"}),
+        ("from a import b, c", {"a.b", "a"}),
+        ("try:\n    import a\nexcept ImportError:\n    import a.b", {"a", "a.b"}),
+        ("class A:\n    import a", {"a"}),
+        ("def f():\n    import a", set()),
+        ("if TYPE_CHECKING:\n    import a\nelse:\n    import a.b", {"a.b"}),
+    ],
+)
+def test_imports_are_those_of_import_time(source, expected):
+    """What a function or a type checker imports makes no circle."""
+    assert set(imported(ast.parse(source).body, {"a", "a.b"})) == expected
+
+
+def test_a_cycle_is_found():
+    """The search names the circle itself, not the way to it."""
+    assert cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
+    assert cycle({"a": {"b", "c"}, "b": {"c"}}) == []
