@@ -9,10 +9,11 @@ import psutil
 import pytest
 
 from fedloom.protocol.errors import Code
+from fedloom.protocol.transport.status import grpc_status
 from fedloom.server.storage.spool import SpoolFile
 from fedloom.strategies import FedAvg, registry
 from support.agents import until
-from support.arena import GOOD, assert_recorded, expected_digest
+from support.arena import GOOD, assert_recorded, assert_refused, expected_digest
 from support.federation import Upload, upload
 
 ALL = (*GOOD, "mallory")
@@ -35,7 +36,7 @@ def test_truncated_update_is_refused_and_goes_on_where_it_was_cut(runner, arena,
             body = forged.body()
             half = len(body) // 2
             cut = await upload(arena.channels["mallory"], forged.header, [body[:half]])
-            assert (cut.code, cut.status) == (Code.TRUNCATED, Code.TRUNCATED.status)
+            assert_refused(cut, Code.TRUNCATED)
             assert_recorded(arena, caplog, Code.TRUNCATED, "mallory", opened.run)
             again = await upload(arena.channels["mallory"], forged.header, [body])
             assert kinds(again) == ["proceed", "accepted"]
@@ -97,7 +98,7 @@ def test_message_after_the_last_byte_is_refused(runner, arena, caplog):
         async with arena.open_round() as opened:
             forged = opened.honest("mallory")
             answer = await upload(arena.channels["mallory"], forged.header, [forged.body(), b"x"])
-            assert (answer.code, answer.status) == (Code.OVERLONG, Code.OVERLONG.status)
+            assert_refused(answer, Code.OVERLONG)
             assert_recorded(arena, caplog, Code.OVERLONG, "mallory", opened.run)
             assert await opened.finish() == arena.digest
 
@@ -115,7 +116,7 @@ def test_upload_that_begins_with_garbage_is_refused(runner, arena, caplog, raw):
                 await call.write(raw)
             await call.half_close()
             answer = await call.ending()
-            assert (answer.code, answer.status) == (Code.MALFORMED, Code.MALFORMED.status)
+            assert_refused(answer, Code.MALFORMED)
             assert_recorded(arena, caplog, Code.MALFORMED, "mallory")
             assert await opened.finish() == arena.digest
 
@@ -131,7 +132,7 @@ def test_norm_above_the_bound_is_refused(runner, arena, caplog):
             for index in range(24):
                 forged.put("w", index, 90.0)
             answer = await opened.send("mallory", forged, forged.seal())
-            assert (answer.code, answer.status) == (Code.NORM_TOO_LARGE, Code.NORM_TOO_LARGE.status)
+            assert_refused(answer, Code.NORM_TOO_LARGE)
             assert_recorded(arena, caplog, Code.NORM_TOO_LARGE, "mallory", opened.run)
             assert await opened.finish() == arena.digest
 
@@ -209,7 +210,7 @@ def test_outsider_is_not_in_the_cohort(runner, arena, caplog):
             forged = opened.honest("mallory")
             forged.header.client = "carol"
             answer = await upload(carol, forged.header, [forged.body()])
-            assert (answer.code, answer.status) == (Code.NOT_IN_COHORT, Code.NOT_IN_COHORT.status)
+            assert_refused(answer, Code.NOT_IN_COHORT)
             assert_recorded(arena, caplog, Code.NOT_IN_COHORT, "carol", opened.run)
             assert await opened.finish() == arena.digest
 
@@ -250,7 +251,7 @@ def test_second_update_for_a_slot_is_a_conflict(runner, arena, caplog):
             for late in (False, True):
                 answer = await opened.send("mallory", forged, body)
                 assert answer.code is Code.CONFLICTING_UPDATE
-                assert answer.status is Code.CONFLICTING_UPDATE.status
+                assert answer.status is grpc_status(Code.CONFLICTING_UPDATE)
                 assert_recorded(arena, caplog, Code.CONFLICTING_UPDATE, "mallory", opened.run)
                 if not late:
                     assert await opened.finish() == digest_of(arena, ALL)
@@ -268,7 +269,7 @@ def test_second_upload_at_the_same_time_has_to_wait(runner, arena, caplog):
             await call.write(forged.header.SerializeToString())
             assert (await call.reply()).WhichOneof("kind") == "proceed"
             answer = await opened.send("mallory", forged)
-            assert (answer.code, answer.status) == (Code.BUSY, Code.BUSY.status)
+            assert_refused(answer, Code.BUSY)
             assert_recorded(arena, caplog, Code.BUSY, "mallory", opened.run)
             await call.write(forged.body())
             await call.half_close()
@@ -300,7 +301,7 @@ def test_upload_that_falls_silent_is_truncated_and_goes_on_later(
             await call.write(body[:100])
             answer = await call.ending()
             monkeypatch.undo()
-            assert (answer.code, answer.status) == (Code.TRUNCATED, Code.TRUNCATED.status)
+            assert_refused(answer, Code.TRUNCATED)
             assert_recorded(arena, caplog, Code.TRUNCATED, "mallory", opened.run)
             again = await upload(arena.channels["mallory"], forged.header, [body])
             assert again.replies[0].proceed.offset == 100
@@ -329,10 +330,10 @@ def test_late_update_is_refused_when_its_round_is_over(runner, arena, caplog):
             await call.write(body[100:101])
             await call.write(body[101:])
             answer = await call.ending()
-            assert (answer.code, answer.status) == (Code.ROUND_CLOSED, Code.ROUND_CLOSED.status)
+            assert_refused(answer, Code.ROUND_CLOSED)
             assert_recorded(arena, caplog, Code.ROUND_CLOSED, "mallory", opened.run)
             stale = await opened.send("mallory", forged)
-            assert (stale.code, stale.status) == (Code.STALE_ROUND, Code.STALE_ROUND.status)
+            assert_refused(stale, Code.STALE_ROUND)
             assert_recorded(arena, caplog, Code.STALE_ROUND, "mallory", opened.run)
             assert arena.federation.ledger.run(opened.run)["model"] == arena.digest
 

@@ -10,6 +10,7 @@ from fedloom.client.network import transfer
 from fedloom.protocol.errors import MAX_MESSAGE, Code
 from fedloom.protocol.tensors import container
 from fedloom.protocol.transport import methods as wire
+from fedloom.protocol.transport.status import grpc_status
 from fedloom.protocol.updates import header
 from fedloom.protocol.version import PROTOCOL_VERSIONS
 from fedloom.server.fleet import calls
@@ -42,7 +43,7 @@ def test_the_page_lists_the_codes_of_the_code():
 def test_the_page_says_what_a_code_means_to_a_client(code):
     """Its status, and what our own client does about it."""
     status, when, then = REFUSALS[code.value]
-    assert status == f"`{code.status.name}`"
+    assert status == f"`{grpc_status(code).name}`"
     assert when
     expected = "drop it"
     if code in transfer.RETRYABLE:

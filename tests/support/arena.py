@@ -9,6 +9,7 @@ from fedloom.protocol.errors import UsageError
 from fedloom.protocol.manifest import read_manifest
 from fedloom.protocol.tensors.container import read_params, write_params
 from fedloom.protocol.transport import methods
+from fedloom.protocol.transport.status import grpc_status
 from fedloom.server.planning.spec import parse
 from fedloom.strategies import DELTA, FedAvg, Partial, weight_units
 from support.federation import upload
@@ -106,6 +107,11 @@ def expected_digest(path, clients):
     strategy = FedAvg()
     new, _ = strategy.finish(strategy.init(params), params, total)
     return write_params(io.BytesIO(), new, manifest.dtypes)
+
+
+def assert_refused(answer, code):
+    """The peer got this code, and the gRPC status that belongs to it."""
+    assert (answer.code, answer.status) == (code, grpc_status(code)), answer
 
 
 def assert_recorded(arena, caplog, code, client, run=None):

@@ -12,7 +12,7 @@
 models. This package needs neither torch nor any library of the server.
 """
 
-import fedloom.protocol  # noqa: F401 - before gRPC is imported
+import fedloom.protocol.transport  # noqa: F401 - before gRPC is imported
 from fedloom.client.agent.agent import Agent, run
 from fedloom.client.api import (
     Client,

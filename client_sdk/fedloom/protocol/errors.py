@@ -1,57 +1,55 @@
-"""The errors of fedloom: one tree, split by whose fault it was.
+"""The errors of fedloom: one tree, split by who must act, each with its exit code.
 
     FedloomError
-    ├── UsageError            ours to prevent: wrong settings or arguments        exit 2
-    ├── Refusal               the peer's: a request that we turn away, typed      exit 3
-    ├── DeniedError           ours to mend: who we are may not do this            exit 3
-    ├── IntegrityError        the world's: stored bytes are not what they were    exit 4
-    └── UnavailableError      the world's: not reachable, no room, try later      exit 5
+    ├── UsageError            this side: a wrong setting, file or argument         exit 2
+    ├── Refusal               the peer: its request was refused, with a code       exit 3
+    ├── DeniedError           this side: no permission for the action              exit 3
+    ├── IntegrityError        the environment: stored bytes have changed           exit 4
+    └── UnavailableError      the environment: unreachable or full; retry later    exit 5
 
-A message says what was expected, what came and what to do. Only `code` and the message cross the
-wire; `detail` goes to the log alone.
+A message says what was expected, what was received and what to do. Only a refusal's `code` and
+message are sent to the peer; its `detail` is logged. `transport.status` maps codes to gRPC's.
 """
 
 from enum import StrEnum
 
-import grpc
-
 
 class FedloomError(Exception):
-    """Root of the tree.
+    """Base class of every error that fedloom raises.
 
     Attributes:
-        exit_code: what the command line exits with when this ends a command.
+        exit_code: exit status of a command that ends with this error.
     """
 
     exit_code = 1
 
 
 class UsageError(FedloomError):
-    """A setting, a file or an argument is not what it must be."""
+    """A setting, a file or an argument is not valid."""
 
     exit_code = 2
 
 
 class DeniedError(FedloomError):
-    """An operator has not proved who they are, or may not do what they ask for."""
+    """An operator is not authenticated, or lacks the permission for the action."""
 
     exit_code = 3
 
 
 class IntegrityError(FedloomError):
-    """Bytes at rest differ from what was written."""
+    """Stored bytes differ from what was written."""
 
     exit_code = 4
 
 
 class UnavailableError(FedloomError):
-    """The other side, or a resource, is not there right now."""
+    """The peer, or a resource, is not available right now."""
 
     exit_code = 5
 
 
 class Code(StrEnum):
-    """Why a request was refused; the value is what travels and what is stored."""
+    """Why a request was refused; the value is sent to the peer and stored in the ledger."""
 
     # the round
     STALE_ROUND = "stale_round"
@@ -93,40 +91,9 @@ class Code(StrEnum):
     OUT_OF_SPACE = "out_of_space"
 
     @property
-    def status(self) -> grpc.StatusCode:
-        """The gRPC status that carries this refusal."""
-        return _STATUS.get(self, grpc.StatusCode.INVALID_ARGUMENT)
-
-    @property
     def blames_update(self) -> bool:
-        """Whether sending the same update again would be refused again."""
+        """Whether the update itself is at fault: sending it again would be refused again."""
         return self in _BAD_UPDATE
-
-
-_STATUS = {
-    Code.STALE_ROUND: grpc.StatusCode.FAILED_PRECONDITION,
-    Code.FUTURE_ROUND: grpc.StatusCode.FAILED_PRECONDITION,
-    Code.UNKNOWN_RUN: grpc.StatusCode.NOT_FOUND,
-    Code.ROUND_CLOSED: grpc.StatusCode.FAILED_PRECONDITION,
-    Code.NOT_IN_COHORT: grpc.StatusCode.PERMISSION_DENIED,
-    Code.CONFLICTING_UPDATE: grpc.StatusCode.ALREADY_EXISTS,
-    Code.WRONG_MODEL: grpc.StatusCode.FAILED_PRECONDITION,
-    Code.TOO_LARGE: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    Code.TRUNCATED: grpc.StatusCode.DATA_LOSS,
-    Code.BAD_CHECKSUM: grpc.StatusCode.DATA_LOSS,
-    Code.NO_CERTIFICATE: grpc.StatusCode.UNAUTHENTICATED,
-    Code.UNKNOWN_CLIENT: grpc.StatusCode.UNAUTHENTICATED,
-    Code.WRONG_IDENTITY: grpc.StatusCode.PERMISSION_DENIED,
-    Code.REVOKED: grpc.StatusCode.PERMISSION_DENIED,
-    Code.QUARANTINED: grpc.StatusCode.PERMISSION_DENIED,
-    Code.EXPIRED: grpc.StatusCode.UNAUTHENTICATED,
-    Code.BAD_TOKEN: grpc.StatusCode.PERMISSION_DENIED,
-    Code.BAD_SIGNATURE: grpc.StatusCode.PERMISSION_DENIED,
-    Code.VERSION_UNSUPPORTED: grpc.StatusCode.FAILED_PRECONDITION,
-    Code.UNKNOWN_MODEL: grpc.StatusCode.NOT_FOUND,
-    Code.BUSY: grpc.StatusCode.UNAVAILABLE,
-    Code.OUT_OF_SPACE: grpc.StatusCode.UNAVAILABLE,
-}
 
 
 _BAD_UPDATE = frozenset(
@@ -149,11 +116,11 @@ _BAD_UPDATE = frozenset(
 
 
 MAX_MESSAGE = 600
-"""Characters of a refusal's message: with its escapes it must fit into 8 KiB of metadata."""
+"""Characters of a refusal's message: its escaped form must fit into 8 KiB of metadata."""
 
 
 def printable(text: str, limit: int = MAX_MESSAGE) -> str:
-    r"""One line that can be logged, stored and sent, whatever a peer put into it.
+    r"""A text from a peer as one printable line that is safe to log, store and send.
 
     >>> printable("a\nb")
     'a\\nb'
@@ -169,14 +136,14 @@ def printable(text: str, limit: int = MAX_MESSAGE) -> str:
 
 
 class Refusal(FedloomError):  # noqa: N818 - a refusal is the field's word for it
-    """A peer's request was turned away.
+    """A peer's request was refused.
 
-    What the peer sent may be quoted in the message, so it is kept short and printable here, once,
-    for the log, the ledger and the wire.
+    The message may quote what the peer sent, so it is made short and printable here, once, for the
+    log, the ledger and the wire.
 
     Attributes:
-        code: the type of the refusal.
-        detail: what only the log should hold.
+        code: the reason.
+        detail: further text for the log only.
     """
 
     exit_code = 3

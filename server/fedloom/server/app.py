@@ -11,6 +11,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
 
+import fedloom.protocol.transport  # noqa: F401 - before gRPC is imported
+
 
 def tune_allocator() -> None:
     """Let glibc keep and reuse freed pages; must run before grpc is imported.

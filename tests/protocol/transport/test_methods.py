@@ -81,7 +81,9 @@ importlib.import_module(sys.argv[1])
         "fedloom.client",
         "fedloom.client.agent.agent",
         "fedloom.protocol.transport.methods",
+        "fedloom.protocol.transport.status",
         "fedloom.server.app",
+        "fedloom.server.fleet.service",
     ],
 )
 def test_grpc_is_set_up_before_it_is_imported(module):

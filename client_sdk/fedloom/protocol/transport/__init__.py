@@ -1,1 +1,12 @@
-"""The gRPC methods and settings of the connection between client and server."""
+"""The gRPC methods and settings of the connection between client and server.
+
+Invariant: gRPC is imported after this package, as it reads its environment once, at its import.
+"""
+
+import os
+
+# The system's resolver: gRPC's own asks DNS even for names in the hosts file (15 s a connection
+# where no DNS server answers) and does not resolve mDNS names (`hub.local`).
+os.environ.setdefault("GRPC_DNS_RESOLVER", "native")
+# Training code may fork workers. They never use gRPC, whose own fork handlers abort some of them.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")

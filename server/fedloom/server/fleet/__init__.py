@@ -1,1 +1,3 @@
 """The gRPC services: enrolment, attendance, upload and download."""
+
+import fedloom.protocol.transport  # noqa: F401 - before gRPC is imported

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 
 from fedloom.protocol.errors import Code, Refusal, printable
 from fedloom.protocol.transport import methods
+from fedloom.protocol.transport.status import grpc_status
 from fedloom.server.context import World
 from fedloom.server.fleet.authenticate import Context, Identify
 from fedloom.server.fleet.sessions import Call
@@ -94,4 +95,4 @@ async def abort(context: Context, refusal: Refusal) -> None:
     """End a call with a typed refusal."""
     # The details are percent-encoded, three bytes for each; the whole message is in the metadata.
     details = printable(str(refusal), 250)
-    await context.abort(refusal.code.status, details, methods.refusal_metadata(refusal))
+    await context.abort(grpc_status(refusal.code), details, methods.refusal_metadata(refusal))

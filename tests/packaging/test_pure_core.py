@@ -1,0 +1,37 @@
+"""The core that server and simulation share loads no transport, no storage and no framework."""
+
+import subprocess
+import sys
+
+import pytest
+
+IMPURE = (
+    "asyncio", "cryptography", "fastapi", "google.protobuf", "grpc", "multiprocessing",
+    "requests", "sqlalchemy", "starlette", "torch", "uvicorn",
+)  # fmt: skip
+"""Not here: os, threading and time, which numpy loads; the import contracts cover those."""
+
+LOADING = """
+import importlib, sys
+package = importlib.import_module(sys.argv[1])
+for name in getattr(package, "__all__", ()):
+    getattr(package, name)
+print(*(name for name in sys.argv[2:] if name in sys.modules))
+"""
+
+
+def _loaded(package: str, *names: str) -> list[str]:
+    """Which of these modules a fresh interpreter has loaded with all that a package exports."""
+    command = [sys.executable, "-c", LOADING, package, *names]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+
+
+@pytest.mark.parametrize("package", ["fedloom.server.engine", "fedloom.strategies"])
+def test_the_core_loads_nothing_that_acts(package):
+    """An engine or a strategy is usable, and quick to load, where only numpy is installed."""
+    assert _loaded(package, *IMPURE) == []
+
+
+def test_what_acts_is_seen():
+    """The check above can fail: gRPC is found where it is loaded."""
+    assert "grpc" in _loaded("fedloom.protocol.transport.methods", *IMPURE)
