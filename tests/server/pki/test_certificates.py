@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from fedloom.protocol.errors import Code, Refusal, UsageError
 from fedloom.protocol.trust.identity import build_csr, generate_key, seconds_until_renewal
-from fedloom.server.pki.authority import Authority, certificates
+from fedloom.server.pki import certificates
+from fedloom.server.pki.authority import Authority
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, 123456, tzinfo=UTC)
 CSR = build_csr(generate_key())
