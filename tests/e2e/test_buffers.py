@@ -13,10 +13,9 @@ from fedloom.strategies import (
     Full,
     Partial,
     TensorSpec,
-    discounted,
-    staleness_weighting,
     weight_units,
 )
+from fedloom.strategies.staleness import discounted, staleness_weighting
 from support.agents import Adder, played, result, submit, until
 from support.patience import PATIENCE_S
 

@@ -8,7 +8,6 @@ from fedloom.protocol.errors import UsageError
 from fedloom.protocol.updates.message import TensorPart
 from fedloom.strategies import (
     DELTA,
-    SCALAR,
     FedAvg,
     Full,
     Partial,
@@ -27,6 +26,7 @@ from fedloom.strategies.algorithms.mimelite import MimeLite
 from fedloom.strategies.algorithms.qfedavg import QFedAvg
 from fedloom.strategies.algorithms.scaffold import Scaffold, ScaffoldRule
 from fedloom.strategies.client_rules import FedProx, Plain
+from fedloom.strategies.exact.partial import SCALAR
 from support.quadratics import Quadratics, heterogeneous
 
 

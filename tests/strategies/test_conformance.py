@@ -15,7 +15,6 @@ from fedloom.protocol.updates.message import TensorPart
 from fedloom.strategies import (
     AGGREGATIONS,
     DELTA,
-    SCALAR,
     STRATEGIES,
     Full,
     Mask,
@@ -25,11 +24,11 @@ from fedloom.strategies import (
     TensorSpec,
     exponent,
     registry,
-    state_from_arrays,
-    state_to_arrays,
     weight_units,
 )
+from fedloom.strategies.exact.partial import SCALAR
 from fedloom.strategies.robust import ArrayUpdate, ArrayUpdates
+from fedloom.strategies.state import state_from_arrays, state_to_arrays
 
 SETTINGS = {
     "feddyn": {"alpha": 0.5, "clients": 9},

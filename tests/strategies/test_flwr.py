@@ -18,7 +18,6 @@ import pytest
 
 from fedloom.strategies import (
     DELTA,
-    SCALAR,
     FedAdagrad,
     FedAdam,
     FedAvg,
@@ -34,6 +33,7 @@ from fedloom.strategies import (
 )
 from fedloom.strategies.algorithms.qfedavg import QFedAvg
 from fedloom.strategies.client_rules import Trained
+from fedloom.strategies.exact.partial import SCALAR
 
 theirs = pytest.importorskip("flwr.server.strategy")
 common = pytest.importorskip("flwr.common")

@@ -1,32 +1,80 @@
-"""Packages give what they list, and a client imports what its run needs, no more."""
+"""Packages export the names in their stubs; a client imports what its run needs, no more."""
 
+import ast
 import importlib
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import fedloom.strategies
+from fedloom.protocol import codecs
+from fedloom.strategies import registry
+
 PACKAGES = [
+    "fedloom.protocol.codecs",
+    "fedloom.simulation",
+    "fedloom.simulation.sweep",
     "fedloom.strategies",
     "fedloom.strategies.privacy",
     "fedloom.strategies.robust",
     "fedloom.strategies.selection",
-    "fedloom.protocol.codecs",
 ]
+REGISTRIES = {
+    "strategies": (registry.STRATEGIES, fedloom.strategies),
+    "client rules": (registry.CLIENT_RULES, fedloom.strategies),
+    "aggregations": (registry.AGGREGATIONS, fedloom.strategies),
+    "selections": (registry.SELECTIONS, fedloom.strategies),
+    "codecs": (codecs.CODECS, codecs),
+}
 
 
 @pytest.mark.parametrize("name", PACKAGES)
-def test_everything_listed_is_there(name):
-    """And what is not listed is refused as it is by any module."""
+def test_a_package_exports_the_names_of_its_stub(name):
+    """Each can be imported, `__all__` and `dir` list them, and any other name is refused."""
     package = importlib.import_module(name)
+    assert package.__all__ == dir(package)
+    assert len(package.__all__) > 2
     for export in package.__all__:
         assert getattr(package, export) is not None
     with pytest.raises(AttributeError, match=f"module '{name}' has no attribute 'nothing'"):
         package.nothing  # noqa: B018 - asked for to fail
 
 
-def test_a_client_imports_no_strategy_that_nobody_asked_for():
-    """Neither robust rules nor selection, nor codecs: they are the server's, or a run's choice."""
+@pytest.mark.parametrize("name", PACKAGES)
+def test_a_stub_holds_nothing_but_exports(name):
+    """No name is renamed, listed twice, or that of a module, which would replace it."""
+    stub = Path(f"{importlib.import_module(name).__file__}i")
+    lines = ast.parse(stub.read_text()).body
+    assert all(isinstance(line, ast.ImportFrom) and line.level == 1 for line in lines)
+    names = [alias for line in lines for alias in line.names]
+    assert all(alias.name == alias.asname for alias in names)
+    assert len({alias.name for alias in names}) == len(names)
+    assert not {path.stem for path in stub.parent.iterdir()} & {alias.name for alias in names}
+
+
+@pytest.mark.parametrize("kind", REGISTRIES)
+def test_every_registered_class_is_exported(kind):
+    """What a run's settings can name, a program can import."""
+    known, package = REGISTRIES[kind]
+    for build in known.values():
+        assert getattr(package, build.__name__) is build
+        assert build.__name__ in package.__all__
+
+
+def test_a_new_entry_of_a_registry_is_found_without_an_export():
+    """Programs register classes of their own."""
+    names = registry.Registry("fedloom.strategies", {"fedavg": "FedAvg"})
+    names["mine"] = dict
+    assert names["mine"] is dict
+    assert names["fedavg"] is fedloom.strategies.FedAvg
+    del names["fedavg"]
+    assert list(names) == ["mine"]
+
+
+def test_a_client_imports_no_strategy_that_it_does_not_use():
+    """Robust rules, selection and codecs are the server's, or loaded when a run names them."""
     code = "import sys, fedloom.client; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedloom.strategies import MetricsSettings, summarize, weighted_mean
-from fedloom.strategies.metrics import histogram, quantile
+from fedloom.strategies import MetricsSettings
+from fedloom.strategies.metrics import histogram, quantile, summarize, weighted_mean
 
 reports = st.lists(
     st.tuples(

@@ -17,11 +17,10 @@ from fedloom.strategies import (
     Partial,
     Slice,
     TensorSpec,
-    discounted,
     exponent,
-    staleness_weighting,
     weight_units,
 )
+from fedloom.strategies.staleness import discounted, staleness_weighting
 
 KEY = (DELTA, "w")
 SPECS = {KEY: TensorSpec(shape=(4,), dtype=np.dtype(np.float64))}

@@ -40,10 +40,18 @@ from fedloom.server.planning import limits
 from fedloom.server.planning.round_plan import task_seed
 from fedloom.server.planning.spec import parse
 from fedloom.server.storage.model_store import ModelStore
-from fedloom.strategies import DELTA, Full, Partial, discounted, privacy, reduced, weight_units
+from fedloom.strategies import (
+    DELTA,
+    Full,
+    Partial,
+    privacy,
+    reduced,
+    weight_units,
+)
 from fedloom.strategies.exact.partial import SCALAR, TensorSpec
 from fedloom.strategies.privacy.release import WITHIN
 from fedloom.strategies.robust import ArrayUpdates
+from fedloom.strategies.staleness import discounted
 
 sys.path.insert(0, str(Path(__file__).parent))
 from crash_client import local_step

@@ -12,7 +12,6 @@ from fedloom.client.update.apply_rule import Local, settle
 from fedloom.protocol.updates.message import TensorPart
 from fedloom.strategies import (
     DELTA,
-    SCALAR,
     At,
     Full,
     Partial,
@@ -21,6 +20,7 @@ from fedloom.strategies import (
     exponent,
     weight_units,
 )
+from fedloom.strategies.exact.partial import SCALAR
 
 
 @dataclass

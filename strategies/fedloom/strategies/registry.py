@@ -20,65 +20,70 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 STRATEGIES: Final[MutableMapping[str, Callable[..., "Strategy"]]] = Registry(
+    "fedloom.strategies",
     {
-        "fedavg": "fedloom.strategies.optimizers.fedavg:FedAvg",
-        "fedavgm": "fedloom.strategies.optimizers.adaptive:FedAvgM",
-        "fedadagrad": "fedloom.strategies.optimizers.adaptive:FedAdagrad",
-        "fedadam": "fedloom.strategies.optimizers.adaptive:FedAdam",
-        "fedyogi": "fedloom.strategies.optimizers.adaptive:FedYogi",
-        "fedlamb": "fedloom.strategies.optimizers.fedlamb:FedLamb",
-        "feddyn": "fedloom.strategies.algorithms.feddyn:FedDyn",
-        "fednova": "fedloom.strategies.algorithms.fednova:FedNova",
-        "ifca": "fedloom.strategies.algorithms.ifca:Ifca",
-        "mimelite": "fedloom.strategies.algorithms.mimelite:MimeLite",
-        "qfedavg": "fedloom.strategies.algorithms.qfedavg:QFedAvg",
-        "scaffold": "fedloom.strategies.algorithms.scaffold:Scaffold",
-    }
+        "fedavg": "FedAvg",
+        "fedavgm": "FedAvgM",
+        "fedadagrad": "FedAdagrad",
+        "fedadam": "FedAdam",
+        "fedyogi": "FedYogi",
+        "fedlamb": "FedLamb",
+        "feddyn": "FedDyn",
+        "fednova": "FedNova",
+        "ifca": "Ifca",
+        "mimelite": "MimeLite",
+        "qfedavg": "QFedAvg",
+        "scaffold": "Scaffold",
+    },
 )
 CLIENT_RULES: Final[MutableMapping[str, Callable[..., ClientRule]]] = Registry(
+    "fedloom.strategies",
     {
-        "plain": "fedloom.strategies.client_rules:Plain",
-        "fedprox": "fedloom.strategies.client_rules:FedProx",
-    }
+        "plain": "Plain",
+        "fedprox": "FedProx",
+    },
 )
 AGGREGATIONS: Final[MutableMapping[str, Callable[..., Aggregation]]] = Registry(
+    "fedloom.strategies",
     {
-        "mean": "fedloom.strategies.aggregation:Mean",
-        "median": "fedloom.strategies.robust.coordinate:Median",
-        "trimmed_mean": "fedloom.strategies.robust.coordinate:TrimmedMean",
-        "krum": "fedloom.strategies.robust.krum:Krum",
-        "multi_krum": "fedloom.strategies.robust.krum:MultiKrum",
-        "bulyan": "fedloom.strategies.robust.krum:Bulyan",
-        "geometric_median": "fedloom.strategies.robust.geometric:GeometricMedian",
-        "centered_clipping": "fedloom.strategies.robust.clipping:CenteredClipping",
-        "norm_bounding": "fedloom.strategies.robust.clipping:NormBounding",
-        "fltrust": "fedloom.strategies.robust.fltrust:FLTrust",
-    }
+        "mean": "Mean",
+        "median": "Median",
+        "trimmed_mean": "TrimmedMean",
+        "krum": "Krum",
+        "multi_krum": "MultiKrum",
+        "bulyan": "Bulyan",
+        "geometric_median": "GeometricMedian",
+        "centered_clipping": "CenteredClipping",
+        "norm_bounding": "NormBounding",
+        "fltrust": "FLTrust",
+    },
 )
 _HALVES: Final[MutableMapping[str, Callable[..., ClientRule]]] = Registry(
+    "fedloom.strategies",
     {
-        "feddyn": "fedloom.strategies.algorithms.feddyn:FedDynRule",
-        "fednova": "fedloom.strategies.algorithms.fednova:FedNovaRule",
-        "ifca": "fedloom.strategies.algorithms.ifca:IfcaRule",
-        "mimelite": "fedloom.strategies.algorithms.mimelite:MimeLiteRule",
-        "qfedavg": "fedloom.strategies.algorithms.qfedavg:QFedAvgRule",
-        "scaffold": "fedloom.strategies.algorithms.scaffold:ScaffoldRule",
-    }
+        "feddyn": "FedDynRule",
+        "fednova": "FedNovaRule",
+        "ifca": "IfcaRule",
+        "mimelite": "MimeLiteRule",
+        "qfedavg": "QFedAvgRule",
+        "scaffold": "ScaffoldRule",
+    },
 )
 """Rules that come with a strategy of the same name, and are not chosen by themselves."""
 _PARTS: Final = ("rule", "aggregation")
 """Fields of strategies that are not settings."""
 
 SELECTIONS: Final[MutableMapping[str, Callable[..., "Selection"]]] = Registry(
+    "fedloom.strategies",
     {
-        "uniform": "fedloom.strategies.selection.simple:Uniform",
-        "size": "fedloom.strategies.selection.simple:BySize",
-        "power_of_choice": "fedloom.strategies.selection.power_of_choice:PowerOfChoice",
-        "oort": "fedloom.strategies.selection.oort:Oort",
-        "deadline": "fedloom.strategies.selection.simple:Deadline",
-        "sticky": "fedloom.strategies.selection.simple:Sticky",
-        "stratified": "fedloom.strategies.selection.stratified:Stratified",
-    }
+        "uniform": "Uniform",
+        "size": "BySize",
+        "power_of_choice": "PowerOfChoice",
+        "oort": "Oort",
+        "deadline": "Deadline",
+        "sticky": "Sticky",
+        "stratified": "Stratified",
+    },
 )
 
 

@@ -24,11 +24,10 @@ from fedloom.strategies import (
     State,
     TensorSpec,
     exponent,
-    state_from_arrays,
-    state_to_arrays,
     weight_units,
 )
 from fedloom.strategies.exact.partial import BLOCK
+from fedloom.strategies.state import state_from_arrays, state_to_arrays
 
 ALL = [FedAvg(), FedAvgM(), FedAdagrad(), FedAdam(), FedYogi()]
 IDS = [type(strategy).__name__ for strategy in ALL]

@@ -19,11 +19,10 @@ from fedloom.strategies import (
     Schedule,
     TensorSpec,
     exponent,
-    state_from_arrays,
-    state_to_arrays,
     strategy,
     weight_units,
 )
+from fedloom.strategies.state import state_from_arrays, state_to_arrays
 
 SHAPES = [
     Schedule(),

@@ -44,10 +44,9 @@ from fedloom.strategies import (
     Personal,
     RoundSettings,
     client_rule,
-    slots_from_arrays,
-    slots_to_arrays,
 )
 from fedloom.strategies.exact.lazy_arrays import Values
+from fedloom.strategies.state import slots_from_arrays, slots_to_arrays
 
 _WORTH_TRIMMING_BYTES = 4 << 20
 """A model of this size or more leaves memory behind that is worth giving back."""

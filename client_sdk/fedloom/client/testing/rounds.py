@@ -20,7 +20,12 @@ from fedloom.protocol.updates.addends import add_update
 from fedloom.protocol.updates.body import BodyChecker
 from fedloom.protocol.updates.header import check_header
 from fedloom.protocol.v1 import fleet_pb2
-from fedloom.strategies import Partial, State, slots_to_arrays, weighted_mean
+from fedloom.strategies import (
+    Partial,
+    State,
+)
+from fedloom.strategies.metrics import weighted_mean
+from fedloom.strategies.state import slots_to_arrays
 
 _CHUNK_BYTES = 1 << 20
 

@@ -19,10 +19,6 @@ from fedloom.protocol.errors import UsageError
 from fedloom.protocol.tensors.file_arrays import Scratch, Stored
 from fedloom.protocol.updates.message import TensorPart
 from fedloom.strategies import (
-    KEPT,
-    MIX,
-    OWN,
-    OWN_BUFFERS,
     ClientRule,
     Full,
     Params,
@@ -32,6 +28,7 @@ from fedloom.strategies import (
     Work,
 )
 from fedloom.strategies.exact.lazy_arrays import Held, Values, changed, piece_of, pieces_of
+from fedloom.strategies.personal.settings import KEPT, MIX, OWN, OWN_BUFFERS
 
 Slots: TypeAlias = Mapping[str, Mapping[str, Values]]
 """slot → tensor → its values; `np.asarray` makes an array of them"""

@@ -9,16 +9,17 @@ from fedloom.protocol.codecs.base import Codec
 from fedloom.strategies.lazy_imports import Registry
 
 CODECS: Final[Mapping[str, Callable[..., Codec]]] = Registry(
+    "fedloom.protocol.codecs",
     {
-        "fp16": "fedloom.protocol.codecs.floats:Fp16",
-        "bf16": "fedloom.protocol.codecs.floats:Bf16",
-        "int8": "fedloom.protocol.codecs.quantise:Int8",
-        "int4": "fedloom.protocol.codecs.quantise:Int4",
-        "top_k": "fedloom.protocol.codecs.sparse:TopK",
-        "random_k": "fedloom.protocol.codecs.sparse:RandomK",
-        "low_rank": "fedloom.protocol.codecs.low_rank:LowRank",
-        "lossless": "fedloom.protocol.codecs.lossless:Lossless",
-    }
+        "fp16": "Fp16",
+        "bf16": "Bf16",
+        "int8": "Int8",
+        "int4": "Int4",
+        "top_k": "TopK",
+        "random_k": "RandomK",
+        "low_rank": "LowRank",
+        "lossless": "Lossless",
+    },
 )
 
 

@@ -18,8 +18,6 @@ and, in a `ServerApp`,
 docs/flower.md says what works and what is kept. Importing this needs no flwr; either use does.
 """
 
-from fedloom.strategies.lazy_imports import exports
+from fedloom.strategies.lazy_imports import attach_stub
 
-__all__ = ["FlowerStrategy", "register"]
-
-__getattr__ = exports(__name__, {"inside": "FlowerStrategy", "hosted": "register"})
+__getattr__, __dir__, __all__ = attach_stub(__name__)

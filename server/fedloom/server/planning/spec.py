@@ -32,10 +32,10 @@ from fedloom.strategies import (
     exponent,
     privacy,
     registry,
-    staleness_weighting,
 )
 from fedloom.strategies.privacy import Plan, Privacy, Stream
 from fedloom.strategies.selection import History, Selection
+from fedloom.strategies.staleness import staleness_weighting
 
 Scalar = bool | int | float | str
 

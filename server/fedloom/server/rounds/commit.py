@@ -17,7 +17,8 @@ from fedloom.server.ledger import Row
 from fedloom.server.metrics.meters import STOPPED
 from fedloom.server.planning.round_plan import RoundPlan
 from fedloom.server.rounds.round_sum import RoundSum
-from fedloom.strategies import MetricsSettings, summarize
+from fedloom.strategies import MetricsSettings
+from fedloom.strategies.metrics import summarize
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,10 +38,8 @@ from fedloom.strategies import (
     Strategy,
     privacy,
     reduced,
-    slots_to_arrays,
-    state_from_arrays,
-    state_to_arrays,
 )
+from fedloom.strategies.state import slots_to_arrays, state_from_arrays, state_to_arrays
 
 log = logging.getLogger(__name__)
 

@@ -19,8 +19,13 @@ from numpy.typing import NDArray
 from fedloom.protocol.errors import IntegrityError
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server.rounds.update_parts import Span, parts_of
-from fedloom.strategies import WEIGHT_UNIT, Key, TensorSpec, Updates, weight_units
-from fedloom.strategies.exact.partial import Floats
+from fedloom.strategies import (
+    Key,
+    TensorSpec,
+    Updates,
+    weight_units,
+)
+from fedloom.strategies.exact.partial import WEIGHT_UNIT, Floats
 from fedloom.strategies.robust.base import Covered
 
 BUDGET_BYTES: Final = 16 << 20

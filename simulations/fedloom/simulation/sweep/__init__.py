@@ -6,22 +6,6 @@ Names are imported when they are asked for: each trial's process loads this pack
 none of them.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from fedloom.strategies.lazy_imports import attach_stub
 
-if TYPE_CHECKING:
-    from fedloom.simulation.sweep.outcome import Outcome, Row
-    from fedloom.simulation.sweep.reading import read
-    from fedloom.simulation.sweep.runner import run
-    from fedloom.simulation.sweep.settings import Sweep
-
-__all__ = ["Outcome", "Row", "Sweep", "read", "run"]
-
-_HOMES = {"Outcome": "outcome", "Row": "outcome", "Sweep": "settings", "read": "reading",
-          "run": "runner"}  # fmt: skip
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+__getattr__, __dir__, __all__ = attach_stub(__name__)

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from fedloom.protocol.errors import UsageError
 from fedloom.protocol.tensors.container import read_params, write_file
 from fedloom.server.engine import RunProgress
-from fedloom.strategies import State, state_from_arrays, state_to_arrays
+from fedloom.strategies import State
+from fedloom.strategies.state import state_from_arrays, state_to_arrays
 
 _MODEL, _STATE, _HELD, _HISTORY = "model/", "state/", "held/", "history/"
 _VERSION, _NOTE = "version/", "note"

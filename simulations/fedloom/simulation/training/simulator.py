@@ -56,10 +56,10 @@ from fedloom.strategies import (
     TooFewUpdatesError,
     privacy,
     reduced,
-    slots_to_arrays,
-    summarize,
 )
+from fedloom.strategies.metrics import summarize
 from fedloom.strategies.selection import History, Observation
+from fedloom.strategies.state import slots_to_arrays
 
 CHECKPOINT_S = 10.0
 """Seconds of work that a power cut may cost; the result is the same in any case."""

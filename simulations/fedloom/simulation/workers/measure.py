@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from fedloom.simulation.kernels.base import Measured
 from fedloom.simulation.workers.worker import TEST_CHUNK
-from fedloom.strategies import weighted_mean
+from fedloom.strategies.metrics import weighted_mean
 
 
 def chunks(num_examples: int) -> list[tuple[int, int]]:

@@ -28,15 +28,14 @@ from fedloom.simulation.workers.base import Report
 from fedloom.simulation.workers.failures import explained
 from fedloom.strategies import (
     DELTA,
-    SCALAR,
     Full,
     Partial,
     Personal,
-    discounted,
-    slots_from_arrays,
-    slots_to_arrays,
     weight_units,
 )
+from fedloom.strategies.exact.partial import SCALAR
+from fedloom.strategies.staleness import discounted
+from fedloom.strategies.state import slots_from_arrays, slots_to_arrays
 
 TEST_CHUNK = 1000
 """Test examples evaluated together. Fixed, so that the mean is the same for any crew."""

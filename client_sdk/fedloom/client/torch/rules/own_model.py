@@ -21,7 +21,8 @@ from fedloom.client.torch.random_state import random_state, set_random_state
 from fedloom.client.torch.training_state import can_save
 from fedloom.client.update.apply_rule import Local
 from fedloom.protocol.errors import UsageError
-from fedloom.strategies import MIX, OWN, OWN_BUFFERS, RoundSettings
+from fedloom.strategies import RoundSettings
+from fedloom.strategies.personal.settings import MIX, OWN, OWN_BUFFERS
 
 _STREAM = 1 << 61
 """Of the seed of its random numbers, which are others than the shared model's."""

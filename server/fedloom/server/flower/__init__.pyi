@@ -1,0 +1,2 @@
+from .hosted import register as register
+from .inside import FlowerStrategy as FlowerStrategy

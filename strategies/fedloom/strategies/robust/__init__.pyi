@@ -1,0 +1,13 @@
+from .base import Lazy as Lazy
+from .base import Robust as Robust
+from .clipping import CenteredClipping as CenteredClipping
+from .clipping import NormBounding as NormBounding
+from .coordinate import Median as Median
+from .coordinate import TrimmedMean as TrimmedMean
+from .fltrust import FLTrust as FLTrust
+from .geometric import GeometricMedian as GeometricMedian
+from .krum import Bulyan as Bulyan
+from .krum import Krum as Krum
+from .krum import MultiKrum as MultiKrum
+from .updates import ArrayUpdate as ArrayUpdate
+from .updates import ArrayUpdates as ArrayUpdates
