@@ -6,10 +6,15 @@ from simulation_tasks import BATCH, FOREVER, LEARNING_RATE, SEED, child, loss_of
 
 from fedloom.client import Client
 from fedloom.protocol.version import __version__
-from fedloom.server.planning.spec import parse
-from fedloom.simulation.api import simulate
-from fedloom.simulation.data.population import Examples, Population, numbered
-from fedloom.simulation.experiment import EngineSettings, Experiment
+from fedloom.simulation import (
+    EngineSettings,
+    Examples,
+    Experiment,
+    Population,
+    run_spec,
+    simulate,
+)
+from fedloom.simulation.data.population import numbered
 
 
 class Idle(Client):
@@ -31,7 +36,7 @@ def experiment_of(task, kernel, workers):
             num_classes=10,
         ),
         model=task.model,
-        spec=parse(
+        spec=run_spec(
             {
                 "rounds": FOREVER,
                 "seed": SEED,

@@ -8,9 +8,7 @@ import numpy as np
 from sklearn.datasets import load_digits
 
 from fedloom.client.trees import TreeClient
-from fedloom.server.planning.spec import parse
-from fedloom.simulation.data.population import Examples, Population
-from fedloom.simulation.experiment import Experiment
+from fedloom.simulation import Examples, Experiment, Population, run_spec
 from fedloom.simulation.trees import TreeModel
 
 SETTINGS = {"objective": "multi:softprob", "num_class": 10, "max_depth": 3}
@@ -45,7 +43,7 @@ def experiment() -> Experiment:
         population=population,
         model=lambda: TreeModel(population.names, ROUNDS, SETTINGS),
         client=client,
-        spec=parse(
+        spec=run_spec(
             {
                 "name": "trees",
                 "rounds": ROUNDS,

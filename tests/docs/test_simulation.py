@@ -10,9 +10,12 @@ PAGE = (ROOT / "docs" / "simulation.md").read_text("utf-8")
 
 
 def test_its_python_runs(capsys):
-    """The example trains and prints an accuracy and a digest."""
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    exec(compile(code, "docs/simulation.md", "exec"), {})
+    """The first example trains and prints an accuracy and a digest; the second builds its parts."""
+    from_settings, from_parts = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    names = {}
+    exec(compile(from_parts, "docs/simulation.md", "exec"), names)
+    assert len(names["result"].records) == 3
+    exec(compile(from_settings, "docs/simulation.md", "exec"), {})
     accuracy, digest = capsys.readouterr().out.split()
     assert 0.1 < float(accuracy) <= 1
     assert len(digest) == 64

@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 
 from fedloom.client.trees import TreeClient, booster
-from fedloom.server.planning.spec import parse
 from fedloom.simulation import config
 from fedloom.simulation.api import simulate
-from fedloom.simulation.experiment import EngineSettings, Experiment
+from fedloom.simulation.experiment import EngineSettings, Experiment, run_spec
 from fedloom.simulation.trees import TreeModel
 from fedloom.simulation.wire.harness import over_the_wire
 from support.experiments import CLASSES, population
@@ -33,7 +32,7 @@ def _experiment(names=3, rounds=2, workers=1):
         population=data,
         model=lambda: TreeModel(data.names, rounds, SETTINGS),
         client=client,
-        spec=parse(
+        spec=run_spec(
             {
                 "rounds": rounds,
                 "evaluate": False,

@@ -6,10 +6,9 @@ from typing import Any
 import numpy as np
 
 from fedloom.client import Client
-from fedloom.server.planning import spec
 from fedloom.simulation import models
 from fedloom.simulation.data.population import Examples, Population, numbered
-from fedloom.simulation.experiment import EngineSettings, Experiment
+from fedloom.simulation.experiment import EngineSettings, Experiment, run_spec
 
 FEATURES, CLASSES = 12, 4
 
@@ -63,7 +62,7 @@ def experiment(
         model=partial(
             models.build, model, input_shape=(FEATURES,), num_classes=CLASSES, seed=1, **extra
         ),
-        spec=spec.parse(values),
+        spec=run_spec(values),
         client=client,
         devices=devices,
         attack=attack,

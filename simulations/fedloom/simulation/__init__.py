@@ -1,10 +1,23 @@
-"""Thousands of clients on one machine, with the server's own rounds.
+"""Simulation of federated training: thousands of clients on one machine, with the server's rounds.
 
     from fedloom.simulation import config, simulate
-    result = simulate(config.load("digits.toml"))
 
-What a module here needs is loaded when it is asked for: a device's program that reads its shard by
-`fedloom.simulation.sources.shards` does not load PyTorch for it.
+    experiment = config.load("digits.toml")
+    result = simulate(experiment, out="out/digits")
+    print(result.best("accuracy"))
+
+An experiment from parts of one's own:
+
+    from fedloom.simulation import Experiment, models, run_spec, simulate, sources
+
+    experiment = Experiment(
+        population=sources.load(source="digits", clients=20, seed=0),
+        model=lambda: models.build("digits-cnn", input_shape=(1, 8, 8), num_classes=10),
+        spec=run_spec(Path("run.toml").read_text()),
+    )
+
+A module is loaded when one of its names is first used: a device's program that reads its shard
+with `fedloom.simulation.sources.shards` does not load PyTorch.
 """
 
 from fedloom.strategies.lazy_imports import attach_stub

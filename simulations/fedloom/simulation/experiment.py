@@ -1,9 +1,10 @@
-"""What a simulation is: the clients and their data, a model, the run's specification, an engine.
+"""The experiment: the clients and their data, a model, a run's specification, an engine.
 
-The specification is the very `RunSpec` that a server is given, so what is simulated can be
-submitted to a deployment unchanged.
+The specification is the `RunSpec` that a server takes, so the same run can be submitted to a
+deployment unchanged.
 """
 
+import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -13,13 +14,33 @@ from torch import nn
 from fedloom.client import Client
 from fedloom.client.torch.loop import Loss, MakeOptimizer
 from fedloom.protocol.errors import UsageError
-from fedloom.server.planning.spec import RunSpec
+from fedloom.server.planning.spec import RunSpec, parse
 from fedloom.simulation.clock.devices import Devices
 from fedloom.simulation.data.population import Population
 from fedloom.simulation.training.attacks import Attack
 
 KERNELS = ("auto", "resident", "channels-last", "fused", "compiled", "batched")
 BACKENDS = ("local", "ray")
+
+
+def run_spec(settings: Mapping[str, Any] | str) -> RunSpec:
+    """Return the specification of a run.
+
+    >>> run_spec({"cohort": {"goal": 5}, "train": {"epochs": 1, "learning_rate": 0.1}}).rounds
+    10
+
+    Args:
+        settings: a mapping, or TOML text, with the settings of a run.toml.
+
+    Raises:
+        UsageError: not TOML, an unknown setting, a wrong type, or settings that do not go together.
+    """
+    if not isinstance(settings, str):
+        return parse(settings)
+    try:
+        return parse(tomllib.loads(settings))
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"Expected TOML, got: {error}.") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,13 +88,13 @@ class Experiment:
         experiment = Experiment(
             population=sources.load(source="digits", clients=20, seed=0),
             model=functools.partial(models.build, name="digits-cnn"),
-            spec=spec.parse({"rounds": 10, "cohort": {"goal": 5}, "train": {...}}),
+            spec=run_spec({"rounds": 10, "cohort": {"goal": 5}, "train": {...}}),
         )
 
     Attributes:
         population: the clients and their data.
         model: makes the initial model; called once in each process, with the same result.
-        spec: of the run, as a server is given it.
+        spec: of the run, as a server takes it; `run_spec` makes one.
         loss: mean loss of a batch, of (outputs, targets).
         optimizer: of local training; plain gradient descent by default.
         client: makes a client's own training code by its name, instead of model, loss, optimizer
