@@ -21,8 +21,8 @@ import grpc
 import numpy as np
 
 from fedloom.cli.connection.api_client import Control
-from fedloom.client.agent.store import ClientStore
 from fedloom.client.config import template
+from fedloom.client.state.store import ClientStore
 from fedloom.protocol.tensors.container import write_file
 from fedloom.protocol.trust import identity, tokens
 from fedloom.server import config as server_config

@@ -15,9 +15,9 @@ import time
 import grpc
 from deployment import cpu_s, deployed, memory_bytes, model, report
 
-from fedloom.client.agent.store import ClientStore
 from fedloom.client.config import load
 from fedloom.client.network.connection import CHANNEL_OPTIONS
+from fedloom.client.state.store import ClientStore
 from fedloom.protocol.transport import methods
 from fedloom.protocol.trust.identity import leaf_pem
 from fedloom.protocol.v1 import fleet_pb2

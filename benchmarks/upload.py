@@ -24,10 +24,10 @@ import grpc
 import numpy as np
 from deployment import cpu_s, deployed, free_port, model, report
 
-from fedloom.client.agent.store import ClientStore
 from fedloom.client.config import load
 from fedloom.client.network import transfer
 from fedloom.client.network.connection import CHANNEL_OPTIONS
+from fedloom.client.state.store import ClientStore
 from fedloom.protocol.manifest import read_manifest
 from fedloom.protocol.tensors.container import write_file
 from fedloom.protocol.transport import methods

@@ -7,10 +7,10 @@ from datetime import timedelta
 
 import pytest
 
-from fedloom.client.agent.store import ClientStore
 from fedloom.client.config import ClientConfig
 from fedloom.client.network import connection as connection_module
 from fedloom.client.network.connection import Connection
+from fedloom.client.state.store import ClientStore
 from support.logs import ours
 from support.modules import like
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from fedloom.client import Client, MaskOf, SliceOf, Update
-from fedloom.client.agent.store import ClientStore
 from fedloom.client.agent.task_run import Work, task_from_message
 from fedloom.client.budgets.gate import written as written_models
 from fedloom.client.owner.policy import Policy, Protection
+from fedloom.client.state.store import ClientStore
 from fedloom.client.testing.asked import Run, written
 from fedloom.client.update.apply_rule import Local, Settled, settle
 from fedloom.client.update.clip_and_noise import Guard

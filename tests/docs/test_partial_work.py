@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from fedloom.client.agent.store import ClientStore
 from fedloom.client.agent.task_run import Work, task_from_message
+from fedloom.client.state.store import ClientStore
 from fedloom.client.torch import TorchClient, parameters
 from fedloom.protocol.tensors.container import write_file
 from fedloom.protocol.v1 import fleet_pb2

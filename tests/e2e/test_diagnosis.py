@@ -10,9 +10,9 @@ import pytest
 
 from fedloom.client import Agent, Client
 from fedloom.client.agent import agent as agent_module
-from fedloom.client.agent.store import ClientStore
 from fedloom.client.config import ClientConfig
 from fedloom.client.network.diagnosis import diagnose
+from fedloom.client.state.store import ClientStore
 from fedloom.protocol.errors import Code
 from fedloom.server.pki.authority import Authority
 from support.patience import PATIENCE_S

@@ -9,7 +9,7 @@ import logging
 import pytest
 
 from fedloom.client import Agent
-from fedloom.client.agent.store import ClientStore
+from fedloom.client.state.store import ClientStore
 from fedloom.protocol.errors import Code, Refusal
 from fedloom.protocol.v1 import fleet_pb2
 from support.agents import Adder, Agents, until

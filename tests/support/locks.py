@@ -6,7 +6,7 @@ import sys
 HOLD = """
 import os, sys, time
 from pathlib import Path
-from fedloom.client.agent.process_lock import only_agent
+from fedloom.client.state.process_lock import only_agent
 with only_agent(Path(sys.argv[1])):
     child = os.fork() if len(sys.argv) > 2 else 1
     if child:

@@ -1,7 +1,7 @@
 """A client that does a task as its agent would, without a server."""
 
-from fedloom.client.agent.store import ClientStore
 from fedloom.client.agent.task_run import Work, task_from_message
+from fedloom.client.state.store import ClientStore
 from fedloom.protocol.tensors.container import write_file
 from fedloom.protocol.v1 import fleet_pb2
 

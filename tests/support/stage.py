@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from fedloom.cli.connection.api_client import Control
-from fedloom.client.agent.store import ClientStore
+from fedloom.client.state.store import ClientStore
 from fedloom.protocol.errors import FedloomError
 from fedloom.protocol.tensors.container import read_params, write_file
 from fedloom.protocol.trust import identity, tokens

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from fedloom.client.agent.store import ClientStore
 from fedloom.client.budgets import BudgetGate, Budgets, room_beside
+from fedloom.client.state.store import ClientStore
 from fedloom.protocol.v1 import fleet_pb2
 
 MB = 1_000_000

@@ -4,9 +4,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from fedloom.client.agent.store import ClientStore
 from fedloom.client.identity.offer_signature import Trust
 from fedloom.client.owner import journal
+from fedloom.client.state.store import ClientStore
 from fedloom.protocol.errors import Code, Refusal
 from fedloom.protocol.trust.identity import Peer
 from fedloom.protocol.trust.signing import Signer

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedloom.client.agent.store import ClientStore
+from fedloom.client.state.store import ClientStore
 from fedloom.protocol.codecs import codec
 from fedloom.protocol.errors import IntegrityError
 from fedloom.protocol.manifest import read_manifest

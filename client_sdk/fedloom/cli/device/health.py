@@ -23,8 +23,8 @@ def client_health(config: Path, attending: bool) -> None:
     Example:
       fedloom client health --config /etc/fedloom/client.toml
     """
-    from fedloom.client.agent.health_file import stand  # noqa: PLC0415
     from fedloom.client.config import load  # noqa: PLC0415 - it imports grpc
+    from fedloom.client.state.health_file import stand  # noqa: PLC0415
     from fedloom.protocol.errors import UnavailableError  # noqa: PLC0415
 
     state_dir = load(config).state_dir

@@ -27,10 +27,10 @@ def leave(config: Path, yes: bool, keep_log: bool) -> None:
       fedloom client leave
       fedloom client leave --yes --keep-log
     """
-    from fedloom.client.agent.process_lock import FILE as LOCK  # noqa: PLC0415
     from fedloom.client.config import load  # noqa: PLC0415
     from fedloom.client.identity import leave as departure  # noqa: PLC0415 - help needs none of it
     from fedloom.client.owner.journal import Journal  # noqa: PLC0415
+    from fedloom.client.state.process_lock import FILE as LOCK  # noqa: PLC0415
 
     if not config.exists() and config.with_name(config.name + ".left").exists():
         emit({"left": True, "again": True}, lambda: click.echo("This device has left before."))
@@ -67,7 +67,7 @@ def _no_agent(state_dir: Path, unless_missing: str = "") -> AbstractContextManag
     Raises:
         UsageError: it runs.
     """
-    from fedloom.client.agent.process_lock import only_agent  # noqa: PLC0415 - help needs none of it
+    from fedloom.client.state.process_lock import only_agent  # noqa: PLC0415 - help needs none of it
 
     if not (state_dir / unless_missing).exists():
         return nullcontext()

@@ -21,10 +21,7 @@ import grpc
 
 from fedloom.client.agent import trim_memory
 from fedloom.client.agent.condition_watch import Watch
-from fedloom.client.agent.health_file import Standing, keep_watchdog
-from fedloom.client.agent.process_lock import only_agent
 from fedloom.client.agent.ranks import ranks
-from fedloom.client.agent.store import ClientStore
 from fedloom.client.agent.task_queue import Tasks
 from fedloom.client.api import Client
 from fedloom.client.budgets import BudgetGate
@@ -37,6 +34,9 @@ from fedloom.client.network.connection import Connection, UnreadableError, unrea
 from fedloom.client.network.jitter import JITTER
 from fedloom.client.owner.policy import PolicyFile
 from fedloom.client.owner.policy_gate import OwnersRules
+from fedloom.client.state.health_file import Standing, keep_watchdog
+from fedloom.client.state.process_lock import only_agent
+from fedloom.client.state.store import ClientStore
 from fedloom.protocol import tracing
 from fedloom.protocol.errors import Code, Refusal, UnavailableError, UsageError, printable
 from fedloom.protocol.transport import methods

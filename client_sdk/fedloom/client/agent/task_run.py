@@ -12,11 +12,11 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from fedloom.client.agent.store import ClientStore
 from fedloom.client.agent.trim_memory import trim
 from fedloom.client.api import Client, Kind, Task, Update, Weighting
 from fedloom.client.budgets import Budgets, machine
 from fedloom.client.owner.policy import Policy, PolicyError
+from fedloom.client.state.store import ClientStore
 from fedloom.client.update.apply_rule import Local, Settled, settle
 from fedloom.client.update.clip_and_noise import Guard
 from fedloom.client.update.compress import compress

@@ -5,9 +5,9 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from fedloom.client.agent.store import ClientStore
 from fedloom.client.budgets import machine
 from fedloom.client.budgets.settings import Budgets
+from fedloom.client.state.store import ClientStore
 from fedloom.protocol.updates.compression import scheme_of
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.strategies import Personal, Plain, client_rule

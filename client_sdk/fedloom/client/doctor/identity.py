@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 from fedloom.client.config import ClientConfig
 from fedloom.client.doctor.finding import Finding, fail, ok, warn
-from fedloom.client.identity.files import ENROL, Held, read, signing_key
+from fedloom.client.state.identity_files import ENROL, Held, read, signing_key
 from fedloom.protocol.errors import FedloomError
 
 __all__ = ["ENROL", "Held", "certificate", "held", "now_utc"]

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import grpc
 
-from fedloom.client.agent.store import ClientStore
 from fedloom.client.config import POLICY, template
 from fedloom.client.owner.policy import template as policy_template
+from fedloom.client.state.store import ClientStore
 from fedloom.protocol.atomic_files import write_whole
 from fedloom.protocol.errors import IntegrityError, UnavailableError, UsageError
 from fedloom.protocol.transport import methods

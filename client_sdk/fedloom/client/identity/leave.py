@@ -18,14 +18,14 @@ from typing import Any
 
 import grpc
 
-from fedloom.client.agent.health_file import FILE as AGENT
-from fedloom.client.agent.process_lock import FILE as LOCK
-from fedloom.client.agent.store import ClientStore
 from fedloom.client.config import ClientConfig
 from fedloom.client.identity.replay_guard import FILE as ANSWERS
 from fedloom.client.network.connection import CONNECT_S, Connection
 from fedloom.client.owner import journal
 from fedloom.client.owner.policy_gate import FILE as ROUNDS
+from fedloom.client.state.health_file import FILE as AGENT
+from fedloom.client.state.process_lock import FILE as LOCK
+from fedloom.client.state.store import ClientStore
 from fedloom.protocol.errors import Code, FedloomError, Refusal
 from fedloom.protocol.transport import methods
 from fedloom.protocol.trust.private_files import sync_directory

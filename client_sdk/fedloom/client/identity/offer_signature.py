@@ -6,7 +6,7 @@ before there were signatures learns it once, with a renewed certificate.
 
 import logging
 
-from fedloom.client.agent.store import ClientStore
+from fedloom.client.state.store import ClientStore
 from fedloom.protocol.errors import Code, Refusal
 from fedloom.protocol.trust.identity import Peer
 from fedloom.protocol.trust.signing import (

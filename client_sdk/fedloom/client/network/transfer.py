@@ -8,9 +8,9 @@ from typing import Any, Protocol
 
 import grpc
 
-from fedloom.client.agent.store import ClientStore
 from fedloom.client.budgets.pace import Pace
-from fedloom.client.network.incoming import Incoming
+from fedloom.client.state.partial_download import Incoming
+from fedloom.client.state.store import ClientStore
 from fedloom.protocol.crash_points import crossing
 from fedloom.protocol.errors import (
     Code,

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedloom.client.agent.store import ClientStore
 from fedloom.client.agent.task_run import Work, task_from_message
 from fedloom.client.api import Client, Params
+from fedloom.client.state.store import ClientStore
 from fedloom.client.testing.asked import Run, folder, written
 from fedloom.protocol.errors import Refusal, UsageError
 from fedloom.protocol.manifest import read_manifest

@@ -9,10 +9,10 @@ from click.testing import CliRunner
 
 from fedloom.cli.main import main
 from fedloom.client import Agent
-from fedloom.client.agent.store import ClientStore
 from fedloom.client.config import load
-from fedloom.client.identity import files
 from fedloom.client.identity.enrol import enrol
+from fedloom.client.state import identity_files
+from fedloom.client.state.store import ClientStore
 from fedloom.protocol.errors import FedloomError, IntegrityError, UsageError
 from fedloom.protocol.trust.identity import generate_key, key_to_pem
 from fedloom.protocol.trust.private_files import write_private
@@ -147,14 +147,14 @@ def test_a_file_that_cannot_be_read_is_named(device, monkeypatch, file):
     assert f"may read in {path}, got: Is a directory. Run this as" in said
     path.rmdir()
     write_private(path, data)
-    real = files.read_private
+    real = identity_files.read_private
 
     def refuse(asked):
         if asked == path:
             raise PermissionError(13, "Permission denied", str(path))
         return real(asked)
 
-    monkeypatch.setattr(files, "read_private", refuse)
+    monkeypatch.setattr(identity_files, "read_private", refuse)
     assert f"may read in {path}, got: Permission denied. Run" in str(told(device).value)
 
 
@@ -172,7 +172,7 @@ def test_windows_line_endings_are_none_of_our_business(device):
     """A file that an editor went over is as good as it was."""
     path = device / "client-state" / "identity.pem"
     write_private(path, path.read_bytes().replace(b"\n", b"\r\n").rstrip())
-    assert files.read(path.parent).peer.client == "ann"
+    assert identity_files.read(path.parent).peer.client == "ann"
 
 
 TOML = {
@@ -197,4 +197,4 @@ def test_another_devices_identity_is_as_good_as_any(device):
     """Nothing on this device says that it is not this one; the server knows who is who."""
     path = device / "client-state" / "identity.pem"
     write_private(path, of_bob(path))
-    assert files.read(path.parent).peer.client == "bob"
+    assert identity_files.read(path.parent).peer.client == "bob"

@@ -16,10 +16,10 @@ from crc32c import crc32c
 from google.protobuf.message import DecodeError
 
 from fedloom.client.agent.checkpoints import name_of
-from fedloom.client.identity import files
 from fedloom.client.identity.offer_checks import UnfitError, check_model
-from fedloom.client.network.incoming import Incoming
 from fedloom.client.owner.journal import Journal
+from fedloom.client.state import identity_files
+from fedloom.client.state.partial_download import Incoming
 from fedloom.protocol.crash_points import crossing
 from fedloom.protocol.errors import IntegrityError
 from fedloom.protocol.manifest import read_manifest
@@ -75,7 +75,7 @@ class ClientStore:
     @property
     def identity_path(self) -> Path:
         """Where the key and the certificate chain lie."""
-        return self.directory / files.IDENTITY
+        return self.directory / identity_files.IDENTITY
 
     def save_identity(
         self, key_pem: bytes, chain_pem: bytes, root_pem: bytes, signing_key: bytes = b""
@@ -88,7 +88,7 @@ class ClientStore:
             root_pem: what the server's certificate leads to.
             signing_key: what the server signs by; b"" keeps the one that is here.
         """
-        write_private(self.directory / files.ROOT, root_pem)
+        write_private(self.directory / identity_files.ROOT, root_pem)
         if signing_key:
             self.trust(signing_key)
         crossing("client.identity.root")
@@ -96,7 +96,7 @@ class ClientStore:
 
     def trust(self, signing_key: bytes) -> None:
         """From now on this is the key that the server signs by."""
-        write_private(self.directory / files.SIGNING, signing_key.hex().encode() + b"\n")
+        write_private(self.directory / identity_files.SIGNING, signing_key.hex().encode() + b"\n")
 
     def trusted(self) -> frozenset[bytes]:
         """The key that the server signs by; empty where none was ever learnt.
@@ -104,7 +104,7 @@ class ClientStore:
         Raises:
             IntegrityError: the file is not what was written.
         """
-        key = files.signing_key(self.directory)
+        key = identity_files.signing_key(self.directory)
         return frozenset() if key is None else frozenset({key})
 
     def make_room(self) -> None:
@@ -121,12 +121,12 @@ class ClientStore:
 
     def noise_key(self) -> bytes:
         """The secret of this device's own noise; made when it is first asked for."""
-        path = self.directory / files.NOISE
+        path = self.directory / identity_files.NOISE
         try:
-            return files.noise_key(path)
+            return identity_files.noise_key(path)
         except FileNotFoundError:
             write_private(path, new_key())
-            return files.noise_key(path)
+            return identity_files.noise_key(path)
 
     def identity(self) -> tuple[bytes, bytes]:
         """Key and chain in one PEM, and the root.
@@ -135,7 +135,7 @@ class ClientStore:
             UsageError: this client is not enrolled, or may not read its files.
             IntegrityError: one of them is not what was written.
         """
-        found = files.read(self.directory)
+        found = identity_files.read(self.directory)
         return found.pem, found.root_pem
 
     # ---- models ------------------------------------------------------------------------------

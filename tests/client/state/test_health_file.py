@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 from fedloom.cli.main import main
-from fedloom.client.agent.health_file import FILE, Standing, keep_watchdog, stand
 from fedloom.client.identity.leave import wipe
+from fedloom.client.state.health_file import FILE, Standing, keep_watchdog, stand
 from support.agents import Adder, played, until
 
 

@@ -6,9 +6,9 @@ import os
 import numpy as np
 import pytest
 
-from fedloom.client.agent import store as store_module
-from fedloom.client.agent.store import KEEP_MODELS, ClientStore
-from fedloom.client.network.incoming import Incoming
+from fedloom.client.state import store as store_module
+from fedloom.client.state.partial_download import Incoming
+from fedloom.client.state.store import KEEP_MODELS, ClientStore
 from fedloom.protocol.tensors.container import read_params, write_file
 
 BODY = bytes(range(256)) * 40

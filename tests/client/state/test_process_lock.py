@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from fedloom.client.agent.process_lock import FILE, only_agent
+from fedloom.client.state.process_lock import FILE, only_agent
 from fedloom.protocol.errors import UnavailableError, UsageError
 from support.locks import hold
 

@@ -1,0 +1,1 @@
+"""The state directory: identity, models, updates to send, health and lock."""
