@@ -16,7 +16,7 @@ from fedloom.client.budgets.gate import written as written_models
 from fedloom.client.owner.policy import Policy, Protection
 from fedloom.client.state.store import ClientStore
 from fedloom.client.testing.asked import Run, written
-from fedloom.client.update.apply_rule import Local, Settled, settle
+from fedloom.client.training.client_rule import Local, Settled, settle
 from fedloom.client.update.clip_and_noise import Guard
 from fedloom.client.update.compress import ERROR, compress
 from fedloom.protocol.manifest import Manifest

@@ -5,7 +5,7 @@ import signal
 import numpy as np
 import pytest
 
-from fedloom.client.agent.ranks import Ranks, ranks
+from fedloom.client.training.ranks import Ranks, ranks
 from fedloom.protocol.errors import UsageError
 from support import site, site_cases
 

@@ -11,7 +11,7 @@ from torch.nn.functional import mse_loss
 
 from fedloom.client.torch import TorchClient, parameters
 from fedloom.client.torch.rules.corrections import corrections
-from fedloom.client.update.apply_rule import Local
+from fedloom.client.training.client_rule import Local
 from fedloom.protocol.tensors.file_arrays import Scratch
 from fedloom.strategies import At, ClientRule, FedProx, client_rule
 from fedloom.strategies.exact.lazy_arrays import BLOCK

@@ -14,7 +14,7 @@ from fedloom.client.torch import TorchClient, lora, merged, parameters
 from fedloom.client.torch.precision import Precision
 from fedloom.client.torch.schedules import NAMED, Scheduled
 from fedloom.client.torch.steps import SGD
-from fedloom.client.update.apply_rule import Local
+from fedloom.client.training.client_rule import Local
 from fedloom.protocol.errors import UsageError
 from fedloom.strategies import Personal, client_rule
 from support.site_cases import data, linear, settings

@@ -7,8 +7,8 @@ import time
 import numpy as np
 import pytest
 
-from fedloom.client.agent import progress
 from fedloom.client.network.connection import Connection
+from fedloom.client.training import progress
 from fedloom.protocol.v1 import fleet_pb2
 from support.agents import Adder, Agents, submit, until
 from support.modules import like

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedloom.client.update.apply_rule import Local, settle
+from fedloom.client.training.client_rule import Local, settle
 from fedloom.protocol.errors import UsageError
 from fedloom.protocol.updates.message import TensorPart
 from fedloom.strategies import (

@@ -10,7 +10,7 @@ import pickle
 import numpy as np
 import pytest
 
-from fedloom.client.update.apply_rule import Local, settle
+from fedloom.client.training.client_rule import Local, settle
 from fedloom.protocol.updates.message import TensorPart
 from fedloom.strategies import (
     AGGREGATIONS,

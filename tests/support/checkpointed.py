@@ -18,10 +18,10 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fedloom.client import Kind, Task, Weighting
-from fedloom.client.agent.checkpoints import Checkpoints
 from fedloom.client.agent.task_run import differences
 from fedloom.client.torch import TorchClient, parameters
-from fedloom.client.update.apply_rule import Local, settle
+from fedloom.client.training.checkpoints import Checkpoints
+from fedloom.client.training.client_rule import Local, settle
 from fedloom.protocol import crash_points
 from fedloom.strategies import Personal, RoundSettings, client_rule
 

@@ -27,7 +27,7 @@ from pathlib import Path
 import numpy as np
 
 from fedloom.client.identity.enrol import enrol
-from fedloom.client.update.apply_rule import Local, settle
+from fedloom.client.training.client_rule import Local, settle
 from fedloom.protocol.manifest import Manifest
 from fedloom.protocol.tensors.container import read_params, write_file
 from fedloom.protocol.trust import tokens

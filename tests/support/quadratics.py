@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fedloom.client.update.apply_rule import Local, settle
+from fedloom.client.training.client_rule import Local, settle
 from fedloom.protocol.updates.message import TensorPart
 from fedloom.strategies import (
     DELTA,

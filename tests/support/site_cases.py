@@ -15,10 +15,10 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fedloom.client.agent.checkpoints import Checkpoints
 from fedloom.client.api import Kind, Task, Weighting
 from fedloom.client.torch import TorchClient, lora, parameters
-from fedloom.client.update.apply_rule import Local
+from fedloom.client.training.checkpoints import Checkpoints
+from fedloom.client.training.client_rule import Local
 from fedloom.strategies import Personal, RoundSettings, client_rule
 
 EXAMPLES, HELD_OUT, INPUTS, CLASSES = 103, 301, 12, 4
@@ -228,8 +228,8 @@ def resume(client, task, folder):
 
 def main(out, names):
     """One rank of a site of cases: each is a client of its own that joins the same group."""
-    from fedloom.client.agent.ranks import ranks
     from fedloom.client.torch.site import follow, join
+    from fedloom.client.training.ranks import ranks
 
     place = ranks()
     first, _ = made("plain")

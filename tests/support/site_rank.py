@@ -8,8 +8,8 @@ import sys
 import threading
 import time
 
-from fedloom.client.agent.ranks import ranks
 from fedloom.client.torch.site import follow, join
+from fedloom.client.training.ranks import ranks
 from support.site_client import client
 
 

@@ -1,7 +1,7 @@
 """Tasks for clients that a test calls by itself."""
 
 from fedloom.client import Kind, Task, Weighting
-from fedloom.client.update.apply_rule import Local
+from fedloom.client.training.client_rule import Local
 from fedloom.strategies import Personal, Plain, RoundSettings
 
 

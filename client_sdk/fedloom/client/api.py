@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedloom.client import typed_config
-from fedloom.client.agent.checkpoints import Checkpoints
-from fedloom.client.agent.progress import Note, Reporter
-from fedloom.client.update.apply_rule import Local
+from fedloom.client.training.checkpoints import Checkpoints
+from fedloom.client.training.client_rule import Local
+from fedloom.client.training.progress import Note, Reporter
 from fedloom.protocol.errors import UsageError
 from fedloom.strategies import ClientRule, RoundSettings
 

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from fedloom.client import settings
-from fedloom.client.agent.checkpoints import Interruptions
 from fedloom.client.budgets.settings import Budgets
 from fedloom.client.conditions.settings import Conditions
 from fedloom.client.settings import setting
 from fedloom.client.tracing import Tracing
+from fedloom.client.training.checkpoints import Interruptions
 from fedloom.protocol.errors import UsageError
 from fedloom.protocol.transport import chunk_size
 from fedloom.protocol.transport.methods import CHUNK_BYTES

@@ -27,9 +27,9 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from fedloom.client.agent.training_length import Stopping
 from fedloom.client.api import Client, Metrics, Params, Task, Trained
 from fedloom.client.data import Growing, Shard, as_shard
+from fedloom.client.training.length import Stopping
 from fedloom.protocol.errors import UsageError
 from fedloom.strategies import At, ClientRule
 

@@ -157,7 +157,7 @@ def run(code: str, flower: str, config: Path, log_format: str, log_level: str) -
     from fedloom.cli.common.load_code import load_client, load_flower  # noqa: PLC0415 - as above
     from fedloom.cli.common.logging import set_up  # noqa: PLC0415
     from fedloom.client import run as attend  # noqa: PLC0415
-    from fedloom.client.agent.ranks import ranks  # noqa: PLC0415
+    from fedloom.client.training.ranks import ranks  # noqa: PLC0415
 
     set_up(log_format, log_level)
     if ranks() is not None:  # else torch prints C++ stacks where a rank is lost; we say it in words

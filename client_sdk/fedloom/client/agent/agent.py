@@ -21,7 +21,6 @@ import grpc
 
 from fedloom.client.agent import trim_memory
 from fedloom.client.agent.condition_watch import Watch
-from fedloom.client.agent.ranks import ranks
 from fedloom.client.agent.task_queue import Tasks
 from fedloom.client.api import Client
 from fedloom.client.budgets import BudgetGate
@@ -37,6 +36,7 @@ from fedloom.client.owner.policy_gate import OwnersRules
 from fedloom.client.state.health_file import Standing, keep_watchdog
 from fedloom.client.state.process_lock import only_agent
 from fedloom.client.state.store import ClientStore
+from fedloom.client.training.ranks import ranks
 from fedloom.protocol import tracing
 from fedloom.protocol.errors import Code, Refusal, UnavailableError, UsageError, printable
 from fedloom.protocol.transport import methods

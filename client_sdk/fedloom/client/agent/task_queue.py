@@ -12,9 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 
-from fedloom.client.agent.checkpoints import Checkpoints, Interruptions
 from fedloom.client.agent.condition_watch import ConditionLost, Watch
-from fedloom.client.agent.progress import Note
 from fedloom.client.agent.task_run import OutOfTimeError, Work, task_from_message
 from fedloom.client.agent.training_thread import Trainer, words
 from fedloom.client.api import Client, Task
@@ -29,6 +27,8 @@ from fedloom.client.owner.journal_entries import account
 from fedloom.client.owner.policy import Policy, PolicyError, PolicyFile
 from fedloom.client.owner.policy_gate import OwnersRules
 from fedloom.client.state.store import KEEP_MODELS, ClientStore
+from fedloom.client.training.checkpoints import Checkpoints, Interruptions
+from fedloom.client.training.progress import Note
 from fedloom.client.update.policy_check import check_leaving
 from fedloom.protocol import tracing
 from fedloom.protocol.errors import (

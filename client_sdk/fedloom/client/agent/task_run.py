@@ -17,7 +17,7 @@ from fedloom.client.api import Client, Kind, Task, Update, Weighting
 from fedloom.client.budgets import Budgets, machine
 from fedloom.client.owner.policy import Policy, PolicyError
 from fedloom.client.state.store import ClientStore
-from fedloom.client.update.apply_rule import Local, Settled, settle
+from fedloom.client.training.client_rule import Local, Settled, settle
 from fedloom.client.update.clip_and_noise import Guard
 from fedloom.client.update.compress import compress
 from fedloom.client.update.policy_check import too_few

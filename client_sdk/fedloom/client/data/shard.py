@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from fedloom.client.agent.training_length import num_batches
+from fedloom.client.training.length import num_batches
 from fedloom.protocol.errors import UsageError
 
 Batch: TypeAlias = tuple[NDArray[Any], NDArray[Any]]

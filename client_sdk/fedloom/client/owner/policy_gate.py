@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from fedloom.client.agent.checkpoints import name_of
 from fedloom.client.owner.policy import PolicyFile
+from fedloom.client.training.checkpoints import name_of
 from fedloom.protocol.atomic_files import write_whole
 from fedloom.protocol.errors import UsageError
 from fedloom.protocol.v1 import fleet_pb2

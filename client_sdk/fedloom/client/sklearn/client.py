@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.exceptions import ConvergenceWarning
 
-from fedloom.client.agent.training_length import Stopping
 from fedloom.client.api import Client, Params, Task
 from fedloom.client.data import Growing, Shard, as_shard
 from fedloom.client.numpy import (
@@ -26,6 +25,7 @@ from fedloom.client.numpy import (
 )
 from fedloom.client.sklearn import measures
 from fedloom.client.sklearn.linear import COEF, INTERCEPT, Family
+from fedloom.client.training.length import Stopping
 from fedloom.protocol.errors import UsageError
 
 _SEEDS = 1 << 32

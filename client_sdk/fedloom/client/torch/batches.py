@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
-from fedloom.client.agent.training_length import num_batches
 from fedloom.client.data import Shard
+from fedloom.client.training.length import num_batches
 from fedloom.protocol.errors import UsageError
 
 Data = tuple[Tensor, Tensor] | Dataset[Any] | DataLoader[Any] | Shard

@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
-from fedloom.client.agent.checkpoints import Checkpoints
-from fedloom.client.agent.training_length import Report, silent
 from fedloom.client.torch import batches, loop
 from fedloom.client.torch.group import ALONE, Group
 from fedloom.client.torch.precision import PLAIN, How, Precision
@@ -21,7 +19,9 @@ from fedloom.client.torch.rules.own_model import Mine
 from fedloom.client.torch.schedules import Scheduled
 from fedloom.client.torch.stopping import Stopping
 from fedloom.client.torch.training_state import Saving, Stateful, can_save
-from fedloom.client.update.apply_rule import Local
+from fedloom.client.training.checkpoints import Checkpoints
+from fedloom.client.training.client_rule import Local
+from fedloom.client.training.length import Report, silent
 from fedloom.protocol.errors import UsageError
 from fedloom.strategies import ClientRule, RoundSettings
 

@@ -18,7 +18,7 @@ from fedloom.client.torch.group import ALONE, Group
 from fedloom.client.torch.precision import FULL, Precision
 from fedloom.client.torch.rules.corrections import corrections
 from fedloom.client.torch.stopping import Stopping
-from fedloom.client.update.apply_rule import Local
+from fedloom.client.training.client_rule import Local
 from fedloom.protocol.errors import UsageError
 from fedloom.strategies import ClientRule
 

@@ -2,13 +2,13 @@
 
 from torch import Tensor
 
-from fedloom.client.agent import training_length
-from fedloom.client.agent.training_length import never
+from fedloom.client.training import length
+from fedloom.client.training.length import never
 
 __all__ = ["Stopping", "never"]
 
 
-class Stopping(training_length.Stopping):
+class Stopping(length.Stopping):
     """Watches one local training of a module; sums stay on its device until they are needed."""
 
     def _exact(self, loss: Tensor) -> Tensor:

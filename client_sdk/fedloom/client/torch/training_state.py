@@ -15,9 +15,9 @@ from typing import Any, BinaryIO, Protocol, TypeGuard
 import torch
 from torch import nn
 
-from fedloom.client.agent.checkpoints import Checkpoints
 from fedloom.client.torch.random_state import random_state, set_random_state
-from fedloom.client.update.apply_rule import Local
+from fedloom.client.training.checkpoints import Checkpoints
+from fedloom.client.training.client_rule import Local
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fedloom.client.update.apply_rule import Settled
+from fedloom.client.training.client_rule import Settled
 from fedloom.protocol.errors import UsageError
 from fedloom.protocol.trust.noise_stream import derived_key, key_of_seed, keyed
 from fedloom.protocol.v1 import fleet_pb2

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeAlias
 from numpy.typing import NDArray
 
 from fedloom.client.api import Kind, Scalar, Task, Weighting
-from fedloom.client.update.apply_rule import Local
+from fedloom.client.training.client_rule import Local
 from fedloom.client.update.clip_and_noise import Guard
 from fedloom.protocol.updates.compression import Scheme
 from fedloom.protocol.updates.message import TensorPart

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from fedloom.client.torch import loop
-from fedloom.client.update.apply_rule import Local
+from fedloom.client.training.client_rule import Local
 from fedloom.simulation.data.population import Population
 from fedloom.simulation.kernels import direct
 from fedloom.simulation.kernels.base import Job, RoundTask

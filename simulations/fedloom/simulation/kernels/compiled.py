@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value
 
 from fedloom.client.torch import batches, loop
-from fedloom.client.update.apply_rule import Local
+from fedloom.client.training.client_rule import Local
 from fedloom.simulation.data.population import Population
 from fedloom.simulation.kernels.base import Job, RoundTask
 from fedloom.simulation.kernels.holdings import Pair

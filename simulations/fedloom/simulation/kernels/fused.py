@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedloom.client.torch import batches, loop
-from fedloom.client.update.apply_rule import Local
+from fedloom.client.training.client_rule import Local
 from fedloom.simulation.data.population import Population
 from fedloom.simulation.kernels import chain
 from fedloom.simulation.kernels.base import Job, RoundTask

@@ -15,7 +15,7 @@ from torch import nn
 
 from fedloom.client.torch import batches, loop
 from fedloom.client.torch.rules import cluster_choice
-from fedloom.client.update.apply_rule import Local
+from fedloom.client.training.client_rule import Local
 from fedloom.protocol.errors import UsageError
 from fedloom.protocol.updates.message import TensorPart
 from fedloom.simulation.data.population import Population

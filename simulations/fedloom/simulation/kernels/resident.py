@@ -13,7 +13,7 @@ from fedloom.client.agent.task_run import differences
 from fedloom.client.torch import batches, local_training, loop
 from fedloom.client.torch.narrow import Narrow, narrowed
 from fedloom.client.torch.stopping import never
-from fedloom.client.update.apply_rule import Local
+from fedloom.client.training.client_rule import Local
 from fedloom.simulation.data.population import Population
 from fedloom.simulation.kernels.base import Job, RoundTask, asked_of
 from fedloom.simulation.kernels.one_by_one import Fitted, OneByOne

@@ -30,7 +30,7 @@ from fedloom.cli.connection.api_client import Control
 from fedloom.client import Client, SliceOf, Task, Update, run
 from fedloom.client.identity.enrol import enrol
 from fedloom.client.torch import modules
-from fedloom.client.update.apply_rule import Local
+from fedloom.client.training.client_rule import Local
 from fedloom.protocol.errors import UnavailableError, UsageError
 from fedloom.protocol.tensors.container import read_params, write_file
 from fedloom.protocol.updates.message import TensorPart

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedloom.client.api import Update
-from fedloom.client.update.apply_rule import Local, Settled, Slots, settle
+from fedloom.client.training.client_rule import Local, Settled, Slots, settle
 from fedloom.client.update.compress import compress
 from fedloom.client.update.validate import weight_of
 from fedloom.protocol.errors import Code, Refusal, UsageError

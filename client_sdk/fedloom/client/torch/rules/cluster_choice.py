@@ -8,7 +8,7 @@ import math
 from torch import nn
 
 from fedloom.client.torch import batches, loop, modules
-from fedloom.client.update.apply_rule import Local
+from fedloom.client.training.client_rule import Local
 from fedloom.strategies import ClientRule, Params
 
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.client.torch.steps import Correction
-from fedloom.client.update.apply_rule import Local
+from fedloom.client.training.client_rule import Local
 from fedloom.strategies import At, ClientRule
 from fedloom.strategies.exact.lazy_arrays import BLOCK, Pieces, Values
 

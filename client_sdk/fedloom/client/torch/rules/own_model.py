@@ -19,7 +19,7 @@ from torch.func import functional_call
 from fedloom.client.torch import loop, modules
 from fedloom.client.torch.random_state import random_state, set_random_state
 from fedloom.client.torch.training_state import can_save
-from fedloom.client.update.apply_rule import Local
+from fedloom.client.training.client_rule import Local
 from fedloom.protocol.errors import UsageError
 from fedloom.strategies import RoundSettings
 from fedloom.strategies.personal.settings import MIX, OWN, OWN_BUFFERS

@@ -8,12 +8,12 @@ from types import FrameType
 
 import torch
 
-from fedloom.client.agent.ranks import Ranks
 from fedloom.client.api import Client, Kind
 from fedloom.client.torch import loop
 from fedloom.client.torch.client import TorchClient
 from fedloom.client.torch.site.group import SiteGroup
 from fedloom.client.torch.site.orders import Order
+from fedloom.client.training.ranks import Ranks
 from fedloom.protocol.errors import UsageError
 
 log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from fedloom.client.api import Kind, Task, Weighting
 from fedloom.client.torch.group import Job
-from fedloom.client.update.apply_rule import Local
+from fedloom.client.training.client_rule import Local
 from fedloom.strategies import Personal, RoundSettings, client_rule
 
 STOP = "stop"

@@ -12,10 +12,10 @@ from typing import Any, BinaryIO
 import torch
 from torch import nn
 
-from fedloom.client.agent.checkpoints import Checkpoints
 from fedloom.client.torch.group import Group
 from fedloom.client.torch.training_state import Saving
-from fedloom.client.update.apply_rule import Local
+from fedloom.client.training.checkpoints import Checkpoints
+from fedloom.client.training.client_rule import Local
 
 
 class SiteSaving(Saving):

@@ -7,9 +7,9 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from fedloom.client import Kind, Task, Weighting
-from fedloom.client.agent import training_length
 from fedloom.client.torch import TorchClient, parameters
 from fedloom.client.torch.stopping import Stopping
+from fedloom.client.training import length
 from fedloom.strategies import Plain, RoundSettings, client_rule
 from support.modules import like
 
@@ -53,7 +53,7 @@ def test_batches_count_by_their_examples():
 def test_time_is_up_at_the_budget(monkeypatch):
     """Seconds of the device's monotonic clock."""
     now = [100.0]
-    monkeypatch.setattr(training_length, "time", like(time, monotonic=lambda: now[0]))
+    monkeypatch.setattr(length, "time", like(time, monotonic=lambda: now[0]))
     watched = Stopping(_settings(time_budget_s=2.5), 10)
     now[0] = 102.4
     assert not watched.should_stop()

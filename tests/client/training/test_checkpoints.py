@@ -14,8 +14,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fedloom.client import Kind, Task, Weighting
-from fedloom.client.agent.checkpoints import Checkpoints, name_of
 from fedloom.client.torch import TorchClient, parameters
+from fedloom.client.training.checkpoints import Checkpoints, name_of
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.strategies import Plain, RoundSettings
 from support.logs import ours

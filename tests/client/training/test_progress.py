@@ -6,9 +6,9 @@ import time
 import numpy as np
 import pytest
 
-from fedloom.client.agent import progress
-from fedloom.client.agent.progress import Note, note
 from fedloom.client.numpy import gradient_client
+from fedloom.client.training import progress
+from fedloom.client.training.progress import Note, note
 from support.modules import like
 from support.tasks import task
 

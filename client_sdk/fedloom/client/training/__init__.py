@@ -1,0 +1,1 @@
+"""What a local training uses: client rule, length, progress, checkpoints and ranks."""
