@@ -18,11 +18,11 @@ from fedloom.client.agent.training_thread import Trainer, words
 from fedloom.client.api import Client, Task
 from fedloom.client.budgets import Budgets, Pace, room_beside
 from fedloom.client.gates import Able, Gate, Objection, first_objection
-from fedloom.client.identity.offer_checks import UnfitError, check_offer, check_room, is_run
-from fedloom.client.identity.offer_signature import unsigned
-from fedloom.client.identity.replay_guard import Answers
 from fedloom.client.network import transfer
 from fedloom.client.network.connection import Connection
+from fedloom.client.offers.checks import UnfitError, check_offer, check_room, is_run
+from fedloom.client.offers.replay_guard import Answers
+from fedloom.client.offers.signature import unsigned
 from fedloom.client.owner.journal_entries import account
 from fedloom.client.owner.policy import Policy, PolicyError, PolicyFile
 from fedloom.client.owner.policy_gate import OwnersRules

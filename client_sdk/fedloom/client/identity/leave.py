@@ -19,8 +19,8 @@ from typing import Any
 import grpc
 
 from fedloom.client.config import ClientConfig
-from fedloom.client.identity.replay_guard import FILE as ANSWERS
 from fedloom.client.network.connection import CONNECT_S, Connection
+from fedloom.client.offers.replay_guard import FILE as ANSWERS
 from fedloom.client.owner import journal
 from fedloom.client.owner.policy_gate import FILE as ROUNDS
 from fedloom.client.state.health_file import FILE as AGENT

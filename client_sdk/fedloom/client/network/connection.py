@@ -15,10 +15,10 @@ from typing import Any
 import grpc
 
 from fedloom.client.config import ClientConfig
-from fedloom.client.identity.offer_signature import Trust
 from fedloom.client.network import transfer
 from fedloom.client.network.diagnosis import diagnose
 from fedloom.client.network.jitter import JITTER
+from fedloom.client.offers.signature import Trust
 from fedloom.client.state.store import ClientStore
 from fedloom.protocol.errors import FedloomError, Refusal, UnavailableError, printable
 from fedloom.protocol.transport import methods

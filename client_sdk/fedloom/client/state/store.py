@@ -15,7 +15,7 @@ from pathlib import Path
 from crc32c import crc32c
 from google.protobuf.message import DecodeError
 
-from fedloom.client.identity.offer_checks import UnfitError, check_model
+from fedloom.client.offers.checks import UnfitError, check_model
 from fedloom.client.owner.journal import Journal
 from fedloom.client.state import identity_files
 from fedloom.client.state.partial_download import Incoming

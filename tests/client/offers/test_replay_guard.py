@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from fedloom.client.identity.replay_guard import FILE, KEEP_RUNS, Answers
+from fedloom.client.offers.replay_guard import FILE, KEEP_RUNS, Answers
 from fedloom.protocol.errors import Code, Refusal
 
 

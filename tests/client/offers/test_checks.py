@@ -6,8 +6,8 @@ import math
 import numpy as np
 import pytest
 
-from fedloom.client.identity import offer_checks
-from fedloom.client.identity.offer_checks import UnfitError, check_model, check_offer
+from fedloom.client.offers import checks
+from fedloom.client.offers.checks import UnfitError, check_model, check_offer
 from fedloom.protocol.errors import Refusal
 from fedloom.protocol.tensors.container import write_file
 from fedloom.protocol.v1 import fleet_pb2
@@ -39,7 +39,7 @@ def setter(path, value):
 
 
 def many_differences(task):
-    task.differences.extend([task.differences[0]] * offer_checks.MAX_DIFFERENCES)
+    task.differences.extend([task.differences[0]] * checks.MAX_DIFFERENCES)
 
 
 def bad_difference(task):
@@ -56,19 +56,19 @@ BAD = {
     "a long run": setter("key.run", "ä" * 101),
     "round 0": setter("key.round", 0),
     "a model without a digest": setter("model.digest", ""),
-    "an endless model": setter("model.size_bytes", offer_checks.MAX_MODEL_BYTES + 1),
+    "an endless model": setter("model.size_bytes", checks.MAX_MODEL_BYTES + 1),
     "something endless beside it": lambda task: (
         setter("received.digest", "ab" * 32)(task),
-        setter("received.size_bytes", offer_checks.MAX_MODEL_BYTES + 1)(task),
+        setter("received.size_bytes", checks.MAX_MODEL_BYTES + 1)(task),
     ),
     "more differences than anybody keeps": many_differences,
     "a difference that is a path": bad_difference,
     "a difference from a path": bad_base,
-    "years of epochs": setter("train.epochs", offer_checks.MAX_EPOCHS + 1),
-    "years of steps": setter("train.steps", offer_checks.MAX_STEPS + 1),
-    "years of patience": setter("train.patience", offer_checks.MAX_EPOCHS + 1),
-    "years of a head's epochs": setter("personal.head_epochs", offer_checks.MAX_EPOCHS + 1),
-    "an endless batch": setter("train.batch_size", offer_checks.MAX_BATCH + 1),
+    "years of epochs": setter("train.epochs", checks.MAX_EPOCHS + 1),
+    "years of steps": setter("train.steps", checks.MAX_STEPS + 1),
+    "years of patience": setter("train.patience", checks.MAX_EPOCHS + 1),
+    "years of a head's epochs": setter("personal.head_epochs", checks.MAX_EPOCHS + 1),
+    "an endless batch": setter("train.batch_size", checks.MAX_BATCH + 1),
     "no number as rate": setter("train.learning_rate", math.nan),
     "a negative clip": setter("train.clip_norm", -1.0),
     "an endless budget": setter("train.time_budget_s", math.inf),
@@ -82,8 +82,8 @@ def test_a_sane_offer_passes():
     """Also at the bounds."""
     task = offer()
     check_offer(task)
-    task.differences.extend([task.differences[0]] * (offer_checks.MAX_DIFFERENCES - 1))
-    task.train.epochs = offer_checks.MAX_EPOCHS
+    task.differences.extend([task.differences[0]] * (checks.MAX_DIFFERENCES - 1))
+    task.train.epochs = checks.MAX_EPOCHS
     task.key.run = "ä" * 100
     check_offer(task)
 
@@ -102,12 +102,12 @@ def test_a_list_of_tensors_has_a_length(tmp_path, monkeypatch):
     path = tmp_path / "model"
     write_file(path, {"w": np.zeros(2, np.float32)})
     check_model(path)
-    monkeypatch.setattr(offer_checks, "MAX_HEADER_BYTES", 16)
+    monkeypatch.setattr(checks, "MAX_HEADER_BYTES", 16)
     with pytest.raises(UnfitError, match="header of at most 16 bytes"):
         check_model(path)
 
 
-@pytest.mark.parametrize("name", ["w\x1b[2J", "w\n", "w" * (offer_checks.MAX_NAME + 1)])
+@pytest.mark.parametrize("name", ["w\x1b[2J", "w\n", "w" * (checks.MAX_NAME + 1)])
 def test_names_of_tensors_can_be_shown_to_the_owner(tmp_path, name):
     """No escape sequence, no line end, and nothing without end."""
     entry = json.dumps({name: {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from fedloom.client.identity.offer_signature import Trust
+from fedloom.client.offers.signature import Trust
 from fedloom.client.owner import journal
 from fedloom.client.state.store import ClientStore
 from fedloom.protocol.errors import Code, Refusal

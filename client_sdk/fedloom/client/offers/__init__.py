@@ -1,0 +1,1 @@
+"""Checks of an offer: signature, replay, and limits of its values."""
