@@ -26,10 +26,10 @@ from fedloom.client.offers.signature import unsigned
 from fedloom.client.owner.journal_entries import account
 from fedloom.client.owner.policy import Policy, PolicyError, PolicyFile
 from fedloom.client.owner.policy_gate import OwnersRules
+from fedloom.client.owner.update_check import check_leaving
 from fedloom.client.state.store import KEEP_MODELS, ClientStore
 from fedloom.client.training.checkpoints import Checkpoints, Interruptions
 from fedloom.client.training.progress import Note
-from fedloom.client.update.policy_check import check_leaving
 from fedloom.protocol import tracing
 from fedloom.protocol.errors import (
     Code,

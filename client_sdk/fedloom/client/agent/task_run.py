@@ -16,11 +16,11 @@ from fedloom.client.agent.trim_memory import trim
 from fedloom.client.api import Client, Kind, Task, Update, Weighting
 from fedloom.client.budgets import Budgets, machine
 from fedloom.client.owner.policy import Policy, PolicyError
+from fedloom.client.owner.update_check import too_few
 from fedloom.client.state.store import ClientStore
 from fedloom.client.training.client_rule import Local, Settled, settle
 from fedloom.client.update.clip_and_noise import Guard
 from fedloom.client.update.compress import compress
-from fedloom.client.update.policy_check import too_few
 from fedloom.client.update.validate import (
     Returned,
     as_measured,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedloom.client.owner.policy import Policy, PolicyError
-from fedloom.client.update.policy_check import check_leaving
+from fedloom.client.owner.update_check import check_leaving
 from fedloom.protocol.tensors.container import write_file
 from fedloom.protocol.v1 import fleet_pb2
 
