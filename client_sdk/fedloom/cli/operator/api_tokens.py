@@ -6,10 +6,10 @@ from typing import Any
 import click
 
 from fedloom.cli.common import output
-from fedloom.cli.common.confirm import confirm, yes_option
 from fedloom.cli.common.lazy import OrderedGroup
 from fedloom.cli.common.options import Duration, directory_option, json_option, scope_option
 from fedloom.cli.connection.api_client import Control
+from fedloom.cli.operator.confirm import confirm, yes_option
 from fedloom.protocol.trust.private_files import write_private
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import click
 
 from fedloom.cli.common import output
-from fedloom.cli.common.confirm import act, action_options, show_done
 from fedloom.cli.common.options import directory_option, json_option
 from fedloom.cli.connection.api_client import Control
+from fedloom.cli.operator.confirm import act, action_options, show_done
 from fedloom.protocol.errors import UsageError
 
 _reason = click.option("--reason", default="", help="For the record.")

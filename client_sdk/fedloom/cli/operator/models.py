@@ -6,11 +6,11 @@ from pathlib import Path
 import click
 
 from fedloom.cli.common import output
-from fedloom.cli.common.confirm import act, action_options, show_done
 from fedloom.cli.common.lazy import Lazy, LazyGroup
 from fedloom.cli.common.options import directory_option, json_option
 from fedloom.cli.connection.api_client import Control
 from fedloom.cli.connection.default_run import digest_of
+from fedloom.cli.operator.confirm import act, action_options, show_done
 
 LAZY = {
     "lineage": Lazy("fedloom.cli.operator.model_view:lineage", "Show where a model comes from."),

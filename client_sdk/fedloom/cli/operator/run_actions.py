@@ -9,10 +9,10 @@ from typing import Any
 
 import click
 
-from fedloom.cli.common.confirm import act, action_options, show_done
 from fedloom.cli.common.options import Duration, F, directory_option, json_option
 from fedloom.cli.connection.api_client import Control
 from fedloom.cli.connection.default_run import only_active, run_and_number
+from fedloom.cli.operator.confirm import act, action_options, show_done
 from fedloom.protocol.errors import UsageError
 
 

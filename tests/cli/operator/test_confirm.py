@@ -6,8 +6,8 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from fedloom.cli.common import confirm
 from fedloom.cli.main import main
+from fedloom.cli.operator import confirm
 from support.door import Door
 
 
