@@ -20,7 +20,8 @@ from fedloom.client.budgets import Pace
 from fedloom.client.config import ClientConfig
 from fedloom.client.network import transfer
 from fedloom.client.network.connection import CONNECT_S, Connection
-from fedloom.client.offers.checks import check_room, is_run
+from fedloom.client.offers.checks import is_run
+from fedloom.client.state.model_check import check_room
 from fedloom.client.state.partial_download import Incoming
 from fedloom.client.state.store import ClientStore
 from fedloom.protocol.atomic_files import write_whole

@@ -20,13 +20,14 @@ from fedloom.client.budgets import Budgets, Pace, room_beside
 from fedloom.client.gates import Able, Gate, Objection, first_objection
 from fedloom.client.network import transfer
 from fedloom.client.network.connection import Connection
-from fedloom.client.offers.checks import UnfitError, check_offer, check_room, is_run
+from fedloom.client.offers.checks import check_offer, is_run
 from fedloom.client.offers.replay_guard import Answers
 from fedloom.client.offers.signature import unsigned
 from fedloom.client.owner.journal_entries import account
 from fedloom.client.owner.policy import Policy, PolicyError, PolicyFile
 from fedloom.client.owner.policy_gate import OwnersRules
 from fedloom.client.owner.update_check import check_leaving
+from fedloom.client.state.model_check import UnfitError, check_room
 from fedloom.client.state.store import KEEP_MODELS, ClientStore
 from fedloom.client.training.checkpoints import Checkpoints, Interruptions
 from fedloom.client.training.progress import Note

@@ -1,27 +1,17 @@
-"""What a server gives is looked at before it is used: the offer's numbers, and the model's bytes.
+"""Checks of an offer: its names and numbers must be within limits before any of them is used.
 
-A signature says who decided; this says whether it makes sense, whoever it was. The server may be
-broken, or its key in wrong hands: nothing that it says may name a file of its choice, keep the
-device busy for years, or end the agent.
+The signature proves who made an offer, not that it makes sense: the server may be broken, or its
+key stolen. An offer must not name a file of its choice, keep the device busy for years, or end the
+agent.
 
-Invariants: a name that becomes part of a path has passed `check_offer`; a model that training gets
-to see has passed `check_model`.
+Invariant: a name that becomes part of a path has passed `check_offer`.
 """
 
 import math
 import re
-import shutil
-from collections.abc import Iterable
-from pathlib import Path
 
-import numpy as np
-
-from fedloom.protocol.errors import Code, FedloomError, IntegrityError, Refusal, UsageError
-from fedloom.protocol.manifest import read_manifest
-from fedloom.protocol.tensors.container import PREFIX_BYTES, header_length
-from fedloom.protocol.tensors.file_arrays import stored_params
+from fedloom.protocol.errors import Code, Refusal
 from fedloom.protocol.v1 import fleet_pb2
-from fedloom.strategies.exact.lazy_arrays import Values, pieces_of
 
 _RUN = re.compile(r"[\w-]{1,128}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -33,13 +23,6 @@ MAX_DIFFERENCES = 64
 MAX_EPOCHS = 100_000
 MAX_STEPS = 100_000_000
 MAX_BATCH = 1 << 24
-MAX_NAME = 1024
-MAX_HEADER_BYTES = 16 << 20
-"""Of a model's list of tensors: parsing it takes many times its size in memory."""
-
-
-class UnfitError(FedloomError):
-    """What the server gave cannot be used; asking again would give the same."""
 
 
 def is_run(run: str) -> bool:
@@ -112,65 +95,3 @@ def _check_finite(name: str, value: float) -> None:
 
 def _malformed(expected: str, got: str) -> Refusal:
     return Refusal(Code.MALFORMED, f"Expected {expected} in an offer, got {got}.")
-
-
-def check_room(directory: Path, size_bytes: int) -> None:
-    """Is there room on the disk for so many bytes more?
-
-    Raises:
-        UnfitError: there is not.
-    """
-    free = shutil.disk_usage(directory).free
-    if size_bytes > free:
-        raise UnfitError(f"Expected room for {size_bytes} bytes in {directory}, got {free}.")
-
-
-def check_model(path: Path, *, whole: bool = True) -> None:
-    """Is a file that has the right digest a model that can be trained?
-
-    Args:
-        path: of the file.
-        whole: of a model, and not what comes beside one.
-
-    Raises:
-        UnfitError: its list of tensors does not fit its bytes, or it holds NaN.
-    """
-    try:
-        _check_header(path)
-        if whole:
-            read_manifest(path)
-        params = stored_params(path)
-    except (IntegrityError, UsageError) as error:
-        raise _unusable(f"{error}") from error
-    _check_names(params)
-    nan = next((name for name, array in params.items() if _has_nan(array)), None)
-    if nan is not None:
-        raise _unusable(f"expected numbers in {nan[:80]!r}, got NaN.")
-
-
-def _check_names(names: Iterable[str]) -> None:
-    """They are shown to the device's owner: no escape sequence, and nothing without end."""
-    for name in names:
-        if len(name) > MAX_NAME or not name.isprintable():
-            raise _unusable(
-                f"expected names of tensors of at most {MAX_NAME} printable characters, got "
-                f"{name[:80]!r}."
-            )
-
-
-def _check_header(path: Path) -> None:
-    with path.open("rb") as file:
-        length = header_length(file.read(PREFIX_BYTES))
-    if length > MAX_HEADER_BYTES:
-        raise _unusable(f"expected a header of at most {MAX_HEADER_BYTES} bytes, got {length}.")
-
-
-def _unusable(why: str) -> UnfitError:
-    return UnfitError(f"the server's model cannot be used: {why}")
-
-
-def _has_nan(values: Values) -> bool:
-    """Piece by piece: a model must not come into memory at once."""
-    if values.dtype.kind != "f":
-        return False
-    return any(bool(np.isnan(np.min(piece))) for _, piece in pieces_of(values))

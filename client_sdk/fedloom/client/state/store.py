@@ -15,9 +15,9 @@ from pathlib import Path
 from crc32c import crc32c
 from google.protobuf.message import DecodeError
 
-from fedloom.client.offers.checks import UnfitError, check_model
 from fedloom.client.owner.journal import Journal
 from fedloom.client.state import identity_files
+from fedloom.client.state.model_check import UnfitError, check_model
 from fedloom.client.state.partial_download import Incoming
 from fedloom.client.training.checkpoints import name_of
 from fedloom.protocol.crash_points import crossing
