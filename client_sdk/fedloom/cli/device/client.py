@@ -1,4 +1,4 @@
-"""`fedloom client`: the device's own commands, and the list of devices for the operator."""
+"""`fedloom client`: enrolment, the agent and its settings; other commands load on first use."""
 
 import asyncio
 import os
@@ -10,7 +10,7 @@ import click
 
 from fedloom.cli.common import output
 from fedloom.cli.common.lazy import Lazy, LazyGroup
-from fedloom.cli.common.options import config_option, directory_option, json_option
+from fedloom.cli.common.options import config_option, json_option
 
 ORDER = (
     *("enroll", "doctor", "test", "run", "config", "policy", "log", "model", "leave"),
@@ -47,9 +47,11 @@ LAZY = {
     "model": Lazy(
         "fedloom.cli.device.model:model", "Get the model that the operator promoted; export it."
     ),
-    "show": Lazy(
-        "fedloom.cli.operator.client_view:show", "Show a client and what it did in rounds."
+    "list": Lazy(
+        "fedloom.cli.operator.clients:list_clients",
+        "List enrolled clients: presence, task, and certificate expiry.",
     ),
+    "show": Lazy("fedloom.cli.operator.clients:show", "Show a client and its latest rounds."),
     "quarantine": Lazy(
         "fedloom.cli.operator.clients:quarantine", "Ask a client no more; refuse what it sends."
     ),
@@ -198,73 +200,3 @@ def show_config(config: Path) -> None:
 
 def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
-
-
-STATES = ("online", "offline", "working", "idle", "quarantined", "drained", "revoked")
-
-
-@client.command("list")
-@click.argument("text", required=False, default="")
-@click.option("--state", type=click.Choice(STATES), help="Only these.")
-@click.option("--label", metavar="NAME[=VALUE]", default="", help="Only those with this label.")
-@click.option("--watch", is_flag=True, help="Go on, and show what changes, until interrupted.")
-@directory_option
-@json_option
-def list_clients(text: str, state: str | None, label: str, *, watch: bool, directory: Path) -> None:
-    """List enrolled clients: who is online, at what, and until when certificates last.
-
-    TEXT is part of a name, of a note or of a label.
-
-    \b
-    Examples:
-      fedloom client list
-      fedloom client list ward --state online --label site=north
-    """
-    from fedloom.cli.connection.api_client import Control  # noqa: PLC0415 - devices need no http
-    from fedloom.cli.operator.watch import present  # noqa: PLC0415 - likewise
-
-    wanted = {"q": text, "label": label} | ({"state": state} if state else {})
-    control, empty = Control(directory), "No client is like that."
-    if not (text or state or label):
-        empty = "No clients yet: invite one with `fedloom token create`."
-    present(
-        control,
-        lambda: _all_clients(control, wanted),
-        lambda found: _listing(found, empty),
-        ("clients", "round"),
-        watching=watch,
-    )
-
-
-def _listing(found: dict[str, Any], empty: str) -> Any:
-    rows = (
-        (
-            c["name"],
-            output.state(_standing(c)),
-            "[green]●[/] online" if c["online"] else "[dim]○ offline[/]",
-            output.escape(c["task"] or "-"),
-            output.ahead(c["certificate_until"]),
-            output.moment(c["enrolled_at"]),
-        )
-        for c in found["clients"]
-    )
-    columns = ("NAME", "STATUS", "PRESENCE", "TASK", "CERTIFICATE ENDS", "ENROLLED")
-    return output.table_or(columns, rows, empty)
-
-
-def _all_clients(control: Any, wanted: dict[str, str]) -> dict[str, Any]:
-    """Every page of clients, as one."""
-    found: dict[str, Any] = control.get("clients", limit=1000, **wanted)
-    more = found["more"]
-    while more is not None:
-        page = control.get("clients", limit=1000, after=more, **wanted)
-        found["clients"] += page["clients"]
-        more = page["more"]
-    return {**found, "more": None}
-
-
-def _standing(found: dict[str, Any]) -> str:
-    """A client's status and why it is not asked, in a word."""
-    if found["status"] != "active" or not found["hold"]:
-        return str(found["status"])
-    return "quarantined" if found["hold"] == "quarantine" else "drained"

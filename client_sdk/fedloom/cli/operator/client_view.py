@@ -1,34 +1,38 @@
-"""`fedloom client show`: one client, and what it did in rounds."""
+"""How `fedloom client list` and `show` draw clients."""
 
-from pathlib import Path
 from typing import Any
 
 import click
 
 from fedloom.cli.common import output
-from fedloom.cli.common.options import directory_option, json_option
-from fedloom.cli.connection.api_client import Control
 
 
-@click.command()
-@click.argument("name")
-@click.option("--limit", type=click.IntRange(1, 500), default=15, show_default=True)
-@directory_option
-@json_option
-def show(name: str, limit: int, directory: Path) -> None:
-    """Show a client: how it stands, and its latest parts in rounds.
+def listing(found: dict[str, Any], empty: str) -> Any:
+    """A table of clients, or `empty` where there are none."""
+    rows = (
+        (
+            c["name"],
+            output.state(_status(c)),
+            "[green]●[/] online" if c["online"] else "[dim]○ offline[/]",
+            output.escape(c["task"] or "-"),
+            output.ahead(c["certificate_until"]),
+            output.moment(c["enrolled_at"]),
+        )
+        for c in found["clients"]
+    )
+    columns = ("NAME", "STATUS", "PRESENCE", "TASK", "CERTIFICATE ENDS", "ENROLLED")
+    return output.table_or(columns, rows, empty)
 
-    \b
-    Example:
-      fedloom client show ward-3
-    """
-    control = Control(directory)
-    found = control.get("clients", name)
-    parts = control.get("clients", name, "parts", limit=limit)["parts"]
-    output.emit({**found, "parts": parts}, lambda: _show(found, parts))
+
+def _status(found: dict[str, Any]) -> str:
+    """A client's status, or the hold that keeps it out of rounds."""
+    if found["status"] != "active" or not found["hold"]:
+        return str(found["status"])
+    return "quarantined" if found["hold"] == "quarantine" else "drained"
 
 
-def _show(found: dict[str, Any], parts: list[dict[str, Any]]) -> None:
+def show_detail(found: dict[str, Any], parts: list[dict[str, Any]]) -> None:
+    """Print a client's facts and its latest rounds."""
     for key, value in _facts(found):
         click.echo(f"{key:<14} {output.harmless(value)}".replace("\n", f"\n{'':<15}"))
     click.echo()

@@ -1,16 +1,80 @@
-"""What an operator does with clients, as commands of `fedloom client`."""
+"""Commands of `fedloom client` for the operator: list, show, hold, revoke, label and note."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
 from fedloom.cli.common import output
 from fedloom.cli.common.options import directory_option, json_option
 from fedloom.cli.connection.api_client import Control
+from fedloom.cli.operator.client_view import listing, show_detail
 from fedloom.cli.operator.confirm import act, action_options, show_done
+from fedloom.cli.operator.watch import present, watch_option
 from fedloom.protocol.errors import UsageError
 
+STATES = ("online", "offline", "working", "idle", "quarantined", "drained", "revoked")
+
 _reason = click.option("--reason", default="", help="For the record.")
+
+
+@click.command("list")
+@click.argument("text", required=False, default="")
+@click.option("--state", type=click.Choice(STATES), help="Only these.")
+@click.option("--label", metavar="NAME[=VALUE]", default="", help="Only those with this label.")
+@watch_option
+@directory_option
+@json_option
+def list_clients(text: str, state: str | None, label: str, *, watch: bool, directory: Path) -> None:
+    """List enrolled clients: who is online, at what, and until when certificates last.
+
+    TEXT is part of a name, of a note or of a label.
+
+    \b
+    Examples:
+      fedloom client list
+      fedloom client list ward --state online --label site=north
+    """
+    wanted = {"q": text, "label": label} | ({"state": state} if state else {})
+    control, empty = Control(directory), "No client is like that."
+    if not (text or state or label):
+        empty = "No clients yet: invite one with `fedloom token create`."
+    present(
+        control,
+        lambda: _all_clients(control, wanted),
+        lambda found: listing(found, empty),
+        ("clients", "round"),
+        watching=watch,
+    )
+
+
+def _all_clients(control: Any, wanted: dict[str, str]) -> dict[str, Any]:
+    """Every page of clients, as one."""
+    found: dict[str, Any] = control.get("clients", limit=1000, **wanted)
+    more = found["more"]
+    while more is not None:
+        page = control.get("clients", limit=1000, after=more, **wanted)
+        found["clients"] += page["clients"]
+        more = page["more"]
+    return {**found, "more": None}
+
+
+@click.command()
+@click.argument("name")
+@click.option("--limit", type=click.IntRange(1, 500), default=15, show_default=True)
+@directory_option
+@json_option
+def show(name: str, limit: int, directory: Path) -> None:
+    """Show a client: how it stands, and its latest parts in rounds.
+
+    \b
+    Example:
+      fedloom client show ward-3
+    """
+    control = Control(directory)
+    found = control.get("clients", name)
+    parts = control.get("clients", name, "parts", limit=limit)["parts"]
+    output.emit({**found, "parts": parts}, lambda: show_detail(found, parts))
 
 
 def _hold(name: str, what: str, reason: str, directory: Path) -> None:

@@ -13,20 +13,24 @@ from fedloom.cli.connection.default_run import digest_of
 from fedloom.cli.operator.confirm import act, action_options, show_done
 
 LAZY = {
-    "lineage": Lazy("fedloom.cli.operator.model_view:lineage", "Show where a model comes from."),
-    "layers": Lazy(
-        "fedloom.cli.operator.model_view:show_layers", "Show a model's tensors in numbers."
+    "lineage": Lazy(
+        "fedloom.cli.operator.model_inspection:lineage", "Show where a model comes from."
     ),
-    "diff": Lazy("fedloom.cli.operator.model_view:diff", "Show what lies between two models."),
+    "layers": Lazy(
+        "fedloom.cli.operator.model_inspection:show_layers", "Show a model's tensors in numbers."
+    ),
+    "diff": Lazy(
+        "fedloom.cli.operator.model_inspection:diff", "Show what lies between two models."
+    ),
     "compare": Lazy(
-        "fedloom.cli.operator.model_view:compare", "Put models' evaluations side by side."
+        "fedloom.cli.operator.model_inspection:compare", "Put models' evaluations side by side."
     ),
     "verify": Lazy(
         "fedloom.cli.operator.model_verify:verify",
         "Verify that a file is the model that was signed.",
     ),
     "promotions": Lazy(
-        "fedloom.cli.operator.model_view:promotions", "List what was promoted, and when."
+        "fedloom.cli.operator.model_inspection:promotions", "List what was promoted, and when."
     ),
 }
 

@@ -47,6 +47,24 @@ def with_all_rounds(control: Control, found: dict[str, Any]) -> dict[str, Any]:
     return {**found, "rounds": rounds, "rounds_earlier": 0}
 
 
+def listing(runs: list[dict[str, Any]]) -> RenderableType:
+    """A table of runs."""
+    rows = (
+        (
+            output.escape(r["id"]),
+            output.state(r["state"]),
+            f"{r['rounds_committed']}/{r['rounds_total']}",
+            output.moment(r["created_at"]),
+            output.duration(r["ended_at"] - r["created_at"]) if r["ended_at"] else "-",
+            r["model"][:12],
+            output.escape(r["reason"]),
+        )
+        for r in runs
+    )
+    columns = ("ID", "STATE", ">ROUNDS", "STARTED", ">TOOK", "MODEL", "~REASON")
+    return output.table_or(columns, rows, "No runs yet: submit one with `fedloom run submit`.")
+
+
 def render(found: dict[str, Any], rows: int | None) -> RenderableType:
     """Draw a run.
 

@@ -218,20 +218,9 @@ def list_runs(watch: bool, directory: Path) -> None:
 
 
 def _listing(found: dict[str, Any]) -> Any:
-    rows = (
-        (
-            output.escape(r["id"]),
-            output.state(r["state"]),
-            f"{r['rounds_committed']}/{r['rounds_total']}",
-            output.moment(r["created_at"]),
-            output.duration(r["ended_at"] - r["created_at"]) if r["ended_at"] else "-",
-            r["model"][:12],
-            output.escape(r["reason"]),
-        )
-        for r in found["runs"]
-    )
-    columns = ("ID", "STATE", ">ROUNDS", "STARTED", ">TOOK", "MODEL", "~REASON")
-    return output.table_or(columns, rows, "No runs yet: submit one with `fedloom run submit`.")
+    from fedloom.cli.operator.run_view import listing  # noqa: PLC0415 - as above
+
+    return listing(found["runs"])
 
 
 @run.command()
