@@ -100,7 +100,7 @@ def test_an_operator_without_the_tables_extra_is_told_of_json():
     """A device's install has no table printer; what an operator can do about it is said."""
     code = (
         "import sys; sys.modules['rich'] = None\n"
-        "from fedloom.cli import output\n"
+        "from fedloom.cli.common import output\n"
         "from fedloom.cli.main import main\n"
         "import click\n"
         "show = lambda: output.print_table(['a'], [['b']], '')\n"
