@@ -271,17 +271,21 @@ class Simulation:
         taken = self._taken
         held = self._held
         told: list[Observation] = []
-        state_word, reason = "committed" if done.committed else "abandoned", done.play.reason
+        committed, reason = done.committed, done.play.reason
+        stepped = None
         try:
-            stepped = (
-                self._step(done, number) if done.committed and kind is RoundKind.TRAIN else None
-            )
+            if committed and kind is RoundKind.TRAIN and self._moves(done):
+                stepped = self._step(done, number)
         except TooFewUpdatesError as error:
-            stepped, state_word, reason = None, "abandoned", f"{error}"
+            committed, reason = False, f"{error}"
+        finally:
+            if self._spool is not None:
+                self._spool.clear()
         if stepped is not None:
-            trained += 1
             params, state = stepped
             held = self._tell(params, number)
+        if committed and kind is RoundKind.TRAIN:
+            trained += 1
             if self._private is not None:
                 part = {report.client for report in done.reports}
                 taken = frozenset(self._private.taken(taken, part, trained))
@@ -291,7 +295,7 @@ class Simulation:
             if self._policy.needs:
                 told = observations(done, self.experiment.population.names, self._policy)
         between, staleness = Between(), 0.0
-        if isinstance(done, TrainedBuffer) and stepped is not None:
+        if isinstance(done, TrainedBuffer) and committed:
             between = done.between
             staleness = float(np.mean(done.staleness)) if done.staleness else 0.0
         virtual_s = done.play.end_s
@@ -300,7 +304,7 @@ class Simulation:
             round=number,
             trained=trained,
             kind=kind.value,
-            state=state_word,
+            state="committed" if committed else "abandoned",
             reason="; ".join(filter(None, (reason, self._refusals(done)))),
             cohort=len(done.play.cohort),
             accepted=len(done.reports),
@@ -331,17 +335,17 @@ class Simulation:
             self._sent(), what, self._virtual_s, progress, counted=self._counted
         )
 
+    def _moves(self, done: Trained) -> bool:
+        """Whether a training round changes anything: a private one adds noise in any case."""
+        return self._release is not None or any(report.has_tensors for report in done.reports)
+
     def _step(self, done: Trained, number: int) -> tuple[Params, State]:
         """The model and the state after a round.
 
         Raises:
             TooFewUpdatesError: the aggregation needs others.
         """
-        try:
-            new, state = self._finish(done, number)
-        finally:
-            if self._spool is not None:
-                self._spool.clear()
+        new, state = self._finish(done, number)
         dtypes = self.muster.manifest.dtypes
         return {name: _as_stored(array, dtypes[name]) for name, array in new.items()}, state
 
@@ -445,10 +449,9 @@ class Simulation:
 
 
 def _counted(done: Trained, number: int) -> dict[int, int]:
-    """Client → the round that it was asked in, of those whose updates counted."""
-    if isinstance(done, TrainedBuffer):
-        return done.counted
-    return {report.client: number for report in done.reports}
+    """Client → the round that it was asked in, of those whose update with tensors counted."""
+    asked = done.counted if isinstance(done, TrainedBuffer) else {}
+    return {r.client: asked.get(r.client, number) for r in done.reports if r.has_tensors}
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ class Report:
         seconds: of wall time that it took its worker.
         refused: the code of the refusal, or empty.
         reason: why it was refused.
+        has_tensors: whether its update was accepted and carries tensors.
         header: of the update, where it was written to a file.
     """
 
@@ -36,6 +37,7 @@ class Report:
     seconds: float
     refused: str = ""
     reason: str = ""
+    has_tensors: bool = False
     header: bytes = b""
 
 

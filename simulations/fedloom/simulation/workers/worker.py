@@ -91,7 +91,7 @@ class Worker:
         task = replace(task, local=_Locals(received, recalled, task.personal))
         job_of = {job.client: job for job in jobs}
         for outcome in self._outcomes(params, task, jobs):
-            code, reason, header = "", "", b""
+            code, reason, header = "", "", None
             try:
                 header = self._admit(outcome, task, job_of[outcome.client], partial, memory)
             except Refusal as refusal:
@@ -104,7 +104,8 @@ class Worker:
                 seconds=now - begin,
                 refused=code,
                 reason=reason,
-                header=header,
+                has_tensors=header is not None,
+                header=header or b"",
             )
             begin = time.perf_counter()
 
@@ -126,14 +127,21 @@ class Worker:
 
     def _admit(
         self, outcome: Outcome, task: RoundTask, job: Job, partial: Partial, memory: Memory | None
-    ) -> bytes:
-        """Check an update and add it to the sum, or write it to a file and return its header."""
+    ) -> bytes | None:
+        """Check an update and add it to the sum, or write it to a file.
+
+        Returns:
+            The header of the file, empty where none was written; None for an update without
+            tensors, which changes nothing.
+        """
         if not outcome.parts:
-            return b""
+            return None
         num_examples = outcome.training.num_examples
         settled = settle(task.rule, outcome.parts, outcome.local, task.settings, num_examples)
         settled = self._protected(settled, job.seed, task)
         parts, kept = self._encoded(settled, task, job, memory)
+        if not parts:
+            return None
         limits = self._door.limits
         said = Update({}, outcome.training.num_examples, weight=outcome.weight)
         weight = weight_of(said, task.weighting)
