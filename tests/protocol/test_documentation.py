@@ -5,8 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from fedloom.client.agent import agent
-from fedloom.client.network import transfer
 from fedloom.protocol.errors import MAX_MESSAGE, Code
 from fedloom.protocol.tensors import container
 from fedloom.protocol.transport import methods as wire
@@ -45,14 +43,7 @@ def test_the_page_says_what_a_code_means_to_a_client(code):
     status, when, then = REFUSALS[code.value]
     assert status == f"`{grpc_status(code).name}`"
     assert when
-    expected = "drop it"
-    if code in transfer.RETRYABLE:
-        expected = "send again"
-    elif code in agent.FINAL:
-        expected = "stop"
-    elif code is Code.EXPIRED:
-        expected = "renew late"
-    assert then == expected
+    assert then == code.reaction
 
 
 def test_the_page_lists_the_methods():

@@ -8,10 +8,12 @@
     └── UnavailableError      the environment: unreachable or full; retry later    exit 5
 
 A message says what was expected, what was received and what to do. Only a refusal's `code` and
-message are sent to the peer; its `detail` is logged. `transport.status` maps codes to gRPC's.
+message are sent to the peer; its `detail` is logged. A
+refusal is one line of `Code`.
 """
 
 from enum import StrEnum
+from typing import Literal, Self
 
 
 class FedloomError(Exception):
@@ -48,71 +50,84 @@ class UnavailableError(FedloomError):
     exit_code = 5
 
 
+class Reaction(StrEnum):
+    """What our client does about a refusal."""
+
+    DROP = "drop it"
+    RESEND = "send again"
+    RENEW = "renew late"
+    STOP = "stop"
+
+
 class Code(StrEnum):
-    """Why a request was refused; the value is sent to the peer and stored in the ledger."""
+    """Why a request was refused; the value is sent to the peer and stored in the ledger.
+
+    One line a code: its value, the gRPC status it is sent with, what a client does about it, and
+    whether the update is at fault.
+
+    Attributes:
+        status: name of the `grpc.StatusCode`.
+        reaction: what our client does about it.
+        blames_update: the update is at fault: the same bytes would be refused again, and the round
+            replaces its client.
+    """
+
+    status: str
+    reaction: Reaction
+    blames_update: bool
+
+    def __new__(
+        cls,
+        value: str,
+        status: str = "INVALID_ARGUMENT",
+        reaction: Reaction = Reaction.DROP,
+        at_fault: Literal["", "update"] = "",
+    ) -> Self:
+        """Make a member from its line."""
+        code = str.__new__(cls, value)
+        code._value_ = value
+        code.status, code.reaction = status, reaction
+        code.blames_update = at_fault == "update"
+        return code
 
     # the round
-    STALE_ROUND = "stale_round"
-    FUTURE_ROUND = "future_round"
-    UNKNOWN_RUN = "unknown_run"
-    ROUND_CLOSED = "round_closed"
-    NOT_IN_COHORT = "not_in_cohort"
-    CONFLICTING_UPDATE = "conflicting_update"
-    WRONG_MODEL = "wrong_model"
+    STALE_ROUND = "stale_round", "FAILED_PRECONDITION"
+    FUTURE_ROUND = "future_round", "FAILED_PRECONDITION"
+    UNKNOWN_RUN = "unknown_run", "NOT_FOUND"
+    ROUND_CLOSED = "round_closed", "FAILED_PRECONDITION"
+    NOT_IN_COHORT = "not_in_cohort", "PERMISSION_DENIED"
+    CONFLICTING_UPDATE = "conflicting_update", "ALREADY_EXISTS"
+    WRONG_MODEL = "wrong_model", "FAILED_PRECONDITION", Reaction.DROP, "update"
     # the update
-    MALFORMED = "malformed"
-    UNKNOWN_TENSOR = "unknown_tensor"
-    DUPLICATE_TENSOR = "duplicate_tensor"
-    WRONG_SHAPE = "wrong_shape"
-    WRONG_DTYPE = "wrong_dtype"
-    WRONG_CODEC = "wrong_codec"
-    NOT_FINITE = "not_finite"
-    MAGNITUDE_TOO_LARGE = "magnitude_too_large"
-    NORM_TOO_LARGE = "norm_too_large"
-    WEIGHT_OUT_OF_RANGE = "weight_out_of_range"
-    TOO_LARGE = "too_large"
-    TRUNCATED = "truncated"
-    OVERLONG = "overlong"
-    BAD_CHECKSUM = "bad_checksum"
+    MALFORMED = "malformed", "INVALID_ARGUMENT", Reaction.DROP, "update"
+    UNKNOWN_TENSOR = "unknown_tensor", "INVALID_ARGUMENT", Reaction.DROP, "update"
+    DUPLICATE_TENSOR = "duplicate_tensor", "INVALID_ARGUMENT", Reaction.DROP, "update"
+    WRONG_SHAPE = "wrong_shape", "INVALID_ARGUMENT", Reaction.DROP, "update"
+    WRONG_DTYPE = "wrong_dtype", "INVALID_ARGUMENT", Reaction.DROP, "update"
+    WRONG_CODEC = "wrong_codec", "INVALID_ARGUMENT", Reaction.DROP, "update"
+    NOT_FINITE = "not_finite", "INVALID_ARGUMENT", Reaction.DROP, "update"
+    MAGNITUDE_TOO_LARGE = "magnitude_too_large", "INVALID_ARGUMENT", Reaction.DROP, "update"
+    NORM_TOO_LARGE = "norm_too_large", "INVALID_ARGUMENT", Reaction.DROP, "update"
+    WEIGHT_OUT_OF_RANGE = "weight_out_of_range", "INVALID_ARGUMENT", Reaction.DROP, "update"
+    TOO_LARGE = "too_large", "RESOURCE_EXHAUSTED", Reaction.DROP, "update"
+    TRUNCATED = "truncated", "DATA_LOSS", Reaction.RESEND
+    OVERLONG = "overlong", "INVALID_ARGUMENT", Reaction.DROP, "update"
+    BAD_CHECKSUM = "bad_checksum", "DATA_LOSS", Reaction.RESEND
     # the peer
-    NO_CERTIFICATE = "no_certificate"
-    UNKNOWN_CLIENT = "unknown_client"
-    WRONG_IDENTITY = "wrong_identity"
-    REVOKED = "revoked"
-    QUARANTINED = "quarantined"
-    EXPIRED = "expired"
-    BAD_TOKEN = "bad_token"  # noqa: S105 - a code, not a secret
-    BAD_CSR = "bad_csr"
-    BAD_SIGNATURE = "bad_signature"
-    VERSION_UNSUPPORTED = "version_unsupported"
+    NO_CERTIFICATE = "no_certificate", "UNAUTHENTICATED"
+    UNKNOWN_CLIENT = "unknown_client", "UNAUTHENTICATED", Reaction.STOP
+    WRONG_IDENTITY = "wrong_identity", "PERMISSION_DENIED", Reaction.STOP
+    REVOKED = "revoked", "PERMISSION_DENIED", Reaction.STOP
+    QUARANTINED = "quarantined", "PERMISSION_DENIED"
+    EXPIRED = "expired", "UNAUTHENTICATED", Reaction.RENEW
+    BAD_TOKEN = "bad_token", "PERMISSION_DENIED"
+    BAD_CSR = "bad_csr", "INVALID_ARGUMENT"
+    BAD_SIGNATURE = "bad_signature", "PERMISSION_DENIED"
+    VERSION_UNSUPPORTED = "version_unsupported", "FAILED_PRECONDITION", Reaction.STOP
     # the server
-    UNKNOWN_MODEL = "unknown_model"
-    BUSY = "busy"
-    OUT_OF_SPACE = "out_of_space"
-
-    @property
-    def blames_update(self) -> bool:
-        """Whether the update itself is at fault: sending it again would be refused again."""
-        return self in _BAD_UPDATE
-
-
-_BAD_UPDATE = frozenset(
-    {
-        Code.WRONG_MODEL,
-        Code.MALFORMED,
-        Code.UNKNOWN_TENSOR,
-        Code.DUPLICATE_TENSOR,
-        Code.WRONG_SHAPE,
-        Code.WRONG_DTYPE,
-        Code.WRONG_CODEC,
-        Code.NOT_FINITE,
-        Code.MAGNITUDE_TOO_LARGE,
-        Code.NORM_TOO_LARGE,
-        Code.WEIGHT_OUT_OF_RANGE,
-        Code.TOO_LARGE,
-        Code.OVERLONG,
-    }
-)
+    UNKNOWN_MODEL = "unknown_model", "NOT_FOUND"
+    BUSY = "busy", "UNAVAILABLE", Reaction.RESEND
+    OUT_OF_SPACE = "out_of_space", "UNAVAILABLE", Reaction.RESEND
 
 
 MAX_MESSAGE = 600

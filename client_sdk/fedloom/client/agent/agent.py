@@ -38,7 +38,7 @@ from fedloom.client.state.process_lock import only_agent
 from fedloom.client.state.store import ClientStore
 from fedloom.client.training.ranks import ranks
 from fedloom.protocol import tracing
-from fedloom.protocol.errors import Code, Refusal, UnavailableError, UsageError, printable
+from fedloom.protocol.errors import Code, Reaction, Refusal, UnavailableError, UsageError, printable
 from fedloom.protocol.transport import methods
 from fedloom.protocol.transport.chunk_size import Chunks
 
@@ -54,12 +54,6 @@ SLIM_AFTER_S = 5.0
 """Of having nothing to do: then memory is given back."""
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-
-FINAL = frozenset(
-    {Code.REVOKED, Code.UNKNOWN_CLIENT, Code.VERSION_UNSUPPORTED, Code.WRONG_IDENTITY}
-)
-"""Refusals that no patience mends, and no late renewal."""
-
 
 _TOO_LONG = (
     "Refused a message of the server: it is longer than the "
@@ -134,9 +128,9 @@ class Agent:
                     log.exception("the session ended by a fault")
                     self._gone(UnavailableError(f"{type(error).__name__}: {printable(str(error))}"))
                 except Refusal as refusal:
-                    if refusal.code in FINAL:
+                    if refusal.code.reaction is Reaction.STOP:
                         raise
-                    self._ended = refusal.code is Code.EXPIRED
+                    self._ended = refusal.code.reaction is Reaction.RENEW
                     log.warning("the server ended the session: %s", refusal)
                     self._standing.waits()
                 else:

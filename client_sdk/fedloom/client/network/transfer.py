@@ -16,6 +16,7 @@ from fedloom.protocol.errors import (
     Code,
     FedloomError,
     IntegrityError,
+    Reaction,
     Refusal,
     UnavailableError,
 )
@@ -169,12 +170,8 @@ async def failure(call: Any, server: str) -> FedloomError:
     return methods.error_from_rpc(error, server)
 
 
-RETRYABLE = frozenset({Code.BUSY, Code.OUT_OF_SPACE, Code.TRUNCATED, Code.BAD_CHECKSUM})
-"""Refusals after which the same update may be sent again."""
-
-
 def may_retry(error: FedloomError) -> bool:
     """Is sending again worth while?"""
     if isinstance(error, Refusal):
-        return error.code in RETRYABLE
+        return error.code.reaction is Reaction.RESEND
     return isinstance(error, UnavailableError | IntegrityError)
