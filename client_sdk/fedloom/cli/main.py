@@ -71,8 +71,8 @@ COMMANDS = {
         "Search an experiment's settings for the best: grid, random or Bayesian, in parallel.",
     ),
     "reproduce": Lazy(
-        "fedloom.simulation.papers.command:reproduce",
-        "Reproduce a published table, or a study of what strategies stand up to.",
+        "fedloom.simulation.studies.command:reproduce",
+        "Reproduce a published table, or a study that compares strategies.",
     ),
 }
 

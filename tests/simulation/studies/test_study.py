@@ -1,6 +1,8 @@
-"""Studies: runs are kept, tables and pictures say what the runs gave."""
+"""Studies: runs are kept, and tables and pictures show what the runs gave."""
 
+import importlib
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,9 +10,10 @@ from click.testing import CliRunner
 
 from fedloom.cli.main import main
 from fedloom.protocol.errors import UsageError
-from fedloom.simulation.studies import heterogeneity, plots, privacy, study, table
+from fedloom.simulation.studies import heterogeneity, runner, study, table
 from fedloom.simulation.studies.command import STUDIES
 
+DOCS = Path(__file__).parents[3] / "docs" / "strategies"
 SETTINGS = {
     "rounds": 2,
     "data": {"source": "digits", "clients": 4},
@@ -21,111 +24,173 @@ SETTINGS = {
 }
 
 
-def small(seeds=(0, 1)):
+def small(**changes):
     """Two rows, one column, two rounds of logistic regression each."""
     cells = [
         study.Cell(row=name, column="digits", settings={**SETTINGS, "strategy": {"name": name}})
         for name in ("fedavg", "fedavgm")
     ]
-    return study.Study(
-        name="small", title="A small one", about="strategy", metric="accuracy", cells=cells,
-        seeds=seeds, remarks="What to make of it.",
+    made = study.Study(
+        name="small", title="A small one", about="strategy", cells=cells, seeds=(0, 1),
+        remarks="What to make of it.",
     )  # fmt: skip
+    return replace(made, **changes)
 
 
 def test_runs_are_kept_and_not_run_again(tmp_path):
-    """A study that was cut goes on where it was, to the same findings."""
-    whole = study.run(small(), tmp_path, command="x")
+    """An interrupted study continues where it was, to the same results."""
+    whole = runner.run(small(), tmp_path, command="x")
     assert [(run.row, run.seed) for run in whole.runs] == [
         ("fedavg", 0), ("fedavg", 1), ("fedavgm", 0), ("fedavgm", 1),
     ]  # fmt: skip
-    cut = study.Findings("x", whole.runs[:3])
-    cut.write(tmp_path / "results.json")
+    study.StudyResults("x", whole.runs[:3]).write(tmp_path)
     asked = []
 
     def measure(cell, seed):
         asked.append((cell.row, seed))
-        return study.trained(cell, seed)
+        return study.at_the_end(cell, seed)
 
-    again = study.run(small(), tmp_path, command="x", measure=measure)
+    again = runner.run(small(measure=measure), tmp_path, command="x")
     assert asked == [("fedavgm", 1)]
     assert again.runs[3] == whole.runs[3]
     assert [dict(run.values) for run in again.runs] == [dict(run.values) for run in whole.runs]
+    assert study.StudyResults.read(tmp_path) == again
 
 
-def test_the_table_says_mean_and_spread(tmp_path):
-    """Of each cell over its seeds; CSV has every run."""
+def made_up(cell, seed):
+    """A run without a simulation."""
+    return study.StudyRun(row=cell.row, column=cell.column, seed=seed, values={"accuracy": 0.5})
+
+
+def test_runs_of_other_settings_do_not_count(tmp_path):
+    """They are run again; runs of cells that are not asked for stay in the folder."""
+    runner.run(small(measure=made_up), tmp_path)
+    first = small().cells[0]
+    longer = replace(first, settings={**first.settings, "rounds": 3})
+    counts = []
+    results = runner.run(
+        small(measure=made_up, cells=[longer]), tmp_path, on_run=lambda *event: counts.append(event)
+    )
+    assert [(done, of) for done, of, _ in counts] == [(1, 2), (2, 2)]
+    assert [(run.row, run.experiment) for run in results.runs] == [
+        ("fedavgm", small().cells[1].digest), ("fedavgm", small().cells[1].digest),
+        ("fedavg", longer.digest), ("fedavg", longer.digest),
+    ]  # fmt: skip
+
+
+def test_where_the_data_are_does_not_change_an_experiment():
+    """A study continues when MNIST's folder was moved."""
+    cell = small().cells[0]
+    data = {**SETTINGS["data"], "folder": "mnist", "download": True}
+    assert replace(cell, settings={**cell.settings, "data": data}).digest == cell.digest
+
+
+def test_runs_in_processes_give_the_same(tmp_path):
+    """One cell, here and in a process."""
+    one = small(cells=small().cells[:1], seeds=(0,))
+    here = runner.run(one, tmp_path / "here")
+    assert runner.run(one, tmp_path / "there", processes=1) == here
+
+
+def test_another_file_in_the_folder_is_refused(tmp_path):
+    """Rather than replaced."""
+    (tmp_path / "results.json").write_text('{"cells": []}')
+    with pytest.raises(UsageError, match="is not a study's results"):
+        runner.run(small(measure=made_up), tmp_path)
+
+
+def test_the_table_shows_mean_and_spread(tmp_path):
+    """Of each cell over its seeds; CSV has every run; what was not run is a gap."""
     runs = [
-        study.Finding(row=row, column="digits", seed=seed, values={"accuracy": value, "loss": 1.0})
+        study.StudyRun(row=row, column="digits", seed=seed, values={"accuracy": value, "loss": 1.0})
         for row, values in (("fedavg", (0.5, 0.7)), ("fedavgm", (0.8, 0.8)))
         for seed, value in enumerate(values)
     ]
-    found = study.Findings("fedloom reproduce small", runs)
-    page = table.markdown(small(), found)
-    assert "| strategy | digits |\n| --- | --- |\n" in page
+    results = study.StudyResults("fedloom reproduce small", runs)
+    page = table.markdown(small(), results)
+    assert "| strategy | digits |\n| --- | ---: |\n" in page
     assert "| fedavg | 0.600 ± 0.141 |\n| fedavgm | 0.800 ± 0.000 |" in page
     assert "over 2 seeds" in page
     assert "What to make of it." in page
-    lines = table.comma_separated(found).splitlines()
+    lines = table.comma_separated(results).splitlines()
     assert lines[:2] == ["row,column,seed,accuracy,loss", "fedavg,digits,0,0.5,1.0"]
     assert len(lines) == 5
-    plots.draw(small(), found, tmp_path / "small.png")
+    runner.report(small(), results, tmp_path)
     assert (tmp_path / "small.png").read_bytes().startswith(b"\x89PNG")
+    both = small(cells=[*small().cells, replace(small().cells[0], column="other")])
+    other = replace(runs[0], column="other")
+    with_gap = study.StudyResults("x", [*runs, other])
+    assert table.cells(both, with_gap)[1] == ["fedavgm", "0.800 ± 0.000", "–"]
 
 
 def test_a_run_without_a_test_is_an_error():
     """Rather than a hole in the table."""
     cell = study.Cell(row="r", column="c", settings={**SETTINGS, "test": {"every": 0}})
     with pytest.raises(UsageError, match="Expected a test in r, c"):
-        study.trained(cell, 0)
+        study.at_the_end(cell, 0)
 
 
 @pytest.mark.parametrize("name", STUDIES)
-def test_what_was_committed_is_the_study(name):
-    """Every cell and seed has a run, and the command shows the table."""
+def test_the_committed_results_are_of_the_whole_study(name):
+    """The command shows a table without gaps, and the README is what the results give."""
     result = CliRunner().invoke(main, ["reproduce", name, "--committed", "--json"])
     assert result.exit_code == 0, result.output
-    rows = json.loads(result.output)
-    assert all(value for row in rows for value in row.values())
+    assert all(value is not None for row in json.loads(result.output) for value in row.values())
+    made = importlib.import_module(f"fedloom.simulation.studies.{name}").study()
+    results = study.StudyResults.read(study.COMMITTED / name)
+    page = (study.COMMITTED / name / "README.md").read_text("utf-8")
+    assert page == table.markdown(made, results)
+    assert "–" not in {text for row in table.cells(made, results) for text in row}
+
+
+@pytest.mark.parametrize(
+    ("name", "page"),
+    [
+        ("robustness", "robust.md"),
+        ("heterogeneity", "studies.md"),
+        ("privacy", "studies.md"),
+        ("personalisation", "personalisation.md"),
+    ],
+)
+def test_pages_show_the_committed_tables(name, page):
+    """As the results give them."""
+    text = (DOCS / page).read_text("utf-8")
+    for line in (study.COMMITTED / name / "README.md").read_text("utf-8").splitlines():
+        if line.startswith("| "):
+            assert line in text
+
+
+def test_an_installed_package_has_no_committed_results(monkeypatch, tmp_path):
+    """The message says where they are."""
+    monkeypatch.setattr(study, "COMMITTED", tmp_path)
+    result = CliRunner().invoke(main, ["reproduce", "privacy", "--committed"])
+    assert result.exit_code == 2
+    assert "in the repository" in result.output
 
 
 def test_heterogeneity_shows_what_it_is_for():
     """FedProx and FedAdam beat FedAvg under the hard condition, by more than the spread."""
-    found = study.Findings.read(study.RESULTS / "heterogeneity.json")
+    results = study.StudyResults.read(study.COMMITTED / "heterogeneity")
     hard = list(heterogeneity.CONDITIONS)[-1]
     plain, prox, adam = (
-        found.entry(row, hard, "accuracy")
+        results.entry(row, hard, "accuracy")
         for row in ("FedAvg", "FedProx (μ = 0.1)", "FedAdam (η = 0.03)")
     )
-    assert plain.runs == prox.runs == adam.runs == 5
+    assert [len(entry.values) for entry in (plain, prox, adam)] == [5, 5, 5]
     assert prox.mean - prox.spread > plain.mean + plain.spread
     assert adam.mean - adam.spread > plain.mean + plain.spread
 
 
-def test_pages_show_the_committed_tables():
-    """docs/strategies/studies.md has the tables as the results give them."""
-    page = (Path(__file__).parents[3] / "docs" / "strategies" / "studies.md").read_text("utf-8")
-    for line in table.markdown(
-        heterogeneity.study(quick=False), study.Findings.read(study.RESULTS / "heterogeneity.json")
-    ).splitlines():
-        if line.startswith("| "):
-            assert line in page
-
-
 def test_privacy_shows_what_it_costs():
-    """At epsilon 4, secret coins are within 0.03 of no privacy; less assumed costs more."""
-    found = study.Findings.read(study.RESULTS / "privacy.json")
-    none, coins, tree, any_, local = (
-        found.entry(row, "epsilon 4", "accuracy").mean
+    """At epsilon 4, Poisson sampling is within 0.03 of no privacy; less assumed costs more."""
+    results = study.StudyResults.read(study.COMMITTED / "privacy")
+    none, poisson, tree, any_, local = (
+        results.entry(row, "epsilon 4", "accuracy").mean
         for row in (
             "no privacy", "dp_fedavg, Poisson sampling", "dp_ftrl, trees of 4 rounds",
             "dp_fedavg, no sampling assumed", "local",
         )
     )  # fmt: skip
-    assert none >= coins > none - 0.03
-    assert coins > tree > any_ > local
-    assert all(run.values.get("epsilon", 0) <= int(run.column.split()[1]) for run in found.runs)
-    page = (Path(__file__).parents[3] / "docs" / "strategies" / "studies.md").read_text("utf-8")
-    for line in table.markdown(privacy.study(quick=False), found).splitlines():
-        if line.startswith("| "):
-            assert line in page
+    assert none >= poisson > none - 0.03
+    assert poisson > tree > any_ > local
+    assert all(run.values.get("epsilon", 0) <= int(run.column.split()[1]) for run in results.runs)

@@ -1,9 +1,10 @@
-"""`fedloom reproduce NAME` for studies: run, table, picture."""
+"""`fedloom reproduce`: a study, or a published table, from one command."""
 
 import importlib
 import shlex
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +13,20 @@ import click
 from fedloom.cli.common import output
 from fedloom.cli.common.lazy import load
 from fedloom.cli.common.options import json_option
+from fedloom.protocol.errors import UsageError
+from fedloom.simulation.studies.mcmahan2017.command import mcmahan2017
 
 STUDIES = {
+    "robustness": "Robust rules on the digits while a fifth of the clients attacks.",
+    "compression": "Bytes on the wire and accuracy of every codec, against float32.",
     "heterogeneity": "Clients that differ: FedAvg, FedProx, FedAdam, FedNova, SCAFFOLD and FedDyn.",
-    "privacy": "What privacy costs: accuracy against epsilon, by mechanism and sampling.",
-    "personalisation": "Something of one's own: FedBN, FedPer, FedRep, Ditto, APFL and IFCA.",
+    "privacy": "The cost of privacy: accuracy against epsilon, by mechanism and sampling.",
+    "personalisation": "Personalised models: FedBN, FedPer, FedRep, Ditto, APFL and IFCA.",
 }
 """Module in this package → what it shows."""
 _HELP = """{about}
 
-Runs that are done are kept and not run again.
+Writes a table, a picture, JSON and CSV. Runs that are done are kept and not run again.
 
 \b
 Examples:
@@ -29,11 +34,29 @@ Examples:
   fedloom reproduce {name} --out out/{name}
   fedloom reproduce {name} --committed
 """
+_MORE_OPTIONS: dict[str, list[Callable[..., Any]]] = {
+    "compression": [
+        click.option(
+            "--data",
+            type=click.Choice(["digits", "mnist"]),
+            default="digits",
+            show_default=True,
+            help="The task: digits needs no download.",
+        ),
+        click.option(
+            "--folder",
+            type=click.Path(path_type=Path, file_okay=False),
+            help="Where MNIST's four IDX files are.  [default: mnist in the cache]",
+        ),
+        click.option("--download", is_flag=True, help="Fetch MNIST (11.6 MB) if it is missing."),
+    ]
+}
+"""Options of one study alone: they are arguments of its `study`."""
 
 
-def commands() -> list[click.Command]:
-    """A command for each study."""
-    return [_command(name, about) for name, about in STUDIES.items()]
+@click.group()
+def reproduce() -> None:
+    """Reproduce a published table, or a study that compares strategies."""
 
 
 def _command(name: str, about: str) -> click.Command:
@@ -46,43 +69,68 @@ def _command(name: str, about: str) -> click.Command:
         help="Folder for the results, the table and the picture.",
     )
     @click.option("--quick", is_flag=True, help="A part of it, in less than a minute.")
-    @click.option("--committed", is_flag=True, help="Run nothing: the table of this version.")
+    @click.option(
+        "--only", metavar="NAME", multiple=True, help="Rows by name, * for anything; repeatable."
+    )
+    @click.option("--seeds", type=click.IntRange(1), help="Runs of each cell.")
+    @click.option("--rounds", type=click.IntRange(1), help="Of each run.")
+    @click.option("--workers", type=click.IntRange(1), help="Processes that runs are spread over.")
+    @click.option("--show", is_flag=True, help="Run nothing: the table of the results in --out.")
+    @click.option("--committed", is_flag=True, help="Run nothing: the repository's table.")
+    @click.option("--quiet", is_flag=True, help="No line for each run.")
     @json_option
-    def command(*, out: Path, quick: bool, committed: bool) -> None:
-        _show(name, out, quick=quick, committed=committed)
+    def command(**options: Any) -> None:
+        load("fedloom.simulation.api:simulate")  # names the extra that is missing, if one is
+        _run(name, **options)
 
+    for option in _MORE_OPTIONS.get(name, ()):
+        command = option(command)
     return command
 
 
-def _show(name: str, out: Path, *, quick: bool, committed: bool) -> None:
-    load("fedloom.simulation.api:simulate")  # names the extra that is missing, if one is
-    from fedloom.simulation.studies import plots, study, table  # noqa: PLC0415
+def _run(
+    name: str, *, out: Path, quick: bool, only: tuple[str, ...], seeds: int | None,
+    rounds: int | None, workers: int | None, show: bool, committed: bool, quiet: bool, **more: Any,
+) -> None:  # fmt: skip
+    from fedloom.simulation.studies import runner, table  # noqa: PLC0415 - they import torch
+    from fedloom.simulation.studies.study import COMMITTED, StudyResults  # noqa: PLC0415
+    from fedloom.simulation.workers.setup import cores  # noqa: PLC0415
 
-    module = importlib.import_module(f"fedloom.simulation.studies.{name}")
-    asked = module.study(quick=quick and not committed)
-    measure: Callable[..., Any] = getattr(module, "measure", study.trained)
-    if committed:
-        found = study.Findings.read(study.RESULTS / f"{name}.json")
+    declared = importlib.import_module(f"fedloom.simulation.studies.{name}").study
+    more |= {"rounds": rounds} if rounds else {}
+    study = runner.only(declared(quick=quick and not (show or committed), **more), only)
+    if committed and not (COMMITTED / name).exists():
+        raise UsageError(
+            f"The committed results of {name} are in the repository, in simulations/results, and "
+            "not in the installed package. Leave --committed out to run the study."
+        )
+    if not (show or committed):
+        study = replace(study, seeds=range(seeds)) if seeds else study
+        results = runner.run(
+            study,
+            out,
+            command=shlex.join(["fedloom", *sys.argv[1:]]),
+            processes=workers or (cores() if study.in_processes else 0),
+            on_run=(lambda *_: None) if quiet or output.wants_json() else _print_run,
+        )
+        runner.report(study, results, out)
     else:
-        told = _quiet if output.wants_json() else _tell
-        command = shlex.join(["fedloom", *sys.argv[1:]])
-        found = study.run(asked, out, command=command, measure=measure, told=told)
-        (out / f"{name}.md").write_text(table.markdown(asked, found), "utf-8")
-        (out / f"{name}.csv").write_text(table.comma_separated(found), "utf-8")
-        plots.draw(asked, found, out / f"{name}.png")
-    rows = table.cells(asked, found)
-    titles = table.titles(asked)
-    output.emit(
-        [dict(zip(titles, row, strict=True)) for row in rows],
-        lambda: output.print_table(titles, rows, "No results yet."),
-    )
-    if not (committed or output.wants_json()):
+        results = StudyResults.read(COMMITTED / name if committed else out)
+    titles, rows = table.titles(study, results), table.cells(study, results)
+    as_json = study.as_json(results) if study.as_json else [
+        dict(zip(titles, row, strict=True)) for row in rows
+    ]  # fmt: skip
+    output.emit(as_json, lambda: output.print_table(titles, rows, f"No results in {out} yet."))
+    if not (show or committed or output.wants_json()):
         click.echo(f"\nResults, table and picture are in {out}.")
 
 
-def _tell(done: int, of: int, cell: Any) -> None:
-    click.echo(f"\r\033[K{done + 1}/{of} {cell.row}: {cell.column}", nl=done + 1 == of, err=True)
+def _print_run(done: int, of: int, one: Any) -> None:
+    accuracy = one.values.get("accuracy", 0.0)
+    text = f"{done}/{of}  {one.row}, {one.column}, seed {one.seed}: accuracy {accuracy:.3f}"
+    click.echo(text, err=True)
 
 
-def _quiet(*_: Any) -> None:
-    """Say nothing."""
+reproduce.add_command(mcmahan2017)
+for _name, _about in STUDIES.items():
+    reproduce.add_command(_command(_name, _about))

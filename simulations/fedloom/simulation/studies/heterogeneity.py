@@ -1,7 +1,7 @@
-"""Which strategies stand up to clients that differ: digits, a few classes to a client.
+"""Strategies on clients whose data differ: digits, a few classes to a client.
 
-Conditions are in the columns' names: classes to a client, local epochs and learning rate. The last
-one is hard on plain averaging: long local training at a large rate carries clients far apart.
+The names of the columns give the conditions: classes to a client, local epochs and learning rate.
+The last one is hard on plain averaging: long local training at a large rate moves clients apart.
 """
 
 from typing import Any, Final
@@ -24,17 +24,16 @@ CONDITIONS: Final = {
 }
 
 
-def study(*, quick: bool) -> Study:
-    """The study; quick: the last condition alone, three strategies, two seeds."""
+def study(*, quick: bool = False, rounds: int = ROUNDS) -> Study:
+    """Every strategy under every condition; quick: the last one, three strategies, two seeds."""
     chosen = list(CONDITIONS)[-1:] if quick else list(CONDITIONS)
     rows = list(STRATEGIES)[:3] if quick else list(STRATEGIES)
     return Study(
         name="heterogeneity",
-        title=f"Clients that differ: digits, {CLIENTS} clients, {ROUNDS} rounds of 10",
+        title=f"Clients that differ: digits, {CLIENTS} clients, {rounds} rounds of 10",
         about="strategy",
-        metric="accuracy",
         cells=[
-            Cell(row=row, column=column, settings=_settings(row, column))
+            Cell(row=row, column=column, settings=_settings(row, column, rounds))
             for row in rows
             for column in chosen
         ],
@@ -43,11 +42,11 @@ def study(*, quick: bool) -> Study:
     )
 
 
-def _settings(row: str, column: str) -> dict[str, Any]:
+def _settings(row: str, column: str, rounds: int) -> dict[str, Any]:
     classes, epochs, rate = CONDITIONS[column]
     return {
         "name": "heterogeneity",
-        "rounds": ROUNDS,
+        "rounds": rounds,
         "weighting": "uniform",
         "data": {
             "source": "digits",
@@ -64,12 +63,15 @@ def _settings(row: str, column: str) -> dict[str, Any]:
 
 
 REMARKS = """
-- The last condition is hard on plain averaging: long local training at a large rate carries clients
-  far apart. FedProx's pull holds them together; FedAdam's steps do not grow with their quarrel.
-- With moderate local training FedProx is no help (it only slows devices down), and SCAFFOLD, FedDyn
-  and FedAdam are what closes the gap.
-- SCAFFOLD and FedDyn do not stand the large rate: what they remember is outdated too soon.
-  SCAFFOLD does no better than guessing with one class to a client and half of the clients a round.
-- FedNova is FedAvg where all clients take the same number of steps, as in the first two columns.
-- Rates were not tuned for each strategy; a search (`fedloom sweep`) may move any of these figures.
+- The last condition is hard on plain averaging: long local training at a large rate moves clients
+  far apart. FedProx's proximal term keeps them close; FedAdam's steps do not grow with the
+  distance.
+- With moderate local training FedProx does not help (it only slows devices down); SCAFFOLD, FedDyn
+  and FedAdam close the gap.
+- SCAFFOLD and FedDyn fail at the large rate: their control variates are outdated too soon. With one
+  class to a client and half of the clients a round, SCAFFOLD does no better than guessing.
+- FedNova equals FedAvg where all clients take the same number of steps, as in the first two
+  columns.
+- Rates were not tuned for each strategy; a search (`fedloom sweep`) may change any of these
+  figures.
 """

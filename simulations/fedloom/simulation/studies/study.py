@@ -1,8 +1,10 @@
-"""A study: experiments in rows and columns, each over several seeds, run once and kept.
+"""A study: experiments in rows and columns, each run with several seeds; and the runs it gave.
 
-Invariant: a run that is kept is not run again, so a study that was cut goes on where it was.
+`results.json` holds the runs. A run names the experiment that it is of by a digest, so that a run
+of other settings never counts as done.
 """
 
+import hashlib
 import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +17,9 @@ from fedloom.protocol.errors import UsageError
 from fedloom.simulation import config
 from fedloom.simulation.api import simulate
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = "results.json"
+COMMITTED = Path(__file__).parents[3] / "results"
+"""Results of the repository, a folder for each study; not in an installed package."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,8 +27,8 @@ class Cell:
     """One experiment of a study.
 
     Attributes:
-        row: what it is about, such as the strategy.
-        column: under which conditions.
+        row: what is compared, such as the strategy.
+        column: the condition that it is compared under.
         settings: of the experiment, as its file has them, without the seed.
     """
 
@@ -32,10 +36,16 @@ class Cell:
     column: str
     settings: Mapping[str, Any]
 
+    @property
+    def digest(self) -> str:
+        """Of the settings, but for where this machine keeps its data."""
+        text = json.dumps(without_paths(self.settings), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """What one run gave.
+class StudyRun:
+    """A cell, run with one seed.
 
     Attributes:
         row: of its cell.
@@ -43,6 +53,9 @@ class Finding:
         seed: of data, model and cohorts.
         values: by name, such as `accuracy` and `loss` on the test examples at the end.
         curve: test accuracy by training round: (round, accuracy).
+        stopped: why it ended early; empty where it did not.
+        wall_s: seconds that it took.
+        experiment: the digest of its cell; empty in runs of older versions.
     """
 
     row: str
@@ -50,134 +63,198 @@ class Finding:
     seed: int
     values: Mapping[str, float]
     curve: Sequence[tuple[int, float]] = ()
+    stopped: str = ""
+    wall_s: float = field(default=0.0, compare=False)
+    experiment: str = ""
+
+    def is_of(self, cell: Cell) -> bool:
+        """Whether this is a run of the cell, with the cell's settings."""
+        here = (self.row, self.column) == (cell.row, cell.column)
+        return here and self.experiment in ("", cell.digest)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Entry:
-    """A cell over its seeds.
+    """One figure of a table.
 
     Attributes:
-        mean: over the seeds.
-        spread: the standard deviation over the seeds, n - 1; 0 for a single one.
-        runs: how many seeds.
+        values: of each seed.
     """
 
-    mean: float
-    spread: float
-    runs: int
+    values: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        """Mean over the seeds."""
+        return statistics.fmean(self.values)
+
+    @property
+    def spread(self) -> float:
+        """The standard deviation over the seeds, n - 1; 0 for a single one."""
+        return statistics.stdev(self.values) if len(self.values) > 1 else 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Study:
-    """What a study is called and asks.
-
-    Attributes:
-        name: of its files and its command.
-        title: of its table and its picture.
-        about: of rows: what they are, such as "strategy".
-        metric: the value that the table shows.
-        cells: in the order of the table.
-        seeds: of each cell.
-        remarks: to read with the table, Markdown.
-    """
-
-    name: str
-    title: str
-    about: str
-    metric: str
-    cells: Sequence[Cell]
-    seeds: Sequence[int]
-    remarks: str = ""
-
-
-Measure = Callable[[Cell, int], Finding]
-"""Runs one cell with one seed."""
-
-
-@dataclass(slots=True)
-class Findings:
-    """All runs of a study.
+@dataclass(frozen=True, slots=True)
+class StudyResults:
+    """Runs of a study.
 
     Attributes:
         command: that made them.
         runs: in the order of the study.
     """
 
-    command: str
-    runs: list[Finding] = field(default_factory=list)
+    command: str = ""
+    runs: Sequence[StudyRun] = ()
 
     def entry(self, row: str, column: str, metric: str) -> Entry | None:
-        """Mean and spread of one cell; None where no run gave this."""
-        values = [
+        """A metric of one cell; None where no run has it."""
+        values = tuple(
             run.values[metric]
             for run in self.runs
             if (run.row, run.column) == (row, column) and metric in run.values
-        ]
-        if not values:
-            return None
-        spread = statistics.stdev(values) if len(values) > 1 else 0.0
-        return Entry(mean=statistics.fmean(values), spread=spread, runs=len(values))
+        )
+        return Entry(values) if values else None
 
-    def write(self, path: Path) -> None:
-        """Keep them as JSON."""
-        path.parent.mkdir(parents=True, exist_ok=True)
+    def write(self, folder: Path) -> None:
+        """Replace a folder's results."""
+        folder.mkdir(parents=True, exist_ok=True)
         note = {"command": self.command, "runs": [asdict(run) for run in self.runs]}
-        write_whole(path, json.dumps(note, indent=1) + "\n")
+        write_whole(folder / RESULTS, json.dumps(note, indent=1) + "\n")
 
     @classmethod
-    def read(cls, path: Path) -> "Findings":
-        """Read what `write` wrote.
+    def read(cls, folder: Path) -> "StudyResults":
+        """Read what `write` wrote; no runs where there is no such file.
 
         Raises:
-            UsageError: there is nothing.
+            UsageError: the file is of something else.
         """
+        path = folder / RESULTS
         if not path.exists():
-            raise UsageError(f"Expected the results of a study in {path}, got no file.")
-        note = json.loads(path.read_text())
-        return cls(note["command"], [Finding(**run) for run in note["runs"]])
+            return cls()
+        try:
+            note = json.loads(path.read_text("utf-8"))
+            runs = [
+                {**run, "curve": [tuple(point) for point in run["curve"]]} for run in note["runs"]
+            ]
+            return cls(note["command"], [StudyRun(**run) for run in runs])
+        except (ValueError, KeyError, TypeError) as error:
+            raise UsageError(
+                f"{path} is not a study's results ({error!r}). Choose another folder."
+            ) from None
 
 
-def trained(cell: Cell, seed: int) -> Finding:
-    """Simulate a cell's experiment; its values are the last test's."""
-    experiment = config.load({**cell.settings, "seed": seed})
-    result = simulate(experiment, show=False)
-    tests = [(record.trained, record.test) for record in result.records if record.test]
-    if not tests:
-        raise UsageError(f"Expected a test in {cell.row}, {cell.column}, got {result.stopped!r}.")
-    return Finding(
-        row=cell.row,
-        column=cell.column,
-        seed=seed,
-        values=dict(tests[-1][1]),
-        curve=[(number, test["accuracy"]) for number, test in tests if "accuracy" in test],
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """One column of a table.
+
+    Attributes:
+        title: over it.
+        entry: the figure of a row; None for a gap.
+        text: the figure as text.
+        is_drawn: whether the picture has a panel for it.
+    """
+
+    title: str
+    entry: Callable[[StudyResults, str], Entry | None]
+    text: Callable[[Entry], str]
+    is_drawn: bool = True
+
+
+def mean_and_spread(entry: Entry) -> str:
+    """`0.912 ± 0.011`, of a single run without the spread."""
+    return f"{entry.mean:.3f}" + (f" ± {entry.spread:.3f}" if len(entry.values) > 1 else "")
+
+
+def metric_column(
+    column: str, metric: str, title: str = "", text: Callable[[Entry], str] = mean_and_spread
+) -> Column:
+    """One metric of one column of cells.
+
+    Args:
+        column: of the cells.
+        metric: by name.
+        title: the column's name where left out.
+        text: a figure as text.
+    """
+    return Column(
+        title=title or column,
+        entry=lambda results, row: results.entry(row, column, metric),
+        text=text,
     )
 
 
-def run(
-    study: Study,
-    out: Path,
-    *,
-    command: str,
-    measure: Measure = trained,
-    told: Callable[[int, int, Cell], None] = lambda *_: None,
-) -> Findings:
-    """Run what is not there yet, and keep each run as it ends.
+Measure = Callable[[Cell, int], StudyRun]
+"""Runs a cell with a seed. A function of a module, so that another process can call it."""
 
-    Args:
-        study: what to run.
-        out: folder; the runs are kept in `results.json` there.
-        command: for the record.
-        measure: how a cell is run.
-        told: called with how many runs are done, of how many, and which cell is next.
+
+def at_the_end(cell: Cell, seed: int) -> StudyRun:
+    """Simulate a cell; its values are those of the last test.
+
+    Raises:
+        UsageError: there was no test.
     """
-    path = out / "results.json"
-    kept = Findings.read(path).runs if path.exists() else []
-    known = {(one.row, one.column, one.seed): one for one in kept}
-    found = Findings(command)
-    jobs = [(cell, seed) for cell in study.cells for seed in study.seeds]
-    for number, (cell, seed) in enumerate(jobs):
-        told(number, len(jobs), cell)
-        key = (cell.row, cell.column, seed)
-        found.runs.append(known[key] if key in known else measure(cell, seed))
-        found.write(path)
-    return found
+    run = at_the_end_or_zero(cell, seed)
+    if not run.curve:
+        raise UsageError(f"Expected a test in {cell.row}, {cell.column}, got {run.stopped!r}.")
+    return run
+
+
+def at_the_end_or_zero(cell: Cell, seed: int) -> StudyRun:
+    """The same; a model that diverged before its first test has an accuracy of 0."""
+    result = simulate(config.load({**cell.settings, "seed": seed}), show=False)
+    tests = [(record.trained, record.test) for record in result.records if record.test]
+    epsilon = result.records[-1].epsilon if result.records else None
+    return StudyRun(
+        row=cell.row,
+        column=cell.column,
+        seed=seed,
+        values={
+            **(tests[-1][1] if tests else {"accuracy": 0.0}),
+            **({} if epsilon is None else {"epsilon": epsilon}),
+        },
+        curve=[(number, test["accuracy"]) for number, test in tests if "accuracy" in test],
+        stopped=result.stopped,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Study:
+    """What a study compares.
+
+    Attributes:
+        name: of its command and its files.
+        title: of its table and its picture.
+        about: what the rows are, such as "strategy".
+        cells: in the order of the table.
+        seeds: of each cell.
+        metric: that the table shows.
+        measure: how a cell is run.
+        columns: the table's columns; by default `metric` for each column of the cells.
+        as_json: what `--json` prints; by default the table.
+        baseline: a row that `--only` never leaves out; empty for none.
+        in_processes: whether runs are side by side, each in a process, by default.
+        note: what the figures are.
+        remarks: to read with the table, Markdown.
+    """
+
+    name: str
+    title: str
+    about: str
+    cells: Sequence[Cell]
+    seeds: Sequence[int]
+    metric: str = "accuracy"
+    measure: Measure = at_the_end
+    columns: Callable[[StudyResults], Sequence[Column]] | None = None
+    as_json: Callable[[StudyResults], list[dict[str, Any]]] | None = None
+    baseline: str = ""
+    in_processes: bool = False
+    note: str = ""
+    remarks: str = ""
+
+
+def without_paths(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings without where this machine keeps its data."""
+    kept = config.merged(settings, {})
+    for name in ("folder", "download"):
+        kept.get("data", {}).pop(name, None)
+    return kept

@@ -1,70 +1,86 @@
-"""A study's findings as a table: Markdown to read, CSV to go on with."""
+"""A study's results as a table: Markdown to read, CSV to analyse."""
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable
 
-from fedloom.simulation.studies.study import Entry, Findings, Study
-
-
-def rows_and_columns(study: Study) -> tuple[list[str], list[str]]:
-    """The table's sides, in the order of the cells."""
-    rows = list(dict.fromkeys(cell.row for cell in study.cells))
-    columns = list(dict.fromkeys(cell.column for cell in study.cells))
-    return rows, columns
+from fedloom.simulation.studies.study import Column, Study, StudyResults, metric_column
 
 
-def cells(study: Study, found: Findings) -> list[list[str]]:
-    """The table's body as text, a row's name first."""
-    rows, columns = rows_and_columns(study)
-    return [
-        [row, *(_text(found.entry(row, column, study.metric)) for column in columns)]
-        for row in rows
-    ]
+def rows(study: Study, results: StudyResults) -> list[str]:
+    """The rows that were run, in the order of the study."""
+    there = {run.row for run in results.runs}
+    return [row for row in dict.fromkeys(cell.row for cell in study.cells) if row in there]
 
 
-def titles(study: Study) -> list[str]:
+def columns(study: Study, results: StudyResults) -> list[Column]:
+    """The columns that were run, in the order of the study."""
+    if study.columns is not None:
+        every = study.columns(results)
+    else:
+        names = dict.fromkeys(cell.column for cell in study.cells)
+        every = [metric_column(name, study.metric) for name in names]
+    there = rows(study, results)
+    return [c for c in every if any(c.entry(results, row) is not None for row in there)]
+
+
+def titles(study: Study, results: StudyResults) -> list[str]:
     """The table's head."""
-    return [study.about, *rows_and_columns(study)[1]]
+    return [study.about, *(column.title for column in columns(study, results))]
 
 
-def markdown(study: Study, found: Findings) -> str:
-    """A page: the table, how it was made, what to make of it."""
-    seeds = len(study.seeds)
-    note = f"{study.metric} on the test examples at the end"
-    if seeds > 1:
-        note += f", mean ± standard deviation over {seeds} seeds"
-    lines = [
-        f"# {study.title}",
-        "",
-        f"`{found.command}`: {note}.",
-        "",
-        _line(titles(study)),
-        _line(["---"] * len(titles(study))),
-        *(_line(row) for row in cells(study, found)),
-        "",
-        study.remarks.strip(),
+def cells(study: Study, results: StudyResults) -> list[list[str]]:
+    """The table's body, the name of the row first."""
+    shown = columns(study, results)
+    return [
+        [row, *(_text(column, results, row) for column in shown)] for row in rows(study, results)
     ]
-    return "\n".join(lines).strip() + "\n"
 
 
-def comma_separated(found: Findings) -> str:
-    """One line for each run: row, column, seed and its values."""
-    names = list(dict.fromkeys(name for run in found.runs for name in run.values))
+def _text(column: Column, results: StudyResults, row: str) -> str:
+    entry = column.entry(results, row)
+    return "–" if entry is None else column.text(entry)
+
+
+def markdown(study: Study, results: StudyResults) -> str:
+    """A page: the table, how it was made, what to make of it."""
+    seeds = len({run.seed for run in results.runs})
+    note = study.note or f"{study.metric} on the test examples at the end"
+    over = f", mean ± standard deviation over {seeds} seeds" if seeds > 1 else ""
+    head = titles(study, results)
+    parts = (
+        f"# {study.title}",
+        f"    {results.command}",
+        f"{note}{over}.".capitalize() if not study.note else f"{note}",
+        markdown_table(head, cells(study, results), right=head[1:]),
+        study.remarks.strip(),
+        f"![]({study.name}.png)",
+    )
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def markdown_table(
+    head: Iterable[str], body: Iterable[Iterable[str]], right: Iterable[str] = ()
+) -> str:
+    """A table in Markdown, without a line's end.
+
+    Args:
+        head: titles.
+        body: rows of text.
+        right: titles of the columns that are aligned right.
+    """
+    titled, aligned = list(head), set(right)
+    ruler = ["---:" if title in aligned else "---" for title in titled]
+    return "\n".join("| " + " | ".join(line) + " |" for line in (titled, ruler, *body))
+
+
+def comma_separated(results: StudyResults) -> str:
+    """A line for each run: row, column, seed and its values."""
+    names = list(dict.fromkeys(name for run in results.runs for name in run.values))
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["row", "column", "seed", *names])
-    for run in found.runs:
+    for run in results.runs:
         values = [run.values.get(name, "") for name in names]
         writer.writerow([run.row, run.column, run.seed, *values])
     return text.getvalue()
-
-
-def _text(entry: Entry | None) -> str:
-    if entry is None:
-        return ""
-    return f"{entry.mean:.3f}" + (f" ± {entry.spread:.3f}" if entry.runs > 1 else "")
-
-
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"

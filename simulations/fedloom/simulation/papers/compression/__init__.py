@@ -1,1 +1,0 @@
-"""What compression costs and gains: bytes on the wire and accuracy of every codec."""

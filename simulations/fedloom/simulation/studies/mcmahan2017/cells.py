@@ -1,0 +1,133 @@
+"""What is run for each of the paper's settings, and which of them by default.
+
+Source: McMahan et al. 2017, https://arxiv.org/abs/1602.05629, section 3 and Algorithm 1: MNIST
+dealt to 100 clients of 600 examples, shuffled (IID), or sorted by digit into 200 shards of 300 and
+two shards dealt to each (pathological non-IID); m clients drawn uniformly each round, whose models
+are averaged by examples; plain gradient descent without decay on the devices.
+
+What the paper leaves open, and what it is here: initial weights (PyTorch's defaults, drawn from the
+seed), pixels (0 to 1), the test (all 10,000 examples after every round), seeds (one: split, initial
+weights, cohorts and batches all follow from it).
+"""
+
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+from fedloom.protocol.errors import UsageError
+from fedloom.simulation.studies.mcmahan2017.published import (
+    CLIENTS,
+    IID,
+    NON_IID,
+    PUBLISHED,
+    TARGETS,
+    Setting,
+)
+from fedloom.simulation.studies.mcmahan2017.search import RateSearch
+
+PARTITIONS = {IID: "iid", NON_IID: "shards"}
+
+# First guesses at the learning rate, as k of 10^(k/6), from small trials; the grid grows from them.
+_STARTS = {
+    ("2nn", IID, 10): -4,
+    ("2nn", IID, None): -2,
+    ("2nn", NON_IID, 10): -4,
+    ("2nn", NON_IID, None): -2,
+    ("cnn", IID, 10): -6,
+    ("cnn", IID, 50): -4,
+    ("cnn", IID, None): -4,
+    ("cnn", NON_IID, 10): -8,
+    ("cnn", NON_IID, 50): -6,
+    ("cnn", NON_IID, None): -6,
+}
+
+
+def _all() -> tuple[Setting, ...]:
+    return tuple(dict.fromkeys(published.setting for published in PUBLISHED))
+
+
+ALL: tuple[Setting, ...] = _all()
+"""Every setting of the two tables, once, in their order."""
+
+
+def _2nn(split: str, fraction: float, batch: int | None) -> Setting:
+    return Setting(model="2nn", split=split, fraction=fraction, epochs=1, batch=batch)
+
+
+QUICK: tuple[Setting, ...] = (_2nn(IID, 0.0, 10), _2nn(IID, 0.1, 10), _2nn(NON_IID, 0.1, 10))
+"""Minutes on two cores."""
+
+USUAL: tuple[Setting, ...] = (
+    *(
+        _2nn(split, fraction, batch)
+        for fraction in (0.0, 0.1, 1.0)
+        for batch in (10, None)
+        for split in (IID, NON_IID)
+    ),
+    Setting(model="cnn", split=IID, fraction=0.1, epochs=5, batch=10),
+)
+"""What the committed results are of: hours on two cores."""
+
+
+def chosen(patterns: Iterable[str], otherwise: Iterable[Setting]) -> tuple[Setting, ...]:
+    """Settings by name.
+
+    Args:
+        patterns: names, with * for anything.
+        otherwise: what is meant where there are none.
+
+    Raises:
+        UsageError: a pattern that no setting has.
+    """
+    wanted: dict[Setting, None] = {}
+    for pattern in patterns:
+        found = [setting for setting in ALL if fnmatchcase(setting.name, pattern)]
+        if not found:
+            names = ", ".join(setting.name for setting in ALL)
+            raise UsageError(
+                f"Expected the name of a cell, * for anything, of {names}, got {pattern!r}."
+            )
+        wanted |= dict.fromkeys(found)
+    return tuple(wanted) or tuple(otherwise)
+
+
+def cap_of(setting: Setting) -> int:
+    """Rounds that a rate may take: twice the paper's, or 2,000 where the paper has a dash."""
+    counts = [p.rounds for p in PUBLISHED if p.setting == setting and p.rounds is not None]
+    return 2 * max(counts) if counts else 2000
+
+
+def cell(
+    setting: Setting, *, data: Mapping[str, Any], seed: int = 0, cap: int | None = None
+) -> RateSearch:
+    """What to search for a setting.
+
+    Args:
+        setting: the paper's.
+        data: more settings of the source, such as `folder`.
+        seed: of everything that is drawn.
+        cap: rounds that a rate may take; `cap_of` by default.
+    """
+    train = {"epochs": setting.epochs} | ({"batch_size": setting.batch} if setting.batch else {})
+    return RateSearch(
+        name=setting.name,
+        settings={
+            "name": setting.name,
+            "seed": seed,
+            "weighting": "examples",
+            "data": {
+                "source": "mnist",
+                "clients": CLIENTS,
+                "partition": {"name": PARTITIONS[setting.split]},
+                **{name: value for name, value in data.items() if value},
+            },
+            "model": {"name": setting.model},
+            "strategy": {"name": "fedavg"},
+            "cohort": {"goal": setting.clients},
+            "train": train,
+            "test": {"every": 1},
+        },
+        target=TARGETS[setting.model],
+        cap=cap if cap is not None else cap_of(setting),
+        start=_STARTS[setting.model, setting.split, setting.batch],
+    )

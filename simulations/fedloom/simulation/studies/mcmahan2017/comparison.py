@@ -1,0 +1,193 @@
+"""The paper's figures beside ours: rows of one table, for a terminal and for Markdown.
+
+Source: McMahan et al. 2017, https://arxiv.org/abs/1602.05629, Tables 1 and 2. A speedup is the
+baseline's rounds over the row's; the baseline is C = 0 in Table 1 and FedSGD in Table 2.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from fedloom.simulation.studies.mcmahan2017 import grid, search
+from fedloom.simulation.studies.mcmahan2017.published import PUBLISHED, Published
+from fedloom.simulation.studies.mcmahan2017.search import SearchResult
+from fedloom.simulation.studies.table import markdown_table
+
+COLUMNS = (
+    "table", "model", "split", "E", "B", "C",
+    "paper", "ours", "ratio", "paper ×", "ours ×", "η", "remarks",
+)  # fmt: skip
+_SPLITS = {"iid": "IID", "noniid": "non-IID"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparisonRow:
+    """A figure of the paper and ours.
+
+    Attributes:
+        published: the paper's.
+        name: of the cell.
+        rounds: ours, interpolated; None when not reached or not run.
+        ratio: ours over the paper's.
+        paper_speedup: over the baseline in the paper.
+        speedup: over the baseline in our runs.
+        learning_rate: the best.
+        remarks: what a reader must know.
+    """
+
+    published: Published
+    name: str
+    rounds: float | None
+    ratio: float | None
+    paper_speedup: float | None
+    speedup: float | None
+    learning_rate: float | None
+    remarks: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        values = asdict(self)
+        published = values.pop("published")
+        return {
+            "table": published["table"],
+            **published["setting"],
+            "paper_rounds": published["rounds"],
+            **values,
+        }
+
+    def cells(self) -> tuple[str, ...]:
+        """Text for `COLUMNS`."""
+        published, setting = self.published, self.published.setting
+        return (
+            str(published.table),
+            setting.model.upper(),
+            _SPLITS[setting.split],
+            str(setting.epochs),
+            "∞" if setting.batch is None else str(setting.batch),
+            f"{setting.fraction:g}",
+            _text(published.rounds, ".0f"),
+            _text(self.rounds, ".1f"),
+            _text(self.ratio, ".2f"),
+            _text(self.paper_speedup, ".1f", "×"),
+            _text(self.speedup, ".1f", "×"),
+            _text(self.learning_rate, "g"),
+            self.remarks,
+        )
+
+
+def compare(found: Mapping[str, SearchResult], *, unrun: bool = False) -> list[ComparisonRow]:
+    """Rows in the paper's order.
+
+    Args:
+        found: results by the cells' names.
+        unrun: list what was not run too.
+    """
+    rows = []
+    for published in PUBLISHED:
+        name = published.setting.name
+        if name in found or unrun:
+            base = found.get(published.baseline.name)
+            rows.append(_row(published, found.get(name), base))
+    return rows
+
+
+def _row(
+    published: Published, found: SearchResult | None, base: SearchResult | None
+) -> ComparisonRow:
+    best = None if found is None else found.best
+    ours = None if best is None else best.rounds
+    baseline = None if base is None or base.best is None else base.best.rounds
+    is_baseline = published.setting == published.baseline
+    paper_baseline = next(
+        p.rounds for p in PUBLISHED if (p.table, p.setting) == (published.table, published.baseline)
+    )
+    return ComparisonRow(
+        published=published,
+        name=published.setting.name,
+        rounds=ours,
+        ratio=_over(ours, published.rounds),
+        paper_speedup=None if is_baseline else _over(paper_baseline, published.rounds),
+        speedup=None if is_baseline else _over(baseline, ours),
+        learning_rate=None if best is None else best.learning_rate,
+        remarks="; ".join(_remarks(found)) if found is not None else "not run",
+    )
+
+
+def _remarks(found: SearchResult) -> Iterable[str]:
+    best = found.best
+    if best is None:
+        yield "not run"
+        return
+    if best.rounds is None:
+        yield f"not reached in {best.last_round} rounds, {best.accuracy:.2%} at best"
+    tried = {attempt.k for attempt in found.attempts if attempt.ended != search.CUT}
+    if cut := [f"{a.learning_rate:g}" for a in found.attempts if a.ended == search.CUT]:
+        yield f"cut: η = {', '.join(cut)}"
+    if not found.in_the_middle:
+        yield f"best of {len(tried)} rates at the grid's edge" if tried else "one rate"
+    elif not {best.k - 1, best.k + 1} <= tried:
+        yield "grid of 10^(1/3)"
+
+
+def _over(count: float | None, by: float | None) -> float | None:
+    return None if count is None or by is None else count / by
+
+
+def _text(value: float | None, form: str, unit: str = "") -> str:
+    return "–" if value is None else f"{value:{form}}{unit}"
+
+
+def markdown(rows: Iterable[ComparisonRow]) -> str:
+    """The table in Markdown."""
+    return markdown_table(COLUMNS, (row.cells() for row in rows), right=_RIGHT) + "\n"
+
+
+_RIGHT = frozenset(COLUMNS[3:12])
+
+
+def titles() -> list[str]:
+    """Column titles for `fedloom.cli.common.output`: numbers to the right, prose to wrap."""
+    return [
+        f">{column}" if column in _RIGHT else f"~{column}" if column == "remarks" else column
+        for column in COLUMNS
+    ]
+
+
+def rates(found: Mapping[str, SearchResult]) -> str:
+    """Every rate that was run, in Markdown."""
+    columns = ("cell", "η", "rounds", "ended", "last round", "best accuracy", "clients/s", "time")
+    lines = []
+    for name, result in found.items():
+        for attempt in result.attempts:
+            mark = "**" if attempt is result.best else ""
+            lines.append(
+                (
+                    name,
+                    f"{mark}{grid.value(attempt.k):g}{mark}",
+                    _text(attempt.rounds, ".1f"),
+                    attempt.ended,
+                    str(attempt.last_round),
+                    f"{attempt.accuracy:.4f}",
+                    f"{attempt.clients_per_s:g}",
+                    f"{attempt.wall_s / 60:.1f} min",
+                )
+            )
+    return markdown_table(columns, lines) + "\n"
+
+
+def results(folder: Path) -> dict[str, SearchResult]:
+    """Results in a folder, by the cells' names, in the paper's order.
+
+    They are `NAME/result.json`, as a search leaves them, or `NAME.json`, as they are committed.
+
+    Raises:
+        UsageError: a file that is no result.
+    """
+    found = {}
+    for name in dict.fromkeys(published.setting.name for published in PUBLISHED):
+        for path in (folder / name / "result.json", folder / f"{name}.json"):
+            if path.exists():
+                found[name] = search.read(path)
+                break
+    return found

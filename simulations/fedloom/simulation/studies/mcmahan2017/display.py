@@ -1,0 +1,86 @@
+"""Progress of a search in the terminal: the cell, its rate and the round."""
+
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from fedloom.simulation.output.history import RoundRecord
+from fedloom.simulation.studies.mcmahan2017.search import Attempt, RateSearch
+
+
+class SearchDisplay:
+    """A progress bar for the rate that is running, and a line for each that is done.
+
+    Without a terminal only the lines are printed.
+
+    Args:
+        console: where to.
+        quiet: show nothing.
+    """
+
+    def __init__(self, console: Console, *, quiet: bool = False) -> None:
+        self._console = console
+        self._quiet = quiet
+        self._cell: RateSearch | None = None
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
+            TextColumn("round {task.completed:.0f}"),
+            TextColumn("{task.fields[accuracy]}"),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+            disable=quiet or not console.is_terminal,
+        )
+        self._task = self._progress.add_task("", accuracy="", visible=False)
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:  # fmt: skip
+        self._progress.stop()
+
+    def begin(self, cell: RateSearch, place: str) -> None:
+        """Show that a cell begins.
+
+        Args:
+            cell: which.
+            place: of it among all, such as `2/13`.
+        """
+        self._cell = cell
+        self._progress.reset(self._task, description=cell.name, total=cell.cap, visible=True)
+        if not self._quiet:
+            self._progress.print(f"[dim]{place}[/]  [bold]{cell.name}[/]", highlight=False)
+
+    def on_event(self, rate: str, what: Attempt | RoundRecord) -> None:
+        """Show a round or a rate that has ended."""
+        assert self._cell is not None
+        if isinstance(what, Attempt):
+            if not self._quiet:
+                self._progress.print(f"       {_line(rate, what)}", highlight=False)
+            return
+        accuracy = what.test.get("accuracy")
+        self._progress.update(
+            self._task,
+            completed=what.trained,
+            description=f"{self._cell.name}  η = {rate}",
+            accuracy="" if accuracy is None else f"{accuracy:.2%} of {self._cell.target:.0%}",
+        )
+
+
+def _line(rate: str, attempt: Attempt) -> str:
+    end = {
+        "reached": f"[green]{attempt.rounds} rounds[/]",
+        "behind": f"behind the best after {attempt.last_round} rounds, {attempt.accuracy:.2%}",
+        "capped": f"not reached in {attempt.last_round} rounds, {attempt.accuracy:.2%}",
+        "diverged": f"[red]diverged in round {attempt.last_round}[/], {attempt.accuracy:.2%}",
+    }[attempt.ended]
+    return (
+        f"η = {rate:<7} {end}  [dim]{attempt.wall_s:.0f} s, {attempt.clients_per_s:g} clients/s[/]"
+    )
