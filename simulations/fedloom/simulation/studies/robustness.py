@@ -39,7 +39,7 @@ RULES: Final[dict[str, dict[str, Any]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Attack:
+class AttackColumn:
     """A column of the table.
 
     Attributes:
@@ -53,13 +53,15 @@ class Attack:
     breaks: bool = False
 
 
-ATTACKS: Final[dict[str, Attack]] = {
-    "none": Attack("no attack", {}),
-    "sign_flip": Attack("sign flip × 5", {"name": "sign_flip", "factor": 5.0}, breaks=True),
-    "scale": Attack("scale × 100", {"name": "scale", "factor": 100.0}, breaks=True),
-    "collude": Attack("collude, z = 20", {"name": "a_little_is_enough", "z": 20.0}, breaks=True),
-    "a_little": Attack("collude, z_max", {"name": "a_little_is_enough"}),
-    "sign_flip_1": Attack("sign flip × 1", {"name": "sign_flip", "factor": 1.0}),
+ATTACKS: Final[dict[str, AttackColumn]] = {
+    "none": AttackColumn("no attack", {}),
+    "sign_flip": AttackColumn("sign flip × 5", {"name": "sign_flip", "factor": 5.0}, breaks=True),
+    "scale": AttackColumn("scale × 100", {"name": "scale", "factor": 100.0}, breaks=True),
+    "collude": AttackColumn(
+        "collude, z = 20", {"name": "a_little_is_enough", "z": 20.0}, breaks=True
+    ),
+    "a_little": AttackColumn("collude, z_max", {"name": "a_little_is_enough"}),
+    "sign_flip_1": AttackColumn("sign flip × 1", {"name": "sign_flip", "factor": 1.0}),
 }
 QUICK: Final = ("none", "sign_flip", "scale", "collude")
 
