@@ -37,4 +37,4 @@ def test_a_wrong_setting_ends_it_with_one_line(tmp_path):
     path.write_text('sevrer = "localhost:7443"\n')
     result = invoke("--config", str(path))
     assert result.exit_code == 2
-    assert "did you mean server?" in result.stderr
+    assert "Did you mean 'server'?" in result.stderr

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from fedloom.client import config, settings
+from fedloom.client import config
 from fedloom.client.config import ClientConfig, load, read
-from fedloom.client.settings import setting
+from fedloom.protocol import settings
 from fedloom.protocol.errors import UsageError
+from fedloom.protocol.settings import setting
 
 MINIMAL = 'server = "localhost:7443"\nstate_dir = "state"\n'
 
@@ -50,7 +51,7 @@ def test_the_template_uncommented_is_valid_too(tmp_path):
     text = config.template({"server": "localhost:7443", "state_dir": "client-state"})
     bare = re.sub(r"^# (\w+ = )", r"\1", text, flags=re.MULTILINE)
     load(write(tmp_path, bare), {})
-    keys = settings.from_toml(ClientConfig, tomllib.loads(bare))
+    keys = settings.from_table(ClientConfig, tomllib.loads(bare))
     assert set(keys) == {item.key for item in settings.declared(ClientConfig)}
 
 
@@ -83,14 +84,14 @@ def test_no_file_is_needed_where_the_environment_says_all(tmp_path):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ("reconect_s = 5", "got reconect_s: did you mean reconnect_s?"),
-        ("reconnect_s = '5'", 'expected reconnect_s as a number, got "5" (text)'),
-        ("reconnect_s = true", "expected reconnect_s as a number, got true"),
-        ("reconnect_s = 0", "expected reconnect_s at least 0.001, got 0.0"),
-        ("reconnect_s = nan", "expected reconnect_s at least 0.001, got nan"),
-        ("labels = 5", "expected labels as a table of texts, got 5 (a number)"),
-        ("plaintext = 5", "expected plaintext as text, got 5"),
-        ("reconnect_s = ", "client.toml: expected settings as TOML, got: Invalid value"),
+        ("reconect_s = 5", "Unknown setting 'reconect_s'. Did you mean 'reconnect_s'?"),
+        ("reconnect_s = '5'", 'Expected reconnect_s as a number, got "5" (text)'),
+        ("reconnect_s = true", "Expected reconnect_s as a number, got true"),
+        ("reconnect_s = 0", "Expected reconnect_s to be at least 0.001, got 0.0"),
+        ("reconnect_s = nan", "Expected reconnect_s to be at least 0.001, got nan"),
+        ("labels = 5", "Expected labels as a table of texts, got 5 (a number)"),
+        ("plaintext = 5", "Expected plaintext as text, got 5"),
+        ("reconnect_s = ", "client.toml: Expected settings as TOML, got: Invalid value"),
         ("chunk_bytes = 5", 'Expected chunk_bytes = "auto" or'),
     ],
 )
@@ -103,13 +104,15 @@ def test_a_wrong_setting_is_told_by_its_name(tmp_path, more, message):
 
 def test_a_required_setting_that_is_missing_is_named(tmp_path):
     """With the variable that could say it."""
-    with pytest.raises(UsageError, match=r"expected state_dir as a path.*FEDLOOM_STATE_DIR"):
+    with pytest.raises(
+        UsageError, match=r"Missing setting state_dir \(a path\).*FEDLOOM_STATE_DIR"
+    ):
         load(write(tmp_path, 'server = "localhost:7443"'), {})
 
 
 def test_a_table_is_read_from_both_sides():
     """Lists by commas, switches by words, numbers as numbers."""
-    values = settings.from_toml(Table, {"name": "a", "tea": {"leaves": ["x"], "milk": True}})
+    values = settings.from_table(Table, {"name": "a", "tea": {"leaves": ["x"], "milk": True}})
     environ = {
         "FEDLOOM_TEA_WARM_ABOVE": "60",
         "FEDLOOM_TEA_LEAVES": "a, b",
@@ -123,17 +126,20 @@ def test_a_table_is_read_from_both_sides():
 @pytest.mark.parametrize(
     ("document", "message"),
     [
-        ({"tea": {"warm_over": 3}}, "got tea.warm_over: did you mean tea.warm_above?"),
-        ({"warm_above": 3}, "got warm_above: did you mean tea.warm_above?"),
-        ({"tea": {"warm_above": 101}}, "expected tea.warm_above at least 0 and at most 100, got"),
-        ({"tea": {"leaves": [1]}}, "expected tea.leaves as a list of texts, got [1] (a list)"),
-        ({"tea": 3}, "expected a table [tea], got 3"),
+        ({"tea": {"warm_over": 3}}, "'tea.warm_over'. Did you mean 'warm_above'?"),
+        ({"warm_above": 3}, "'warm_above'. Did you mean 'tea.warm_above'?"),
+        (
+            {"tea": {"warm_above": 101}},
+            "Expected tea.warm_above to be at least 0 and at most 100, got",
+        ),
+        ({"tea": {"leaves": [1]}}, "Expected tea.leaves as a list of texts, got [1] (a list)"),
+        ({"tea": 3}, "Expected a table [tea], got 3"),
     ],
 )
 def test_a_wrong_setting_in_a_table_is_told_by_its_whole_name(document, message):
     """So that it is found in a long file."""
     with pytest.raises(UsageError) as caught:
-        settings.from_toml(Table, document)
+        settings.from_table(Table, document)
     assert message in str(caught.value)
 
 
@@ -142,7 +148,7 @@ def test_a_wrong_setting_in_a_table_is_told_by_its_whole_name(document, message)
     [
         ("FEDLOOM_TEA_WARM_ABOVE", "hot", 'FEDLOOM_TEA_WARM_ABOVE as a number, got "hot"'),
         ("FEDLOOM_TEA_MILK", "a bit", 'FEDLOOM_TEA_MILK as true or false, got "a bit"'),
-        ("FEDLOOM_TEA_WRM_ABOVE", "3", "did you mean FEDLOOM_TEA_WARM_ABOVE?"),
+        ("FEDLOOM_TEA_WRM_ABOVE", "3", "Did you mean 'FEDLOOM_TEA_WARM_ABOVE'?"),
     ],
 )
 def test_a_wrong_variable_is_told_by_its_name(variable, text, message):
@@ -166,5 +172,7 @@ def test_an_address_that_cannot_be_one_is_told(name, address):
 
 def test_a_folder_in_place_of_the_settings_is_told(tmp_path):
     """It is the user's to mend, with the path."""
-    with pytest.raises(UsageError, match=f"{tmp_path}: expected a file that this user may read"):
+    with pytest.raises(
+        UsageError, match=f"{tmp_path}: Expected settings in a file that this user may read"
+    ):
         load(tmp_path)

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from fedloom.client.config import load
-from fedloom.client.tracing import Tracing
 from fedloom.protocol import tracing
 from fedloom.protocol.errors import UsageError
+from fedloom.protocol.tracing import Tracing
 from fedloom.server import config
 from support.agents import Adder, Agents, submit, until
 from support.collector import Collector

@@ -47,7 +47,7 @@ DIGITS = ROOT / "simulations" / "examples" / "digits.toml"
         ({"train.global_batch_size": 64}, "either batch_size or global_batch_size"),
         ({"trian.learning_rate": 1.0}, "got trian"),
         ({"rounds": "ten"}, "rounds as int"),
-        ({"strategy.name": "fedavgg"}, "did you mean 'fedavg'"),
+        ({"strategy.name": "fedavgg"}, "Did you mean 'fedavg'"),
         ({"test.every": -1}, "test.every as a whole number"),
         ({"stop.accuracy": "high"}, "stop.accuracy as a finite number"),
         ({"stop.accuracy": 97}, "0 < stop.accuracy <= 1"),

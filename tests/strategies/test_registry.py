@@ -41,14 +41,14 @@ def test_every_strategy_has_defaults_and_takes_any_rule(name):
 
 
 BAD_STRATEGIES = [
-    ("fedadm", {}, ValueError, "Expected a strategy, got 'fedadm'; did you mean 'fedadam'"),
-    ("x", {}, ValueError, "known: fedadagrad, fedadam, fedavg, fedavgm, feddyn"),
-    ("fedadam", {"beta1": 0.9}, ValueError, "got 'beta1'; did you mean 'beta_1'"),
-    ("fedavg", {"momentum": 0.9}, ValueError, "known: schedule, server_learning_rate"),
-    ("fedavg", {"rule": "plain"}, ValueError, "Expected a setting of fedavg, got 'rule'"),
+    ("fedadm", {}, ValueError, "Expected a strategy, got 'fedadm'. Did you mean 'fedadam'"),
+    ("x", {}, ValueError, "Known: fedadagrad, fedadam, fedavg, fedavgm, feddyn"),
+    ("fedadam", {"beta1": 0.9}, ValueError, "'beta1' of fedadam. Did you mean 'beta_1'"),
+    ("fedavg", {"momentum": 0.9}, ValueError, "Known: schedule, server_learning_rate"),
+    ("fedavg", {"rule": "plain"}, ValueError, "Unknown setting 'rule' of fedavg"),
     ("fedavg", {"server_learning_rate": 0}, ValueError, "server_learning_rate > 0, got 0"),
-    ("fedavg", {"server_learning_rate": "1"}, TypeError, "to be a number, got '1'"),
-    ("fedavg", {"server_learning_rate": True}, TypeError, "to be a number, got True"),
+    ("fedavg", {"server_learning_rate": "1"}, TypeError, 'as a number, got "1"'),
+    ("fedavg", {"server_learning_rate": True}, TypeError, "as a number, got true"),
     ("fedavg", {"server_learning_rate": float("inf")}, ValueError, "finite"),
     ("fedavgm", {"momentum": 1}, ValueError, "momentum >= 0 and < 1, got 1"),
     ("fedavgm", {"momentum": -0.1}, ValueError, "momentum >= 0 and < 1"),
@@ -60,30 +60,30 @@ BAD_STRATEGIES = [
         "fedadagrad",
         {"beta_2": 0.5},
         ValueError,
-        "known: beta_1, schedule, server_learning_rate, tau",
+        "Known: beta_1, schedule, server_learning_rate, tau",
     ),
 ]
 
 
 @pytest.mark.parametrize(("name", "settings", "error", "message"), BAD_STRATEGIES)
 def test_what_is_no_strategy_is_answered_with_what_is(name, settings, error, message):
-    """Expected X, got Y; known: the alternatives."""
+    """The message has the nearest name and lists what is known."""
     with pytest.raises(error, match=message):
         strategy(name, settings)
 
 
 BAD_RULES = [
-    ("fedpox", {}, ValueError, "did you mean 'fedprox'"),
-    ("fedprox", {}, ValueError, "Expected fedprox to have the setting mu"),
+    ("fedpox", {}, ValueError, "Did you mean 'fedprox'"),
+    ("fedprox", {}, ValueError, "Missing setting mu of fedprox: set it to a number"),
     ("fedprox", {"mu": -1}, ValueError, "mu >= 0"),
-    ("fedprox", {"mu": None}, TypeError, "mu to be a number"),
-    ("plain", {"mu": 1}, ValueError, "known: none"),
+    ("fedprox", {"mu": None}, TypeError, "mu of fedprox as a number"),
+    ("plain", {"mu": 1}, ValueError, "Known: none"),
 ]
 
 
 @pytest.mark.parametrize(("name", "settings", "error", "message"), BAD_RULES)
 def test_what_is_no_client_rule_is_answered_with_what_is(name, settings, error, message):
-    """Expected X, got Y; known: the alternatives."""
+    """The message has the nearest name and lists what is known."""
     with pytest.raises(error, match=message):
         client_rule(name, settings)
 

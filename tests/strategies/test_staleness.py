@@ -67,9 +67,9 @@ def test_a_weighting_starts_at_one_and_never_rises(name):
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("nearly", "of inverse_sqrt, constant, polynomial, hinge, got 'nearly'"),
+        ("nearly", "got 'nearly'. Known: constant, hinge, inverse_sqrt, polynomial"),
         ({"a": 1.0}, "got None"),
-        ({"name": "hinge", "c": 1}, "settings of staleness 'hinge'"),
+        ({"name": "hinge", "c": 1}, "Unknown setting 'cohort.staleness."),
         ({"name": "polynomial", "a": -1}, "a"),
     ],
 )

@@ -13,11 +13,13 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Self
 from urllib.parse import urlsplit
 
 from fedloom.protocol.errors import UsageError
+from fedloom.protocol.settings import setting
 
 KEY = "traceparent"
 """Of metadata."""
@@ -26,6 +28,21 @@ Value = str | int | float | bool
 
 _FORM = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 _current: ContextVar[str] = ContextVar("_current", default="")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tracing:
+    """The settings of `[tracing]`."""
+
+    endpoint: str = setting(
+        "",
+        doc="URL of a collector that takes OTLP over HTTP; empty: no traces",
+        example="http://localhost:4318",
+    )
+
+    def __post_init__(self) -> None:
+        """Check the URL."""
+        check_endpoint(self.endpoint)
 
 
 class Span:

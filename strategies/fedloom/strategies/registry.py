@@ -1,23 +1,20 @@
 """Strategies and client rules by name, for settings that arrive as text.
 
-Names and settings come from run files and from the wire, so every mistake is answered with what
-was expected and what is known.
+Names and settings come from run files and from the wire: an error says what was expected and lists
+the names that are known.
 """
 
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
-from dataclasses import MISSING, fields
-from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import TYPE_CHECKING, Final
 
 from fedloom.strategies.aggregation import Aggregation
 from fedloom.strategies.client_rules import ClientRule
 from fedloom.strategies.lazy_imports import Registry
+from fedloom.strategies.setting_checks import check_settings, lookup
 
 if TYPE_CHECKING:
     from fedloom.strategies.base import Strategy
     from fedloom.strategies.selection import Selection
-
-T = TypeVar("T")
 
 STRATEGIES: Final[MutableMapping[str, Callable[..., "Strategy"]]] = Registry(
     "fedloom.strategies",
@@ -69,7 +66,7 @@ _HALVES: Final[MutableMapping[str, Callable[..., ClientRule]]] = Registry(
         "scaffold": "ScaffoldRule",
     },
 )
-"""Rules that come with a strategy of the same name, and are not chosen by themselves."""
+"""Client rules of the strategies of the same names; a run file cannot choose them alone."""
 _PARTS: Final = ("rule", "aggregation")
 """Fields of strategies that are not settings."""
 
@@ -93,6 +90,7 @@ def strategy(
     *,
     rule: ClientRule | None = None,
     aggregation: Aggregation | None = None,
+    table: str = "",
 ) -> "Strategy":
     """Return the strategy of this name.
 
@@ -104,20 +102,23 @@ def strategy(
         settings: its dataclass's fields; those left out keep their defaults.
         rule: what the devices do; plain local training by default.
         aggregation: how updates become means; the mean by default.
+        table: of a file that the settings are from, for messages.
 
     Raises:
         TypeError: a setting has the wrong type.
         ValueError: the name or a setting is unknown, missing, or out of range, or the parts do
             not go together.
     """
-    build = _lookup("strategy", name, STRATEGIES)
-    _check_settings(name, build, settings or {})
+    build = lookup("a strategy", name, STRATEGIES)
+    check_settings(build, settings or {}, owner=name, table=table, without=_PARTS)
     parts = {"rule": rule, "aggregation": aggregation}
     chosen = {part: value for part, value in parts.items() if value is not None}
     return build(**dict(settings or {}), **chosen)
 
 
-def client_rule(name: str, settings: Mapping[str, object] | None = None) -> ClientRule:
+def client_rule(
+    name: str, settings: Mapping[str, object] | None = None, *, table: str = ""
+) -> ClientRule:
     """Return the client rule of this name.
 
     >>> client_rule("fedprox", {"mu": 0.01})
@@ -126,17 +127,20 @@ def client_rule(name: str, settings: Mapping[str, object] | None = None) -> Clie
     Args:
         name: a key of `CLIENT_RULES`.
         settings: its dataclass's fields.
+        table: of a file that they are from, for messages.
 
     Raises:
         TypeError: a setting has the wrong type.
         ValueError: the name or a setting is unknown, missing, or out of range.
     """
-    build = _HALVES[name] if name in _HALVES else _lookup("client rule", name, CLIENT_RULES)
-    _check_settings(name, build, settings or {})
+    build = _HALVES[name] if name in _HALVES else lookup("a client rule", name, CLIENT_RULES)
+    check_settings(build, settings or {}, owner=name, table=table, without=_PARTS)
     return build(**dict(settings or {}))
 
 
-def aggregation(name: str, settings: Mapping[str, object] | None = None) -> Aggregation:
+def aggregation(
+    name: str, settings: Mapping[str, object] | None = None, *, table: str = ""
+) -> Aggregation:
     """Return the aggregation of this name.
 
     >>> aggregation("trimmed_mean", {"fraction": 0.1})
@@ -145,17 +149,20 @@ def aggregation(name: str, settings: Mapping[str, object] | None = None) -> Aggr
     Args:
         name: a key of `AGGREGATIONS`.
         settings: its dataclass's fields.
+        table: of a file that they are from, for messages.
 
     Raises:
         TypeError: a setting has the wrong type.
         ValueError: the name or a setting is unknown, missing, or out of range.
     """
-    build = _lookup("aggregation", name, AGGREGATIONS)
-    _check_settings(name, build, settings or {})
+    build = lookup("an aggregation", name, AGGREGATIONS)
+    check_settings(build, settings or {}, owner=name, table=table, without=_PARTS)
     return build(**dict(settings or {}))
 
 
-def selection(name: str, settings: Mapping[str, object] | None = None) -> "Selection":
+def selection(
+    name: str, settings: Mapping[str, object] | None = None, *, table: str = ""
+) -> "Selection":
     """Return the selection policy of this name.
 
     >>> selection("power_of_choice", {"choices": 3})
@@ -164,41 +171,12 @@ def selection(name: str, settings: Mapping[str, object] | None = None) -> "Selec
     Args:
         name: a key of `SELECTIONS`.
         settings: its dataclass's fields; those left out keep their defaults.
+        table: of a file that they are from, for messages.
 
     Raises:
         TypeError: a setting has the wrong type.
         ValueError: the name or a setting is unknown, missing, or out of range.
     """
-    build = _lookup("selection", name, SELECTIONS)
-    _check_settings(name, build, settings or {})
+    build = lookup("a selection", name, SELECTIONS)
+    check_settings(build, settings or {}, owner=name, table=table, without=_PARTS)
     return build(**dict(settings or {}))
-
-
-def _lookup(kind: str, name: str, known: Mapping[str, T]) -> T:
-    if name not in known:
-        raise ValueError(f"Expected a {kind}, got {name!r}; {_hint(name, known)}.")
-    return known[name]
-
-
-def _check_settings(name: str, build: Any, settings: Mapping[str, object]) -> None:
-    """Raise `ValueError` for a setting that is not one, or one that has to be there."""
-    known = {field.name: field for field in fields(build) if field.name not in _PARTS}
-    for setting in settings:
-        if setting not in known:
-            raise ValueError(
-                f"Expected a setting of {name}, got {setting!r}; {_hint(setting, known)}."
-            )
-    for setting, field in known.items():
-        required = field.default is MISSING and field.default_factory is MISSING
-        if required and setting not in settings:
-            raise ValueError(
-                f"Expected {name} to have the setting {setting}, got {sorted(settings)}; "
-                f"{_hint(setting, known)}."
-            )
-
-
-def _hint(name: object, known: Iterable[str]) -> str:
-    names = sorted(known)
-    nearest = get_close_matches(str(name), names, n=1)
-    listed = f"known: {', '.join(names) or 'none'}"
-    return f"did you mean {nearest[0]!r}? {listed}" if nearest and nearest[0] != name else listed

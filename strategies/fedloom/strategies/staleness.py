@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Final, Protocol
 
 from fedloom.strategies.checks import check_number
+from fedloom.strategies.setting_checks import check_settings, lookup
 
 
 class Staleness(Protocol):
@@ -132,15 +133,9 @@ def staleness_weighting(setting: str | Mapping[str, object]) -> Staleness:
     """
     settings = {"name": setting} if isinstance(setting, str) else dict(setting)
     name = settings.pop("name", None)
-    if not isinstance(name, str) or name not in STALENESS:
-        raise ValueError(f"Expected staleness of {', '.join(STALENESS)}, got {name!r}.")
-    kind = STALENESS[name]
-    try:
-        return kind(**settings)
-    except TypeError as error:
-        if "unexpected keyword" not in str(error):
-            raise
-        raise ValueError(f"Expected settings of staleness {name!r}, got {settings}.") from None
+    kind = lookup("a staleness weighting", name, STALENESS)
+    check_settings(kind, settings, table="cohort.staleness")
+    return kind(**settings)
 
 
 def discounted(units: int, factor: float) -> int:

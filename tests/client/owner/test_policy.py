@@ -4,9 +4,9 @@ import tomllib
 
 import pytest
 
-from fedloom.client import settings
 from fedloom.client.owner.policy import Policy, PolicyFile, load, template, words
 from fedloom.client.owner.policy_gate import DAY_S, HOUR_S, OwnersRules
+from fedloom.protocol import settings
 from fedloom.protocol.errors import UsageError
 from fedloom.protocol.v1 import fleet_pb2
 
@@ -33,19 +33,19 @@ def test_the_template_restricts_nothing_and_shows_every_setting(tmp_path):
     lines = [line.removeprefix("# ") if " = " in line else line for line in template().splitlines()]
     opened = tomllib.loads("\n".join(lines))
     assert opened["runs"]["deny"] == ["test-*"]
-    assert settings.from_toml(Policy, opened)
+    assert settings.from_table(Policy, opened)
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[runs]\nalow = []", "did you mean runs.allow?"),
+        ("[runs]\nalow = []", "'runs.alow'. Did you mean 'allow'?"),
         ("[leaves]\nmin_examples = -1", "at least 0"),
         ('[leaves]\nmetrics = "no"', "true or false"),
         ("[privacy]\nnoise = 1.0", "clip_norm > 0"),
         ('[privacy]\nclip_norm = 1.0\notherwise = "pray"', '"decline" or "add"'),
         ("[privacy]\nclip_norm = nan", "at least 0"),
-        ("rounds_per_day = 3", "did you mean"),
+        ("rounds_per_day = 3", "Did you mean 'runs.rounds_per_day'?"),
         ("[runs", "policy.toml"),
     ],
 )

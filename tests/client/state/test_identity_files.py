@@ -176,9 +176,9 @@ def test_windows_line_endings_are_none_of_our_business(device):
 
 
 TOML = {
-    "empty": (b"", "expected server as text and state_dir as .*, got nothing"),
-    "truncated": (b'server = "local', "expected settings as TOML, got: .* Mend that line"),
-    "binary": (b"\xff\xfe", "expected settings as text in UTF-8, got the byte 0xff at 0. Restore"),
+    "empty": (b"", r"Missing setting server \(text\) and state_dir \(a path\)"),
+    "truncated": (b'server = "local', "Expected settings as TOML, got: .* Correct that line"),
+    "binary": (b"\xff\xfe", "Expected settings as text in UTF-8, got the byte 0xff at 0. Restore"),
 }
 
 

@@ -346,12 +346,12 @@ def test_settings_rebuild_the_codec(name):
 @pytest.mark.parametrize(
     ("name", "given", "said"),
     [
-        ("int9", {}, "did you mean 'int8'"),
+        ("int9", {}, "Did you mean 'int8'"),
         ("top_k", {}, "setting fraction"),
         ("top_k", {"fraction": 1.0}, "below 1"),
         ("top_k", {"fraction": 0}, "> 0"),
         ("int8", {"block": 1000}, "power of two"),
-        ("int8", {"blocks": 1024}, "did you mean 'block'"),
+        ("int8", {"blocks": 1024}, "Did you mean 'block'"),
         ("low_rank", {"rank": 0}, ">= 1"),
         ("lossless", {"level": 10}, "1 to 9"),
     ],

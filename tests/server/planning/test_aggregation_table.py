@@ -49,12 +49,12 @@ def test_settings_reach_the_rule():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"aggregation": {"name": "medain"}}, "got 'medain'; did you mean 'median'"),
+        ({"aggregation": {"name": "medain"}}, "got 'medain'. Did you mean 'median'"),
         ({"aggregation": {"fraction": 0.1}}, r"Expected aggregation\.name"),
         ({"aggregation": "median"}, "Expected aggregation as a table"),
         ({"aggregation": {"name": 3}}, r"Expected aggregation\.name"),
-        ({"aggregation": {"name": "krum"}}, "krum to have the setting num_byzantine"),
-        ({"aggregation": {"name": "median", "f": 1}}, "Expected a setting of median, got 'f'"),
+        ({"aggregation": {"name": "krum"}}, "Missing setting aggregation.num_byzantine of krum"),
+        ({"aggregation": {"name": "median", "f": 1}}, "Unknown setting 'aggregation.f' of median"),
         ({"aggregation": {"name": "krum", "num_byzantine": 5}}, "quorum >= 13 .* krum"),
         ({"aggregation": {"name": "median"}, "weighting": "examples"}, "uniform .* median"),
         ({"aggregation": {"name": "fltrust", "trusted": 1}}, "trusted to be a client's name"),

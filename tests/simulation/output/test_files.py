@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedloom.protocol.errors import IntegrityError, UsageError
+from fedloom.protocol.settings import toml
 from fedloom.protocol.tensors.container import read_params
-from fedloom.simulation.output import metrics, toml
+from fedloom.simulation.output import metrics
 from fedloom.simulation.output.environment import describe
 from fedloom.simulation.output.files import Folder
 from fedloom.simulation.output.history import RoundRecord

@@ -146,7 +146,7 @@ def test_a_simulation_that_goes_on_has_the_same_memory(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"compression": {"up": {"name": "int9"}}}, "did you mean 'int8'"),
+        ({"compression": {"up": {"name": "int9"}}}, "Did you mean 'int8'"),
         ({"compression": {"up": "int8"}}, "compression.up"),
         ({"compression": {"down": {"name": "int8", "error_feedback": True}}}, "compression.down"),
         (

@@ -135,7 +135,7 @@ def test_a_policy_that_goes_by_time_needs_devices():
 
 def test_a_policy_that_is_none_is_refused():
     """When the experiment is built, with what is known."""
-    with pytest.raises(UsageError, match="did you mean 'sticky'"):
+    with pytest.raises(UsageError, match="Did you mean 'sticky'"):
         experiment(selection={"name": "stiky"})
     with pytest.raises(UsageError, match=r"Expected selection\.name"):
         experiment(selection={"share": 0.5})

@@ -121,14 +121,14 @@ def test_a_schedule_comes_as_a_table():
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [
-        ({"name": "linear"}, ValueError, "known: constant, step, cosine, inverse_sqrt"),
+        ({"name": "linear"}, ValueError, 'as "constant" or "step" or "cosine" or "inverse_sqrt"'),
         ({"name": "step"}, ValueError, r"Expected schedule\.rounds with step"),
         ({"name": "cosine", "rounds": 5, "factor": 0.5}, ValueError, r"no schedule\.factor with"),
         ({"rounds": 5}, ValueError, r"no schedule\.rounds with constant"),
         ({"name": "step", "rounds": 5, "factor": 2.0}, ValueError, "from 0 to 1"),
         ({"name": "step", "rounds": 0}, ValueError, "rounds >= 1"),
         ({"warmup_rounds": -1}, ValueError, "warmup_rounds >= 0"),
-        ({"warmup": 3}, ValueError, r"got schedule\.warmup"),
+        ({"warmup": 3}, ValueError, r"'strategy\.schedule\.warmup'. Did you mean 'warmup_rounds'"),
         ("cosine", TypeError, "schedule as a table"),
     ],
 )

@@ -319,18 +319,18 @@ def test_strata_can_go_by_name():
 
 
 BAD = [
-    ("power_of_choise", {}, ValueError, "did you mean 'power_of_choice'"),
+    ("power_of_choise", {}, ValueError, "Did you mean 'power_of_choice'"),
     ("power_of_choice", {"choices": 0.5}, ValueError, "choices >= 1"),
-    ("power_of_choice", {"d": 5}, ValueError, "known: choices, loss"),
+    ("power_of_choice", {"d": 5}, ValueError, "Known: choices, loss"),
     ("oort", {"exploration": 1.5}, ValueError, "exploration from 0 to 1"),
     ("oort", {"exploration_decay": 0}, ValueError, "exploration_decay > 0"),
-    ("oort", {"penalty": 0.5}, TypeError, "penalty to be a whole number"),
+    ("oort", {"penalty": 0.5}, TypeError, "penalty of oort as a whole number"),
     ("oort", {"preferred_s": 0}, ValueError, "preferred_s > 0"),
     ("deadline", {"share": 0}, ValueError, "share > 0"),
-    ("sticky", {"share": "half"}, TypeError, "share to be a number"),
+    ("sticky", {"share": "half"}, TypeError, "share of sticky as a number"),
     ("stratified", {}, ValueError, "Expected either patterns or label"),
     ("stratified", {"label": "x", "patterns": ["a"]}, ValueError, "either patterns or label"),
-    ("stratified", {"patterns": "eu-*"}, TypeError, "patterns as a list of strings"),
+    ("stratified", {"patterns": "eu-*"}, TypeError, "patterns of stratified as a list of texts"),
     ("stratified", {"label": "x", "allocation": "fair"}, ValueError, "allocation of"),
 ]
 

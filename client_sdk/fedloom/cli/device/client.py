@@ -180,7 +180,8 @@ def show_config(config: Path) -> None:
       fedloom client config --config /etc/fedloom/client.toml
     """
     from fedloom.client import config as settings  # noqa: PLC0415 - as above
-    from fedloom.client.settings import declared, text_of, value_of  # noqa: PLC0415
+    from fedloom.protocol.settings import declared, value_of  # noqa: PLC0415
+    from fedloom.protocol.settings.toml import text_of  # noqa: PLC0415
 
     loaded = settings.read(config)
     rows = [

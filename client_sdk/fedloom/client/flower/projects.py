@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedloom.protocol.dotted import dotted
 from fedloom.protocol.errors import UsageError
+from fedloom.protocol.settings import dotted
 
 FILE = "pyproject.toml"
 LEVELS = 3

@@ -1,92 +1,94 @@
-"""What a device's owner lets it take part in, and what may leave it: `policy.toml`.
+"""The policy of a device's owner, `policy.toml`: which runs it joins, and what may leave it.
 
-The policy is the device's own. The server does not see it, but hears why an offer was declined.
-Everything in it restricts: with an empty file the device does what it is asked.
+The server does not see the policy; it gets the reason when the device declines an offer. Every
+setting restricts: an empty file restricts nothing.
 
-Invariant: a file that cannot be read lets nothing through, and neither does one that is gone.
+Invariant: a policy that is missing or cannot be read declines every offer.
 """
 
 import os
-import tomllib
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal
 
-from fedloom.client import settings
-from fedloom.client.settings import setting
 from fedloom.client.update.clip_and_noise import Guard
+from fedloom.protocol import settings
 from fedloom.protocol.errors import FedloomError, UsageError
+from fedloom.protocol.settings import setting, toml
 from fedloom.protocol.v1 import fleet_pb2
 
 
 class PolicyError(FedloomError):
-    """The device's policy keeps something here."""
+    """The device's policy does not let data leave."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runs:
-    """What the device takes part in."""
+    """The runs that the device takes part in."""
 
     allow: tuple[str, ...] = setting(
-        ("*",), doc="runs to take part in: patterns of a run's name or id, as of file names"
+        ("*",), doc="runs to take part in: patterns (globs) of a run's name or id"
     )
     deny: tuple[str, ...] = setting(
-        (), doc="runs to take no part in, whatever allow says", example=["test-*"]
+        (), doc="runs to decline, even if allow lists them", example=["test-*"]
     )
-    rounds_per_hour: int = setting(0, doc="rounds to take part in within an hour; 0: any", least=0)
-    rounds_per_day: int = setting(0, doc="rounds to take part in within a day; 0: any", least=0)
-    evaluate: bool = setting(True, doc="evaluate received models on this device's examples")
+    rounds_per_hour: int = setting(0, doc="most rounds to join per hour; 0: no limit", least=0)
+    rounds_per_day: int = setting(0, doc="most rounds to join per day; 0: no limit", least=0)
+    evaluate: bool = setting(True, doc="evaluate received models on the examples of this device")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leaves:
-    """What may leave the device."""
+    """The data that may leave the device."""
 
     only: tuple[str, ...] = setting(
-        ("*",), doc="tensors whose changes may leave: patterns of their names"
+        ("*",), doc="tensors whose updates may leave: patterns (globs) of their names"
     )
     never: tuple[str, ...] = setting(
-        (), doc="tensors whose changes never leave, whatever only says", example=["embedding.*"]
+        (),
+        doc="tensors whose updates never leave, even if only lists them",
+        example=["embedding.*"],
     )
-    max_bytes: int = setting(0, doc="bytes of one update; 0: any", least=0)
+    max_bytes: int = setting(0, doc="largest update, bytes; 0: no limit", least=0)
     min_examples: int = setting(
-        0, doc="examples that an update, or a measurement, must be of at least", least=0
+        0, doc="fewest examples behind an update or a metric that leaves", least=0
     )
-    metrics: bool = setting(True, doc="measurements, such as loss and accuracy")
+    metrics: bool = setting(True, doc="whether metrics leave, such as loss and accuracy")
     error_messages: bool = setting(
-        True, doc="the text of an error in the training code; it may quote examples"
+        True,
+        doc="whether the text of an error in the training code leaves; it may quote examples",
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Protection:
-    """What must hide the examples in an update."""
+    """The protection that an update needs: clipping and noise."""
 
     clip_norm: float = setting(
         0.0,
-        doc="Euclidean norm that an update must be clipped to, or a smaller one; 0: none",
+        doc="largest Euclidean norm that an update may be clipped to; 0: no clipping needed",
         least=0,
     )
     noise: float = setting(
         0.0,
-        doc="standard deviation of noise that must be added here, over clip_norm; 0: none",
+        doc="least noise that this device must add: standard deviation / clip_norm; 0: none",
         least=0,
     )
     otherwise: Literal["decline", "add"] = setting(
         "decline",
-        doc="where a run asks for less: decline it, or clip and add noise here all the same",
+        doc="for a run that asks for less: decline it, or clip and add the noise here anyway",
     )
 
     def __post_init__(self) -> None:
-        """Noise is measured by the norm."""
+        """Check that noise has the norm that it is relative to."""
         if self.noise and not self.clip_norm:
-            raise UsageError("expected privacy.clip_norm > 0 with privacy.noise, got 0.")
+            raise UsageError("Expected privacy.clip_norm > 0 with privacy.noise, got 0.")
 
     def is_met(self, offer: fleet_pb2.Task) -> bool:
-        """Does what an offer asks of the device hide enough?
+        """Whether an offer asks the device for enough clipping and noise.
 
-        Noise that follows from the task's seed hides nothing: the server knows it.
+        Noise from the task's seed does not count: the server knows it.
         """
         if not self.clip_norm:
             return True
@@ -99,7 +101,7 @@ class Protection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """What a device takes part in, and what may leave it."""
+    """The runs that a device takes part in, and the data that may leave it."""
 
     runs: Runs = field(default_factory=Runs)
     leaves: Leaves = field(default_factory=Leaves)
@@ -107,26 +109,26 @@ class Policy:
 
     @property
     def metrics(self) -> bool:
-        """Whether measurements leave: never beside noise, which they would tell about."""
+        """Whether metrics leave: never with noise, which they could undo."""
         return self.leaves.metrics and not self.privacy.clip_norm
 
     def may_leave(self, tensor: str) -> bool:
-        """May a tensor's change leave?"""
+        """Whether the update of a tensor may leave."""
         return _matches(tensor, self.leaves.only) and not _matches(tensor, self.leaves.never)
 
     def adds(self, offer: fleet_pb2.Task) -> bool:
-        """Does the device itself clip and add noise to the update for an offer?"""
+        """Whether the device clips and adds noise of its own for an offer."""
         return not self.privacy.is_met(offer)
 
     def guard(self, offer: fleet_pb2.Task) -> Guard | None:
-        """What the device itself does to an update; None where the run asks for enough."""
+        """The device's own clipping and noise; None where the run asks for enough."""
         if not self.adds(offer):
             return None
         wanted = self.privacy
         return Guard(clip_norm=wanted.clip_norm, noise_multiplier=wanted.noise)
 
     def objection(self, offer: fleet_pb2.Task) -> str | None:
-        """Why not to take an offer, whatever was taken before; None for yes."""
+        """The reason to decline an offer, regardless of earlier ones; None to accept."""
         run, name = offer.key.run, offer.run_name
         if not any(_matches(word, self.runs.allow) for word in (run, name)):
             return f"the device's policy has {name or run} not among the runs that it allows."
@@ -141,7 +143,7 @@ class Policy:
         return None
 
     def wanted(self) -> str:
-        """What must hide examples, in words."""
+        """The needed protection, in words."""
         if not self.privacy.noise:
             return f"updates clipped to norm {self.privacy.clip_norm:g}"
         noise = self.privacy.noise * self.privacy.clip_norm
@@ -168,27 +170,16 @@ def load(path: Path) -> Policy:
     """Read a policy.toml.
 
     Raises:
-        UsageError: it is missing, or holds what it must not.
+        UsageError: it is missing or cannot be read, or a setting is unknown or not valid.
     """
-    try:
-        document = tomllib.loads(path.read_text())
-    except FileNotFoundError:
-        raise UsageError(
-            f"Expected the device's policy in {path}, got no such file: restore it, or write an "
-            "empty one that restricts nothing."
-        ) from None
-    except OSError as error:
-        raise UsageError(f"Expected the device's policy in {path}, got {error}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: {error}") from None
-    try:
-        return settings.build(Policy, settings.from_toml(Policy, document))
-    except UsageError as error:
-        raise UsageError(f"{path}: {error}") from None
+    missing = "restore it, or write an empty one that restricts nothing"
+    document = toml.read(path, "the device's policy", missing=missing)
+    with settings.within(path):
+        return settings.build(Policy, settings.from_table(Policy, document))
 
 
 class PolicyFile:
-    """A policy as it is on disk now: an edit counts from the next offer on.
+    """A policy file that is read again when it changes: an edit applies from the next offer.
 
     Args:
         path: of the file; None for no restrictions.
@@ -204,10 +195,10 @@ class PolicyFile:
         self.current()
 
     def current(self) -> Policy:
-        """The policy that holds.
+        """The current policy.
 
         Raises:
-            UsageError: it cannot be read, so nothing may happen.
+            UsageError: it cannot be read, so every offer is declined.
         """
         if self._path is None:
             return self._policy
@@ -279,17 +270,10 @@ def _but(patterns: tuple[str, ...]) -> str:
 
 
 def template() -> str:
-    """A policy.toml with every setting, its sentence, and its default as a comment."""
-    lines = [
-        "# What this device takes part in, and what may leave it. The server cannot change it.",
-        "# An edit counts from the next offer on; `fedloom client policy check` puts it in words.",
-        "# docs/safety.md says more. What is commented out is the default: no restriction.",
+    """Return a policy.toml with every setting, its sentence, and its default as a comment."""
+    head = [
+        "# The runs that this device takes part in, and the data that may leave it. The server",
+        "# cannot change it. A change applies from the next offer; `fedloom client policy check`",
+        "# puts it in words. docs/safety.md says more. Comments show the defaults: no restriction.",
     ]
-    table = ""
-    for item in settings.declared(Policy):
-        if item.table != table:
-            table = item.table
-            lines += ["", f"[{table}]"]
-        shown = item.example if item.default == () else item.default
-        lines += ["", f"# {item.doc}", f"# {item.name} = {settings.text_of(shown)}"]
-    return "\n".join(lines) + "\n"
+    return settings.template(Policy, head, {})

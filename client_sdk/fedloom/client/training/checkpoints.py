@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from fedloom.client.settings import setting
 from fedloom.protocol.crash_points import crossing
+from fedloom.protocol.settings import setting
 from fedloom.protocol.v1 import fleet_pb2
 
 if TYPE_CHECKING:
@@ -32,17 +32,17 @@ EVERY_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interruptions:
-    """What happens when a training is cut short."""
+    """The settings of `[interruptions]`: how a training survives a stop."""
 
     checkpoints: bool = setting(
-        True, doc="keep the state of a training, to go on from it after a kill or a reboot"
+        True, doc="save the state of a training, to resume it after a kill or a reboot"
     )
     checkpoint_s: float = setting(
-        EVERY_S, doc="between two checkpoints of a training, at least, in seconds", least=0
+        EVERY_S, doc="least time between two checkpoints of a training, seconds", least=0
     )
     stop_s: float = setting(
         10.0,
-        doc="how long a process that is to stop waits for the training to end its step, in seconds",
+        doc="how long a stopping process waits for the training step to end, seconds",
         least=0,
     )
 

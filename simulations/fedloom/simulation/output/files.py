@@ -22,10 +22,9 @@ from typing import IO, Any, Self
 from numpy.typing import NDArray
 
 from fedloom.protocol.atomic_files import write_whole
-from fedloom.protocol.dotted import dotted
 from fedloom.protocol.errors import UsageError
+from fedloom.protocol.settings import dotted, toml
 from fedloom.protocol.tensors.container import write_file
-from fedloom.simulation.output import toml
 from fedloom.simulation.output.environment import describe
 from fedloom.simulation.output.history import RoundRecord
 from fedloom.simulation.output.metrics import Metrics

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from fedloom.protocol.dotted import dotted
+from fedloom.protocol.settings import dotted
 
 ABSENT = "–"
 

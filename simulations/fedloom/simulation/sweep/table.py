@@ -9,7 +9,8 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from fedloom.simulation.output import toml, words
+from fedloom.protocol.settings import toml
+from fedloom.simulation.output import words
 from fedloom.simulation.sweep.outcome import FAILED, FINISHED, Outcome, Row
 from fedloom.simulation.sweep.settings import Sweep
 

@@ -32,13 +32,13 @@ from fedloom.client.identity.enrol import enrol
 from fedloom.client.torch import modules
 from fedloom.client.training.client_rule import Local
 from fedloom.protocol.errors import UnavailableError, UsageError
+from fedloom.protocol.settings import toml
 from fedloom.protocol.tensors.container import read_params, write_file
 from fedloom.protocol.updates.message import TensorPart
 from fedloom.simulation.api import spent, terminable
 from fedloom.simulation.demo.processes import ANY_PORT, Stage
 from fedloom.simulation.experiment import Experiment
 from fedloom.simulation.kernels.base import Job, Kernel, Outcome, RoundTask
-from fedloom.simulation.output import toml
 from fedloom.simulation.output.history import Result, RoundRecord, spread_of
 from fedloom.simulation.output.progress import Progress
 from fedloom.simulation.output.summary import summary

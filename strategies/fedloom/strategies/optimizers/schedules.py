@@ -18,9 +18,10 @@ References:
 
 import math
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeAlias, get_args
+from typing import Any, Final, Literal, TypeAlias
 
 from fedloom.strategies.checks import check_count, check_number, check_share
+from fedloom.strategies.setting_checks import check_settings, hint
 
 Shape: TypeAlias = Literal["constant", "step", "cosine", "inverse_sqrt"]
 
@@ -56,10 +57,8 @@ class Schedule:
     floor: float | None = None
 
     def __post_init__(self) -> None:
-        if self.name not in get_args(Shape):
-            raise ValueError(
-                f"Expected a schedule, got {self.name!r}; known: {', '.join(get_args(Shape))}."
-            )
+        if self.name not in _TAKES:
+            raise ValueError(f"Expected a schedule, got {self.name!r}. {hint(self.name, _TAKES)}")
         check_count("schedule.warmup_rounds", self.warmup_rounds, at_least=0)
         for setting in ("rounds", "factor", "floor"):
             value, taken = getattr(self, setting), setting in _TAKES[self.name]
@@ -127,7 +126,5 @@ def schedule_of(settings: Any) -> Schedule:
         return settings
     if not isinstance(settings, dict):
         raise TypeError(f"Expected schedule as a table, got {settings!r}.")
-    known = Schedule.__slots__
-    if unknown := sorted(set(settings) - set(known)):
-        raise ValueError(f"Expected settings of {', '.join(known)}, got schedule.{unknown[0]}.")
+    check_settings(Schedule, settings, table="strategy.schedule")
     return Schedule(**settings)

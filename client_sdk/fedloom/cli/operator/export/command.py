@@ -23,8 +23,8 @@ from fedloom.cli.connection.default_run import ACTIVE, newest
 from fedloom.cli.operator.export.mlflow import MLflowRun
 from fedloom.cli.operator.export.tensorboard import EventFile, last_step
 from fedloom.protocol.atomic_files import write_whole
-from fedloom.protocol.dotted import dotted
 from fedloom.protocol.errors import UnavailableError, UsageError
+from fedloom.protocol.settings import dotted
 
 PACE_S = 2.0
 PAGE = 500

@@ -1,0 +1,151 @@
+"""Tables of settings: which names they may hold, and the functions and dataclasses that take them.
+
+Errors are `UsageError`s. Invariant: types are checked against annotations before anything is
+called, so a wrong type in a file is an error message and never a traceback.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from typing import Any, TypeVar
+
+from fedloom.protocol.errors import UsageError
+from fedloom.strategies import setting_checks
+from fedloom.strategies.setting_checks import MISFIT, misfit, shown
+
+T = TypeVar("T")
+
+
+@contextmanager
+def within(where: object) -> Iterator[None]:
+    """Begin the messages of usage errors with a file, or another place that settings are from."""
+    try:
+        yield
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}") from None
+
+
+@contextmanager
+def usage_errors(prefix: str = "") -> Iterator[None]:
+    """Turn the value and type errors of checks below this package into usage errors.
+
+    Args:
+        prefix: of the messages.
+    """
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"{prefix}{error}") from None
+
+
+def check_names(values: Iterable[str], known: Collection[str], table: str = "") -> None:
+    """Refuse settings that a table does not have.
+
+    Args:
+        values: names that the user wrote.
+        known: names of the table's settings.
+        table: its dotted name, or empty at the top level.
+
+    Raises:
+        UsageError: a setting is unknown; the message has the nearest name.
+    """
+    with usage_errors():
+        setting_checks.check_names(values, known, table)
+
+
+def lookup(kind: str, name: object, known: Mapping[str, T]) -> T:
+    """Return the entry of a registry.
+
+    Args:
+        kind: of entry, with its article, or the setting that names it.
+        name: what the user wrote.
+        known: entries by name.
+
+    Raises:
+        UsageError: there is no such entry; the message has the nearest name.
+    """
+    with usage_errors():
+        return setting_checks.lookup(kind, name, known)
+
+
+def typed(key: str, value: Any, kind: Any) -> Any:
+    """Return a value in the type of its setting.
+
+    Args:
+        key: dotted name of the setting, for messages.
+        value: as TOML or JSON has it.
+        kind: annotated type, such as `int | None`.
+
+    Raises:
+        UsageError: it is of another type.
+    """
+    found = setting_checks.fitted(value, kind)
+    if found is MISFIT:
+        raise UsageError(misfit(key, kind, value))
+    return found
+
+
+def subtable(values: Mapping[str, Any], name: str, above: str = "") -> dict[str, Any]:
+    """Return a copy of a table in a table; an empty one where it is left out.
+
+    Args:
+        values: of the outer table.
+        name: of the inner table.
+        above: dotted name of the outer table.
+
+    Raises:
+        UsageError: it is not a table.
+    """
+    table = values.get(name, {})
+    if not isinstance(table, Mapping):
+        key = f"{above}.{name}" if above else name
+        raise UsageError(f"Expected a table [{key}], got {shown(table)}.")
+    return dict(table)
+
+
+def named(values: Mapping[str, Any], table: str) -> tuple[str, dict[str, Any]]:
+    """Return the `name` that a table has, and its other settings.
+
+    Raises:
+        UsageError: it has no name, or one that is not text.
+    """
+    settings = dict(values)
+    if "name" not in settings:
+        raise UsageError(f"Missing setting {table}.name: set it to text.")
+    return typed(f"{table}.name", settings.pop("name"), str), settings
+
+
+def check_call(
+    build: Callable[..., object],
+    settings: Mapping[str, Any],
+    *,
+    owner: str = "",
+    table: str = "",
+    without: Collection[str] = (),
+) -> None:
+    """Check settings against a function's parameters or a dataclass's fields.
+
+    Args:
+        build: what takes them as keyword arguments.
+        settings: by parameter name; lists stand for tuples.
+        owner: what the user calls it, for messages.
+        table: dotted name of the settings' table, for messages.
+        without: parameters that are not settings.
+
+    Raises:
+        UsageError: a setting is unknown, missing, or of another type than is annotated.
+    """
+    with usage_errors():
+        setting_checks.check_settings(build, settings, owner=owner, table=table, without=without)
+
+
+def call(
+    build: Callable[..., T], settings: Mapping[str, Any], *, owner: str = "", table: str = ""
+) -> T:
+    """Call a function, or build a dataclass, with settings that `check_call` accepts.
+
+    Raises:
+        UsageError: a setting is unknown, missing, of another type or, in a dataclass, not valid.
+    """
+    check_call(build, settings, owner=owner, table=table)
+    with usage_errors() if isinstance(build, type) else nullcontext():
+        return build(**settings)

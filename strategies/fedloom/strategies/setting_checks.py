@@ -1,0 +1,294 @@
+"""Checks of settings by name and type: unknown names, missing ones, values of another type.
+
+Registries here, codecs and `fedloom.protocol.settings` share them, so messages have one form.
+"""
+
+import inspect
+import json
+import types
+import typing
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any, Final, Literal, TypeVar
+
+T = TypeVar("T")
+
+MISFIT: Final = object()
+"""What `fitted` returns for a value of another type."""
+
+_MAX_EXACT: Final = 2**53
+"""Whole numbers up to it are the same as floats."""
+_MAX_SHOWN: Final = 80
+_WORDS: Final[Mapping[Any, str]] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+}
+
+
+# ---- names -----------------------------------------------------------------------------------
+
+
+def hint(name: object, known: Iterable[str], elsewhere: Sequence[str] = ()) -> str:
+    """Return the nearest known name, where one is near, and all of them.
+
+    >>> hint("meen", ["mean", "median"])
+    "Did you mean 'mean'? Known: mean, median."
+
+    Args:
+        name: what the user wrote.
+        known: names that may stand in its place.
+        elsewhere: names in other tables to propose where none of these is near.
+    """
+    names = sorted(known)
+    near = get_close_matches(str(name), names, n=1) or elsewhere
+    meant = f"Did you mean {near[0]!r}? " if near and near[0] != name else ""
+    return f"{meant}Known: {', '.join(names) or 'none'}."
+
+
+def lookup(kind: str, name: object, known: Mapping[str, T]) -> T:
+    """Return the entry of a registry.
+
+    Args:
+        kind: of entry, with its article, or the setting that names it.
+        name: what the user wrote.
+        known: entries by name.
+
+    Raises:
+        ValueError: there is no such entry.
+    """
+    if not isinstance(name, str) or name not in known:
+        raise ValueError(f"Expected {kind}, got {name!r}. {hint(name, known)}")
+    return known[name]
+
+
+def check_names(values: Iterable[str], known: Collection[str], table: str = "") -> None:
+    """Refuse settings that a table does not have.
+
+    Args:
+        values: names that the user wrote.
+        known: names of the table's settings.
+        table: its dotted name, or empty at the top level.
+
+    Raises:
+        ValueError: a setting is unknown; the message has the nearest name.
+    """
+    for name in values:
+        if name not in known:
+            raise ValueError(f"Unknown setting {_key(table, name)!r}. {hint(name, known)}")
+
+
+def check_settings(
+    build: Callable[..., object],
+    values: Mapping[str, object],
+    *,
+    owner: str = "",
+    table: str = "",
+    without: Collection[str] = (),
+) -> None:
+    """Check settings against the parameters of a function or the fields of a dataclass.
+
+    Args:
+        build: what takes them as keyword arguments.
+        values: the settings by name.
+        owner: what the user calls it, for messages.
+        table: dotted name of the settings' table, for messages.
+        without: parameters that are not settings.
+
+    Raises:
+        ValueError: a setting is unknown or missing, or a text is not one of its choices.
+        TypeError: a value is of another type than is annotated.
+    """
+    of = f" of {owner}" if owner else ""
+    known = {n: p for n, p in parameters(build).items() if n not in without}
+    hints = typing.get_type_hints(build)
+    for name, value in values.items():
+        if name not in known:
+            raise ValueError(f"Unknown setting {_key(table, name)!r}{of}. {hint(name, known)}")
+        kind = hints.get(name, Any)
+        if fitted(value, kind) is MISFIT:
+            error = ValueError if isinstance(value, str) and choices(kind) else TypeError
+            raise error(misfit(f"{_key(table, name)}{of}", kind, value))
+    for name, parameter in known.items():
+        if parameter.default is parameter.empty and name not in values:
+            kind = in_words(hints.get(name, Any))
+            raise ValueError(f"Missing setting {_key(table, name)}{of}: set it to {kind}.")
+
+
+def parameters(build: Callable[..., object]) -> dict[str, inspect.Parameter]:
+    """Return the keyword parameters of a function, or the fields of a dataclass."""
+    return dict(inspect.signature(build).parameters)
+
+
+def _key(table: str, name: str) -> str:
+    return f"{table}.{name}" if table else name
+
+
+# ---- types -----------------------------------------------------------------------------------
+
+
+def fitted(value: Any, kind: Any) -> Any:
+    """Return a value as TOML has it in an annotated type, or `MISFIT`.
+
+    Whole numbers pass for floats and floats without a fraction for whole numbers, lists for
+    tuples, text for paths. A type that TOML does not have takes any value: its owner checks it.
+
+    >>> fitted([1, 2], tuple[float, ...]), fitted("1", int) is MISFIT
+    ((1.0, 2.0), True)
+    """
+    options = alternatives(kind)
+    for option in options:
+        if _is(value, option):
+            return value
+    for option in options:
+        found = _converted(value, option)
+        if found is not MISFIT:
+            return found
+    return MISFIT
+
+
+def alternatives(kind: Any) -> list[Any]:
+    """Return the members of a union, or the type alone."""
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        return [a for option in typing.get_args(kind) for a in alternatives(option)]
+    return [kind]
+
+
+def _is(value: Any, kind: Any) -> bool:
+    if typing.get_origin(kind) is Literal:
+        return any(type(value) is type(c) and value == c for c in typing.get_args(kind))
+    if kind in (int, float):
+        return isinstance(value, kind) and not isinstance(value, bool)
+    if kind in (None, type(None)):
+        return value is None
+    return kind in (bool, str) and isinstance(value, kind)
+
+
+def _converted(value: Any, kind: Any) -> Any:
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if kind in (int, float):
+        return _number(value, kind)
+    if kind in (bool, str, None, type(None)) or origin is Literal:
+        return MISFIT
+    if _is_path(kind):
+        return (
+            kind(value) if (isinstance(value, str) and value) or _is_path(type(value)) else MISFIT
+        )
+    if origin in (tuple, list, Sequence):
+        return _items(value, args)
+    if origin in (dict, Mapping):
+        return _entries(value, args)
+    return value
+
+
+def _number(value: Any, kind: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return MISFIT
+    fits = kind is float or (float(value).is_integer() and abs(value) <= _MAX_EXACT)
+    return kind(value) if fits else MISFIT
+
+
+def _items(value: Any, args: tuple[Any, ...]) -> Any:
+    if not isinstance(value, list | tuple):
+        return MISFIT
+    same = len(args) == 1 or args[-1:] == (...,)
+    if not same and len(args) != len(value):
+        return MISFIT
+    kinds = args[:1] * len(value) if same else args
+    made = tuple(fitted(item, kind) for item, kind in zip(value, kinds, strict=True))
+    return MISFIT if any(item is MISFIT for item in made) else made
+
+
+def _entries(value: Any, args: tuple[Any, ...]) -> Any:
+    """Return a table; where it is of texts, numbers in it become their text."""
+    if not isinstance(value, Mapping):
+        return MISFIT
+    kind = args[1] if args else Any
+    made = {str(n): _text(v) if kind is str else fitted(v, kind) for n, v in value.items()}
+    return MISFIT if any(item is MISFIT for item in made.values()) else made
+
+
+def _text(value: Any) -> Any:
+    if isinstance(value, dict | list):
+        return MISFIT
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def _is_path(kind: Any) -> bool:
+    # By its name: nothing here may import pathlib, which reaches files.
+    return isinstance(kind, type) and "PurePath" in (base.__name__ for base in kind.__mro__)
+
+
+# ---- words -----------------------------------------------------------------------------------
+
+
+def misfit(key: str, kind: Any, value: object) -> str:
+    """Return the message for a value of another type.
+
+    Args:
+        key: of the setting.
+        kind: annotated.
+        value: what came.
+    """
+    near = get_close_matches(value, choices(kind), n=1) if isinstance(value, str) else []
+    meant = f" Did you mean {near[0]!r}?" if near else ""
+    return f"Expected {key} as {in_words(kind)}, got {shown(value)}.{meant}"
+
+
+def choices(kind: Any) -> list[str]:
+    """Return the texts that a `Literal` lists; none for other types."""
+    literals = (k for k in alternatives(kind) if typing.get_origin(k) is Literal)
+    return [c for k in literals for c in typing.get_args(k) if isinstance(c, str)]
+
+
+def in_words(kind: Any) -> str:
+    """Return a type in words, without None.
+
+    >>> in_words(int | None), in_words(tuple[str, ...])
+    ('a whole number', 'a list of texts')
+    """
+    kept = [k for k in alternatives(kind) if k not in (None, type(None))]
+    return " or ".join(dict.fromkeys(map(_in_words, kept)))
+
+
+def _in_words(kind: Any) -> str:
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if kind in _WORDS:
+        return _WORDS[kind]
+    if origin is Literal:
+        return " or ".join(json.dumps(choice) for choice in args)
+    if _is_path(kind):
+        return "a path"
+    if origin in (tuple, list, Sequence):
+        return f"a list of {_plural(args[0])}"
+    if origin in (dict, Mapping) or kind in (dict, Mapping):
+        return "a table of texts" if args[1:] == (str,) else "a table"
+    return str(getattr(kind, "__name__", kind))
+
+
+def _plural(kind: Any) -> str:
+    plurals = {str: "texts", int: "whole numbers", float: "numbers"}
+    return plurals.get(kind, f"which each is {in_words(kind)}")
+
+
+def shown(value: object) -> str:
+    """Return a value as TOML or JSON writes it, with its type in words.
+
+    >>> shown("5"), shown(5), shown(True)
+    ('"5" (text)', '5 (a number)', 'true')
+    """
+    if isinstance(value, str):
+        return f"{_cut(value)} (text)"
+    if isinstance(value, bool) or value is None:
+        return json.dumps(value)
+    if isinstance(value, int | float):
+        return f"{value} (a number)"
+    if isinstance(value, list | tuple):
+        return f"{_cut(value)} (a list)"
+    return f"{_cut(value)} (a table)" if isinstance(value, Mapping) else repr(value)
+
+
+def _cut(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"
