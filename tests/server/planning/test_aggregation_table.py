@@ -57,7 +57,7 @@ def test_settings_reach_the_rule():
         ({"aggregation": {"name": "median", "f": 1}}, "Unknown setting 'aggregation.f' of median"),
         ({"aggregation": {"name": "krum", "num_byzantine": 5}}, "quorum >= 13 .* krum"),
         ({"aggregation": {"name": "median"}, "weighting": "examples"}, "uniform .* median"),
-        ({"aggregation": {"name": "fltrust", "trusted": 1}}, "trusted to be a client's name"),
+        ({"aggregation": {"name": "fltrust", "trusted": 1}}, "trusted of fltrust as text"),
     ],
 )
 def test_what_cannot_work_is_refused(settings, message):

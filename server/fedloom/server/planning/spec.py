@@ -131,19 +131,17 @@ class RunSpec:
             self.run_config()
             self.exponent()
             self._check_local_noise()
-        except TypeError as error:
-            raise UsageError(
-                f"Expected every setting as a value of its kind, got: {str(error).rstrip('.')}."
-            ) from None
-        except (ValueError, privacy.MissingAccountant) as error:
+        except (ValueError, TypeError, privacy.MissingAccountant) as error:
             raise UsageError(str(error)) from None
 
     def build_strategy(self) -> Strategy:
         """The strategy, with its client rule and its aggregation."""
-        rule = registry.client_rule(*named(self.rule, "rule"))
-        aggregation = registry.aggregation(*named(self.aggregation, "aggregation"))
+        rule = registry.client_rule(*named(self.rule, "rule"), table="rule")
+        aggregation = registry.aggregation(
+            *named(self.aggregation, "aggregation"), table="aggregation"
+        )
         strategy = registry.strategy(
-            *named(self.strategy, "strategy"), rule=rule, aggregation=aggregation
+            *named(self.strategy, "strategy"), rule=rule, aggregation=aggregation, table="strategy"
         )
         scheme, broadcast = self.build_compression(), self.build_broadcast()
         cohort = self._round_config()
@@ -241,7 +239,7 @@ class RunSpec:
 
     def build_selection(self) -> Selection:
         """The policy that draws cohorts."""
-        return registry.selection(*named(self.selection, "selection"))
+        return registry.selection(*named(self.selection, "selection"), table="selection")
 
     def select(
         self,
