@@ -1,14 +1,20 @@
 """Federated learning on a device: write a `Client`, then `run` it.
 
-    from fedloom.client import Client, run
+    >>> import numpy as np
+    >>> from fedloom.client import Client
+    >>> class Mean(Client):
+    ...     data = np.array([1.0, 2.0, 6.0], np.float32)
+    ...     def train(self, params, task):
+    ...         step = np.float32(task.settings.learning_rate) * (self.data.mean() - params["mean"])
+    ...         return {"mean": params["mean"] + step}, len(self.data), {}
+    >>> from fedloom.client.testing import rounds
+    >>> run = {"train": {"epochs": 1, "learning_rate": 1.0}}
+    >>> rounds(Mean(), {"mean": np.zeros(1, np.float32)}, run=run).params["mean"]
+    array([3.], dtype=float32)
 
-    class Digits(Client):
-        def train(self, params, task): ...      # returns params, num_examples, metrics
-        def evaluate(self, params, task): ...   # returns num_examples, metrics
-
-    run(Digits(), config="client.toml")
-
-`fedloom.client.torch` makes one from a PyTorch module. `save_file` and `load_file` write and read
+`run(Mean(), config="client.toml")` attends a server and trains whenever the server asks.
+`fedloom.client.torch` makes a client of a PyTorch module, `fedloom.client.numpy` of a gradient in
+numpy, `fedloom.client.sklearn` of a linear model. `save_file` and `load_file` write and read
 models. This package needs neither torch nor any library of the server.
 """
 
