@@ -72,7 +72,7 @@ def happy(clients: int, *, ready_made: bool) -> Measured:
         for name in names:
             round_.handle(UpdateAccepted(name), 1.0)
     seconds = process_time() - begin
-    assert round_.accepted == clients
+    assert round_.cohort.accepted == clients
     return 2 * clients, seconds
 
 
@@ -84,7 +84,7 @@ def gather(clients: int) -> Measured:
     for name in names:
         round_.handle(Attended(name), 0.0)
     seconds = process_time() - begin
-    assert len(round_.phases) == clients
+    assert len(round_.cohort.phases) == clients
     return clients, seconds
 
 
@@ -107,12 +107,12 @@ def replacing(clients: int) -> Measured:
     names = [f"client-{number:07}" for number in range(clients)]
     round_ = a_round(clients // 2, names)
     round_.handle(Wake(), 0.0)
-    cohort = list(round_.phases)
+    cohort = list(round_.cohort.phases)
     begin = process_time()
     for name in cohort:
         round_.handle(ClientFailed(name), 1.0)
     seconds = process_time() - begin
-    assert len(round_.phases) == 2 * (clients // 2)
+    assert len(round_.cohort.phases) == 2 * (clients // 2)
     return len(cohort), seconds
 
 

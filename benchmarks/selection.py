@@ -3,7 +3,7 @@
     python benchmarks/selection.py [--candidates 100000] [--cohort 1300] [--repeats 7]
 
 Ten thousand of the candidates took part in each of five rounds, so that policies have something to
-go by. `draw` is the bench that a round keeps of idle clients and its first draw; `replacement` the
+go by. `draw` is the pool that a round keeps of idle clients and its first draw; `replacement` the
 first place that is filled afterwards, which draws for an eighth of those who wait, so that the next
 thousands cost nothing. CPU milliseconds on one core, the best of the repeats. The table goes to the
 terminal and the same figures to out/selection.json.
@@ -20,7 +20,7 @@ from time import process_time
 import numpy as np
 
 from fedloom.server.engine import select_by
-from fedloom.server.engine.selection import Bench
+from fedloom.server.engine.selection import CandidatePool
 from fedloom.simulation.data.population import numbered
 from fedloom.strategies import SELECTIONS, registry
 from fedloom.strategies.selection import History, Observation
@@ -74,10 +74,10 @@ def main() -> None:
         policy = registry.selection(name, SETTINGS.get(name))
         select = select_by(policy, 1, 6, history, 60.0)
 
-        def draw(select=select) -> Bench:
-            bench = Bench(select, idle)
-            bench.take(arguments.cohort)
-            return bench
+        def draw(select=select) -> CandidatePool:
+            pool = CandidatePool(select, idle)
+            pool.take(arguments.cohort)
+            return pool
 
         first_ms = best_ms(draw, arguments.repeats)
         both_ms = best_ms(lambda draw=draw: draw().pop(), arguments.repeats)

@@ -25,6 +25,7 @@ from fedloom.server.engine import (
     Disband,
     ExtendDeadline,
     Left,
+    MemberSnapshot,
     NextBuffer,
     Offer,
     OfferAccepted,
@@ -36,7 +37,6 @@ from fedloom.server.engine import (
     Recruited,
     Resume,
     RoundState,
-    Standing,
     UpdateAccepted,
     UpdateRefused,
     Verdict,
@@ -77,7 +77,7 @@ def commit(buffer, now, **changes):
 
 def at_work(buffer):
     """Origins by client of those that are at work."""
-    return {c: buffer.origin(c) for c, p in buffer.phases.items() if p in AT_WORK}
+    return {c: buffer.origin(c) for c, p in buffer.cohort.phases.items() if p in AT_WORK}
 
 
 # ---- who is asked, and where it counts -----------------------------------------------------------
@@ -100,7 +100,7 @@ def test_work_goes_on_over_a_commit_and_counts_in_the_next_buffer():
     assert at_work(buffer) == {"c": 1, "d": 1, "e": 2}
     buffer.handle(UpdateAccepted("c"), 4.0)
     assert buffer.number - buffer.origin("c") == 1
-    assert buffer.accepted == 1
+    assert buffer.cohort.accepted == 1
 
 
 def test_with_constant_speeds_the_staleness_is_known_by_hand():
@@ -128,7 +128,7 @@ def test_a_client_counts_once_in_a_buffer_and_is_asked_once_for_a_model():
     assert buffer.handle(UpdateAccepted("a"), 1.0) == []
     assert buffer.handle(UpdateAccepted("a"), 1.0) == []
     assert buffer.handle(Attended("a"), 1.0) == []
-    assert buffer.accepted == 1
+    assert buffer.cohort.accepted == 1
     assert at_work(buffer) == {"b": 1, "c": 1}
     buffer.handle(UpdateAccepted("b"), 2.0)
     assert commit(buffer, 2.0) == [Opened(("a",)), Offer("a", origin=2)]
@@ -237,9 +237,9 @@ def test_each_buffer_has_its_own_deadline():
     buffer = opened("abcd", goal=1)
     buffer.handle(UpdateAccepted("a"), 60.0)
     commit(buffer, 61.0)
-    assert buffer.deadline_left_s(61.0) == 100.0
+    assert buffer.clock.deadline_left_s(61.0) == 100.0
     buffer.handle(ExtendDeadline(5.0), 62.0)
-    assert buffer.deadline_left_s(62.0) == 104.0
+    assert buffer.clock.deadline_left_s(62.0) == 104.0
 
 
 def test_a_pause_holds_a_buffer_and_its_updates_count():
@@ -363,7 +363,7 @@ def test_the_buffer_table_is_total():
 def test_a_buffer_does_what_its_table_says(state, event):
     """What is ignored or refused changes nothing, and nothing else raises."""
     buffer = buffer_in(state)
-    before = (buffer.state, dict(buffer.phases), buffer.number)
+    before = (buffer.state, dict(buffer.cohort.phases), buffer.number)
     entry = Buffer.TABLE[state][type(event)]
     if entry is REFUSE:
         with pytest.raises(OperatorRefused, match=state):
@@ -377,7 +377,7 @@ def test_a_buffer_does_what_its_table_says(state, event):
         if not isinstance(entry, Verdict):
             return
         assert effects == []
-    assert (buffer.state, dict(buffer.phases), buffer.number) == before
+    assert (buffer.state, dict(buffer.cohort.phases), buffer.number) == before
 
 
 # ---- properties ----------------------------------------------------------------------------------
@@ -416,28 +416,28 @@ class Witness:
     def feed(self, event):
         """Let the event happen, and check what came of it."""
         buffer, before = self.buffer, at_work(self.buffer)
-        accepted, number = buffer.accepted, buffer.number
+        accepted, number = buffer.cohort.accepted, buffer.number
         try:
             effects = buffer.handle(event, self.now)
         except OperatorRefused:
             assert isinstance(event, OPERATOR)
             return
-        if isinstance(event, UpdateAccepted) and buffer.accepted > accepted:
+        if isinstance(event, UpdateAccepted) and buffer.cohort.accepted > accepted:
             assert (event.client, number) not in self.counted
             self.counted.add((event.client, number))
         for effect in effects:
             self.note(effect, before)
         config = buffer.config
         working = at_work(buffer)
-        lost = sum(phase is Phase.LOST for phase in buffer.phases.values())
+        lost = sum(phase is Phase.LOST for phase in buffer.cohort.phases.values())
         assert all(buffer.number - origin <= config.max_staleness for origin in working.values())
         if any(isinstance(effect, Recruited) for effect in effects):
             assert len(working) <= config.concurrency
-        if buffer.state is RoundState.REPORTING and not buffer.paused:
-            assert buffer.accepted < config.goal
-            assert len(working) >= config.concurrency or not buffer.available
-            assert working or lost or buffer.accepted < config.quorum
-        if buffer.state is not RoundState.REPORTING or buffer.paused:
+        if buffer.state is RoundState.REPORTING and not buffer.clock.paused:
+            assert buffer.cohort.accepted < config.goal
+            assert len(working) >= config.concurrency or not buffer.candidates
+            assert working or lost or buffer.cohort.accepted < config.quorum
+        if buffer.state is not RoundState.REPORTING or buffer.clock.paused:
             assert buffer.wake_at is None or self.now == 0.0
 
     def note(self, effect, before):
@@ -484,8 +484,8 @@ def test_a_buffer_built_anew_goes_on_like_the_one_it_stands_for(seed):
         witness.step()
     if old.state is not RoundState.COMMITTED:
         return
-    members = old.standing(witness.now)
-    idle = set(old._bench) | set(old._resting)
+    members = old.snapshot(witness.now)
+    idle = set(old.candidates) | set(old._resting)
     new = Buffer.rebuild(
         knobs, number=old.number, select=first, state=old.state, members=members,
         now=witness.now, available=idle,
@@ -500,16 +500,16 @@ def test_a_buffer_built_anew_goes_on_like_the_one_it_stands_for(seed):
 def test_a_restart_goes_on_where_the_ledger_says():
     """Those at work are waited for anew, what was accepted counts, and the goal closes at once."""
     members = {
-        "a": Standing(3, Phase.OFFERED, 10.0),
-        "b": Standing(5, Phase.REPORTED),
-        "c": Standing(4, Phase.REPORTED),
-        "d": Standing(5, Phase.FAILED),
+        "a": MemberSnapshot(3, Phase.OFFERED, 10.0),
+        "b": MemberSnapshot(5, Phase.REPORTED),
+        "c": MemberSnapshot(4, Phase.REPORTED),
+        "d": MemberSnapshot(5, Phase.FAILED),
     }
     buffer = Buffer.rebuild(
         config(), number=5, select=first, state=RoundState.REPORTING, members=members,
         deadline_left_s=50.0, now=1000.0, available="bdx",
     )  # fmt: skip
-    assert buffer.accepted == 2
+    assert buffer.cohort.accepted == 2
     assert buffer.handle(Wake(), 1000.0) == [Close()]
     assert commit(buffer, 1001.0) == [
         Opened(("b", "d")), Offer("b", origin=6), Offer("d", origin=6),

@@ -51,7 +51,7 @@ def opened(available="abc", **changes):
     round_ = Round(config(**changes), select=first, now=0.0, available=available)
     effects = round_.handle(Wake(), 0.0)
     assert round_.state is RoundState.REPORTING
-    assert effects[0] == Opened(tuple(round_.phases))
+    assert effects[0] == Opened(tuple(round_.cohort.phases))
     return round_
 
 
@@ -111,8 +111,8 @@ def test_over_selection_takes_what_is_available(available, chosen):
         config(over_selection=1.5), select=first, now=0.0, available="abcdefghi"[:available]
     )
     round_.handle(Wake(), 0.0)
-    assert len(round_.phases) == chosen
-    assert round_.available == available - chosen
+    assert len(round_.cohort.phases) == chosen
+    assert len(round_.candidates) == available - chosen
 
 
 # ---- reporting -------------------------------------------------------------------------------
@@ -135,14 +135,14 @@ def test_an_update_counts_once():
     round_ = opened()
     for _ in range(5):
         assert round_.handle(UpdateAccepted("a"), 1.0) == []
-    assert round_.accepted == 1
+    assert round_.cohort.accepted == 1
 
 
 def test_a_strangers_update_does_not_count():
     """The engine does not count what is not of the cohort."""
     round_ = opened("abcd")
     assert round_.handle(UpdateAccepted("d"), 1.0) == []
-    assert round_.accepted == 0
+    assert round_.cohort.accepted == 0
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_a_member_that_is_out_is_replaced(event, phase):
     """An idle client takes the place; the one that is out is not asked again."""
     round_ = opened("abcd")
     assert round_.handle(event, 1.0) == [Recruited("d"), Offer("d")]
-    assert round_.phases["a"] is phase
+    assert round_.cohort.phases["a"] is phase
     assert round_.handle(event, 1.0) == []
     assert round_.handle(Attended("a"), 2.0) == []
 
@@ -177,7 +177,7 @@ def test_a_lost_member_is_replaced_when_patience_runs_out():
     assert round_.wake_at == 15.0
     assert round_.handle(Wake(), 14.9) == []
     assert round_.handle(Wake(), 15.0) == [Recruited("d"), Offer("d")]
-    assert round_.phases["a"] is Phase.LOST
+    assert round_.cohort.phases["a"] is Phase.LOST
     assert round_.wake_at == 100.0
 
 
@@ -188,7 +188,7 @@ def test_a_member_that_returns_in_time_is_offered_its_task_again():
     round_.handle(Left("a"), 5.0)
     assert round_.handle(Attended("a"), 14.0) == [Offer("a", again=True)]
     assert round_.handle(Wake(), 15.0) == []
-    assert round_.phases["a"] is Phase.OFFERED
+    assert round_.cohort.phases["a"] is Phase.OFFERED
 
 
 def test_patience_starts_anew_with_each_absence():
@@ -214,7 +214,7 @@ def test_a_member_that_failed_while_out_of_contact_is_not_lost_later():
     round_.handle(Left("a"), 0.0)
     assert round_.handle(ClientFailed("a"), 1.0) == [Recruited("d"), Offer("d")]
     assert round_.handle(Wake(), 10.0) == []
-    assert round_.phases["a"] is Phase.FAILED
+    assert round_.cohort.phases["a"] is Phase.FAILED
 
 
 def test_overdue_patience_acts_on_any_event():
@@ -258,7 +258,7 @@ def test_an_update_from_a_member_out_of_contact_counts():
     round_.handle(Left("a"), 1.0)
     round_.handle(UpdateAccepted("a"), 2.0)
     assert round_.wake_at == 100.0
-    assert round_.accepted == 1
+    assert round_.cohort.accepted == 1
 
 
 def test_a_round_closes_when_nobody_is_left_to_wait_for():
@@ -341,7 +341,7 @@ def test_an_update_in_flight_at_close_still_counts():
     round_.handle(CloseNow(), 1.0)
     for _ in range(2):
         assert round_.handle(UpdateAccepted("b"), 1.0) == []
-    assert round_.accepted == 2
+    assert round_.cohort.accepted == 2
 
 
 @pytest.mark.parametrize("end", [Committed(), CommitFailed("the strategy raised")])
@@ -363,7 +363,7 @@ def test_a_commit_that_fails_abandons_the_round():
     round_.handle(UpdateAccepted("a"), 1.0)
     round_.handle(CloseNow(), 1.0)
     assert round_.handle(CommitFailed("no disk"), 2.0) == [Abandon("no disk")]
-    assert (round_.is_over, round_.reason) == (True, "no disk")
+    assert (round_.state.is_over, round_.reason) == (True, "no disk")
 
 
 # ---- the operator ----------------------------------------------------------------------------
@@ -374,12 +374,12 @@ def test_a_pause_moves_the_deadline_and_patience():
     round_ = opened("abcd")
     round_.handle(Left("a"), 5.0)
     round_.handle(Pause(), 10.0)
-    assert (round_.paused, round_.wake_at) == (True, None)
-    assert round_.deadline_left_s(30.0) == 90.0
+    assert (round_.clock.paused, round_.wake_at) == (True, None)
+    assert round_.clock.deadline_left_s(30.0) == 90.0
     assert round_.handle(Wake(), 40.0) == []
     assert round_.handle(Resume(), 50.0) == []
     assert round_.wake_at == 55.0
-    assert round_.deadline_left_s(50.0) == 90.0
+    assert round_.clock.deadline_left_s(50.0) == 90.0
     assert round_.handle(Wake(), 55.0) == [Recruited("d"), Offer("d")]
     assert round_.wake_at == 140.0
 
@@ -456,7 +456,7 @@ def test_close_now_works_in_a_pause():
     round_.handle(UpdateAccepted("a"), 1.0)
     round_.handle(Pause(), 2.0)
     assert round_.handle(CloseNow(), 3.0)[0] == Close()
-    assert not round_.paused
+    assert not round_.clock.paused
 
 
 def test_the_deadline_can_be_extended():
@@ -491,7 +491,7 @@ def test_a_restored_round_waits_for_its_members_to_return():
     assert round_.wake_at == 1010.0
     assert round_.handle(Attended("b"), 1002.0) == [Offer("b", again=True)]
     assert round_.handle(Wake(), 1010.0) == [Recruited("d"), Offer("d")]
-    assert round_.phases["c"] is Phase.LOST
+    assert round_.cohort.phases["c"] is Phase.LOST
     assert round_.wake_at == 1050.0
 
 
@@ -523,7 +523,7 @@ def test_a_round_restored_while_closing_asks_for_its_commit_once_more():
 def test_a_round_restored_in_a_pause_stays_paused():
     """Its clock starts when the operator says so."""
     round_ = restored(accepted={"a", "b", "c"}, paused=True)
-    assert (round_.wake_at, round_.deadline_left_s(2000.0)) == (None, 50.0)
+    assert (round_.wake_at, round_.clock.deadline_left_s(2000.0)) == (None, 50.0)
     assert round_.handle(Wake(), 1500.0) == []
     assert round_.handle(Resume(), 2000.0) == [Close()]
 
@@ -532,7 +532,7 @@ def test_what_is_durable_outweighs_the_stored_phase():
     """An update in the ledger counts; one that is not there does not."""
     phases = {"a": Phase.REPORTED, "b": Phase.OFFERED, "c": Phase.DECLINED, "d": Phase.LOST}
     round_ = restored(cohort=phases, accepted={"b"})
-    assert dict(round_.phases) == phases | {"a": Phase.OFFERED, "b": Phase.REPORTED}
+    assert dict(round_.cohort.phases) == phases | {"a": Phase.OFFERED, "b": Phase.REPORTED}
 
 
 def test_a_restored_round_has_as_many_places_as_before():
@@ -564,7 +564,7 @@ def test_counts_name_every_phase():
     round_ = opened("abcd")
     for event in (OfferAccepted("a"), UpdateAccepted("b"), ClientFailed("c")):
         round_.handle(event, 1.0)
-    counts = round_.counts()
+    counts = round_.cohort.counts()
     assert set(counts) == set(Phase)
     expected = {Phase.TRAINING: 1, Phase.REPORTED: 1, Phase.FAILED: 1, Phase.OFFERED: 1}
     assert {phase: count for phase, count in counts.items() if count} == expected
@@ -573,11 +573,11 @@ def test_counts_name_every_phase():
 def test_the_views_are_read_only():
     """The page cannot change the round."""
     with pytest.raises(TypeError):
-        opened().phases["a"] = Phase.LOST
+        opened().cohort.phases["a"] = Phase.LOST
 
 
 def test_there_is_no_deadline_before_the_round_opens():
     """None, not infinity, reaches the page."""
-    assert Round(config(), select=first, now=0.0).deadline_left_s(5.0) is None
-    assert opened().deadline_left_s(1.0) == 99.0
-    assert opened().deadline_left_s(101.0) == 0.0
+    assert Round(config(), select=first, now=0.0).clock.deadline_left_s(5.0) is None
+    assert opened().clock.deadline_left_s(1.0) == 99.0
+    assert opened().clock.deadline_left_s(101.0) == 0.0

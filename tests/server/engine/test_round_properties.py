@@ -62,10 +62,10 @@ class Witness:
     def __init__(self, round_, now):
         self.round = round_
         self.now = now
-        self.cohort = set(round_.phases)
-        self.offered = set(round_.phases)  # first offers seen, or sent before a restart
-        self.reported = {c for c, phase in round_.phases.items() if phase is Phase.REPORTED}
-        self.out = {c for c, phase in round_.phases.items() if phase not in UNFINISHED}
+        self.cohort = set(round_.cohort.phases)
+        self.offered = set(round_.cohort.phases)  # first offers seen, or sent before a restart
+        self.reported = {c for c, phase in round_.cohort.phases.items() if phase is Phase.REPORTED}
+        self.out = {c for c, phase in round_.cohort.phases.items() if phase not in UNFINISHED}
         self.closed = 0
         self.abandoned = 0
         self.reopened = round_.state is RoundState.CLOSING
@@ -98,7 +98,12 @@ class Witness:
             self.closed = 1  # its shell found the commit done, and need not be asked again
 
     def _snapshot(self):
-        return (self.round.state, dict(self.round.phases), self.round.accepted, self.round.paused)
+        return (
+            self.round.state,
+            dict(self.round.cohort.phases),
+            self.round.cohort.accepted,
+            self.round.clock.paused,
+        )
 
     def _reachable(self, state):
         # One event may open a round and, long overdue, end it as well.
@@ -151,25 +156,29 @@ class Witness:
 
     def _check_standing(self):
         round_, config = self.round, self.round.config
-        assert set(round_.phases) == self.cohort == self.offered
-        assert round_.accepted == len(self.reported) == round_.counts()[Phase.REPORTED]
-        assert sum(round_.counts().values()) == len(self.cohort)
-        assert {c for c, phase in round_.phases.items() if phase not in UNFINISHED} == self.out
+        assert set(round_.cohort.phases) == self.cohort == self.offered
+        assert (
+            round_.cohort.accepted == len(self.reported) == round_.cohort.counts()[Phase.REPORTED]
+        )
+        assert sum(round_.cohort.counts().values()) == len(self.cohort)
+        assert {
+            c for c, phase in round_.cohort.phases.items() if phase not in UNFINISHED
+        } == self.out
         assert self.closed <= 1
         assert self.closed == (round_.state in (RoundState.CLOSING, RoundState.COMMITTED)) or (
             round_.state is RoundState.ABANDONED
         )
         assert self.abandoned == (round_.state is RoundState.ABANDONED)
-        ticking = round_.state is RoundState.REPORTING and not round_.paused
+        ticking = round_.state is RoundState.REPORTING and not round_.clock.paused
         assert (round_.wake_at is not None) == ticking
         assert round_.wake_at is None or round_.wake_at > self.now
         if ticking:
-            at_work = sum(round_.counts()[phase] for phase in AT_WORK)
-            assert round_.accepted < config.goal
-            assert at_work or round_.accepted < config.quorum
-            assert not round_.available or round_.accepted + at_work >= config.goal
-        if round_.state is RoundState.SELECTING and not round_.paused:
-            assert round_.available < config.goal
+            at_work = sum(round_.cohort.counts()[phase] for phase in AT_WORK)
+            assert round_.cohort.accepted < config.goal
+            assert at_work or round_.cohort.accepted < config.quorum
+            assert not round_.candidates or round_.cohort.accepted + at_work >= config.goal
+        if round_.state is RoundState.SELECTING and not round_.clock.paused:
+            assert len(round_.candidates) < config.goal
         for client in CLIENTS:
             if client not in self.cohort:
                 assert round_.refusal_for(client) is Code.NOT_IN_COHORT
@@ -262,7 +271,7 @@ def test_a_round_keeps_its_invariants(data, start, steps):
     for event, after_s in steps:
         witness.feed(event, after_s)
     witness.run_out()
-    assert witness.round.paused or witness.round.state is not RoundState.REPORTING
+    assert witness.round.clock.paused or witness.round.state is not RoundState.REPORTING
 
 
 KINDS = (Attended, Left, OfferAccepted, UpdateAccepted, *OUT)
@@ -309,28 +318,28 @@ def test_a_restart_loses_nothing(config, start, steps, seed):
     old = witness.round
     if old.state not in (RoundState.REPORTING, RoundState.CLOSING):
         return
-    left = old.deadline_left_s(witness.now)
+    left = old.clock.deadline_left_s(witness.now)
     new = Round.restore(
         config,
         select=uniform(seed, 1),
         state=old.state,
-        cohort=old.phases,
-        accepted={c for c, phase in old.phases.items() if phase is Phase.REPORTED},
+        cohort=old.cohort.phases,
+        accepted={c for c, phase in old.cohort.phases.items() if phase is Phase.REPORTED},
         deadline_left_s=left,
         now=0.0,
-        paused=old.paused,
+        paused=old.clock.paused,
     )
-    assert (new.state, new.accepted, dict(new.phases)) == (
+    assert (new.state, new.cohort.accepted, dict(new.cohort.phases)) == (
         old.state,
-        old.accepted,
-        dict(old.phases),
+        old.cohort.accepted,
+        dict(old.cohort.phases),
     )
-    assert (new.paused, new.deadline_left_s(0.0)) == (old.paused, left)
+    assert (new.clock.paused, new.clock.deadline_left_s(0.0)) == (old.clock.paused, left)
     again = Witness(new, 0.0)
     again.closed = 0
     again.feed(Wake())
     again.run_out()
-    assert new.paused or new.state is not RoundState.REPORTING
+    assert new.clock.paused or new.state is not RoundState.REPORTING
 
 
 @settings(max_examples=150, deadline=None)
@@ -355,7 +364,7 @@ def test_a_pause_only_shifts_time(config, steps, pause_s):
             now += round(after_s)  # whole seconds, so that a shift by the pause rounds nothing
             if place == half:
                 effects += round_.handle(Wake(), now)
-            if place == half and pause_s and round_.is_open:
+            if place == half and pause_s and round_.state.is_open:
                 effects += round_.handle(Pause(), now)
                 now += pause_s
                 effects += round_.handle(Resume(), now)
@@ -363,6 +372,6 @@ def test_a_pause_only_shifts_time(config, steps, pause_s):
                 effects += round_.handle(event, now)
             except OperatorRefused:
                 effects.append("refused")
-        return effects, round_.state, dict(round_.phases)
+        return effects, round_.state, dict(round_.cohort.phases)
 
     assert play(pause_s) == play(0.0)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedloom.server.engine import ClientFailed, Round, RoundConfig, Wake, select_by, uniform
-from fedloom.server.engine.selection import Bench
+from fedloom.server.engine.selection import CandidatePool
 from fedloom.strategies import SELECTIONS, registry
 from fedloom.strategies.selection import History, Observation
 
@@ -33,9 +33,9 @@ def test_the_order_of_attendance_does_not_matter(arrivals, seed):
         config = RoundConfig(goal=3, quorum=1)
         round_ = Round(config, select=uniform(seed, 4), now=0.0, available=available)
         round_.handle(Wake(), 0.0)
-        for client in list(round_.phases):
+        for client in list(round_.cohort.phases):
             round_.handle(ClientFailed(client), 1.0)
-        return list(round_.phases)
+        return list(round_.cohort.phases)
 
     assert play(arrivals) == play(NAMES)
 
@@ -63,12 +63,12 @@ def test_every_policy_over_selects_and_replaces(name, arrivals, seed):
         select = select_by(policy, seed, 3, told(), config.deadline_s)
         round_ = Round(config, select=select, now=0.0, available=available)
         round_.handle(Wake(), 0.0)
-        asked = list(round_.phases)
+        asked = list(round_.cohort.phases)
         assert len(asked) == 5
         for client in asked:
             round_.handle(ClientFailed(client), 1.0)
-        while set(asked) != set(round_.phases):
-            new = [client for client in round_.phases if client not in asked]
+        while set(asked) != set(round_.cohort.phases):
+            new = [client for client in round_.cohort.phases if client not in asked]
             asked += new
             for client in new:
                 round_.handle(ClientFailed(client), 1.0)
@@ -108,40 +108,40 @@ def test_replacements_are_drawn_apart_from_the_cohort():
     """Those left over are not ordered by the numbers that left them over: each may come next."""
     following = Counter()
     for number in range(3000):
-        bench = Bench(uniform(3, number), NAMES[:4])
-        bench.take(1)
-        following[bench.pop()] += 1
+        pool = CandidatePool(uniform(3, number), NAMES[:4])
+        pool.take(1)
+        following[pool.pop()] += 1
     assert all(abs(n - 750) < 5 * (3000 * 3 / 16) ** 0.5 for n in following.values())
 
 
 def test_the_bench_forgets_those_who_left_and_knows_those_who_returned():
     """Those whose place was drawn already included: a place goes to somebody idle, once."""
     for left_over in range(3):
-        bench = Bench(uniform(0, 0), map(str, range(24)))
-        places = [bench.pop()]
-        gone, back = bench._drawn[1:3]  # drawn, and waiting for a free place
-        bench.discard(gone)
-        bench.discard(back)
-        bench.add(back)
-        bench.add("newcomer")
-        assert len(bench) == 23
-        places += [bench.pop() for _ in range(23 - left_over)]
+        pool = CandidatePool(uniform(0, 0), map(str, range(24)))
+        places = [pool.pop()]
+        gone, back = pool._drawn[1:3]  # drawn, and waiting for a free place
+        pool.discard(gone)
+        pool.discard(back)
+        pool.add(back)
+        pool.add("newcomer")
+        assert len(pool) == 23
+        places += [pool.pop() for _ in range(23 - left_over)]
         assert gone not in places
         assert len(set(places)) == len(places)
-        assert len(bench) == left_over
-    assert {bench.pop(), bench.pop()} | set(places) >= {back, "newcomer"}
-    assert bench.pop() is None
+        assert len(pool) == left_over
+    assert {pool.pop(), pool.pop()} | set(places) >= {back, "newcomer"}
+    assert pool.pop() is None
 
 
 def test_a_client_that_comes_and_goes_costs_nothing():
     """A hundred thousand flaps leave nothing behind."""
-    bench = Bench(uniform(0, 0), "ab")
-    bench.pop()
+    pool = CandidatePool(uniform(0, 0), "ab")
+    pool.pop()
     for _ in range(100_000):
-        bench.add("z")
-        bench.discard("z")
-    assert len(bench) == 1
-    assert len(bench._drawn) <= 1
+        pool.add("z")
+        pool.discard("z")
+    assert len(pool) == 1
+    assert len(pool._drawn) <= 1
 
 
 @pytest.mark.parametrize(
@@ -149,9 +149,9 @@ def test_a_client_that_comes_and_goes_costs_nothing():
 )
 def test_a_selection_that_breaks_its_promise_is_named(wrong):
     """A cohort with strangers or repeats would break every invariant of the round."""
-    bench = Bench(wrong, "abc")
+    pool = CandidatePool(wrong, "abc")
     with pytest.raises(ValueError, match="Expected 2 different candidates"):
-        bench.take(2)
-    bench = Bench(wrong, [*"abcdefghi"])
+        pool.take(2)
+    pool = CandidatePool(wrong, [*"abcdefghi"])
     with pytest.raises(ValueError, match="Expected 2 different candidates"):
-        bench.pop()
+        pool.pop()

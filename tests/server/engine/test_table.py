@@ -128,7 +128,7 @@ def test_only_operators_are_refused():
 def test_a_round_does_what_its_table_says(state, event):
     """An ignored event changes nothing, a refused one raises, and no other pair fails."""
     round_ = round_in(state)
-    before = (round_.state, dict(round_.phases), round_.accepted, round_.wake_at)
+    before = (round_.state, dict(round_.cohort.phases), round_.cohort.accepted, round_.wake_at)
     entry = Round.TABLE[state][type(event)]
     if entry is REFUSE:
         with pytest.raises(OperatorRefused, match=state):
@@ -143,7 +143,7 @@ def test_a_round_does_what_its_table_says(state, event):
             return
         assert effects == []
     fresh = state is RoundState.SELECTING  # the first event of all clears its wake_at of "now"
-    after = (round_.state, dict(round_.phases), round_.accepted, round_.wake_at)
+    after = (round_.state, dict(round_.cohort.phases), round_.cohort.accepted, round_.wake_at)
     assert after[:3] == before[:3]
     assert fresh or after[3] == before[3]
 

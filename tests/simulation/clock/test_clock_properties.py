@@ -210,10 +210,10 @@ def test_the_clock_decides_as_the_engine_fed_by_hand(config, table, seed, refuse
     except UsageError:  # so many are never there at once
         return
     witness = witnessed(config, table, seed, refused)
-    assert game.cohort == tuple(witness.round.phases)
+    assert game.cohort == tuple(witness.round.cohort.phases)
     assert list(zip(game.accepted, game.accepted_s, strict=True)) == witness.accepted
     assert game.end_s == witness.now
-    assert game.counts == witness.round.counts()
+    assert game.counts == witness.round.cohort.counts()
     assert game.reason == witness.round.reason
 
 

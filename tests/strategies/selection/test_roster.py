@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from fedloom.server.engine import ClientFailed, Left, Round, RoundConfig, Wake, uniform
 from fedloom.server.engine.events import Attended
-from fedloom.server.engine.selection import Bench, select_by
+from fedloom.server.engine.selection import CandidatePool, select_by
 from fedloom.strategies import SELECTIONS, registry
 from fedloom.strategies.selection import (
     Attendance,
@@ -68,11 +68,11 @@ def test_a_round_goes_the_same_way(policy, names, data):
         failed = 0
         for comes, name in moves:
             round_.handle(Attended(name) if comes else Left(name), 1.0)
-        while failed < len(round_.phases):
-            client = list(round_.phases)[failed]
+        while failed < len(round_.cohort.phases):
+            client = list(round_.cohort.phases)[failed]
             failed += 1
             round_.handle(ClientFailed(client), 1.0)
-        return list(round_.phases)
+        return list(round_.cohort.phases)
 
     assert play(Attendance(roster, _there(roster, here))) == play(sorted(here))
 
@@ -81,13 +81,13 @@ def test_a_bench_counts_who_is_there():
     """Whoever comes twice is there once, and whoever goes twice is gone."""
     roster = Roster("cab")
     there = _there(roster, "ab")
-    bench = Bench(uniform(0, 0), Attendance(roster, there))
-    bench.add("a")
-    bench.add("c")
-    assert (len(bench), list(bench)) == (3, ["a", "b", "c"])
-    bench.discard("a")
-    bench.discard("a")
-    assert (len(bench), list(bench)) == (2, ["b", "c"])
+    pool = CandidatePool(uniform(0, 0), Attendance(roster, there))
+    pool.add("a")
+    pool.add("c")
+    assert (len(pool), list(pool)) == (3, ["a", "b", "c"])
+    pool.discard("a")
+    pool.discard("a")
+    assert (len(pool), list(pool)) == (2, ["b", "c"])
     assert list(there) == [True, True, False], "what was given is not changed"
 
 
@@ -95,9 +95,9 @@ def test_a_bench_counts_who_is_there():
 def test_a_wrong_draw_from_a_roster_is_an_error(chosen):
     """Somebody twice, somebody who is not there, a stranger, or too few."""
     roster = Roster("abcd")
-    bench = Bench(lambda *_: chosen, Attendance(roster, _there(roster, "abc")))
+    pool = CandidatePool(lambda *_: chosen, Attendance(roster, _there(roster, "abc")))
     with pytest.raises(ValueError, match="Expected 2 different candidates"):
-        bench.take(2)
+        pool.take(2)
 
 
 @given(st.lists(st.integers(0, 5), min_size=1), st.integers(1, 8))

@@ -1,10 +1,10 @@
-"""The round engine: what decides, and nothing that touches the world.
+"""The round engine: pure state machines of rounds, buffers and runs.
 
-Events and their time go in, effects come out. The server's shell runs it on asyncio and the
-simulator's on a virtual clock; see docs/rounds.md for the machine it is.
+Events and their time go in, effects come out. The server drives them on asyncio, the simulator on
+a virtual clock; docs/rounds.md has their states and tables.
 """
 
-from .buffer import Buffer, Standing
+from .buffer import Buffer, MemberSnapshot
 from .cohort import Phase
 from .config import BufferConfig, RoundConfig, RunConfig
 from .effects import Abandon, Close, Offer, Opened, Recruited, RoundEffect, Withdraw
@@ -53,6 +53,7 @@ from .run import (
 )
 from .selection import Select, select_by, uniform
 from .states import IGNORE, REFUSE, RoundState, RunState, Verdict
+from .steps import RoundEngine
 
 __all__ = [
     "IGNORE",
@@ -75,6 +76,7 @@ __all__ = [
     "ExtendDeadline",
     "Finish",
     "Left",
+    "MemberSnapshot",
     "NextBuffer",
     "Offer",
     "OfferAccepted",
@@ -95,6 +97,7 @@ __all__ = [
     "RoundCommitted",
     "RoundConfig",
     "RoundEffect",
+    "RoundEngine",
     "RoundEvent",
     "RoundKind",
     "RoundState",
@@ -105,7 +108,6 @@ __all__ = [
     "RunProgress",
     "RunState",
     "Select",
-    "Standing",
     "Started",
     "Stop",
     "UpdateAccepted",

@@ -2,36 +2,36 @@
 
 Clients are kept at work, `concurrency` at a time, each on the model that was newest when it was
 asked. When `goal` updates have come, the buffer closes and its sum makes the next model; clients
-at work go on, and what they send counts in the buffer that is open when it arrives. One `Buffer`
-is all the buffers of a run, one after another: committed is where it waits for `NextBuffer`.
+at work continue, and their updates count in the buffer that is open when they arrive. One `Buffer`
+is all the buffers of a run, one after another: it waits for `NextBuffer` while it is committed.
 
 An update keeps the address of the round that its client was asked in, its origin. Only committed
-rounds lie between an origin and the round that is open, since a buffer that is abandoned ends
-everybody's work; so the staleness of an update, the models committed since its own, is the
-difference of the two numbers.
+rounds lie between an origin and the round that is open, since a buffer that is abandoned ends all
+work; so the staleness of an update, the models committed since its own, is the difference of the
+two numbers.
 
 Sources: Nguyen et al. 2022, "Federated Learning with Buffered Asynchronous Aggregation" (FedBuff),
 Algorithm 1; with a goal of 1 the schedule is that of Xie et al. 2019, "Asynchronous Federated
 Optimization" (FedAsync), Algorithm 1.
 
-Invariants: those of `Round`, and: nobody is asked while `concurrency` members are at work. A
-client is asked at most once for a model and counts at most once in a buffer, as in the paper.
-Nobody stays at work whose update would be staler than `max_staleness`. What a client does while a
-buffer is being committed is noted, and nobody is asked before the next model is there.
+Invariants: those of `Round`, and: no client is asked while `concurrency` members are at work. A
+client is asked at most once for a model and counts at most once in a buffer, as in the paper. No
+client stays at work whose update would be staler than `max_staleness`. What a client does while a
+buffer is being committed is noted, and no client is asked before the next model exists.
 """
-
-# ruff: noqa: SLF001 - a table names the methods of the class that it extends
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import inf
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 from fedloom.protocol.errors import Code
 
-from .cohort import Phase
+from . import steps
+from .clock import AT_ONCE, RoundClock
+from .cohort import Cohort, Phase
 from .config import BufferConfig
-from .effects import Offer, Opened, Recruited, RoundEffect, Withdraw
+from .effects import Offer, Opened, RoundEffect, Withdraw
 from .events import (
     Abort,
     Attended,
@@ -49,41 +49,55 @@ from .events import (
     OfferDeclined,
     Pause,
     Resume,
-    RoundEvent,
     UpdateAccepted,
     UpdateRefused,
     Wake,
 )
-from .round import _AT_ONCE, Round
-from .selection import Select
+from .selection import CandidatePool, Select
 from .states import IGNORE, REFUSE, RoundState, Verdict
-
-_OUT: Mapping[type[Any], Phase] = {
-    OfferDeclined: Phase.DECLINED,
-    ClientFailed: Phase.FAILED,
-    UpdateRefused: Phase.REFUSED,
-}
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """Where a member stands, for a buffer that is built anew.
+class MemberSnapshot:
+    """The state of a member, for a buffer that is rebuilt.
 
     Attributes:
         origin: the round that it was asked in.
         phase: as stored.
-        patience_s: seconds that it is still waited for; None while it is in contact.
+        grace_s: seconds that it is still waited for; None while it is in contact.
     """
 
     origin: int
     phase: Phase
-    patience_s: float | None = None
+    grace_s: float | None = None
 
 
-class Buffer(Round):
-    """The buffers of a run, one after another."""
+class Buffer:
+    """The buffers of a run, one after another; see `RoundEngine` for what its driver reads.
 
-    __slots__ = ("_knobs", "_last", "_origins", "_resting", "number")
+    Attributes:
+        config: the settings.
+        number: of the round that the buffer is.
+        last: the run wants no other buffer after this one.
+        state: of the round.
+        reason: why it was abandoned.
+        cohort: its members, those still at work for earlier rounds included.
+        candidates: idle clients outside the cohort.
+        clock: its deadline and its pause.
+    """
+
+    __slots__ = (
+        "_origins",
+        "_resting",
+        "candidates",
+        "clock",
+        "cohort",
+        "config",
+        "last",
+        "number",
+        "reason",
+        "state",
+    )
 
     def __init__(
         self,
@@ -98,17 +112,21 @@ class Buffer(Round):
         """Begin to select for the first buffer.
 
         Args:
-            config: the knobs.
+            config: the settings.
             number: of the round that the buffer is.
             select: draws who is asked in it.
             now: monotonic seconds.
             available: clients that are idle already.
             last: the run wants no other buffer after this one.
         """
-        Round.__init__(self, config, select=select, now=now, available=available)
+        self.config = config
         self.number = number
-        self._knobs = config
-        self._last = last
+        self.last = last
+        self.state = RoundState.SELECTING
+        self.reason = ""
+        self.candidates = CandidatePool(select, available)
+        self.cohort = Cohort()
+        self.clock = RoundClock(now)
         self._origins: dict[str, int] = {}
         self._resting: dict[str, None] = {}  # idle, but not to be asked again for this model
 
@@ -120,26 +138,26 @@ class Buffer(Round):
         number: int,
         select: Select,
         state: RoundState,
-        members: Mapping[str, Standing],
+        members: Mapping[str, MemberSnapshot],
         now: float,
         deadline_left_s: float = 0.0,
         available: Iterable[str] = (),
         paused: bool = False,
         last: bool = False,
     ) -> "Buffer":
-        """Go on from what was stored.
+        """Continue from what was stored.
 
-        The first `Wake` does what is due, as after `Round.restore`. After COMMITTED it is
-        `NextBuffer` that goes on.
+        The first `Wake` does what is due, as after `Round.restore`. After COMMITTED, `NextBuffer`
+        continues.
 
         Args:
-            config: the knobs.
+            config: the settings.
             number: of the round that is open, or was committed last.
             select: draws replacements.
             state: REPORTING, CLOSING or COMMITTED.
             members: those at work or lost, and those whose part in this buffer has ended.
             now: monotonic seconds.
-            deadline_left_s: seconds, as `deadline_left_s` gave them before.
+            deadline_left_s: seconds, as `RoundClock.deadline_left_s` gave them before.
             available: clients that are idle already.
             paused: whether the buffer stays paused.
             last: the run wants no other buffer after this one.
@@ -148,48 +166,61 @@ class Buffer(Round):
         idle = [client for client in here if client not in members]
         self = cls(config, number=number, select=select, now=now, available=idle, last=last)
         self.state = state
-        self._check_at = inf if state is RoundState.COMMITTED else _AT_ONCE
-        self._deadline = inf if state is RoundState.COMMITTED else now + deadline_left_s
-        for client, standing in members.items():
-            self._origins[client] = standing.origin
-            self._cohort.put(client, standing.phase)
-        for patience_s, client in sorted(_patience(members)):
-            self._cohort.leave(client, now + patience_s)
+        over = state is RoundState.COMMITTED
+        self.clock.check_at = inf if over else AT_ONCE
+        self.clock.deadline = inf if over else now + deadline_left_s
+        for client, member in members.items():
+            self._origins[client] = member.origin
+            self.cohort.put(client, member.phase)
+        for grace_s, client in sorted(_grace(members)):
+            self.cohort.leave(client, now + grace_s)
         if len(idle) < len(here):
-            rest = (c for c in here if c in members and not self._cohort.is_unfinished(c))
+            rest = (c for c in here if c in members and not self.cohort.is_unfinished(c))
             self._resting = dict.fromkeys(rest)
         if paused and state is RoundState.REPORTING:
-            self._paused_at, self._check_at = now, inf
+            self.clock.pause()
         return self
 
-    # ---- what the shell reads ----------------------------------------------------------------
+    # ---- what the driver reads ---------------------------------------------------------------
 
     @property
-    def last(self) -> bool:
-        """Whether no other buffer follows."""
-        return self._last
+    def wake_at(self) -> float | None:
+        """Monotonic seconds of the next `Wake` that is needed, or None."""
+        return steps.wake_at(self)
+
+    @property
+    def continues(self) -> bool:
+        """Whether members keep working after a commit, for the next buffer."""
+        return not self.last and self.state is not RoundState.ABANDONED
 
     def origin(self, client: str) -> int | None:
         """The round that a member was asked in; None for others."""
         return self._origins.get(client)
 
-    def standing(self, now: float) -> dict[str, Standing]:
+    def snapshot(self, now: float) -> dict[str, MemberSnapshot]:
         """Those at work or lost, as `rebuild` takes them after a commit."""
-        return {client: self._standing(client, now) for client in self._cohort.unfinished()}
+        return {client: self._member(client, now) for client in self.cohort.unfinished()}
 
-    def _standing(self, client: str, now: float) -> Standing:
-        phase, until = self._cohort.stands(client)
-        return Standing(self._origins[client], phase, None if until is None else until - now)
+    def _member(self, client: str, now: float) -> MemberSnapshot:
+        phase, until = self.cohort.contact(client)
+        return MemberSnapshot(self._origins[client], phase, None if until is None else until - now)
+
+    def waits_for(self, client: str) -> bool:
+        """Whether an update of this client is still expected, in this buffer or a later one."""
+        wanted = self.state.is_open if self.last else self.state is not RoundState.ABANDONED
+        return wanted and self.cohort.is_unfinished(client)
 
     def refusal_for(self, client: str, origin: int | None = None) -> Code | None:
-        """Why an update of this client for the task of `origin` would not be admitted now."""
+        """Why an update of this client for the task of `origin` is not admitted now."""
         origin = self.number if origin is None else origin
-        if self.number - origin > self._knobs.max_staleness:
+        if self.number - origin > self.config.max_staleness:
             return Code.STALE_ROUND
         if self._origins.get(client) != origin:
             return Code.NOT_IN_COHORT
-        between = self.state in (RoundState.CLOSING, RoundState.COMMITTED) and not self._last
+        between = self.state in (RoundState.CLOSING, RoundState.COMMITTED) and not self.last
         return None if between or self.state is RoundState.REPORTING else Code.ROUND_CLOSED
+
+    # ---- handling ----------------------------------------------------------------------------
 
     def handle(self, event: BufferEvent, now: float) -> list[RoundEffect]:
         """Take note of an event and say what is to be done, in order; see `Round.handle`.
@@ -197,132 +228,120 @@ class Buffer(Round):
         Raises:
             OperatorRefused: an operator's command does not fit; nothing has changed.
         """
-        return super().handle(cast(RoundEvent, event), now)
+        clock = self.clock
+        clock.now = now = max(now, clock.now)
+        action = self.TABLE[self.state][type(event)]
+        if action is REFUSE:
+            raise steps.too_late(event, self.state)
+        effects = [] if isinstance(action, Verdict) else action(self, event)
+        if now >= clock.check_at:
+            effects += steps.do_what_is_due(self, self.TABLE)
+        return effects
 
     # selecting
 
+    def _candidate_came(self, event: Attended) -> list[RoundEffect]:
+        self.candidates.add(event.client)
+        return self._open_if_ready()
+
     def _open_if_ready(self, _: Wake | None = None) -> list[RoundEffect]:
-        needed = max(min(self._knobs.goal, self._knobs.concurrency), self._knobs.candidates)
-        return [] if self.paused or len(self._bench) < needed else self._open()
+        config = self.config
+        needed = max(min(config.goal, config.concurrency), config.candidates)
+        return [] if self.clock.paused or len(self.candidates) < needed else self._open()
 
     def _open(self) -> list[RoundEffect]:
-        chosen = self._bench.take(max(0, min(len(self._bench), self._free)))
-        for client in chosen:
-            self._ask(client)
-        self._deadline = self._now + self._knobs.deadline_s
-        self._check_at = min(self._deadline, self._cohort.next_loss())
+        chosen = self.candidates.take(max(0, min(len(self.candidates), self.free)))
+        offers = [self.ask(client) for client in chosen]
+        clock = self.clock
+        clock.deadline = clock.now + self.config.deadline_s
+        clock.check_at = min(clock.deadline, self.cohort.next_loss())
         self.state = RoundState.REPORTING
-        return [Opened(tuple(chosen)), *(Offer(c, origin=self.number) for c in chosen)]
+        return [Opened(tuple(chosen)), *offers]
 
     @property
-    def _free(self) -> int:
-        return self._knobs.concurrency - self._cohort.at_work
+    def free(self) -> int:
+        """Members that may be recruited now, so that `concurrency` are at work."""
+        return self.config.concurrency - self.cohort.at_work
 
-    def _ask(self, client: str) -> None:
-        self._cohort.put(client, Phase.OFFERED)
+    def ask(self, client: str) -> Offer:
+        """Let a client join the cohort, on the model of this buffer."""
+        self.cohort.put(client, Phase.OFFERED)
         self._origins[client] = self.number
+        return Offer(client, origin=self.number)
 
     # reporting
 
     def _came(self, event: Attended) -> list[RoundEffect]:
-        again = self._came_meanwhile(event)
-        return again or self._settle()
+        return self._came_in_commit(event) or steps.settle(self)
 
     def _left(self, event: Left) -> list[RoundEffect]:
         self._resting.pop(event.client, None)
-        return super()._left(event)
+        return steps.left(self, event)
 
     def _reported(self, event: UpdateAccepted) -> list[RoundEffect]:
-        return self._settle() if self._cohort.report(event.client) else []
-
-    def _recruit(self) -> list[RoundEffect]:
-        effects: list[RoundEffect] = []
-        while self._free > 0 and (client := self._bench.pop()) is not None:
-            self._ask(client)
-            effects += (Recruited(client), Offer(client, origin=self.number))
-        return effects
+        return steps.settle(self) if self.cohort.report(event.client) else []
 
     # closing, and between two buffers
 
-    def _close(self) -> list[RoundEffect]:
-        effects = super()._close()
-        return effects if self._last else effects[:1]
-
-    def _came_meanwhile(self, event: Attended) -> list[RoundEffect]:
+    def _came_in_commit(self, event: Attended) -> list[RoundEffect]:
         client = event.client
-        if self._cohort.is_unfinished(client):
+        if self.cohort.is_unfinished(client):
             origin = self._origins[client]
-            if self._last and self.state is not RoundState.REPORTING:
+            if self.last and self.state is not RoundState.REPORTING:
                 return [Withdraw(client, "the run needs no more updates", origin)]
-            self._cohort.come_back(client)
+            self.cohort.come_back(client)
             return [Offer(client, again=True, origin=origin)]
-        if client in self._cohort:
+        if client in self.cohort:
             self._resting[client] = None
         else:
-            self._bench.add(client)
+            self.candidates.add(client)
         return []
-
-    def _out_meanwhile(
-        self, event: OfferDeclined | ClientFailed | UpdateRefused
-    ) -> list[RoundEffect]:
-        self._cohort.end(event.client, _OUT[type(event)])
-        return []
-
-    def _commit_failed(self, event: CommitFailed) -> list[RoundEffect]:
-        effects = super()._commit_failed(event)
-        return effects if self._last else effects + self._withdrawals(event.reason)
 
     def _next(self, event: NextBuffer) -> list[RoundEffect]:
         for client in self._resting:
-            self._bench.add(client)
+            self.candidates.add(client)
         self._resting = {}
-        self._bench.draw_by(event.select)
-        self.number, self._last = event.number, event.last
-        withdrawals: list[RoundEffect] = []
-        for client in list(self._cohort.phases):
-            origin = self._origins[client]
-            stale = self.number - origin > self._knobs.max_staleness
-            if self._cohort.is_unfinished(client) and not stale:
-                continue
-            if self._cohort.is_unfinished(client):
-                reason = f"its update would be {self.number - origin} models behind"
-                withdrawals.append(Withdraw(client, reason, origin))
-            self._cohort.drop(client)
-            del self._origins[client]
-        self._cohort.lose_until(self._now)
+        self.candidates.draw_by(event.select)
+        self.number, self.last = event.number, event.last
+        withdrawals = self._drop_ended_and_stale()
+        self.cohort.lose_until(self.clock.now)
         return self._open() + withdrawals
 
-    def _disband(self, event: Disband) -> list[RoundEffect]:
-        withdrawals = [] if self._last else self._withdrawals(event.reason)
-        self._last = True
+    def _drop_ended_and_stale(self) -> list[RoundEffect]:
+        withdrawals: list[RoundEffect] = []
+        for client in list(self.cohort.phases):
+            origin = self._origins[client]
+            stale = self.number - origin > self.config.max_staleness
+            unfinished = self.cohort.is_unfinished(client)
+            if unfinished and not stale:
+                continue
+            if unfinished:
+                reason = f"its update would be {self.number - origin} models behind"
+                withdrawals.append(Withdraw(client, reason, origin))
+            self.cohort.drop(client)
+            del self._origins[client]
         return withdrawals
 
-    # abandoning
+    def _disband(self, event: Disband) -> list[RoundEffect]:
+        withdrawals = [] if self.last else steps.withdrawals(self, event.reason)
+        self.last = True
+        return withdrawals
 
-    def _withdrawals(self, reason: str) -> list[RoundEffect]:
-        unfinished = self._cohort.unfinished()
-        return [Withdraw(client, reason, self._origins[client]) for client in unfinished]
-
-    def _came_too_late(self, event: Attended) -> list[RoundEffect]:
-        effects = super()._came_too_late(event)
-        origin = self._origins.get(event.client)
-        return [Withdraw(e.client, e.reason, origin) for e in effects if isinstance(e, Withdraw)]
-
-    TABLE: ClassVar[Mapping[RoundState, Mapping[type[BufferEvent], "BufferAction"]]] = {  # type: ignore[assignment]
+    TABLE: ClassVar[Mapping[RoundState, Mapping[type[BufferEvent], "BufferAction"]]] = {
         RoundState.SELECTING: {
-            Attended: Round._candidate_came,
-            Left: Round._candidate_left,
+            Attended: _candidate_came,
+            Left: steps.candidate_left,
             OfferAccepted: IGNORE,
             OfferDeclined: IGNORE,
             ClientFailed: IGNORE,
             UpdateAccepted: IGNORE,
             UpdateRefused: IGNORE,
             Wake: _open_if_ready,
-            Pause: Round._pause,
-            Resume: Round._resume,
-            Abort: Round._abort,
-            CloseNow: Round._nothing_to_close,
-            ExtendDeadline: Round._no_deadline,
+            Pause: steps.pause,
+            Resume: steps.resume,
+            Abort: steps.abort,
+            CloseNow: steps.nothing_to_close,
+            ExtendDeadline: steps.no_deadline,
             ChangeGoal: REFUSE,
             Committed: IGNORE,
             CommitFailed: IGNORE,
@@ -332,17 +351,17 @@ class Buffer(Round):
         RoundState.REPORTING: {
             Attended: _came,
             Left: _left,
-            OfferAccepted: Round._started,
-            OfferDeclined: Round._declined,
-            ClientFailed: Round._failed,
+            OfferAccepted: steps.started,
+            OfferDeclined: steps.ended,
+            ClientFailed: steps.ended,
             UpdateAccepted: _reported,
-            UpdateRefused: Round._refused,
-            Wake: Round._time_passed,
-            Pause: Round._pause,
-            Resume: Round._resume,
-            Abort: Round._abort,
-            CloseNow: Round._close_now,
-            ExtendDeadline: Round._extend,
+            UpdateRefused: steps.ended,
+            Wake: steps.time_passed,
+            Pause: steps.pause,
+            Resume: steps.resume,
+            Abort: steps.abort,
+            CloseNow: steps.close_now,
+            ExtendDeadline: steps.extend,
             ChangeGoal: REFUSE,
             Committed: IGNORE,
             CommitFailed: IGNORE,
@@ -350,33 +369,33 @@ class Buffer(Round):
             Disband: IGNORE,
         },
         RoundState.CLOSING: {
-            Attended: _came_meanwhile,
+            Attended: _came_in_commit,
             Left: _left,
-            OfferAccepted: Round._started,
-            OfferDeclined: _out_meanwhile,
-            ClientFailed: _out_meanwhile,
-            UpdateAccepted: Round._reported_in_flight,
-            UpdateRefused: _out_meanwhile,
-            Wake: Round._close_again,
-            Pause: IGNORE,  # it is the run that waits: the commit is not to be cut in two
+            OfferAccepted: steps.started,
+            OfferDeclined: steps.ended_in_commit,
+            ClientFailed: steps.ended_in_commit,
+            UpdateAccepted: steps.reported_in_commit,
+            UpdateRefused: steps.ended_in_commit,
+            Wake: steps.close_again,
+            Pause: IGNORE,  # the run waits; the commit is one step
             Resume: IGNORE,
             Abort: REFUSE,
             CloseNow: REFUSE,
             ExtendDeadline: REFUSE,
             ChangeGoal: REFUSE,
-            Committed: Round._committed,
-            CommitFailed: _commit_failed,
+            Committed: steps.committed,
+            CommitFailed: steps.commit_failed,
             NextBuffer: IGNORE,
             Disband: IGNORE,
         },
         RoundState.COMMITTED: {
-            Attended: _came_meanwhile,
+            Attended: _came_in_commit,
             Left: _left,
-            OfferAccepted: Round._started,
-            OfferDeclined: _out_meanwhile,
-            ClientFailed: _out_meanwhile,
+            OfferAccepted: steps.started,
+            OfferDeclined: steps.ended_in_commit,
+            ClientFailed: steps.ended_in_commit,
             UpdateAccepted: IGNORE,
-            UpdateRefused: _out_meanwhile,
+            UpdateRefused: steps.ended_in_commit,
             Wake: IGNORE,
             Pause: REFUSE,
             Resume: REFUSE,
@@ -389,32 +408,13 @@ class Buffer(Round):
             NextBuffer: _next,
             Disband: _disband,
         },
-        RoundState.ABANDONED: {
-            Attended: _came_too_late,
-            Left: IGNORE,
-            OfferAccepted: IGNORE,
-            OfferDeclined: IGNORE,
-            ClientFailed: IGNORE,
-            UpdateAccepted: IGNORE,
-            UpdateRefused: IGNORE,
-            Wake: IGNORE,
-            Pause: REFUSE,
-            Resume: REFUSE,
-            Abort: REFUSE,
-            CloseNow: REFUSE,
-            ExtendDeadline: REFUSE,
-            ChangeGoal: REFUSE,
-            Committed: IGNORE,
-            CommitFailed: IGNORE,
-            NextBuffer: IGNORE,
-            Disband: IGNORE,
-        },
+        RoundState.ABANDONED: {**steps.OVER, NextBuffer: IGNORE, Disband: IGNORE},
     }
 
 
-# Each method takes the event of its row, which the type of a table cannot say.
-BufferAction = Callable[[Any, Any], list[RoundEffect]] | Verdict
+# Each step takes the event of its row, which the type of a table cannot say.
+BufferAction = Callable[[Buffer, Any], list[RoundEffect]] | Verdict
 
 
-def _patience(members: Mapping[str, Standing]) -> Iterator[tuple[float, str]]:
-    return ((s.patience_s, c) for c, s in members.items() if s.patience_s is not None)
+def _grace(members: Mapping[str, MemberSnapshot]) -> Iterator[tuple[float, str]]:
+    return ((s.grace_s, c) for c, s in members.items() if s.grace_s is not None)

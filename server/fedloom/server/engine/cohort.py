@@ -1,7 +1,7 @@
-"""The members of a round: where each one stands, and who is out of contact since when.
+"""The members of a round: the phase of each, and who has lost contact since when.
 
 Invariants: a member is in one phase; `accepted` counts each member once; only members that the
-round waits for are out of contact, in the order in which their patience runs out.
+round waits for are out of contact, in the order in which their grace periods end.
 """
 
 from collections import OrderedDict
@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 
 class Phase(StrEnum):
-    """Where a member of the cohort stands."""
+    """The phase of a member of the cohort."""
 
     OFFERED = "offered"
     TRAINING = "training"
@@ -21,7 +21,7 @@ class Phase(StrEnum):
     FAILED = "failed"
     REFUSED = "refused"
     LOST = "lost"
-    """Out of contact for longer than the round's patience; welcome if it comes back."""
+    """Out of contact for longer than the grace period; its update still counts if it comes back."""
 
 
 _AT_WORK = frozenset({Phase.OFFERED, Phase.TRAINING})
@@ -57,7 +57,7 @@ class Cohort:
 
     @property
     def at_work(self) -> int:
-        """Members that the round waits for: in contact, or out of it but within patience."""
+        """Members that the round waits for: in contact, or in their grace period."""
         return self._counts[Phase.OFFERED] + self._counts[Phase.TRAINING]
 
     def counts(self) -> dict[Phase, int]:
@@ -81,7 +81,7 @@ class Cohort:
         self._phases[client] = phase
 
     def start_training(self, client: str) -> None:
-        """Note that an offer was taken up."""
+        """Note that a member accepted its offer."""
         if self._phases.get(client) is Phase.OFFERED:
             self.put(client, Phase.TRAINING)
 
@@ -106,13 +106,13 @@ class Cohort:
         self.put(client, Phase.REPORTED)
         return True
 
-    def leave(self, client: str, patience_until: float) -> None:
+    def leave(self, client: str, grace_until: float) -> None:
         """Note that a member at work is out of contact; the first such moment counts."""
         if self._phases.get(client) in _AT_WORK:
-            self._away.setdefault(client, patience_until)
+            self._away.setdefault(client, grace_until)
 
-    def stands(self, client: str) -> tuple[Phase, float | None]:
-        """A member's phase, and until when it is waited for if it is out of contact."""
+    def contact(self, client: str) -> tuple[Phase, float | None]:
+        """A member's phase, and the end of its grace period if it is out of contact."""
         return self._phases[client], self._away.get(client)
 
     def drop(self, client: str) -> None:
@@ -129,16 +129,16 @@ class Cohort:
         return True
 
     def lose_until(self, now: float) -> None:
-        """Give up waiting for members whose patience has run out."""
+        """Stop waiting for members whose grace period has ended."""
         while self.next_loss() <= now:
             client, _ = self._away.popitem(last=False)
             self.put(client, Phase.LOST)
 
     def next_loss(self) -> float:
-        """When the next member's patience runs out; infinity when everyone is in contact."""
+        """When the next grace period ends; infinity when every member is in contact."""
         return next(iter(self._away.values()), inf)
 
     def delay(self, seconds: float) -> None:
-        """Move everyone's patience by the length of a pause."""
+        """Move every grace period by the length of a pause."""
         for client in self._away:
             self._away[client] += seconds

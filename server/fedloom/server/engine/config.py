@@ -1,4 +1,4 @@
-"""The five knobs of a round, the three more of a buffer and the three of a run, checked when built.
+"""The settings of a round, of a buffer and of a run, checked when built.
 
 Sources: Bonawitz et al. 2019, "Towards Federated Learning at Scale: System Design", sections 2.2
 and 4.3 (goal count, over-selection, minimal fraction, reporting window); Nguyen et al. 2022,
@@ -11,27 +11,27 @@ from math import ceil, inf
 from fedloom.protocol.errors import UsageError
 from fedloom.strategies.staleness import InverseSqrt, Staleness
 
-_ROUNDING = 1e-9  # 100 × 1.1 is 110.00000000000001; nobody means a cohort of 111 by it
+_ROUNDING = 1e-9  # 100 × 1.1 is 110.00000000000001, which means a cohort of 110
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundConfig:
-    """How many clients a round wants, how few it takes, and how long it waits.
+    """How many updates a round wants, how few it accepts, and how long it waits.
 
     Attributes:
         goal: clients; the round opens when this many are available and closes when this many
             updates are accepted. At least 1.
         over_selection: factor, at least 1; ceil(goal × over_selection) clients are chosen when so
-            many are available, so that the slowest need not be waited for.
+            many are available, so that the round need not wait for the slowest.
         quorum: updates, from 1 to goal; the fewest that the round may close with at its deadline
             or when no client is left to wait for.
         deadline_s: seconds from the opening of REPORTING until the round closes with what it has,
             or is abandoned under quorum. Positive and finite.
-        patience_s: seconds that a cohort member may be out of contact before the round stops
-            waiting for it and an idle client takes its place. At least 0 and finite.
+        patience_s: the grace period: seconds that a cohort member may be out of contact before
+            the round stops waiting for it and an idle client takes its place. At least 0, finite.
         candidates: clients that must be available before a cohort is drawn from all that are; no
             fewer than the goal in any case.
-        replace: an idle client takes the place of one that is not waited for any more.
+        replace: an idle client takes the place of a member that dropped out.
 
     Raises:
         UsageError: a value is out of its range.
@@ -61,21 +61,21 @@ class RoundConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BufferConfig(RoundConfig):
-    """The knobs of buffered asynchronous rounds (Nguyen et al. 2022, FedBuff).
+    """The settings of buffered asynchronous rounds (Nguyen et al. 2022, FedBuff).
 
     Attributes:
         goal: updates; the buffer closes when this many are accepted.
         concurrency: clients at work at a time, on whichever models; at least 1.
-        max_staleness: committed models; an update that is staler is refused, and a client that
-            could only make such a one is told to stop. At least 0.
-        staleness: how much a stale update counts.
+        max_staleness: committed models; a staler update is refused, and the task of a client
+            whose update would be staler is withdrawn. At least 0.
+        staleness: the factor of a stale update.
         quorum: as of a round.
         deadline_s: seconds from a buffer's opening until it closes with what it has, or is
             abandoned under quorum.
         patience_s: as of a round.
         candidates: clients that must be available before the first buffer opens.
         over_selection: 1; the concurrency says how many are at work.
-        replace: True; that is what keeps so many at work.
+        replace: True; it keeps so many at work.
 
     Raises:
         UsageError: a value is out of its range.
@@ -99,7 +99,7 @@ class BufferConfig(RoundConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
-    """How many rounds a run wants and when it stops to ask its operator.
+    """How many rounds a run wants, and when it pauses for its operator.
 
     Attributes:
         rounds: committed training rounds wanted. At least 1.

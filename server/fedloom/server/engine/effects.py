@@ -1,7 +1,7 @@
-"""What a round asks of its shell, in the order in which it is to be done.
+"""What a round asks of its driver, in the order in which it is to be done.
 
-Where a round is a buffer, `origin` says which round's task an effect is about: clients work on
-across rounds. None stands for the round itself.
+In a buffer, `origin` is the round whose task an effect is about, since clients work across rounds.
+None stands for the open round.
 """
 
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class Offer:
 
 @dataclass(slots=True)
 class Withdraw:
-    """Tell a client that its task is no longer wanted."""
+    """Withdraw the task of a client."""
 
     client: str
     reason: str
@@ -41,7 +41,7 @@ class Withdraw:
 
 @dataclass(slots=True)
 class Close:
-    """Admit no more updates, let those being stored finish, fold, commit, say `Committed`."""
+    """Admit no more updates, store those in flight, sum, commit, then feed `Committed`."""
 
 
 @dataclass(slots=True)
@@ -52,4 +52,4 @@ class Abandon:
 
 
 RoundEffect = Opened | Recruited | Offer | Withdraw | Close | Abandon
-"""Everything that a round asks for."""
+"""Every effect of a round."""

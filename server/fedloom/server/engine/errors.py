@@ -1,10 +1,10 @@
-"""What the engine says to an operator whose command does not fit the moment."""
+"""The error for a command of an operator that does not fit the state."""
 
 from fedloom.protocol.errors import UsageError
 
 
 class OperatorRefused(UsageError):  # noqa: N818 - a refusal is the field's word for it
-    """An operator's command cannot be followed now; nothing has changed.
+    """An operator's command does not fit the state of the round or run; nothing has changed.
 
     It is the only exception that handling an event raises.
     """

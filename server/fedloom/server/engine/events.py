@@ -1,7 +1,7 @@
-"""What can happen to a round, and what a round can ask of its shell: plain values.
+"""The events of a round: what happens to it, as plain values.
 
 They are slotted but not frozen: a frozen dataclass takes three times as long to make, and a
-simulation makes millions. Nobody changes one.
+simulation makes millions. No code changes one.
 """
 
 from dataclasses import dataclass
@@ -27,14 +27,14 @@ class Left:
 
 @dataclass(slots=True)
 class OfferAccepted:
-    """A client took the task."""
+    """A client accepted the task."""
 
     client: str
 
 
 @dataclass(slots=True)
 class OfferDeclined:
-    """A client does not want the task; it is not asked again in this round."""
+    """A client declined the task; it is not asked again in this round."""
 
     client: str
     reason: str = ""
@@ -42,7 +42,7 @@ class OfferDeclined:
 
 @dataclass(slots=True)
 class ClientFailed:
-    """A client took the task and gave up."""
+    """A client accepted the task and failed."""
 
     client: str
     reason: str = ""
@@ -57,10 +57,10 @@ class UpdateAccepted:
 
 @dataclass(slots=True)
 class UpdateRefused:
-    """A client's update was refused for what it holds; the round no longer waits for it.
+    """A client's update was refused for its content; the round no longer waits for it.
 
-    A fault of the transport (truncated, bad checksum) is for the client to send again: the shell
-    does not report it here.
+    After a transport fault (truncated, bad checksum) the client sends it again: the driver does
+    not report those here.
     """
 
     client: str
@@ -72,7 +72,7 @@ class UpdateRefused:
 
 @dataclass(slots=True)
 class Wake:
-    """The time that `wake_at` named has come. A spurious one does no harm."""
+    """The time of `wake_at` has come. A spurious one changes nothing."""
 
 
 # ---- what operators do -----------------------------------------------------------------------
@@ -85,24 +85,24 @@ class Pause:
 
 @dataclass(slots=True)
 class Resume:
-    """Start the clock again; the deadline and everyone's patience move by the pause."""
+    """Start the clock again; the deadline and every grace period move by the pause."""
 
 
 @dataclass(slots=True)
 class Abort:
-    """Give the round up."""
+    """End the round without a result."""
 
     reason: str
 
 
 @dataclass(slots=True)
 class CloseNow:
-    """Close with what there is; at least one update must have been accepted."""
+    """Close with the updates so far; at least one must have been accepted."""
 
 
 @dataclass(slots=True)
 class ExtendDeadline:
-    """Give the round this many more seconds."""
+    """Move the deadline by this many seconds."""
 
     seconds: float
 
@@ -120,7 +120,7 @@ class ChangeGoal:
     quorum: int
 
 
-# ---- what the shell did ----------------------------------------------------------------------
+# ---- what the driver did ---------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -155,12 +155,12 @@ RoundEvent = (
 )
 """Every event that a round handles."""
 
-# ---- what only buffers know --------------------------------------------------------------------
+# ---- of buffers alone ------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class NextBuffer:
-    """The model of the last buffer is durable: open the next one.
+    """Open the next buffer; the model of the last one is durable.
 
     Attributes:
         number: of the round that it is; the next after the last one's.
@@ -175,7 +175,7 @@ class NextBuffer:
 
 @dataclass(slots=True)
 class Disband:
-    """No other buffer will be opened: nobody's work is wanted any more."""
+    """No other buffer will open: end all work."""
 
     reason: str
 

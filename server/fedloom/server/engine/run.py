@@ -1,4 +1,4 @@
-"""A run above its rounds, as a state machine without I/O: what comes next, and when to ask.
+"""A run above its rounds, as a state machine without I/O: what comes next, and when to pause.
 
 Invariants: one round is open at a time. Round numbers rise by one for every round opened, whether
 it is committed or not. FINISHED, STOPPED and FAILED stay as they are. A round that was closing
@@ -28,7 +28,7 @@ class RoundKind(StrEnum):
 
 @dataclass(slots=True)
 class Started:
-    """The shell is up: open a round unless one is open."""
+    """The driver has started: open a round unless one is open."""
 
 
 @dataclass(slots=True)
@@ -40,7 +40,7 @@ class RoundCommitted:
 
 @dataclass(slots=True)
 class RoundAbandoned:
-    """The open round was abandoned; `fault` when trying again would do the same again."""
+    """The open round was abandoned; `fault` when another attempt would fail the same way."""
 
     reason: str
     fault: bool = False
@@ -53,24 +53,24 @@ class Stop:
 
 @dataclass(slots=True)
 class Break:
-    """The shell cannot go on with this run: what it needs is gone or damaged."""
+    """The driver cannot continue this run: something it needs is missing or damaged."""
 
     reason: str
 
 
 @dataclass(slots=True)
 class RollBack:
-    """The operator takes the run back to an earlier model: no round opens until `RolledBack`."""
+    """The operator rolls the run back to an earlier model: no round opens until `RolledBack`."""
 
     reason: str
 
 
 @dataclass(slots=True)
 class RolledBack:
-    """The run has another model now, or, where it says None, still the one it had.
+    """The rollback is done, or failed and changed nothing.
 
     Attributes:
-        trained: committed training rounds that it has with that.
+        trained: committed training rounds behind its model now; None where nothing changed.
     """
 
     trained: int | None
@@ -120,11 +120,11 @@ class AbortRound:
 
 @dataclass(slots=True)
 class Finish:
-    """Everything the run was to do is done."""
+    """The run has done all its rounds."""
 
 
 RunEffect = OpenRound | PauseRound | ResumeRound | AbortRound | Finish
-"""Everything that a run asks for."""
+"""Every effect of a run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,8 +165,8 @@ class Run:
             config: how many rounds, and when to pause.
             state: as stored.
             reason: why it is paused or failed, as stored.
-            progress: as stored; a round that is open there is for the shell to restore, paused if
-                the run is.
+            progress: as stored; a round that is open there is for the driver to restore, paused
+                if the run is.
         """
         self.config = config
         self.state = state

@@ -1,9 +1,9 @@
-"""Who is asked: a draw that depends on the seed, the round, the candidates and what is known.
+"""Which clients a round asks: a draw by seed, round, candidates and their history.
 
-The policies are `fedloom.strategies.selection`'s; here they become what a round draws with.
+The policies are those of `fedloom.strategies.selection`; here they become the `select` of a round.
 
-Invariant: what is known does not change while a round is open, so a round that is restored draws
-the replacements that it would have drawn.
+Invariant: the history does not change while a round is open, so a restored round draws the
+replacements that it would have drawn.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -45,13 +45,13 @@ def select_by(
     history: History | None = None,
     deadline_s: float = inf,
 ) -> Select:
-    """What a round draws with.
+    """The draw of a round by a policy.
 
     Args:
-        policy: decides.
+        policy: decides who is drawn.
         seed: the run's, taken modulo 2^64.
         round_number: the round's, from 0.
-        history: what committed rounds told; None where nothing is known, or need be.
+        history: of the clients in committed rounds; None where the policy needs none.
         deadline_s: seconds that the round gives its clients.
 
     Returns:
@@ -73,12 +73,11 @@ def select_by(
     return select
 
 
-class Bench:
-    """The idle clients outside a cohort: who is chosen first, and who takes a free place next.
+class CandidatePool:
+    """The idle clients outside a cohort: draws the first members and their replacements.
 
-    Places are drawn for an eighth of those who wait at a time and handed out one by one: that is
-    O(1) for each replacement, amortised, and the order of attendance does not matter among those
-    who wait.
+    Replacements are drawn for an eighth of the pool at a time and handed out one by one: O(1) for
+    each, amortised, and independent of the order in which the candidates attended.
     """
 
     __slots__ = ("_drawn", "_idle", "_select", "_turn")
@@ -86,8 +85,8 @@ class Bench:
     def __init__(self, select: Select, idle: Iterable[str] = ()) -> None:
         self._select = select
         self._idle = _OfRoster(idle) if isinstance(idle, Attendance) else _Named(idle)
-        self._drawn: Sequence[str] = ()  # those who left since are passed over
-        self._turn = 0  # of whom among them
+        self._drawn: Sequence[str] = ()  # those who left since are skipped
+        self._turn = 0  # of the next among them
 
     def __len__(self) -> int:
         return len(self._idle)
@@ -96,15 +95,15 @@ class Bench:
         return iter(self._idle)
 
     def draw_by(self, select: Select) -> None:
-        """Draw by another function from here on."""
+        """Use another draw from now on."""
         self._select, self._drawn, self._turn = select, (), 0
 
     def add(self, client: str) -> None:
-        """Count a client among the idle."""
+        """Add an idle client."""
         self._idle.add(client)
 
     def discard(self, client: str) -> None:
-        """Forget a client, if it was there."""
+        """Remove a client, if it is in the pool."""
         self._idle.discard(client)
 
     def take(self, count: int) -> Sequence[str]:
@@ -119,7 +118,7 @@ class Bench:
         return chosen
 
     def pop(self) -> str | None:
-        """The idle client whose turn it is, or None when nobody is idle.
+        """Draw one idle client; None when the pool is empty.
 
         Raises:
             ValueError: the selection function did not return as many different candidates as
@@ -144,7 +143,7 @@ class Bench:
 
 
 class _Named:
-    """Clients who are there, by name, whoever they are."""
+    """Idle clients by name."""
 
     __slots__ = ("_names",)
 
@@ -174,13 +173,13 @@ class _Named:
         return sorted(self._names)
 
     def are_different(self, chosen: Sequence[str]) -> bool:
-        """Whether nobody is chosen twice, or without being there."""
+        """Whether each is chosen once and idle."""
         different = set(chosen)
         return len(different) == len(chosen) and not different.difference(self._names)
 
 
 class _OfRoster:
-    """Clients of a roster who are there, by place: nothing is sorted, and no name is copied."""
+    """Idle clients of a roster, by place: nothing is sorted, and no name is copied."""
 
     __slots__ = ("_count", "_place_of", "_roster", "_there")
 
@@ -212,7 +211,7 @@ class _OfRoster:
         return Candidates(self._roster, np.flatnonzero(np.frombuffer(self._there, np.bool_)))
 
     def are_different(self, chosen: Sequence[str]) -> bool:
-        """Whether nobody is chosen twice, or without being there."""
+        """Whether each is chosen once and idle."""
         there = np.frombuffer(self._there, np.bool_)
         if isinstance(chosen, Candidates):
             places = chosen.places  # looking names up takes 0.5 µs each, which are not in a cache

@@ -1,10 +1,10 @@
-"""The states of a round and of a run, and what their tables say where no method is called."""
+"""The states of a round and of a run, and the entries of their tables that call no step."""
 
 from enum import Enum, StrEnum
 
 
 class RoundState(StrEnum):
-    """Where a round stands."""
+    """The state of a round."""
 
     SELECTING = "selecting"
     REPORTING = "reporting"
@@ -12,9 +12,19 @@ class RoundState(StrEnum):
     COMMITTED = "committed"
     ABANDONED = "abandoned"
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the round can still be aborted: it is neither closing nor over."""
+        return self in (RoundState.SELECTING, RoundState.REPORTING)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the round was committed or abandoned."""
+        return self in (RoundState.COMMITTED, RoundState.ABANDONED)
+
 
 class RunState(StrEnum):
-    """Where a run stands."""
+    """The state of a run."""
 
     RUNNING = "running"
     PAUSED = "paused"
@@ -24,7 +34,7 @@ class RunState(StrEnum):
 
 
 class Verdict(Enum):
-    """What the table says where no method is called."""
+    """What a table says where no step is taken: nothing happens, or the operator gets an error."""
 
     IGNORE = "ignore"
     REFUSE = "refuse"

@@ -188,7 +188,7 @@ def _of_rounds(runs: Runs, rows: Iterable[Row]) -> Values:
         run = row["id"]
         driver = runs.get(run)
         shell = None if driver is None else driver.round
-        if shell is None or shell.engine.is_over:
+        if shell is None or shell.engine.state.is_over:
             continue
         status = shell.status()
         put("", (run,), status["number"])

@@ -30,6 +30,7 @@ from fedloom.server.engine import (
     BufferEvent,
     Close,
     Disband,
+    MemberSnapshot,
     NextBuffer,
     Offer,
     Opened,
@@ -38,7 +39,6 @@ from fedloom.server.engine import (
     RoundEvent,
     RoundState,
     Select,
-    Standing,
     UpdateAccepted,
 )
 from fedloom.server.fleet.sessions import Listener
@@ -103,8 +103,8 @@ class BufferShell(RoundShell):
         accepted = await self._world.in_ledger(ledger.accepted, *self._key)
         cohort = await self._world.in_ledger(ledger.cohort, *self._key)
         members = await self._at_work()
-        members |= {m["client"]: self._standing(m) for m in cohort}
-        members |= {u["client"]: Standing(u["round"], Phase.REPORTED) for u in accepted}
+        members |= {m["client"]: self._member(m) for m in cohort}
+        members |= {u["client"]: MemberSnapshot(u["round"], Phase.REPORTED) for u in accepted}
         left_s = max(row["deadline_at"] - time.time(), self._config.patience_s)
         self._rebuild(RoundState(row["state"]), members, left_s, paused=paused)
         self._stored = True
@@ -121,7 +121,7 @@ class BufferShell(RoundShell):
     def _rebuild(
         self,
         state: RoundState,
-        members: Mapping[str, Standing],
+        members: Mapping[str, MemberSnapshot],
         deadline_left_s: float = 0.0,
         *,
         paused: bool = False,
@@ -139,17 +139,17 @@ class BufferShell(RoundShell):
             last=_is_last(self.plan),
         )
 
-    async def _at_work(self) -> dict[str, Standing]:
+    async def _at_work(self) -> dict[str, MemberSnapshot]:
         """Who may still be at work, by the ledger; a later task of a client ends its earlier."""
         rows = await self._world.in_ledger(
             self._world.ledger.at_work, self.plan.run, min(self._plans)
         )
-        return {row["client"]: self._standing(row) for row in rows}
+        return {row["client"]: self._member(row) for row in rows}
 
-    def _standing(self, row: Row) -> Standing:
+    def _member(self, row: Row) -> MemberSnapshot:
         phase = Phase(row["phase"])
         waits = phase is Phase.OFFERED
-        return Standing(row["round"], phase, self._config.patience_s if waits else None)
+        return MemberSnapshot(row["round"], phase, self._config.patience_s if waits else None)
 
     def next(self, plan: RoundPlan, select: Select) -> None:
         """Open the next buffer."""
@@ -178,7 +178,7 @@ class BufferShell(RoundShell):
     def goes_on(self) -> bool:
         """Whether a buffer is open in this shell, or another may follow."""
         engine = self.engine
-        return not (engine.is_over and (engine.last or engine.state is RoundState.ABANDONED))
+        return not (engine.state.is_over and (engine.last or engine.state is RoundState.ABANDONED))
 
     def feed(self, event: BufferEvent) -> None:
         """Tell the engine what happened and queue what it asks for.
@@ -205,9 +205,9 @@ class BufferShell(RoundShell):
 
     def claims(self, client: str) -> bool:
         """Is this client at work, on whichever model?"""
-        phase = self.engine.phases.get(client)
+        phase = self.engine.cohort.phases.get(client)
         unfinished = phase in (Phase.OFFERED, Phase.TRAINING, Phase.LOST)
-        ending = self.engine.last and not self.engine.is_open
+        ending = self.engine.last and not self.engine.state.is_open
         return unfinished and self.goes_on and not ending
 
     def wants(self, offer: Offer) -> bool:

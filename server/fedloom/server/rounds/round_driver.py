@@ -40,6 +40,7 @@ from fedloom.server.engine import (
     Recruited,
     Round,
     RoundEffect,
+    RoundEngine,
     RoundEvent,
     RoundState,
     Select,
@@ -48,7 +49,7 @@ from fedloom.server.engine import (
     Wake,
     Withdraw,
 )
-from fedloom.server.engine.round import NO_QUORUM
+from fedloom.server.engine.steps import NO_QUORUM
 from fedloom.server.fleet.sessions import Listener, Session
 from fedloom.server.ledger import AcceptedUpdate, Row
 from fedloom.server.metrics.log_buffer import about
@@ -115,7 +116,7 @@ class RoundShell:
         self._stored = False  # the ledger has a row of this round
         self._kept = False  # records of the members were stored
         self._opened_at: float | None = None  # monotonic; None where another process opened it
-        self.engine: Round
+        self.engine: RoundEngine
 
     # ---- life --------------------------------------------------------------------------------
 
@@ -218,7 +219,7 @@ class RoundShell:
         """Does the round wait for this client?"""
         open_for = (Phase.OFFERED, Phase.TRAINING, Phase.LOST)
         reporting = self.engine.state is RoundState.REPORTING
-        return reporting and self.engine.phases.get(client) in open_for
+        return reporting and self.engine.cohort.phases.get(client) in open_for
 
     def client_replied(self, client: str, reply: fleet_pb2.OfferReply) -> None:
         """A client took or declined its offer."""
@@ -304,7 +305,7 @@ class RoundShell:
         Raises:
             Refusal: NOT_IN_COHORT or ROUND_CLOSED.
         """
-        code = self.engine.refusal_for(client)
+        code = self.engine.refusal_for(client, self.plan.number)
         if code is not None:
             raise Refusal(
                 code,
@@ -389,7 +390,7 @@ class RoundShell:
     def _withdraw(self, effect: Withdraw) -> None:
         plan = self.plan_of(effect.origin)
         if not self._kept:
-            lost = self.engine.phases.get(effect.client) is Phase.LOST
+            lost = self.engine.cohort.phases.get(effect.client) is Phase.LOST
             self._world.records.withdrawn(plan.key, effect.client, LOST if lost else LATE)
         message = fleet_pb2.ServerMessage(
             withdraw=fleet_pb2.Withdraw(task=task_key(plan), reason=effect.reason)
@@ -416,7 +417,7 @@ class RoundShell:
     async def _fail(self, error: Exception) -> Outcome:
         known = isinstance(error, FedloomError | TooFewUpdatesError)
         reason = f"{error}" if known else f"{type(error).__name__}: {error}"
-        self.feed(Abort(reason) if self.engine.is_open else CommitFailed(reason))
+        self.feed(Abort(reason) if self.engine.state.is_open else CommitFailed(reason))
         # Other clients may come to the next round; everything else would fail again.
         fault = not isinstance(error, TooFewUpdatesError)
         return await self._abandon(reason, fault=fault, cause=FAULT if fault else TOO_FEW)
@@ -468,7 +469,7 @@ class RoundShell:
 
     def deadline_at(self) -> float | None:
         """Seconds since the epoch of the deadline, once the round is open."""
-        left_s = self.engine.deadline_left_s(self._now())
+        left_s = self.engine.clock.deadline_left_s(self._now())
         return None if left_s is None else time.time() + left_s
 
     def status(self) -> dict[str, Any]:
@@ -483,7 +484,7 @@ class RoundShell:
 
     async def _offer(self, offer: Offer) -> fleet_pb2.ServerMessage:
         task = await self._task_for(offer.client, self._task)
-        task.deadline_s = self.engine.deadline_left_s(self._now()) or 0.0
+        task.deadline_s = self.engine.clock.deadline_left_s(self._now()) or 0.0
         return self._world.offer(offer.client, task)
 
     async def _task_for(self, client: str, common: fleet_pb2.Task) -> fleet_pb2.Task:

@@ -165,7 +165,7 @@ class RunDriver:
         """
         self.position.change_goals(goal, quorum)
         self._later(self._world.ledger.set_goals, self.id, goal, quorum)
-        if self.round is not None and self.round.engine.is_open:
+        if self.round is not None and self.round.engine.state.is_open:
             self.round.feed(ChangeGoal(goal, quorum))
 
     def _check_enough(self) -> None:
@@ -269,14 +269,14 @@ class RunDriver:
                 self._tell(Resume())
                 self._store_deadline()
             case AbortRound(reason):
-                if self.round is not None and self.round.engine.is_open:
+                if self.round is not None and self.round.engine.state.is_open:
                     self._tell(Abort(reason))
             case Finish():
                 model, told = self.position.model[:12], about(run=self.id)
                 log.info("run %s finished with model %s", self.id, model, extra=told)
 
     def _tell(self, event: RoundEvent) -> None:
-        if self.round is not None and not self.round.engine.is_over:
+        if self.round is not None and not self.round.engine.state.is_over:
             self.round.feed(event)
 
     def _store_state(self) -> None:

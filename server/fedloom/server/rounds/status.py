@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from fedloom.server.engine import Phase, Round
+from fedloom.server.engine import Phase, RoundEngine
 from fedloom.server.fleet.sessions import Fleet, TaskId
 from fedloom.server.http.event_hub import Hub
 from fedloom.server.planning.round_plan import RoundPlan
@@ -14,7 +14,7 @@ _OF_EACH = ("members", "progress")
 
 
 def status(
-    plan: RoundPlan, engine: Round, told: dict[str, progress.Told], now: float
+    plan: RoundPlan, engine: RoundEngine, told: dict[str, progress.Told], now: float
 ) -> dict[str, Any]:
     """Where a round stands.
 
@@ -30,14 +30,14 @@ def status(
         "number": plan.number,
         "kind": plan.kind.value,
         "state": engine.state.value,
-        "paused": engine.paused,
-        "clients": {phase.value: n for phase, n in engine.counts().items()},
-        "members": {client: phase.value for client, phase in engine.phases.items()},
-        "available": engine.available,
-        "accepted": engine.accepted,
+        "paused": engine.clock.paused,
+        "clients": {phase.value: n for phase, n in engine.cohort.counts().items()},
+        "members": {client: phase.value for client, phase in engine.cohort.phases.items()},
+        "available": len(engine.candidates),
+        "accepted": engine.cohort.accepted,
         "goal": engine.config.goal,
         "quorum": engine.config.quorum,
-        "deadline_left_s": engine.deadline_left_s(now),
+        "deadline_left_s": engine.clock.deadline_left_s(now),
     }
 
 
@@ -46,7 +46,9 @@ def brief(status: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in status.items() if name not in _OF_EACH}
 
 
-def said(engine: Round, fleet: Fleet, key_of: Callable[[str], TaskId]) -> dict[str, progress.Told]:
+def said(
+    engine: RoundEngine, fleet: Fleet, key_of: Callable[[str], TaskId]
+) -> dict[str, progress.Told]:
     """What the members that are training said last.
 
     Args:
@@ -56,7 +58,7 @@ def said(engine: Round, fleet: Fleet, key_of: Callable[[str], TaskId]) -> dict[s
     """
     sessions = (
         (client, fleet.get(client))
-        for client, phase in engine.phases.items()
+        for client, phase in engine.cohort.phases.items()
         if phase is Phase.TRAINING
     )
     return {
@@ -79,7 +81,7 @@ class Watchers:
         self._run = run
         self._last: tuple[object, ...] = ()
 
-    def tell(self, engine: Round, look: Callable[[], dict[str, Any]]) -> None:
+    def tell(self, engine: RoundEngine, look: Callable[[], dict[str, Any]]) -> None:
         """Something has happened in a round.
 
         Numbers travel with the event; where the round stands changes what pages show.
@@ -89,7 +91,7 @@ class Watchers:
             look: its numbers, of `brief`; called if anybody watches.
         """
         self._live.changed("round", self._run, look)
-        standing = (engine.state, engine.paused, engine.config.goal, engine.config.quorum)
+        standing = (engine.state, engine.clock.paused, engine.config.goal, engine.config.quorum)
         if standing != self._last:
             self._last = standing
             self._live.changed("run", self._run)

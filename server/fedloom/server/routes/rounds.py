@@ -102,7 +102,7 @@ def _overlaid(
     for member in members:
         client, row = member["client"], dict(member)
         if shell is not None and shell.key_of(client) == (run, number):
-            row["phase"] = shell.engine.phases.get(client, row["phase"])
+            row["phase"] = shell.engine.cohort.phases.get(client, row["phase"])
         if client in records:
             row |= records[client].stored()
         rows.append(row)

@@ -26,16 +26,16 @@ from fedloom.server.engine import (
     BufferEvent,
     ClientFailed,
     Committed,
+    MemberSnapshot,
     NextBuffer,
     Offer,
     OfferAccepted,
     Phase,
-    Round,
     RoundConfig,
     RoundEffect,
+    RoundEngine,
     RoundState,
     Select,
-    Standing,
     UpdateAccepted,
     UpdateRefused,
     Wake,
@@ -56,18 +56,18 @@ class Flight:
         left: place → (seconds, what) that is left of work that was interrupted, and its end.
     """
 
-    members: Mapping[str, Standing]
+    members: Mapping[str, MemberSnapshot]
     due: tuple[tuple[float, int, int], ...]
     left: Mapping[int, tuple[float, int]]
 
     @property
     def origins(self) -> set[int]:
         """Rounds whose models they work on."""
-        return {standing.origin for standing in self.members.values()}
+        return {member.origin for member in self.members.values()}
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON; its floats come back as they were."""
-        members = [[n, s.origin, s.phase.value, s.patience_s] for n, s in self.members.items()]
+        members = [[n, s.origin, s.phase.value, s.grace_s] for n, s in self.members.items()]
         left = [[place, *what] for place, what in self.left.items()]
         return {"members": members, "due": self.due, "left": left}
 
@@ -75,7 +75,7 @@ class Flight:
     def from_dict(cls, values: Mapping[str, Any]) -> "Flight":
         """What `as_dict` gave."""
         return cls(
-            members={n: Standing(o, Phase(phase), s) for n, o, phase, s in values["members"]},
+            members={n: MemberSnapshot(o, Phase(phase), s) for n, o, phase, s in values["members"]},
             due=tuple((at, what, place) for at, what, place in values["due"]),
             left={place: (seconds, what) for place, seconds, what in values["left"]},
         )
@@ -175,7 +175,7 @@ class _Game(Game):
             for at_s, what, place in flight.due:
                 self._push(at_s, what, place)
 
-    def _begin(self, _: RoundConfig, select: Select, available: Iterable[str]) -> Round:
+    def _begin(self, _: RoundConfig, select: Select, available: Iterable[str]) -> RoundEngine:
         if self._flight is None:
             self._buffer = Buffer(
                 self._config, number=self._number, select=select, now=self._now,
@@ -229,9 +229,9 @@ class _Game(Game):
         return super()._settle()
 
     def _hungry(self) -> bool:
-        if self._idle is None or self._buffer.available:
+        if self._idle is None or len(self._buffer.candidates):
             return False
-        counts = self._buffer.counts()
+        counts = self._buffer.cohort.counts()
         return counts[Phase.OFFERED] + counts[Phase.TRAINING] < self._config.concurrency
 
     # ---- devices at work -------------------------------------------------------------------------
@@ -299,7 +299,7 @@ class _Game(Game):
         return BufferPlay(play=play, origins=tuple(self._origins), flight=flight)
 
     def _at_work(self) -> Flight:
-        members = self._buffer.standing(self._now)
+        members = self._buffer.snapshot(self._now)
         places = {self._place_of[name] for name in members}
         due = sorted(e for e in self._heap if e[3] in places and self._live.get(e[3]) == e[1])
         return Flight(

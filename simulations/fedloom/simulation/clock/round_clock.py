@@ -42,6 +42,7 @@ from fedloom.server.engine import (
     Round,
     RoundConfig,
     RoundEffect,
+    RoundEngine,
     RoundEvent,
     RoundState,
     Select,
@@ -314,9 +315,9 @@ class Game:
             )
         there = None if self._idle is None else opening.there
         self._round = self._begin(config, select, clock.attendance(there, barred))
-        self._members = self._round.phases  # a live view
+        self._members = self._round.cohort.phases  # a live view
 
-    def _begin(self, config: RoundConfig, select: Select, available: Iterable[str]) -> Round:
+    def _begin(self, config: RoundConfig, select: Select, available: Iterable[str]) -> RoundEngine:
         return Round(config, select=select, now=self._now, available=available)
 
     # ---- the loop ----------------------------------------------------------------------------
@@ -434,9 +435,9 @@ class Game:
 
     def _hungry(self) -> bool:
         """Does the round take the next device that comes? Then nobody's coming may be put off."""
-        if self._idle is None or self._round.available:
+        if self._idle is None or len(self._round.candidates):
             return False
-        counts = self._round.counts()
+        counts = self._round.cohort.counts()
         at_work = counts[Phase.OFFERED] + counts[Phase.TRAINING]
         return counts[Phase.REPORTED] + at_work < self._wanted
 
@@ -469,7 +470,7 @@ class Game:
             accepted=tuple(self._names[place] for place in self._accepted),
             places=tuple(self._accepted),
             accepted_s=tuple(self._accepted_s) if self._timed else (),
-            counts=self._round.counts(),
+            counts=self._round.cohort.counts(),
             phases=self._members,
             offered_s=self._offered_s,
             start_s=start_s,

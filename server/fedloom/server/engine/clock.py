@@ -1,0 +1,96 @@
+"""The clock of a round: its deadline, its pause, and when something is due next.
+
+Times are monotonic seconds. Nothing here reads the system's clock: time comes with each event.
+
+Invariant: nothing is due before `check_at`, so an engine need not look at its members until then.
+"""
+
+from math import inf, isfinite
+
+from .errors import OperatorRefused
+
+AT_ONCE = -inf
+"""As `check_at`: something is due with the next event, whenever it comes."""
+
+
+class RoundClock:
+    """The time that a round has, and how much of it has passed.
+
+    Args:
+        now: monotonic seconds.
+
+    Attributes:
+        now: of the last event.
+        deadline: of the round; infinity before it opens.
+        paused_at: when an operator paused the round; None while it runs.
+        check_at: nothing is due before this time.
+    """
+
+    __slots__ = ("check_at", "deadline", "now", "paused_at")
+
+    def __init__(self, now: float) -> None:
+        self.now = now
+        self.deadline = inf
+        self.paused_at: float | None = None
+        self.check_at = AT_ONCE
+
+    @property
+    def paused(self) -> bool:
+        """Whether an operator paused the round."""
+        return self.paused_at is not None
+
+    def deadline_left_s(self, now: float) -> float | None:
+        """Seconds until the deadline, which a pause holds; None before it is set."""
+        if self.deadline == inf:
+            return None
+        return max(0.0, self.deadline - (now if self.paused_at is None else self.paused_at))
+
+    def stop(self) -> None:
+        """Have nothing due any more: the round is closing or over."""
+        self.paused_at, self.check_at = None, inf
+
+    def grace_until(self, grace_s: float) -> float:
+        """When the grace period of a member ends that lost contact now; it is due then."""
+        if self.paused_at is not None:
+            return self.paused_at + grace_s
+        until = self.now + grace_s
+        self.check_at = min(self.check_at, until)
+        return until
+
+    # ---- commands of the operator ------------------------------------------------------------
+
+    def pause(self) -> None:
+        """Stop the time.
+
+        Raises:
+            OperatorRefused: it is stopped already.
+        """
+        if self.paused:
+            raise OperatorRefused("Expected a round that runs, got one that is paused already.")
+        self.paused_at, self.check_at = self.now, inf
+
+    def resume(self) -> float:
+        """Let the time run again; the deadline moves by the pause.
+
+        Returns:
+            The length of the pause in seconds.
+
+        Raises:
+            OperatorRefused: the time runs.
+        """
+        if self.paused_at is None:
+            raise OperatorRefused("Expected a round that is paused, got one that runs.")
+        pause_s = self.now - self.paused_at
+        self.deadline += pause_s
+        self.paused_at, self.check_at = None, AT_ONCE  # act at once on what the pause held back
+        return pause_s
+
+    def extend(self, seconds: float) -> None:
+        """Move the deadline.
+
+        Raises:
+            OperatorRefused: not by a positive, finite number of seconds.
+        """
+        if not (seconds > 0 and isfinite(self.deadline + seconds)):
+            raise OperatorRefused(f"Expected seconds={seconds} > 0 and finite.")
+        self.deadline += seconds
