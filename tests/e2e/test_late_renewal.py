@@ -12,7 +12,7 @@ from fedloom.protocol.trust import late_renewal
 from fedloom.protocol.trust.identity import build_csr, generate_key, leaf_pem
 from fedloom.protocol.v1 import enrolment_pb2
 from fedloom.protocol.version import PROTOCOL_VERSIONS
-from fedloom.server.access.trail import Filter
+from fedloom.server.ledger.audit_trail import Filter
 from fedloom.server.pki.authority import Authority
 from support.federation import ask
 

@@ -43,7 +43,6 @@ from fedloom.protocol.version import __version__  # noqa: E402
 from fedloom.server import config as configuration  # noqa: E402
 from fedloom.server.access import oidc_http  # noqa: E402
 from fedloom.server.access.site import make_site  # noqa: E402
-from fedloom.server.access.trail import HEAD_FILE  # noqa: E402
 from fedloom.server.config import ServerConfig, split_address  # noqa: E402
 from fedloom.server.context import World  # noqa: E402
 from fedloom.server.fleet import last_seen  # noqa: E402
@@ -52,6 +51,7 @@ from fedloom.server.fleet.service import FleetService  # noqa: E402
 from fedloom.server.fleet.sessions import Hold  # noqa: E402
 from fedloom.server.http import application, connection_limits, tcp_listener, unix_socket  # noqa: E402
 from fedloom.server.ledger import Ledger  # noqa: E402
+from fedloom.server.ledger.audit_trail import HEAD_FILE  # noqa: E402
 from fedloom.server.metrics import lag  # noqa: E402
 from fedloom.server.pki.authority import Authority, ServerBundle  # noqa: E402
 from fedloom.server.pki.noise_keys import NoiseKeys  # noqa: E402

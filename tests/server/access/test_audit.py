@@ -9,8 +9,8 @@ from click.testing import CliRunner
 
 from fedloom.cli.main import main
 from fedloom.server import config
-from fedloom.server.access.trail import HEAD_FILE
 from fedloom.server.ledger import Ledger
+from fedloom.server.ledger.audit_trail import HEAD_FILE
 from support.visitor import Visitor
 
 

@@ -11,8 +11,8 @@ import sqlalchemy as sa
 
 from fedloom.protocol.errors import Code, Refusal
 from fedloom.server import context as worlds
-from fedloom.server.access.tables import audit
-from fedloom.server.access.trail import Trail, first_break
+from fedloom.server.ledger.access_tables import audit
+from fedloom.server.ledger.audit_trail import Trail, first_break
 from support.door import SPEC, write_model
 from support.modules import like
 from support.visitor import Visitor

@@ -7,9 +7,10 @@ import time
 
 import pytest
 
-from fedloom.server.access import accounts, gate, passwords, secrets, shield
+from fedloom.server.access import gate, passwords, secrets, shield
 from fedloom.server.access.gate import Gate
 from fedloom.server.access.principal import Scope
+from fedloom.server.ledger import accounts
 from support.patience import PATIENCE_S
 from support.visitor import Visitor
 
@@ -17,7 +18,7 @@ PASSWORD = "correct horse battery"
 
 
 def _audited(door):
-    from fedloom.server.access.tables import audit
+    from fedloom.server.ledger.access_tables import audit
 
     return [(row["action"], row["who"]) for row in door.world.ledger._rows(audit.select())]
 

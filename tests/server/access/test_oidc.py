@@ -9,7 +9,7 @@ from fedloom.protocol.errors import UsageError
 from fedloom.server import config
 from fedloom.server.access import oidc, oidc_http
 from fedloom.server.access.oidc import OidcConfig
-from fedloom.server.access.tables import audit
+from fedloom.server.ledger.access_tables import audit
 from support.door import Door
 from support.provider import SECRET, Provider
 from support.visitor import Visitor

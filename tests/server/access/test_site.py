@@ -8,9 +8,9 @@ import pytest
 from fedloom.protocol.errors import UnavailableError, UsageError
 from fedloom.server.access import gate
 from fedloom.server.access.site import make_site
-from fedloom.server.access.tables import audit
 from fedloom.server.config import ServerConfig
 from fedloom.server.http import tcp_listener
+from fedloom.server.ledger.access_tables import audit
 from support.door import Door
 from support.patience import PATIENCE_S
 from support.visitor import Visitor

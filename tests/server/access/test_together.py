@@ -5,8 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import sqlalchemy as sa
 
-from fedloom.server.access.tables import audit
-from fedloom.server.access.trail import first_break
+from fedloom.server.ledger.access_tables import audit
+from fedloom.server.ledger.audit_trail import first_break
 from fedloom.server.ledger.tables import promotions
 from support.door import write_model
 

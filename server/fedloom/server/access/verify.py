@@ -10,8 +10,8 @@ import sqlalchemy as sa
 
 from fedloom.protocol.errors import IntegrityError, UnavailableError, UsageError
 from fedloom.server import config
-from fedloom.server.access.tables import audit
-from fedloom.server.access.trail import HEAD_FILE, Break, Head, first_break
+from fedloom.server.ledger.access_tables import audit
+from fedloom.server.ledger.audit_trail import HEAD_FILE, Break, Head, first_break
 
 _HEAD = re.compile(r"(\d{1,18})[:\s]([0-9a-f]{64})")
 

@@ -6,8 +6,8 @@ from typing import Annotated
 from fastapi import APIRouter, Path
 
 from fedloom.server.access import passwords, secrets
-from fedloom.server.access.accounts import LINK_LIFE_S, check_name
 from fedloom.server.access.principal import Scope
+from fedloom.server.ledger.accounts import LINK_LIFE_S, check_name
 from fedloom.server.routes.access_views import (
     ApiTokenList,
     ApiTokenView,

@@ -5,7 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
 
-from fedloom.server.access.trail import Filter
+from fedloom.server.ledger.audit_trail import Filter
 from fedloom.server.routes.parts import FAULTS, Here
 from fedloom.server.routes.scopes import Viewer
 

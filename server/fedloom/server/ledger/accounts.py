@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from fedloom.protocol.errors import UsageError
 from fedloom.server.access.errors import LastAdminError
 from fedloom.server.access.principal import Scope
-from fedloom.server.access.tables import api_tokens, login_links, sessions, users
+from fedloom.server.ledger.access_tables import api_tokens, login_links, sessions, users
 
 IDLE_S = 2 * 3600.0
 """A session that nobody uses ends after this."""

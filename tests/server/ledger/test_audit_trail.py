@@ -7,8 +7,8 @@ from itertools import pairwise
 
 import pytest
 
-from fedloom.server.access.trail import FIRST, Head, Trail, entry_hash, first_break
 from fedloom.server.ledger import Ledger
+from fedloom.server.ledger.audit_trail import FIRST, Head, Trail, entry_hash, first_break
 
 NUM_ENTRIES = 6
 
