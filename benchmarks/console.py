@@ -24,10 +24,10 @@ from fastapi import routing
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from fedloom.protocol.tensors.container import write_file
-from fedloom.server.http import application
 from fedloom.server.ledger import Ledger, tables
 from fedloom.server.ledger.access_tables import audit
 from fedloom.server.planning.spec import parse
+from fedloom.server.routes import application
 from fedloom.server.storage.model_store import ModelStore
 from support.big_ledger import RUN, START, fill, name_of, round_rows
 from support.door import SPEC, Door

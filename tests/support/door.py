@@ -16,12 +16,13 @@ from fedloom.server.access import oidc_http
 from fedloom.server.access.site import make_site
 from fedloom.server.config import ServerConfig
 from fedloom.server.context import World
-from fedloom.server.http import application, unix_socket
 from fedloom.server.http import tcp_listener as console
+from fedloom.server.http import unix_socket
 from fedloom.server.ledger import Ledger
 from fedloom.server.pki.authority import Authority
 from fedloom.server.pki.noise_keys import NoiseKeys
 from fedloom.server.rounds.manager import Runs
+from fedloom.server.routes import application
 from fedloom.server.storage.model_store import ModelStore
 from fedloom.server.storage.spool import Spool
 from support.patience import PATIENCE_S

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from fastapi import routing
 
-from fedloom.server.routes.scopes import declared_scope
+from fedloom.server.access.scopes import declared_scope
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ from fedloom.server.fleet import last_seen  # noqa: E402
 from fedloom.server.fleet.enrolment import EnrolmentService  # noqa: E402
 from fedloom.server.fleet.service import FleetService  # noqa: E402
 from fedloom.server.fleet.sessions import Hold  # noqa: E402
-from fedloom.server.http import application, connection_limits, tcp_listener, unix_socket  # noqa: E402
+from fedloom.server.http import connection_limits, tcp_listener, unix_socket
 from fedloom.server.ledger import Ledger  # noqa: E402
 from fedloom.server.ledger.audit_trail import HEAD_FILE  # noqa: E402
 from fedloom.server.metrics import lag  # noqa: E402
@@ -58,6 +58,7 @@ from fedloom.server.pki.noise_keys import NoiseKeys  # noqa: E402
 from fedloom.server.pki.signing_key import FOLDER as SIGNING  # noqa: E402
 from fedloom.server.pki.signing_key import SigningKey  # noqa: E402
 from fedloom.server.rounds.manager import Runs  # noqa: E402
+from fedloom.server.routes import application  # noqa: E402
 from fedloom.server.storage import pruning  # noqa: E402
 from fedloom.server.storage.model_store import ModelStore  # noqa: E402
 from fedloom.server.storage.spool import Spool  # noqa: E402

@@ -19,10 +19,10 @@ from fedloom.protocol.tracing import Tracer
 from fedloom.protocol.transport.chunk_size import Chunks
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server.config import ServerConfig
+from fedloom.server.event_hub import Hub
 from fedloom.server.fleet.last_seen import Presence
 from fedloom.server.fleet.sessions import Fleet
 from fedloom.server.fleet.transfer_slots import Lanes
-from fedloom.server.http.event_hub import Hub
 from fedloom.server.ledger import Ledger
 from fedloom.server.metrics.log_buffer import LogRing
 from fedloom.server.metrics.meters import Meters

@@ -219,7 +219,7 @@ def test_stream_of_events_ends_with_the_session(door, add_user, monkeypatch):
 
     from fastapi.responses import StreamingResponse
 
-    from fedloom.server.routes.scopes import Viewer
+    from fedloom.server.access.scopes import Viewer
 
     monkeypatch.setattr(shield, "RECHECK_S", 0.05)
 
@@ -501,7 +501,7 @@ def test_browser_is_sent_to_the_form_and_back(door):
     assert (answer.status, answer.headers["hx-redirect"]) == (401, "/login")
 
 
-from fedloom.server.routes.scopes import Viewer  # noqa: E402 - FastAPI reads it from here
+from fedloom.server.access.scopes import Viewer  # noqa: E402 - FastAPI reads it from here
 
 
 async def _page(_: Viewer) -> str:

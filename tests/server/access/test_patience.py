@@ -9,10 +9,10 @@ from contextlib import ExitStack
 
 import pytest
 
+from fedloom.server import event_hub
 from fedloom.server.access import shield
 from fedloom.server.access.principal import Scope
-from fedloom.server.http import event_hub, handshake_limits, slow_connections
-from fedloom.server.routes import shared
+from fedloom.server.http import handshake_limits, shared_answers, slow_connections
 from support.door import Door
 from support.visitor import PATIENCE_S, Visitor
 
@@ -223,7 +223,7 @@ def test_form_is_not_looked_for_in_a_stream(door, add_user):
 
 def test_parts_that_are_kept_are_few(door, add_user, monkeypatch):
     """Every address has its own, and anybody makes up addresses."""
-    monkeypatch.setattr(shared, "MAX_KEPT", 5)
+    monkeypatch.setattr(shared_answers, "MAX_KEPT", 5)
     ann = add_user()
     for number in range(9):
         assert ann.ask("GET", f"/?part=live&x={number}").status == 200

@@ -5,8 +5,8 @@ import getpass
 import pytest
 
 from fedloom.server.access.principal import Scope
-from fedloom.server.http import application
 from fedloom.server.ledger.access_tables import audit
+from fedloom.server.routes import application
 from support.door import Door
 from support.routes import table
 

@@ -5,8 +5,8 @@ import re
 import pytest
 import sqlalchemy as sa
 
-from fedloom.server.http import application
 from fedloom.server.planning.spec import parse
+from fedloom.server.routes import application
 from support.big_ledger import RUN, fill, name_of
 from support.door import SPEC, Door
 from support.routes import table

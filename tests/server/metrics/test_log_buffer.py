@@ -9,7 +9,7 @@ import pytest
 
 from fedloom.cli.common.logging import JsonFormatter
 from fedloom.server.access import secrets
-from fedloom.server.http.event_hub import Hub
+from fedloom.server.event_hub import Hub
 from fedloom.server.metrics.log_buffer import KEPT, LONGEST, LogRing, about
 
 log = logging.getLogger("fedloom.test")

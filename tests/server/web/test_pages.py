@@ -6,8 +6,8 @@ import time
 
 import pytest
 
+from fedloom.server.http.shared_answers import HEARS
 from fedloom.server.metrics.log_buffer import about
-from fedloom.server.routes.shared import HEARS
 from support.door import SPEC, Door, _Connection, write_model
 from support.scene import wait_for
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from fedloom.server.http.event_hub import Hub
+from fedloom.server.event_hub import Hub
 
 KEPT = 2000
 """Lines."""

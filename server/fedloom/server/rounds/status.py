@@ -4,8 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 from fedloom.server.engine import Phase, RoundEngine
+from fedloom.server.event_hub import Hub
 from fedloom.server.fleet.sessions import Fleet, TaskId
-from fedloom.server.http.event_hub import Hub
 from fedloom.server.planning.round_plan import RoundPlan
 from fedloom.server.rounds import progress
 

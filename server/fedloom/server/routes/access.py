@@ -7,6 +7,7 @@ from fastapi import APIRouter, Path
 
 from fedloom.server.access import passwords, secrets
 from fedloom.server.access.principal import Scope
+from fedloom.server.access.scopes import Admin, ForbiddenError, Principal, Viewer
 from fedloom.server.ledger.accounts import LINK_LIFE_S, check_name
 from fedloom.server.routes.access_views import (
     ApiTokenList,
@@ -24,7 +25,6 @@ from fedloom.server.routes.access_views import (
     UserView,
 )
 from fedloom.server.routes.parts import FAULTS, ConflictError, Here, NotFoundError, Parts
-from fedloom.server.routes.scopes import Admin, ForbiddenError, Principal, Viewer
 
 router = APIRouter(tags=["access"], responses=FAULTS)
 

@@ -5,9 +5,9 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
 
+from fedloom.server.access.scopes import Viewer
 from fedloom.server.ledger.audit_trail import Filter
 from fedloom.server.routes.parts import FAULTS, Here
-from fedloom.server.routes.scopes import Viewer
 
 router = APIRouter(prefix="/audit", tags=["audit"], responses=FAULTS)
 

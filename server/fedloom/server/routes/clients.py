@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body, Query
 
 from fedloom.protocol.errors import Code, Refusal
+from fedloom.server.access.scopes import Operator, Viewer
 from fedloom.server.fleet import sessions
 from fedloom.server.ledger import Filter
 from fedloom.server.rounds.member_records import measured, shape
@@ -26,7 +27,6 @@ from fedloom.server.routes.client_views import (
 )
 from fedloom.server.routes.consequences import hold_words, revoke_words
 from fedloom.server.routes.parts import FAULTS, Here, NotFoundError, Parts, Preview
-from fedloom.server.routes.scopes import Operator, Viewer
 
 log = logging.getLogger(__name__)
 

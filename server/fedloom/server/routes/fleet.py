@@ -12,12 +12,12 @@ from fastapi import APIRouter, Query
 from fedloom.protocol.trust import tokens
 from fedloom.protocol.trust.identity import check_client_name
 from fedloom.protocol.version import __version__
+from fedloom.server.access.scopes import Admin, Viewer
 from fedloom.server.client_names import draw_name
 from fedloom.server.ledger import Filter
 from fedloom.server.pki.authority import Authority
 from fedloom.server.rounds.manager import ACTIVE
 from fedloom.server.routes.parts import FAULTS, ConflictError, Here, NotFoundError, Parts
-from fedloom.server.routes.scopes import Admin, Viewer
 from fedloom.server.routes.views import (
     IssuedToken,
     NewToken,

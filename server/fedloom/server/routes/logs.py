@@ -5,8 +5,8 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
 
+from fedloom.server.access.scopes import Viewer
 from fedloom.server.routes.parts import FAULTS, Here
-from fedloom.server.routes.scopes import Viewer
 
 router = APIRouter(tags=["logs"], responses=FAULTS)
 

@@ -9,9 +9,9 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 
 from fedloom.server.access.principal import Principal, Scope
+from fedloom.server.access.scopes import needs
 from fedloom.server.metrics import gauges, scrape
 from fedloom.server.routes.parts import FAULTS, Here
-from fedloom.server.routes.scopes import needs
 
 _TYPES = ("text/plain", "application/openmetrics-text")
 

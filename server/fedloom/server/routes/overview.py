@@ -8,6 +8,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
 
+from fedloom.server.access.scopes import Viewer
+from fedloom.server.http.shared_answers import Shared
 from fedloom.server.insight import pace
 from fedloom.server.insight.curves import curves
 from fedloom.server.insight.health import Facts, assess
@@ -15,8 +17,6 @@ from fedloom.server.ledger import Row
 from fedloom.server.rounds.manager import ACTIVE
 from fedloom.server.routes.parts import FAULTS, Here, NotFoundError, Parts
 from fedloom.server.routes.rounds import rounds_of
-from fedloom.server.routes.scopes import Viewer
-from fedloom.server.routes.shared import Shared
 from fedloom.server.routes.views import LiveView
 
 router = APIRouter(tags=["overview"], responses=FAULTS, route_class=Shared)

@@ -6,13 +6,13 @@ from typing import Annotated
 from fastapi import APIRouter, Body, Query
 
 from fedloom.protocol.errors import UsageError
+from fedloom.server.access.scopes import Operator, Principal, Viewer
 from fedloom.server.ledger import Row, require_run
 from fedloom.server.planning.spec import parse
 from fedloom.server.rounds.manager import new_id
 from fedloom.server.routes.consequences import Wish, rollback_words
 from fedloom.server.routes.parts import FAULTS, ConflictError, Here, Parts, Preview
 from fedloom.server.routes.rounds import rounds_of, run_row
-from fedloom.server.routes.scopes import Operator, Principal, Viewer
 from fedloom.server.routes.views import (
     Acted,
     Action,

@@ -5,12 +5,12 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
+from fedloom.server.access.scopes import Viewer
+from fedloom.server.http.shared_answers import LivePart
 from fedloom.server.insight.curves import curves, latest, metrics
 from fedloom.server.ledger import require_run
 from fedloom.server.routes.overview import MAX_COMPARED
 from fedloom.server.routes.parts import Here
-from fedloom.server.routes.scopes import Viewer
-from fedloom.server.routes.shared import LivePart
 from fedloom.server.web.render import page
 from fedloom.server.web.settings import chosen
 

@@ -10,11 +10,11 @@ from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
 from fedloom.protocol.errors import UsageError
+from fedloom.server.access.scopes import Admin, Viewer, form_of
+from fedloom.server.http.shared_answers import LivePart
 from fedloom.server.pki.authority import Authority
 from fedloom.server.routes.fleet import create_token, list_tokens
 from fedloom.server.routes.parts import Here, Parts
-from fedloom.server.routes.scopes import Admin, Viewer, form_of
-from fedloom.server.routes.shared import LivePart
 from fedloom.server.routes.views import MAX_TTL_S, NewToken
 from fedloom.server.web.render import page, trusted
 

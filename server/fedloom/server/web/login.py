@@ -16,11 +16,11 @@ from jinja2 import Environment, FileSystemLoader
 from fedloom.protocol.errors import FedloomError, UnavailableError
 from fedloom.server.access.errors import TooManyTriesError, UnauthenticatedError
 from fedloom.server.access.oidc import PENDING_S
+from fedloom.server.access.scopes import Public, Viewer, form_of
 from fedloom.server.access.throttle import network_of
 from fedloom.server.http.head_requests import HEAD_ONLY
 from fedloom.server.ledger.accounts import LIFE_S
 from fedloom.server.routes.parts import Here, NotFoundError, Parts
-from fedloom.server.routes.scopes import Public, Viewer, form_of
 
 TEMPLATES = Path(__file__).parent / "templates"
 

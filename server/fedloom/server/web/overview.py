@@ -3,10 +3,10 @@
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
+from fedloom.server.access.scopes import Viewer
+from fedloom.server.http.shared_answers import LivePart
 from fedloom.server.routes.overview import ROUNDS_SHOWN, look
 from fedloom.server.routes.parts import Here
-from fedloom.server.routes.scopes import Viewer
-from fedloom.server.routes.shared import LivePart
 from fedloom.server.web.render import page
 from fedloom.server.web.runs import tail
 

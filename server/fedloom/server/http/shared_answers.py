@@ -15,8 +15,8 @@ from collections.abc import Awaitable, Callable
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 
+from fedloom.server.access.scopes import principal_of
 from fedloom.server.routes.parts import Parts
-from fedloom.server.routes.scopes import principal_of
 
 KEPT_S = 5.0
 """Longest that an answer is given out: what it says of the clock goes on in the browser."""

@@ -3,7 +3,7 @@
 import asyncio
 import json
 
-from fedloom.server.http.event_hub import BACKLOG, MAX_WATCHERS, Hub
+from fedloom.server.event_hub import BACKLOG, MAX_WATCHERS, Hub
 from support.patience import PATIENCE_S
 
 

@@ -4,7 +4,7 @@ import asyncio
 
 from fastapi import Response
 
-from fedloom.server.routes.shared import Answers
+from fedloom.server.http.shared_answers import Answers
 from support.door import Door
 from support.visitor import Visitor
 

@@ -34,11 +34,13 @@ from fedloom.server.access.errors import (
 )
 from fedloom.server.access.gate import Gate
 from fedloom.server.access.oidc import Oidc
+from fedloom.server.access.scopes import Viewer, guard
 from fedloom.server.access.shield import PRINCIPAL
 from fedloom.server.access.site import Site
 from fedloom.server.context import World
 from fedloom.server.engine.errors import OperatorRefused
 from fedloom.server.http.head_requests import HeadOnly
+from fedloom.server.http.shared_answers import Answers
 from fedloom.server.http.unix_socket import LOCAL_USER
 from fedloom.server.pki.authority import Authority
 from fedloom.server.rounds.manager import Runs
@@ -56,8 +58,6 @@ from fedloom.server.routes import rounds as round_routes
 from fedloom.server.routes import runs as run_routes
 from fedloom.server.routes.models import BadModelError, TooLargeError
 from fedloom.server.routes.parts import ConflictError, NotFoundError, Parts, not_done
-from fedloom.server.routes.scopes import Viewer, guard
-from fedloom.server.routes.shared import Answers
 from fedloom.server.routes.views import ErrorReply, Fault
 from fedloom.server.web import login
 from fedloom.server.web.mount import fault_page, mount
