@@ -13,7 +13,7 @@ from fastapi import routing
 
 from fedloom.cli.connection import api_client
 from fedloom.cli.main import main
-from fedloom.server.routes import client_views, views
+from fedloom.server.queries import client_views, views
 from support.door import Door, write_model
 
 RUN_TOML = 'name = "digits"\n[cohort]\ngoal = 2\n[train]\nepochs = 1\nlearning_rate = 0.1\n'

@@ -16,7 +16,7 @@ from fastapi import Request, Response
 from fastapi.routing import APIRoute
 
 from fedloom.server.access.scopes import principal_of
-from fedloom.server.routes.parts import Parts
+from fedloom.server.queries.parts import Parts
 
 KEPT_S = 5.0
 """Longest that an answer is given out: what it says of the clock goes on in the browser."""

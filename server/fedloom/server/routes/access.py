@@ -9,6 +9,7 @@ from fedloom.server.access import passwords, secrets
 from fedloom.server.access.principal import Scope
 from fedloom.server.access.scopes import Admin, ForbiddenError, Principal, Viewer
 from fedloom.server.ledger.accounts import LINK_LIFE_S, check_name
+from fedloom.server.queries.parts import FAULTS, ConflictError, Here, NotFoundError, Parts
 from fedloom.server.routes.access_views import (
     ApiTokenList,
     ApiTokenView,
@@ -24,7 +25,6 @@ from fedloom.server.routes.access_views import (
     UserList,
     UserView,
 )
-from fedloom.server.routes.parts import FAULTS, ConflictError, Here, NotFoundError, Parts
 
 router = APIRouter(tags=["access"], responses=FAULTS)
 

@@ -43,6 +43,8 @@ from fedloom.server.http.head_requests import HeadOnly
 from fedloom.server.http.shared_answers import Answers
 from fedloom.server.http.unix_socket import LOCAL_USER
 from fedloom.server.pki.authority import Authority
+from fedloom.server.queries.parts import ConflictError, NotFoundError, Parts, not_done
+from fedloom.server.queries.views import ErrorReply, Fault
 from fedloom.server.rounds.manager import Runs
 from fedloom.server.routes import access as access_routes
 from fedloom.server.routes import audit as audit_routes
@@ -57,8 +59,6 @@ from fedloom.server.routes import overview as overview_routes
 from fedloom.server.routes import rounds as round_routes
 from fedloom.server.routes import runs as run_routes
 from fedloom.server.routes.models import BadModelError, TooLargeError
-from fedloom.server.routes.parts import ConflictError, NotFoundError, Parts, not_done
-from fedloom.server.routes.views import ErrorReply, Fault
 from fedloom.server.web import login
 from fedloom.server.web.mount import fault_page, mount
 from fedloom.strategies.privacy import MissingAccountant

@@ -7,7 +7,7 @@ from pydantic import BaseModel, Field
 
 from fedloom.server.access.scopes import Viewer
 from fedloom.server.ledger.audit_trail import Filter
-from fedloom.server.routes.parts import FAULTS, Here
+from fedloom.server.queries.parts import FAULTS, Here
 
 router = APIRouter(prefix="/audit", tags=["audit"], responses=FAULTS)
 

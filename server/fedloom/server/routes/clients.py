@@ -11,8 +11,7 @@ from fedloom.protocol.errors import Code, Refusal
 from fedloom.server.access.scopes import Operator, Viewer
 from fedloom.server.fleet import sessions
 from fedloom.server.ledger import Filter
-from fedloom.server.rounds.member_records import measured, shape
-from fedloom.server.routes.client_views import (
+from fedloom.server.queries.client_views import (
     ClientActed,
     ClientList,
     ClientState,
@@ -25,8 +24,9 @@ from fedloom.server.routes.client_views import (
     Versions,
     Why,
 )
+from fedloom.server.queries.parts import FAULTS, Here, NotFoundError, Parts, Preview
+from fedloom.server.rounds.member_records import measured, shape
 from fedloom.server.routes.consequences import hold_words, revoke_words
-from fedloom.server.routes.parts import FAULTS, Here, NotFoundError, Parts, Preview
 
 log = logging.getLogger(__name__)
 

@@ -6,9 +6,9 @@ from typing import Any
 
 from fedloom.server.fleet.sessions import Hold
 from fedloom.server.ledger import Point, Row
+from fedloom.server.queries.client_views import ClientView
+from fedloom.server.queries.views import Action, ActionArguments
 from fedloom.server.rounds.manager import ACTIVE
-from fedloom.server.routes.client_views import ClientView
-from fedloom.server.routes.views import Action, ActionArguments
 
 _OF_A_ROUND = (Action.CLOSE, Action.ABORT, Action.EXTEND, Action.RETRY)
 

@@ -9,7 +9,7 @@ from fastapi.responses import StreamingResponse
 from fedloom.protocol.errors import UnavailableError
 from fedloom.server.access.scopes import Viewer
 from fedloom.server.event_hub import MAX_OF_ONE, MAX_WATCHERS, Hub, Watcher
-from fedloom.server.routes.parts import FAULTS, Here
+from fedloom.server.queries.parts import FAULTS, Here
 
 MEDIA_TYPE = "text/event-stream"
 

@@ -16,9 +16,8 @@ from fedloom.server.access.scopes import Admin, Viewer
 from fedloom.server.client_names import draw_name
 from fedloom.server.ledger import Filter
 from fedloom.server.pki.authority import Authority
-from fedloom.server.rounds.manager import ACTIVE
-from fedloom.server.routes.parts import FAULTS, ConflictError, Here, NotFoundError, Parts
-from fedloom.server.routes.views import (
+from fedloom.server.queries.parts import FAULTS, ConflictError, Here, NotFoundError, Parts
+from fedloom.server.queries.views import (
     IssuedToken,
     NewToken,
     ServerView,
@@ -26,6 +25,7 @@ from fedloom.server.routes.views import (
     TokenStatus,
     TokenView,
 )
+from fedloom.server.rounds.manager import ACTIVE
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 from fedloom.protocol.errors import UsageError
 from fedloom.protocol.trust.signing import MODEL, fingerprint
 from fedloom.server.access.scopes import Viewer
-from fedloom.server.routes.parts import FAULTS, ConflictError, Here, Parts
+from fedloom.server.queries.parts import FAULTS, ConflictError, Here, Parts
 from fedloom.server.storage.model_norms import Layers as MeasuredLayers
 from fedloom.server.storage.model_norms import layers
 

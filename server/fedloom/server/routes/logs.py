@@ -6,7 +6,7 @@ from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
 
 from fedloom.server.access.scopes import Viewer
-from fedloom.server.routes.parts import FAULTS, Here
+from fedloom.server.queries.parts import FAULTS, Here
 
 router = APIRouter(tags=["logs"], responses=FAULTS)
 

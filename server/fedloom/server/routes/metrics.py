@@ -11,7 +11,7 @@ from fastapi.responses import Response
 from fedloom.server.access.principal import Principal, Scope
 from fedloom.server.access.scopes import needs
 from fedloom.server.metrics import gauges, scrape
-from fedloom.server.routes.parts import FAULTS, Here
+from fedloom.server.queries.parts import FAULTS, Here
 
 _TYPES = ("text/plain", "application/openmetrics-text")
 

@@ -12,8 +12,8 @@ from starlette.types import Receive, Scope, Send
 from fedloom.protocol.errors import IntegrityError, UnavailableError, UsageError
 from fedloom.server.access.scopes import Operator, Viewer
 from fedloom.server.http.head_requests import HEAD_ONLY
-from fedloom.server.routes.parts import FAULTS, ConflictError, Here, Parts, Preview
-from fedloom.server.routes.views import (
+from fedloom.server.queries.parts import FAULTS, ConflictError, Here, Parts, Preview
+from fedloom.server.queries.views import (
     MAX_NUMBER,
     ErrorReply,
     ModelList,

@@ -14,10 +14,10 @@ from fedloom.server.insight import pace
 from fedloom.server.insight.curves import curves
 from fedloom.server.insight.health import Facts, assess
 from fedloom.server.ledger import Row
+from fedloom.server.queries.parts import FAULTS, Here, NotFoundError, Parts
+from fedloom.server.queries.views import LiveView
 from fedloom.server.rounds.manager import ACTIVE
-from fedloom.server.routes.parts import FAULTS, Here, NotFoundError, Parts
 from fedloom.server.routes.rounds import rounds_of
-from fedloom.server.routes.views import LiveView
 
 router = APIRouter(tags=["overview"], responses=FAULTS, route_class=Shared)
 

@@ -7,10 +7,10 @@ from fastapi import APIRouter, Path, Query
 
 from fedloom.server.access.scopes import Viewer
 from fedloom.server.ledger import Row, require_run
+from fedloom.server.queries.parts import FAULTS, Here, NotFoundError, Parts
+from fedloom.server.queries.round_views import MemberView, RoundDetail, RoundList, RoundView
+from fedloom.server.queries.views import MAX_NUMBER
 from fedloom.server.rounds.member_records import measured, shape, summarize
-from fedloom.server.routes.parts import FAULTS, Here, NotFoundError, Parts
-from fedloom.server.routes.round_views import MemberView, RoundDetail, RoundList, RoundView
-from fedloom.server.routes.views import MAX_NUMBER
 
 router = APIRouter(prefix="/runs/{run}/rounds", tags=["rounds"], responses=FAULTS)
 

@@ -9,11 +9,8 @@ from fedloom.protocol.errors import UsageError
 from fedloom.server.access.scopes import Operator, Principal, Viewer
 from fedloom.server.ledger import Row, require_run
 from fedloom.server.planning.spec import parse
-from fedloom.server.rounds.manager import new_id
-from fedloom.server.routes.consequences import Wish, rollback_words
-from fedloom.server.routes.parts import FAULTS, ConflictError, Here, Parts, Preview
-from fedloom.server.routes.rounds import rounds_of, run_row
-from fedloom.server.routes.views import (
+from fedloom.server.queries.parts import FAULTS, ConflictError, Here, Parts, Preview
+from fedloom.server.queries.views import (
     Acted,
     Action,
     ActionArguments,
@@ -28,6 +25,9 @@ from fedloom.server.routes.views import (
     RunList,
     RunView,
 )
+from fedloom.server.rounds.manager import new_id
+from fedloom.server.routes.consequences import Wish, rollback_words
+from fedloom.server.routes.rounds import rounds_of, run_row
 
 router = APIRouter(prefix="/runs", tags=["runs"], responses=FAULTS)
 

@@ -7,8 +7,8 @@ from fastapi.responses import HTMLResponse
 
 from fedloom.server.access.scopes import Viewer
 from fedloom.server.http.shared_answers import LivePart
+from fedloom.server.queries.parts import Here
 from fedloom.server.routes.audit import list_entries
-from fedloom.server.routes.parts import Here
 from fedloom.server.web.render import page
 
 router = APIRouter(include_in_schema=False, route_class=LivePart)

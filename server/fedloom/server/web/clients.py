@@ -7,9 +7,9 @@ from fastapi.responses import HTMLResponse
 
 from fedloom.server.access.scopes import Viewer
 from fedloom.server.http.shared_answers import LivePart
-from fedloom.server.routes.client_views import ClientState, PartList
+from fedloom.server.queries.client_views import ClientState, PartList
+from fedloom.server.queries.parts import Here
 from fedloom.server.routes.clients import get_client, list_clients, list_parts, list_versions
-from fedloom.server.routes.parts import Here
 from fedloom.server.web.render import page
 
 router = APIRouter(include_in_schema=False, route_class=LivePart)

@@ -9,8 +9,8 @@ from fedloom.server.access.scopes import Viewer
 from fedloom.server.http.shared_answers import LivePart
 from fedloom.server.insight.curves import curves, latest, metrics
 from fedloom.server.ledger import require_run
+from fedloom.server.queries.parts import Here
 from fedloom.server.routes.overview import MAX_COMPARED
-from fedloom.server.routes.parts import Here
 from fedloom.server.web.render import page
 from fedloom.server.web.settings import chosen
 

@@ -13,9 +13,9 @@ from fedloom.protocol.errors import UsageError
 from fedloom.server.access.scopes import Admin, Viewer, form_of
 from fedloom.server.http.shared_answers import LivePart
 from fedloom.server.pki.authority import Authority
+from fedloom.server.queries.parts import Here, Parts
+from fedloom.server.queries.views import MAX_TTL_S, NewToken
 from fedloom.server.routes.fleet import create_token, list_tokens
-from fedloom.server.routes.parts import Here, Parts
-from fedloom.server.routes.views import MAX_TTL_S, NewToken
 from fedloom.server.web.render import page, trusted
 
 router = APIRouter(include_in_schema=False, route_class=LivePart)

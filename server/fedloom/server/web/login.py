@@ -20,7 +20,7 @@ from fedloom.server.access.scopes import Public, Viewer, form_of
 from fedloom.server.access.throttle import network_of
 from fedloom.server.http.head_requests import HEAD_ONLY
 from fedloom.server.ledger.accounts import LIFE_S
-from fedloom.server.routes.parts import Here, NotFoundError, Parts
+from fedloom.server.queries.parts import Here, NotFoundError, Parts
 
 TEMPLATES = Path(__file__).parent / "templates"
 

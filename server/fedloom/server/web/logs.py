@@ -7,7 +7,7 @@ from fastapi.responses import HTMLResponse
 
 from fedloom.server.access.scopes import Viewer
 from fedloom.server.metrics.log_buffer import LEVELS
-from fedloom.server.routes.parts import Here
+from fedloom.server.queries.parts import Here
 from fedloom.server.web.render import page
 
 router = APIRouter(include_in_schema=False)

@@ -7,7 +7,7 @@ from starlette.staticfiles import StaticFiles
 
 from fedloom.server.access.principal import Principal, Scope
 from fedloom.server.access.shield import PRINCIPAL
-from fedloom.server.routes.parts import Parts
+from fedloom.server.queries.parts import Parts
 from fedloom.server.web import (
     audit,
     clients,

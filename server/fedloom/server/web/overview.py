@@ -5,8 +5,8 @@ from fastapi.responses import HTMLResponse
 
 from fedloom.server.access.scopes import Viewer
 from fedloom.server.http.shared_answers import LivePart
+from fedloom.server.queries.parts import Here
 from fedloom.server.routes.overview import ROUNDS_SHOWN, look
-from fedloom.server.routes.parts import Here
 from fedloom.server.web.render import page
 from fedloom.server.web.runs import tail
 

@@ -17,7 +17,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from fedloom.server.access.principal import Principal, Scope
-from fedloom.server.routes.parts import Parts
+from fedloom.server.queries.parts import Parts
 from fedloom.server.web import words
 
 HERE = Path(__file__).parent

@@ -7,7 +7,7 @@ from fastapi.responses import HTMLResponse
 
 from fedloom.server.access.scopes import Viewer
 from fedloom.server.http.shared_answers import LivePart
-from fedloom.server.routes.parts import Here
+from fedloom.server.queries.parts import Here
 from fedloom.server.routes.rounds import list_rounds, round_detail, run_row
 from fedloom.server.web.render import page
 from fedloom.server.web.timeline import LEGEND, timelines

@@ -10,8 +10,8 @@ from fedloom.server.http.shared_answers import LivePart
 from fedloom.server.insight.curves import TAIL, Curves, curves, latest, metrics
 from fedloom.server.insight.pace import rounds_an_hour, time_left_s
 from fedloom.server.ledger import require_run
+from fedloom.server.queries.parts import Here, Parts
 from fedloom.server.rounds.manager import ACTIVE
-from fedloom.server.routes.parts import Here, Parts
 from fedloom.server.routes.rounds import rounds_of
 from fedloom.server.web.render import page
 from fedloom.server.web.settings import as_toml, chosen

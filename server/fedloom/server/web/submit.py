@@ -16,9 +16,9 @@ from fedloom.server.access.scopes import Operator, Viewer, form_of
 from fedloom.server.http.shared_answers import LivePart
 from fedloom.server.ledger import require_run
 from fedloom.server.planning.spec import parse
-from fedloom.server.routes.parts import Here, Parts
+from fedloom.server.queries.parts import Here, Parts
+from fedloom.server.queries.views import NewRun
 from fedloom.server.routes.runs import submit
-from fedloom.server.routes.views import NewRun
 from fedloom.server.web.render import page
 from fedloom.server.web.settings import as_toml
 from fedloom.strategies import registry

@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from fedloom.server.routes.round_views import MemberView, RoundDetail
+from fedloom.server.queries.round_views import MemberView, RoundDetail
 
 WIDTH = 1000.0
 THINNEST = 3.0

@@ -1,7 +1,7 @@
 """The live display of a run: what `fedloom run status --json` says, drawn for a terminal.
 
 Pure: a status goes in, something that rich can print comes out; who polls and refreshes is
-elsewhere. It reads only fields of the HTTP API's RunDetail (fedloom.server.routes.views).
+elsewhere. It reads only fields of the HTTP API's RunDetail (fedloom.server.queries.views).
 
 Legend: a curve's point (n, loss, accuracy) is of the model after n training rounds, which clients
 evaluate at the start of the next round.

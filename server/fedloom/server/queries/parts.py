@@ -16,8 +16,8 @@ from fedloom.server.access.gate import Gate
 from fedloom.server.access.principal import Principal
 from fedloom.server.context import World
 from fedloom.server.pki.authority import Authority
+from fedloom.server.queries.views import Acted, ErrorReply
 from fedloom.server.rounds.manager import Runs
-from fedloom.server.routes.views import Acted, ErrorReply
 from fedloom.server.storage.model_norms import Inspector
 
 FAULTS: dict[int | str, dict[str, object]] = {

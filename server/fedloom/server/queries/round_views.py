@@ -1,4 +1,4 @@
-"""What the API tells of rounds and of their members; see `fedloom.server.routes.views`."""
+"""What the API tells of rounds and of their members; see `fedloom.server.queries.views`."""
 
 from typing import Annotated, Any
 

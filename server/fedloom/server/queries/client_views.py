@@ -1,12 +1,12 @@
-"""What the API takes and gives about clients; see `fedloom.server.routes.views`."""
+"""What the API takes and gives about clients; see `fedloom.server.queries.views`."""
 
 from enum import StrEnum
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from fedloom.server.routes.round_views import MemberView
-from fedloom.server.routes.views import PROSE
+from fedloom.server.queries.round_views import MemberView
+from fedloom.server.queries.views import PROSE
 
 _CONTROLS = r"\x00-\x1f\x7f-\x9f"
 ShortText = Annotated[str, Field(max_length=120, pattern=rf"^[^{_CONTROLS}]*$")]

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from fedloom.server.routes.round_views import RoundView
+from fedloom.server.queries.round_views import RoundView
 
 MAX_TTL_S = 366 * 24 * 3600.0
 
