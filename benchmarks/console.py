@@ -114,7 +114,7 @@ def measure(door, url, times):
     """Seconds of each answer, each as if it were the first, and the status."""
     taken, status = [], 0
     for _ in range(times):
-        door.app.state.parts.inspector.forget()
+        door.app.state.context.inspector.forget()
         door.app.state.answers.forget()
         connection = door.connect()
         begun = time.perf_counter()

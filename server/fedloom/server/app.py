@@ -49,7 +49,7 @@ from fedloom.server.fleet import last_seen  # noqa: E402
 from fedloom.server.fleet.enrolment import EnrolmentService  # noqa: E402
 from fedloom.server.fleet.service import FleetService  # noqa: E402
 from fedloom.server.fleet.sessions import Hold  # noqa: E402
-from fedloom.server.http import connection_limits, tcp_listener, unix_socket
+from fedloom.server.http import connection_limits, tcp_listener, unix_socket  # noqa: E402
 from fedloom.server.ledger import Ledger  # noqa: E402
 from fedloom.server.ledger.audit_trail import HEAD_FILE  # noqa: E402
 from fedloom.server.metrics import lag  # noqa: E402

@@ -42,7 +42,7 @@ def honest(provider, door):
     """Each test begins with a provider that tells the truth, and asks it anew."""
     provider.lie = ""
     provider.claims = {"email": "ann@example.org", "groups": ["staff", "fl-operators"]}
-    door.app.state.parts.gate.oidc._provider._kept.clear()
+    door.app.state.context.gate.oidc._provider._kept.clear()
 
 
 def _away(visitor, there="/"):
@@ -152,7 +152,7 @@ def test_logins_that_never_end_are_forgotten(door, provider, monkeypatch):
     monkeypatch.setattr(oidc, "MAX_PENDING", 3)
     visitors = [Visitor(door.site) for _ in range(5)]
     urls = [provider.log_in(_away(visitor)) for visitor in visitors]
-    assert len(door.app.state.parts.gate.oidc._pending) == 3
+    assert len(door.app.state.context.gate.oidc._pending) == 3
     found = [_back(v, url).status for v, url in zip(visitors, urls, strict=True)]
     assert found == [401, 401, 303, 303, 303]
 
@@ -170,7 +170,7 @@ def test_one_address_makes_nobody_elses_login_forgotten(door, provider, monkeypa
     """Whoever begins a thousand logins loses their own."""
     monkeypatch.setattr(oidc, "MAX_PENDING", 3)
     monkeypatch.setattr(oidc, "MAX_OF_NETWORK", 2)
-    gate, visitor = door.app.state.parts.gate, Visitor(door.site)
+    gate, visitor = door.app.state.context.gate, Visitor(door.site)
     url = provider.log_in(_away(visitor))
     with monkeypatch.context() as elsewhere:
         elsewhere.setattr(type(gate), "address", lambda *_: "192.0.2.7")

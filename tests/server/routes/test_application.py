@@ -10,8 +10,8 @@ import pytest
 
 from fedloom.protocol.errors import Code, Refusal
 from fedloom.protocol.trust.tokens import parse_token, secret_matches
+from fedloom.server.actions import tokens as token_actions
 from fedloom.server.fleet.sessions import Call, Session
-from fedloom.server.routes import fleet as fleet_routes
 from fedloom.server.routes import models as model_routes
 from support.door import SPEC, Door, write_model
 from support.patience import PATIENCE_S
@@ -69,7 +69,7 @@ def test_token_without_a_name_gets_a_free_one(door, monkeypatch):
     """Neither a client's name nor one that an earlier token promises is drawn again."""
     _enrol(door, "calm-heron-1")
     drawn = iter(["calm-heron-1", "calm-heron-2", "calm-heron-2", "calm-heron-3"])
-    monkeypatch.setattr(fleet_routes, "draw_name", lambda: next(drawn))
+    monkeypatch.setattr(token_actions, "draw_name", lambda: next(drawn))
     names = [door.ask("POST", "/tokens", {})[1]["client"] for _ in range(2)]
     assert names == ["calm-heron-2", "calm-heron-3"]
 
@@ -77,8 +77,8 @@ def test_token_without_a_name_gets_a_free_one(door, monkeypatch):
 def test_token_id_that_exists_is_drawn_again(door, monkeypatch):
     """Ids are short enough to repeat; a repeated one must not overwrite or fail."""
     first = door.ask("POST", "/tokens", {"client": "a"})[1]
-    made = iter([parse_token(first["token"]), fleet_routes.tokens.make_token(b"p" * 32)])
-    monkeypatch.setattr(fleet_routes.tokens, "make_token", lambda _pin: next(made))
+    made = iter([parse_token(first["token"]), token_actions.tokens.make_token(b"p" * 32)])
+    monkeypatch.setattr(token_actions.tokens, "make_token", lambda _pin: next(made))
     second = door.ask("POST", "/tokens", {"client": "b"})[1]
     assert second["id"] != first["id"]
     assert door.world.ledger.token(first["id"])["client"] == "a"

@@ -72,7 +72,7 @@ def test_layers_are_measured_block_by_block(door, monkeypatch):
     assert (layer["name"], layer["shape"], layer["norm"], layer["max_abs"]) == ("w", [4], 5.0, 4.0)
     assert (layer["difference"], layer["relative"], seen["difference"]) == (5.0, 1.0, 5.0)
     monkeypatch.setattr(model_norms, "BLOCK", 3)
-    door.app.state.parts.inspector.forget()
+    door.app.state.context.inspector.forget()
     assert door.ask("GET", f"/models/{door.second}/layers?base={door.first}")[1] == seen
     alone = door.ask("GET", f"/models/{door.second}/layers")[1]
     assert (alone["norm"], alone["difference"], alone["layers"][0]["difference"]) == (5, None, None)
@@ -88,7 +88,7 @@ def test_page_does_not_wait_for_a_large_model(door, monkeypatch):
         return model_norms.layers(*paths)
 
     monkeypatch.setattr(lineage, "layers", slowly)
-    door.app.state.parts.inspector.forget()
+    door.app.state.context.inspector.forget()
     page = f"/models/{door.second}?base={door.first}"
 
     def shown():

@@ -160,7 +160,7 @@ def test_model_that_is_promoted_or_begun_with_while_files_go_stays(door, tmp_pat
         return remove(models, digests)
 
     async def act():
-        await door.app.state.parts.hold(digest)
+        await door.app.state.context.hold(digest)
         if what == "promote":
             return await door.world.in_ledger(door.world.ledger.promote, digest)
         spec = {"name": "new", "cohort": {"goal": 2}, "train": {"epochs": 1, "learning_rate": 0.1}}

@@ -1,6 +1,6 @@
 """Why somebody is not let in, or not further."""
 
-from fedloom.protocol.errors import DeniedError, UsageError
+from fedloom.protocol.errors import DeniedError
 
 
 class UnauthenticatedError(DeniedError):
@@ -9,10 +9,6 @@ class UnauthenticatedError(DeniedError):
 
 class ForbiddenError(DeniedError):
     """Somebody asks for more than they may, or another site asks in their name."""
-
-
-class LastAdminError(UsageError):
-    """Nobody would be left who decides who else may do what."""
 
 
 class TooManyTriesError(DeniedError):

@@ -13,12 +13,12 @@ from fedloom.protocol.errors import UnavailableError, printable
 from fedloom.server.access import passwords, secrets
 from fedloom.server.access.errors import ForbiddenError, TooManyTriesError, UnauthenticatedError
 from fedloom.server.access.oidc import Oidc
-from fedloom.server.access.principal import Principal, Scope
+from fedloom.server.access.principal import LOCAL_USER, Principal
 from fedloom.server.access.site import Site
 from fedloom.server.access.throttle import Throttle, network_of
 from fedloom.server.context import World
-from fedloom.server.http.unix_socket import LOCAL_USER
 from fedloom.server.ledger.accounts import IDLE_S, Accounts, Row
+from fedloom.server.ledger.scope import Scope
 
 MAX_CHECKS = 16
 """Passwords that wait to be checked: each takes a third of a second and 64 MiB."""

@@ -1,42 +1,22 @@
-"""Who asks: the name, the scope and the way in of a request.
-
-Invariant: scopes are nested. A viewer sees, an operator also steers, an administrator also decides
-who else may: each may do all that the one before may.
-"""
+"""The principal of a request: its name, its scope and how it authenticated."""
 
 from dataclasses import dataclass
-from enum import StrEnum
 
+from fedloom.server.ledger.scope import Scope
 
-class Scope(StrEnum):
-    """How much somebody may do; a program may also have the least, to read `/metrics` alone."""
-
-    METRICS = "metrics"
-    VIEWER = "viewer"
-    OPERATOR = "operator"
-    ADMIN = "admin"
-
-    def covers(self, needed: "Scope") -> bool:
-        """Is this enough where `needed` is asked for?
-
-        >>> Scope.OPERATOR.covers(Scope.VIEWER), Scope.OPERATOR.covers(Scope.ADMIN)
-        (True, False)
-        """
-        return _RANK[self] >= _RANK[needed]
-
-
-_RANK = {scope: rank for rank, scope in enumerate(Scope)}
+LOCAL_USER = "fedloom.local_user"
+"""Key in an ASGI scope: the name of the local user behind the Unix socket."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Principal:
-    """Somebody who has proved who they are.
+    """Who sends a request, after authentication.
 
     Attributes:
         name: of the local user, of the account, or of the API token.
-        scope: how much they may do.
+        scope: what it may do.
         how: `socket`, `session`, `token` or `oidc`.
-        csrf: what a form or an htmx request sends back, where a cookie proved who they are.
+        csrf: token that a form or an htmx request must send back, for a session by cookie.
     """
 
     name: str

@@ -19,9 +19,9 @@ from fastapi.dependencies.models import Dependant
 
 from fedloom.server.access.errors import ForbiddenError, UnauthenticatedError
 from fedloom.server.access.gate import Gate
-from fedloom.server.access.principal import Principal, Scope
+from fedloom.server.access.principal import LOCAL_USER, Principal
 from fedloom.server.access.shield import PRINCIPAL
-from fedloom.server.http.unix_socket import LOCAL_USER
+from fedloom.server.ledger.scope import Scope
 
 __all__ = [
     "CSRF_FIELD",
@@ -48,7 +48,7 @@ _FORM = "application/x-www-form-urlencoded"
 
 
 def _gate(request: Request) -> Gate:
-    gate: Gate = request.app.state.parts.gate
+    gate: Gate = request.app.state.context.gate
     return gate
 
 

@@ -18,8 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fedloom.server.access.errors import UnauthenticatedError
 from fedloom.server.access.gate import Gate
-from fedloom.server.access.principal import Principal
-from fedloom.server.http.unix_socket import LOCAL_USER
+from fedloom.server.access.principal import LOCAL_USER, Principal
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from fastapi import Request, Response
 from fastapi.routing import APIRoute
 
 from fedloom.server.access.scopes import principal_of
-from fedloom.server.queries.parts import Parts
+from fedloom.server.queries.context import ConsoleContext
 
 KEPT_S = 5.0
 """Longest that an answer is given out: what it says of the clock goes on in the browser."""
@@ -92,10 +92,10 @@ class Shared(APIRoute):
             if not self.is_shared(request):
                 return await original(request)
             who = await principal_of(request)
-            here: Parts = request.app.state.parts
+            context: ConsoleContext = request.app.state.context
             answers: Answers = request.app.state.answers
             url = f"{request.url.path}?{request.url.query}"
-            live = here.world.live
+            live = context.world.live
             heard = HEARS.get(self.path, "").format_map(request.path_params).split()
             key = (url, str(who.scope), live.version_of(heard) if heard else live.version)
             status, body, kind = await answers.get(key, lambda: original(request))

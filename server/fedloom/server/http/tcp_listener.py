@@ -75,7 +75,7 @@ async def serve(
     app: FastAPI, door: Door, state_dir: Path, config: ServerConfig, authority: Authority | None
 ) -> None:
     """Serve until cancelled; what has begun gets a moment to end."""
-    settings = http_settings(Shield(app, app.state.parts.gate), PatientProtocol)
+    settings = http_settings(Shield(app, app.state.context.gate), PatientProtocol)
     settings.load()
     settings.ssl = door.context
     reloading = asyncio.ensure_future(_reload(door, state_dir, config, authority))

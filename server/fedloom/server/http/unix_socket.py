@@ -25,12 +25,10 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from fedloom.protocol.errors import UnavailableError
 from fedloom.protocol.transport import local_socket
+from fedloom.server.access.principal import LOCAL_USER
 from fedloom.server.http.handshake_limits import Handshakes
 
 log = logging.getLogger(__name__)
-
-LOCAL_USER = "fedloom.local_user"
-"""Key in a request's ASGI scope: who it comes from, where it came through the socket."""
 
 BACKLOG = 128
 GRACE_S = 2

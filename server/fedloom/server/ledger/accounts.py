@@ -13,9 +13,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from fedloom.protocol.errors import UsageError
-from fedloom.server.access.errors import LastAdminError
-from fedloom.server.access.principal import Scope
 from fedloom.server.ledger.access_tables import api_tokens, login_links, sessions, users
+from fedloom.server.ledger.scope import Scope
 
 IDLE_S = 2 * 3600.0
 """A session that nobody uses ends after this."""
@@ -31,6 +30,10 @@ TOUCH_S = 60.0
 _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._@+-]{0,63}")
 
 Row = dict[str, Any]
+
+
+class LastAdminError(UsageError):
+    """The change would leave the server without an administrator."""
 
 
 def check_name(name: str) -> str:

@@ -1,1 +1,1 @@
-"""Reads that JSON routes and console pages share: from ledger, fleet and rounds to typed results."""
+"""Reads that JSON routes and console pages share, with typed results."""

@@ -238,7 +238,7 @@ class RunList(BaseModel):
     runs: list[RunView]
 
 
-class Progress(BaseModel):
+class MemberProgress(BaseModel):
     """How far a member says its training is."""
 
     fraction: Annotated[float, Field(ge=0, le=1)]
@@ -255,7 +255,7 @@ class LiveRound(BaseModel):
     clients: Annotated[dict[str, int], Field(description="how many members are in each phase")]
     members: Annotated[dict[str, str], Field(description="phase of each member of the cohort")]
     progress: Annotated[
-        dict[str, Progress], Field(description="of members that are training and say it")
+        dict[str, MemberProgress], Field(description="of members that are training and say it")
     ] = {}
     training: Annotated[
         float | None, Field(description="mean of those fractions; null where nobody says it")

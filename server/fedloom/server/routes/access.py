@@ -6,10 +6,12 @@ from typing import Annotated
 from fastapi import APIRouter, Path
 
 from fedloom.server.access import passwords, secrets
-from fedloom.server.access.principal import Scope
 from fedloom.server.access.scopes import Admin, ForbiddenError, Principal, Viewer
+from fedloom.server.http.dependencies import FAULTS, Context
 from fedloom.server.ledger.accounts import LINK_LIFE_S, check_name
-from fedloom.server.queries.parts import FAULTS, ConflictError, Here, NotFoundError, Parts
+from fedloom.server.ledger.scope import Scope
+from fedloom.server.queries.context import ConsoleContext
+from fedloom.server.queries.errors import ConflictError, NotFoundError
 from fedloom.server.routes.access_views import (
     ApiTokenList,
     ApiTokenView,
@@ -38,15 +40,15 @@ async def me(principal: Viewer) -> Me:
 
 
 @router.post("/me/password")
-async def change_own_password(here: Here, principal: Viewer, wish: OwnPassword) -> Me:
+async def change_own_password(context: Context, principal: Viewer, wish: OwnPassword) -> Me:
     """Change one's own password; every session of the user ends, this one too."""
-    accounts, world = here.gate.accounts, here.world
+    accounts, world = context.gate.accounts, context.world
     row = await world.in_access(accounts.user, principal.name)
     if principal.how != "session" or row is None:
         raise ConflictError("Expected a user who logged in by password, got none.")
-    await here.gate.confirm(principal.name, wish.old)
+    await context.gate.confirm(principal.name, wish.old)
     passwords.check_new(wish.new)
-    await here.audit(principal, "user.password", principal.name)
+    await context.audit(principal, "user.password", principal.name)
     hashed = await world.in_passwords(passwords.hashed, wish.new)
     await world.in_access(accounts.set_password, principal.name, hashed)
     return Me(name=principal.name, scope=principal.scope, how=principal.how)
@@ -56,72 +58,76 @@ async def change_own_password(here: Here, principal: Viewer, wish: OwnPassword) 
 
 
 @router.get("/users")
-async def list_users(here: Here, _: Admin) -> UserList:
+async def list_users(context: Context, _: Admin) -> UserList:
     """All users by name."""
-    rows = await here.world.in_access(here.gate.accounts.users)
+    rows = await context.world.in_access(context.gate.accounts.users)
     return UserList(users=[UserView(**row) for row in rows])
 
 
 @router.post("/users", status_code=201)
-async def add_user(here: Here, principal: Admin, wish: NewUser) -> UserView:
+async def add_user(context: Context, principal: Admin, wish: NewUser) -> UserView:
     """Add a user who logs in by password."""
     name = check_name(wish.name)
     passwords.check_new(wish.password)
-    world, accounts = here.world, here.gate.accounts
+    world, accounts = context.world, context.gate.accounts
     if await world.in_access(accounts.user, name) is not None:
         raise _taken(name)
-    await here.audit(principal, "user.add", name, {"scope": wish.scope})
+    await context.audit(principal, "user.add", name, {"scope": wish.scope})
     hashed = await world.in_passwords(passwords.hashed, wish.password)
     if not await world.in_access(accounts.add_user, name, wish.scope, hashed, time.time()):
         raise _taken(name)
-    return await _user(here, name)
+    return await _user(context, name)
 
 
 @router.post("/users/{name}/password")
-async def set_password(here: Here, principal: Admin, name: Name, wish: NewPassword) -> UserView:
+async def set_password(
+    context: Context, principal: Admin, name: Name, wish: NewPassword
+) -> UserView:
     """Give a user another password; all sessions of the user end."""
     passwords.check_new(wish.password)
-    await _user(here, name)
-    await here.audit(principal, "user.password", name)
-    hashed = await here.world.in_passwords(passwords.hashed, wish.password)
-    await here.world.in_access(here.gate.accounts.set_password, name, hashed)
-    return await _user(here, name)
+    await _user(context, name)
+    await context.audit(principal, "user.password", name)
+    hashed = await context.world.in_passwords(passwords.hashed, wish.password)
+    await context.world.in_access(context.gate.accounts.set_password, name, hashed)
+    return await _user(context, name)
 
 
 @router.post("/users/{name}/scope")
-async def set_scope(here: Here, principal: Admin, name: Name, wish: NewScope) -> UserView:
+async def set_scope(context: Context, principal: Admin, name: Name, wish: NewScope) -> UserView:
     """Change what a user may do, from the next request on.
 
     API tokens that the user made and that may do more end.
     """
-    await _user(here, name)
-    await here.audit(principal, "user.scope", name, {"scope": wish.scope})
-    accounts, keep = here.gate.accounts, _is_own(principal, name)
-    await here.world.in_access(
+    await _user(context, name)
+    await context.audit(principal, "user.scope", name, {"scope": wish.scope})
+    accounts, keep = context.gate.accounts, _is_own(principal, name)
+    await context.world.in_access(
         lambda: accounts.set_scope(name, wish.scope, time.time(), keep_an_admin=keep)
     )
-    return await _user(here, name)
+    return await _user(context, name)
 
 
 @router.post("/users/{name}/logout")
-async def log_user_out(here: Here, principal: Admin, name: Name) -> UserView:
+async def log_user_out(context: Context, principal: Admin, name: Name) -> UserView:
     """End all sessions of a user, or of somebody whom a provider or a link has let in."""
-    session = await here.world.in_access(here.gate.accounts.session_of, name)
+    session = await context.world.in_access(context.gate.accounts.session_of, name)
     if session is None:
-        await _user(here, name)
-    await here.audit(principal, "user.logout", name)
-    await here.world.in_access(here.gate.accounts.end_sessions, name)
-    row = await here.world.in_access(here.gate.accounts.user, name)
+        await _user(context, name)
+    await context.audit(principal, "user.logout", name)
+    await context.world.in_access(context.gate.accounts.end_sessions, name)
+    row = await context.world.in_access(context.gate.accounts.user, name)
     return UserView.model_validate(row or session)
 
 
 @router.post("/users/{name}/remove")
-async def remove_user(here: Here, principal: Admin, name: Name) -> UserView:
+async def remove_user(context: Context, principal: Admin, name: Name) -> UserView:
     """Remove a user: sessions and API tokens that the user made end at once."""
-    user = await _user(here, name)
-    await here.audit(principal, "user.remove", name)
-    accounts, keep = here.gate.accounts, _is_own(principal, name)
-    await here.world.in_access(lambda: accounts.remove_user(name, time.time(), keep_an_admin=keep))
+    user = await _user(context, name)
+    await context.audit(principal, "user.remove", name)
+    accounts, keep = context.gate.accounts, _is_own(principal, name)
+    await context.world.in_access(
+        lambda: accounts.remove_user(name, time.time(), keep_an_admin=keep)
+    )
     return user
 
 
@@ -130,8 +136,8 @@ def _is_own(principal: Principal, name: str) -> bool:
     return principal.how == "session" and principal.name == name
 
 
-async def _user(here: Parts, name: str) -> UserView:
-    row = await here.world.in_access(here.gate.accounts.user, name)
+async def _user(context: ConsoleContext, name: str) -> UserView:
+    row = await context.world.in_access(context.gate.accounts.user, name)
     if row is None:
         raise NotFoundError(f"Expected a user, got {name[:80]!r}: see `fedloom user list`.")
     return UserView(**row)
@@ -148,22 +154,22 @@ def _taken(name: str) -> ConflictError:
 
 
 @router.get("/api-tokens")
-async def list_api_tokens(here: Here, _: Admin) -> ApiTokenList:
+async def list_api_tokens(context: Context, _: Admin) -> ApiTokenList:
     """All API tokens, newest first, without their secrets."""
-    rows = await here.world.in_access(here.gate.accounts.api_tokens)
+    rows = await context.world.in_access(context.gate.accounts.api_tokens)
     now = time.time()
     return ApiTokenList(api_tokens=[ApiTokenView.of(row, now) for row in rows])
 
 
 @router.post("/api-tokens", status_code=201)
-async def create_api_token(here: Here, principal: Admin, wish: NewApiToken) -> IssuedApiToken:
+async def create_api_token(context: Context, principal: Admin, wish: NewApiToken) -> IssuedApiToken:
     """Make an API token. Its text is in this answer and nowhere else."""
     name, created_at = check_name(wish.name), time.time()
     expires_at = None if wish.ttl_s is None else created_at + wish.ttl_s
     detail = {"name": name, "scope": wish.scope, "ttl_s": wish.ttl_s}
     while True:
         token = secrets.make_api_token()
-        await here.audit(principal, "api-token.create", token.id, detail)
+        await context.audit(principal, "api-token.create", token.id, detail)
         view = IssuedApiToken(
             id=token.id,
             name=name,
@@ -175,43 +181,43 @@ async def create_api_token(here: Here, principal: Admin, wish: NewApiToken) -> I
         )
         row = view.model_dump(mode="json", exclude={"token"})
         row["secret_hash"] = secrets.kept(token.secret)
-        if await here.world.in_access(here.gate.accounts.add_api_token, row):
+        if await context.world.in_access(context.gate.accounts.add_api_token, row):
             return view  # else the short id was drawn before
 
 
 @router.post("/api-tokens/{token_id}/revoke")
-async def revoke_api_token(here: Here, principal: Admin, token_id: Name) -> ApiTokenView:
+async def revoke_api_token(context: Context, principal: Admin, token_id: Name) -> ApiTokenView:
     """End an API token at once. Twice changes nothing."""
-    accounts, now = here.gate.accounts, time.time()
-    rows = await here.world.in_access(accounts.api_tokens)
+    accounts, now = context.gate.accounts, time.time()
+    rows = await context.world.in_access(accounts.api_tokens)
     if all(row["id"] != token_id for row in rows):
         raise NotFoundError(
             f"Expected an API token's id, got {token_id[:80]!r}: see `fedloom api-token list`."
         )
-    await here.audit(principal, "api-token.revoke", token_id)
-    row = await here.world.in_access(accounts.revoke_api_token, token_id, now)
+    await context.audit(principal, "api-token.revoke", token_id)
+    row = await context.world.in_access(accounts.revoke_api_token, token_id, now)
     assert row is not None
     return ApiTokenView.of(row, now)
 
 
 @router.post("/login-links", status_code=201)
-async def create_login_link(here: Here, principal: Admin, wish: NewLink) -> LoginLink:
+async def create_login_link(context: Context, principal: Admin, wish: NewLink) -> LoginLink:
     """Make a link that logs the local operator in, once. Only over the Unix socket."""
     if principal.how != "socket":
         raise ForbiddenError(
             "Expected somebody beside the server, over its Unix socket: elsewhere, log in."
         )
-    if not here.console:
+    if not context.console:
         raise ConflictError(
             "Expected a server with a console, got one without: set `console` in server.toml."
         )
-    await here.audit(principal, "login-link.create", principal.name, {"scope": wish.scope})
+    await context.audit(principal, "login-link.create", principal.name, {"scope": wish.scope})
     secret, now = secrets.make_secret(), time.time()
-    await here.world.in_access(
-        here.gate.accounts.add_link, secrets.kept(secret), principal.name, wish.scope, now
+    await context.world.in_access(
+        context.gate.accounts.add_link, secrets.kept(secret), principal.name, wish.scope, now
     )
     return LoginLink(
-        url=f"{here.console}/login/link?code={secret}",
+        url=f"{context.console}/login/link?code={secret}",
         scope=Scope(wish.scope),
         expires_at=now + LINK_LIFE_S,
     )

@@ -28,22 +28,24 @@ from fedloom.protocol.errors import (
 from fedloom.protocol.version import __version__
 from fedloom.server.access.errors import (
     ForbiddenError,
-    LastAdminError,
     TooManyTriesError,
     UnauthenticatedError,
 )
 from fedloom.server.access.gate import Gate
 from fedloom.server.access.oidc import Oidc
+from fedloom.server.access.principal import LOCAL_USER
 from fedloom.server.access.scopes import Viewer, guard
 from fedloom.server.access.shield import PRINCIPAL
 from fedloom.server.access.site import Site
 from fedloom.server.context import World
 from fedloom.server.engine.errors import OperatorRefused
+from fedloom.server.http.dependencies import context_of
 from fedloom.server.http.head_requests import HeadOnly
 from fedloom.server.http.shared_answers import Answers
-from fedloom.server.http.unix_socket import LOCAL_USER
+from fedloom.server.ledger.accounts import LastAdminError
 from fedloom.server.pki.authority import Authority
-from fedloom.server.queries.parts import ConflictError, NotFoundError, Parts, not_done
+from fedloom.server.queries.context import ConsoleContext
+from fedloom.server.queries.errors import ConflictError, NotFoundError
 from fedloom.server.queries.views import ErrorReply, Fault
 from fedloom.server.rounds.manager import Runs
 from fedloom.server.routes import access as access_routes
@@ -120,7 +122,7 @@ def create_app(
     )
     app.state.answers = Answers()
     gate = Gate(world, site or Site(), oidc)
-    app.state.parts = Parts(
+    app.state.context = ConsoleContext(
         world=world,
         runs=runs,
         authority=authority,
@@ -196,7 +198,7 @@ async def _known(request: Request, error: Exception) -> Response:
     known = LOCAL_USER in request.scope or PRINCIPAL in request.scope
     level = logging.ERROR if status >= 500 else logging.INFO if known else logging.DEBUG
     log.log(level, "%s %s: %s", request.method, _path(request), printable(str(error)))
-    await not_done(request, error)
+    await context_of(request).audit_failure(error)
     code = error.code if isinstance(error, Refusal) else None
     if (shown := fault_page(request, status, str(error))) is not None:
         return shown
@@ -260,7 +262,7 @@ async def _cut(_: Request, __: Exception) -> JSONResponse:
 async def _no_ledger(request: Request, error: Exception) -> Response:
     assert isinstance(error, sa.exc.OperationalError)
     log.error("%s %s: the ledger: %s", request.method, _path(request), error.orig)
-    await not_done(request, error)
+    await context_of(request).audit_failure(error)
     why = f"Expected the ledger to take it, got: {error.orig}. Is the disk full? Try again."
     if (shown := fault_page(request, 503, why)) is not None:
         return shown
@@ -268,6 +270,6 @@ async def _no_ledger(request: Request, error: Exception) -> Response:
 
 
 async def _unknown(request: Request, error: Exception) -> JSONResponse:
-    await not_done(request, error)
+    await context_of(request).audit_failure(error)
     # Starlette raises the error again behind this answer, and uvicorn logs it with its traceback.
     return _reply(500, "internal", f"Unexpected {type(error).__name__}: see the server's log.")

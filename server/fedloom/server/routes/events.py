@@ -9,7 +9,7 @@ from fastapi.responses import StreamingResponse
 from fedloom.protocol.errors import UnavailableError
 from fedloom.server.access.scopes import Viewer
 from fedloom.server.event_hub import MAX_OF_ONE, MAX_WATCHERS, Hub, Watcher
-from fedloom.server.queries.parts import FAULTS, Here
+from fedloom.server.http.dependencies import FAULTS, Context
 
 MEDIA_TYPE = "text/event-stream"
 
@@ -27,7 +27,7 @@ router = APIRouter(tags=["events"], responses=FAULTS)
     },
 )
 async def events(
-    here: Here,
+    context: Context,
     principal: Viewer,
     topics: Annotated[
         str,
@@ -41,7 +41,7 @@ async def events(
 
     Without `topics` all but `log`. There is no replay: whoever connects again looks at everything.
     """
-    hub = here.world.live
+    hub = context.world.live
     watcher = hub.watch({topic for topic in topics.split(",") if topic}, principal.name)
     if watcher is None:
         raise UnavailableError(

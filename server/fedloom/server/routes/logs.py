@@ -6,7 +6,7 @@ from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
 
 from fedloom.server.access.scopes import Viewer
-from fedloom.server.queries.parts import FAULTS, Here
+from fedloom.server.http.dependencies import FAULTS, Context
 
 router = APIRouter(tags=["logs"], responses=FAULTS)
 
@@ -33,7 +33,7 @@ class LogLines(BaseModel):
 
 @router.get("/logs")
 async def list_lines(
-    here: Here,
+    context: Context,
     _: Viewer,
     *,
     level: Annotated[str, Query(pattern="^(debug|info|warning|error|)$")] = "",
@@ -45,7 +45,7 @@ async def list_lines(
     limit: Annotated[int, Query(ge=1, le=1000)] = 200,
 ) -> LogLines:
     """The last lines of this process's log that are like this."""
-    found = here.world.log_ring.lines(
+    found = context.world.log_ring.lines(
         level=level, text=q, client=client, run=run, since=since, before=before, limit=limit
     )
     more = found[-1]["id"] if len(found) == limit else None

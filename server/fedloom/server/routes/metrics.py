@@ -8,10 +8,11 @@ from urllib.parse import urlsplit
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 
-from fedloom.server.access.principal import Principal, Scope
+from fedloom.server.access.principal import Principal
 from fedloom.server.access.scopes import needs
+from fedloom.server.http.dependencies import FAULTS, Context
+from fedloom.server.ledger.scope import Scope
 from fedloom.server.metrics import gauges, scrape
-from fedloom.server.queries.parts import FAULTS, Here
 
 _TYPES = ("text/plain", "application/openmetrics-text")
 
@@ -36,7 +37,7 @@ class _Scraper(needs):
             UnauthenticatedError: nobody has proved who they are.
             ForbiddenError: they may not.
         """
-        if request.app.state.parts.world.config.metrics_open and _is_here(request):
+        if request.app.state.context.world.config.metrics_open and _is_here(request):
             return Principal(name="metrics", scope=Scope.METRICS, how="loopback")
         return await super().__call__(request)
 
@@ -47,11 +48,11 @@ class _Scraper(needs):
     responses={200: {"content": {kind: {"schema": {"type": "string"}} for kind in _TYPES}}},
 )
 async def metrics(
-    here: Here, request: Request, _: Annotated[Principal, Depends(_Scraper(Scope.METRICS))]
+    context: Context, request: Request, _: Annotated[Principal, Depends(_Scraper(Scope.METRICS))]
 ) -> Response:
     """Every metric, as Prometheus reads them; docs/metrics.md says what they mean."""
-    values = await gauges.look(here.world, here.runs, here.authority)
-    found = scrape.Scrape(here.world.meters, values)
+    values = await gauges.look(context.world, context.runs, context.authority)
+    found = scrape.Scrape(context.world.meters, values)
     # In a thread: for a millisecond and more the rounds would wait.
     accept = request.headers.get("accept", "")
     body, media_type = await asyncio.to_thread(scrape.text, found, accept)

@@ -11,8 +11,10 @@ from starlette.types import Receive, Scope, Send
 
 from fedloom.protocol.errors import IntegrityError, UnavailableError, UsageError
 from fedloom.server.access.scopes import Operator, Viewer
+from fedloom.server.http.dependencies import FAULTS, Context, Preview
 from fedloom.server.http.head_requests import HEAD_ONLY
-from fedloom.server.queries.parts import FAULTS, ConflictError, Here, Parts, Preview
+from fedloom.server.queries.context import ConsoleContext
+from fedloom.server.queries.errors import ConflictError
 from fedloom.server.queries.views import (
     MAX_NUMBER,
     ErrorReply,
@@ -60,18 +62,18 @@ class _BlockResponse(FileResponse):
     openapi_extra={"requestBody": {**_BODY, "required": True}},
     responses={413: {"model": ErrorReply, "description": "Over max_model_bytes."}},
 )
-async def add_model(here: Here, principal: Operator, request: Request) -> StoredModel:
+async def add_model(context: Context, principal: Operator, request: Request) -> StoredModel:
     """Store a model, sent as the bytes of a safetensors file. Doing it twice changes nothing."""
-    models, in_disk = here.world.models, here.world.in_disk
-    limit = here.world.config.max_model_bytes
+    models, in_disk = context.world.models, context.world.in_disk
+    limit = context.world.config.max_model_bytes
     declared = request.headers.get("content-length", "0")
     if declared.isdigit():
         _check_size(int(declared), limit)
     temporary = models.temporary()
     try:
-        await _receive(request, temporary, here, limit)
+        await _receive(request, temporary, context, limit)
         digest = await in_disk(models.checked, temporary)
-        await here.audit(principal, "model.add", digest)
+        await context.audit(principal, "model.add", digest)
         await in_disk(models.adopt, temporary, digest)
         manifest = await in_disk(models.manifest, digest)
     except IntegrityError as error:
@@ -82,7 +84,7 @@ async def add_model(here: Here, principal: Operator, request: Request) -> Stored
         raise UnavailableError(f"The model could not be stored: {error}.") from error
     finally:
         temporary.unlink(missing_ok=True)
-    here.world.live.changed("models")
+    context.world.live.changed("models")
     log.info("model %s stored, %d bytes", digest[:12], manifest.size_bytes)
     return StoredModel(
         digest=digest,
@@ -92,7 +94,7 @@ async def add_model(here: Here, principal: Operator, request: Request) -> Stored
     )
 
 
-async def _receive(request: Request, path: Path, here: Parts, limit: int) -> None:
+async def _receive(request: Request, path: Path, context: ConsoleContext, limit: int) -> None:
     """Write a body to a file, a block at a time, off the event loop."""
     block = bytearray()
     size = 0
@@ -101,16 +103,18 @@ async def _receive(request: Request, path: Path, here: Parts, limit: int) -> Non
             async for chunk in request.stream():
                 block += chunk
                 if len(block) >= BLOCK_BYTES:
-                    size = await _flush(here, file, block, size, limit)
+                    size = await _flush(context, file, block, size, limit)
         except ClientDisconnect as error:
             raise UnavailableError("Expected a whole body, got one that broke off.") from error
-        await _flush(here, file, block, size, limit)
+        await _flush(context, file, block, size, limit)
 
 
-async def _flush(here: Parts, file: BinaryIO, block: bytearray, size: int, limit: int) -> int:
+async def _flush(
+    context: ConsoleContext, file: BinaryIO, block: bytearray, size: int, limit: int
+) -> int:
     size += len(block)
     _check_size(size, limit)
-    await here.world.in_disk(_write_all, file, bytes(block))
+    await context.world.in_disk(_write_all, file, bytes(block))
     block.clear()
     return size
 
@@ -131,7 +135,7 @@ def _check_size(size: int, limit: int) -> None:
 
 @router.get("/models")
 async def list_models(
-    here: Here,
+    context: Context,
     _: Viewer,
     run: Annotated[str, Query(description="a run's id or a unique prefix")] = "",
     before: Annotated[
@@ -140,8 +144,8 @@ async def list_models(
     limit: Annotated[int, Query(ge=1, le=1000)] = 1000,
 ) -> ModelList:
     """Models that runs began with or committed, of one run or of all: the newest, oldest first."""
-    world, ledger = here.world, here.world.ledger
-    run = await here.run_id(run) if run else ""
+    world, ledger = context.world, context.world.ledger
+    run = await context.run_id(run) if run else ""
     after = None
     if before:
         name, number = before.rsplit("/", 1)
@@ -156,10 +160,10 @@ async def list_models(
     response_class=_BlockResponse,
     responses={200: {"content": _BODY["content"], "description": "A safetensors file."}},
 )
-async def get_model(here: Here, _: Viewer, digest: str) -> FileResponse:
+async def get_model(context: Context, _: Viewer, digest: str) -> FileResponse:
     """A model's file. Its digest comes as the ETag, so that the receiver can verify it."""
-    digest = await here.digest(digest)
-    path = here.world.models.path(digest)
+    digest = await context.digest(digest)
+    path = context.world.models.path(digest)
     return _BlockResponse(
         path, media_type=MEDIA_TYPE, filename=path.name, headers={"etag": f'"{digest}"'}
     )
@@ -167,20 +171,20 @@ async def get_model(here: Here, _: Viewer, digest: str) -> FileResponse:
 
 @router.post("/models/{digest}/promote")
 async def promote(
-    here: Here, principal: Operator, digest: str, wish: Promote, preview: Preview = False
+    context: Context, principal: Operator, digest: str, wish: Promote, preview: Preview = False
 ) -> Promoted:
     """Say that a model is the one to use: clients that ask for a promoted model get it.
 
     Promoting the model that is promoted already changes nothing.
     """
-    ledger = here.world.ledger
-    digest = await here.digest(digest)
+    ledger = context.world.ledger
+    digest = await context.digest(digest)
     if not preview:
-        await here.hold(digest)
-    run = await here.run_id(wish.run) if wish.run else ""
+        await context.hold(digest)
+    run = await context.run_id(wish.run) if wish.run else ""
     try:
-        model = await here.world.in_ledger(ledger.model, digest, run)
-        last = await here.world.in_ledger(ledger.promoted)
+        model = await context.world.in_ledger(ledger.model, digest, run)
+        last = await context.world.in_ledger(ledger.promoted)
     except UsageError as error:
         raise ConflictError(str(error)) from error
     before = "" if last is None else f" instead of {last['digest'][:12]} of {last['run']}"
@@ -193,9 +197,9 @@ async def promote(
     if preview:
         return Promoted(promotion=None, changed=False, consequence=words)
     detail = {"run": model["run"], "round": model["round"], "note": wish.note}
-    await here.audit(principal, "model.promote", digest, detail)
-    row, new = await here.world.in_ledger(ledger.promote, digest, model["run"], wish.note)
-    here.world.live.changed("models")
+    await context.audit(principal, "model.promote", digest, detail)
+    row, new = await context.world.in_ledger(ledger.promote, digest, model["run"], wish.note)
+    context.world.live.changed("models")
     if new:
         log.info("model %s of %s promoted", digest[:12], model["run"])
     return Promoted(promotion=PromotionView(**row), changed=new, consequence=words)
@@ -203,7 +207,7 @@ async def promote(
 
 @router.get("/promotions")
 async def list_promotions(
-    here: Here,
+    context: Context,
     _: Viewer,
     run: Annotated[str, Query(description="a run's id or a unique prefix")] = "",
     before: Annotated[
@@ -212,8 +216,8 @@ async def list_promotions(
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> PromotionList:
     """Promotions, newest first, of one run or of all."""
-    run = await here.run_id(run) if run else ""
-    ledger = here.world.ledger
-    rows = await here.world.in_ledger(ledger.list_promotions, run, before=before, limit=limit)
+    run = await context.run_id(run) if run else ""
+    ledger = context.world.ledger
+    rows = await context.world.in_ledger(ledger.list_promotions, run, before=before, limit=limit)
     more = rows[-1]["id"] if len(rows) == limit else None
     return PromotionList(promotions=[PromotionView(**row) for row in rows], more=more)

@@ -6,9 +6,10 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
 
 from fedloom.server.access.scopes import Viewer
+from fedloom.server.http.dependencies import Context
 from fedloom.server.http.shared_answers import LivePart
-from fedloom.server.queries.parts import Here
-from fedloom.server.routes.audit import list_entries
+from fedloom.server.ledger.audit_trail import Filter
+from fedloom.server.queries.audit import audit_page
 from fedloom.server.web.render import page
 
 router = APIRouter(include_in_schema=False, route_class=LivePart)
@@ -19,7 +20,7 @@ A_PAGE = 100
 @router.get("/audit")
 async def audit(
     request: Request,
-    here: Here,
+    context: Context,
     principal: Viewer,
     *,
     who: Annotated[str, Query(max_length=300)] = "",
@@ -28,11 +29,10 @@ async def audit(
     before: Annotated[int | None, Query(ge=1, le=2**53)] = None,
 ) -> HTMLResponse:
     """A page of the trail, newest first."""
-    found = await list_entries(
-        here=here, _=principal, who=who, action=action, subject=subject, before=before, limit=A_PAGE
-    )
+    wanted = Filter(who=who, action=action, subject=subject, before=before)
+    found = await audit_page(context, wanted, A_PAGE)
     return page(
-        request, here, principal, "audit", page="audit",
+        request, context, principal, "audit", page="audit",
         entries=found.entries, more=found.next_before, head=found.head,
         asked={"who": who, "action": action, "subject": subject}, before=before,
     )  # fmt: skip

@@ -6,10 +6,11 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
 
 from fedloom.server.access.scopes import Viewer
+from fedloom.server.http.dependencies import Context
 from fedloom.server.http.shared_answers import LivePart
+from fedloom.server.queries import clients as queries
 from fedloom.server.queries.client_views import ClientState, PartList
-from fedloom.server.queries.parts import Here
-from fedloom.server.routes.clients import get_client, list_clients, list_parts, list_versions
+from fedloom.server.queries.clients import clients_page, one_client, parts_page
 from fedloom.server.web.render import page
 
 router = APIRouter(include_in_schema=False, route_class=LivePart)
@@ -21,7 +22,7 @@ PARTS_SHOWN = 50
 @router.get("/clients")
 async def clients(
     request: Request,
-    here: Here,
+    context: Context,
     who: Viewer,
     *,
     q: Annotated[str, Query(max_length=120)] = "",
@@ -32,13 +33,13 @@ async def clients(
 ) -> HTMLResponse:
     """Clients by name, those that are asked for."""
     wanted = ClientState(state) if state in set(ClientState) else None
-    found = await list_clients(
-        here, who, q=q, state=wanted, version=version, label=label, after=after, limit=A_PAGE
+    found = await clients_page(
+        context, q=q, state=wanted, version=version, label=label, after=after, limit=A_PAGE
     )
-    versions = (await list_versions(here, who)).versions
+    versions = (await queries.versions(context)).versions
     asked = {"q": q, "state": state, "version": version, "label": label}
     return page(
-        request, here, who, "clients", page="clients",
+        request, context, who, "clients", page="clients",
         found=found, asked=asked, after=after, states=list(ClientState), versions=versions,
         is_asked=any(asked.values()),
     )  # fmt: skip
@@ -47,17 +48,17 @@ async def clients(
 @router.get("/clients/{name}")
 async def client(
     request: Request,
-    here: Here,
+    context: Context,
     who: Viewer,
     *,
     name: str,
     before: Annotated[float, Query(ge=0, allow_inf_nan=False)] = 0,
 ) -> HTMLResponse:
     """A client: how it does, what it did in its rounds, and what can be done about it."""
-    found = await get_client(here, who, name)
-    parts = await list_parts(here, who, name, before, PARTS_SHOWN)
+    found = await one_client(context, name)
+    parts = await parts_page(context, name, before=before, limit=PARTS_SHOWN)
     return page(
-        request, here, who, "client", page="clients",
+        request, context, who, "client", page="clients",
         c=found, parts=parts, before=before, strip=_strip(parts),
     )  # fmt: skip
 

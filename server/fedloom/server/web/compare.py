@@ -6,11 +6,11 @@ from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
 from fedloom.server.access.scopes import Viewer
+from fedloom.server.http.dependencies import Context
 from fedloom.server.http.shared_answers import LivePart
 from fedloom.server.insight.curves import curves, latest, metrics
 from fedloom.server.ledger import require_run
-from fedloom.server.queries.parts import Here
-from fedloom.server.routes.overview import MAX_COMPARED
+from fedloom.server.queries.overview import MAX_COMPARED
 from fedloom.server.web.render import page
 from fedloom.server.web.settings import chosen
 
@@ -18,13 +18,13 @@ router = APIRouter(include_in_schema=False, route_class=LivePart)
 
 
 @router.get("/compare")
-async def compare(request: Request, here: Here, who: Viewer) -> HTMLResponse:
+async def compare(request: Request, context: Context, who: Viewer) -> HTMLResponse:
     """Curves of the runs that are ticked, on one plot, and what differs in their settings."""
-    world, ledger = here.world, here.world.ledger
+    world, ledger = context.world, context.world.ledger
     rows = await world.in_reader(ledger.list_runs)
     asked = request.query_params.getlist("runs")
     names = dict.fromkeys(name for text in asked for name in text.split(",") if name)
-    wanted = [await here.run_id(name) for name in list(names)[:MAX_COMPARED]]
+    wanted = [await context.run_id(name) for name in list(names)[:MAX_COMPARED]]
     found: list[dict[str, Any]] = []
     for name in wanted:
         row = require_run(await world.in_reader(ledger.run, name), name)
@@ -33,7 +33,7 @@ async def compare(request: Request, here: Here, who: Viewer) -> HTMLResponse:
     measured = dict.fromkeys(name for each in found for name in metrics(each["curves"]))
     settings = dict.fromkeys(name for each in found for name in each["settings"])
     return page(
-        request, here, who, "compare", page="runs",
+        request, context, who, "compare", page="runs",
         rows=rows[::-1][:200], wanted=wanted, found=found, metrics=list(measured)[:4],
         settings=list(settings), latest=latest,
     )  # fmt: skip

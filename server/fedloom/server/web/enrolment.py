@@ -11,11 +11,13 @@ from fastapi.responses import HTMLResponse
 
 from fedloom.protocol.errors import UsageError
 from fedloom.server.access.scopes import Admin, Viewer, form_of
+from fedloom.server.actions.tokens import create_token
+from fedloom.server.http.dependencies import Context
 from fedloom.server.http.shared_answers import LivePart
 from fedloom.server.pki.authority import Authority
-from fedloom.server.queries.parts import Here, Parts
+from fedloom.server.queries.context import ConsoleContext
+from fedloom.server.queries.tokens import tokens_page
 from fedloom.server.queries.views import MAX_TTL_S, NewToken
-from fedloom.server.routes.fleet import create_token, list_tokens
 from fedloom.server.web.render import page, trusted
 
 router = APIRouter(include_in_schema=False, route_class=LivePart)
@@ -24,43 +26,43 @@ LIVES = ((3600.0, "an hour"), (24 * 3600.0, "a day"), (7 * 24 * 3600.0, "a week"
 
 
 @router.get("/enrolment")
-async def enrolment(request: Request, here: Here, who: Viewer) -> HTMLResponse:
+async def enrolment(request: Request, context: Context, who: Viewer) -> HTMLResponse:
     """Tokens, newest first, and the authority's certificates."""
-    return await _page(request, here, who)
+    return await _page(request, context, who)
 
 
 @router.post("/enrolment")
-async def make(request: Request, here: Here, who: Admin) -> HTMLResponse:
+async def make(request: Request, context: Context, who: Admin) -> HTMLResponse:
     """Make a token and show it, once."""
     form = await form_of(request)
     name = form.get("client", "").strip()
     try:
         ttl_s = min(float(form.get("ttl_s") or 24 * 3600.0), MAX_TTL_S)
-        issued = await create_token(here, who, NewToken(client=name or None, ttl_s=ttl_s))
+        issued = await create_token(context, who, NewToken(client=name or None, ttl_s=ttl_s))
     except (UsageError, ValueError) as error:
-        return await _page(request, here, who, status=422, fault=str(error), client=name)
-    command = f"fedloom client enroll --server {_reached(here)} --token {issued.token}"
-    return await _page(request, here, who, issued=issued, command=command, qr=qr(command))
+        return await _page(request, context, who, status=422, fault=str(error), client=name)
+    command = f"fedloom client enroll --server {_reached(context)} --token {issued.token}"
+    return await _page(request, context, who, issued=issued, command=command, qr=qr(command))
 
 
-async def _page(request: Request, here: Parts, who: Any, **more: Any) -> HTMLResponse:
-    told = await list_tokens(here, who)
-    authority = here.authority
-    found = None if authority is None else await here.world.in_disk(_certificates, authority)
+async def _page(request: Request, context: ConsoleContext, who: Any, **more: Any) -> HTMLResponse:
+    listed = await tokens_page(context)
+    authority = context.authority
+    found = None if authority is None else await context.world.in_disk(_certificates, authority)
     values = {"issued": None, "command": "", "qr": "", "fault": "", "client": "", **more}
     return page(
-        request, here, who, "enrolment", page="enrolment",
-        tokens=told.tokens, num_all=told.total, lives=LIVES, authority=found,
-        address=_reached(here), **values,
+        request, context, who, "enrolment", page="enrolment",
+        tokens=listed.tokens, num_all=listed.total, lives=LIVES, authority=found,
+        address=_reached(context), **values,
     )  # fmt: skip
 
 
-def _reached(here: Parts) -> str:
+def _reached(context: ConsoleContext) -> str:
     """Where devices enrol: by the first name in the certificate that is not this machine alone."""
-    host, _, port = here.enrolment.rpartition(":")
+    host, _, port = context.enrolment.rpartition(":")
     if host not in ("0.0.0.0", "::", "[::]"):  # noqa: S104 - compared, not bound
-        return here.enrolment
-    far = [name for name in here.world.config.names if name not in ("localhost", "127.0.0.1")]
+        return context.enrolment
+    far = [name for name in context.world.config.names if name not in ("localhost", "127.0.0.1")]
     return f"{(far or ['localhost'])[0]}:{port}"
 
 

@@ -18,9 +18,11 @@ from fedloom.server.access.errors import TooManyTriesError, UnauthenticatedError
 from fedloom.server.access.oidc import PENDING_S
 from fedloom.server.access.scopes import Public, Viewer, form_of
 from fedloom.server.access.throttle import network_of
+from fedloom.server.http.dependencies import Context
 from fedloom.server.http.head_requests import HEAD_ONLY
 from fedloom.server.ledger.accounts import LIFE_S
-from fedloom.server.queries.parts import Here, NotFoundError, Parts
+from fedloom.server.queries.context import ConsoleContext
+from fedloom.server.queries.errors import NotFoundError
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -36,10 +38,10 @@ def _environment() -> Environment:
 
 
 @router.get("/login")
-async def login_page(here: Here, request: Request, _: Public) -> Response:
+async def login_page(context: Context, request: Request, _: Public) -> Response:
     """The form."""
     notice = "You are logged out." if "out" in request.query_params else ""
-    return await _page(here, next=local(request.query_params.get("next", "")), notice=notice)
+    return await _page(context, next=local(request.query_params.get("next", "")), notice=notice)
 
 
 @router.get("/login/style.css")
@@ -49,19 +51,19 @@ async def style(_: Public) -> Response:
 
 
 @router.post("/login")
-async def log_in(here: Here, request: Request, _: Public) -> Response:
+async def log_in(context: Context, request: Request, _: Public) -> Response:
     """Log in by password."""
-    form, gate = await form_of(request), here.gate
+    form, gate = await form_of(request), context.gate
     name, there = form.get("name", ""), local(form.get("next", ""))
     try:
         secret = await gate.log_in(name, form.get("password", ""), gate.address(request))
     except (UnauthenticatedError, TooManyTriesError, UnavailableError) as error:
-        return await _page(here, _status(error), fault=str(error), name=name[:64], next=there)
-    return await entered(here, request, secret, there)
+        return await _page(context, _status(error), fault=str(error), name=name[:64], next=there)
+    return await entered(context, request, secret, there)
 
 
 @router.get("/login/link")
-async def follow_link(here: Here, request: Request, _: Public) -> Response:
+async def follow_link(context: Context, request: Request, _: Public) -> Response:
     """Log in by a one-time link."""
     headers = request.headers
     if "prefetch" in headers.get("sec-purpose", headers.get("purpose", "")):
@@ -70,39 +72,39 @@ async def follow_link(here: Here, request: Request, _: Public) -> Response:
     # What previews a link in a chat or a mail asks by HEAD: the link stays good.
     elsewhere = headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
     if elsewhere or HEAD_ONLY in request.scope:
-        return await _page(here, code=code[:64])
-    return await _by_link(here, request, code)
+        return await _page(context, code=code[:64])
+    return await _by_link(context, request, code)
 
 
 @router.post("/login/link")
-async def confirm_link(here: Here, request: Request, _: Public) -> Response:
+async def confirm_link(context: Context, request: Request, _: Public) -> Response:
     """Log in by a one-time link, confirmed."""
-    return await _by_link(here, request, (await form_of(request)).get("code", ""))
+    return await _by_link(context, request, (await form_of(request)).get("code", ""))
 
 
 @router.get("/login/oidc")
-async def begin_oidc(here: Here, request: Request, _: Public) -> Response:
+async def begin_oidc(context: Context, request: Request, _: Public) -> Response:
     """Go to the provider."""
-    if here.gate.oidc is None:
+    if context.gate.oidc is None:
         raise NotFoundError("Expected a server with [oidc] in server.toml, got one without.")
     there = local(request.query_params.get("next", ""))
     try:
-        network = network_of(here.gate.address(request))
-        away, kept = await here.gate.oidc.begin(there, network)
+        network = network_of(context.gate.address(request))
+        away, kept = await context.gate.oidc.begin(there, network)
     except UnavailableError as error:
-        return await _page(here, 503, fault=str(error), next=there)
+        return await _page(context, 503, fault=str(error), next=there)
     answer = RedirectResponse(away, _SEE_OTHER)
     answer.set_cookie(
         _OIDC_COOKIE, kept, max_age=int(PENDING_S), path="/login/oidc",
-        httponly=True, samesite="lax", secure=here.gate.site.secure,
+        httponly=True, samesite="lax", secure=context.gate.site.secure,
     )  # fmt: skip
     return answer
 
 
 @router.get("/login/oidc/callback")
-async def end_oidc(here: Here, request: Request, _: Public) -> Response:
+async def end_oidc(context: Context, request: Request, _: Public) -> Response:
     """Come back from the provider."""
-    gate = here.gate
+    gate = context.gate
     if gate.oidc is None:
         raise NotFoundError("Expected a server with [oidc] in server.toml, got one without.")
     kept, address = request.cookies.get(_OIDC_COOKIE, ""), gate.address(request)
@@ -110,34 +112,36 @@ async def end_oidc(here: Here, request: Request, _: Public) -> Response:
         name, scope, there = await gate.oidc.end(dict(request.query_params), kept)
     except (UnauthenticatedError, UnavailableError) as error:
         await gate.audit_failure("", "oidc", address)
-        return await _page(here, _status(error), fault=str(error))
+        return await _page(context, _status(error), fault=str(error))
     secret = await gate.open_session(name, "oidc", scope, address)
-    answer = await entered(here, request, secret, there)
+    answer = await entered(context, request, secret, there)
     answer.delete_cookie(_OIDC_COOKIE, path="/login/oidc", secure=gate.site.secure, httponly=True)
     return answer
 
 
 @router.post("/logout")
-async def log_out(here: Here, request: Request, principal: Viewer) -> Response:
+async def log_out(context: Context, request: Request, principal: Viewer) -> Response:
     """End the session."""
-    await here.audit(principal, "logout", principal.name)
-    await here.gate.log_out(request)
+    await context.audit(principal, "logout", principal.name)
+    await context.gate.log_out(request)
     answer = RedirectResponse("/login?out", _SEE_OTHER)
-    answer.delete_cookie(here.gate.site.cookie, secure=here.gate.site.secure, httponly=True)
+    answer.delete_cookie(context.gate.site.cookie, secure=context.gate.site.secure, httponly=True)
     return answer
 
 
-async def entered(here: Parts, request: Request, secret: str, there: str) -> RedirectResponse:
+async def entered(
+    context: ConsoleContext, request: Request, secret: str, there: str
+) -> RedirectResponse:
     """Give a browser its session, in place of one that it has, and send it on.
 
     Lax, not Strict: under Strict a link from a mail or a chat to one of our pages would look logged
     out. What changes something is no GET, and needs the session's token besides.
     """
-    await here.gate.log_out(request)
+    await context.gate.log_out(request)
     answer = RedirectResponse(there, _SEE_OTHER)
     answer.set_cookie(
-        here.gate.site.cookie, secret, max_age=int(LIFE_S), path="/",
-        httponly=True, samesite="lax", secure=here.gate.site.secure,
+        context.gate.site.cookie, secret, max_age=int(LIFE_S), path="/",
+        httponly=True, samesite="lax", secure=context.gate.site.secure,
     )  # fmt: skip
     return answer
 
@@ -155,18 +159,18 @@ def local(path: str) -> str:
     return "/" if path.startswith("/login") else path
 
 
-async def _by_link(here: Parts, request: Request, code: str) -> Response:
+async def _by_link(context: ConsoleContext, request: Request, code: str) -> Response:
     try:
-        secret = await here.gate.log_in_by_link(code, here.gate.address(request))
+        secret = await context.gate.log_in_by_link(code, context.gate.address(request))
     except UnauthenticatedError as error:
-        return await _page(here, _status(error), fault=str(error))
-    return await entered(here, request, secret, "/")
+        return await _page(context, _status(error), fault=str(error))
+    return await entered(context, request, secret, "/")
 
 
-async def _page(here: Parts, status: int = 200, **values: str) -> HTMLResponse:
-    has_users = bool(await here.world.in_access(here.gate.accounts.users))
-    oidc = here.gate.oidc.config.label if here.gate.oidc else ""
-    federation = here.world.config.federation
+async def _page(context: ConsoleContext, status: int = 200, **values: str) -> HTMLResponse:
+    has_users = bool(await context.world.in_access(context.gate.accounts.users))
+    oidc = context.gate.oidc.config.label if context.gate.oidc else ""
+    federation = context.world.config.federation
     told = {"next": "/", "federation": federation, "passwords": has_users, "oidc": oidc}
     text = _environment().get_template("login.html").render(**{**told, **values})
     return HTMLResponse(text, status)

@@ -6,8 +6,8 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
 
 from fedloom.server.access.scopes import Viewer
+from fedloom.server.http.dependencies import Context
 from fedloom.server.metrics.log_buffer import LEVELS
-from fedloom.server.queries.parts import Here
 from fedloom.server.web.render import page
 
 router = APIRouter(include_in_schema=False)
@@ -20,7 +20,7 @@ Text = Annotated[str, Query(max_length=200)]
 @router.get("/logs")
 async def logs(
     request: Request,
-    here: Here,
+    context: Context,
     who: Viewer,
     *,
     level: str = "info",
@@ -31,10 +31,10 @@ async def logs(
     """The last lines that are like this; the page adds those that come."""
     level = level if level in LEVELS else ""
     asked = {"q": q, "client": client.strip(), "run": run.strip()}
-    lines = here.world.log_ring.lines(
+    lines = context.world.log_ring.lines(
         level=level, text=q, client=asked["client"], run=asked["run"], limit=A_PAGE
     )
     return page(
-        request, here, who, "logs", page="logs",
+        request, context, who, "logs", page="logs",
         lines=lines, level=level, asked=asked, levels=LEVELS,
     )  # fmt: skip

@@ -7,9 +7,10 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
 
 from fedloom.server.access.scopes import Viewer
+from fedloom.server.http.dependencies import Context
 from fedloom.server.http.shared_answers import LivePart
-from fedloom.server.queries.parts import Here, NotFoundError
-from fedloom.server.routes.lineage import Layers, layers_of, lineage, measured
+from fedloom.server.queries.errors import NotFoundError
+from fedloom.server.queries.lineage import Layers, layers_of, lineage, measured
 from fedloom.server.web.render import page
 
 router = APIRouter(include_in_schema=False, route_class=LivePart)
@@ -21,16 +22,16 @@ PATIENCE_S = 0.1
 
 
 @router.get("/models")
-async def models(request: Request, here: Here, who: Viewer, run: str = "") -> HTMLResponse:
+async def models(request: Request, context: Context, who: Viewer, run: str = "") -> HTMLResponse:
     """Models, newest first, and what is promoted."""
-    world, ledger = here.world, here.world.ledger
-    run = await here.run_id(run) if run else ""
+    world, ledger = context.world, context.world.ledger
+    run = await context.run_id(run) if run else ""
     rows = await world.in_reader(ledger.list_models, run, limit=A_PAGE)
     num_all = await world.in_reader(ledger.num_models, run)
     promotions = await world.in_reader(ledger.list_promotions, limit=10)
     runs = await world.in_reader(ledger.list_runs)
     return page(
-        request, here, who, "models", page="models",
+        request, context, who, "models", page="models",
         rows=rows[::-1], num_all=num_all, promotions=promotions, run=run,
         runs=[row["id"] for row in reversed(runs)],
         promoted={row["digest"] for row in promotions[:1]},
@@ -40,15 +41,15 @@ async def models(request: Request, here: Here, who: Viewer, run: str = "") -> HT
 @router.get("/models/{digest}")
 async def model(
     request: Request,
-    here: Here,
+    context: Context,
     who: Viewer,
     *,
     digest: str,
     base: Annotated[str, Query(max_length=64)] = "",
 ) -> HTMLResponse:
     """A model: where it comes from, what is in it, and what lies between it and another."""
-    world, ledger = here.world, here.world.ledger
-    found = await lineage(here, who, digest)
+    world, ledger = context.world, context.world.ledger
+    found = await lineage(context, digest)
     if not found.stored:
         raise NotFoundError(
             f"The model {found.digest[:12]} was pruned: its file is gone. Where it came from is in "
@@ -56,13 +57,13 @@ async def model(
         )
     origin = found.origins[-1] if found.origins else None
     base = base or (origin.model_in if origin else None) or ""
-    other = await lineage(here, who, base) if base and await _stored(here, base) else None
-    layers = await _layers(here, found.digest, other.digest if other else "")
+    other = await lineage(context, base) if base and await _stored(context, base) else None
+    layers = await _layers(context, found.digest, other.digest if other else "")
     manifest = await world.in_disk(world.models.manifest, found.digest)
     promotions = await world.in_reader(ledger.list_promotions, limit=1)
     rows = await world.in_reader(ledger.list_models, origin.run if origin else "", limit=201)
     return page(
-        request, here, who, "model", page="models",
+        request, context, who, "model", page="models",
         found=found, digest=found.digest, origin=origin, other=other, layers=layers,
         shown=layers.layers[:LAYERS_SHOWN] if layers else [], dtypes=manifest.dtypes,
         num_tensors=len(manifest.specs),
@@ -72,13 +73,13 @@ async def model(
     )  # fmt: skip
 
 
-async def _layers(here: Here, digest: str, base: str) -> Layers | None:
+async def _layers(context: Context, digest: str, base: str) -> Layers | None:
     """What is in a model; None while it is being measured, as a large one may take seconds."""
-    measuring = measured(here, digest, base)
+    measuring = measured(context, digest, base)
     await asyncio.wait([measuring], timeout=PATIENCE_S)
     return layers_of(digest, base, measuring.result()) if measuring.done() else None
 
 
-async def _stored(here: Here, digest: str) -> bool:
+async def _stored(context: Context, digest: str) -> bool:
     """Is a model there? Old ones are pruned."""
-    return bool(await here.world.in_disk(here.world.models.find, digest))
+    return bool(await context.world.in_disk(context.world.models.find, digest))

@@ -5,9 +5,10 @@ from starlette import types
 from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 
-from fedloom.server.access.principal import Principal, Scope
+from fedloom.server.access.principal import Principal
 from fedloom.server.access.shield import PRINCIPAL
-from fedloom.server.queries.parts import Parts
+from fedloom.server.ledger.scope import Scope
+from fedloom.server.queries.context import ConsoleContext
 from fedloom.server.web import (
     audit,
     clients,
@@ -43,9 +44,9 @@ def fault_page(request: Request, status: int, fault: str) -> Response | None:
         return None
     nobody = Principal(name="", scope=Scope.VIEWER, how="")
     who: Principal = request.scope.get(PRINCIPAL) or nobody
-    here: Parts = request.app.state.parts
+    context: ConsoleContext = request.app.state.context
     told = {"fault": fault, "code": status, "is_missing": status == 404}
-    return page(request, here, who, "fault", page="", status=status, **told)
+    return page(request, context, who, "fault", page="", status=status, **told)
 
 
 def mount(app: FastAPI) -> None:

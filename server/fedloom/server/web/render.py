@@ -16,8 +16,9 @@ from fastapi.responses import HTMLResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from fedloom.server.access.principal import Principal, Scope
-from fedloom.server.queries.parts import Parts
+from fedloom.server.access.principal import Principal
+from fedloom.server.ledger.scope import Scope
+from fedloom.server.queries.context import ConsoleContext
 from fedloom.server.web import words
 
 HERE = Path(__file__).parent
@@ -75,13 +76,19 @@ _jinja = _environment()
 
 
 def page(
-    request: Request, here: Parts, who: Principal, template: str, *, status: int = 200, **more: Any
+    request: Request,
+    context: ConsoleContext,
+    who: Principal,
+    template: str,
+    *,
+    status: int = 200,
+    **more: Any,
 ) -> HTMLResponse:
     """A page, or its live part where that is asked for.
 
     Args:
         request: says which address it is.
-        here: the server's parts.
+        context: of the server.
         who: looks at it.
         template: its file, without `.html`.
         status: of the answer.
@@ -89,7 +96,7 @@ def page(
     """
     known = {
         "now": time.time(),
-        "federation": here.world.config.federation,
+        "federation": context.world.config.federation,
         "who": who,
         "may_act": who.scope.covers(Scope.OPERATOR),
         "may_manage": who.scope.covers(Scope.ADMIN),
@@ -100,8 +107,8 @@ def page(
     }
     found = _jinja.get_template(f"{template}.html")
     if request.query_params.get("part") == "live" and "live" in found.blocks:
-        context = found.new_context(known)
-        text = "".join(found.blocks["live"](context))
+        drawn = found.new_context(known)
+        text = "".join(found.blocks["live"](drawn))
     else:
         text = found.render(known)
     return HTMLResponse(text, status, headers={"cache-control": "no-store"})

@@ -6,9 +6,9 @@ from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import HTMLResponse
 
 from fedloom.server.access.scopes import Viewer
+from fedloom.server.http.dependencies import Context
 from fedloom.server.http.shared_answers import LivePart
-from fedloom.server.queries.parts import Here
-from fedloom.server.routes.rounds import list_rounds, round_detail, run_row
+from fedloom.server.queries.rounds import round_detail, rounds_page, run_row
 from fedloom.server.web.render import page
 from fedloom.server.web.timeline import LEGEND, timelines
 
@@ -30,13 +30,17 @@ SHAPES = {
 
 @router.get("/runs/{run}/rounds")
 async def rounds(
-    request: Request, here: Here, who: Viewer, run: str, before: Annotated[int, Query(ge=0)] = 0
+    request: Request,
+    context: Context,
+    who: Viewer,
+    run: str,
+    before: Annotated[int, Query(ge=0)] = 0,
 ) -> HTMLResponse:
     """A run's rounds, newest first."""
-    row = await run_row(here, run)
-    found = await list_rounds(here, who, row["id"], before, A_PAGE)
+    row = await run_row(context, run)
+    found = await rounds_page(context, row["id"], before=before, limit=A_PAGE)
     return page(
-        request, here, who, "rounds", page="runs",
+        request, context, who, "rounds", page="runs",
         run=row, rounds=found.rounds, more=found.more, before=before,
     )  # fmt: skip
 
@@ -44,7 +48,7 @@ async def rounds(
 @router.get("/runs/{run}/rounds/{number}")
 async def one_round(
     request: Request,
-    here: Here,
+    context: Context,
     who: Viewer,
     *,
     run: str,
@@ -52,13 +56,13 @@ async def one_round(
     after: Annotated[str, Query(max_length=200)] = "",
 ) -> HTMLResponse:
     """A round: what each of its members did, and when."""
-    row = await run_row(here, run)
-    found = await round_detail(here, who, row["id"], number, after, 200)
-    driver = here.runs.get(row["id"])
+    row = await run_row(context, run)
+    found = await round_detail(context, row["id"], number, after=after)
+    driver = context.runs.get(row["id"])
     live: dict[str, Any] | None = None if driver is None else driver.status()
     is_open = live is not None and (live.get("round") or {}).get("number") == number
     return page(
-        request, here, who, "round", page="runs",
+        request, context, who, "round", page="runs",
         run=row, r=found, live=live if is_open else None, after=after,
         lines=timelines(found), legend=LEGEND, shapes=SHAPES,
     )  # fmt: skip

@@ -6,13 +6,14 @@ from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
 from fedloom.server.access.scopes import Viewer
+from fedloom.server.http.dependencies import Context
 from fedloom.server.http.shared_answers import LivePart
 from fedloom.server.insight.curves import TAIL, Curves, curves, latest, metrics
 from fedloom.server.insight.pace import rounds_an_hour, time_left_s
 from fedloom.server.ledger import require_run
-from fedloom.server.queries.parts import Here, Parts
+from fedloom.server.queries.context import ConsoleContext
+from fedloom.server.queries.rounds import rounds_of
 from fedloom.server.rounds.manager import ACTIVE
-from fedloom.server.routes.rounds import rounds_of
 from fedloom.server.web.render import page
 from fedloom.server.web.settings import as_toml, chosen
 
@@ -24,35 +25,37 @@ CHARTS_SHOWN = 6
 
 @router.get("/runs")
 async def runs(
-    request: Request, here: Here, who: Viewer, q: str = "", state: str = ""
+    request: Request, context: Context, who: Viewer, q: str = "", state: str = ""
 ) -> HTMLResponse:
     """Every run, newest first."""
-    rows = await here.world.in_reader(here.world.ledger.list_runs)
+    rows = await context.world.in_reader(context.world.ledger.list_runs)
     like = [row for row in reversed(rows) if q.lower() in row["id"].lower()]
     found = [row for row in like if state in ("", row["state"])]
     return page(
-        request, here, who, "runs", page="runs",
+        request, context, who, "runs", page="runs",
         rows=found[:500], num_all=len(rows), q=q, state=state,
         states=sorted({row["state"] for row in rows}),
     )  # fmt: skip
 
 
 @router.get("/runs/{run}")
-async def run(request: Request, here: Here, who: Viewer, run: str) -> HTMLResponse:
+async def run(request: Request, context: Context, who: Viewer, run: str) -> HTMLResponse:
     """A run: what happens now, curves, rounds, settings, and what can be done."""
-    return page(request, here, who, "run", page="runs", **await _seen(here, await here.run_id(run)))
+    return page(
+        request, context, who, "run", page="runs", **await _seen(context, await context.run_id(run))
+    )
 
 
-async def _seen(here: Parts, run: str) -> dict[str, Any]:
-    world, ledger = here.world, here.world.ledger
+async def _seen(context: ConsoleContext, run: str) -> dict[str, Any]:
+    world, ledger = context.world, context.world.ledger
     row = require_run(await world.in_reader(ledger.run, run), run)
-    views = await rounds_of(here, row, limit=40)
+    views = await rounds_of(context, row, limit=40)
     rounds = [view.model_dump() for view in reversed(views)]
     counts = [r for r in rounds if r["state"] == "committed" and not r["undone_at"]]
     drawn = curves(reversed(counts))  # of the latest alone: charts ask for the whole themselves
     cost = await world.in_reader(ledger.cost, run)
     refusals = await world.in_reader(ledger.list_refusals, run, 10)
-    driver = here.runs.get(run)
+    driver = context.runs.get(run)
     left = row["spec"]["rounds"] - row["committed"]
     active = row["state"] in ACTIVE
     return {
@@ -64,7 +67,7 @@ async def _seen(here: Parts, run: str) -> dict[str, Any]:
         "left_s": time_left_s(rounds, left) if row["state"] == "running" else None,
         "metrics": metrics(drawn)[:CHARTS_SHOWN],
         "drawn": drawn,
-        "tail": await tail(here, run),
+        "tail": await tail(context, run),
         "latest": latest,
         "refusals": refusals,
         "cost": cost,
@@ -73,9 +76,9 @@ async def _seen(here: Parts, run: str) -> dict[str, Any]:
     }
 
 
-async def tail(here: Parts, run: str) -> Curves:
+async def tail(context: ConsoleContext, run: str) -> Curves:
     """What a page that has a run's curves may lack of them."""
-    return curves(await here.world.in_reader(here.world.ledger.last_curve_rows, run, TAIL))
+    return curves(await context.world.in_reader(context.world.ledger.last_curve_rows, run, TAIL))
 
 
 def _ended(row: Any, rounds: Any) -> float:

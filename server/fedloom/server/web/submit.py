@@ -13,12 +13,13 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from fedloom.protocol.errors import UsageError
 from fedloom.server.access.scopes import Operator, Viewer, form_of
+from fedloom.server.actions.runs import submit
+from fedloom.server.http.dependencies import Context
 from fedloom.server.http.shared_answers import LivePart
 from fedloom.server.ledger import require_run
 from fedloom.server.planning.spec import parse
-from fedloom.server.queries.parts import Here, Parts
+from fedloom.server.queries.context import ConsoleContext
 from fedloom.server.queries.views import NewRun
-from fedloom.server.routes.runs import submit
 from fedloom.server.web.render import page
 from fedloom.server.web.settings import as_toml
 from fedloom.strategies import registry
@@ -65,20 +66,20 @@ _PARSED = {"text": str, "int": int, "float": float, "strategy": str}
 
 
 @router.get("/runs/new")
-async def new(request: Request, here: Here, who: Viewer, clone: str = "") -> HTMLResponse:
+async def new(request: Request, context: Context, who: Viewer, clone: str = "") -> HTMLResponse:
     """The form, empty or as another run was."""
     values: dict[str, str] = dict(DEFAULTS)
     if clone:
-        run = await here.run_id(clone)
-        row = require_run(await here.world.in_reader(here.world.ledger.run, run), run)
+        run = await context.run_id(clone)
+        row = require_run(await context.world.in_reader(context.world.ledger.run, run), run)
         spec, values = _apart(row["spec"])
-        begun = await here.world.in_reader(here.world.ledger.list_models, run)
+        begun = await context.world.in_reader(context.world.ledger.list_models, run)
         values |= {"toml": as_toml(spec, row["spec"]), "model": begun[0]["digest"] if begun else ""}
-    return await _form(request, here, who, values, clone=clone)
+    return await _form(request, context, who, values, clone=clone)
 
 
 @router.post("/runs/new")
-async def begin(request: Request, here: Here, who: Operator) -> Response:
+async def begin(request: Request, context: Context, who: Operator) -> Response:
     """Start the run, or say beside the field what is wrong with it."""
     form = await form_of(request)
     try:
@@ -88,22 +89,22 @@ async def begin(request: Request, here: Here, who: Operator) -> Response:
             plan = checked.privacy_plan()
             claim = None if plan is None else plan.claim()
             return await _form(
-                request, here, who, form, checked=as_toml(checked.as_dict()), claim=claim
+                request, context, who, form, checked=as_toml(checked.as_dict()), claim=claim
             )
-        made = await submit(here, who, NewRun(spec=spec, model=form.get("model", "")))
+        made = await submit(context, who, NewRun(spec=spec, model=form.get("model", "")))
     except (UsageError, ValueError, MissingAccountant) as error:
-        return await _form(request, here, who, form, status=422, fault=str(error))
+        return await _form(request, context, who, form, status=422, fault=str(error))
     return RedirectResponse(f"/runs/{made.id}", _SEE_OTHER)
 
 
 async def _form(
-    request: Request, here: Parts, who: Any, values: Mapping[str, str], **more: Any
+    request: Request, context: ConsoleContext, who: Any, values: Mapping[str, str], **more: Any
 ) -> HTMLResponse:
-    rows = await here.world.in_reader(here.world.ledger.list_models, limit=1000)
+    rows = await context.world.in_reader(context.world.ledger.list_models, limit=1000)
     fault = more.pop("fault", "")
     told = {"clone": "", "checked": "", "claim": None, **more}
     return page(
-        request, here, who, "submit", page="runs",
+        request, context, who, "submit", page="runs",
         values={"toml": "", "model": "", **values}, fields=FIELDS, fault=fault,
         at=blamed(fault), models=list({r["digest"]: r for r in rows}.values())[::-1][:200],
         strategies=sorted(registry.STRATEGIES), **told,

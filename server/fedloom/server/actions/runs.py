@@ -1,0 +1,162 @@
+"""Actions on runs: submit, roll back, and steer (pause, resume, stop, close, abort, and so on)."""
+
+import asyncio
+
+from fedloom.protocol.errors import UsageError
+from fedloom.server.access.principal import Principal
+from fedloom.server.actions.consequences import Wish, rollback_words
+from fedloom.server.ledger import Row, require_run
+from fedloom.server.planning.spec import parse
+from fedloom.server.queries.context import ConsoleContext
+from fedloom.server.queries.errors import ConflictError
+from fedloom.server.queries.runs import run_summary
+from fedloom.server.queries.views import Acted, Action, ActionArguments, NewRun, RunView
+from fedloom.server.rounds.manager import new_id
+
+
+async def submit(context: ConsoleContext, principal: Principal, new: NewRun) -> RunView:
+    """Start a run from a stored model."""
+    digest = await context.digest(new.model)
+    run = new_id(parse(new.spec).name)
+    await context.hold(digest)
+    await context.audit(principal, "run.submit", run, {"model": digest})
+    await context.runs.submit(new.spec, digest, run)
+    return run_summary(await _row(context, run))
+
+
+async def roll_back(
+    context: ConsoleContext, principal: Principal, run: str, number: int, *, preview: bool
+) -> Acted:
+    """Continue a run from the model and strategy state of an earlier committed round.
+
+    Raises:
+        ConflictError: the run cannot be rolled back to this round.
+    """
+    run = await context.run_id(run)
+    before = await _row(context, run)
+    try:
+        point = await context.runs.look_back(before, number)
+        words = rollback_words(before, point)
+        if not preview:
+            await context.audit(principal, "run.rollback", run, {"round": number})
+            point = await context.runs.roll_back(run, number)
+    except UsageError as error:
+        raise ConflictError(str(error)) from error
+    changed = bool(point.undone) and not preview
+    summary = run_summary(await _row(context, run))
+    return Acted(**summary.model_dump(), changed=changed, consequence=words)
+
+
+async def steer(
+    context: ConsoleContext,
+    principal: Principal,
+    run: str,
+    action: Action,
+    arguments: ActionArguments,
+    *,
+    preview: bool,
+) -> Acted:
+    """Act on a run or on its open round; requests with one id are done once.
+
+    Raises:
+        UsageError: an argument of the action is missing.
+        ConflictError: the run's state does not allow the action.
+    """
+    if action is Action.EXTEND and arguments.seconds is None:
+        raise UsageError("Expected how many seconds to extend the deadline by, got none.")
+    run = await context.run_id(run)
+    if arguments.request is None or preview:
+        return await _steer(context, principal, run, action, arguments, preview=preview)
+    name = _request(run, action, arguments)
+    if (same := context.steering.get(name)) is not None:  # in progress: both get one answer
+        return await asyncio.shield(same)
+    answer: asyncio.Future[Acted] = asyncio.get_running_loop().create_future()
+    context.steering[name] = answer
+    try:
+        answer.set_result(await _steer(context, principal, run, action, arguments, preview=False))
+    except Exception as error:
+        answer.set_exception(error)
+        answer.exception()  # retrieved, so that asyncio does not log it as unobserved
+        raise
+    finally:
+        del context.steering[name]
+        answer.cancel()  # ends the wait of others where this one was cancelled
+    return await answer
+
+
+async def _steer(
+    context: ConsoleContext,
+    principal: Principal,
+    run: str,
+    action: Action,
+    arguments: ActionArguments,
+    *,
+    preview: bool,
+) -> Acted:
+    if (known := await _replied(context, run, action, arguments)) is not None:
+        return known
+    row = await _row(context, run)
+    wish = _wish(context, row, action, arguments)
+    if done := wish.done():
+        return Acted(**run_summary(row).model_dump(), changed=False, consequence=done)
+    words = wish.words()
+    if preview:
+        return Acted(**run_summary(row).model_dump(), changed=False, consequence=words)
+    detail = arguments.model_dump(exclude_defaults=True)
+    await context.audit(principal, f"run.{action}", run, detail)
+    if done := _wish(context, row, action, arguments).done():  # done by another request meanwhile
+        row = await _row(context, run)
+        return Acted(**run_summary(row).model_dump(), changed=False, consequence=done)
+    try:
+        await _do(context, run, action, arguments)
+    except UsageError as error:
+        raise ConflictError(str(error)) from error
+    acted = Acted(
+        **run_summary(await _row(context, run)).model_dump(), changed=True, consequence=words
+    )
+    if arguments.request is not None:
+        keep, name = context.world.ledger.keep_reply, _request(run, action, arguments)
+        await context.world.in_ledger(keep, name, acted.model_dump(mode="json"))
+    return acted
+
+
+def _wish(context: ConsoleContext, row: Row, action: Action, arguments: ActionArguments) -> Wish:
+    """The wished action against the run's state now: the ledger may lag by a moment."""
+    driver, live = context.runs.get(row["id"]), None
+    if driver is not None:
+        row, live = {**row, "state": driver.engine.state.value}, driver.status().get("round")
+    return Wish(action=action, run=row, round=live, arguments=arguments)
+
+
+async def _replied(
+    context: ConsoleContext, run: str, action: Action, arguments: ActionArguments
+) -> Acted | None:
+    """The answer to an earlier request of this id; None for a new one."""
+    if arguments.request is None:
+        return None
+    name = _request(run, action, arguments)
+    known = await context.world.in_ledger(context.world.ledger.reply_to, name)
+    return None if known is None else Acted.model_validate(known)
+
+
+def _request(run: str, action: Action, arguments: ActionArguments) -> str:
+    return f"{run}/{action}/{arguments.request}"
+
+
+async def _do(
+    context: ConsoleContext, run: str, action: Action, arguments: ActionArguments
+) -> None:
+    match action:
+        case Action.EXTEND:
+            await context.runs.command(run, "extend", arguments.seconds or 0.0)
+        case Action.GOAL:
+            driver = context.runs.get(run)
+            goal, quorum = (1, 1) if driver is None else driver.position.goals
+            wanted = arguments.goal or goal
+            await context.runs.change_goals(run, wanted, arguments.quorum or min(quorum, wanted))
+        case _:
+            await context.runs.command(run, action.value, arguments.reason)
+
+
+async def _row(context: ConsoleContext, run: str) -> Row:
+    return require_run(await context.world.in_ledger(context.world.ledger.run, run), run)

@@ -1,0 +1,98 @@
+"""Actions on the one-time tokens of devices: create and cancel."""
+
+import logging
+import time
+
+import sqlalchemy.exc
+
+from fedloom.protocol.trust import tokens
+from fedloom.protocol.trust.identity import check_client_name
+from fedloom.server.access.principal import Principal
+from fedloom.server.client_names import draw_name
+from fedloom.server.ledger import Filter
+from fedloom.server.queries.context import ConsoleContext
+from fedloom.server.queries.errors import ConflictError, NotFoundError
+from fedloom.server.queries.tokens import token_view
+from fedloom.server.queries.views import IssuedToken, NewToken, TokenView
+
+log = logging.getLogger(__name__)
+
+
+async def create_token(
+    context: ConsoleContext, principal: Principal, wish: NewToken
+) -> IssuedToken:
+    """Make a one-time token. Its text is in the result and nowhere else.
+
+    Raises:
+        ConflictError: the server runs without certificates.
+    """
+    if context.authority is None:
+        raise ConflictError(
+            "Expected a server with certificates, got one on plaintext, where clients need no "
+            "token: run it without --plaintext-loopback."
+        )
+    client = await _free_name(context) if wish.client is None else check_client_name(wish.client)
+    await context.audit(principal, "token.create", client, {"ttl_s": wish.ttl_s})
+    created_at = time.time()
+    expires_at = created_at + wish.ttl_s
+    token = await _store_token(context, context.authority.root_pin, client, expires_at)
+    context.world.live.changed("tokens")
+    log.info("token %s made for %s", token.id, client)
+    return IssuedToken(
+        id=token.id,
+        client=client,
+        token=token.text(),
+        created_at=created_at,
+        expires_at=expires_at,
+        enrolment=context.enrolment,
+    )
+
+
+async def _store_token(
+    context: ConsoleContext, pin: bytes, client: str, expires_at: float
+) -> tokens.Token:
+    world = context.world
+    while True:
+        token = tokens.make_token(pin)
+        hashed = tokens.secret_hash(token.secret)
+        try:
+            await world.in_ledger(world.ledger.add_token, token.id, hashed, client, expires_at)
+        except sqlalchemy.exc.IntegrityError:
+            continue  # the short id was drawn before
+        return token
+
+
+async def _free_name(context: ConsoleContext) -> str:
+    world = context.world
+    taken = await world.in_ledger(world.ledger.promised_names)
+    taken.update(await world.in_ledger(world.ledger.names, Filter()))
+    while (name := draw_name()) in taken:
+        pass
+    return name
+
+
+async def cancel_token(context: ConsoleContext, principal: Principal, token_id: str) -> TokenView:
+    """End an unused token. Twice changes nothing.
+
+    Raises:
+        NotFoundError: no token has this id.
+        ConflictError: it was used.
+    """
+    world = context.world
+    row = await world.in_ledger(world.ledger.token, token_id)
+    if row is None:
+        raise NotFoundError(
+            f"Expected a token's id, got {token_id[:80]!r}: see `fedloom token list`."
+        )
+    if row["used_at"] is not None:
+        raise ConflictError(
+            f"Expected an unused token, but {row['client']} enrolled with it: revoke "
+            f"the client instead (`fedloom client revoke {row['client']}`)."
+        )
+    await context.audit(principal, "token.cancel", token_id, {"client": row["client"]})
+    await world.in_ledger(world.ledger.cancel_token, token_id)
+    world.live.changed("tokens")
+    found = await world.in_ledger(world.ledger.token, token_id)
+    after = {**(found or row)}
+    del after["secret_hash"]
+    return token_view(after)

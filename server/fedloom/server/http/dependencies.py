@@ -1,0 +1,29 @@
+"""What routes and pages declare in their signatures: the context, a preview, the error replies."""
+
+from typing import Annotated
+
+from fastapi import Depends, Query, Request
+
+from fedloom.server.queries.context import ConsoleContext
+from fedloom.server.queries.views import ErrorReply
+
+FAULTS: dict[int | str, dict[str, object]] = {
+    401: {"model": ErrorReply, "description": "The request has no valid credential."},
+    403: {"model": ErrorReply, "description": "The scope of the credential is too small."},
+    404: {"model": ErrorReply, "description": "No object has this name."},
+    409: {"model": ErrorReply, "description": "The request does not fit the current state."},
+    422: {"model": ErrorReply, "description": "The request is malformed."},
+}
+
+
+def context_of(request: Request) -> ConsoleContext:
+    """The context of the application that serves a request."""
+    context: ConsoleContext = request.app.state.context
+    return context
+
+
+Context = Annotated[ConsoleContext, Depends(context_of)]
+"""The server's context, as a route or page asks for it."""
+
+Preview = Annotated[bool, Query(description="do nothing, and describe the effect in `consequence`")]
+"""Asks an action for its consequence only."""

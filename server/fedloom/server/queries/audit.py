@@ -1,0 +1,57 @@
+"""Pages of the audit trail."""
+
+from typing import Annotated
+
+from pydantic import BaseModel, Field
+
+from fedloom.server.ledger.audit_trail import Filter
+from fedloom.server.queries.context import ConsoleContext
+
+
+class AuditEntry(BaseModel):
+    """An entry of the trail."""
+
+    id: int
+    at: float
+    who: Annotated[str, Field(description="of a principal, a client, or the server")]
+    how: Annotated[str, Field(description="socket, session, token, oidc, password, link, ...")]
+    action: Annotated[str, Field(description="thing.verb; ends in .failed where it was not done")]
+    subject: str
+    detail: Annotated[str, Field(description="JSON, as it was hashed")]
+    previous: Annotated[str, Field(description="hash of the entry before")]
+    hash: str
+
+
+class AuditHead(BaseModel):
+    """The newest entry: kept elsewhere, it shows that nothing before it was changed or cut."""
+
+    id: int
+    hash: str
+
+
+class AuditPage(BaseModel):
+    """Entries, newest first."""
+
+    entries: list[AuditEntry]
+    next_before: Annotated[
+        int | None, Field(description="`before` of the next page; null on the last")
+    ]
+    head: AuditHead
+
+
+async def audit_page(context: ConsoleContext, wanted: Filter, limit: int) -> AuditPage:
+    """The entries that match a filter, newest first, at most `limit`."""
+    trail = context.world.ledger.trail
+    rows = await context.world.in_reader(trail.page, wanted, limit + 1)
+    page = rows[:limit]
+    return AuditPage(
+        entries=[AuditEntry(**row) for row in page],
+        next_before=page[-1]["id"] if len(rows) > limit else None,
+        head=await audit_head(context),
+    )
+
+
+async def audit_head(context: ConsoleContext) -> AuditHead:
+    """The newest entry."""
+    head = await context.world.in_reader(context.world.ledger.trail.head)
+    return AuditHead(id=head.id, hash=head.hash)

@@ -1,0 +1,153 @@
+"""Clients: filtered page by page, one by name, and what each did in its rounds."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fedloom.server.ledger import Filter
+from fedloom.server.queries.client_views import (
+    ClientList,
+    ClientState,
+    ClientView,
+    PartList,
+    PartView,
+    Versions,
+)
+from fedloom.server.queries.context import ConsoleContext
+from fedloom.server.queries.errors import NotFoundError
+from fedloom.server.rounds.member_records import measured, shape
+
+_FILTERS = {
+    ClientState.REVOKED: {"status": "revoked"},
+    ClientState.QUARANTINED: {"hold": "quarantine"},
+    ClientState.DRAINED: {"hold": "drain"},
+}
+_UNDECIDED = ("offered", "training")
+
+
+async def clients_page(
+    context: ConsoleContext,
+    *,
+    q: str = "",
+    state: ClientState | None = None,
+    version: str = "",
+    label: str = "",
+    after: str = "",
+    limit: int = 100,
+) -> ClientList:
+    """Clients that ever enrolled, by name.
+
+    Args:
+        context: of the server.
+        q: part of a name, note or label.
+        state: as which to list them; None for any.
+        version: of the SDK, or its beginning.
+        label: name, or name=value.
+        after: name of the last client of the page before.
+        limit: most clients.
+    """
+    which = Filter(
+        text=q, version=version, label=label, **(_FILTERS.get(state, {}) if state else {})
+    )
+    world = context.world
+    names = await world.in_reader(world.ledger.names, which)
+    passes = _presence(context, state)
+    found = [name for name in names if passes(name)] if passes else names
+    rest = [name for name in found if name > after] if after else found
+    page = rest[:limit]
+    return ClientList(
+        clients=await look_up(context, page),
+        total=len(found),
+        more=page[-1] if len(rest) > limit else None,
+    )
+
+
+def _presence(context: ConsoleContext, state: ClientState | None) -> Callable[[str], bool] | None:
+    """Whether a client is in a state that only the fleet knows of; None where it knows nothing."""
+    get = context.world.fleet.get
+
+    def works(name: str) -> bool:
+        session = get(name)
+        return session is not None and session.task is not None
+
+    match state:
+        case ClientState.ONLINE:
+            return lambda name: get(name) is not None
+        case ClientState.OFFLINE:
+            return lambda name: get(name) is None
+        case ClientState.WORKING:
+            return works
+        case ClientState.IDLE:
+            return lambda name: get(name) is not None and not works(name)
+    return None
+
+
+async def versions(context: ConsoleContext) -> Versions:
+    """How many clients run which version of the SDK."""
+    return Versions(versions=await context.world.in_reader(context.world.ledger.versions))
+
+
+async def parts_page(
+    context: ConsoleContext, name: str, *, before: float = 0, limit: int = 50
+) -> PartList:
+    """What a client did in rounds, newest first.
+
+    Args:
+        context: of the server.
+        name: of the client.
+        before: `offered_at` of the last part of the page before; 0 for the first page.
+        limit: most parts.
+
+    Raises:
+        NotFoundError: no client has this name.
+    """
+    await one_client(context, name)
+    world = context.world
+    rows = await world.in_reader(world.ledger.parts_of, name, before=before, limit=limit)
+    parts = [_part(row) for row in rows]
+    return PartList(parts=parts, more=parts[-1].offered_at if len(parts) == limit else None)
+
+
+def _part(row: Any) -> PartView:
+    values = {**row, "shape": shape(row), **measured(row, row["kind"])}
+    return PartView.model_validate(values)
+
+
+async def look_up(context: ConsoleContext, names: Sequence[str]) -> list[ClientView]:
+    """Some clients by name."""
+    rows = await context.world.in_reader(context.world.ledger.look_up, names)
+    return [_view(context, row) for row in rows]
+
+
+async def one_client(context: ConsoleContext, name: str) -> ClientView:
+    """A client.
+
+    Raises:
+        NotFoundError: no client has this name.
+    """
+    found = await look_up(context, [name])
+    if not found:
+        raise NotFoundError(
+            f"Expected an enrolled client, got {name[:80]!r}: see `fedloom client list`."
+        )
+    return found[0]
+
+
+def _view(context: ConsoleContext, row: dict[str, Any]) -> ClientView:
+    session = context.world.fleet.get(row["name"])
+    task = None if session is None or session.task is None else "{}/{}".format(*session.task)
+    phases: dict[str, int] = row["phases"]
+    undecided = sum(phases.get(name, 0) for name in _UNDECIDED)
+    counted, asked = phases.get("reported", 0), sum(phases.values())
+    ended = asked - undecided - phases.get("declined", 0)
+    values = {
+        **row,
+        **{name: phases.get(name, 0) for name in ("declined", "failed", "refused", "late", "lost")},
+        "online": session is not None,
+        "task": task,
+        "seen_at": time.time() if session is not None else row["seen_at"],
+        "asked": asked,
+        "counted": counted,
+        "success_rate": counted / ended if ended else None,
+    }
+    return ClientView.model_validate(values)

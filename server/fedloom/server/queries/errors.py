@@ -1,0 +1,11 @@
+"""Errors of a look-up by name, each with an HTTP status of its own."""
+
+from fedloom.protocol.errors import UsageError
+
+
+class NotFoundError(UsageError):
+    """No object has this name. HTTP 404."""
+
+
+class ConflictError(UsageError):
+    """The request does not fit the current state. HTTP 409."""

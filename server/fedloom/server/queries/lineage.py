@@ -1,0 +1,148 @@
+"""Models: where they come from, the norms of their tensors, and their evaluations."""
+
+import asyncio
+import math
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field
+
+from fedloom.server.queries.context import ConsoleContext
+from fedloom.server.storage.model_norms import Layers as MeasuredLayers
+from fedloom.server.storage.model_norms import layers
+
+
+class Contributor(BaseModel):
+    """A client whose update is in a model."""
+
+    client: str
+    weight: float
+    staleness: int | None
+    round: Annotated[int, Field(description="that it was asked in")]
+
+
+class Origin(BaseModel):
+    """A round that committed a model, or a run that began with it."""
+
+    run: str
+    round: Annotated[int, Field(description="0: the run began with it")]
+    created_at: float
+    model_in: Annotated[str | None, Field(description="the model before it; null at round 0")]
+    undone_at: float | None
+    privacy: dict[str, float] | None
+    contributors: list[Contributor]
+
+
+class Evaluation(BaseModel):
+    """What clients measured of a model in a round that began with it."""
+
+    run: str
+    round: int
+    num_examples: float | None
+    values: dict[str, Any]
+
+
+class ModelDetail(BaseModel):
+    """A model: where it comes from, who is in it, and what it was measured to be."""
+
+    digest: str
+    size_bytes: int
+    stored: Annotated[bool, Field(description="false: its file was pruned")]
+    origins: list[Origin]
+    evaluations: list[Evaluation]
+    promoted_at: Annotated[list[float], Field(description="newest first")]
+
+
+class LayerView(BaseModel):
+    """A tensor of a model, in numbers."""
+
+    name: str
+    shape: list[int]
+    norm: Annotated[float, Field(description="Euclidean")]
+    max_abs: float
+    difference: Annotated[
+        float | None, Field(description="norm of what lies between it and the base's")
+    ] = None
+    relative: Annotated[float | None, Field(description="that, over its own norm")] = None
+
+
+class Layers(BaseModel):
+    """A model's tensors by name."""
+
+    digest: str
+    base: str | None
+    norm: Annotated[float, Field(description="of all of them")]
+    difference: float | None
+    layers: list[LayerView]
+
+
+class Comparison(BaseModel):
+    """Models side by side."""
+
+    models: list[ModelDetail]
+
+
+async def lineage(context: ConsoleContext, reference: str) -> ModelDetail:
+    """The model whose digest is, or begins with, `reference`; its file may be pruned."""
+    return await model_detail(context, await context.known_digest(reference))
+
+
+async def model_detail(context: ConsoleContext, digest: str) -> ModelDetail:
+    """A model by its full digest."""
+    world, ledger = context.world, context.world.ledger
+    origins, size = [], await world.in_disk(world.models.size, digest)
+    rows = await world.in_reader(ledger.origins, digest)
+    for row in rows:
+        part = await world.in_reader(ledger.contributors, row["run"], row["round"])
+        origins.append(Origin.model_validate({**row, "contributors": part}))
+    found = await world.in_reader(ledger.evaluations, [digest])
+    promoted = await world.in_reader(ledger.promotions_of, digest)
+    return ModelDetail(
+        digest=digest,
+        size_bytes=rows[-1]["size_bytes"] if size is None else size,
+        stored=size is not None,
+        origins=origins,
+        evaluations=[
+            Evaluation(
+                run=row["run"],
+                round=row["number"],
+                num_examples=row["evaluation"].get("num_examples"),
+                values=row["evaluation"].get("values", {}),
+            )
+            for row in found[digest]
+        ],
+        promoted_at=[row["at"] for row in promoted],
+    )
+
+
+def measured(context: ConsoleContext, digest: str, base: str) -> "asyncio.Future[MeasuredLayers]":
+    """The tensors of a stored model, beside those of another or of none (""); pages hear of it."""
+    world, path = context.world, context.world.models.path
+
+    async def measure() -> MeasuredLayers:
+        found = await world.in_disk(layers, path(digest), path(base) if base else None)
+        world.live.changed("models", digest)
+        return found
+
+    return context.inspector.begin((digest, base), measure)
+
+
+def layers_of(digest: str, base: str, found: MeasuredLayers) -> Layers:
+    """What `list_layers` answers."""
+    gaps = [layer.difference for layer in found if layer.difference is not None]
+    return Layers(
+        digest=digest,
+        base=base or None,
+        norm=_joint([layer.norm for layer in found]),
+        difference=_joint(gaps) if base else None,
+        layers=[
+            LayerView(
+                name=layer.name, shape=list(layer.shape), norm=layer.norm, max_abs=layer.max_abs,
+                difference=layer.difference, relative=layer.relative,
+            )
+            for layer in found
+        ],
+    )  # fmt: skip
+
+
+def _joint(norms: list[float]) -> float:
+    return math.hypot(*norms)

@@ -1,0 +1,202 @@
+"""The overview of a server, and the curves of its runs."""
+
+import shutil
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field
+
+from fedloom.server.insight import pace
+from fedloom.server.insight.curves import curves
+from fedloom.server.insight.health import Facts, assess
+from fedloom.server.ledger import Row
+from fedloom.server.queries.context import ConsoleContext
+from fedloom.server.queries.errors import NotFoundError
+from fedloom.server.queries.rounds import rounds_of
+from fedloom.server.queries.views import LiveView
+from fedloom.server.rounds.manager import ACTIVE
+
+ROUNDS_SHOWN = 20
+MAX_COMPARED = 12
+
+
+class AlertView(BaseModel):
+    """Something for an operator to look at."""
+
+    level: Annotated[str, Field(description="warn or bad")]
+    what: str
+    todo: str
+    link: Annotated[str, Field(description="a page of the console; empty for none")]
+    client: Annotated[str, Field(description="whom alone it is about; empty for none")]
+    run: str
+
+
+class RoundBrief(BaseModel):
+    """A round, in short."""
+
+    run: str
+    number: int
+    kind: str
+    state: str
+    reason: str
+    cause: Annotated[str | None, Field(description="as in a round")]
+    opened_at: float
+    deadline_at: float
+    closed_at: float | None
+    accepted: int
+    bytes_up: int
+    bytes_down: int
+    model_out: str | None
+
+
+class ActiveRun(BaseModel):
+    """An active run at a glance."""
+
+    id: str
+    name: str
+    state: str
+    reason: str
+    created_at: float
+    rounds_total: int
+    rounds_committed: int
+    rounds_an_hour: float
+    time_left_s: Annotated[float | None, Field(description="null while nobody can tell")]
+    live: LiveView | None
+    rounds: Annotated[list[RoundBrief], Field(description="the latest, newest first")]
+
+
+class Overview(BaseModel):
+    """The whole server at a glance."""
+
+    level: Annotated[str, Field(description="ok, idle, warn or bad")]
+    headline: str
+    alerts: Annotated[list[AlertView], Field(description="the worst first")]
+    clients_online: int
+    clients_available: Annotated[int, Field(description="online, and not at work")]
+    clients_enrolled: int
+    runs: Annotated[list[ActiveRun], Field(description="active ones, newest first")]
+    rounds_an_hour: float
+    bytes_up: Annotated[int, Field(description="from clients, in the rounds shown")]
+    bytes_down: int
+
+
+class Curve(BaseModel):
+    """One metric over rounds; null where a round has none."""
+
+    mean: list[float | None]
+    low: Annotated[
+        list[float | None] | None, Field(description="the lowest of the run's quantiles")
+    ] = None
+    high: list[float | None] | None = None
+
+
+class CurvesView(BaseModel):
+    """What a run measured, column by column."""
+
+    number: list[int]
+    at: Annotated[list[float | None], Field(description="when each round ended")]
+    training: dict[str, Curve]
+    evaluation: dict[str, Curve]
+    epsilon: Annotated[list[float | None], Field(description="empty without privacy")]
+
+
+class RunCurves(BaseModel):
+    """A run beside others."""
+
+    id: str
+    name: str
+    curves: CurvesView
+
+
+class Compared(BaseModel):
+    """Several runs' curves."""
+
+    runs: list[RunCurves]
+
+
+async def run_curves(context: ConsoleContext, run: str) -> CurvesView:
+    """The curves of the run that `run` names."""
+    rows = await context.world.in_reader(context.world.ledger.curve_rows, await context.run_id(run))
+    return CurvesView.model_validate(curves(rows))
+
+
+async def compared(context: ConsoleContext, names: Iterable[str]) -> Compared:
+    """The curves of several runs, at most `MAX_COMPARED`.
+
+    Raises:
+        NotFoundError: a run does not exist, or none is named.
+    """
+    wanted = list(dict.fromkeys(name for name in names if name))[:MAX_COMPARED]
+    if not wanted:
+        raise NotFoundError("Expected the ids of runs to compare, got none.")
+    runs = [await context.run_id(name) for name in wanted]
+    return Compared(
+        runs=[
+            RunCurves(id=run, name=run.rpartition("-")[0], curves=await run_curves(context, run))
+            for run in runs
+        ]
+    )
+
+
+async def overview(context: ConsoleContext) -> Overview:
+    """Health, alerts, active runs and traffic of the server."""
+    world, ledger, now = context.world, context.world.ledger, time.time()
+    rows = await world.in_reader(ledger.list_runs)
+    active = [
+        await _progress(context, row, now) for row in reversed(rows) if row["state"] in ACTIVE
+    ]
+    enrolled = (await world.in_reader(ledger.clients_by_status)).get("active", 0)
+    facts = Facts(
+        now=now,
+        clients_online=len(world.fleet),
+        clients_enrolled=enrolled,
+        active=tuple(run.model_dump() for run in active),
+        ended=tuple(row for row in rows if row["state"] not in ACTIVE),
+        refused=tuple(await world.in_reader(ledger.refused_since, now - 3600)),
+        authority_until=context.authority.until.timestamp() if context.authority else None,
+        disk_free=await world.in_disk(_disk_free, world.models.path("any").parent),
+    )
+    health = assess(facts)
+    return Overview(
+        level=health.level,
+        headline=health.headline,
+        alerts=[AlertView(**_plain(alert)) for alert in health.alerts],
+        clients_online=len(world.fleet),
+        clients_available=len(world.fleet.available()),
+        clients_enrolled=enrolled,
+        runs=active,
+        rounds_an_hour=sum(run.rounds_an_hour for run in active),
+        bytes_up=sum(each.bytes_up for run in active for each in run.rounds),
+        bytes_down=sum(each.bytes_down for run in active for each in run.rounds),
+    )
+
+
+async def _progress(context: ConsoleContext, row: Row, now: float) -> ActiveRun:
+    views = await rounds_of(context, row, limit=ROUNDS_SHOWN)
+    rounds = [{**view.model_dump(), "run": row["id"]} for view in reversed(views)]
+    for each in rounds:
+        each["bytes_up"] = each["clients"]["bytes_up"]
+        each["bytes_down"] = each["clients"]["bytes_down"]
+    driver = context.runs.get(row["id"])
+    total, committed = row["spec"]["rounds"], row["committed"]
+    left_s = pace.time_left_s(rounds, total - committed) if row["state"] == "running" else None
+    return ActiveRun(
+        **{name: row[name] for name in ("id", "name", "state", "reason", "created_at")},
+        rounds_total=total,
+        rounds_committed=committed,
+        rounds_an_hour=pace.rounds_an_hour(rounds, now) if row["state"] == "running" else 0.0,
+        time_left_s=left_s,
+        live=None if driver is None else LiveView.model_validate(driver.status()),
+        rounds=[RoundBrief(**{n: r[n] for n in RoundBrief.model_fields}) for r in rounds],
+    )
+
+
+def _disk_free(directory: Path) -> float:
+    usage = shutil.disk_usage(directory)
+    return usage.free / usage.total
+
+
+def _plain(alert: Any) -> dict[str, Any]:
+    return {name: getattr(alert, name) for name in AlertView.model_fields}

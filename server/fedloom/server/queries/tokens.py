@@ -1,0 +1,32 @@
+"""One-time tokens of devices, page by page, without their secrets."""
+
+import time
+from typing import Any
+
+from fedloom.server.queries.context import ConsoleContext
+from fedloom.server.queries.views import TokenList, TokenStatus, TokenView
+
+
+async def tokens_page(context: ConsoleContext, *, before: str = "", limit: int = 200) -> TokenList:
+    """Tokens, newest first.
+
+    Args:
+        context: of the server.
+        before: id of the last token of the page before.
+        limit: most tokens.
+    """
+    world = context.world
+    rows = await world.in_reader(world.ledger.list_tokens, before=before, limit=limit)
+    total = await world.in_reader(world.ledger.num_tokens)
+    listed = [token_view(row) for row in rows]
+    more = listed[-1].id if len(listed) == limit else None
+    return TokenList(tokens=listed, total=total, more=more)
+
+
+def token_view(row: dict[str, Any]) -> TokenView:
+    """A token as it is now, from its row without the hash."""
+    if row["used_at"] is not None:
+        status = TokenStatus.USED
+    else:
+        status = TokenStatus.EXPIRED if time.time() >= row["expires_at"] else TokenStatus.UNUSED
+    return TokenView(**row, status=status)
