@@ -11,7 +11,7 @@ from fedloom.protocol.tensors.container import write_file
 from fedloom.protocol.trust.signing import Verifier, to_sign
 from fedloom.server.ledger import AcceptedUpdate
 from fedloom.server.pki.signing_key import SigningKey
-from fedloom.server.routes import lineage
+from fedloom.server.queries import lineage
 from fedloom.server.storage import model_norms
 from support.door import Door
 from support.patience import PATIENCE_S
