@@ -13,7 +13,7 @@ def check_update(header: fleet_pb2.UpdateHeader, plan: RoundPlan) -> list[Planne
     Raises:
         Refusal: it is of another model, or not as the round's limits want it.
     """
-    given, _ = plan.given
+    given = plan.given.digest
     if header.model_digest != given:
         raise Refusal(
             Code.WRONG_MODEL,

@@ -1,6 +1,5 @@
 """What a round is before anything happens in it, and the task that its clients are offered."""
 
-import json
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,6 +14,7 @@ from fedloom.protocol.updates.message import Limits
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server.engine import RoundConfig, RoundKind
 from fedloom.server.planning.spec import RunSpec
+from fedloom.server.planning.state_note import FileRef, StateNote
 from fedloom.strategies.privacy import Stream
 
 __all__ = ["RoundPlan", "for_client", "names", "task_key", "task_of", "task_seed"]
@@ -61,31 +61,15 @@ class RoundPlan:
         return changed(self.spec.cohort_config(self.number, self.stream), self.goals)
 
     @property
-    def sent(self) -> tuple[str, int] | None:
-        """Digest and bytes of what clients get beside the model; None where that is nothing."""
-        if self.strategy_state is None:
-            return None
-        sent = json.loads(self.strategy_state)["sent"]
-        return None if sent is None else (sent[0], sent[1])
+    def note(self) -> StateNote:
+        """Which files belong to `model`."""
+        return StateNote.read(self.strategy_state)
 
     @property
-    def given(self) -> tuple[str, int]:
-        """Digest and bytes of the model that clients get: not quite `model` where it is encoded."""
-        told = self._told
-        return (
-            (told["model"][0], told["model"][1]) if told else (self.model, self.manifest.size_bytes)
-        )
-
-    @property
-    def differences(self) -> list[tuple[str, str, int]]:
-        """What leads to `given`: digests of a base and of the difference from it, and its bytes."""
-        told = self._told
-        return [(base, digest, size) for base, digest, size in told["differences"]] if told else []
-
-    @property
-    def _told(self) -> dict[str, Any] | None:
-        told: dict[str, Any] | None = json.loads(self.strategy_state or "{}").get("told")
-        return told
+    def given(self) -> FileRef:
+        """The model that clients get: not quite `model` where differences are encoded."""
+        own = FileRef(digest=self.model, size_bytes=self.manifest.size_bytes)
+        return self.note.held or own
 
     @property
     def key(self) -> tuple[str, int]:
@@ -120,17 +104,16 @@ def task_of(plan: RoundPlan) -> fleet_pb2.Task:
     train = plan.kind is RoundKind.TRAIN
     settings = spec.local_training().at(plan.trained + 1, spec.round_config().goal)
     rule = spec.build_strategy().rule
-    sent = plan.sent if train or rule.picks else None
+    note, given = plan.note, plan.given
+    sent = note.sent if train or rule.picks else None
     scheme, personal = spec.build_compression(), spec.build_personal()
     return fleet_pb2.Task(
         key=task_key(plan),
         kind=fleet_pb2.TASK_KIND_TRAIN if train else fleet_pb2.TASK_KIND_EVALUATE,
-        model=fleet_pb2.ModelRef(digest=plan.given[0], size_bytes=plan.given[1]),
+        model=_reference(given),
         differences=[
-            fleet_pb2.Difference(
-                base=base, difference=fleet_pb2.ModelRef(digest=digest, size_bytes=size)
-            )
-            for base, digest, size in plan.differences
+            fleet_pb2.Difference(base=each.base, difference=_reference(each.file))
+            for each in note.differences
         ],
         train=train_message(settings),
         rule=fleet_pb2.ClientRule(name=rule.name, settings=rule.settings()),
@@ -139,13 +122,17 @@ def task_of(plan: RoundPlan) -> fleet_pb2.Task:
         limits=fleet_pb2.UpdateLimits(
             max_abs=spec.max_abs, max_weight=spec.max_weight, max_bytes=plan.limits.max_bytes
         ),
-        received=None if sent is None else fleet_pb2.ModelRef(digest=sent[0], size_bytes=sent[1]),
+        received=None if sent is None else _reference(sent),
         compression=None if scheme is None else scheme.message(),
         personal=personal_message(personal) if personal.remembers else None,
         config={name: scalar_message(value) for name, value in spec.config.items()},
         privacy=_privacy(plan) if train else None,
         run_name=spec.name,
     )
+
+
+def _reference(file: FileRef) -> fleet_pb2.ModelRef:
+    return fleet_pb2.ModelRef(digest=file.digest, size_bytes=file.size_bytes)
 
 
 def for_client(

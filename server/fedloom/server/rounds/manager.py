@@ -20,9 +20,10 @@ from fedloom.server.ledger import Point, Row, require_run
 from fedloom.server.metrics.log_buffer import about
 from fedloom.server.planning import limits
 from fedloom.server.planning.spec import RunSpec, parse
+from fedloom.server.planning.state_note import StateNote
 from fedloom.server.rounds.round_driver import RoundShell
-from fedloom.server.rounds.round_sum import digests_in, first_note
 from fedloom.server.rounds.run_driver import RunDriver
+from fedloom.server.rounds.state_files import first_note
 
 log = logging.getLogger(__name__)
 
@@ -221,7 +222,8 @@ class Runs:
                 "on the sum of all rounds: submit a new run from the model instead."
             )
         point = await world.in_ledger(world.ledger.point, row, number)
-        await world.in_disk(world.models.require, {point.digest, *digests_in(point.state)})
+        files = StateNote.read(point.state).digests | {point.digest}
+        await world.in_disk(world.models.require, files)
         return point
 
     async def change_goals(self, run: str, goal: int, quorum: int) -> None:

@@ -409,10 +409,9 @@ class RoundShell:
             self.plan.number, self.plan.run, done.model[:12], num_updates,
             extra=self._about(),
         )  # fmt: skip
-        part = frozenset(update["client"] for update in done.updates)
         cause = GOAL if num_updates >= self.engine.config.goal else EARLY
         model, state = done.model, done.strategy_state
-        return Outcome(model, state, observed=done.observed, part=part, cause=cause)
+        return Outcome(model, state, observed=done.observed, excluded=done.excluded, cause=cause)
 
     async def _fail(self, error: Exception) -> Outcome:
         known = isinstance(error, FedloomError | TooFewUpdatesError)

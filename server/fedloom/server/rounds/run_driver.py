@@ -330,7 +330,7 @@ class RunDriver:
         if outcome.model is None:
             self.feed(RoundAbandoned(outcome.reason, fault=outcome.fault))
             return
-        self.position.move(outcome, shell.plan)
+        self.position.move(outcome)
         self.feed(RoundCommitted(shell.plan.kind))
 
     def let_go(self, client: str, reason: str) -> None:

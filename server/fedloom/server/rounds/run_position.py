@@ -1,10 +1,9 @@
-"""Where a run stands: the model and the memory that its next round starts from.
+"""Where a run is: the model, the state and the memory of clients that its next round starts from.
 
-Invariants: it moves when a round was committed and when the run is rolled back, and not otherwise;
-what it knows of clients follows from the ledger alone, so it is the same after a restart.
+Invariants: it changes only when a round was committed and when the run is rolled back; what it
+knows of clients follows from the ledger alone, so it is the same after a restart.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -18,21 +17,22 @@ from fedloom.server.planning import limits as run_sums
 from fedloom.server.planning.observations import tell
 from fedloom.server.planning.round_plan import RoundPlan, changed
 from fedloom.server.planning.spec import RunSpec, parse
+from fedloom.server.planning.state_note import StateNote
 from fedloom.server.rounds.commit import Outcome
 from fedloom.strategies.selection import History
 
 
 class Position:
-    """What a run's rounds are made from.
+    """What a run's next round is planned from.
 
     Args:
         row: the run's row in the ledger.
         manifest: of its model.
-        world: shared parts.
+        world: of the server.
 
     Attributes:
         spec: of the run.
-        model: digest of the newest.
+        model: digest of the newest model.
         header_limit_bytes: the longest header that an update of the run may have.
     """
 
@@ -46,11 +46,11 @@ class Position:
         self._strategy_state: str | None = row["strategy_state"]
         self._goals: tuple[int, int] | None = tuple(row["goals"]) if row["goals"] else None
         self._history = History()
-        self._taken: set[str] = set()
+        self._excluded: frozenset[str] = frozenset()
         self.header_limit_bytes = header_limit_bytes(manifest, len(self._limits.groups))
 
     async def look_back(self, rounds: Sequence[Row]) -> None:
-        """Read what committed rounds told of clients, and who took part in the tree that began.
+        """Read what committed rounds say of clients, and who took part in the open privacy tree.
 
         Args:
             rounds: all of the run's, in order.
@@ -64,7 +64,8 @@ class Position:
         done = [r["number"] for r in rounds if (r["kind"], r["state"]) == ("train", "committed")]
         for trained, number in enumerate(done, 1):
             part = await world.in_ledger(world.ledger.accepted, self._run, number)
-            self._taken = plan.taken(self._taken, (u["client"] for u in part), trained)
+            clients = (update["client"] for update in part)
+            self._excluded = frozenset(plan.taken(self._excluded, clients, trained))
 
     def plan(self, number: int, kind: RoundKind, trained: int) -> RoundPlan:
         """A round from here.
@@ -91,7 +92,7 @@ class Position:
             limits=limits,
             stream=self._world.noise.stream(self._run, self.spec),
             clip=clip or 0.0,
-            barred=frozenset(self._taken),
+            barred=self._excluded,
             goals=self._goals,
         )
 
@@ -100,37 +101,35 @@ class Position:
         settings = self.spec.build_privacy()
         if settings is None:
             return None
-        note = json.loads(self._strategy_state) if self._strategy_state else {}
-        return float(note.get("clip", settings.clip))
+        noted = StateNote.read(self._strategy_state).clip
+        return settings.clip if noted is None else noted
 
     def select(self, plan: RoundPlan) -> Select:
         """What a round draws its cohort with."""
         return self.spec.select(plan.number, plan.kind, self._history, plan.stream)
 
-    def move(self, outcome: Outcome, plan: RoundPlan) -> None:
-        """A round was committed: the next one starts from what it came to."""
+    def move(self, outcome: Outcome) -> None:
+        """Start the next round from what a committed one came to."""
         assert outcome.model is not None
         tell(self._history, outcome.observed, self.spec.build_selection())
         self.model, self._strategy_state = outcome.model, outcome.strategy_state
-        private = self.spec.privacy_plan()
-        if private is not None and plan.kind is RoundKind.TRAIN:
-            self._taken = private.taken(self._taken, outcome.part, plan.trained + 1)
+        self._excluded = outcome.excluded
 
     def go_back(self, point: Point) -> None:
-        """The run was rolled back: the next round starts from there."""
+        """Start the next round from where the run was rolled back to."""
         self.model, self._strategy_state = point.digest, point.state
 
     @property
     def goals(self) -> tuple[int, int]:
-        """Goal and quorum of rounds to come, and of the open one."""
+        """Goal and quorum of the open round and of those to come."""
         config = self.spec.round_config()
         return self._goals or (config.goal, config.quorum)
 
     def change_goals(self, goal: int, quorum: int) -> None:
-        """Have rounds to come want another number of updates.
+        """Change the goal and the quorum of the rounds to come.
 
         Raises:
-            UsageError: the run cannot, or the numbers do not do.
+            UsageError: the run's goal is fixed, or the numbers do not fit it.
         """
         config, buffered = self.spec.round_config(), self.spec.buffer_config() is not None
         if buffered or self.spec.privacy:

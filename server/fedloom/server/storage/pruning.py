@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from sqlalchemy.exc import SQLAlchemyError
 
 from fedloom.server.context import World
-from fedloom.server.rounds.round_sum import digests_in
+from fedloom.server.planning.state_note import StateNote
 from fedloom.server.storage.model_store import ModelStore
 
 log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ def _named(rows: Iterable[tuple[str, str | None]]) -> set[str]:
     """Every file that models and notes of states name."""
     named: set[str] = set()
     for digest, state in rows:
-        named |= {digest, *digests_in(state)}
+        named |= {digest, *StateNote.read(state).digests}
     return named
 
 

@@ -55,7 +55,7 @@ class BufferTrainer(Trainer):
         *,
         config: BufferConfig,
         before: Between,
-        counted: Mapping[int, int],
+        counted: Mapping[str, int],
     ) -> TrainedBuffer:
         """Play and train a buffer.
 

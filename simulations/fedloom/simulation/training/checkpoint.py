@@ -1,11 +1,10 @@
-"""Where a simulation stands after a committed round, in one file that is replaced as a whole.
+"""The state of a simulation between two rounds, in one file that is replaced as a whole.
 
-Everything else a simulation does follows from its settings and from this, so it goes on to the same
-bits.
+Everything else follows from the settings, so a simulation that resumes gets to the same bits.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 from fedloom.protocol.errors import UsageError
 from fedloom.protocol.tensors.container import read_params, write_file
 from fedloom.server.engine import RunProgress
-from fedloom.strategies import State
+from fedloom.server.planning.advance import TrainingState
 from fedloom.strategies.state import state_from_arrays, state_to_arrays
 
 _MODEL, _STATE, _HELD, _HISTORY = "model/", "state/", "held/", "history/"
@@ -25,42 +24,43 @@ _VERSION, _NOTE = "version/", "note"
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Checkpoint:
-    """Between two rounds.
+    """The state between two rounds.
 
     Attributes:
         progress: of the run; no round is open.
-        params: the model.
-        state: of the strategy.
+        training: that the next round starts from.
         history: what selection knows of the clients, as arrays.
         virtual_s: the virtual clock.
         wall_s: seconds spent so far.
-        settings: digest of what must be the same to go on.
+        settings: digest of what must be the same to resume.
         engine: the kernel that the results so far are from.
         reached: the goal of [stop] was reached.
-        counted: client → its last committed round, where the client rule remembers.
-        flight: who is at work between two buffers, as plain values; None for nobody.
+        counted: client → its last committed round, where clients remember something.
+        flight: clients at work between two buffers, as plain values; None for none.
         versions: round → the model that its clients were given, of those who are at work.
-        taken: who took part in the tree that has begun, where a run is private by one.
-        held: the model that clients hold, where it is not quite `params`; empty where it is.
     """
 
     progress: RunProgress
-    params: Mapping[str, NDArray[Any]]
-    state: State
+    training: TrainingState
     history: Mapping[str, NDArray[Any]]
     virtual_s: float
     wall_s: float
     settings: str
     engine: str
     reached: bool
-    counted: Mapping[int, int] = field(default_factory=dict)
-    taken: frozenset[int] = frozenset()
+    counted: Mapping[str, int] = field(default_factory=dict)
     flight: Mapping[str, Any] | None = None
     versions: Mapping[int, Mapping[str, NDArray[Any]]] = field(default_factory=dict)
-    held: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
-    def write(self, path: Path) -> None:
-        """Replace the file, durably."""
+    def write(self, path: Path, places: Mapping[str, int]) -> None:
+        """Replace the file, durably.
+
+        Args:
+            path: of the file.
+            places: client → its index in the population, which stands for it in the file.
+        """
+        training = self.training
+        held = {} if training.held is training.model else training.held
         note = {
             "progress": asdict(self.progress),
             "virtual_s": self.virtual_s,
@@ -68,25 +68,31 @@ class Checkpoint:
             "settings": self.settings,
             "engine": self.engine,
             "reached": self.reached,
-            "counted": sorted(self.counted.items()),
-            "taken": sorted(self.taken),
+            "counted": sorted((places[name], n) for name, n in self.counted.items()),
+            "taken": sorted(places[name] for name in training.excluded),
             "flight": self.flight,
             "versions": sorted(self.versions),
         }
         arrays: dict[str, NDArray[Any]] = {
             _NOTE: np.frombuffer(json.dumps(note).encode(), np.uint8)
         }
-        arrays |= {_MODEL + name: array for name, array in self.params.items()}
-        arrays |= {_STATE + name: array for name, array in state_to_arrays(self.state).items()}
-        arrays |= {_HELD + name: array for name, array in self.held.items()}
+        arrays |= {_MODEL + name: array for name, array in training.model.items()}
+        state = state_to_arrays(training.strategy)
+        arrays |= {_STATE + name: array for name, array in state.items()}
+        arrays |= {_HELD + name: array for name, array in held.items()}
         arrays |= {_HISTORY + name: array for name, array in self.history.items()}
         for number, params in self.versions.items():
             arrays |= {f"{_VERSION}{number}/{name}": array for name, array in params.items()}
         write_file(path, arrays)
 
     @classmethod
-    def read(cls, path: Path, settings: str) -> "Checkpoint | None":
-        """Read a file that `write` made; None where nothing got as far as to write one.
+    def read(cls, path: Path, settings: str, names: Sequence[str]) -> "Checkpoint | None":
+        """Read a file that `write` made; None where there is none yet.
+
+        Args:
+            path: of the file.
+            settings: digest of those that the simulation has now.
+            names: of the clients, by index in the population.
 
         Raises:
             IntegrityError: its bytes are not what they were.
@@ -101,19 +107,25 @@ class Checkpoint:
                 f"Expected the settings that {path.parent} was begun with, got others. Resume with "
                 "those in its config file, or choose another --out."
             )
+        progress = RunProgress(**note["progress"])
+        model = _under(arrays, _MODEL)
+        training = TrainingState(
+            model=model,
+            strategy=state_from_arrays(_under(arrays, _STATE)),
+            held=_under(arrays, _HELD) or model,
+            trained=progress.trained,
+            excluded=frozenset(names[place] for place in note["taken"]),
+        )
         return cls(
-            progress=RunProgress(**note["progress"]),
-            params=_under(arrays, _MODEL),
-            state=state_from_arrays(_under(arrays, _STATE)),
-            held=_under(arrays, _HELD),
+            progress=progress,
+            training=training,
             history=_under(arrays, _HISTORY),
             virtual_s=note["virtual_s"],
             wall_s=note["wall_s"],
             settings=settings,
             engine=note["engine"],
             reached=note["reached"],
-            counted=dict(note["counted"]),
-            taken=frozenset(note["taken"]),
+            counted={names[place]: number for place, number in note["counted"]},
             flight=note.get("flight"),
             versions={n: _under(arrays, f"{_VERSION}{n}/") for n in note.get("versions", ())},
         )

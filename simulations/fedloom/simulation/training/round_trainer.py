@@ -132,7 +132,7 @@ class Trainer:
         start_s: float,
         progress: Progress,
         *,
-        counted: Mapping[int, int],
+        counted: Mapping[str, int],
     ) -> Trained:
         """Play and train a round.
 
@@ -186,10 +186,10 @@ class Trainer:
             guard=_guard(spec, what),
         )
 
-    def _job(self, number: int, client: int, counted: Mapping[int, int]) -> Job:
+    def _job(self, number: int, client: int, counted: Mapping[str, int]) -> Job:
         name = self._experiment.population.names[client]
         seed = task_seed(self._experiment.spec.seed, number, name)
-        return Job(client, seed, counted.get(client, 0), self._most_steps(client))
+        return Job(client, seed, counted.get(name, 0), self._most_steps(client))
 
     def _most_steps(self, client: int) -> int:
         return 0 if self._in_time is None else int(self._in_time[client])

@@ -1,24 +1,22 @@
 """A simulation from its first round to its last: the server's run engine over simulated rounds.
 
-Invariants: what a round gives depends on the experiment and the rounds before; where it stands is
-replaced as a whole, so a simulation that was stopped anywhere goes on to the same bits.
+Invariants: a round follows from the experiment and the rounds before it; the checkpoint is replaced
+as a whole, so a simulation that was stopped at any moment resumes to the same bits.
 """
 
 import hashlib
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedloom.protocol.errors import UsageError
-from fedloom.protocol.tensors import model_differences
-from fedloom.protocol.tensors.container import narrow, widen, write_params
+from fedloom.protocol.tensors.container import write_params
 from fedloom.protocol.updates.compression import update_bytes
 from fedloom.server.engine import (
     OpenRound,
@@ -31,9 +29,18 @@ from fedloom.server.engine import (
     Started,
 )
 from fedloom.server.planning import limits
-from fedloom.server.planning.round_plan import task_seed
+from fedloom.server.planning.advance import Advanced, TrainingState, advance, begin, clip
+from fedloom.server.planning.round_result import (
+    ClientMetrics,
+    ClientReport,
+    RoundResult,
+    last_counted,
+    measure,
+)
+from fedloom.server.planning.run_setup import RunSetup
 from fedloom.simulation.clock.buffer_clock import Flight
 from fedloom.simulation.experiment import Experiment
+from fedloom.simulation.kernels.base import Measured
 from fedloom.simulation.output.history import RoundRecord, spread_of
 from fedloom.simulation.training.buffer_trainer import Between, BufferTrainer, TrainedBuffer
 from fedloom.simulation.training.checkpoint import Checkpoint
@@ -48,16 +55,7 @@ from fedloom.simulation.training.rule_memory import Memory
 from fedloom.simulation.training.spooled_updates import Spooled, check, is_needed
 from fedloom.simulation.workers.base import Progress, Report
 from fedloom.simulation.workers.setup import Muster, muster
-from fedloom.strategies import (
-    Params,
-    Partial,
-    State,
-    Strategy,
-    TooFewUpdatesError,
-    privacy,
-    reduced,
-)
-from fedloom.strategies.metrics import summarize
+from fedloom.strategies import Params, Partial, TooFewUpdatesError
 from fedloom.strategies.selection import History, Observation
 from fedloom.strategies.state import slots_to_arrays
 
@@ -66,19 +64,18 @@ CHECKPOINT_S = 10.0
 
 
 def _quietly(_: int) -> None:
-    """Tell nobody how many clients are done."""
+    """Ignore how many clients are done."""
 
 
 class Simulation:
-    """An experiment on its way.
+    """A simulation of an experiment.
 
     Args:
         experiment: what to simulate.
-        checkpoint: where to keep its standing; None for nowhere.
-        resume: go on from there; from the beginning where there is nothing yet.
+        checkpoint: the file of its checkpoint; None for none.
+        resume: resume from the checkpoint; begin where there is none yet.
 
     Attributes:
-        params: the model as it stands, by name.
         reached: the goal of [stop] was reached.
 
     Raises:
@@ -95,14 +92,13 @@ class Simulation:
         before = None
         if resume:
             assert checkpoint is not None
-            before = Checkpoint.read(checkpoint, self._settings)
+            before = Checkpoint.read(checkpoint, self._settings, experiment.population.names)
             _check_rounds(before, experiment.spec.rounds)
         self.muster: Muster = muster(experiment, None if before is None else before.engine)
-        self.params: Params = self.muster.params if before is None else before.params
-        self._strategy: Strategy = experiment.spec.build_strategy()
-        first = self._strategy.init(self.params, experiment.spec.seed)
-        self._state: State = first if before is None else before.state
-        self._metrics = experiment.spec.metrics_settings()
+        self._setup = RunSetup.of(experiment.spec, self.muster.manifest, stream_of(experiment.spec))
+        self._training: TrainingState = (
+            begin(self._setup, self.muster.params) if before is None else before.training
+        )
         self._policy = experiment.spec.build_selection()
         self._history = History() if before is None else History.from_arrays(before.history)
         self.reached = False if before is None else before.reached
@@ -112,9 +108,7 @@ class Simulation:
         self._virtual_s, self._spent_s = 0.0, 0.0
         if before is not None:
             self._virtual_s, self._spent_s = before.virtual_s, before.wall_s
-        self._held: Params = {} if before is None else before.held
-        self._counted = {} if before is None else dict(before.counted)
-        self._taken = frozenset[int]() if before is None else before.taken
+        self._counted: Mapping[str, int] = {} if before is None else before.counted
         self._buffer = experiment.spec.buffer_config()
         self._between = Between()
         if before is not None and before.flight is not None:
@@ -122,11 +116,8 @@ class Simulation:
             self._between = Between(flight=flight, versions=before.versions)
         self._memory, self._lent = self._open_memory()
         self._spool = Spooled(experiment, self.muster.sums) if is_needed(experiment) else None
-        self._private = experiment.spec.privacy_plan()
-        self._release = limits.release(experiment.spec, self.muster.manifest)
-        self._stream = stream_of(experiment.spec)
         self._begun = self._saved = time.perf_counter()
-        self._standing = self._latest = self._stand()
+        self._noted = self._latest = self._checkpoint()
         self._trainer = BufferTrainer(
             experiment,
             self.muster.crew,
@@ -140,18 +131,23 @@ class Simulation:
         )
 
     @property
+    def params(self) -> Params:
+        """The model after the last round, by name."""
+        return self._training.model
+
+    @property
     def progress(self) -> RunProgress:
         """How far the run has come."""
         return self._run.progress
 
     @property
     def state(self) -> RunState:
-        """Where the run stands."""
+        """The state of the run's engine."""
         return self._run.state
 
     @property
     def reason(self) -> str:
-        """Why it paused."""
+        """Why the run is paused."""
         return self._run.reason
 
     def digest(self) -> str:
@@ -159,7 +155,7 @@ class Simulation:
         return write_params(_Nowhere(), self.params, self.muster.manifest.dtypes)
 
     def close(self) -> None:
-        """Let the workers go."""
+        """Stop the workers, and delete the files of updates."""
         self.muster.crew.close()
         if self._spool is not None:
             self._spool.close()
@@ -169,8 +165,8 @@ class Simulation:
     def rounds(self, progress: Progress = _quietly) -> Iterator[RoundRecord]:
         """Do the rounds that are left, one at each step.
 
-        A round is part of the standing once the next one is asked for, so whoever is stopped
-        while it notes a record is given that record again.
+        A round becomes part of the checkpoint when the next one is asked for: a caller that is
+        stopped while it stores a record gets that record again.
         """
         effects = self._run.handle(Started())
         while not self.reached:
@@ -184,28 +180,26 @@ class Simulation:
                 effects = self._run.handle(RoundCommitted(kind))
             else:
                 effects = self._run.handle(RoundAbandoned(record.reason))
-            self.params, self._state, self._held = after.params, after.state, after.held
+            self._training, self._between = after.training, after.between
             self._virtual_s, self._counted = after.virtual_s, after.counted
-            self._taken = after.taken
-            self._between = after.between
-            if after.told:
-                self._history.add(record.round, after.told)
+            if after.observed:
+                self._history.add(record.round, after.observed)
             self.reached = reached
-            self._latest = self._stand()
+            self._latest = self._checkpoint()
             yield record
-            self._standing = self._latest
+            self._noted = self._latest
             if time.perf_counter() - self._saved > CHECKPOINT_S:
                 self._write()
         self._write()
 
     def save(self, *, noted: bool = True) -> None:
-        """Write where the simulation stands.
+        """Write the checkpoint.
 
         Args:
-            noted: whether the last record was noted; if not, its round will be done again.
+            noted: whether the caller has stored the last record; if not, its round is done again.
         """
         if noted:
-            self._standing = self._latest
+            self._noted = self._latest
         self._write()
 
     def _empty(self) -> Partial:
@@ -216,12 +210,12 @@ class Simulation:
         return manifest.size_bytes if scheme is None else update_bytes(manifest, scheme.codec)
 
     def _open_memory(self) -> tuple[Memory | None, "TemporaryDirectory[str] | None"]:
-        """Where client rules and codecs remember, and what must be cleaned up at the end."""
+        """The folder of what client rules and codecs remember, and what to delete at the end."""
         spec = self.experiment.spec
         if not spec.remembers:
             return None, None
         if self.experiment.engine.backend == "ray":
-            rule, scheme = self._strategy.rule, spec.build_compression()
+            rule, scheme = self._setup.strategy.rule, spec.build_compression()
             who = f"the client rule {rule.name}"
             if spec.build_personal().remembers:
                 who = "[personal]"
@@ -237,88 +231,99 @@ class Simulation:
 
     def _sent(self) -> Params:
         """The model and what comes beside it, as workers get them."""
-        model = self._held or self.params
+        model = self._training.held
         if not self.muster.received:
             return model
-        found = slots_to_arrays(self._strategy.sends(self._state))
+        found = slots_to_arrays(self._setup.strategy.sends(self._training.strategy))
         beside = {
             name: found.get(name, np.zeros(spec.shape, spec.dtype))
             for name, spec in self.muster.received.items()
         }
         return {**model, **beside}
 
-    def _tell(self, new: Params, number: int) -> Params:
-        """The model that clients hold once they have the difference to near the new one."""
-        spec = self.experiment.spec
-        codec = spec.build_broadcast()
-        if codec is None:
-            return {}
-        seed = task_seed(spec.seed, number, "")
-        held = self._held or self.params
-        return model_differences.make(held, new, self.muster.manifest, codec, seed).result
-
     # ---- a round -----------------------------------------------------------------------------
 
     def _round(
         self, number: int, kind: RoundKind, progress: Progress
     ) -> tuple[RoundRecord, "_After"]:
-        """Do a round and leave everything as it was; returns what it makes of it."""
-        begin = time.perf_counter()
-        trained = self._run.progress.trained
-        done = self._do(self._next(number, trained, kind), progress)
-        trained_s = time.perf_counter() - begin
-        params, state, test, counted = self.params, self._state, {}, self._counted
-        taken = self._taken
-        held = self._held
-        told: list[Observation] = []
-        committed, reason = done.committed, done.play.reason
-        stepped = None
-        try:
-            if committed and kind is RoundKind.TRAIN and self._moves(done):
-                stepped = self._step(done, number)
-        except TooFewUpdatesError as error:
-            committed, reason = False, f"{error}"
-        finally:
-            if self._spool is not None:
-                self._spool.clear()
-        if stepped is not None:
-            params, state = stepped
-            held = self._tell(params, number)
-        if committed and kind is RoundKind.TRAIN:
-            trained += 1
-            if self._private is not None:
-                part = {report.client for report in done.reports}
-                taken = frozenset(self._private.taken(taken, part, trained))
-            if self._memory is not None:
-                counted = counted | _counted(done, number)
-            test = dict(self._test(params, trained))
-            if self._policy.needs:
-                told = observations(done, self.experiment.population.names, self._policy)
-        between, staleness = Between(), 0.0
-        if isinstance(done, TrainedBuffer) and committed:
-            between = done.between
-            staleness = float(np.mean(done.staleness)) if done.staleness else 0.0
-        virtual_s = done.play.end_s
+        """Do a round without changing anything here; returns what it comes to."""
+        begun = time.perf_counter()
+        done = self._do(self._next(number, kind), progress)
+        trained_s = time.perf_counter() - begun
+        reports = [self._report(done, number, report) for report in done.reports]
+        advanced, reason = self._advance(done, number, kind, reports)
+        after = self._after(done, kind, advanced, reports)
+        trained = after.training.trained
+        metrics = measure(self._setup, (), trained) if advanced is None else advanced.metrics
+        told = advanced is not None and self._setup.privacy is None
+        test = after.trains and self._test(after.training.model, trained)
         now = time.perf_counter()
         record = RoundRecord(
             round=number,
             trained=trained,
             kind=kind.value,
-            state="committed" if committed else "abandoned",
+            state="abandoned" if advanced is None else "committed",
             reason="; ".join(filter(None, (reason, self._refusals(done)))),
             cohort=len(done.play.cohort),
             accepted=len(done.reports),
-            staleness=staleness,
+            staleness=_staleness(done) if after.trains else 0.0,
             counts={phase.value: n for phase, n in done.play.counts.items() if n},
-            **self._measured(done.reports, trained),
-            test=test,
-            virtual_s=virtual_s,
+            examples=examples_of(done.reports) if told else 0,
+            training=metrics.training.get("values", {}),
+            evaluation=metrics.evaluation.get("values", {}),
+            spread=spread_of(metrics.training, metrics.evaluation),
+            epsilon=None if metrics.privacy is None else metrics.privacy["epsilon"],
+            test=test or {},
+            virtual_s=done.play.end_s,
             wall_s=self._spent_s + now - self._begun,
-            round_wall_s=now - begin,
+            round_wall_s=now - begun,
             clients_per_s=len(done.reports) / trained_s,
             shares=done.shares,
         )
-        return record, _After(params, state, held, virtual_s or 0.0, counted, taken, told, between)
+        return record, after
+
+    def _advance(
+        self, done: Trained, number: int, kind: RoundKind, reports: list[ClientReport]
+    ) -> tuple[Advanced | None, str]:
+        """What a round does to the run; None and the reason where it is abandoned."""
+        result = RoundResult(
+            number=number, kind=kind, reports=reports, total=done.partial, updates=done.updates
+        )
+        try:
+            return (
+                advance(self._setup, self._training, result) if done.committed else None,
+                done.play.reason,
+            )
+        except TooFewUpdatesError as error:
+            return None, f"{error}"
+        finally:
+            if self._spool is not None:
+                self._spool.clear()
+
+    def _after(
+        self,
+        done: Trained,
+        kind: RoundKind,
+        advanced: Advanced | None,
+        reports: list[ClientReport],
+    ) -> "_After":
+        virtual_s = done.play.end_s or 0.0
+        if advanced is None or kind is not RoundKind.TRAIN:
+            training = self._training if advanced is None else advanced.state
+            return _After(training=training, virtual_s=virtual_s, counted=self._counted)
+        counted, observed = self._counted, []
+        if self._memory is not None:
+            counted = last_counted(counted, reports)
+        if self._policy.needs:
+            observed = observations(done, self.experiment.population.names, self._policy)
+        return _After(
+            training=advanced.state,
+            virtual_s=virtual_s,
+            counted=counted,
+            observed=observed,
+            between=done.between if isinstance(done, TrainedBuffer) else Between(),
+            trains=True,
+        )
 
     def _do(self, what: Next, progress: Progress) -> Trained:
         if self._buffer is not None and what.kind is RoundKind.TRAIN:
@@ -335,57 +340,22 @@ class Simulation:
             self._sent(), what, self._virtual_s, progress, counted=self._counted
         )
 
-    def _moves(self, done: Trained) -> bool:
-        """Whether a training round changes anything: a private one adds noise in any case."""
-        return self._release is not None or any(report.has_tensors for report in done.reports)
+    def _report(self, done: Trained, number: int, report: Report) -> ClientReport:
+        asked_in = done.counted if isinstance(done, TrainedBuffer) else {}
+        return ClientReport(
+            client=self.experiment.population.names[report.client],
+            asked_in=asked_in.get(report.client, number),
+            has_tensors=report.has_tensors,
+            training=_metrics(report.training),
+            evaluation=_metrics(report.evaluation),
+        )
 
-    def _step(self, done: Trained, number: int) -> tuple[Params, State]:
-        """The model and the state after a round.
-
-        Raises:
-            TooFewUpdatesError: the aggregation needs others.
-        """
-        new, state = self._finish(done, number)
-        dtypes = self.muster.manifest.dtypes
-        return {name: _as_stored(array, dtypes[name]) for name, array in new.items()}, state
-
-    def _summary(self, reports: Sequence[Report], what: str) -> dict[str, Any]:
-        names = self.experiment.population.names
-        measured = [(names[report.client], getattr(report, what)) for report in reports]
-        parts = [(name, m.num_examples, m.metrics) for name, m in measured]
-        return summarize(parts, self._metrics)
-
-    def _finish(self, done: Trained, number: int) -> tuple[Params, State]:
-        strategy, release, stream = self._strategy, self._release, self._stream
-        state, params, means = self._state, self.params, done.partial.drain()
-        if release is not None and stream is not None:
-            return privacy.finish(
-                strategy, release, state, params, means, round=number, stream=stream
-            )
-        if done.updates is not None:
-            return strategy.finish(state, params, reduced(strategy, state, done.updates))
-        return strategy.finish(state, params, means)
-
-    def _next(self, number: int, trained: int, kind: RoundKind) -> Next:
-        """The next round, and how long its updates may be where the run is private."""
-        if self._release is None:
-            return Next(number, trained, kind)
-        clip = self._release.clip(privacy.memory_of(self._release, self._state))
-        longest = limits.longest(self.experiment.spec, self.muster.manifest, clip)
-        names = self.experiment.population.names
-        barred = frozenset(names[client] for client in self._taken)
-        return Next(number, trained, kind, clip, longest, barred)
-
-    def _measured(self, reports: list[Report], trained: int) -> dict[str, Any]:
-        """What is told of a round: the clients' metrics, or what they cost where private."""
-        if self._private is not None:
-            return {"epsilon": self._private.epsilon(trained)}
-        parts = {what: self._summary(reports, what) for what in ("training", "evaluation")}
-        return {
-            "examples": examples_of(reports),
-            **{what: found.get("values", {}) for what, found in parts.items()},
-            "spread": spread_of(parts["training"], parts["evaluation"]),
-        }
+    def _next(self, number: int, kind: RoundKind) -> Next:
+        training = self._training
+        longest, limit = clip(self._setup, training.strategy), None
+        if longest is not None:
+            limit = limits.longest(self.experiment.spec, self.muster.manifest, longest)
+        return Next(number, training.trained, kind, longest or 0.0, limit, training.excluded)
 
     def _test(self, params: Params, trained: int) -> Mapping[str, float]:
         experiment = self.experiment
@@ -415,9 +385,9 @@ class Simulation:
             for name, value in self.experiment.stop.items()
         )
 
-    # ---- standing ----------------------------------------------------------------------------
+    # ---- checkpoint --------------------------------------------------------------------------
 
-    def _stand(self) -> Checkpoint:
+    def _checkpoint(self) -> Checkpoint:
         progress = self._run.progress
         if progress.open_kind is not None:
             # The next round is open in the engine, but nothing of it has happened.
@@ -425,8 +395,7 @@ class Simulation:
         flight = self._between.flight
         return Checkpoint(
             progress=progress,
-            params=self.params,
-            state=self._state,
+            training=self._training,
             history=self._history.to_arrays(),
             virtual_s=self._virtual_s,
             wall_s=self._spent_s + time.perf_counter() - self._begun,
@@ -434,42 +403,42 @@ class Simulation:
             engine=self.muster.kernel,
             reached=self.reached,
             counted=self._counted,
-            taken=self._taken,
             flight=None if flight is None else flight.as_dict(),
             versions=self._between.versions,
-            held=self._held,
         )
 
     def _write(self) -> None:
         if self._path is not None:
-            self._standing.write(self._path)
+            places = {name: place for place, name in enumerate(self.experiment.population.names)}
+            self._noted.write(self._path, places)
             if self._memory is not None:
-                self._memory.keep(self._standing.counted)
+                self._memory.keep({places[name]: n for name, n in self._noted.counted.items()})
             self._saved = time.perf_counter()
 
 
-def _counted(done: Trained, number: int) -> dict[int, int]:
-    """Client → the round that it was asked in, of those whose update with tensors counted."""
-    asked = done.counted if isinstance(done, TrainedBuffer) else {}
-    return {r.client: asked.get(r.client, number) for r in done.reports if r.has_tensors}
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _After:
-    """What a round makes of where the simulation stands."""
+    """What a round comes to.
 
-    params: Params
-    state: State
-    held: Params
+    Attributes:
+        training: that the next round starts from.
+        virtual_s: the virtual clock at its end.
+        counted: client → the round whose task it did when its update last counted.
+        observed: what the round tells selection.
+        between: what the next buffer goes on from.
+        trains: whether it is a training round that was committed.
+    """
+
+    training: TrainingState
     virtual_s: float
-    counted: dict[int, int]
-    taken: frozenset[int]
-    told: list[Observation]
-    between: Between
+    counted: Mapping[str, int]
+    observed: Sequence[Observation] = ()
+    between: Between = field(default_factory=Between)
+    trains: bool = False
 
 
 class _Nowhere:
-    """A file that keeps nothing: for a digest alone."""
+    """A file that keeps nothing, for a digest alone."""
 
     def write(self, data: Any) -> int:
         return len(data)
@@ -500,6 +469,11 @@ def settings_digest(experiment: Experiment) -> str:
     return digest.hexdigest()
 
 
-def _as_stored(array: NDArray[Any], dtype: str) -> NDArray[Any]:
-    """What a server would read back: bfloat16 is rounded when a model is stored."""
-    return widen(narrow(array, dtype), dtype) if dtype == "BF16" else array
+def _metrics(measured: Measured) -> ClientMetrics:
+    return ClientMetrics(num_examples=measured.num_examples, values=measured.metrics)
+
+
+def _staleness(done: Trained) -> float:
+    if not isinstance(done, TrainedBuffer) or not done.staleness:
+        return 0.0
+    return float(np.mean(done.staleness))

@@ -1,0 +1,149 @@
+"""What a committed round does to a run: one pure function, which server and simulator call.
+
+    (state before the round, accepted updates) → state after it
+
+The server maps models from files and stores what comes back; the simulator keeps arrays. Both get
+the same bits, since every decision is here.
+
+Invariants:
+    - An empty round moves nothing: without a single tensor the model, the strategy's state and what
+      clients hold stay the same objects. Private runs add their noise in any case, or everyone
+      could see that the round was empty.
+    - The next model is as a file of it would be read back.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedloom.protocol.task_message import task_seed
+from fedloom.protocol.tensors import model_differences
+from fedloom.protocol.tensors.container import narrow, widen
+from fedloom.protocol.tensors.model_differences import Difference
+from fedloom.server.engine import RoundKind
+from fedloom.server.planning.round_result import RoundMetrics, RoundResult, measure
+from fedloom.server.planning.run_setup import RunSetup
+from fedloom.server.planning.spec import RunSpec
+from fedloom.strategies import Params, State, privacy, reduced
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TrainingState:
+    """What the next round of a run starts from.
+
+    Attributes:
+        model: its tensors by name; they may be mapped from a file.
+        strategy: the strategy's state.
+        held: the model that clients hold: `model`, but for what encoded differences have lost.
+        trained: rounds committed of those that the run wants.
+        excluded: clients that may not take part before the privacy tree ends.
+    """
+
+    model: Params
+    strategy: State
+    held: Params
+    trained: int = 0
+    excluded: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Advanced:
+    """What a committed round comes to.
+
+    Attributes:
+        state: that the next round starts from; with the same `model` where nothing moved.
+        metrics: that the round makes known.
+        difference: from the model that clients held to the one that they hold now; None where
+            nothing moved or models are sent whole.
+    """
+
+    state: TrainingState
+    metrics: RoundMetrics
+    difference: Difference | None = None
+
+
+def begin(setup: RunSetup, model: Params) -> TrainingState:
+    """Return the state before the first round."""
+    strategy = setup.strategy.init(model, setup.spec.seed)
+    return TrainingState(model=model, strategy=strategy, held=model)
+
+
+def advance(setup: RunSetup, before: TrainingState, result: RoundResult) -> Advanced:
+    """Return the state after a round that closed.
+
+    Args:
+        setup: of the run.
+        before: the state that the round started from.
+        result: its accepted updates.
+
+    Raises:
+        TooFewUpdatesError: the aggregation needs others; the round is to be abandoned.
+        Exception: what a strategy raises, which it would raise again.
+    """
+    trains = result.kind is RoundKind.TRAIN
+    trained = before.trained + counts(setup.spec, result.kind)
+    metrics = measure(setup, result.reports, trained)
+    after = replace(before, trained=trained)
+    if not trains:
+        return Advanced(state=after, metrics=metrics)
+    if setup.privacy is not None:
+        part = (report.client for report in result.reports)
+        excluded = frozenset(setup.privacy.taken(before.excluded, part, trained))
+        after = replace(after, excluded=excluded)
+    elif not any(report.has_tensors for report in result.reports):
+        return Advanced(state=after, metrics=metrics)
+    model, strategy = _step(setup, before, result)
+    held, difference = model, None
+    if setup.broadcast is not None:
+        seed = task_seed(setup.spec.seed, result.number, "")
+        difference = model_differences.make(
+            before.held, model, setup.manifest, setup.broadcast, seed
+        )
+        held = difference.result
+    after = replace(after, model=model, strategy=strategy, held=held)
+    return Advanced(state=after, metrics=metrics, difference=difference)
+
+
+def counts(spec: RunSpec, kind: RoundKind) -> bool:
+    """Whether a committed round is one of those that the run wants."""
+    return kind is RoundKind.TRAIN or spec.evaluate_only
+
+
+def clip(setup: RunSetup, strategy: State) -> float | None:
+    """Return the clip of the next round; None without [privacy].
+
+    Args:
+        setup: of the run.
+        strategy: the strategy's state.
+    """
+    if setup.release is None:
+        return None
+    return setup.release.clip(privacy.memory_of(setup.release, strategy))
+
+
+def _step(setup: RunSetup, before: TrainingState, result: RoundResult) -> tuple[Params, State]:
+    strategy, state, model = setup.strategy, before.strategy, before.model
+    if setup.release is not None:
+        assert setup.stream is not None
+        new, state = privacy.finish(
+            strategy,
+            setup.release,
+            state,
+            model,
+            result.total.drain(),
+            round=result.number,
+            stream=setup.stream,
+        )
+    else:
+        each = result.updates
+        means = result.total.drain() if each is None else reduced(strategy, state, each)
+        new, state = strategy.finish(state, model, means)
+    for name, dtype in setup.manifest.dtypes.items():
+        if dtype == "BF16":  # one tensor at a time: the others of the model stay as they are
+            new[name] = _rounded(new[name])
+    return new, state
+
+
+def _rounded(array: NDArray[np.generic]) -> NDArray[np.generic]:
+    return widen(narrow(array, "BF16"), "BF16")

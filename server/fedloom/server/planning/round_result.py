@@ -1,0 +1,108 @@
+"""What came of a round's clients: the input of `advance`, and the metrics made of it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedloom.server.engine import RoundKind
+from fedloom.server.planning.run_setup import RunSetup
+from fedloom.strategies import Partial, Updates
+from fedloom.strategies.metrics import summarize
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientMetrics:
+    """What a client measured.
+
+    Attributes:
+        num_examples: it measured on.
+        values: by metric.
+    """
+
+    num_examples: int = 0
+    values: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientReport:
+    """An accepted update, without its tensors.
+
+    Attributes:
+        client: its name.
+        asked_in: number of the round that its task was of; an earlier one in buffered runs.
+        has_tensors: whether it carries tensors.
+        training: measured in training.
+        evaluation: measured on held-out examples.
+    """
+
+    client: str
+    asked_in: int
+    has_tensors: bool = True
+    training: ClientMetrics = ClientMetrics()
+    evaluation: ClientMetrics = ClientMetrics()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RoundResult:
+    """The accepted updates of a round that closes.
+
+    Attributes:
+        number: of the round.
+        kind: training or evaluation.
+        reports: one for each accepted update.
+        total: their exact sum; `advance` uses it up.
+        updates: each of them, where something looks at each; the sum is then empty.
+    """
+
+    number: int
+    kind: RoundKind
+    reports: Sequence[ClientReport]
+    total: Partial
+    updates: Updates | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundMetrics:
+    """What a committed round makes known beside its model.
+
+    Attributes:
+        training: summary of the clients' training metrics; see `fedloom.strategies.summarize`.
+        evaluation: likewise of their evaluation.
+        privacy: epsilon and delta spent so far; None without [privacy].
+    """
+
+    training: Mapping[str, Any] = field(default_factory=dict)
+    evaluation: Mapping[str, Any] = field(default_factory=dict)
+    privacy: Mapping[str, float] | None = None
+
+
+def measure(setup: RunSetup, reports: Sequence[ClientReport], trained: int) -> RoundMetrics:
+    """Summarize a committed round.
+
+    A private run tells what it has spent and nothing that clients measured, which no noise hides.
+
+    Args:
+        setup: of the run.
+        reports: of the accepted updates.
+        trained: rounds committed, with this one.
+    """
+    if setup.privacy is not None:
+        return RoundMetrics(privacy=setup.privacy.spent(trained))
+    settings = setup.spec.metrics_settings()
+    training = [(r.client, r.training.num_examples, r.training.values) for r in reports]
+    evaluation = [(r.client, r.evaluation.num_examples, r.evaluation.values) for r in reports]
+    return RoundMetrics(
+        training=summarize(training, settings), evaluation=summarize(evaluation, settings)
+    )
+
+
+def last_counted(before: Mapping[str, int], reports: Sequence[ClientReport]) -> dict[str, int]:
+    """Client → the round whose task it did when its update with tensors last counted.
+
+    What a client remembers belongs to that round. `Ledger.last_counted` is the same rule in SQL.
+
+    Args:
+        before: as it was before a committed round.
+        reports: of the round.
+    """
+    return {**before, **{r.client: r.asked_in for r in reports if r.has_tensors}}

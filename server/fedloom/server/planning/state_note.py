@@ -1,0 +1,99 @@
+"""The ledger's note of a run's state: which files hold what belongs to a model.
+
+The note is JSON: `step` and `arrays` of the strategy's state, `sent`, what clients get beside the
+model, `clip` of the next round in private runs, and `told`, in runs that send encoded differences:
+the model that clients hold, and the differences that lead to it.
+"""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileRef:
+    """A file of the model store.
+
+    Attributes:
+        digest: SHA-256, which names it.
+        size_bytes: of the file.
+    """
+
+    digest: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DifferenceRef:
+    """An encoded difference between two models.
+
+    Attributes:
+        base: digest of the model that it is taken from.
+        file: of the difference.
+    """
+
+    base: str
+    file: FileRef
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateNote:
+    """What belongs to a model of a run.
+
+    Attributes:
+        step: of the strategy's state.
+        arrays: digest of the strategy's slots; empty where it has none.
+        sent: what clients get beside the model; None for nothing.
+        clip: of the next round; None without [privacy].
+        held: the model that clients hold; None for the run's own.
+        differences: that lead to `held`, oldest first.
+    """
+
+    step: int = 0
+    arrays: str = ""
+    sent: FileRef | None = None
+    clip: float | None = None
+    held: FileRef | None = None
+    differences: tuple[DifferenceRef, ...] = ()
+
+    @classmethod
+    def read(cls, text: str | None) -> "StateNote":
+        """Read a note; None and `null` are those of a state that is yet to be initialised."""
+        found: dict[str, Any] = json.loads(text or "null") or {}
+        told = found.get("told") or {}
+        return cls(
+            step=found.get("step", 0),
+            arrays=found.get("arrays") or "",
+            sent=_file(found.get("sent")),
+            clip=found.get("clip"),
+            held=_file(told.get("model")),
+            differences=tuple(
+                DifferenceRef(base=base, file=FileRef(digest=digest, size_bytes=size))
+                for base, digest, size in told.get("differences", ())
+            ),
+        )
+
+    def text(self) -> str:
+        """Return the note as the ledger holds it."""
+        values: dict[str, Any] = {
+            "step": self.step,
+            "arrays": self.arrays,
+            "sent": None if self.sent is None else [self.sent.digest, self.sent.size_bytes],
+        }
+        if self.clip is not None:
+            values["clip"] = self.clip
+        if self.held is not None:
+            steps = [[d.base, d.file.digest, d.file.size_bytes] for d in self.differences]
+            held = [self.held.digest, self.held.size_bytes]
+            values["told"] = {"model": held, "differences": steps}
+        return json.dumps(values)
+
+    @property
+    def digests(self) -> frozenset[str]:
+        """Every file that the note names."""
+        files = [self.sent, self.held, *(each.file for each in self.differences)]
+        return frozenset({self.arrays, *(file.digest for file in files if file)} - {""})
+
+
+def _file(pair: list[Any] | None) -> FileRef | None:
+    return None if pair is None else FileRef(digest=pair[0], size_bytes=pair[1])

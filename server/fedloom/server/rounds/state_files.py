@@ -1,0 +1,92 @@
+"""A run's state as the server keeps it: files in the model store, and a note of them."""
+
+from fedloom.protocol.crash_points import crossing
+from fedloom.server.planning.advance import Advanced, TrainingState, begin, clip
+from fedloom.server.planning.round_plan import RoundPlan
+from fedloom.server.planning.run_setup import RunSetup
+from fedloom.server.planning.spec import RunSpec
+from fedloom.server.planning.state_note import DifferenceRef, FileRef, StateNote
+from fedloom.server.storage.model_store import ModelStore
+from fedloom.strategies import State, Strategy
+from fedloom.strategies.state import slots_to_arrays, state_from_arrays, state_to_arrays
+
+
+def first_note(models: ModelStore, spec: RunSpec, model: str) -> str | None:
+    """Store the state before the first round; None where it begins with the first update."""
+    strategy = spec.build_strategy()
+    state = strategy.init(models.params(model), spec.seed)
+    if not state.slots:
+        return None
+    return StateNote(
+        step=state.step, arrays=_save_slots(models, state), sent=_save_sent(models, strategy, state)
+    ).text()
+
+
+def load(models: ModelStore, setup: RunSetup, plan: RoundPlan) -> TrainingState:
+    """The state that a round starts from, its arrays mapped from their files."""
+    model, note = models.params(plan.model), plan.note
+    if plan.strategy_state is None:
+        strategy = begin(setup, model).strategy
+    elif note.arrays:
+        strategy = state_from_arrays(models.params(note.arrays))
+    else:
+        strategy = State(step=note.step)
+    held = model if plan.given.digest == plan.model else models.params(plan.given.digest)
+    return TrainingState(
+        model=model, strategy=strategy, held=held, trained=plan.trained, excluded=plan.barred
+    )
+
+
+def store(
+    models: ModelStore, setup: RunSetup, plan: RoundPlan, after: Advanced
+) -> tuple[FileRef, str]:
+    """Store the state that a round led to; returns the model's file and the ledger's note."""
+    state = after.state
+    crossing("commit.model")
+    model = _saved(models, models.save(state.model, plan.manifest.dtypes))
+    arrays = _save_slots(models, state.strategy)
+    sent = _save_sent(models, setup.strategy, state.strategy)
+    held, differences = _save_broadcast(models, plan, after)
+    note = StateNote(
+        step=state.strategy.step,
+        arrays=arrays,
+        sent=sent,
+        clip=clip(setup, state.strategy),
+        held=held,
+        differences=differences,
+    )
+    crossing("commit.stored")
+    return model, note.text()
+
+
+def _saved(models: ModelStore, digest: str) -> FileRef:
+    return FileRef(digest=digest, size_bytes=models.path(digest).stat().st_size)
+
+
+def _save_slots(models: ModelStore, state: State) -> str:
+    return models.save(state_to_arrays(state), {}) if state.slots else ""
+
+
+def _save_sent(models: ModelStore, strategy: Strategy, state: State) -> FileRef | None:
+    """Store what clients get beside the model."""
+    sent = slots_to_arrays(strategy.sends(state))
+    return _saved(models, models.save(sent, {})) if sent else None
+
+
+def _save_broadcast(
+    models: ModelStore, plan: RoundPlan, after: Advanced
+) -> tuple[FileRef | None, tuple[DifferenceRef, ...]]:
+    """Store the model that clients hold, and the difference that leads to it."""
+    made, base = after.difference, plan.given
+    if made is None:
+        return None, ()
+    digest = models.save(after.state.held, plan.manifest.dtypes)
+    if digest == base.digest:
+        return base, plan.note.differences
+    held = _saved(models, digest)
+    step = _saved(models, models.save(made.arrays, made.dtypes))
+    steps = [*plan.note.differences, DifferenceRef(base=base.digest, file=step)]
+    # As many differences as are together shorter than the model itself.
+    while len(steps) > 1 and sum(each.file.size_bytes for each in steps) > held.size_bytes:
+        del steps[0]
+    return held, tuple(steps)

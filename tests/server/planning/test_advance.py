@@ -1,0 +1,217 @@
+"""What a round does to a run is what the definitions say, computed by hand."""
+
+import numpy as np
+import pytest
+
+from fedloom.protocol.manifest import Manifest
+from fedloom.protocol.tensors.container import narrow, widen
+from fedloom.protocol.trust.noise_stream import key_of_seed, keyed
+from fedloom.server.engine import RoundKind
+from fedloom.server.planning import limits
+from fedloom.server.planning.advance import advance, begin, clip, counts
+from fedloom.server.planning.round_result import (
+    ClientMetrics,
+    ClientReport,
+    RoundResult,
+    last_counted,
+)
+from fedloom.server.planning.run_setup import RunSetup
+from fedloom.server.planning.spec import parse
+from fedloom.strategies import DELTA, Full, Partial, TooFewUpdatesError, weight_units
+from fedloom.strategies.exact.partial import SCALAR, TensorSpec
+from fedloom.strategies.privacy.release import WITHIN
+
+TRAIN = {"epochs": 1, "learning_rate": 0.1}
+PRIVATE = {"mechanism": "dp_fedavg", "clip": 1.0, "noise_multiplier": 1.0, "delta": 1e-3}
+
+
+def setup_of(*, dtype="F32", size=4, **values):
+    """A run over a model of one tensor."""
+    spec = parse({"train": TRAIN, "rounds": 4, "cohort": {"goal": 2}, **values})
+    specs = {"w": TensorSpec(shape=(size,), dtype=np.dtype(np.float32))}
+    manifest = Manifest(dtypes={"w": dtype}, specs=specs, size_bytes=100 + 4 * size)
+    stream = keyed(key_of_seed(0)) if spec.privacy else None
+    return RunSetup.of(spec, manifest, stream)
+
+
+def start(setup, value=0.0):
+    size = setup.manifest.specs["w"].size
+    return begin(setup, {"w": np.full(size, value, np.float32)})
+
+
+def result_of(setup, deltas, *, number=1, kind=RoundKind.TRAIN, weights=None):
+    """A round in which client `a`, `b`, … sends these deltas; None is an update without tensors."""
+    total = Partial(limits.sums(setup.spec, setup.manifest), setup.spec.exponent())
+    reports = []
+    for place, delta in enumerate(deltas):
+        client = "abcdef"[place]
+        weight = 1.0 if weights is None else weights[place]
+        if delta is not None:
+            size = setup.manifest.specs["w"].size
+            values = np.broadcast_to(np.asarray(delta, np.float32), size)
+            total.add_array((DELTA, "w"), Full(), weight_units(weight), values)
+            if (SCALAR, WITHIN) in total.specs:
+                total.add_array((SCALAR, WITHIN), Full(), weight_units(weight), np.array(0.5))
+            total.count += 1
+        measured = ClientMetrics(num_examples=int(10 * weight), values={"loss": float(place)})
+        reports.append(
+            ClientReport(
+                client=client, asked_in=number, has_tensors=delta is not None, training=measured
+            )
+        )
+    return RoundResult(number=number, kind=kind, reports=reports, total=total)
+
+
+def test_the_next_model_is_the_weighted_mean_of_the_updates():
+    """(1 · 0.5 + 3 · 0.25) / 4 = 0.3125, a number that float32 holds."""
+    setup = setup_of()
+    after = advance(setup, start(setup, 1.0), result_of(setup, [0.5, 0.25], weights=[1, 3]))
+    assert after.state.model["w"].tolist() == [1.3125] * 4
+    assert after.state.held is after.state.model
+    assert (after.state.trained, after.state.strategy.step) == (1, 1)
+    assert after.difference is None
+
+
+def test_the_schedule_steps_with_rounds_that_moved_something():
+    """Warm-up over one round: half the step, then, past an empty round, all of it."""
+    schedule = {"name": "fedavg", "schedule": {"warmup_rounds": 1}}
+    setup = setup_of(strategy=schedule)
+    state, seen = start(setup), []
+    for number, delta in enumerate([1.0, None, 1.0], 1):
+        state = advance(setup, state, result_of(setup, [delta], number=number)).state
+        seen.append((state.model["w"][0], state.trained, state.strategy.step))
+    assert seen == [(0.5, 1, 1), (0.5, 2, 1), (1.5, 3, 2)]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"aggregation": {"name": "median"}, "weighting": "uniform"},
+        {"compression": {"down": {"name": "int8"}}},
+    ],
+    ids=["sum", "each", "broadcast"],
+)
+def test_an_empty_round_leaves_everything_the_same_object(values):
+    """Model, state and held model; the round itself counts."""
+    setup = setup_of(**values)
+    before = start(setup)
+    after = advance(setup, before, result_of(setup, [None, None]))
+    assert after.state.model is before.model
+    assert after.state.held is before.held
+    assert after.state.strategy is before.strategy
+    assert after.difference is None
+    assert after.state.trained == 1
+    assert after.metrics.training["values"] == {"loss": 0.5}
+
+
+def test_an_empty_round_of_a_private_run_gets_its_noise():
+    """Nothing tells it from a round whose updates cancelled out."""
+    setup = setup_of(privacy=PRIVATE)
+    before = start(setup)
+    after = advance(setup, before, result_of(setup, [None, None]))
+    assert np.count_nonzero(after.state.model["w"]) == 4
+    assert (after.state.trained, after.state.strategy.step) == (1, 1)
+
+
+@pytest.mark.parametrize("evaluate_only", [False, True])
+def test_an_evaluation_moves_nothing_and_counts_where_nothing_else_is_asked(evaluate_only):
+    """What clients measured is told, whatever the round was for."""
+    setup = setup_of(evaluate_only=evaluate_only, train={} if evaluate_only else TRAIN)
+    before = start(setup)
+    report = ClientReport(
+        client="a",
+        asked_in=1,
+        has_tensors=False,
+        evaluation=ClientMetrics(num_examples=5, values={"accuracy": 0.5}),
+    )
+    total = Partial({}, setup.spec.exponent())
+    result = RoundResult(number=1, kind=RoundKind.EVALUATE, reports=[report], total=total)
+    after = advance(setup, before, result)
+    assert after.state.model is before.model
+    assert after.state.trained == int(evaluate_only)
+    assert counts(setup.spec, RoundKind.EVALUATE) == evaluate_only
+    assert after.metrics.evaluation["values"] == {"accuracy": 0.5}
+
+
+def test_too_few_updates_for_the_aggregation_are_an_error():
+    """The caller abandons the round; the state it had is untouched."""
+    setup = setup_of(
+        aggregation={"name": "krum", "num_byzantine": 0},
+        weighting="uniform",
+        cohort={"goal": 3, "quorum": 3},
+    )
+    before = start(setup)
+    result = result_of(setup, [1.0])
+
+    class One:
+        specs = result.total.specs
+        clients = ("a",)
+        weights = np.ones(1)
+
+    lacking = RoundResult(
+        number=1, kind=RoundKind.TRAIN, reports=result.reports, total=result.total, updates=One()
+    )
+    with pytest.raises(TooFewUpdatesError):
+        advance(setup, before, lacking)
+    assert before.model["w"].tolist() == [0.0] * 4
+
+
+def test_the_next_model_is_rounded_as_its_file_is():
+    """bfloat16 holds 8 bits of a mantissa: 1 + 2⁻⁹ is 1 in the file, and so in the next round."""
+    setup = setup_of(dtype="BF16", compression={"down": {"name": "lossless"}})
+    after = advance(setup, start(setup, 1.0), result_of(setup, [2.0**-9, 2.0**-9]))
+    model = after.state.model["w"]
+    np.testing.assert_array_equal(model, widen(narrow(model, "BF16"), "BF16"))
+    assert model.tolist() == [1.0] * 4
+    assert after.state.held["w"].tolist() == [1.0] * 4
+
+
+def test_what_encoding_loses_is_part_of_the_next_difference():
+    """Clients hold another model than the run's, until the differences have made up for it."""
+    setup = setup_of(compression={"down": {"name": "int8"}}, size=64)
+    state, deltas = start(setup), np.linspace(-1, 1, 64)
+    first = advance(setup, state, result_of(setup, [deltas]))
+    lost = first.state.model["w"] - first.state.held["w"]
+    assert 0 < np.abs(lost).max() < 0.02
+    second = advance(setup, first.state, result_of(setup, [deltas], number=2))
+    made = second.state.held["w"] - first.state.held["w"]
+    np.testing.assert_allclose(made, deltas + lost, atol=0.02)
+
+
+def test_clients_are_excluded_until_the_tree_ends():
+    """Those who took part in round 1 may not in round 2; then a tree of two rounds is full."""
+    settings = {**PRIVATE, "mechanism": "dp_ftrl", "restart_every": 2}
+    setup = setup_of(privacy=settings)
+    first = advance(setup, start(setup), result_of(setup, [1.0, 1.0])).state
+    assert first.excluded == {"a", "b"}
+    second = advance(setup, first, result_of(setup, [None, None, 0.5], number=2)).state
+    assert second.excluded == frozenset()
+
+
+def test_a_private_round_tells_what_it_has_spent_and_nothing_measured():
+    """After two rounds it is epsilon of two."""
+    setup = setup_of(privacy=PRIVATE)
+    state = advance(setup, start(setup), result_of(setup, [1.0])).state
+    metrics = advance(setup, state, result_of(setup, [1.0], number=2)).metrics
+    assert (metrics.training, metrics.evaluation) == ({}, {})
+    assert metrics.privacy == setup.privacy.spent(2)
+
+
+def test_the_clip_follows_the_quantile():
+    """Both were within the clip, so it shrinks; without [privacy] there is none."""
+    setup = setup_of(privacy={**PRIVATE, "clip_quantile": 0.1})
+    state = start(setup)
+    assert clip(setup, state.strategy) == 1.0
+    after = advance(setup, state, result_of(setup, [0.0, 0.0])).state
+    assert clip(setup, after.strategy) == float(after.strategy.slots["privacy"]["clip"])
+    assert clip(setup, after.strategy) != 1.0
+    assert clip(setup_of(), start(setup_of()).strategy) is None
+
+
+def test_a_memory_counts_where_the_update_had_tensors():
+    """Client b sent none: what it remembers is still that of the round before."""
+    setup = setup_of()
+    before = last_counted({}, result_of(setup, [1.0, 1.0], number=3).reports)
+    after = last_counted(before, result_of(setup, [1.0, None], number=4).reports)
+    assert (before, after) == ({"a": 3, "b": 3}, {"a": 4, "b": 3})
