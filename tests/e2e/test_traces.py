@@ -50,7 +50,9 @@ def collector(tmp_path_factory):
         settings = config.load(federation.directory)
         with (federation.directory / config.FILE).open("a") as file:
             file.write(f'[tracing]\nendpoint = "{collector.endpoint}"\n')
-        assert config.load(federation.directory) == replace(settings, tracing=collector.endpoint)
+        assert config.load(federation.directory) == replace(
+            settings, tracing=Tracing(endpoint=collector.endpoint)
+        )
         await federation.start()
         agents, processes = Agents(federation, directory), []
         try:
@@ -200,7 +202,8 @@ def test_an_endpoint_is_a_url(tmp_path, endpoint):
     with pytest.raises(UsageError, match="endpoint"):
         load(path, {})
     with pytest.raises(UsageError, match="endpoint"):
-        config.build({"tracing": {"endpoint": endpoint}}, "server.toml")
+        (tmp_path / config.FILE).write_text(f'[tracing]\nendpoint = "{endpoint}"\n')
+        config.load(tmp_path)
 
 
 TRACE = "00-" + "1" * 32 + "-" + "2" * 16 + "-01"

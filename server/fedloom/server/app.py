@@ -192,7 +192,7 @@ class Server:
             spool=Spool(state_dir / "spool"),
             noise=NoiseKeys(state_dir / "noise"),
             signing=None if authority is None else _signing_key(state_dir, authority),
-            tracer=tracing.tracer(config.tracing, "fedloom-server", config.federation),
+            tracer=tracing.tracer(config.tracing.endpoint, "fedloom-server", config.federation),
         )
         self._stack.push_async_callback(asyncio.to_thread, world.tracer.close)
         self._stack.callback(world.close)

@@ -3,82 +3,88 @@
 Secrets are never among them: keys live in `pki/` with mode 0600.
 """
 
-import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
-from fedloom.protocol import tracing
+from fedloom.protocol import settings
 from fedloom.protocol.errors import UsageError
+from fedloom.protocol.settings import setting, toml
+from fedloom.protocol.tracing import Tracing
 from fedloom.protocol.transport import chunk_size
 from fedloom.protocol.transport.methods import CHUNK_BYTES
-from fedloom.server.access import oidc
 from fedloom.server.access.oidc import OidcConfig
 
 FILE = "server.toml"
 
-_TABLES = ("oidc", "tracing", "flower")
-"""For whoever wants them: docs/console-security.md, docs/metrics.md, docs/flower.md."""
+_OPTIONAL = ("oidc", "tracing", "flower")
+"""Tables that a new file lacks: docs/console-security.md, docs/metrics.md, docs/flower.md."""
 
 AUTO = "auto"
-"""Of `console`: on loopback, at the first port that is free."""
+"""Value of `console`: the first free port on loopback."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """How a server listens and what it grants.
+    """Settings of a server; each field is described by its own sentence."""
 
-    Attributes:
-        federation: name of the federation, part of every identity.
-        fleet: host:port for enrolled clients (mTLS).
-        enrolment: host:port for devices with a token (server TLS).
-        names: host names and addresses in the server's certificate.
-        client_certificate_s: life of a client's certificate, seconds.
-        late_renewal_s: how long after its end a client may still renew it by its key, on the
-            enrolment port, seconds; 0 for never.
-        max_fast_transfers: how many models or updates pass at full speed at once, each way; the
-            rest wait unsent. Slow links have places of their own, 64 times as many.
-        max_model_bytes: largest model a run may start from.
-        keep_models: committed models kept of each run, beside its first, its current and every
-            promoted one; 0 for all.
-        chunk_bytes: of a model in one message; "auto" to find the fastest by measurement.
-        console: host:port for the web console and remote operators; "auto" for 127.0.0.1:7445 or
-            the next port that is free; empty for none. Off loopback it speaks TLS.
-        console_certificate: its certificate chain in PEM, relative to the state directory; empty
-            for one of the federation's own authority.
-        console_key: the certificate's key in PEM; empty where it is in the same file.
-        console_url: where operators reach it, where that is not the address itself: behind a
-            reverse proxy, https://fl.example.org.
-        database: SQLAlchemy URL; empty for `ledger.sqlite` in the state directory.
-        metrics_open: whether programs on this machine may read `/metrics` without a token.
-        tracing: URL of a collector that takes OTLP over HTTP; empty for none. In the file it is
-            `endpoint` of the table [tracing].
-        oidc: whom to believe who an operator is; None for passwords alone.
-        flower: strategies of Flower that runs may ask for, as `flower:NAME`: name → `FILE.py:NAME`,
-            relative to the state directory, or `MODULE:NAME`. This code runs in the server.
-    """
-
-    federation: str = "fedloom"
-    fleet: str = "0.0.0.0:7443"
-    enrolment: str = "0.0.0.0:7444"
-    names: tuple[str, ...] = ("localhost", "127.0.0.1")
-    client_certificate_s: float = 7 * 24 * 3600.0
-    late_renewal_s: float = 7 * 24 * 3600.0
-    max_fast_transfers: int = 8
-    max_model_bytes: int = 1 << 40
-    keep_models: int = 100
-    chunk_bytes: chunk_size.Setting = CHUNK_BYTES
-    console: str = AUTO
-    console_certificate: str = ""
-    console_key: str = ""
-    console_url: str = ""
-    database: str = ""
-    metrics_open: bool = False
-    tracing: str = ""
-    oidc: OidcConfig | None = None
-    flower: Mapping[str, str] = field(default_factory=dict)
+    federation: str = setting("fedloom", doc="name of the federation, part of every identity")
+    fleet: str = setting("0.0.0.0:7443", doc="host:port for enrolled clients (mTLS)")
+    enrolment: str = setting("0.0.0.0:7444", doc="host:port for devices with a token (server TLS)")
+    names: tuple[str, ...] = setting(
+        ("localhost", "127.0.0.1"), doc="host names and addresses in the server's certificate"
+    )
+    client_certificate_s: float = setting(
+        7 * 24 * 3600.0, doc="validity of a client's certificate, seconds"
+    )
+    late_renewal_s: float = setting(
+        7 * 24 * 3600.0,
+        doc="time after expiry in which a client may still renew its certificate by its key, on "
+        "the enrolment port, seconds; 0: never",
+    )
+    max_fast_transfers: int = setting(
+        8,
+        doc="models or updates transferred at full speed at once, each way; others wait, and slow "
+        "links have 64 times as many slots of their own",
+    )
+    max_model_bytes: int = setting(1 << 40, doc="largest model that a run may start from, bytes")
+    keep_models: int = setting(
+        100,
+        doc="committed models kept of each run, beside its first, its current and promoted ones; "
+        "0: all",
+    )
+    chunk_bytes: chunk_size.Setting = setting(
+        CHUNK_BYTES, doc='bytes of a model in one message; "auto" measures which size is fastest'
+    )
+    console: str = setting(
+        AUTO,
+        doc='host:port of the web console and of remote operators; "auto": 127.0.0.1:7445 or the '
+        'next free port; "": none; off loopback it uses TLS',
+    )
+    console_certificate: str = setting(
+        "",
+        doc="certificate chain of the console in PEM, relative to the state directory; empty: one "
+        "from the federation's own authority",
+    )
+    console_key: str = setting("", doc="key of that certificate in PEM; empty: in the same file")
+    console_url: str = setting(
+        "",
+        doc="URL of the console for operators if it is not the address itself, such as behind a "
+        "reverse proxy: https://fl.example.org",
+    )
+    database: str = setting("", doc="SQLAlchemy URL; empty: ledger.sqlite beside this file")
+    metrics_open: bool = setting(
+        False, doc="whether programs on this machine may read /metrics without a token"
+    )
+    tracing: Tracing = setting(default_factory=Tracing, doc="where traces are sent")
+    oidc: OidcConfig | None = setting(
+        None, doc="single sign-on for operators; left out: passwords only"
+    )
+    flower: dict[str, str] = setting(
+        default_factory=dict,
+        doc="Flower strategies that runs may use as flower:NAME: FILE.py:NAME, relative to the "
+        "state directory, or MODULE:NAME; the server runs this code",
+    )
 
     def __post_init__(self) -> None:
         """Check every setting."""
@@ -97,9 +103,13 @@ class ServerConfig:
         if not self.late_renewal_s >= 0:
             raise UsageError(f"Expected late_renewal_s >= 0, got {self.late_renewal_s}.")
         chunk_size.check(self.chunk_bytes)
-        tracing.check_endpoint(self.tracing)
         if not self.names:
             raise UsageError("Expected at least one name for the server's certificate, got none.")
+        if not all(name.replace("-", "").replace("_", "").isalnum() for name in self.flower):
+            raise UsageError(
+                "Expected names of letters, digits, - and _ in [flower], such as "
+                f'krum = "strategies.py:krum", got {", ".join(self.flower)}.'
+            )
 
 
 def split_address(address: str, name: str) -> tuple[str, int]:
@@ -118,107 +128,25 @@ def load(state_dir: Path) -> ServerConfig:
     """Read `server.toml`.
 
     Raises:
-        UsageError: there is none, or it holds what it must not.
+        UsageError: it is missing or cannot be read, or a setting is unknown or not valid.
     """
     path = state_dir / FILE
-    try:
-        values = tomllib.loads(path.read_text())
-    except FileNotFoundError:
+    document = toml.read_optional(path, "settings")
+    if document is None:
         raise UsageError(
             f"Expected a server in {state_dir}, got no {FILE}: run `fedloom server init` first."
-        ) from None
-    except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{path}: {error}") from None
-    return build(values, str(path))
-
-
-def build(values: dict[str, Any], where: str) -> ServerConfig:
-    """A checked configuration from parsed TOML.
-
-    Raises:
-        UsageError: an unknown setting, or a wrong type.
-    """
-    known = {field.name: field for field in fields(ServerConfig)}
-    if unknown := sorted(set(values) - set(known)):
-        raise UsageError(
-            f"{where}: expected settings of {', '.join(known)}, got {', '.join(unknown)}."
         )
-    defaults = ServerConfig()
-    checked: dict[str, Any] = {}
-    for name, value in values.items():
-        if name == "oidc":
-            checked[name] = oidc.build(value if isinstance(value, dict) else {"oidc": value})
-            continue
-        if name == "tracing":
-            checked[name] = _endpoint(value, where)
-            continue
-        if name == "flower":
-            checked[name] = _strategies(value, where)
-            continue
-        if name == "chunk_bytes":  # a number or a word: checked as it is
-            checked[name] = value
-            continue
-        default = getattr(defaults, name)
-        wanted = float if isinstance(default, float) else type(default)
-        if wanted is bool and not isinstance(value, bool):
-            raise UsageError(f"{where}: expected {name} as true or false, got {value!r}.")
-        try:
-            checked[name] = tuple(map(str, value)) if wanted is tuple else wanted(value)
-        except (TypeError, ValueError):
-            raise UsageError(
-                f"{where}: expected {name} as {wanted.__name__}, got {value!r}."
-            ) from None
-    return ServerConfig(**checked)
-
-
-def _endpoint(value: object, where: str) -> str:
-    if not isinstance(value, dict) or set(value) - {"endpoint"}:
-        raise UsageError(f"{where}: expected a table [tracing] with an `endpoint`, got {value!r}.")
-    return str(value.get("endpoint", ""))
-
-
-def _strategies(value: Any, where: str) -> dict[str, str]:
-    """The table of Flower's strategies."""
-    if not isinstance(value, dict) or not all(
-        isinstance(code, str) and name.replace("-", "").replace("_", "").isalnum()
-        for name, code in value.items()
-    ):
-        raise UsageError(
-            f'{where}: expected [flower] as a table such as krum = "strategies.py:krum", of names '
-            f"of letters, digits, - and _, got {value!r}."
-        )
-    return value
+    with settings.within(path):
+        return settings.build(ServerConfig, settings.from_table(ServerConfig, document))
 
 
 def write(state_dir: Path, config: ServerConfig) -> None:
-    """Write `server.toml` with a comment beside each setting."""
-    comments = {
-        "federation": "name of the federation, part of every identity",
-        "fleet": "where enrolled clients connect (mTLS)",
-        "enrolment": "where devices with a token enrol (server TLS)",
-        "names": "host names and addresses in the server's certificate",
-        "client_certificate_s": "life of a client's certificate, seconds",
-        "late_renewal_s": "how long after its end its key may still renew it, seconds; 0 for never",
-        "max_fast_transfers": "models or updates at full speed at once, each way",
-        "max_model_bytes": "largest model a run may start from",
-        "keep_models": "committed models kept of each run, beside promoted ones; 0 for all",
-        "chunk_bytes": 'of a model in one message; "auto" finds the fastest by measurement',
-        "console": 'web console and remote operators; "auto" is 127.0.0.1:7445 or the next free '
-        'port, "" is none; off loopback it speaks TLS',
-        "console_certificate": "chain in PEM; empty for one of the federation's own authority",
-        "console_key": "its key in PEM; empty where it is in the same file",
-        "console_url": "where operators reach it, if elsewhere: https://fl.example.org",
-        "database": "SQLAlchemy URL; empty for ledger.sqlite beside this file",
-        "metrics_open": "whether programs on this machine may read /metrics without a token",
+    """Write `server.toml` with a comment above each setting."""
+    given = {
+        item.key: settings.value_of(config, item)
+        for item in settings.declared(ServerConfig)
+        if item.table not in _OPTIONAL
     }
-    lines = []
-    for item in fields(ServerConfig):
-        value = getattr(config, item.name)
-        if item.name in _TABLES:
-            continue
-        if isinstance(value, tuple):
-            text = "[" + ", ".join(f'"{v}"' for v in value) + "]"
-        else:
-            text = f'"{value}"' if isinstance(value, str) else f"{value}".lower()
-        lines.append(f"# {comments[item.name]}\n{item.name} = {text}\n")
-    (state_dir / FILE).write_text("\n".join(lines))
+    head = ["# Settings of the server; docs/deployment.md says more."]
+    text = settings.template(ServerConfig, head, given, without=_OPTIONAL)
+    (state_dir / FILE).write_text(text)

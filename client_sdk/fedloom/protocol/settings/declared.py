@@ -106,8 +106,13 @@ def _table_class(kind: Any) -> type | None:
     return next((k for k in alternatives(kind) if dataclasses.is_dataclass(k)), None)  # type: ignore[return-value]
 
 
-def build(kind: type[T], values: Values) -> T:
+def build(kind: type[T], values: Values, table: str = "") -> T:
     """Make a settings object of checked values; what is left out has its default.
+
+    Args:
+        kind: the settings class.
+        values: by key.
+        table: that they are all in, for messages.
 
     Raises:
         UsageError: a required setting is missing, or the class refuses the values.
@@ -120,12 +125,12 @@ def build(kind: type[T], values: Values) -> T:
                 given[name] = values[name]
         elif name in values or type(None) not in alternatives(hinted):
             start = f"{name}."
-            given[name] = build(
-                inner, {k.removeprefix(start): v for k, v in values.items() if k.startswith(start)}
-            )
+            inside = {k.removeprefix(start): v for k, v in values.items() if k.startswith(start)}
+            given[name] = build(inner, inside, name)
     for item in declared(cast("type", kind)):
         if not item.table and item.default is MISSING and item.name not in given:
-            raise UsageError(f"Missing setting {item.name}: set it to {in_words(item.kind)}.")
+            key = f"{table}.{item.name}" if table else item.name
+            raise UsageError(f"Missing setting {key}: set it to {in_words(item.kind)}.")
     return kind(**given)
 
 

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from urllib.parse import urlencode, urlsplit
 
 from fedloom.protocol.errors import UsageError, printable
+from fedloom.protocol.settings import setting
 from fedloom.server.access.errors import UnauthenticatedError
 from fedloom.server.ledger.scope import Scope
 
@@ -39,31 +40,24 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OidcConfig:
-    """Settings of a provider, `[oidc]` in server.toml.
+    """Settings of a provider, `[oidc]` in server.toml."""
 
-    Attributes:
-        issuer: its URL, as in its own discovery document.
-        client_id: of this server, as registered there.
-        client_secret_file: relative to the state directory, mode 0600; empty for a public client.
-        label: what the button says.
-        name_claim: what names somebody in the audit trail.
-        scope_claim: what says how much they may do: a text or a list of them.
-        viewer: its values that make a viewer.
-        operator: likewise.
-        admin: likewise.
-        scopes: what is asked for, `openid` among it.
-    """
-
-    issuer: str
-    client_id: str
-    client_secret_file: str = ""
-    label: str = "single sign-on"
-    name_claim: str = "email"
-    scope_claim: str = "groups"
-    viewer: tuple[str, ...] = ()
-    operator: tuple[str, ...] = ()
-    admin: tuple[str, ...] = ()
-    scopes: tuple[str, ...] = ("openid", "profile", "email")
+    issuer: str = setting(doc="URL of the provider, as in its discovery document")
+    client_id: str = setting(doc="id of this server, as registered there")
+    client_secret_file: str = setting(
+        "",
+        doc="file of the client secret, mode 0600, relative to the state directory; empty: a "
+        "public client",
+    )
+    label: str = setting("single sign-on", doc="text of the button")
+    name_claim: str = setting("email", doc="claim that names an operator in the audit trail")
+    scope_claim: str = setting("groups", doc="claim that grants scopes: a text or a list of texts")
+    viewer: tuple[str, ...] = setting((), doc="values of it that make a viewer")
+    operator: tuple[str, ...] = setting((), doc="values of it that make an operator")
+    admin: tuple[str, ...] = setting((), doc="values of it that make an administrator")
+    scopes: tuple[str, ...] = setting(
+        ("openid", "profile", "email"), doc="scopes to ask the provider for, with openid"
+    )
 
     def __post_init__(self) -> None:
         """Check every setting."""
@@ -92,31 +86,6 @@ class OidcConfig:
 
 def _texts(given: object) -> list[str]:
     return [text for text in given if isinstance(text, str)] if isinstance(given, list) else []
-
-
-def build(values: Mapping[str, Any]) -> OidcConfig:
-    """A checked configuration from parsed TOML.
-
-    Raises:
-        UsageError: an unknown setting, a missing one, or a wrong type.
-    """
-    known = OidcConfig.__dataclass_fields__
-    if unknown := sorted(set(values) - set(known)):
-        raise UsageError(f"Expected settings of [oidc] among {', '.join(known)}, got {unknown}.")
-    checked: dict[str, Any] = {}
-    for name, value in values.items():
-        wants_list = name in ("viewer", "operator", "admin", "scopes")
-        fits = isinstance(value, list) and len(_texts(value)) == len(value)
-        if not (fits if wants_list else isinstance(value, str)):
-            what = "a list of texts" if wants_list else "a text"
-            raise UsageError(f"Expected oidc.{name} as {what}, got {value!r}.")
-        checked[name] = tuple(value) if wants_list else value
-    try:
-        return OidcConfig(**checked)
-    except TypeError:
-        raise UsageError(
-            "Expected oidc.issuer and oidc.client_id, got one of them or none."
-        ) from None
 
 
 def check_url(url: str, what: str) -> str:
