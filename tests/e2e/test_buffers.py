@@ -435,10 +435,10 @@ def test_what_does_not_go_with_buffers_is_refused_when_the_run_is_submitted():
     table = {"rounds": 1, "cohort": COHORT, "train": {"epochs": 1, "learning_rate": 0.1}}
     assert parse(table).buffer_config().concurrency == 2
     for change, message in [
-        ({"mode": "eventually"}, "cohort.mode of synchronous, buffered"),
-        ({"staleness": "nearly"}, "staleness of inverse_sqrt"),
+        ({"mode": "eventually"}, 'cohort.mode as "synchronous" or "buffered"'),
+        ({"staleness": "nearly"}, "a staleness weighting, got 'nearly'. Known: constant"),
         ({"over_selection": 2.0}, "over_selection"),
-        ({"concurrent": 3}, "Expected settings of \\[cohort\\]"),
+        ({"concurrent": 3}, "Unknown setting 'cohort.concurrent'. Did you mean 'concurrency'"),
     ]:
         with pytest.raises(UsageError, match=message):
             parse({**table, "cohort": {**COHORT, **change}})

@@ -201,8 +201,8 @@ def test_an_endpoint_is_a_url(tmp_path, endpoint):
     path.write_text(f'server = "a:1"\nstate_dir = "x"\n[tracing]\nendpoint = "{endpoint}"\n')
     with pytest.raises(UsageError, match="endpoint"):
         load(path, {})
+    (tmp_path / config.FILE).write_text(f'[tracing]\nendpoint = "{endpoint}"\n')
     with pytest.raises(UsageError, match="endpoint"):
-        (tmp_path / config.FILE).write_text(f'[tracing]\nendpoint = "{endpoint}"\n')
         config.load(tmp_path)
 
 

@@ -4,7 +4,6 @@ The specification is the `RunSpec` that a server takes, so the same run can be s
 deployment unchanged.
 """
 
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -14,6 +13,7 @@ from torch import nn
 from fedloom.client import Client
 from fedloom.client.torch.loop import Loss, MakeOptimizer
 from fedloom.protocol.errors import UsageError
+from fedloom.protocol.settings import toml
 from fedloom.server.planning.spec import RunSpec, parse
 from fedloom.simulation.clock.devices import Devices
 from fedloom.simulation.data.population import Population
@@ -35,12 +35,7 @@ def run_spec(settings: Mapping[str, Any] | str) -> RunSpec:
     Raises:
         UsageError: not TOML, an unknown setting, a wrong type, or settings that do not go together.
     """
-    if not isinstance(settings, str):
-        return parse(settings)
-    try:
-        return parse(tomllib.loads(settings))
-    except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"Expected TOML, got: {error}.") from None
+    return parse(toml.parse(settings, "a run") if isinstance(settings, str) else settings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

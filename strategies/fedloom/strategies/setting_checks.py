@@ -16,8 +16,6 @@ T = TypeVar("T")
 MISFIT: Final = object()
 """What `fitted` returns for a value of another type."""
 
-_MAX_EXACT: Final = 2**53
-"""Whole numbers up to it are the same as floats."""
 _MAX_SHOWN: Final = 80
 _WORDS: Final[Mapping[Any, str]] = {
     bool: "true or false",
@@ -131,8 +129,8 @@ def _key(table: str, name: str) -> str:
 def fitted(value: Any, kind: Any) -> Any:
     """Return a value as TOML has it in an annotated type, or `MISFIT`.
 
-    Whole numbers pass for floats and floats without a fraction for whole numbers, lists for
-    tuples, text for paths. A type that TOML does not have takes any value: its owner checks it.
+    Whole numbers pass for floats, lists for tuples, text for paths. A type that TOML does not have
+    takes any value: its owner checks it.
 
     >>> fitted([1, 2], tuple[float, ...]), fitted("1", int) is MISFIT
     ((1.0, 2.0), True)
@@ -167,9 +165,9 @@ def _is(value: Any, kind: Any) -> bool:
 
 def _converted(value: Any, kind: Any) -> Any:
     origin, args = typing.get_origin(kind), typing.get_args(kind)
-    if kind in (int, float):
-        return _number(value, kind)
-    if kind in (bool, str, None, type(None)) or origin is Literal:
+    if kind is float:
+        return float(value) if isinstance(value, int) and not isinstance(value, bool) else MISFIT
+    if kind in (int, bool, str, None, type(None)) or origin is Literal:
         return MISFIT
     if _is_path(kind):
         return (
@@ -180,13 +178,6 @@ def _converted(value: Any, kind: Any) -> Any:
     if origin in (dict, Mapping):
         return _entries(value, args)
     return value
-
-
-def _number(value: Any, kind: Any) -> Any:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return MISFIT
-    fits = kind is float or (float(value).is_integer() and abs(value) <= _MAX_EXACT)
-    return kind(value) if fits else MISFIT
 
 
 def _items(value: Any, args: tuple[Any, ...]) -> Any:

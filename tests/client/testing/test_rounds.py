@@ -108,10 +108,10 @@ def test_models_come_from_files_and_clients_in_lists(tmp_path):
         (Adder(9.0), {"max_norm": 1.0}, "norm_too_large"),
         (Adder(), {"privacy": {"clip": 1.0}}, r"without \[privacy\]"),
         (Adder(), {"aggregation": {"name": "median"}}, r"without \[aggregation\]"),
-        (Adder(), {"stategy": {}}, "got 'stategy'"),
+        (Adder(), {"stategy": {}}, "'stategy'. Did you mean 'strategy'"),
         (Adder(), {"strategy": {"name": "fedprox2"}}, "fedprox2"),
         (Adder(), {"train": {"epoch": 1}}, "epoch"),
-        (Adder(), {"weighting": "size"}, "Expected weighting of"),
+        (Adder(), {"weighting": "size"}, 'Expected weighting as "examples" or'),
     ],
 )
 def test_what_a_server_would_refuse_is_said(client, run, sentence):

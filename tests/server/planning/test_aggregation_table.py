@@ -50,8 +50,8 @@ def test_settings_reach_the_rule():
     ("settings", "message"),
     [
         ({"aggregation": {"name": "medain"}}, "got 'medain'. Did you mean 'median'"),
-        ({"aggregation": {"fraction": 0.1}}, r"Expected aggregation\.name"),
-        ({"aggregation": "median"}, "Expected aggregation as a table"),
+        ({"aggregation": {"fraction": 0.1}}, r"Missing setting aggregation\.name"),
+        ({"aggregation": "median"}, r"Expected a table \[aggregation\]"),
         ({"aggregation": {"name": 3}}, r"Expected aggregation\.name"),
         ({"aggregation": {"name": "krum"}}, "Missing setting aggregation.num_byzantine of krum"),
         ({"aggregation": {"name": "median", "f": 1}}, "Unknown setting 'aggregation.f' of median"),

@@ -59,7 +59,7 @@ def test_a_private_run_weighs_uniformly_and_reports_no_metrics():
             "cohort.goal",
             "privacy.population",
         ),
-        ({"privacy": {"klip": 1.0}}, "[privacy]", "klip"),
+        ({"privacy": {"klip": 1.0}}, "'privacy.klip'", "did you mean 'clip'"),
         ({"privacy": {"mechanism": "local", "clip": 100.0}}, "max_abs", "local"),
     ],
 )

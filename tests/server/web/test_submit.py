@@ -22,7 +22,7 @@ from fedloom.server.web.submit import DEFAULTS, MAX_DOTS, MAX_TOML, blamed, toge
 )
 def test_settings_that_take_long_to_read_are_refused(text):
     """On the server's event loop, where the rounds would wait."""
-    with pytest.raises(UsageError, match="Expected TOML"):
+    with pytest.raises(UsageError, match=r"Expected .*TOML"):
         together({"toml": text})
 
 

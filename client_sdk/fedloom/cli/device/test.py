@@ -1,7 +1,7 @@
 """`fedloom client test`: what would go wrong with one's client on a server, and a few rounds."""
 
 import time
-import tomllib
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +51,11 @@ def test(  # noqa: PLR0917 - click passes them by name
     """
     from fedloom.cli.common.load_code import load_client  # noqa: PLC0415 - it imports people's code
     from fedloom.client.testing import Run, check  # noqa: PLC0415
+    from fedloom.protocol.settings import toml, within  # noqa: PLC0415
 
-    client, run = load_client(code), Run.of(_read(tables))
+    client = load_client(code)
+    with within(tables) if tables else nullcontext():
+        run = Run.of({} if tables is None else toml.read(tables, "a run's settings"))
     found = check(client, model, run=run, threads=threads, ignore=ignore)
     faults = [finding for finding in found if finding.weight == "fault"]
     played = (
@@ -71,17 +74,6 @@ def test(  # noqa: PLR0917 - click passes them by name
     )
     if faults:
         click.get_current_context().exit(1)
-
-
-def _read(tables: Path | None) -> dict[str, Any]:
-    if tables is None:
-        return {}
-    try:
-        return tomllib.loads(tables.read_text("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        from fedloom.protocol.errors import UsageError  # noqa: PLC0415 - it imports grpc
-
-        raise UsageError(f"{tables}: {error}") from None
 
 
 def _play(client: Any, model: Path | None, run: Any, number: int) -> dict[str, Any]:

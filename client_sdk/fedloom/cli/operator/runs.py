@@ -1,6 +1,5 @@
 """`fedloom run`: submit training runs, watch and steer them."""
 
-import tomllib
 from contextlib import AbstractContextManager, nullcontext
 from importlib import resources
 from pathlib import Path
@@ -17,6 +16,7 @@ from fedloom.cli.operator.export.command import export
 from fedloom.cli.operator.run_actions import ROUND_COMMANDS, RUN_COMMANDS
 from fedloom.cli.operator.watch import present, watch_option
 from fedloom.protocol.errors import IntegrityError, UsageError
+from fedloom.protocol.settings import toml, within
 
 PROGRESS_BYTES = 32 << 20
 """Uploads from this size on show their progress."""
@@ -74,8 +74,10 @@ def submit(spec: Path, model: str, evaluate: bool, watch: bool, directory: Path)
     if evaluate:
         values |= {"evaluate_only": True, "rounds": 1}
     control = Control(directory)
-    if "privacy" in values and not output.wants_json():
-        _show_claim(control.post("runs", "describe", body={"spec": values})["privacy"])
+    with within(spec):  # before the model is uploaded
+        claim = control.post("runs", "describe", body={"spec": values})["privacy"]
+    if claim is not None and not output.wants_json():
+        _show_claim(claim)
     digest = _upload(control, Path(model)) if Path(model).is_file() else _as_digest(model)
     started = control.post("runs", body={"spec": values, "model": digest})
     if watch:
@@ -101,7 +103,10 @@ def describe(spec: Path, directory: Path) -> None:
     Example:
       fedloom run describe run.toml
     """
-    found = Control(directory).post("runs", "describe", body={"spec": _read(spec)})
+    values = _read(spec)
+    control = Control(directory)
+    with within(spec):
+        found = control.post("runs", "describe", body={"spec": values})
     output.emit(found, lambda: _show_claim(found["privacy"]))
 
 
@@ -118,15 +123,7 @@ def _show_claim(claim: dict[str, Any] | None) -> None:
 
 
 def _read(spec: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(spec.read_text("utf-8"))
-    except FileNotFoundError:
-        raise UsageError(
-            f"Expected a run's settings in {spec}, got no such file: "
-            "`fedloom run template` prints one to begin with."
-        ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"Expected TOML in {spec}: {error}.") from None
+    return toml.read(spec, "a run's settings", missing="`fedloom run template` prints a first one")
 
 
 def _as_digest(text: str) -> str:

@@ -8,11 +8,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_type_hints
 
 from fedloom.client.api import Scalar
 from fedloom.protocol.errors import UsageError
 from fedloom.protocol.manifest import Manifest
+from fedloom.protocol.settings import call, checked, named, typed
 from fedloom.protocol.task_message import (
     personal_message,
     scalar_message,
@@ -101,12 +102,9 @@ class Run:
                     f"Expected a run without [{name}] to test a client by, as {what} needs a "
                     "server. Use `fedloom simulate`, or leave it out."
                 )
-        known = cls.__dataclass_fields__
-        if strange := sorted(given.keys() - known.keys() - _SERVERS - _REFUSED.keys()):
-            raise UsageError(
-                f"Expected the tables of a run.toml ({', '.join(known)}), got {strange[0]!r}."
-            )
-        run = cls(**{name: value for name, value in given.items() if name in known})
+        known = get_type_hints(cls)
+        found = checked(given, dict.fromkeys((*_SERVERS, *_REFUSED), Any) | known)
+        run = cls(**{name: value for name, value in found.items() if name in known})
         if "weighting" not in given:
             run = run._weighted()
         try:
@@ -116,10 +114,7 @@ class Run:
             run.scheme()
         except (TypeError, ValueError, KeyError) as error:
             raise UsageError(str(error)) from None
-        if run.weighting not in WEIGHTINGS:
-            raise UsageError(
-                f"Expected weighting of {', '.join(WEIGHTINGS)}, got {run.weighting!r}."
-            )
+        typed("weighting", run.weighting, Literal[tuple(WEIGHTINGS)])
         return run
 
     def _weighted(self) -> "Run":
@@ -132,21 +127,21 @@ class Run:
 
     def built(self) -> Strategy:
         """The strategy, with its client rule."""
-        rule, chosen = dict(self.rule), dict(self.strategy)
-        return strategy(chosen.pop("name"), chosen, rule=client_rule(rule.pop("name"), rule))
+        rule = client_rule(*named(self.rule, "rule"), table="rule")
+        return strategy(*named(self.strategy, "strategy"), rule=rule, table="strategy")
 
     def training(self) -> LocalTraining:
         """How clients train."""
-        return LocalTraining(**self.train)
+        return call(LocalTraining, self.train, table="train")
 
     def own(self) -> Personal:
         """What is each client's own."""
-        return Personal(**self.personal)
+        return call(Personal, self.personal, table="personal")
 
     def scheme(self) -> Scheme | None:
         """How updates are encoded."""
         up = self.compression.get("up")
-        return scheme(up) if up else None
+        return scheme(up, table="compression.up") if up else None
 
     def sums(self, manifest: Manifest) -> dict[Key, TensorSpec]:
         """What updates may speak about."""

@@ -236,6 +236,8 @@ def check(item: Setting, value: Any, name: str) -> Any:
     Raises:
         UsageError: it is of another type, or out of range.
     """
+    if isinstance(value, float) and item.kind in (int, int | None) and value.is_integer():
+        value = int(value)  # such as max_model_bytes = 1e9
     found = typed(name, value, item.kind)
     if isinstance(found, bool) or not isinstance(found, int | float):
         return found

@@ -6,7 +6,7 @@ called, so a wrong type in a file is an error message and never a traceback.
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_origin
 
 from fedloom.protocol.errors import UsageError
 from fedloom.strategies import setting_checks
@@ -82,6 +82,25 @@ def typed(key: str, value: Any, kind: Any) -> Any:
     if found is MISFIT:
         raise UsageError(misfit(key, kind, value))
     return found
+
+
+def checked(values: Mapping[str, Any], kinds: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a document in their types; tables are copied, and not looked into.
+
+    Args:
+        values: as TOML or JSON has them.
+        kinds: annotated type of every setting; a `Mapping[…]` is a table.
+
+    Raises:
+        UsageError: a setting is unknown or of another type.
+    """
+    check_names(values, kinds)
+    return {
+        name: subtable(values, name)
+        if get_origin(kinds[name]) is Mapping
+        else typed(name, value, kinds[name])
+        for name, value in values.items()
+    }
 
 
 def subtable(values: Mapping[str, Any], name: str, above: str = "") -> dict[str, Any]:

@@ -27,6 +27,7 @@ from fedloom.protocol.manifest import Manifest
 from fedloom.protocol.tensors.container import DTYPES, Entry, Layout, dtype_name
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.strategies.exact.lazy_arrays import Values, pieces_of
+from fedloom.strategies.setting_checks import misfit
 
 Shape = tuple[int, ...]
 T = TypeVar("T")
@@ -68,10 +69,14 @@ class Scheme:
         return self.error_feedback or self.codec.remembers
 
 
-def scheme(values: Mapping[str, Any]) -> Scheme | None:
+def scheme(values: Mapping[str, Any], table: str = "compression") -> Scheme | None:
     """A scheme from settings: `name`, `error_feedback` and those of the codec; None for `none`.
 
     Error feedback is on by default for codecs that are biased without it.
+
+    Args:
+        values: the settings.
+        table: that they are from, for messages.
 
     Raises:
         TypeError: a setting has the wrong type.
@@ -81,14 +86,14 @@ def scheme(values: Mapping[str, Any]) -> Scheme | None:
     name = settings.pop("name", None)
     feedback = settings.pop("error_feedback", None)
     if not isinstance(name, str):
-        raise TypeError(f"Expected the name of a codec, got {name!r}.")
+        raise TypeError(misfit(f"{table}.name", str, name))
     if name == "none":
         if settings or feedback:
             raise ValueError(f"Expected no settings without a codec, got {sorted(values)}.")
         return None
     if feedback is not None and type(feedback) is not bool:
-        raise TypeError(f"Expected error_feedback as true or false, got {feedback!r}.")
-    method = codec(name, settings)
+        raise TypeError(misfit(f"{table}.error_feedback", bool, feedback))
+    method = codec(name, settings, table=table)
     return Scheme(codec=method, error_feedback=method.biased if feedback is None else feedback)
 
 

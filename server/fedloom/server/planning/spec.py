@@ -6,10 +6,11 @@ it, so a restarted server, or a simulator, goes on with the very same run.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Literal
 
 from fedloom.protocol.codecs import Codec
 from fedloom.protocol.errors import UsageError
+from fedloom.protocol.settings import call, check_names, named, subtable, typed
 from fedloom.protocol.updates.compression import Scheme, scheme
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server.engine import (
@@ -22,7 +23,7 @@ from fedloom.server.engine import (
     uniform,
 )
 from fedloom.server.planning.plain_values import check_values
-from fedloom.server.planning.spec_tables import filled, named, only, settings_of
+from fedloom.server.planning.spec_tables import filled
 from fedloom.strategies import (
     LocalTraining,
     MetricsSettings,
@@ -111,15 +112,9 @@ class RunSpec:
             )
         if not 0 < self.rounds <= MAX_ROUNDS:
             raise UsageError(f"Expected rounds from 1 to {MAX_ROUNDS}, got {self.rounds}.")
-        if self.weighting not in WEIGHTINGS:
-            raise UsageError(
-                f"Expected weighting of {', '.join(WEIGHTINGS)}, got {self.weighting!r}."
-            )
+        typed("weighting", self.weighting, Literal[tuple(WEIGHTINGS)])
         for name, value in self.config.items():
-            if not isinstance(value, Scalar):
-                raise UsageError(
-                    f"Expected config.{name} as a number, a string or a boolean, got {value!r}."
-                )
+            typed(f"config.{name}", value, Scalar)
         if self.max_norm is not None and not self.max_norm > 0:
             raise UsageError(f"Expected max_norm > 0, got {self.max_norm}.")
         try:
@@ -166,7 +161,7 @@ class RunSpec:
 
     def build_compression(self) -> Scheme | None:
         """How updates are encoded; None for as they are."""
-        return scheme(self._direction("up"))
+        return scheme(self._direction("up"), table="compression.up")
 
     def build_broadcast(self) -> Codec | None:
         """How differences between models are encoded on the way to clients; None for models whole.
@@ -179,21 +174,21 @@ class RunSpec:
                 "Expected no error_feedback with compression.down: what one difference loses is "
                 "always in the next one. Leave it out."
             )
-        made = scheme(values if values["name"] == "none" else {**values, "error_feedback": True})
+        wanted = values if values["name"] == "none" else {**values, "error_feedback": True}
+        made = scheme(wanted, table="compression.down")
         return None if made is None else made.codec
 
     def _direction(self, name: str) -> Mapping[str, Any]:
-        only(self.compression, "compression", ("up", "down"))
-        values = self.compression.get(name, {"name": "none"})
-        if not isinstance(values, Mapping) or not isinstance(values.get("name"), str):
-            raise UsageError(
-                f'Expected compression.{name} as {{name = "int8", …}}, got {values!r}.'
-            )
+        check_names(self.compression, ("up", "down"), "compression")
+        if name not in self.compression:
+            return {"name": "none"}
+        values = subtable(self.compression, name, "compression")
+        named(values, f"compression.{name}")
         return values
 
     def build_personal(self) -> Personal:
         """What is each client's own."""
-        return Personal(**settings_of(Personal, self.personal, "personal"))
+        return call(Personal, self.personal, table="personal")
 
     # ---- privacy -----------------------------------------------------------------------------
 
@@ -201,7 +196,7 @@ class RunSpec:
         """The [privacy] table, or None where there is none."""
         if not self.privacy:
             return None
-        return Privacy(**settings_of(Privacy, self.privacy, "privacy"))
+        return call(Privacy, self.privacy, table="privacy")
 
     def privacy_plan(self) -> Plan | None:
         """The run's noise, budget and claim; None without [privacy]."""
@@ -267,11 +262,11 @@ class RunSpec:
 
     def metrics_settings(self) -> MetricsSettings:
         """What is kept of the clients' metrics."""
-        return MetricsSettings(**settings_of(MetricsSettings, self.metrics, "metrics"))
+        return call(MetricsSettings, self.metrics, table="metrics")
 
     def local_training(self) -> LocalTraining:
         """What clients are told to do in a round."""
-        return LocalTraining(**settings_of(LocalTraining, self.train, "train"))
+        return call(LocalTraining, self.train, table="train")
 
     def round_config(self) -> RoundConfig:
         """The knobs of a round; those of a buffer where the run is asynchronous."""
@@ -286,14 +281,12 @@ class RunSpec:
 
     def _round_config(self) -> RoundConfig:
         settings = dict(self.cohort)
-        mode = settings.pop("mode", MODES[0])
-        if mode not in MODES:
-            raise UsageError(f"Expected cohort.mode of {', '.join(MODES)}, got {mode!r}.")
+        mode = typed("cohort.mode", settings.pop("mode", MODES[0]), Literal[MODES])
         if mode == MODES[0]:
-            return RoundConfig(**settings_of(RoundConfig, settings, "cohort"))
+            return call(RoundConfig, settings, table="cohort")
         if "staleness" in settings:
             settings["staleness"] = staleness_weighting(settings["staleness"])
-        return BufferConfig(**settings_of(BufferConfig, settings, "cohort"))
+        return call(BufferConfig, settings, table="cohort")
 
     def buffer_config(self) -> BufferConfig | None:
         """The knobs of a buffer; None where the run's rounds are synchronous."""

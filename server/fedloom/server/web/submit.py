@@ -4,7 +4,6 @@ The check is the one that a run passes when it is submitted, so what the page le
 """
 
 import re
-import tomllib
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +11,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from fedloom.protocol.errors import UsageError
+from fedloom.protocol.settings.toml import parse as parse_toml
 from fedloom.server.access.scopes import Operator, Viewer, form_of
 from fedloom.server.actions.runs import submit
 from fedloom.server.http.dependencies import Context
@@ -56,7 +56,7 @@ MAX_DOTS = 64
 """In a key: tomllib takes a time that grows with their square, seconds for some thousands."""
 
 _SAID = (
-    ("Expected settings of ", "toml"),  # it lists all that there are
+    ("Unknown setting ", "toml"),  # it lists all that there are
     ("Expected a name ", "name"),
     ("Expected a strategy, ", "strategy.name"),
 )
@@ -146,12 +146,7 @@ def _other(text: str) -> dict[str, Any]:
         raise UsageError(f"Expected TOML of at most {MAX_TOML} characters, got {len(text)}.")
     if any(part.count(".") > MAX_DOTS for part in re.split(r"[=\n,{]", text)):
         raise UsageError("Expected TOML without so many tables in tables.")
-    try:
-        return tomllib.loads(text)
-    except RecursionError:
-        raise UsageError("Expected TOML without so many tables in tables.") from None
-    except ValueError as error:  # TOMLDecodeError is one, and so are integers without end
-        raise UsageError(f"Expected TOML in the other settings: {error}.") from None
+    return parse_toml(text, "the other settings")
 
 
 def _apart(spec: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
