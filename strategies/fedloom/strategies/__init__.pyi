@@ -1,27 +1,27 @@
 from .aggregation import Aggregation as Aggregation
-from .aggregation import Mean as Mean
+from .aggregation import Mean as Mean  # [aggregation] mean
 from .aggregation import Means as Means
 from .aggregation import TooFewUpdatesError as TooFewUpdatesError
 from .aggregation import Updates as Updates
-from .algorithms.feddyn import FedDyn as FedDyn
-from .algorithms.feddyn import FedDynRule as FedDynRule
-from .algorithms.fednova import FedNova as FedNova
-from .algorithms.fednova import FedNovaRule as FedNovaRule
-from .algorithms.ifca import Ifca as Ifca
-from .algorithms.ifca import IfcaRule as IfcaRule
-from .algorithms.mimelite import MimeLite as MimeLite
-from .algorithms.mimelite import MimeLiteRule as MimeLiteRule
-from .algorithms.qfedavg import QFedAvg as QFedAvg
-from .algorithms.qfedavg import QFedAvgRule as QFedAvgRule
-from .algorithms.scaffold import Scaffold as Scaffold
-from .algorithms.scaffold import ScaffoldRule as ScaffoldRule
+from .algorithms.feddyn import FedDyn as FedDyn  # [strategy] feddyn
+from .algorithms.feddyn import FedDynRule as FedDynRule  # [own rule] feddyn
+from .algorithms.fednova import FedNova as FedNova  # [strategy] fednova
+from .algorithms.fednova import FedNovaRule as FedNovaRule  # [own rule] fednova
+from .algorithms.ifca import Ifca as Ifca  # [strategy] ifca
+from .algorithms.ifca import IfcaRule as IfcaRule  # [own rule] ifca
+from .algorithms.mimelite import MimeLite as MimeLite  # [strategy] mimelite
+from .algorithms.mimelite import MimeLiteRule as MimeLiteRule  # [own rule] mimelite
+from .algorithms.qfedavg import QFedAvg as QFedAvg  # [strategy] qfedavg
+from .algorithms.qfedavg import QFedAvgRule as QFedAvgRule  # [own rule] qfedavg
+from .algorithms.scaffold import Scaffold as Scaffold  # [strategy] scaffold
+from .algorithms.scaffold import ScaffoldRule as ScaffoldRule  # [own rule] scaffold
 from .base import ServerOptimizer as ServerOptimizer
 from .base import Strategy as Strategy
 from .base import reduced as reduced
 from .client_rules import At as At
 from .client_rules import ClientRule as ClientRule
-from .client_rules import FedProx as FedProx
-from .client_rules import Plain as Plain
+from .client_rules import FedProx as FedProx  # [rule] fedprox
+from .client_rules import Plain as Plain  # [rule] plain
 from .client_rules import Sent as Sent
 from .client_rules import Trained as Trained
 from .client_rules import Work as Work
@@ -39,14 +39,14 @@ from .exact.partial import weight_units as weight_units
 from .local_training import LocalTraining as LocalTraining
 from .local_training import RoundSettings as RoundSettings
 from .metrics import MetricsSettings as MetricsSettings
-from .optimizers.adaptive import FedAdagrad as FedAdagrad
-from .optimizers.adaptive import FedAdam as FedAdam
-from .optimizers.adaptive import FedAvgM as FedAvgM
-from .optimizers.adaptive import FedYogi as FedYogi
+from .optimizers.adaptive import FedAdagrad as FedAdagrad  # [strategy] fedadagrad
+from .optimizers.adaptive import FedAdam as FedAdam  # [strategy] fedadam
+from .optimizers.adaptive import FedAvgM as FedAvgM  # [strategy] fedavgm
+from .optimizers.adaptive import FedYogi as FedYogi  # [strategy] fedyogi
 from .optimizers.blockwise import Block as Block
 from .optimizers.blockwise import blockwise as blockwise
-from .optimizers.fedavg import FedAvg as FedAvg
-from .optimizers.fedlamb import FedLamb as FedLamb
+from .optimizers.fedavg import FedAvg as FedAvg  # [strategy] fedavg
+from .optimizers.fedlamb import FedLamb as FedLamb  # [strategy] fedlamb
 from .optimizers.schedules import Schedule as Schedule
 from .partial_work import Departures as Departures
 from .personal.settings import Personal as Personal
@@ -57,23 +57,8 @@ from .registry import SELECTIONS as SELECTIONS
 from .registry import STRATEGIES as STRATEGIES
 from .registry import client_rule as client_rule
 from .registry import strategy as strategy
-from .robust import Bulyan as Bulyan
-from .robust import CenteredClipping as CenteredClipping
-from .robust import FLTrust as FLTrust
-from .robust import GeometricMedian as GeometricMedian
-from .robust import Krum as Krum
-from .robust import Median as Median
-from .robust import MultiKrum as MultiKrum
-from .robust import NormBounding as NormBounding
-from .robust import TrimmedMean as TrimmedMean
-from .selection import BySize as BySize
-from .selection import Deadline as Deadline
-from .selection import Oort as Oort
-from .selection import PowerOfChoice as PowerOfChoice
-from .selection import Selection as Selection
-from .selection import Sticky as Sticky
-from .selection import Stratified as Stratified
-from .selection import Uniform as Uniform
+from .robust import *
+from .selection import *
 from .staleness import STALENESS as STALENESS
 from .staleness import Staleness as Staleness
 from .state import State as State

@@ -1,7 +1,7 @@
 """Strategies and client rules by name, for settings that arrive as text.
 
 Names and settings come from run files and from the wire: an error says what was expected and lists
-the names that are known.
+the names that are known. `__init__.pyi` of the package has the names.
 """
 
 from collections.abc import Callable, Mapping, MutableMapping
@@ -17,70 +17,23 @@ if TYPE_CHECKING:
     from fedloom.strategies.selection import Selection
 
 STRATEGIES: Final[MutableMapping[str, Callable[..., "Strategy"]]] = Registry(
-    "fedloom.strategies",
-    {
-        "fedavg": "FedAvg",
-        "fedavgm": "FedAvgM",
-        "fedadagrad": "FedAdagrad",
-        "fedadam": "FedAdam",
-        "fedyogi": "FedYogi",
-        "fedlamb": "FedLamb",
-        "feddyn": "FedDyn",
-        "fednova": "FedNova",
-        "ifca": "Ifca",
-        "mimelite": "MimeLite",
-        "qfedavg": "QFedAvg",
-        "scaffold": "Scaffold",
-    },
+    "fedloom.strategies", "strategy"
 )
 CLIENT_RULES: Final[MutableMapping[str, Callable[..., ClientRule]]] = Registry(
-    "fedloom.strategies",
-    {
-        "plain": "Plain",
-        "fedprox": "FedProx",
-    },
+    "fedloom.strategies", "rule"
 )
 AGGREGATIONS: Final[MutableMapping[str, Callable[..., Aggregation]]] = Registry(
-    "fedloom.strategies",
-    {
-        "mean": "Mean",
-        "median": "Median",
-        "trimmed_mean": "TrimmedMean",
-        "krum": "Krum",
-        "multi_krum": "MultiKrum",
-        "bulyan": "Bulyan",
-        "geometric_median": "GeometricMedian",
-        "centered_clipping": "CenteredClipping",
-        "norm_bounding": "NormBounding",
-        "fltrust": "FLTrust",
-    },
+    "fedloom.strategies", "aggregation"
 )
 _HALVES: Final[MutableMapping[str, Callable[..., ClientRule]]] = Registry(
-    "fedloom.strategies",
-    {
-        "feddyn": "FedDynRule",
-        "fednova": "FedNovaRule",
-        "ifca": "IfcaRule",
-        "mimelite": "MimeLiteRule",
-        "qfedavg": "QFedAvgRule",
-        "scaffold": "ScaffoldRule",
-    },
+    "fedloom.strategies", "own rule"
 )
 """Client rules of the strategies of the same names; a run file cannot choose them alone."""
 _PARTS: Final = ("rule", "aggregation")
 """Fields of strategies that are not settings."""
 
 SELECTIONS: Final[MutableMapping[str, Callable[..., "Selection"]]] = Registry(
-    "fedloom.strategies",
-    {
-        "uniform": "Uniform",
-        "size": "BySize",
-        "power_of_choice": "PowerOfChoice",
-        "oort": "Oort",
-        "deadline": "Deadline",
-        "sticky": "Sticky",
-        "stratified": "Stratified",
-    },
+    "fedloom.strategies", "selection"
 )
 
 

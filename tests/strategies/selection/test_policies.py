@@ -19,8 +19,8 @@ from fedloom.strategies.selection import (
     PowerOfChoice,
     Sticky,
     Stratified,
-    settings_of,
 )
+from fedloom.strategies.selection.base import settings_of
 from fedloom.strategies.selection.oort import _ln
 from fedloom.strategies.selection.stratified import _equal
 

@@ -10,13 +10,12 @@ from fedloom.server.engine.events import Attended
 from fedloom.server.engine.selection import CandidatePool, select_by
 from fedloom.strategies import SELECTIONS, registry
 from fedloom.strategies.selection import (
-    Attendance,
     Candidates,
     History,
     Observation,
-    Roster,
-    smallest,
 )
+from fedloom.strategies.selection.draws import smallest
+from fedloom.strategies.selection.roster import Attendance, Roster
 
 NAMES = st.sets(st.text(max_size=4), min_size=2, max_size=30)
 EVEN = st.sets(st.text("abä0", min_size=3, max_size=3), min_size=2, max_size=30)

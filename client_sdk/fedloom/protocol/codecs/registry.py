@@ -7,19 +7,7 @@ from fedloom.protocol.codecs.base import Codec
 from fedloom.strategies.lazy_imports import Registry
 from fedloom.strategies.setting_checks import check_settings, lookup
 
-CODECS: Final[Mapping[str, Callable[..., Codec]]] = Registry(
-    "fedloom.protocol.codecs",
-    {
-        "fp16": "Fp16",
-        "bf16": "Bf16",
-        "int8": "Int8",
-        "int4": "Int4",
-        "top_k": "TopK",
-        "random_k": "RandomK",
-        "low_rank": "LowRank",
-        "lossless": "Lossless",
-    },
-)
+CODECS: Final[Mapping[str, Callable[..., Codec]]] = Registry("fedloom.protocol.codecs", "codec")
 
 
 def codec(name: str, settings: Mapping[str, object] | None = None, *, table: str = "") -> Codec:

@@ -12,7 +12,6 @@ from math import inf
 import numpy as np
 
 from fedloom.strategies.selection import (
-    Attendance,
     Candidates,
     History,
     Known,
@@ -20,6 +19,7 @@ from fedloom.strategies.selection import (
     Selection,
     Uniform,
 )
+from fedloom.strategies.selection.roster import Attendance
 
 Select = Callable[[Sequence[str], int], Sequence[str]]
 """(candidates in sorted order, count) -> that many of them, in the order drawn."""

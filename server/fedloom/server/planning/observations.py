@@ -11,7 +11,12 @@ from typing import Any
 
 from fedloom.server.engine import Phase
 from fedloom.server.ledger import Row
-from fedloom.strategies.selection import History, Observation, Selection, metrics_of
+from fedloom.strategies.selection import (
+    History,
+    Observation,
+    Selection,
+)
+from fedloom.strategies.selection.base import metrics_of
 
 _GAVE_UP = frozenset({Phase.DECLINED.value, Phase.FAILED.value, Phase.REFUSED.value})
 

@@ -50,7 +50,7 @@ from fedloom.server.engine import (
     UpdateRefused,
     Wake,
 )
-from fedloom.strategies.selection import Attendance, Roster
+from fedloom.strategies.selection.roster import Attendance, Roster
 
 from .availability import Availability
 from .device_random import Floats

@@ -28,7 +28,12 @@ from fedloom.simulation.workers.base import Crew, Progress, Report
 from fedloom.simulation.workers.placement import TimeModel, grouped, longest_first
 from fedloom.strategies import Partial, Updates
 from fedloom.strategies.privacy import Stream
-from fedloom.strategies.selection import History, Observation, Selection, metrics_of
+from fedloom.strategies.selection import (
+    History,
+    Observation,
+    Selection,
+)
+from fedloom.strategies.selection.base import metrics_of
 
 MakeSum = Callable[[], Partial]
 

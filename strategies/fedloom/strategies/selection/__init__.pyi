@@ -1,20 +1,13 @@
-from .base import Fact as Fact
 from .base import Known as Known
 from .base import Occasion as Occasion
-from .base import Places as Places
 from .base import Selection as Selection
-from .base import metrics_of as metrics_of
-from .base import settings_of as settings_of
-from .draws import smallest as smallest
 from .history import History as History
 from .history import Observation as Observation
-from .oort import Oort as Oort
-from .power_of_choice import PowerOfChoice as PowerOfChoice
-from .roster import Attendance as Attendance
+from .oort import Oort as Oort  # [selection] oort
+from .power_of_choice import PowerOfChoice as PowerOfChoice  # [selection] power_of_choice
 from .roster import Candidates as Candidates
-from .roster import Roster as Roster
-from .simple import BySize as BySize
-from .simple import Deadline as Deadline
-from .simple import Sticky as Sticky
-from .simple import Uniform as Uniform
-from .stratified import Stratified as Stratified
+from .simple import BySize as BySize  # [selection] size
+from .simple import Deadline as Deadline  # [selection] deadline
+from .simple import Sticky as Sticky  # [selection] sticky
+from .simple import Uniform as Uniform  # [selection] uniform
+from .stratified import Stratified as Stratified  # [selection] stratified
