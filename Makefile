@@ -8,10 +8,11 @@ DEPLOY_LINT ?= .venv-lint
 KILLS  ?= 1000
 SEED   ?= 1
 DATA   ?= digits
+OLD    ?= HEAD^
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: console fuzz help demo papers examples compiled test lint types arrows unit long flower crash faults format generate clean package bundle lint-deploy
+.PHONY: console fuzz help demo papers examples compiled test lint types arrows unit long flower crash faults format generate clean package bundle lint-deploy same upgrade
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -41,7 +42,8 @@ examples: $(VENV)/.sim ## simulate the examples that need no download; reports i
 compiled: $(VENV)/.dev ## the tests that compile a kernel: 20 s, a C++ compiler
 	FEDLOOM_TEST_COMPILE=1 pytest -q tests/simulation/kernels/test_compiled.py
 
-test: lint types arrows unit ## everything that must hold before a change lands
+test: $(VENV)/.dev ## everything that must hold before a change lands, with the time of each part
+	MAKE='$(MAKE)' scripts/timed.sh lint types arrows unit
 
 lint: $(VENV)/.dev ## style, formatting, and generated code that has not drifted
 	ruff check .
@@ -83,6 +85,12 @@ $(FUZZ)/.done: constraints.txt
 
 fuzz: $(VENV)/.dev $(FUZZ)/.done ## fuzz the HTTP API from its own description, a minute or two
 	PYTHONPATH=tests python tests/support/fuzz.py $(FUZZ)/bin/schemathesis
+
+upgrade: $(VENV)/.dev ## finish what the commit OLD began by this one, and compare the bits: 5 minutes
+	scripts/try_upgrade.py $(OLD)
+
+same: $(VENV)/.dev ## compare the models of the commit OLD with this one's, case by case: 15 minutes
+	scripts/compare_commits.py $(OLD)
 
 crash: $(VENV)/.dev ## kill servers and clients KILLS times (1000) and compare the bits
 	python tests/support/crash.py --kills $(KILLS) --seed $(SEED)

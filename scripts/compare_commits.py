@@ -19,17 +19,16 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-REPOSITORY = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(REPOSITORY / "tests"))
-from support import parts  # noqa: E402 - plain tables, the same for both commits
+from commits import REPOSITORY, checked_out, environment
 
-ROOTS = ("server", "client_sdk", "strategies", "simulations")
+sys.path.insert(0, str(REPOSITORY / "tests"))
+from support import parts
+
 EXAMPLES = ("digits", "devices", "asynchronous", "synthetic", "personal", "private", "trees")
 MODEL = "model.safetensors"
 OF_A_WALL_CLOCK = {"wall_s", "round_wall_s", "clients_per_s", "balance"}
@@ -208,27 +207,6 @@ def digest_of_records(path: Path) -> str:
 
 
 # ---- two commits ---------------------------------------------------------------------------------
-
-
-@contextmanager
-def checked_out(commit: str, folder: Path) -> Iterator[Path]:
-    """A worktree of a commit, removed in the end."""
-    git("worktree", "add", "--quiet", "--detach", str(folder), commit)
-    try:
-        yield folder
-    finally:
-        git("worktree", "remove", "--force", str(folder))
-
-
-def git(*words: str) -> None:
-    """Run git in this repository."""
-    subprocess.run(["git", *words], cwd=REPOSITORY, check=True)
-
-
-def environment(worktree: Path) -> dict[str, str]:
-    """Of a process that imports a worktree's product and computes in one thread."""
-    roots = os.pathsep.join(str(worktree / root) for root in ROOTS)
-    return {**os.environ, "PYTHONPATH": roots, "OMP_NUM_THREADS": "1", "MPLBACKEND": "agg"}
 
 
 def digests(commit: str, folder: Path, examples: Path, arguments: argparse.Namespace) -> Any:
