@@ -5,7 +5,7 @@ import pytest
 
 from fedloom.client import Client
 from fedloom.server.engine import select_by
-from fedloom.server.planning.observations import tell
+from fedloom.server.rounds.observed_rounds import add_rounds
 from fedloom.strategies.selection import History, PowerOfChoice
 from support.agents import played, submit, until
 
@@ -41,7 +41,7 @@ def test_every_cohort_follows_from_the_rounds_before_over_a_restart(tmp_path):
 
     def drawn(rows, number):
         history = History()
-        tell(history, [row for row in rows if row["round"] < number], policy)
+        add_rounds(history, [row for row in rows if row["round"] < number], policy)
         return sorted(select_by(policy, 3, number, history, 600.0)(NAMES, 2))
 
     async def scenario(federation, agents):

@@ -1,57 +1,69 @@
-"""What selection knows of clients, read from the ledger's committed rounds.
-
-Invariant: a run's history follows from the ledger alone. Rounds are told one by one as they are
-committed, or all at once after a restart, by the same query.
-"""
+"""What a committed round tells selection of the members of its cohort."""
 
 import math
 from collections.abc import Iterable
-from itertools import groupby
-from typing import Any
+from dataclasses import dataclass, field
 
 from fedloom.server.engine import Phase
-from fedloom.server.ledger import Row
-from fedloom.strategies.selection import (
-    History,
-    Observation,
-    Selection,
-)
+from fedloom.server.planning.round_result import ClientMetrics
+from fedloom.strategies.selection import Observation, Selection
 from fedloom.strategies.selection.base import metrics_of
 
-_GAVE_UP = frozenset({Phase.DECLINED.value, Phase.FAILED.value, Phase.REFUSED.value})
+_GAVE_UP = frozenset({Phase.DECLINED, Phase.FAILED, Phase.REFUSED})
 
 
-def tell(history: History, rows: Iterable[Row], policy: Selection) -> None:
-    """Add committed rounds to a history.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CohortMember:
+    """A member of the cohort of a committed round. Times are seconds on any one clock.
+
+    Attributes:
+        client: its name.
+        phase: at the end of the round.
+        counted: whether its update counted.
+        training: measured in its training, where its update counted.
+        offered_at: when it was first offered the task; None where that was not measured.
+        accepted_at: when its update was accepted; None where none was, or it was not measured.
+        closed_at: when the round closed; None where that was not measured.
+    """
+
+    client: str
+    phase: Phase
+    counted: bool
+    training: ClientMetrics = field(default_factory=ClientMetrics)
+    offered_at: float | None = None
+    accepted_at: float | None = None
+    closed_at: float | None = None
+
+    @property
+    def waited_s(self) -> float:
+        """How long the round waited for it: to its update, or to the end where none came.
+
+        NaN for a member that declined or failed, and where it was not measured.
+        """
+        until = self.accepted_at
+        if not self.counted and self.phase not in _GAVE_UP:
+            until = self.closed_at
+        if until is None or self.offered_at is None:
+            return math.nan
+        return max(0.0, until - self.offered_at)  # a wall clock may be set back
+
+
+def observe(members: Iterable[CohortMember], policy: Selection) -> list[Observation]:
+    """Return what a selection policy may know of a committed training round.
 
     Args:
-        history: of the run.
-        rows: as `Ledger.observations` gives them, of rounds that it has not been told of.
+        members: of its cohort.
         policy: says which metrics are a client's loss and label.
     """
     loss, label = metrics_of(policy)
-    for number, members in groupby(rows, key=lambda row: int(row["round"])):
-        history.add(number, [_observation(row, loss, label) for row in members])
-
-
-def _observation(row: Row, loss: str, label: str) -> Observation:
-    training: dict[str, Any] = row["training"] or {}
-    values = training.get("values", {})
-    return Observation(
-        client=row["client"],
-        counted=row["accepted_at"] is not None,
-        num_examples=training.get("num_examples", 0),
-        loss=values.get(loss, math.nan),
-        label=values.get(label, math.nan),
-        seconds=_seconds(row),
-    )
-
-
-def _seconds(row: Row) -> float:
-    """From the offer to the update, or to the end of a round that waited for it in vain."""
-    until = row["accepted_at"]
-    if until is None and row["phase"] not in _GAVE_UP:
-        until = row["closed_at"]
-    if until is None or row["offered_at"] is None:
-        return math.nan
-    return max(0.0, float(until - row["offered_at"]))  # a wall clock may be set back
+    return [
+        Observation(
+            client=member.client,
+            counted=member.counted,
+            num_examples=member.training.num_examples,
+            loss=member.training.values.get(loss, math.nan),
+            label=member.training.values.get(label, math.nan),
+            seconds=member.waited_s,
+        )
+        for member in members
+    ]

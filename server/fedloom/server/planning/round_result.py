@@ -38,8 +38,8 @@ class ClientReport:
     client: str
     asked_in: int
     has_tensors: bool = True
-    training: ClientMetrics = ClientMetrics()
-    evaluation: ClientMetrics = ClientMetrics()
+    training: ClientMetrics = field(default_factory=ClientMetrics)
+    evaluation: ClientMetrics = field(default_factory=ClientMetrics)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -14,11 +14,11 @@ from fedloom.server.context import World
 from fedloom.server.engine import RoundKind, Select
 from fedloom.server.ledger import Point, Row
 from fedloom.server.planning import limits as run_sums
-from fedloom.server.planning.observations import tell
 from fedloom.server.planning.round_plan import RoundPlan, changed
 from fedloom.server.planning.spec import RunSpec, parse
 from fedloom.server.planning.state_note import StateNote
 from fedloom.server.rounds.commit import Outcome
+from fedloom.server.rounds.observed_rounds import add_rounds
 from fedloom.strategies.selection import History
 
 
@@ -57,7 +57,9 @@ class Position:
         """
         world, policy = self._world, self.spec.build_selection()
         if policy.needs:
-            tell(self._history, await world.in_ledger(world.ledger.observations, self._run), policy)
+            add_rounds(
+                self._history, await world.in_ledger(world.ledger.observations, self._run), policy
+            )
         plan = self.spec.privacy_plan()
         if plan is None or plan.settings.restart_every is None:
             return
@@ -111,7 +113,7 @@ class Position:
     def move(self, outcome: Outcome) -> None:
         """Start the next round from what a committed one came to."""
         assert outcome.model is not None
-        tell(self._history, outcome.observed, self.spec.build_selection())
+        add_rounds(self._history, outcome.observed, self.spec.build_selection())
         self.model, self._strategy_state = outcome.model, outcome.strategy_state
         self._excluded = outcome.excluded
 

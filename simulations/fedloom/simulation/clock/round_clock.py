@@ -60,8 +60,6 @@ from .idle_devices import Idle
 REPORTS, FAILS, LEAVES, RETURNS = range(4)
 """What a member's device does next."""
 
-_AT_WORK = frozenset({Phase.OFFERED, Phase.TRAINING, Phase.LOST})
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Play:
@@ -96,19 +94,6 @@ class Play:
     opened_s: float
     end_s: float | None
     events: int
-
-    def waited_s(self) -> dict[str, float]:
-        """For whom the round waited how long: to the update, or to the end where none came.
-
-        Those that gave up are left out; without devices so is everybody.
-        """
-        if self.end_s is None:
-            return {}
-        until = dict(zip(self.accepted, self.accepted_s, strict=True))
-        for name in self.offered_s:
-            if self.phases[name] in _AT_WORK:
-                until[name] = self.end_s
-        return {name: at - self.offered_s[name] for name, at in until.items()}
 
 
 class Clock:

@@ -7,7 +7,6 @@ with that knowledge: playing is a pure function, so what was decided before stay
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import nan
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,24 +15,21 @@ from fedloom.client.api import Weighting
 from fedloom.client.update.clip_and_noise import Guard
 from fedloom.protocol.trust.noise_stream import key_of_seed, keyed
 from fedloom.server.engine import RoundKind, RoundState
+from fedloom.server.planning.observations import CohortMember
 from fedloom.server.planning.round_plan import task_seed
+from fedloom.server.planning.round_result import ClientMetrics
 from fedloom.server.planning.spec import RunSpec
 from fedloom.simulation.clock.devices import Load, steps_in_time, trained_examples
 from fedloom.simulation.clock.round_clock import Clock, Play
 from fedloom.simulation.experiment import Experiment
-from fedloom.simulation.kernels.base import Job, Params, RoundTask
+from fedloom.simulation.kernels.base import Job, Measured, Params, RoundTask
 from fedloom.simulation.output.history import WorkerShare
 from fedloom.simulation.training.spooled_updates import Spooled
 from fedloom.simulation.workers.base import Crew, Progress, Report
 from fedloom.simulation.workers.placement import TimeModel, grouped, longest_first
 from fedloom.strategies import Partial, Updates
 from fedloom.strategies.privacy import Stream
-from fedloom.strategies.selection import (
-    History,
-    Observation,
-    Selection,
-)
-from fedloom.strategies.selection.base import metrics_of
+from fedloom.strategies.selection import History
 
 MakeSum = Callable[[], Partial]
 
@@ -269,23 +265,28 @@ def _guard(spec: RunSpec, what: Next) -> Guard | None:
     )
 
 
-def observations(done: Trained, names: Sequence[str], policy: Selection) -> list[Observation]:
-    """What a committed round tells selection of its cohort, as a server's ledger would."""
-    loss, label = metrics_of(policy)
-    waited_s = done.play.waited_s()
-    told = []
-    for report in done.reports:
-        name, metrics = names[report.client], report.training.metrics
-        told.append(
-            Observation(
-                client=name,
-                num_examples=report.training.num_examples,
-                loss=metrics.get(loss, nan),
-                label=metrics.get(label, nan),
-                seconds=waited_s.pop(name, nan),
-            )
+def cohort(done: Trained, names: Sequence[str]) -> list[CohortMember]:
+    """The members of a round's cohort, in virtual time."""
+    play = done.play
+    measured = {names[r.client]: client_metrics(r.training) for r in done.reports}
+    accepted_at = dict(zip(play.accepted, play.accepted_s, strict=False))  # none without devices
+    return [
+        CohortMember(
+            client=name,
+            phase=phase,
+            counted=name in measured,
+            training=measured.get(name, ClientMetrics()),
+            offered_at=play.offered_s.get(name),
+            accepted_at=accepted_at.get(name),
+            closed_at=play.end_s,
         )
-    return told + [Observation(client=n, counted=False, seconds=s) for n, s in waited_s.items()]
+        for name, phase in play.phases.items()
+    ]
+
+
+def client_metrics(measured: Measured) -> ClientMetrics:
+    """What a client measured, as planning has it."""
+    return ClientMetrics(num_examples=measured.num_examples, values=measured.metrics)
 
 
 def _lengths(shards: Sequence[NDArray[np.int64]] | None) -> NDArray[np.int64] | None:

@@ -30,8 +30,8 @@ from fedloom.server.engine import (
 )
 from fedloom.server.planning import limits
 from fedloom.server.planning.advance import Advanced, TrainingState, advance, begin, clip
+from fedloom.server.planning.observations import observe
 from fedloom.server.planning.round_result import (
-    ClientMetrics,
     ClientReport,
     RoundResult,
     last_counted,
@@ -40,15 +40,15 @@ from fedloom.server.planning.round_result import (
 from fedloom.server.planning.run_setup import RunSetup
 from fedloom.simulation.clock.buffer_clock import Flight
 from fedloom.simulation.experiment import Experiment
-from fedloom.simulation.kernels.base import Measured
 from fedloom.simulation.output.history import RoundRecord, spread_of
 from fedloom.simulation.training.buffer_trainer import Between, BufferTrainer, TrainedBuffer
 from fedloom.simulation.training.checkpoint import Checkpoint
 from fedloom.simulation.training.round_trainer import (
     Next,
     Trained,
+    client_metrics,
+    cohort,
     examples_of,
-    observations,
     stream_of,
 )
 from fedloom.simulation.training.rule_memory import Memory
@@ -315,7 +315,7 @@ class Simulation:
         if self._memory is not None:
             counted = last_counted(counted, reports)
         if self._policy.needs:
-            observed = observations(done, self.experiment.population.names, self._policy)
+            observed = observe(cohort(done, self.experiment.population.names), self._policy)
         return _After(
             training=advanced.state,
             virtual_s=virtual_s,
@@ -346,8 +346,8 @@ class Simulation:
             client=self.experiment.population.names[report.client],
             asked_in=asked_in.get(report.client, number),
             has_tensors=report.has_tensors,
-            training=_metrics(report.training),
-            evaluation=_metrics(report.evaluation),
+            training=client_metrics(report.training),
+            evaluation=client_metrics(report.evaluation),
         )
 
     def _next(self, number: int, kind: RoundKind) -> Next:
@@ -467,10 +467,6 @@ def settings_digest(experiment: Experiment) -> str:
         text = json.dumps(experiment.settings.get(table, {}), sort_keys=True, default=str)
         digest.update(text.encode())
     return digest.hexdigest()
-
-
-def _metrics(measured: Measured) -> ClientMetrics:
-    return ClientMetrics(num_examples=measured.num_examples, values=measured.metrics)
 
 
 def _staleness(done: Trained) -> float:
