@@ -160,9 +160,9 @@ def test_who_is_too_stale_is_told_to_stop_and_asked_anew(tmp_path):
             await until(lambda number=number: fast.at(number))
             fast.turns.release()
         await until(lambda: slow.at(3))  # not 1: that would be two models behind
-        shell = federation.server.runs.get(run).round
+        driver = federation.server.runs.get(run).round
         with pytest.raises(Refusal) as stale:
-            shell.check_open("slow", 1)
+            driver.check_open("slow", 1)
         assert stale.value.code is Code.STALE_ROUND
         with pytest.raises(Refusal) as stale:
             federation.server.runs.round((run, 1))
@@ -223,8 +223,8 @@ def test_a_restarted_server_goes_on_with_those_at_work_on_older_models(tmp_path)
         await until(lambda: fast.at(2))
         await federation.server.__aexit__(None, None, None)
         await federation.start()
-        shell = federation.server.runs.get(run).round
-        assert (shell.engine.origin("slow"), shell.engine.origin("fast")) == (1, 2)
+        driver = federation.server.runs.get(run).round
+        assert (driver.engine.origin("slow"), driver.engine.origin("fast")) == (1, 2)
         await until(lambda: len(federation.world.fleet) == 2)
         fast.turns.release()
         await until(lambda: fast.at(3))
@@ -306,8 +306,8 @@ def test_an_upload_between_two_buffers_waits_for_the_next_one(tmp_path, monkeypa
         run = await submit(federation, ZEROS, rounds=2, cohort=COHORT)
         await until(lambda: slow.at(1) and fast.at(1))
         fast.turns.release()
-        shell = federation.server.runs.get(run).round
-        await until(lambda: shell.engine.state == "closing")
+        driver = federation.server.runs.get(run).round
+        await until(lambda: driver.engine.state == "closing")
         slow.turns.release()
         await asyncio.sleep(0.2)
         held.set()

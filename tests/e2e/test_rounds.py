@@ -25,8 +25,8 @@ def rounds_of(federation, run):
 
 def counted(federation, run):
     """Number of the open round, and how many updates its engine has counted."""
-    shell = federation.server.runs.get(run).round
-    return shell and (shell.plan.number, shell.engine.cohort.accepted)
+    driver = federation.server.runs.get(run).round
+    return driver and (driver.plan.number, driver.engine.cohort.accepted)
 
 
 def test_a_round_is_the_weighted_mean_and_keeps_what_nobody_sent(tmp_path):

@@ -93,10 +93,10 @@ async def until(condition):
 
 def pass_deadline(federation, run):
     """Let the open round of a run find that its deadline has passed."""
-    shell = federation.server.runs.get(run).round
+    driver = federation.server.runs.get(run).round
     loop = asyncio.get_running_loop()
-    shell._now = lambda: loop.time() + shell.engine.config.deadline_s
-    shell.feed(Wake())
+    driver._now = lambda: loop.time() + driver.engine.config.deadline_s
+    driver.feed(Wake())
 
 
 async def submit(federation, params, **settings):

@@ -388,7 +388,7 @@ WEIGHTS = (8, 4, 3, 5, 1, 1, 1)
 
 
 class Witness:
-    """Plays the shell: feeds one buffer and checks every answer against what it was told."""
+    """Acts as the driver: feeds one buffer and checks its effects against the events so far."""
 
     def __init__(self, buffer, seed, rounds):
         self.buffer, self.draw, self.rounds = buffer, Random(seed), rounds
@@ -441,7 +441,7 @@ class Witness:
             assert buffer.wake_at is None or self.now == 0.0
 
     def note(self, effect, before):
-        """An effect must make sense to the shell."""
+        """An effect must make sense to the driver."""
         match effect:
             case Offer(client, again=True, origin=origin):
                 assert (client, origin) in self.asked

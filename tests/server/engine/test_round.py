@@ -218,7 +218,7 @@ def test_a_member_that_failed_while_out_of_contact_is_not_lost_later():
 
 
 def test_overdue_patience_acts_on_any_event():
-    """A shell that was late with its Wake does not keep a place taken."""
+    """A driver that was late with its Wake does not keep a place taken."""
     round_ = opened("abcd")
     round_.handle(Left("a"), 0.0)
     assert round_.handle(OfferAccepted("b"), 10.5) == [Recruited("d"), Offer("d")]
@@ -299,7 +299,7 @@ def test_a_round_under_quorum_is_abandoned_at_its_deadline():
 
 
 def test_an_overdue_deadline_acts_on_any_event():
-    """A shell that was late with its Wake does not keep the round open."""
+    """A driver that was late with its Wake does not keep the round open."""
     round_ = opened()
     effects = round_.handle(OfferAccepted("a"), 101.0)
     assert isinstance(effects[0], Abandon)

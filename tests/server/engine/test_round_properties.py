@@ -95,7 +95,7 @@ class Witness:
         if isinstance(event, OUT) and state is RoundState.REPORTING:
             self.out |= {event.client} & self.cohort
         if isinstance(event, Committed) and self.reopened:
-            self.closed = 1  # its shell found the commit done, and need not be asked again
+            self.closed = 1  # its driver found the commit done, and need not be asked again
 
     def _snapshot(self):
         return (
@@ -202,7 +202,7 @@ from_clients = st.one_of(
     *(st.builds(kind, clients) for kind in (Attended, Attended, Left, OfferAccepted)),
     *(st.builds(kind, clients) for kind in (UpdateAccepted, *OUT)),
 )
-from_shell = st.one_of(
+from_driver = st.one_of(
     st.builds(Wake), st.builds(Committed), st.builds(CommitFailed, st.just("no disk"))
 )
 from_operators = st.one_of(
@@ -217,7 +217,7 @@ gaps = st.one_of(st.just(0.0), st.floats(0, 4), st.floats(0, 1e-9), st.just(40.0
 # Mostly clients: an operator who aborts every third event would leave little to see.
 steps = st.lists(
     st.tuples(
-        st.one_of(from_clients, from_clients, from_clients, from_shell, from_operators), gaps
+        st.one_of(from_clients, from_clients, from_clients, from_driver, from_operators), gaps
     ),
     max_size=40,
 )
@@ -310,7 +310,7 @@ def test_a_long_round_keeps_its_invariants(seed):
 @settings(max_examples=200, deadline=None)
 @given(configs(), starts, steps, st.integers(0, 3))
 def test_a_restart_loses_nothing(config, start, steps, seed):
-    """A round restored from what its shell stores counts the same, and waits as long."""
+    """A round restored from what its driver stores counts the same, and waits as long."""
     witness = Witness(Round(config, select=uniform(seed, 1), now=start), start)
     witness.feed(Wake())
     for event, after_s in steps:

@@ -118,7 +118,7 @@ def test_the_samples_cover_every_event():
 
 
 def test_only_operators_are_refused():
-    """No state refuses what clients, time or the shell report: those have happened."""
+    """No state refuses what clients, time or the driver report: those have happened."""
     for row in Round.TABLE.values():
         assert {event for event, entry in row.items() if entry is REFUSE} <= OPERATOR
 

@@ -1,20 +1,20 @@
-"""Effects are done in order, again while storage fails, and an end is asked whether to go on."""
+"""Effects are performed in order, again while storage fails, until an end says to stop."""
 
 import asyncio
 
 from fedloom.server.rounds import storage_retry
-from fedloom.server.rounds.background_tasks import Pending
-from fedloom.server.rounds.effect_queue import Performer
+from fedloom.server.rounds.background_tasks import BackgroundTasks
+from fedloom.server.rounds.effect_queue import EffectQueue
 
 
 class Recorder:
-    """Performs strings: `!` raises, `?` fails for want of storage once, `.` ends."""
+    """Performs strings: `!` raises, `?` fails once for want of storage, `.` ends."""
 
-    def __init__(self, *, goes_on):
+    def __init__(self, *, continues):
         self.seen = []
-        self._goes_on = goes_on
+        self._continues = continues
         self.over = asyncio.Event()
-        self.performer = Performer(self.perform, self.fail, self.ended, lambda: ("tests", {}))
+        self.queue = EffectQueue(self.perform, self.fail, self.ended, lambda: ("tests", {}))
 
     async def perform(self, effect):
         self.seen.append(effect)
@@ -30,55 +30,55 @@ class Recorder:
     def ended(self, end):
         self.seen.append(f"end {end}")
         self.over.set()
-        return self._goes_on
+        return self._continues
 
 
-def played(effects, *, goes_on=False):
-    """What is seen of effects that are put before anything is done."""
+def played(effects, *, continues=False):
+    """What is performed of effects that are queued before the start."""
 
     async def main():
-        recorder = Recorder(goes_on=goes_on)
+        recorder = Recorder(continues=continues)
         for effect in effects:
-            recorder.performer.put(effect)
-        recorder.performer.start()
+            recorder.queue.put(effect)
+        recorder.queue.start()
         await recorder.over.wait()
         for _ in range(5):
             await asyncio.sleep(0)
-        await recorder.performer.stop()
+        await recorder.queue.stop()
         return recorder.seen
 
     return asyncio.run(main())
 
 
 def test_effects_are_done_in_order_until_one_ends_them():
-    """What comes after the end is not done."""
+    """What comes after the end is not performed."""
     assert played("ab.c") == ["a", "b", ".", "end ."]
 
 
-def test_a_step_that_storage_fails_is_done_again_before_the_next(monkeypatch, caplog):
-    """A full disk delays, loses nothing, and is said."""
+def test_an_effect_that_storage_fails_is_performed_again_before_the_next(monkeypatch, caplog):
+    """A full disk delays, loses nothing, and is logged."""
     monkeypatch.setattr(storage_retry, "FIRST_WAIT_S", 0.0)
     assert played("?a.") == ["?", "?", "a", ".", "end ."]
     assert "tests waits for its storage" in caplog.text
 
 
-def test_a_step_that_raises_ends_by_what_follows_on_it(caplog):
+def test_an_effect_that_raises_ends_by_the_result_of_fail(caplog):
     """The error goes to the log with its traceback."""
     assert played("a!b") == ["a", "!", "end failed: !"]
     assert "ValueError" in caplog.text
 
 
-def test_whoever_has_more_to_do_goes_on_after_an_end():
-    """Buffers do: one performer serves them all."""
-    assert played("a.b", goes_on=True) == ["a", ".", "end .", "b"]
+def test_the_queue_continues_after_an_end_where_more_may_follow():
+    """One queue serves all buffers of a run."""
+    assert played("a.b", continues=True) == ["a", ".", "end .", "b"]
 
 
-def test_what_is_pending_settles_even_if_it_fails_or_begins_more():
-    """Nothing that was begun is left behind."""
+def test_background_tasks_settle_even_if_one_fails_or_starts_another():
+    """No task that was started is left behind."""
     done = []
 
     async def main():
-        pending = Pending()
+        pending = BackgroundTasks()
 
         async def more():
             done.append("more")

@@ -14,8 +14,8 @@ def _said(**fields):
 def test_a_private_run_keeps_no_loss_even_of_a_client_that_says_it():
     """The server does not rely on its devices for that."""
     said = _said(fraction=0.5, loss=0.25)
-    assert progress.read(said, private=False) == progress.Told(("r", 2), 0.5, 0.25)
-    assert progress.read(said, private=True) == progress.Told(("r", 2), 0.5, None)
+    assert progress.read(said, private=False) == progress.ReportedProgress(("r", 2), 0.5, 0.25)
+    assert progress.read(said, private=True) == progress.ReportedProgress(("r", 2), 0.5, None)
 
 
 @pytest.mark.parametrize("fraction", [-0.1, 1.1, float("nan"), float("inf")])
@@ -26,6 +26,6 @@ def test_nonsense_is_nothing(fraction):
 
 def test_the_mean_is_of_those_that_say_something():
     """None of nobody."""
-    told = [progress.Told(("r", 2), fraction, None) for fraction in (0.25, 0.75)]
+    told = [progress.ReportedProgress(("r", 2), fraction, None) for fraction in (0.25, 0.75)]
     assert progress.mean(told) == 0.5
     assert progress.mean([]) is None

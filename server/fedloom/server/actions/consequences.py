@@ -19,7 +19,7 @@ class Wish:
 
     Attributes:
         run: its row.
-        round: its open round, as `RoundShell.status` tells it; None without one.
+        round: its open round, as `RoundDriver.status` tells it; None without one.
     """
 
     action: Action

@@ -16,7 +16,7 @@ from fedloom.server.fleet.calls import READ_TIMEOUT_S, check_named
 from fedloom.server.fleet.sessions import Call, Session
 from fedloom.server.metrics.log_buffer import about
 from fedloom.server.rounds.manager import Runs
-from fedloom.server.rounds.round_driver import RoundShell
+from fedloom.server.rounds.round_driver import RoundDriver
 
 log = logging.getLogger(__name__)
 
@@ -68,28 +68,28 @@ class Attending:
             match message.WhichOneof("kind"):
                 case "offer_reply":
                     reply = message.offer_reply
-                    if shell := self._shell(session.client, reply.task):
-                        shell.client_replied(session.client, reply)
+                    if driver := self._driver(session.client, reply.task):
+                        driver.client_replied(session.client, reply)
                 case "task_failed":
                     failed = message.task_failed
-                    if shell := self._shell(session.client, failed.task):
-                        shell.client_failed(session.client, printable(failed.reason))
+                    if driver := self._driver(session.client, failed.task):
+                        driver.client_failed(session.client, printable(failed.reason))
                 case "progress":
-                    if shell := self._shell(session.client, message.progress.task):
-                        shell.client_progressed(session, message.progress)
+                    if driver := self._driver(session.client, message.progress.task):
+                        driver.client_progressed(session, message.progress)
                 case _:
                     raise Refusal(
                         Code.MALFORMED, "Expected an offer_reply, a task_failed or a progress."
                     )
 
-    def _shell(self, client: str, key: fleet_pb2.TaskKey) -> RoundShell | None:
+    def _driver(self, client: str, key: fleet_pb2.TaskKey) -> RoundDriver | None:
         """The round that a client's message is about, if it is still open."""
         task = (key.run, key.round)
         try:
-            shell = self._runs.round(task)
+            driver = self._runs.round(task)
         except Refusal:
             return None
-        return shell if shell.key_of(client) == task else None
+        return driver if driver.key_of(client) == task else None
 
 
 async def _hello(call: Call, context: Context) -> fleet_pb2.Hello:

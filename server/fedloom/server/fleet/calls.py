@@ -17,7 +17,7 @@ from fedloom.server.fleet.authenticate import Context, Identify
 from fedloom.server.fleet.sessions import Call
 from fedloom.server.metrics.log_buffer import about
 from fedloom.server.metrics.meters import CALL, UPDATE
-from fedloom.server.rounds.storage_retry import or_log
+from fedloom.server.rounds.storage_retry import store_or_log
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class Calls:
         world.meters.refusals.labels(UPDATE if run else CALL, refusal.code.value).inc()
         # A full disk is no reason not to tell the caller.
         storing = world.in_ledger(world.ledger.add_refusal, client, run, number, refusal)
-        await or_log(storing, "that refusal")
+        await store_or_log(storing, "that refusal")
         world.records.refused(call.task, client, refusal.code, str(refusal))
         call.refused(client, refusal)
         world.live.changed("refusals", run)

@@ -15,8 +15,8 @@ from fedloom.protocol.errors import Code, Refusal
 from fedloom.protocol.trust.identity import Peer
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server.event_hub import Hub
-from fedloom.server.rounds.background_tasks import Pending
-from fedloom.server.rounds.progress import Told
+from fedloom.server.rounds.background_tasks import BackgroundTasks
+from fedloom.server.rounds.progress import ReportedProgress
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +105,7 @@ class Session:
         self.call = call
         self.client = call.client
         self.task: TaskId | None = None
-        self.progress: Told | None = None
+        self.progress: ReportedProgress | None = None
         self._send = send
         self._lock = asyncio.Lock()
 
@@ -131,7 +131,7 @@ class Fleet:
         self._held: dict[str, Hold] = {}
         self._calls: dict[str, set[Call]] = {}
         self._listeners: list[Listener] = []
-        self._sending = Pending()
+        self._sending = BackgroundTasks()
         self._resting: dict[str, asyncio.TimerHandle] = {}
 
     def __len__(self) -> int:

@@ -33,7 +33,7 @@ from fedloom.server.planning.round_plan import RoundPlan
 from fedloom.server.rounds.fold import metrics_of
 from fedloom.server.rounds.manager import Runs
 from fedloom.server.rounds.member_records import Record
-from fedloom.server.rounds.round_driver import RoundShell
+from fedloom.server.rounds.round_driver import RoundDriver
 from fedloom.server.storage.spool import SpoolFile
 
 MIN_HEADER_BYTES = 1 << 18
@@ -44,7 +44,7 @@ MIN_HEADER_BYTES = 1 << 18
 class _Admitted:
     """An update whose header is good and whose body may come."""
 
-    shell: RoundShell
+    driver: RoundDriver
     header: fleet_pb2.UpdateHeader
     planned: list[PlannedPart]
     identity: str
@@ -53,7 +53,7 @@ class _Admitted:
     @property
     def plan(self) -> RoundPlan:
         """Of the round that it is for."""
-        return self.shell.plan_of(self.header.task.round)
+        return self.driver.plan_of(self.header.task.round)
 
 
 class Uploads:
@@ -113,18 +113,18 @@ class Uploads:
         key = (header.task.run, header.task.round)
         if await self._known(key, header, identity):
             return True
-        shell = self._runs.round(key)
-        call.refused = partial(shell.refused, number=key[1])
-        _check_length(header, shell.plan)
+        driver = self._runs.round(key)
+        call.refused = partial(driver.refused, number=key[1])
+        _check_length(header, driver.plan)
         self._world.fleet.check(header.client)
-        planned = shell.admit(header)
+        planned = driver.admit(header)
         seen = self._world.records.uploading(key, header.client)
         with self._alone((*key, header.client)):
             if not header.size_bytes:
-                return not await self._accept(shell, header, identity, "", 0.0)
+                return not await self._accept(driver, header, identity, "", 0.0)
             async with self._world.uploads.enter() as lane:
-                shell.check_open(header.client, key[1])  # it may have closed while this one waited
-                admitted = _Admitted(shell, header, planned, identity, seen)
+                driver.check_open(header.client, key[1])  # it may have closed while this one waited
+                admitted = _Admitted(driver, header, planned, identity, seen)
                 return await self._receive_body(admitted, context, lane)
 
     async def _known(
@@ -166,7 +166,7 @@ class Uploads:
             raise _no_room(error) from error
         finally:
             file.close()
-        first = await self._accept(admitted.shell, header, admitted.identity, file.name, norm)
+        first = await self._accept(admitted.driver, header, admitted.identity, file.name, norm)
         self._world.meters.upload_s.observe(time.monotonic() - begun)
         return not first
 
@@ -174,7 +174,7 @@ class Uploads:
         self, file: SpoolFile, admitted: _Admitted, context: Context, lane: Lane
     ) -> float:
         """Have a body come whole, and synced; returns its norm."""
-        world, shell, header = self._world, admitted.shell, admitted.header
+        world, driver, header = self._world, admitted.driver, admitted.header
         plan, meters = admitted.plan, self._world.meters
         checker = BodyChecker(header, admitted.planned, plan.limits, plan.manifest)
         body = IncomingBody(world, file, checker)
@@ -187,7 +187,7 @@ class Uploads:
             meters.received.inc(size_bytes)
             lane.passed(size_bytes)
             world.fleet.check(header.client)
-            shell.check_open(header.client, header.task.round)
+            driver.check_open(header.client, header.task.round)
 
         await body.read(context, passed)
         stats = await body.finish()
@@ -197,7 +197,7 @@ class Uploads:
 
     async def _accept(
         self,
-        shell: RoundShell,
+        driver: RoundDriver,
         header: fleet_pb2.UpdateHeader,
         identity: str,
         file: str,
@@ -205,7 +205,7 @@ class Uploads:
     ) -> bool:
         self._world.fleet.check(header.client)  # while its body was synced
         update = AcceptedUpdate(
-            run=shell.plan.run,
+            run=driver.plan.run,
             round=header.task.round,
             client=header.client,
             identity=identity,
@@ -217,7 +217,7 @@ class Uploads:
             evaluation=metrics_of(header.evaluation),
         )
         # A caller that goes away now must not leave a committed row that the round never heard of.
-        return await asyncio.shield(asyncio.ensure_future(shell.accept(update)))
+        return await asyncio.shield(asyncio.ensure_future(driver.accept(update)))
 
 
 def _check_length(header: fleet_pb2.UpdateHeader, plan: RoundPlan) -> None:

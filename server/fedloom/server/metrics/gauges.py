@@ -187,10 +187,10 @@ def _of_rounds(runs: Runs, rows: Iterable[Row]) -> Values:
     for row in rows:
         run = row["id"]
         driver = runs.get(run)
-        shell = None if driver is None else driver.round
-        if shell is None or shell.engine.state.is_over:
+        open_round = None if driver is None else driver.round
+        if open_round is None or open_round.engine.state.is_over:
             continue
-        status = shell.status()
+        status = open_round.status()
         put("", (run,), status["number"])
         for phase in Phase:
             put("_members", (run, phase.value), status["clients"].get(phase.value, 0))

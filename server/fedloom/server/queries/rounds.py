@@ -99,12 +99,12 @@ def _overlaid(
     """Rows of members, with what is only in memory yet."""
     records = context.world.records.of((run, number))
     driver = context.runs.get(run)
-    shell = None if driver is None else driver.round
+    open_round = None if driver is None else driver.round
     rows: list[Mapping[str, Any]] = []
     for member in members:
         client, row = member["client"], dict(member)
-        if shell is not None and shell.key_of(client) == (run, number):
-            row["phase"] = shell.engine.cohort.phases.get(client, row["phase"])
+        if open_round is not None and open_round.key_of(client) == (run, number):
+            row["phase"] = open_round.engine.cohort.phases.get(client, row["phase"])
         if client in records:
             row |= records[client].stored()
         rows.append(row)

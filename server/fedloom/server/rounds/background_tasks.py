@@ -1,28 +1,28 @@
-"""Work that was begun and that nobody awaits: held here, since the loop itself would not."""
+"""Tasks that run in the background: held here, since the event loop itself would not hold them."""
 
 import asyncio
 from collections.abc import Awaitable
 
 
-class Pending:
+class BackgroundTasks:
     """Tasks that have not ended yet."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Future[None]] = set()
 
     def start(self, work: Awaitable[None]) -> "asyncio.Future[None]":
-        """Begin something and hold it until it ends."""
+        """Start a task and hold it until it ends."""
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
     def cancel(self) -> None:
-        """Have everything end soon."""
+        """Cancel every task."""
         for task in self._tasks:
             task.cancel()
 
     async def settled(self) -> None:
-        """Wait until nothing is left, whatever came of it."""
+        """Wait until every task has ended, whatever its result."""
         while self._tasks:
             await asyncio.wait(self._tasks)

@@ -1,7 +1,7 @@
-"""Effects, done one after another in the order in which an engine asked for them.
+"""The effects of an engine, performed one after another in the order in which it asked for them.
 
-A step that fails for want of storage is tried until it is done, since every step may be done
-again; one that fails otherwise is handed to whoever knows what that means.
+An effect that fails for want of storage is performed again until it succeeds, so performing it
+twice must do no harm; an effect that fails otherwise is handed to its owner.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from fedloom.server.rounds.storage_retry import patiently
+from fedloom.server.rounds.storage_retry import retry_storage
 
 log = logging.getLogger(__name__)
 
@@ -18,14 +18,14 @@ Effect = TypeVar("Effect")
 End = TypeVar("End")
 
 
-class Performer(Generic[Effect, End]):
-    """Does effects, in a task of its own.
+class EffectQueue(Generic[Effect, End]):
+    """Performs effects in a task of its own.
 
     Args:
-        perform: does one; returns how everything ended, or None if it goes on.
-        fail: follows on one that raised; returns how everything ended.
-        ended: told how; returns whether more is to be done.
-        whose: are the effects, as the log says; and what its lines are about.
+        perform: performs one; returns how everything ended, or None to continue.
+        fail: handles an exception of `perform`; returns how everything ended.
+        ended: called with that; returns whether to continue with further effects.
+        owner: whose effects these are, for the log, and the context of its log lines.
     """
 
     def __init__(
@@ -33,43 +33,43 @@ class Performer(Generic[Effect, End]):
         perform: Callable[[Effect], Awaitable[End | None]],
         fail: Callable[[Exception], Awaitable[End]],
         ended: Callable[[End], bool],
-        whose: Callable[[], tuple[str, dict[str, Any]]],
+        owner: Callable[[], tuple[str, dict[str, Any]]],
     ) -> None:
         self._perform = perform
         self._fail = fail
         self._ended = ended
-        self._whose = whose
+        self._owner = owner
         self._effects: asyncio.Queue[Effect] = asyncio.Queue()
-        self._working: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin with what was put."""
-        self._working = asyncio.ensure_future(self._work())
+        """Begin with what is in the queue."""
+        self._task = asyncio.ensure_future(self._work())
 
     def put(self, effect: Effect) -> None:
-        """Do an effect after those before it."""
+        """Perform an effect after those before it."""
         self._effects.put_nowait(effect)
 
     def cancel(self) -> None:
-        """Do no more; called from an effect, that one is done to its end."""
-        if self._working is not None and self._working is not asyncio.current_task():
-            self._working.cancel()
+        """Perform no more; called from an effect, that one is still completed."""
+        if self._task is not None and self._task is not asyncio.current_task():
+            self._task.cancel()
 
     async def stop(self) -> None:
-        """Do no more, and wait until nothing is being done."""
-        if self._working is not None:
-            self._working.cancel()
-            await asyncio.wait([self._working])
+        """Perform no more, and wait until nothing is being performed."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
 
     async def _work(self) -> None:
-        goes_on = True
-        while goes_on:
+        continues = True
+        while continues:
             effect = await self._effects.get()
-            whose, told = self._whose()
+            owner, context = self._owner()
             try:
-                end = await patiently(partial(self._perform, effect), whose, told)
+                end = await retry_storage(partial(self._perform, effect), owner, context)
             except Exception as error:
-                log.exception(whose, extra=told)
-                end = await patiently(partial(self._fail, error), whose, told)
+                log.exception(owner, extra=context)
+                end = await retry_storage(partial(self._fail, error), owner, context)
             if end is not None:
-                goes_on = self._ended(end)
+                continues = self._ended(end)

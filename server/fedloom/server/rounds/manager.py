@@ -1,6 +1,6 @@
-"""All active runs of a server: submitted, found, steered, rolled back, and gone on with.
+"""All active runs of a server: submit, find, command, roll back and continue them.
 
-Invariant: a run that cannot go on stops no other.
+Invariant: a run that cannot continue stops no other.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from fedloom.server.metrics.log_buffer import about
 from fedloom.server.planning import limits
 from fedloom.server.planning.spec import RunSpec, parse
 from fedloom.server.planning.state_note import StateNote
-from fedloom.server.rounds.round_driver import RoundShell
+from fedloom.server.rounds.round_driver import RoundDriver
 from fedloom.server.rounds.run_driver import RunDriver
 from fedloom.server.rounds.state_files import first_note
 
@@ -39,7 +39,7 @@ class Runs:
         self._forgetting: dict[str, asyncio.Task[None]] = {}
 
     async def start(self) -> None:
-        """Go on with every run that was active."""
+        """Continue every run that was active."""
         world = self._world
         rounds = await world.in_ledger(world.ledger.open_rounds)
         active = await world.in_ledger(world.ledger.list_runs, ACTIVE)
@@ -48,8 +48,8 @@ class Runs:
         for row in active:
             try:
                 await self._drive(row)
-            except Exception as error:  # one run that cannot go on must not stop the others
-                log.exception("run %s cannot go on", row["id"], extra=about(run=row["id"]))
+            except Exception as error:  # one run that cannot continue must not stop the others
+                log.exception("run %s cannot continue", row["id"], extra=about(run=row["id"]))
                 why = str(error) if isinstance(error, FedloomError) else repr(error)
                 await world.in_ledger(
                     partial(world.ledger.set_run_state, row["id"], "failed", why, ended=True)
@@ -84,7 +84,7 @@ class Runs:
             The run's id.
 
         Raises:
-            UsageError: the specification or the model does not do.
+            UsageError: the specification or the model is not valid.
         """
         spec = parse(values)
         world = self._world
@@ -107,7 +107,7 @@ class Runs:
         stored = await world.in_ledger(world.ledger.run, run)
         try:
             await self._drive(require_run(stored, run))
-        except Exception as error:  # it is stored: without a word it would look as if it ran
+        except Exception as error:  # it is stored: without a reason it would look as if it ran
             fail = partial(world.ledger.set_run_state, run, "failed", repr(error), ended=True)
             await world.in_ledger(fail)
             raise
@@ -126,12 +126,12 @@ class Runs:
         )
 
     def sends(self, digest: str) -> bool:
-        """Does an open round send this beside its model?"""
+        """Whether clients download these bytes for an open round."""
         rounds = [driver.round for driver in self._drivers.values()]
-        return any(shell is not None and shell.sends(digest) for shell in rounds)
+        return any(each is not None and each.sends(digest) for each in rounds)
 
-    def round(self, key: tuple[str, int]) -> RoundShell:
-        """The open round that a message speaks of.
+    def round(self, key: tuple[str, int]) -> RoundDriver:
+        """The driver of the round that a message is about.
 
         Raises:
             Refusal: UNKNOWN_RUN, STALE_ROUND or FUTURE_ROUND.
@@ -149,7 +149,7 @@ class Runs:
         return driver.round
 
     async def command(self, run: str, action: str, argument: float | str = "") -> None:
-        """Do what an operator asks, and return when it is stored.
+        """Carry out an operator's command, and return when it is stored.
 
         Raises:
             UsageError: there is no such active run, or the action does not fit its state.
@@ -163,12 +163,12 @@ class Runs:
         await driver.settled()
 
     def let_go(self, client: str, reason: str) -> None:
-        """Have no round wait for a client any more."""
+        """Have every round stop waiting for a client."""
         for driver in list(self._drivers.values()):
             driver.let_go(client, reason)
 
     async def roll_back(self, run: str, number: int) -> Point:
-        """Have a run go on from the model and the state of an earlier committed round.
+        """Roll a run back to the model and the state of an earlier committed round.
 
         One that has ended comes back, paused. Doing it twice changes nothing, as long as no round
         was committed in between.
@@ -197,14 +197,14 @@ class Runs:
             await world.in_ledger(partial(ledger.roll_back, run, number, revive=why))
             await self._drive(require_run(await world.in_ledger(ledger.run, run), run))
         world.live.changed("run", run)
-        told = about(run=run, number=number)
+        context = about(run=run, number=number)
         log.warning(
-            "run %s rolled back to round %d; undone: %s", run, number, point.undone, extra=told
+            "run %s rolled back to round %d; undone: %s", run, number, point.undone, extra=context
         )
         return point
 
     async def look_back(self, row: Row, number: int) -> Point:
-        """What rolling a run back to a round would do.
+        """What a rollback to a round would undo.
 
         Args:
             row: of the run.
@@ -230,7 +230,7 @@ class Runs:
         """Change goal and quorum of an active run, and return when it is stored.
 
         Raises:
-            UsageError: there is no such active run, or the numbers do not do.
+            UsageError: there is no such active run, or the numbers are not valid.
         """
         driver = self._drivers.get(run)
         if driver is None:
@@ -239,7 +239,7 @@ class Runs:
         await driver.settled()
 
     def ended(self, driver: RunDriver) -> None:
-        """A run needs nobody any more; it is forgotten once the ledger says how it ended."""
+        """A run has ended; it is forgotten once the ledger has its state."""
         if driver.id not in self._forgetting and driver.id in self._drivers:
             self._world.fleet.forget(driver)
             self._forgetting[driver.id] = asyncio.ensure_future(self._forget(driver))
@@ -256,11 +256,11 @@ def new_id(name: str) -> str:
 
 
 def _worked_on(run: Row) -> set[tuple[str, int]]:
-    """Rounds of a run that clients may still work on although they are over."""
+    """Rounds of a run that are over, whose clients may still be at work."""
     try:
         config = parse(run["spec"]).buffer_config()
     except FedloomError:
-        return set()  # whoever drives it says so
+        return set()  # its driver reports the error
     if config is None:
         return set()
     first = max(1, run["last_round"] - config.max_staleness)

@@ -1,7 +1,7 @@
-"""How far members of a round say their training is: the latest word of each, for people to see.
+"""Training progress that members of a round report: the latest of each, for the console.
 
-In memory alone, and with the connection it goes. Nothing depends on it, so nonsense is dropped
-without a word.
+It is held in memory, as long as the connection. Nothing depends on it, so invalid reports are
+dropped silently.
 """
 
 import math
@@ -12,13 +12,13 @@ from fedloom.protocol.v1 import fleet_pb2
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What a client said last.
+class ReportedProgress:
+    """The last progress report of a client.
 
     Attributes:
         task: run and round.
         fraction: from 0 to 1.
-        loss: of late; None where it said none, or the run is private.
+        loss: recent training loss; None where none was reported, or the run is private.
     """
 
     task: tuple[str, int]
@@ -26,25 +26,25 @@ class Told:
     loss: float | None
 
     def view(self) -> dict[str, float | None]:
-        """As the API shows it."""
+        """The values that the API returns."""
         return {"fraction": self.fraction, "loss": self.loss}
 
 
-def read(message: fleet_pb2.Progress, *, private: bool) -> Told | None:
-    """What a message says; None where that is nonsense.
+def read(message: fleet_pb2.Progress, *, private: bool) -> ReportedProgress | None:
+    """Read a progress message; None where it is invalid.
 
     Args:
         message: of a client.
-        private: whether the run is, so that no number but the fraction is kept.
+        private: whether the run is, so that only the fraction is kept.
     """
     if not 0 <= message.fraction <= 1:
         return None
     has_loss = not private and message.HasField("loss") and math.isfinite(message.loss)
     task = (message.task.run, message.task.round)
-    return Told(task, message.fraction, message.loss if has_loss else None)
+    return ReportedProgress(task, message.fraction, message.loss if has_loss else None)
 
 
-def mean(told: Iterable[Told]) -> float | None:
-    """The mean fraction; None where nobody said anything."""
-    fractions = [each.fraction for each in told]
+def mean(reported: Iterable[ReportedProgress]) -> float | None:
+    """The mean fraction; None without any report."""
+    fractions = [each.fraction for each in reported]
     return sum(fractions) / len(fractions) if fractions else None

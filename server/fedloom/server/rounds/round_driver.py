@@ -1,25 +1,30 @@
-"""One round in the world: the engine's events come from clients and clocks, its effects are done.
+"""Drives the engine of a round in the server: feeds it events and performs its effects.
 
-The engine decides (fedloom.server.engine.round); this shell tells it what happened, carries out
-what it asks for in that order, and keeps the order in which things become durable:
+The engine decides (`fedloom.server.engine`); the driver feeds it what clients, operators and the
+clock do, performs its effects in order, and keeps the order in which things become durable:
 
     cohort stored → offers sent → updates accepted → round closing → model stored → round committed
 
-What can be told apart from that order is apart: a round's end (`round_end`), its trace, its view,
-the door for headers. The rest shares the engine, the row in the ledger and the sum, step by step.
+A synchronous round has a driver of its own. With buffers one driver serves all training rounds of a
+run, since clients work across them: its table of tasks holds the plan of each round that a client
+may still work on. An update counts in the buffer that is open when it is stored, and one that comes
+while a buffer is being committed waits for the next.
 
-Invariants: an offer is sent only to a member that the ledger holds; the sum that is committed is
-of exactly the updates that the ledger held when the round left `reporting`.
+Invariants: an offer is sent only to a member that the ledger holds. The sum that is committed is of
+exactly the updates that the ledger held when the round left `reporting`. The ledger's row of an
+update says in which round it counts and how stale it is, so a restart gives the same bits.
 """
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 from fedloom.protocol.crash_points import crossing
-from fedloom.protocol.errors import FedloomError, Refusal, printable
+from fedloom.protocol.errors import Code, FedloomError, Refusal, printable
 from fedloom.protocol.updates.header import PlannedPart
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server.context import World
@@ -27,18 +32,21 @@ from fedloom.server.engine import (
     Abandon,
     Abort,
     Attended,
+    Buffer,
+    BufferEvent,
     ClientFailed,
     Close,
     CommitFailed,
     Committed,
+    Disband,
     Left,
+    NextBuffer,
     Offer,
     OfferAccepted,
     OfferDeclined,
     Opened,
     Phase,
     Recruited,
-    Round,
     RoundEffect,
     RoundEngine,
     RoundEvent,
@@ -65,104 +73,129 @@ from fedloom.server.metrics.meters import (
     timed,
 )
 from fedloom.server.planning.admission import check_update
-from fedloom.server.planning.round_plan import RoundPlan, for_client, names, task_key, task_of
-from fedloom.server.rounds import progress
-from fedloom.server.rounds import status as round_view
-from fedloom.server.rounds.background_tasks import Pending
+from fedloom.server.planning.round_plan import RoundPlan, for_client, task_key
+from fedloom.server.rounds import engines, progress
+from fedloom.server.rounds import status as round_status
+from fedloom.server.rounds.background_tasks import BackgroundTasks
 from fedloom.server.rounds.commit import Outcome, commit
-from fedloom.server.rounds.effect_queue import Performer
+from fedloom.server.rounds.effect_queue import EffectQueue
 from fedloom.server.rounds.member_records import LATE, LOST, Record
 from fedloom.server.rounds.round_sum import RoundSum
-from fedloom.server.rounds.storage_retry import or_log
+from fedloom.server.rounds.storage_retry import store_or_log
+from fedloom.server.rounds.task_table import TaskTable
 from fedloom.server.rounds.trace import RoundTrace
+from fedloom.server.rounds.update_gate import UpdateGate, try_again
 from fedloom.strategies import TooFewUpdatesError
 
 log = logging.getLogger(__name__)
 
 
-class RoundShell:
-    """Drives one round.
+class RoundDriver:
+    """Drives one round, or the buffers of a run one after another.
 
     Args:
-        plan: what the round is.
+        tasks: the plan of the round, and of earlier rounds that clients may still work on.
         world: shared parts.
         owner: the run, as the fleet knows it.
         select: draws the cohort and its replacements.
-        ended: called once, when the round is over.
+        ended: called whenever a round is over.
+
+    Attributes:
+        engine: decides.
+        tasks: that clients may work on.
+        trace: the spans of the round.
     """
+
+    engine: RoundEngine
 
     def __init__(
         self,
-        plan: RoundPlan,
+        tasks: TaskTable,
         world: World,
         owner: Listener,
         select: Select,
         ended: Callable[[Outcome], None],
     ) -> None:
-        self.plan = plan
+        self.tasks = tasks
         self.trace = RoundTrace(world.tracer)
         self._world = world
         self._owner = owner
         self._select = select
         self._ended = ended
-        self._key = plan.key
-        self._watchers = round_view.Watchers(world.live, plan.run)
-        self._task = task_of(plan)
-        self._remembers = plan.spec.remembers
-        self._sum = RoundSum(plan, world)
+        self._buffered = engines.buffer_settings(self.plan) is not None
+        self._status = round_status.StatusPublisher(world.live, self.plan.run)
+        self._sum = RoundSum(self.plan, world)
         self._timer: asyncio.TimerHandle | None = None
-        self._performer = Performer(self._perform, self._fail, self._finish, self._whose)
-        self._storing = Pending()
-        self._stored = False  # the ledger has a row of this round
+        self._effects = EffectQueue(self._perform, self._fail, self._finish, self._log_name)
+        self._gate = UpdateGate()
+        self._storing = BackgroundTasks()
+        self._stored = False  # the ledger has a row of the open round
         self._kept = False  # records of the members were stored
         self._opened_at: float | None = None  # monotonic; None where another process opened it
-        self.engine: RoundEngine
+
+    @property
+    def plan(self) -> RoundPlan:
+        """The plan of the open round, or of the one that was committed last."""
+        return self.tasks.plan
 
     # ---- life --------------------------------------------------------------------------------
 
     def begin(self) -> None:
         """Select from whoever is available."""
-        self.engine = Round(
-            self.plan.config,
-            select=self._select,
-            now=self._now(),
-            available=self._idle(),
+        self.engine = engines.begin(
+            self.plan, select=self._select, now=self._now(), available=self._idle()
         )
         self._start()
 
-    async def restore(self, row: Row, *, paused: bool) -> None:
-        """Go on with a round that was open when the server stopped."""
-        world = self._world
-        members = await world.in_ledger(world.ledger.cohort, *self._key)
-        accepted = await world.in_ledger(world.ledger.accepted, *self._key)
-        config = self.plan.config
-        # Time that the server was down is not the clients' fault: they get their patience anew.
-        left_s = max(row["deadline_at"] - time.time(), config.patience_s)
-        self.engine = Round.restore(
-            config,
-            select=self._select,
-            state=RoundState(row["state"]),
-            cohort={m["client"]: Phase(m["phase"]) for m in members},
-            accepted={a["client"] for a in accepted},
-            deadline_left_s=left_s,
-            now=self._now(),
-            available=self._idle(),
+    async def restore(self, row: Row | None, *, paused: bool = False) -> None:
+        """Continue a round that was open when the server stopped.
+
+        Args:
+            row: of the round; None between two buffers, where the run opens the next one.
+            paused: whether the run is.
+        """
+        stored = await engines.read(self.plan, row, self.tasks.first, self._world)
+        self.engine = engines.restore(
+            self.plan, stored, select=self._select, now=self._now(), available=self._idle(),
             paused=paused,
-        )
-        self._stored = True
-        await self._sum.restore(accepted)
+        )  # fmt: skip
+        self._stored = row is not None
+        if self.engine.state is RoundState.REPORTING:
+            self._gate.open()
+        if row is not None:
+            await self._sum.restore(stored.accepted)
         self._start()
 
     def _start(self) -> None:
         self.trace.begin(self.plan)
-        self._performer.start()
+        self._effects.start()
         self.feed(Wake())
 
+    def next(self, plan: RoundPlan, select: Select) -> None:
+        """Open the next buffer."""
+        config = cast(Buffer, self.engine).config
+        self._select, self._stored = select, False
+        self._sum = RoundSum(plan, self._world)
+        self.trace.begin(plan)
+        self.tasks.open(plan)
+        self.feed(NextBuffer(plan.number, select, last=engines.is_last(plan)))
+        for stale in self.tasks.drop_before(plan.number - config.max_staleness):
+            self._world.spool.release_round(*stale.key)
+
+    def disband(self, reason: str) -> None:
+        """End all work between two buffers: the run opens no other one."""
+        self.feed(Disband(reason))
+        if records := self._world.records.take_ended(self.plan.run):
+            self._store_records(records, over=True)
+        self._release()
+        self._effects.cancel()
+
     async def stop(self) -> None:
-        """Leave the round as it is; a later start goes on with it."""
+        """Leave the round as it is; a later start continues it."""
+        self._gate.stop()
         if self._timer is not None:
             self._timer.cancel()
-        await self._performer.stop()
+        await self._effects.stop()
         await self._storing.settled()
         await self._sum.stop()
         self.trace.end("the server stops")
@@ -172,22 +205,22 @@ class RoundShell:
 
     # ---- events ------------------------------------------------------------------------------
 
-    def feed(self, event: RoundEvent) -> None:
-        """Tell the engine what happened and queue what it asks for.
+    def feed(self, event: BufferEvent) -> None:
+        """Have the engine handle an event, and queue its effects.
 
         Raises:
             OperatorRefused: the operator's command does not fit.
         """
-        effects = self.engine.handle(event, self._now())
+        effects = self.engine.handle(cast(RoundEvent, event), self._now())
         for effect in effects:
             if isinstance(effect, Withdraw):
                 self._withdraw(effect)
             elif isinstance(effect, Offer) and not self._occupy(effect):
                 asyncio.get_running_loop().call_soon(self.feed, Left(effect.client))
             else:
-                self._performer.put(effect)
+                self._effects.put(effect)
         self._set_timer()
-        self._watchers.tell(self.engine, self._brief)
+        self._status.publish(self.engine, self._brief)
 
     def _occupy(self, offer: Offer) -> bool:
         key = self.plan_of(offer.origin).key
@@ -203,26 +236,25 @@ class RoundShell:
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
 
-    def plan_of(self, number: int | None) -> RoundPlan:  # noqa: ARG002 - buffers know several
-        """The plan of a round that somebody may work on; None for the round that is open."""
-        return self.plan
+    def plan_of(self, number: int | None) -> RoundPlan:
+        """The plan of a round that clients may work on; None stands for the open round."""
+        return self.tasks.plan_of(number)
 
-    def key_of(self, client: str) -> tuple[str, int]:  # noqa: ARG002 - buffers know several
+    def key_of(self, client: str) -> tuple[str, int]:
         """The task that a member works on: run and round."""
-        return self._key
+        origin = self.engine.origin(client)
+        return self.plan.key if origin is None else (self.plan.run, origin)
 
     def speaks_of(self, number: int) -> bool:
-        """May a message about this round be meant for this shell?"""
-        return number == self.plan.number
+        """Whether a message about this round is for this driver."""
+        return number in self.tasks
 
     def claims(self, client: str) -> bool:
-        """Does the round wait for this client?"""
-        open_for = (Phase.OFFERED, Phase.TRAINING, Phase.LOST)
-        reporting = self.engine.state is RoundState.REPORTING
-        return reporting and self.engine.cohort.phases.get(client) in open_for
+        """Whether an update of this client is expected."""
+        return self.engine.waits_for(client)
 
     def client_replied(self, client: str, reply: fleet_pb2.OfferReply) -> None:
-        """A client took or declined its offer."""
+        """A client accepted or declined its offer."""
         records, key = self._world.records, self.key_of(client)
         self.trace.answered(client, "" if reply.accepted else printable(reply.reason))
         if reply.accepted:
@@ -237,8 +269,8 @@ class RoundShell:
             self._world.fleet.free(client, self.key_of(client))
 
     def client_failed(self, client: str, reason: str) -> None:
-        """A client gave up."""
-        if self.claims(client):  # said once, however often the client does
+        """A client failed."""
+        if self.claims(client):  # logged once, however often the client reports it
             number, about = self.plan.number, self._about(client)
             log.warning("%s gave up on round %d: %s", client, number, reason, extra=about)
             self._world.meters.failed.inc()
@@ -248,15 +280,15 @@ class RoundShell:
         self._world.fleet.free(client, self.key_of(client))
 
     def client_progressed(self, session: Session, message: fleet_pb2.Progress) -> None:
-        """A member says how far it is."""
+        """A member reports its progress."""
         private = self.plan.spec.build_privacy() is not None
-        if told := progress.read(message, private=private):
-            session.progress = told
+        if reported := progress.read(message, private=private):
+            session.progress = reported
             self._world.records.training(self.key_of(session.client), session.client)
             self._world.live.changed("round", self.plan.run, self._brief)
 
     def let_go(self, client: str, reason: str) -> None:
-        """Wait no more for a member, and tell it so."""
+        """Stop waiting for a member and withdraw its task."""
         run, number = self.key_of(client)
         task = fleet_pb2.TaskKey(run=run, round=number)
         message = fleet_pb2.ServerMessage(withdraw=fleet_pb2.Withdraw(task=task, reason=reason))
@@ -277,7 +309,7 @@ class RoundShell:
         self.feed(Left(client))
 
     def _note(self, client: str, phase: Phase, reason: str) -> None:
-        """Store how a member ended, behind what is queued already."""
+        """Store how a member ended, after what is queued already."""
         if self.claims(client):
             key = self.key_of(client)
             world, why = self._world, reason[:500]
@@ -296,25 +328,25 @@ class RoundShell:
         return check_update(header, self.plan_of(header.task.round))
 
     def sends(self, digest: str) -> bool:
-        """Do clients get this, as a model, beside one or on the way to one?"""
-        return names(self._task, digest)
+        """Whether clients download these bytes, as a model or on the way to one."""
+        return self.tasks.names(digest)
 
-    def check_open(self, client: str, number: int) -> None:  # noqa: ARG002 - buffers know several
-        """Would an update of this client for this round be accepted now?
+    def check_open(self, client: str, number: int) -> None:
+        """Check that an update of this client for this round would be accepted, now or soon.
 
         Raises:
-            Refusal: NOT_IN_COHORT or ROUND_CLOSED.
+            Refusal: NOT_IN_COHORT, ROUND_CLOSED or STALE_ROUND.
         """
-        code = self.engine.refusal_for(client, self.plan.number)
+        code = self.engine.refusal_for(client, number)
         if code is not None:
             raise Refusal(
                 code,
-                f"Expected a member of the cohort of round {self.plan.number} while it is open, "
-                f"got {client!r} while it is {self.engine.state.value}.",
+                f"Expected a member that works on round {number}, got {client!r}; "
+                f"round {self.plan.number} is {self.engine.state.value}.",
             )
 
     def refused(self, client: str, refusal: Refusal, number: int) -> None:
-        """A client's update for a round was turned away."""
+        """A client's update for a round was refused."""
         mine = self.claims(client) and self.key_of(client) == (self.plan.run, number)
         if refusal.code.blames_update and mine:
             self._note(client, Phase.REFUSED, f"{refusal.code}: {refusal}")
@@ -326,51 +358,57 @@ class RoundShell:
         """Make an update count; its bytes are synced. True unless it was accepted before.
 
         Raises:
-            Refusal: the round has closed, or another update was accepted.
+            Refusal: the round has closed, another update was accepted, or, with buffers, it is too
+                stale or no buffer opened in time.
         """
         crossing("accept.before")
-        world = self._world
-        first = await world.in_ledger(world.ledger.accept, update, self.plan.spec.capacity)
+        update, first = await self._store(update)
         crossing("accept.after")
         if first:
+            key = (update.run, update.round)
             self._world.meters.accepted.inc()
-            self._world.records.accepted(self._key, update.client)
-            self._sum.add(update.client, update.file)
+            self._world.records.accepted(key, update.client)
+            if update.counted == self.plan.number:
+                self._sum.add(update.client, update.file, update.staleness)
             self.feed(UpdateAccepted(update.client))
-            world.fleet.free(update.client, self._key)
+            self._world.fleet.free(update.client, key)
         return first
+
+    async def _store(self, update: AcceptedUpdate) -> tuple[AcceptedUpdate, bool]:
+        """Store an update: in its round, or in the buffer that is open or opens next."""
+        world = self._world
+        while True:
+            if self._buffered:
+                await self._gate.wait()
+                self.check_open(update.client, update.round)
+                number = self.plan.number
+                update = replace(update, counts_in=number, staleness=number - update.round)
+            try:
+                first = await world.in_ledger(world.ledger.accept, update, self.plan.spec.capacity)
+            except Refusal as refusal:
+                if refusal.code is not Code.ROUND_CLOSED or not self._buffered:
+                    raise
+                if self._gate.is_open:  # not closing: a pause keeps a full buffer open
+                    raise try_again() from None
+            else:
+                return update, first
 
     # ---- effects -----------------------------------------------------------------------------
 
-    def _whose(self) -> tuple[str, dict[str, Any]]:
+    def _log_name(self) -> tuple[str, dict[str, Any]]:
         return f"round {self.plan.number} of {self.plan.run}", self._about()
 
     async def _perform(self, effect: RoundEffect) -> Outcome | None:
         world = self._world
         match effect:
             case Opened(cohort):
-                now = time.time()
-                row = self.plan.row(now, self.deadline_at() or now)
-                await world.in_ledger(world.ledger.open_round, row, cohort)
-                self._stored = True
-                self._opened_at = time.monotonic()
-                crossing("round.opened")
-                log.info(
-                    "round %d of %s opened for %d", self.plan.number, self.plan.run, len(cohort),
-                    extra=self._about(),
-                )  # fmt: skip
+                await self._open(cohort)
             case Recruited(client):
-                await world.in_ledger(world.ledger.recruit, *self._key, client)
-            case Offer():
-                if self.wants(effect):
-                    offer = await self._offer(effect)
-                    key = self.key_of(effect.client)
-                    world.records.offered(key, effect.client, again=effect.again)
-                    self.trace.offered(effect.client, offer)
-                    world.fleet.send(effect.client, offer)
-                    world.meters.offers.inc()
-                    crossing("offer.sent")
+                await world.in_ledger(world.ledger.recruit, *self.plan.key, client)
+            case Offer() if self._is_current(effect):
+                await self._send(effect)
             case Close():
+                self._gate.close()
                 with timed(world.meters.commit_s), self.trace.commit():
                     return await self._close()
             case Abandon(reason):
@@ -378,14 +416,30 @@ class RoundShell:
                 return await self._abandon(reason, fault=False, cause=cause)
         return None
 
-    @property
-    def goes_on(self) -> bool:
-        """Is there work in this shell after its round?"""
-        return False
+    async def _open(self, cohort: tuple[str, ...]) -> None:
+        now, plan = time.time(), self.plan
+        row = plan.row(now, self.deadline_at() or now)
+        await self._world.in_ledger(self._world.ledger.open_round, row, cohort)
+        self._stored = True
+        self._opened_at = time.monotonic()
+        crossing("round.opened")
+        log.info(
+            "round %d of %s opened for %d", plan.number, plan.run, len(cohort), extra=self._about()
+        )
+        self._gate.open()
 
-    def wants(self, offer: Offer) -> bool:  # noqa: ARG002 - buffers look at it
-        """Is an offer that was queued still to be sent?"""
-        return self.engine.state is RoundState.REPORTING
+    def _is_current(self, offer: Offer) -> bool:
+        """Whether an offer that was queued is still to be sent."""
+        return self.claims(offer.client) and self.engine.origin(offer.client) == offer.origin
+
+    async def _send(self, offer: Offer) -> None:
+        world, key = self._world, self.key_of(offer.client)
+        message = await self._offer(offer)
+        world.records.offered(key, offer.client, again=offer.again)
+        self.trace.offered(offer.client, message)
+        world.fleet.send(offer.client, message)
+        world.meters.offers.inc()
+        crossing("offer.sent")
 
     def _withdraw(self, effect: Withdraw) -> None:
         plan = self.plan_of(effect.origin)
@@ -402,7 +456,7 @@ class RoundShell:
         done = await commit(self.plan, self._sum, self._world)
         self.feed(Committed())
         self._keep_records()
-        self._clean(done.updates)
+        self._clean(update["file"] for update in done.updates)
         num_updates = len(done.updates)
         log.info(
             "round %d of %s committed %s from %d updates",
@@ -417,14 +471,14 @@ class RoundShell:
         known = isinstance(error, FedloomError | TooFewUpdatesError)
         reason = f"{error}" if known else f"{type(error).__name__}: {error}"
         self.feed(Abort(reason) if self.engine.state.is_open else CommitFailed(reason))
-        # Other clients may come to the next round; everything else would fail again.
+        # Other clients may come to the next round; after any other error it would fail again.
         fault = not isinstance(error, TooFewUpdatesError)
         return await self._abandon(reason, fault=fault, cause=FAULT if fault else TOO_FEW)
 
     async def _abandon(self, reason: str, *, fault: bool, cause: str) -> Outcome:
         world = self._world
         if self._stored:
-            await world.in_ledger(world.ledger.abandon_round, *self._key, reason, cause)
+            await world.in_ledger(world.ledger.abandon_round, *self.plan.key, reason, cause)
         self._keep_records()
         self._clean()
         about, run = self._about(), self.plan.run
@@ -432,29 +486,42 @@ class RoundShell:
         return Outcome(None, None, reason, fault, cause=cause)
 
     def _keep_records(self) -> None:
-        """Store what the members did; the round is over, and waits for nothing of it."""
-        number = self.plan.number
-        self._kept = True
-        records = self._world.records.take(self._key)
+        """Store what the members did whose part is over; the round does not wait for it."""
+        records, number = self._world.records, self.plan.number
+        self._kept = over = not self.engine.continues
+        mine = records.take(self.plan.key) if over else {}
+        kept = {number: mine, **records.take_ended(self.plan.run)}
         if self._stored:
-            self._store_records({number: records}, over=True)
+            self._store_records(kept, over=over)
 
     def _store_records(self, records: Mapping[int, Mapping[str, Record]], *, over: bool) -> None:
         ledger, run = self._world.ledger, self.plan.run
         storing = self._world.in_ledger(ledger.keep_records, run, records, over=over)
-        self._storing.start(or_log(storing, "what members of a round did"))
+        self._storing.start(store_or_log(storing, "what members of a round did"))
 
-    def _clean(self, updates: Iterable[Row] = ()) -> None:  # noqa: ARG002 - buffers look at them
-        """Forget what is on disk of a round that is over and of the updates in it."""
-        self._sum.clean()
+    def _clean(self, files: Iterable[str] = ()) -> None:
+        """Delete these files of a round that is over, or all of them where no work continues."""
+        if self.engine.continues:
+            self._sum.clean(files)
+        else:
+            self._sum.clean()
+            self._release()
+
+    def _release(self) -> None:
+        """No client works for this driver any more: delete what is left on disk of their work."""
+        self._gate.open()  # whoever waits to be accepted is refused
+        for plan in self.tasks.plans:
+            self._world.spool.release_round(*plan.key)
+        if self._timer is not None:
+            self._timer.cancel()
 
     def _finish(self, outcome: Outcome) -> bool:
-        """The round is over; returns whether there is work after it."""
+        """The round is over; returns whether another one is open, or may follow, in this driver."""
         if self._timer is not None:
             self._timer.cancel()
         self._count(outcome)
         self._ended(outcome)
-        return self.goes_on
+        return self.engine.continues or not self.engine.state.is_over
 
     def _count(self, outcome: Outcome) -> None:
         meters, ended = self._world.meters, ABANDONED if outcome.model is None else COMMITTED
@@ -472,23 +539,21 @@ class RoundShell:
         return None if left_s is None else time.time() + left_s
 
     def status(self) -> dict[str, Any]:
-        """Where the round stands right now."""
-        told = round_view.said(self.engine, self._world.fleet, self.key_of)
-        return round_view.status(self.plan, self.engine, told, self._now())
+        """The live status of the round."""
+        reported = round_status.reported_progress(self.engine, self._world.fleet, self.key_of)
+        return round_status.status(self.plan, self.engine, reported, self._now())
 
     def _brief(self) -> dict[str, Any]:
-        return round_view.brief(self.status())
+        return round_status.brief(self.status())
 
     # ---- messages ----------------------------------------------------------------------------
 
     async def _offer(self, offer: Offer) -> fleet_pb2.ServerMessage:
-        task = await self._task_for(offer.client, self._task)
-        task.deadline_s = self.engine.clock.deadline_left_s(self._now()) or 0.0
-        return self._world.offer(offer.client, task)
-
-    async def _task_for(self, client: str, common: fleet_pb2.Task) -> fleet_pb2.Task:
-        """A round's task with what differs between its clients."""
-        spec, world, memory = self.plan.spec, self._world, None
-        if self._remembers:
-            memory = await world.in_ledger(world.ledger.last_counted, self.plan.run, client)
-        return for_client(common, client, spec.seed, memory)
+        plan, client = self.plan_of(offer.origin), offer.client
+        spec, world, memory = plan.spec, self._world, None
+        if spec.remembers:
+            memory = await world.in_ledger(world.ledger.last_counted, plan.run, client)
+        task = for_client(self.tasks.message(plan), client, spec.seed, memory)
+        left_s = self.engine.clock.deadline_left_s(self._now()) or 0.0
+        task.deadline_s = math.inf if self._buffered else left_s  # with buffers it may come stale
+        return world.offer(client, task)

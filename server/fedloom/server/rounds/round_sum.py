@@ -31,7 +31,7 @@ from fedloom.server.planning.round_result import (
 from fedloom.server.planning.run_setup import RunSetup
 from fedloom.server.planning.state_note import FileRef
 from fedloom.server.rounds import fold, state_files
-from fedloom.server.rounds.background_tasks import Pending
+from fedloom.server.rounds.background_tasks import BackgroundTasks
 from fedloom.server.rounds.stored_updates import SpoolUpdates, StoredUpdate
 from fedloom.strategies import Partial
 
@@ -68,7 +68,7 @@ class RoundSum:
         self._world = world
         self._checkpoint: Path = world.spool.path(f"{plan.run}.{plan.number}..sum")
         self._folder = fold.Folder(self._empty(), set())
-        self._folding = Pending()
+        self._folding = BackgroundTasks()
         self._error: Exception | None = None
         self._finishing = False
         self._is_sum = plan.spec.build_strategy().needs == "sum"

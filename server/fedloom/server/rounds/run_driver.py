@@ -1,7 +1,7 @@
-"""One active run in the world: its rounds, one after another.
+"""Drives one active run: its rounds, one after another.
 
-The run's engine decides what comes next; the driver opens rounds, tells them what an operator asks
-for, and stores how the run stands.
+The run's engine decides what comes next; the driver opens rounds, passes an operator's commands to
+them, and stores the state of the run.
 """
 
 import asyncio
@@ -18,7 +18,6 @@ from fedloom.server.context import World
 from fedloom.server.engine import (
     Abort,
     AbortRound,
-    BufferConfig,
     ChangeGoal,
     CloseNow,
     ExtendDeadline,
@@ -45,11 +44,12 @@ from fedloom.server.engine import (
 from fedloom.server.ledger import Point, Row
 from fedloom.server.metrics.log_buffer import about
 from fedloom.server.planning.round_plan import RoundPlan
-from fedloom.server.rounds.background_tasks import Pending
-from fedloom.server.rounds.buffer_driver import BufferShell
+from fedloom.server.rounds.background_tasks import BackgroundTasks
 from fedloom.server.rounds.commit import Outcome
-from fedloom.server.rounds.round_driver import RoundShell
+from fedloom.server.rounds.engines import buffer_settings
+from fedloom.server.rounds.round_driver import RoundDriver
 from fedloom.server.rounds.run_position import Position
+from fedloom.server.rounds.task_table import TaskTable
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class RunDriver:
         row: the run's row in the ledger.
         manifest: of its model.
         world: shared parts.
-        ended: called when it needs nobody any more.
+        ended: called when it has ended and waits for no client.
     """
 
     def __init__(
@@ -78,23 +78,22 @@ class RunDriver:
         self.position = Position(row, manifest, world)
         self.spec = self.position.spec
         self.engine: Run
-        self.round: RoundShell | None = None
-        self._buffer = self.spec.buffer_config()
+        self.round: RoundDriver | None = None
         self._world = world
         self._ended = ended
         self._between = asyncio.Event()  # no round is open
-        self._going_back = asyncio.Lock()
-        self._storing = Pending()
+        self._rolling_back = asyncio.Lock()
+        self._storing = BackgroundTasks()
 
     async def start(self, row: Row) -> None:
-        """Begin, or go on where the ledger says the run stood."""
+        """Begin, or continue from what the ledger holds of the run."""
         world = self._world
         open_round = await world.in_ledger(world.ledger.open_round_of, self.id)
         rows = await world.in_ledger(world.ledger.list_rounds, self.id)
         progress = RunProgress(
             opened=row["last_round"],
             trained=row["committed"],
-            evaluated=any(r["kind"] == "evaluate" and _stands(r) for r in rows),
+            evaluated=any(r["kind"] == "evaluate" and _counts(r) for r in rows),
             abandoned_in_a_row=row["abandoned_in_a_row"],
             open_kind=RoundKind(open_round["kind"]) if open_round else None,
         )
@@ -106,30 +105,33 @@ class RunDriver:
         world.fleet.listen(self)
         if open_round is not None:
             kind = RoundKind(open_round["kind"])
-            shell = self._shell(self._plan(open_round["number"], kind), rows)
-            await shell.restore(open_round, paused=state is RunState.PAUSED)
-            self.round = shell
-        elif _leaves_work(rows) and self._buffer is not None and self._wants_training:
+            restored = self._round_driver(self._plan(open_round["number"], kind), rows)
+            await restored.restore(open_round, paused=state is RunState.PAUSED)
+            self.round = restored
+        elif self._leaves_work(rows):
             last = self._plan(rows[-1]["number"], RoundKind.TRAIN)
             last = replace(last, trained=last.trained - 1, model=rows[-1]["model_in"])
-            between = self._buffer_shell(last, self._buffer, rows)
-            await between.wait_for_next()
+            between = self._round_driver(last, rows)
+            await between.restore(None)
             self.round = between
         self.feed(Started())
 
-    @property
-    def _wants_training(self) -> bool:
-        return self.engine.progress.trained < self.spec.rounds
+    def _leaves_work(self, rows: Sequence[Row]) -> bool:
+        """Whether clients of the last round may still be at work, for the next buffer."""
+        buffered, trained = self.spec.buffer_config() is not None, self.engine.progress.trained
+        if not buffered or trained >= self.spec.rounds or not rows:
+            return False
+        return _counts(rows[-1]) and bool(rows[-1]["kind"] == "train")
 
     async def stop(self) -> None:
-        """Leave everything as it is; a later start goes on with it."""
+        """Leave everything as it is; a later start continues it."""
         if self.round is not None:
             await self.round.stop()
 
     # ---- operator ----------------------------------------------------------------------------
 
     def command(self, action: str, argument: float | str = "") -> None:
-        """Do what an operator asks.
+        """Carry out an operator's command.
 
         Raises:
             UsageError: it does not fit the state of the run or of its round.
@@ -158,10 +160,10 @@ class RunDriver:
                 raise UsageError(f"Expected a known action, got {action!r}.")
 
     def change_goals(self, goal: int, quorum: int) -> None:
-        """Have rounds, the open one included, want another number of updates.
+        """Change goal and quorum of all rounds to come, the open one included.
 
         Raises:
-            UsageError: the run cannot, or the numbers do not do.
+            UsageError: the run cannot, or the numbers are not valid.
         """
         self.position.change_goals(goal, quorum)
         self._later(self._world.ledger.set_goals, self.id, goal, quorum)
@@ -169,7 +171,7 @@ class RunDriver:
             self.round.feed(ChangeGoal(goal, quorum))
 
     def _check_enough(self) -> None:
-        """Can a model be made of what the open round has? Of nothing it says so itself."""
+        """Check that the aggregation can use what the open round has; the engine checks for any."""
         if self.round is None or self.round.plan.kind is not RoundKind.TRAIN:
             return
         aggregation, got = self.spec.build_strategy().aggregation, self.round.status()["accepted"]
@@ -186,19 +188,19 @@ class RunDriver:
 
     def _store_deadline(self) -> None:
         assert self.round is not None
-        ledger, shell = self._world.ledger, self.round
-        deadline_at = shell.deadline_at()
+        ledger, round_ = self._world.ledger, self.round
+        deadline_at = round_.deadline_at()
         if deadline_at is not None:
-            self._later(ledger.set_deadline, self.id, shell.plan.number, deadline_at)
+            self._later(ledger.set_deadline, self.id, round_.plan.number, deadline_at)
 
     async def roll_back(self, point: Point) -> None:
-        """Go on from an earlier committed round; the open round is given up first.
+        """Continue from an earlier committed round; the open round is aborted first.
 
         Raises:
             UsageError: it does not fit the state of the run.
             UnavailableError: the open round is being committed and takes long.
         """
-        async with self._going_back:
+        async with self._rolling_back:
             reason = f"rolled back to round {point.number} by the operator"
             self.feed(RollBack(reason))
             trained = None
@@ -215,10 +217,10 @@ class RunDriver:
                 self.feed(RolledBack(trained))
 
     def _disband(self, reason: str) -> None:
-        """Have nobody work any more between two buffers, where the run has them."""
-        if isinstance(self.round, BufferShell):
-            shell, self.round = self.round, None
-            shell.disband(reason)
+        """End all work between two buffers, where the run has them."""
+        if self.round is not None:
+            between, self.round = self.round, None
+            between.disband(reason)
 
     async def _wait_until_between(self) -> None:
         try:
@@ -233,7 +235,7 @@ class RunDriver:
     # ---- rounds ------------------------------------------------------------------------------
 
     def feed(self, event: RunEvent) -> None:
-        """Tell the run's engine what happened and do what it asks for.
+        """Have the run's engine handle an event, and perform its effects.
 
         Raises:
             OperatorRefused: the operator's command does not fit.
@@ -258,24 +260,24 @@ class RunDriver:
         match effect:
             case OpenRound(number, kind):
                 plan = self._plan(number, kind)
-                if isinstance(self.round, BufferShell) and kind is RoundKind.TRAIN:
+                if self.round is not None:
                     self.round.next(plan, self.position.select(plan))
                 else:
-                    self.round = self._shell(plan)
+                    self.round = self._round_driver(plan)
                     self.round.begin()
             case PauseRound():
-                self._tell(Pause())
+                self._feed_round(Pause())
             case ResumeRound():
-                self._tell(Resume())
+                self._feed_round(Resume())
                 self._store_deadline()
             case AbortRound(reason):
                 if self.round is not None and self.round.engine.state.is_open:
-                    self._tell(Abort(reason))
+                    self._feed_round(Abort(reason))
             case Finish():
-                model, told = self.position.model[:12], about(run=self.id)
-                log.info("run %s finished with model %s", self.id, model, extra=told)
+                model, context = self.position.model[:12], about(run=self.id)
+                log.info("run %s finished with model %s", self.id, model, extra=context)
 
-    def _tell(self, event: RoundEvent) -> None:
+    def _feed_round(self, event: RoundEvent) -> None:
         if self.round is not None and not self.round.engine.state.is_over:
             self.round.feed(event)
 
@@ -286,8 +288,8 @@ class RunDriver:
         if state is RunState.FINISHED and (plan := self.spec.privacy_plan()) is not None:
             reason = plan.stopped()
         if state is not RunState.RUNNING:
-            told = about(run=self.id)
-            log.info("run %s is %s: %s", self.id, state.value, reason or "done", extra=told)
+            context = about(run=self.id)
+            log.info("run %s is %s: %s", self.id, state.value, reason or "done", extra=context)
         ledger = self._world.ledger
         self._later(partial(ledger.set_run_state, self.id, state.value, reason, ended=ended))
         self._changed()
@@ -297,44 +299,37 @@ class RunDriver:
         stored.add_done_callback(lambda _: self._changed())
 
     def _changed(self) -> None:
-        """Tell whoever watches that the run's rows are not what they were."""
+        """Notify the pages that watch the run: its rows have changed."""
         self._world.live.changed("run", self.id)
 
     async def settled(self) -> None:
-        """Wait until what was asked to be stored is stored."""
+        """Wait until every change so far is stored."""
         await self._storing.settled()
 
-    def _shell(self, plan: RoundPlan, rows: Sequence[Row] = ()) -> RoundShell:
-        if self._buffer is not None and plan.kind is RoundKind.TRAIN:
-            return self._buffer_shell(plan, self._buffer, rows)
-        select = self.position.select(plan)
-        return RoundShell(plan, self._world, self, select, self._round_ended)
-
-    def _buffer_shell(
-        self, plan: RoundPlan, config: BufferConfig, rows: Sequence[Row]
-    ) -> BufferShell:
-        """The shell of a buffer, and of those before it whose models somebody may work on."""
-        before = _plans_before(plan, rows, config.max_staleness)
-        select = self.position.select(plan)
-        return BufferShell(plan, self._world, self, select, self._round_ended, config, before)
+    def _round_driver(self, plan: RoundPlan, rows: Sequence[Row] = ()) -> RoundDriver:
+        """The driver of a round; of a buffer, with those before it that clients may work for."""
+        buffer, select = buffer_settings(plan), self.position.select(plan)
+        earlier = () if buffer is None else _plans_before(plan, rows, buffer.max_staleness)
+        tasks = TaskTable(plan, earlier)
+        return RoundDriver(tasks, self._world, self, select, self._round_ended)
 
     def _plan(self, number: int, kind: RoundKind) -> RoundPlan:
         return self.position.plan(number, kind, self.engine.progress.trained)
 
     def _round_ended(self, outcome: Outcome) -> None:
-        shell = self.round
-        assert shell is not None
-        if not shell.goes_on:
+        round_ = self.round
+        assert round_ is not None
+        if not round_.engine.continues:
             self.round = None
         self._changed()
         if outcome.model is None:
             self.feed(RoundAbandoned(outcome.reason, fault=outcome.fault))
             return
         self.position.move(outcome)
-        self.feed(RoundCommitted(shell.plan.kind))
+        self.feed(RoundCommitted(round_.plan.kind))
 
     def let_go(self, client: str, reason: str) -> None:
-        """Wait no more for a client; its task is withdrawn."""
+        """Stop waiting for a client; its task is withdrawn."""
         if self.round is not None and self.round.claims(client):
             self.round.let_go(client, reason)
 
@@ -351,13 +346,13 @@ class RunDriver:
             self.round.client_left(client)
 
     def claims(self, client: str) -> bool:
-        """Does the open round wait for this client?"""
+        """Whether the open round waits for this client."""
         return self.round is not None and self.round.claims(client)
 
     # ---- views -------------------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
-        """What happens right now, beyond what the ledger holds."""
+        """Live status of the run, which the ledger does not store."""
         return {
             "clients_available": len(self._world.fleet.available()),
             "round": None if self.round is None else self.round.status(),
@@ -365,22 +360,17 @@ class RunDriver:
 
 
 def _plans_before(plan: RoundPlan, rows: Sequence[Row], max_staleness: int) -> list[RoundPlan]:
-    """Plans of the rounds before one whose models somebody may still work on."""
+    """Plans of the rounds before one whose models clients may still work on."""
     before: list[RoundPlan] = []
-    models = {r["number"]: r["model_in"] for r in rows if _stands(r)}
+    models = {r["number"]: r["model_in"] for r in rows if _counts(r)}
     for number in range(plan.number - 1, plan.number - max_staleness - 1, -1):
         if number not in models:
-            break  # abandoned, undone, or none: work on what is before it has ended
+            break  # abandoned, undone, or none: work on earlier models has ended
         trained = plan.trained - (plan.number - number)
         before.append(replace(plan, number=number, trained=trained, model=models[number]))
     return before
 
 
-def _leaves_work(rows: Sequence[Row]) -> bool:
-    """Did the last round end so that clients of it may go on?"""
-    return bool(rows) and _stands(rows[-1]) and rows[-1]["kind"] == "train"
-
-
-def _stands(row: Row) -> bool:
-    """Was this round committed, and is the run still based on it?"""
+def _counts(row: Row) -> bool:
+    """Whether this round was committed and not undone."""
     return row["state"] == "committed" and row["undone_at"] is None

@@ -1,55 +1,60 @@
-"""Where a round stands right now, as people see it: beyond what the ledger holds, and told live."""
+"""Live status of a round for the console and the CLI: what the ledger does not store."""
 
 from collections.abc import Callable
 from typing import Any
 
-from fedloom.server.engine import Phase, RoundEngine
+from fedloom.server.engine import BufferConfig, Phase, RoundEngine
 from fedloom.server.event_hub import Hub
 from fedloom.server.fleet.sessions import Fleet, TaskId
 from fedloom.server.planning.round_plan import RoundPlan
 from fedloom.server.rounds import progress
+from fedloom.server.rounds.progress import ReportedProgress
 
 _OF_EACH = ("members", "progress")
-"""What is told of each member, and grows with their number."""
+"""What grows with the number of members."""
 
 
 def status(
-    plan: RoundPlan, engine: RoundEngine, told: dict[str, progress.Told], now: float
+    plan: RoundPlan, engine: RoundEngine, reported: dict[str, ReportedProgress], now: float
 ) -> dict[str, Any]:
-    """Where a round stands.
+    """The status of a round.
 
     Args:
         plan: of the round.
-        engine: its.
-        told: what its members said last, of `said`.
+        engine: of the round.
+        reported: progress of its members, of `reported_progress`.
         now: of the engine's clock, seconds.
     """
-    return {
-        "progress": {client: each.view() for client, each in told.items()},
-        "training": progress.mean(told.values()),
+    cohort, config = engine.cohort, engine.config
+    values = {
+        "progress": {client: each.view() for client, each in reported.items()},
+        "training": progress.mean(reported.values()),
         "number": plan.number,
         "kind": plan.kind.value,
         "state": engine.state.value,
         "paused": engine.clock.paused,
-        "clients": {phase.value: n for phase, n in engine.cohort.counts().items()},
-        "members": {client: phase.value for client, phase in engine.cohort.phases.items()},
+        "clients": {phase.value: n for phase, n in cohort.counts().items()},
+        "members": {client: phase.value for client, phase in cohort.phases.items()},
         "available": len(engine.candidates),
-        "accepted": engine.cohort.accepted,
-        "goal": engine.config.goal,
-        "quorum": engine.config.quorum,
+        "accepted": cohort.accepted,
+        "goal": config.goal,
+        "quorum": config.quorum,
         "deadline_left_s": engine.clock.deadline_left_s(now),
     }
+    if isinstance(config, BufferConfig):
+        values["concurrency"] = config.concurrency
+    return values
 
 
 def brief(status: dict[str, Any]) -> dict[str, Any]:
-    """What a watcher is told each time: where the round stands, without each member."""
+    """The status without what it has of each member, as every event carries it."""
     return {name: value for name, value in status.items() if name not in _OF_EACH}
 
 
-def said(
+def reported_progress(
     engine: RoundEngine, fleet: Fleet, key_of: Callable[[str], TaskId]
-) -> dict[str, progress.Told]:
-    """What the members that are training said last.
+) -> dict[str, ReportedProgress]:
+    """The last progress report of each member that is training.
 
     Args:
         engine: of the round.
@@ -68,11 +73,11 @@ def said(
     }
 
 
-class Watchers:
-    """Those who watch a run's rounds.
+class StatusPublisher:
+    """Publishes the status of a run's rounds to the pages that watch the run.
 
     Args:
-        live: tells them.
+        live: carries the events.
         run: id.
     """
 
@@ -81,17 +86,18 @@ class Watchers:
         self._run = run
         self._last: tuple[object, ...] = ()
 
-    def tell(self, engine: RoundEngine, look: Callable[[], dict[str, Any]]) -> None:
+    def publish(self, engine: RoundEngine, status: Callable[[], dict[str, Any]]) -> None:
         """Something has happened in a round.
 
-        Numbers travel with the event; where the round stands changes what pages show.
+        The event carries the status in brief; pages load the run again where more has changed.
 
         Args:
             engine: of the round.
-            look: its numbers, of `brief`; called if anybody watches.
+            status: of `brief`; called where a page watches.
         """
-        self._live.changed("round", self._run, look)
-        standing = (engine.state, engine.clock.paused, engine.config.goal, engine.config.quorum)
-        if standing != self._last:
-            self._last = standing
+        self._live.changed("round", self._run, status)
+        config = engine.config
+        state = (engine.state, engine.clock.paused, config.goal, config.quorum)
+        if state != self._last:
+            self._last = state
             self._live.changed("run", self._run)

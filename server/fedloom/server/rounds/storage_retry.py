@@ -1,6 +1,6 @@
-"""What to do when the disk or the database fails: wait and try again, or say so and go on.
+"""Errors of the disk or the database: retry until it works, or log and continue.
 
-A disk that is full today loses nobody's update.
+A disk that is full for a while loses no update.
 """
 
 import asyncio
@@ -15,16 +15,16 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 30.0
-"""Between tries of a step that the disk or the database made fail."""
+"""Between attempts of a step that failed because of the disk or the database."""
 
 
-async def patiently(step: Callable[[], Awaitable[T]], who: str, extra: dict[str, Any]) -> T:
-    """Do a step, as often as it takes.
+async def retry_storage(step: Callable[[], Awaitable[T]], who: str, extra: dict[str, Any]) -> T:
+    """Do a step, again while its storage fails.
 
     Args:
-        step: it may be done again, wherever it failed.
-        who: waits for it, as the log says.
-        extra: what the log's lines are about.
+        step: may be done again, wherever it failed.
+        who: waits for it, for the log.
+        extra: context of the log lines.
     """
     wait_s = FIRST_WAIT_S
     while True:
@@ -39,12 +39,12 @@ async def patiently(step: Callable[[], Awaitable[T]], who: str, extra: dict[str,
         wait_s = min(2 * wait_s, LONGEST_WAIT_S)
 
 
-async def or_log(storing: Awaitable[None], what: str) -> None:
-    """Store what the console shows, which is worth no round: a full disk is said, and that is all.
+async def store_or_log(storing: Awaitable[None], what: str) -> None:
+    """Store something for the console; a failure is only logged, and no round waits for it.
 
     Args:
-        storing: it.
-        what: it is, as the log says.
+        storing: stores it.
+        what: it is, for the log.
     """
     try:
         await storing

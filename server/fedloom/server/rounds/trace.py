@@ -1,4 +1,4 @@
-"""The spans of a round: its own, and one of each offer until it is answered."""
+"""The tracing spans of a round: its own, and one of each offer until it is answered."""
 
 from fedloom.protocol.tracing import NO_SPAN, Span, Tracer
 from fedloom.protocol.v1 import fleet_pb2
@@ -6,10 +6,10 @@ from fedloom.server.planning.round_plan import RoundPlan
 
 
 class RoundTrace:
-    """What a round tells a tracer.
+    """Records the spans of a round.
 
     Args:
-        tracer: to tell; it may be off.
+        tracer: may be off.
     """
 
     def __init__(self, tracer: Tracer) -> None:
@@ -19,7 +19,7 @@ class RoundTrace:
 
     @property
     def parent(self) -> str:
-        """What other spans of the round are under; empty where nobody traces."""
+        """The parent of the round's other spans; empty where tracing is off."""
         return self._span.traceparent
 
     def begin(self, plan: RoundPlan) -> None:
@@ -36,7 +36,7 @@ class RoundTrace:
             self._offers[client], offer.traceparent = span, span.traceparent
 
     def answered(self, client: str, error: str = "") -> None:
-        """A client took its offer, or says why not."""
+        """A client accepted its offer, or gave a reason why not."""
         if (span := self._offers.pop(client, None)) is not None:
             span.end(error)
 
@@ -44,9 +44,9 @@ class RoundTrace:
         """The span of making and storing the model."""
         return self._tracer.span("commit", self.parent)
 
-    def end(self, error: str = "", **told: str) -> None:
-        """The round is over, or left as it is."""
-        self._span.set(**told)
+    def end(self, error: str = "", **attributes: str) -> None:
+        """The round is over, or the server stops."""
+        self._span.set(**attributes)
         for client in list(self._offers):
             self.answered(client, "no answer")
         self._span.end(error)

@@ -1,0 +1,66 @@
+"""The tasks of a run that clients may work on: that of the open round, and of earlier rounds.
+
+A synchronous round has one. With buffers clients work across rounds, each on the task of the round
+that it was asked in; the engine knows which (`RoundEngine.origin`).
+"""
+
+from collections.abc import Iterable
+
+from fedloom.protocol.v1 import fleet_pb2
+from fedloom.server.planning.round_plan import RoundPlan, names, task_of
+
+
+class TaskTable:
+    """Plans and task messages by the number of their round.
+
+    Args:
+        plan: of the open round, or of the one that was committed last.
+        earlier: plans of earlier rounds that clients may still work on.
+
+    Attributes:
+        plan: of the open round, or of the one that was committed last.
+    """
+
+    def __init__(self, plan: RoundPlan, earlier: Iterable[RoundPlan] = ()) -> None:
+        self.plan = plan
+        self._plans = {each.number: each for each in (*earlier, plan)}
+        self._messages: dict[int, fleet_pb2.Task] = {}
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._plans
+
+    @property
+    def first(self) -> int:
+        """The number of the earliest round."""
+        return min(self._plans)
+
+    @property
+    def plans(self) -> list[RoundPlan]:
+        """Of every round."""
+        return list(self._plans.values())
+
+    def plan_of(self, number: int | None) -> RoundPlan:
+        """The plan of a round; None stands for the open one."""
+        return self.plan if number is None else self._plans.get(number, self.plan)
+
+    def message(self, plan: RoundPlan) -> fleet_pb2.Task:
+        """The task of a round, as all its clients have it."""
+        if plan.number not in self._messages:
+            self._messages[plan.number] = task_of(plan)
+        return self._messages[plan.number]
+
+    def names(self, digest: str) -> bool:
+        """Whether clients download these bytes for a task, as a model or on the way to one."""
+        return any(names(self.message(plan), digest) for plan in self.plans)
+
+    def open(self, plan: RoundPlan) -> None:
+        """Add the plan of the next round."""
+        self.plan = self._plans[plan.number] = plan
+
+    def drop_before(self, number: int) -> list[RoundPlan]:
+        """Remove the rounds before this one; returns their plans."""
+        dropped = [plan for plan in self.plans if plan.number < number]
+        for plan in dropped:
+            del self._plans[plan.number]
+            self._messages.pop(plan.number, None)
+        return dropped
