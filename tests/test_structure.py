@@ -12,13 +12,13 @@ MOST_MODULES = 20
 """Modules side by side in a folder, `__init__` and generated code apart."""
 
 SHARED_NAMES = {
-    "Answers", "Break", "Cell", "Coded", "Commands", "Display", "Door", "Entry", "Examples",
-    "Facts", "Filter", "Finding", "Folder", "Found", "Gate", "Held", "Hold", "Inspector",
-    "Job", "Journal", "Lazy", "Line", "Loaded", "Local", "Measured", "Meter", "Note",
-    "Objective", "Opened", "Outcome", "Point", "Pool", "Progress", "Result", "Round", "Rounds",
-    "Row", "Run", "Runs", "Scale", "Seen", "Setting", "Shard", "Shelf", "Span",
-    "Standing", "State", "Stopping", "Stored", "Study", "Totals", "Trained", "Trainer", "Updates",
-    "Verdict", "Watcher", "Window", "Work", "Worker",
+    "Break", "Cell", "Coded", "Display", "Door", "Entry",
+    "Filter", "Finding", "Folder", "Found", "Gate", "Hold", "Inspector",
+    "Journal", "Line", "Loaded", "Measured", "Meter",
+    "Objective", "Opened", "Outcome", "Point", "Pool", "Progress", "Result", "Rounds",
+    "Row", "Runs", "Scale", "Setting", "Shard", "Span",
+    "Standing", "State", "Stored", "Study", "Trained", "Updates",
+    "Verdict", "Watcher", "Worker",
 }  # fmt: skip
 """Public class names that more than one module still defines. Take a name out once it is unique."""
 

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from fedloom.cli.common import lazy
-from fedloom.cli.common.lazy import Lazy
+from fedloom.cli.common.lazy import LazyCommand
 from fedloom.cli.common.options import json_option
 from fedloom.cli.main import COMMANDS, Root, main
 from fedloom.protocol.errors import (
@@ -149,6 +149,6 @@ def test_a_fault_inside_a_module_is_not_a_missing_extra(monkeypatch):
     monkeypatch.setattr(lazy, "EXTRAS", {"fedloom.cli": "server"})
     with pytest.raises(ModuleNotFoundError):
         lazy.load("fedloom.cli.nothing:x")
-    group = lazy.LazyGroup(lazy={"x": Lazy("fedloom.nowhere:x", "No such thing.")})
+    group = lazy.LazyGroup(lazy={"x": LazyCommand("fedloom.nowhere:x", "No such thing.")})
     with pytest.raises(ModuleNotFoundError):
         group.get_command(click.Context(group), "x")

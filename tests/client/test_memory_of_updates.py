@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from fedloom.client import Client, MaskOf, SliceOf, Update
-from fedloom.client.agent.task_run import Work, task_from_message
+from fedloom.client.agent.task_run import TaskRun, task_from_message
 from fedloom.client.budgets.gate import written as written_models
 from fedloom.client.owner.policy import Policy, Protection
 from fedloom.client.state.store import ClientStore
-from fedloom.client.testing.asked import Run, written
-from fedloom.client.training.client_rule import Local, Settled, settle
+from fedloom.client.testing.asked import RunSettings, written
+from fedloom.client.training.client_rule import RuleContext, RuleOutput, apply_rule
 from fedloom.client.update.clip_and_noise import Guard
 from fedloom.client.update.compress import ERROR, compress
 from fedloom.protocol.manifest import Manifest
@@ -110,7 +110,7 @@ def works(tmp_path, tables, rounds, client, policy=None):
     """Do rounds as an agent does them."""
     store, model = ClientStore(tmp_path / "client"), tmp_path / "model"
     digest = written(MODEL, model)
-    run = Run.of({"train": TRAIN, "evaluate": False, **tables})
+    run = RunSettings.of({"train": TRAIN, "evaluate": False, **tables})
     given = {digest: model}
     received = None
     if slots := run.built().rule.receives:
@@ -125,7 +125,7 @@ def works(tmp_path, tables, rounds, client, policy=None):
             number, "a", 1, model=reference, received=received, memory_round=number - 1
         )
         task = task_from_message(offer, "a")
-        yield Work(client, task, offer, "a", store, policy or Policy())
+        yield TaskRun(client, task, offer, "a", store, policy or Policy())
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -248,17 +248,17 @@ def same(some, others):
 @pytest.mark.parametrize("name", RULES)
 def test_a_rule_makes_the_same_of_pieces(name, tmp_path):
     """What is called elementwise is, to the bit."""
-    rule = Run.of(by(name)).built().rule
+    rule = RunSettings.of(by(name)).built().rule
     assert rule.elementwise
 
     def settled(wrap, scratch):
-        local = Local(
+        local = RuleContext(
             received={slot: wrapped(of(TENSORS, 2, "f4"), wrap) for slot in rule.receives},
             memory={slot: {"w": wrap(of(TENSORS, 3)["w"])} for slot in rule.remembers},
             full_gradient=of(TENSORS, 4),
             initial_loss=0.7,
         )
-        return settle(rule, parts(wrap), local, SETTINGS, 24, scratch=scratch)
+        return apply_rule(rule, parts(wrap), local, SETTINGS, 24, scratch=scratch)
 
     whole, pieces = settled(lambda a: a, None), settled(Held, Scratch(tmp_path))
     assert whole.scalars == pieces.scalars
@@ -276,7 +276,7 @@ def test_noise_is_the_same_on_pieces(clip_norm):
 
     def protected(wrap):
         made = guard.protect(
-            Settled(parts(wrap)),
+            RuleOutput(parts(wrap)),
             lambda name: np.dtype(np.float64 if name == "wide" else np.float32),
             run="r",
             round=2,

@@ -11,7 +11,7 @@ from torch.nn.functional import mse_loss
 
 from fedloom.client.torch import TorchClient, parameters
 from fedloom.client.torch.rules.corrections import corrections
-from fedloom.client.training.client_rule import Local
+from fedloom.client.training.client_rule import RuleContext
 from fedloom.protocol.tensors.file_arrays import Scratch
 from fedloom.strategies import At, ClientRule, FedProx, client_rule
 from fedloom.strategies.exact.lazy_arrays import BLOCK
@@ -42,7 +42,7 @@ def beside(rule, names, shape):
     def slots(wanted, seed):
         return {s: {n: drawn(shape, seed + at) for at, n in enumerate(names)} for s in wanted}
 
-    return Local(
+    return RuleContext(
         received=slots(rule.receives, 10),
         memory=slots(rule.remembers, 20),
         full_gradient={n: drawn(shape, 30) for n in names if rule.needs_gradient},
@@ -55,7 +55,7 @@ def stored(local, scratch):
     def keep(slots):
         return {s: {n: scratch.keep(a) for n, a in found.items()} for s, found in slots.items()}
 
-    return Local(
+    return RuleContext(
         received=keep(local.received),
         memory=keep(local.memory),
         full_gradient=local.full_gradient,
@@ -136,7 +136,7 @@ def test_a_sparse_gradient_is_changed_as_a_whole():
             return 0.5 * grad
 
     module = nn.Embedding(1000, 100, sparse=True)
-    correct = corrections(Half(), Local(), {"weight": module.weight}, module)
+    correct = corrections(Half(), RuleContext(), {"weight": module.weight}, module)
     module(torch.tensor([1, 999])).sum().backward()
     correct()
     assert module.weight.grad.is_sparse

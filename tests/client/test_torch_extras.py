@@ -14,7 +14,7 @@ from fedloom.client.torch import TorchClient, lora, merged, parameters
 from fedloom.client.torch.precision import Precision
 from fedloom.client.torch.schedules import NAMED, Scheduled
 from fedloom.client.torch.steps import SGD
-from fedloom.client.training.client_rule import Local
+from fedloom.client.training.client_rule import RuleContext
 from fedloom.protocol.errors import UsageError
 from fedloom.strategies import Personal, client_rule
 from support.site_cases import data, linear, settings
@@ -32,7 +32,7 @@ def task(rule=("plain", {}), personal=None, config=None, **changed):
         seed=5,
         deadline_s=60.0,
         weighting=Weighting.EXAMPLES,
-        local=Local(personal=Personal(**(personal or {}))),
+        local=RuleContext(personal=Personal(**(personal or {}))),
     )
 
 

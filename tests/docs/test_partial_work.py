@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from fedloom.client.agent.task_run import Work, task_from_message
+from fedloom.client.agent.task_run import TaskRun, task_from_message
 from fedloom.client.state.store import ClientStore
 from fedloom.client.torch import TorchClient, parameters
 from fedloom.protocol.tensors.container import write_file
@@ -58,7 +58,7 @@ def _update_bytes(folder, model, **train):
     )
     task = task_from_message(message, "site-a")
     client = TorchClient(model, data, cross_entropy)
-    return Work(client, task, message, "site-a", store).run().size_bytes
+    return TaskRun(client, task, message, "site-a", store).run().size_bytes
 
 
 @pytest.mark.parametrize(

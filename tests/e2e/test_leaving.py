@@ -35,18 +35,18 @@ def test_a_running_agent_ends_and_the_ledger_has_it_as_left(runner, federation, 
         async with scene(federation, tmp_path, "leaver") as s:
             await s.takes_part()
             config = s.agents.configs["leaver"]
-            assert await leave.say_farewell(config) == leave.Farewell(True)
+            assert await leave.notify_server(config) == leave.LeaveNotice(True)
             with pytest.raises(Refusal) as caught:
                 await s.agents.tasks.pop("leaver")
             assert caught.value.code is Code.REVOKED
             assert "has left" in str(caught.value)
             assert status(federation, "leaver") == "left"
-            assert await leave.say_farewell(config) == leave.Farewell(True)
+            assert await leave.notify_server(config) == leave.LeaveNotice(True)
             with pytest.raises(Refusal, match="has left"):
                 await Agent(Adder(), config).run()
             assert leave.wipe(config.state_dir) == []
             assert wiped(config)
-            assert await leave.say_farewell(config) == leave.Farewell(True)
+            assert await leave.notify_server(config) == leave.LeaveNotice(True)
             assert leave.wipe(config.state_dir) == []
 
     runner.run(scenery())
@@ -58,7 +58,7 @@ def test_who_has_left_may_come_back_with_a_token(runner, federation, tmp_path):
     async def scenery():
         agents = Agents(federation, tmp_path)
         await agents.enrol("returner")
-        await leave.say_farewell(agents.configs["returner"])
+        await leave.notify_server(agents.configs["returner"])
         leave.wipe(agents.configs["returner"].state_dir)
         leave.put_aside(tmp_path / "returner" / "client.toml")
         del agents.configs["returner"]
@@ -81,7 +81,7 @@ def test_an_offline_device_leaves_all_the_same(runner, federation, tmp_path, mon
 
     config = runner.run(scenery())
     gone = replace(config, server=f"127.0.0.1:{steady_port()}")
-    farewell = runner.run(leave.say_farewell(gone))
+    farewell = runner.run(leave.notify_server(gone))
     assert not farewell.told
     assert farewell.why
     assert leave.wipe(config.state_dir) == []

@@ -6,7 +6,7 @@ import threading
 import numpy as np
 import pytest
 
-from fedloom.client.agent.task_run import Work
+from fedloom.client.agent.task_run import TaskRun
 from fedloom.client.network.connection import Connection
 from fedloom.protocol.tensors.container import read_params
 from support.agents import Adder, result, submit, until
@@ -246,11 +246,11 @@ def test_a_run_that_asks_for_less_is_declined_where_the_owner_says_so(runner, de
 def test_what_is_about_to_leave_is_looked_at_once_more(runner, device, monkeypatch):
     """Whatever goes wrong while an update is made, it does not leave against the policy."""
     owner_says(device, '[leaves]\nnever = ["w"]')
-    monkeypatch.setattr(Work, "_allowed", lambda _, settled: settled)
+    monkeypatch.setattr(TaskRun, "_allowed", lambda _, settled: settled)
     assert "keeps 'w' here" in kept(runner, device, "failed")
     assert not device.journal("sent")
     owner_says(device, '[privacy]\nclip_norm = 0.3\notherwise = "add"')
-    monkeypatch.setattr(Work, "_protected", lambda _, settled, manifest: settled)
+    monkeypatch.setattr(TaskRun, "_protected", lambda _, settled, manifest: settled)
     assert "a norm of at most 0.3, got an update of 3" in kept(runner, device, "failed")
     assert not device.journal("sent")
 

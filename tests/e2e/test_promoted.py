@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fedloom.client import Model
-from fedloom.client.promoted_model import FOLDER, Promotion, Shelf
+from fedloom.client.promoted_model import FOLDER, PromotedModels, Promotion
 from fedloom.protocol.errors import Code, IntegrityError, Refusal, UsageError
 from fedloom.protocol.tensors.container import read_params, write_file
 from fedloom.protocol.transport import methods
@@ -257,7 +257,7 @@ def test_promotions_are_older_only_by_both_clocks(tmp_path):
 
 def test_few_models_are_kept(tmp_path):
     """Disk use is bounded: the newest stay."""
-    shelf = Shelf(tmp_path)
+    shelf = PromotedModels(tmp_path)
     for number in range(7):
         source = tmp_path / f"{number}.safetensors"
         write_file(source, {"w": np.full(3, number, np.float32)})

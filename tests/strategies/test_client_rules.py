@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedloom.client.training.client_rule import Local, settle
+from fedloom.client.training.client_rule import RuleContext, apply_rule
 from fedloom.protocol.errors import UsageError
 from fedloom.protocol.updates.message import TensorPart
 from fedloom.strategies import (
@@ -217,7 +217,7 @@ def test_a_rule_that_needs_whole_tensors_says_so():
     part = TensorPart(DELTA, "w", Slice(((0, 2),)), np.ones(2, np.float32))
     settings = RoundSettings(epochs=1, steps=None, batch_size=0, learning_rate=0.1)
     with pytest.raises(UsageError, match="'w' whole from train, as the client rule scaffold"):
-        settle(ScaffoldRule(), [part], Local(), settings, 3)
+        apply_rule(ScaffoldRule(), [part], RuleContext(), settings, 3)
 
 
 def test_tensors_without_gradients_are_sent_as_they_are():
@@ -225,8 +225,8 @@ def test_tensors_without_gradients_are_sent_as_they_are():
     values, before = np.full(3, 2.0, np.float32), np.ones(3, np.float32)
     parts = [TensorPart(DELTA, name, Full(), values, before) for name in ("weight", "running_mean")]
     settings = RoundSettings(epochs=1, steps=None, batch_size=2, learning_rate=0.1)
-    local = Local(trainable=frozenset({"weight"}))
-    settled = settle(ScaffoldRule(), parts, local, settings, 3)
+    local = RuleContext(trainable=frozenset({"weight"}))
+    settled = apply_rule(ScaffoldRule(), parts, local, settings, 3)
     sent = {(part.group, part.tensor) for part in settled.parts}
     assert sent == {(DELTA, "weight"), ("control", "weight"), (DELTA, "running_mean")}
     assert settled.memory["control"].keys() == {"weight"}

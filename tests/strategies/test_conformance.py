@@ -10,7 +10,7 @@ import pickle
 import numpy as np
 import pytest
 
-from fedloom.client.training.client_rule import Local, settle
+from fedloom.client.training.client_rule import RuleContext, apply_rule
 from fedloom.protocol.updates.message import TensorPart
 from fedloom.strategies import (
     AGGREGATIONS,
@@ -98,14 +98,14 @@ class Fleet:
             for name, old in model.items()
             if not (name == "b" and i % 3 == 1)
         ]
-        local = Local(
+        local = RuleContext(
             received=self.algorithm.sends(state),
             memory=self.memory.get((number - 1, i), {}),
             initial_loss=1.0 + i,
             cluster=i % 2 if self.algorithm.rule.picks else None,
             full_gradient={n: rng.standard_normal(v.shape) for n, v in model.items()},
         )
-        settled = settle(self.algorithm.rule, parts, local, TRAINING, 10)
+        settled = apply_rule(self.algorithm.rule, parts, local, TRAINING, 10)
         self.memory[number, i] = settled.memory
         weight = 1.0 if self.algorithm.weightings == ("uniform",) else 1.0 + i
         return weight, settled
@@ -261,9 +261,9 @@ def test_uncovered_coordinates_keep_their_bits(algorithm):
     model, state = run(algorithm)
     box = Slice(((0, 1), (0, 4)))
     parts = {
-        f"c{i}": (1.0, settle(algorithm.rule, [
+        f"c{i}": (1.0, apply_rule(algorithm.rule, [
             TensorPart(DELTA, "w", box, model["w"][:1] + np.float32(0.1 + i / 100), model["w"][:1])
-        ], Local(), TRAINING, 10))
+        ], RuleContext(), TRAINING, 10))
         for i in range(CLIENTS)
     }  # fmt: skip
     new, _ = finished(algorithm, state, model, folded(algorithm, parts))

@@ -21,7 +21,7 @@ from fedloom.client import Kind, Task, Weighting
 from fedloom.client.agent.task_run import differences
 from fedloom.client.torch import TorchClient, parameters
 from fedloom.client.training.checkpoints import Checkpoints
-from fedloom.client.training.client_rule import Local, settle
+from fedloom.client.training.client_rule import RuleContext, apply_rule
 from fedloom.protocol import crash_points
 from fedloom.strategies import Personal, RoundSettings, client_rule
 
@@ -75,7 +75,7 @@ def task(case, path):
         floats = {n: a for n, a in params.items() if a.dtype.kind == "f"}
         return {n: rng.normal(0, scale, a.shape).astype(np.float32) for n, a in floats.items()}
 
-    local = Local(
+    local = RuleContext(
         received={name: slot() for name in rule.receives},
         memory={name: slot() for name in rule.remembers},
         personal=case.get("personal", Personal()),
@@ -111,7 +111,7 @@ def trained(case, path=None):
     received = {name: value.copy() for name, value in parameters(model()).items()}
     params, num_examples, metrics = client.train(received, asked)
     parts = differences(params, parameters(model()), asked)
-    settled = settle(asked.rule, parts, asked.local, asked.settings, num_examples)
+    settled = apply_rule(asked.rule, parts, asked.local, asked.settings, num_examples)
     digest = hashlib.sha256(repr((sorted(metrics.items()), settled.scalars)).encode())
     for part in sorted(settled.parts, key=lambda p: (p.group, p.tensor)):
         digest.update(np.ascontiguousarray(part.values).tobytes())

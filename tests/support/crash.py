@@ -27,7 +27,7 @@ from pathlib import Path
 import numpy as np
 
 from fedloom.client.identity.enrol import enrol
-from fedloom.client.training.client_rule import Local, settle
+from fedloom.client.training.client_rule import RuleContext, apply_rule
 from fedloom.protocol.manifest import Manifest
 from fedloom.protocol.tensors.container import read_params, write_file
 from fedloom.protocol.trust import tokens
@@ -215,9 +215,9 @@ def expected_model(initial, rounds, aggregation, strategy=None):
             seed = task_seed(run.seed, number, f"c{client}")
             new, examples = local_step(params, seed), 1 + seed % 1000
             parts = [TensorPart(DELTA, n, Full(), v, params[n]) for n, v in new.items()]
-            local = Local(received=strategy.sends(state), memory=memory.get(client, {}))
+            local = RuleContext(received=strategy.sends(state), memory=memory.get(client, {}))
             settings = run.local_training().at(number, NUM_CLIENTS)
-            settled = settle(strategy.rule, parts, local, settings, examples)
+            settled = apply_rule(strategy.rule, parts, local, settings, examples)
             memory[client] = settled.memory
             units = weight_units(1 if run.weighting == "uniform" else examples)
             for part in settled.parts:

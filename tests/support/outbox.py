@@ -1,6 +1,6 @@
 """A client that does a task as its agent would, without a server."""
 
-from fedloom.client.agent.task_run import Work, task_from_message
+from fedloom.client.agent.task_run import TaskRun, task_from_message
 from fedloom.client.state.store import ClientStore
 from fedloom.protocol.tensors.container import write_file
 from fedloom.protocol.v1 import fleet_pb2
@@ -26,4 +26,4 @@ def update_of(client, params, folder, *, weighting):
         evaluate=True,
         weighting=_WEIGHTINGS[weighting],
     )
-    return Work(client, task_from_message(message), message, "site-a", store).run()
+    return TaskRun(client, task_from_message(message), message, "site-a", store).run()

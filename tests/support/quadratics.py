@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fedloom.client.training.client_rule import Local, settle
+from fedloom.client.training.client_rule import RuleContext, apply_rule
 from fedloom.protocol.updates.message import TensorPart
 from fedloom.strategies import (
     DELTA,
@@ -54,7 +54,7 @@ class Quadratics:
     def train(self, client, rule, x, received):
         """What a client sends and remembers after a round from x."""
         full_gradient = self.a[client] * (x - self.c[client])
-        local = Local(
+        local = RuleContext(
             received=received,
             memory=self.memory.get(client, {}),
             steps=self.steps[client],
@@ -70,7 +70,7 @@ class Quadratics:
             epochs=None, steps=1, batch_size=0, learning_rate=self.learning_rate
         )
         part = TensorPart(DELTA, "x", Full(), y, x)
-        return settle(rule, [part], local, settings, 1)
+        return apply_rule(rule, [part], local, settings, 1)
 
     def round(self, strategy, state, x, cohort, weights=None):
         """The next x and state."""

@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 from fedloom.client.api import Kind, Task, Weighting
 from fedloom.client.torch import TorchClient, lora, parameters
 from fedloom.client.training.checkpoints import Checkpoints
-from fedloom.client.training.client_rule import Local
+from fedloom.client.training.client_rule import RuleContext
 from fedloom.strategies import Personal, RoundSettings, client_rule
 
 EXAMPLES, HELD_OUT, INPUTS, CLASSES = 103, 301, 12, 4
@@ -145,7 +145,7 @@ def made(case):
         **spec.get("client", {}),
     )
     rule = client_rule(*spec.get("rule", ("plain", {})))
-    local = Local(personal=Personal(**spec.get("personal", {})))
+    local = RuleContext(personal=Personal(**spec.get("personal", {})))
     if spec.get("slots"):
         local.received = {slot: filled(module, 0.01) for slot in rule.receives}
         local.memory = {slot: filled(module, -0.02) for slot in rule.remembers}

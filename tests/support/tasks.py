@@ -1,7 +1,7 @@
 """Tasks for clients that a test calls by itself."""
 
 from fedloom.client import Kind, Task, Weighting
-from fedloom.client.training.client_rule import Local
+from fedloom.client.training.client_rule import RuleContext
 from fedloom.strategies import Personal, Plain, RoundSettings
 
 
@@ -21,5 +21,5 @@ def task(*, rule=None, seed=1, round_=1, kind=Kind.TRAIN, config=None, personal=
         seed=seed,
         deadline_s=60.0,
         weighting=Weighting.EXAMPLES,
-        local=Local(personal=personal or Personal()),
+        local=RuleContext(personal=personal or Personal()),
     )

@@ -12,65 +12,67 @@ from typing import Any, NoReturn
 
 import click
 
-from fedloom.cli.common.lazy import Lazy, LazyGroup
+from fedloom.cli.common.lazy import LazyCommand, LazyGroup
 from fedloom.cli.common.output import JSON
 from fedloom.protocol.version import __version__
 
 TRACEBACK = "FEDLOOM_TRACEBACK"
 
 COMMANDS = {
-    "server": Lazy("fedloom.server.commands:server", "Make a server and run it."),
-    "token": Lazy("fedloom.cli.operator.tokens:token", "Invite devices by one-time tokens."),
-    "client": Lazy(
+    "server": LazyCommand("fedloom.server.commands:server", "Make a server and run it."),
+    "token": LazyCommand("fedloom.cli.operator.tokens:token", "Invite devices by one-time tokens."),
+    "client": LazyCommand(
         "fedloom.cli.device.client:client",
         "Enrol and run a device; look at devices and say which are asked.",
     ),
-    "run": Lazy("fedloom.cli.operator.runs:run", "Submit training runs, watch and steer them."),
-    "round": Lazy(
+    "run": LazyCommand(
+        "fedloom.cli.operator.runs:run", "Submit training runs, watch and steer them."
+    ),
+    "round": LazyCommand(
         "fedloom.cli.operator.rounds:rounds",
         "Look at rounds, one client a line; close, extend, abort or retry the open one.",
     ),
-    "model": Lazy(
+    "model": LazyCommand(
         "fedloom.cli.operator.models:model",
         "Make, list, compare, export and promote models, as safetensors.",
     ),
-    "console": Lazy(
+    "console": LazyCommand(
         "fedloom.cli.operator.console_link:console",
         "Print a link that logs you in to the console, once, within two minutes.",
     ),
-    "top": Lazy(
+    "top": LazyCommand(
         "fedloom.cli.top.command:top",
         "Watch a server live: its health, runs, open round, members and last refusals.",
     ),
-    "user": Lazy(
+    "user": LazyCommand(
         "fedloom.cli.operator.users:user",
         "Say who may log in to the console, and what they may do there.",
     ),
-    "api-token": Lazy(
+    "api-token": LazyCommand(
         "fedloom.cli.operator.api_tokens:api_token",
         "Let programs, and operators on other machines, use the API.",
     ),
-    "audit": Lazy(
+    "audit": LazyCommand(
         "fedloom.cli.operator.audit:audit",
         "See who did what, when, and verify that nothing of it was changed.",
     ),
-    "completion": Lazy(
+    "completion": LazyCommand(
         "fedloom.cli.common.completion:completion",
         "Print what makes a shell complete commands and options by the tab key.",
     ),
-    "simulate": Lazy(
+    "simulate": LazyCommand(
         "fedloom.simulation.command:simulate",
         "Simulate an experiment: thousands of clients here, with the server's own rounds.",
     ),
-    "demo": Lazy(
+    "demo": LazyCommand(
         "fedloom.simulation.demo.command:demo",
         "Run the main job here: a server, eight clients as processes, one model.",
     ),
-    "sweep": Lazy(
+    "sweep": LazyCommand(
         "fedloom.simulation.sweep.command:sweep",
         "Search an experiment's settings for the best: grid, random or Bayesian, in parallel.",
     ),
-    "reproduce": Lazy(
+    "reproduce": LazyCommand(
         "fedloom.simulation.studies.command:reproduce",
         "Reproduce a published table, or a study that compares strategies.",
     ),

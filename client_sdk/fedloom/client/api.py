@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from fedloom.client import typed_config
 from fedloom.client.training.checkpoints import Checkpoints
-from fedloom.client.training.client_rule import Local
-from fedloom.client.training.progress import Note, Reporter
+from fedloom.client.training.client_rule import RuleContext
+from fedloom.client.training.progress import Reporter, TrainingProgress
 from fedloom.protocol.errors import UsageError
 from fedloom.strategies import ClientRule, RoundSettings
 
@@ -78,7 +78,7 @@ class Task:
     deadline_s: float
     weighting: Weighting
     client: str = ""
-    local: Local = field(default_factory=Local, repr=False, compare=False)
+    local: RuleContext = field(default_factory=RuleContext, repr=False, compare=False)
     checkpoints: Checkpoints = field(default_factory=Checkpoints, repr=False, compare=False)
     _limit: _Limit = field(default_factory=_Limit, repr=False, compare=False)
     _stopping: threading.Event = field(default_factory=threading.Event, repr=False, compare=False)
@@ -109,7 +109,7 @@ class Task:
         self._reporter.say(done, loss)
 
     @contextmanager
-    def reporting(self, heard: Callable[[Note], None]) -> Iterator[None]:
+    def reporting(self, heard: Callable[[TrainingProgress], None]) -> Iterator[None]:
         """For agents: hear of progress, in the training's thread, at most once a second."""
         self._reporter.heard = heard
         try:

@@ -63,10 +63,10 @@ class Model:
                 federation's key.
             IntegrityError: the server said something older than before.
         """
-        from fedloom.client.promoted_model import Shelf, fetch  # noqa: PLC0415 - a session's import
+        from fedloom.client.promoted_model import PromotedModels, fetch  # noqa: PLC0415 - a session's import
 
         settings, fresh = load(Path(config)), False
-        shelf = Shelf(settings.state_dir)
+        shelf = PromotedModels(settings.state_dir)
         if not offline:
             try:
                 with ThreadPoolExecutor(1) as aside:  # there may be an event loop here: a notebook

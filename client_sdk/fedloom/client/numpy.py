@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from fedloom.client.api import Client, Metrics, Params, Task, Trained
 from fedloom.client.data import Growing, Shard, as_shard
-from fedloom.client.training.length import Stopping
+from fedloom.client.training.length import StopRule
 from fedloom.protocol.errors import UsageError
 from fedloom.strategies import At, ClientRule
 
@@ -204,7 +204,7 @@ class GradientClient(_NumpyClient):
             ats = {n: _at(task, n, params[n]) for n in task.local.trainable}
         total, seen, trained = 0.0, 0, set[str]()
         settings = task.settings
-        stopping = Stopping(settings, len(shard), task.should_stop, report=task.progress)
+        stopping = StopRule(settings, len(shard), task.should_stop, report=task.progress)
         for x, y in shard.training(
             task.seed, settings.batch_size, epochs=settings.epochs, steps=settings.steps
         ):

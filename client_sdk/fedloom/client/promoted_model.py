@@ -22,7 +22,7 @@ from fedloom.client.network import transfer
 from fedloom.client.network.connection import CONNECT_S, Connection
 from fedloom.client.offers.checks import is_run
 from fedloom.client.state.model_check import check_room
-from fedloom.client.state.partial_download import Incoming
+from fedloom.client.state.partial_download import PartialDownload
 from fedloom.client.state.store import ClientStore
 from fedloom.protocol.atomic_files import write_whole
 from fedloom.protocol.errors import Code, IntegrityError, Refusal, UsageError
@@ -63,7 +63,7 @@ class Promotion:
         return mine != theirs and mine[0] <= theirs[0] and mine[1] <= theirs[1]
 
 
-class Shelf:
+class PromotedModels:
     """The promoted models that are here.
 
     Args:
@@ -110,9 +110,9 @@ class Shelf:
 
     # ---- as `transfer.download` wants it -------------------------------------------------
 
-    def receive_model(self, digest: str, size_bytes: int) -> Incoming:
+    def receive_model(self, digest: str, size_bytes: int) -> PartialDownload:
         """Begin, or go on with, receiving a model."""
-        return Incoming(self._folder / f"{digest}.part", size_bytes)
+        return PartialDownload(self._folder / f"{digest}.part", size_bytes)
 
     def adopt_model(self, digest: str) -> Path:
         """The part is whole and verified; the oldest models make room."""
@@ -135,7 +135,7 @@ async def fetch(config: ClientConfig, scope: str) -> Promotion:
         IntegrityError: it said something older than before.
         UsageError: nothing was promoted.
     """
-    shelf = Shelf(config.state_dir)
+    shelf = PromotedModels(config.state_dir)
     connection = Connection(config, ClientStore(config.state_dir))
     async with connection.open_channel() as channel:
         promotion = await _ask(channel, connection, scope)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from rich.text import Text
 
 from fedloom.cli.top.bars import ASCII, UNICODE, bar, columns, sparkline
-from fedloom.cli.top.facts import Facts
+from fedloom.cli.top.facts import ServerFacts
 from fedloom.cli.top.frame import frame
 from fedloom.cli.top.terminal import split
 from fedloom.cli.top.view import View
@@ -45,7 +45,8 @@ DETAIL = {
         for n in range(1, 7)
     ],
 }  # fmt: skip
-FACTS = Facts(100.0, OVERVIEW, DETAIL, REFUSED, {"federation": "north"})
+FACTS = ServerFacts(100.0, OVERVIEW, DETAIL, REFUSED, {"federation": "north"})
+IDLE = ServerFacts(0.0, {**OVERVIEW, "runs": [], "alerts": []}, server={"federation": "x"})
 VIEW = View(facts=FACTS, now=100.0, where="./server", run="wards-1")
 
 
@@ -61,8 +62,7 @@ def _text(view, width=80, height=24):
         "detail": st.booleans(), "help": st.booleans(), "scroll": st.integers(0, 9),
         "question": st.sampled_from(["", "It ends for good. " * 4]), "message": st.just("Done."),
         "lost_at": st.one_of(st.none(), st.just(90.0)), "glyphs": st.sampled_from([ASCII, UNICODE]),
-        "facts": st.sampled_from([None, FACTS, Facts(0.0, {**OVERVIEW, "runs": [], "alerts": []},
-                                                     server={"federation": "x"})]),
+        "facts": st.sampled_from([None, FACTS, IDLE]),
     }),
 )  # fmt: skip
 def test_frame_fills_any_terminal_exactly(width, height, changes):
@@ -125,7 +125,7 @@ def test_question_takes_the_place_of_the_keys():
 
 def test_nothing_to_show_says_what_to_do():
     """Before the first run."""
-    facts = Facts(0.0, {**OVERVIEW, "runs": [], "alerts": []}, server={"federation": "x"})
+    facts = ServerFacts(0.0, {**OVERVIEW, "runs": [], "alerts": []}, server={"federation": "x"})
     assert "fedloom run submit" in _text(replace(VIEW, facts=facts))
 
 

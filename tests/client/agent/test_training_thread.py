@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from fedloom.client.agent import training_thread
-from fedloom.client.agent.training_thread import Trainer
+from fedloom.client.agent.training_thread import TrainingThread
 from support import tasks
 
 
@@ -19,7 +19,7 @@ def no_grace(monkeypatch):
 async def meanwhile(task, ask):
     """Ask something of a trainer while a task's training goes on; returns what it objects to."""
     let_go, now = threading.Event(), [100.0]
-    one = Trainer(lambda: now[0])
+    one = TrainingThread(lambda: now[0])
     assert await one.objection() is None
     running = asyncio.ensure_future(one.run(let_go.wait, task))
     await asyncio.sleep(0.01)

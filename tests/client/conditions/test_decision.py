@@ -5,7 +5,7 @@ from datetime import datetime
 import pytest
 
 from fedloom.client.conditions import Conditions, Readings, objection
-from fedloom.client.conditions.windows import Window
+from fedloom.client.conditions.windows import TimeWindow
 from fedloom.protocol.errors import UsageError
 
 NOON = datetime(2026, 11, 18, 12, 0)  # a Wednesday
@@ -113,7 +113,7 @@ def test_the_load_of_the_training_itself_does_not_end_it():
 )
 def test_windows_hold_to_the_minute(text, inside, outside):
     """A night belongs to the day on which it begins."""
-    window = Window.parse(text)
+    window = TimeWindow.parse(text)
     assert [text for text in inside if not window.holds(moment(text))] == []
     assert [text for text in outside if window.holds(moment(text))] == []
 

@@ -5,7 +5,7 @@ import tomllib
 import pytest
 
 from fedloom.client.owner.policy import Policy, PolicyFile, load, template, words
-from fedloom.client.owner.policy_gate import DAY_S, HOUR_S, OwnersRules
+from fedloom.client.owner.policy_gate import DAY_S, HOUR_S, PolicyGate
 from fedloom.protocol import settings
 from fedloom.protocol.errors import UsageError
 from fedloom.protocol.v1 import fleet_pb2
@@ -120,7 +120,7 @@ def test_rounds_an_hour_and_a_day_are_counted_over_restarts(tmp_path):
     (tmp_path / "policy.toml").write_text("[runs]\nrounds_per_hour = 2\nrounds_per_day = 3")
 
     def rules():
-        return OwnersRules(PolicyFile(tmp_path / "policy.toml"), tmp_path, lambda: now[0])
+        return PolicyGate(PolicyFile(tmp_path / "policy.toml"), tmp_path, lambda: now[0])
 
     for number in (1, 2):
         assert rules().objection(offer(number=number)) is None
@@ -140,7 +140,7 @@ def test_rounds_an_hour_and_a_day_are_counted_over_restarts(tmp_path):
 def test_a_round_that_asks_for_something_else_is_another_one(tmp_path):
     """Or a server would ask under one number as often as it likes, each time with another model."""
     policy(tmp_path, "[runs]\nrounds_per_day = 1")
-    rules = OwnersRules(PolicyFile(tmp_path / "policy.toml"), tmp_path)
+    rules = PolicyGate(PolicyFile(tmp_path / "policy.toml"), tmp_path)
     first = offer(model={"digest": "a" * 64}, deadline_s=60.0)
     rules.took(first)
     again = offer(model={"digest": "a" * 64}, deadline_s=30.0)
@@ -154,7 +154,7 @@ def test_an_edit_counts_from_the_next_offer_on_and_a_mistake_stops_all(tmp_path,
     """As does a file that is gone: whoever deletes it gains nothing."""
     path = tmp_path / "policy.toml"
     path.write_text("")
-    rules = OwnersRules(PolicyFile(path), tmp_path)
+    rules = PolicyGate(PolicyFile(path), tmp_path)
     assert rules.objection(offer()) is None
     path.write_text('[runs]\ndeny = ["digits"]')
     assert "denies" in rules.objection(offer())

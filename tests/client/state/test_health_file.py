@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from fedloom.cli.main import main
 from fedloom.client.identity.leave import wipe
-from fedloom.client.state.health_file import FILE, Standing, keep_watchdog, stand
+from fedloom.client.state.health_file import FILE, HealthFile, keep_watchdog, read_health
 from support.agents import Adder, played, until
 
 
@@ -27,11 +27,11 @@ def test_an_agent_says_how_it_stands(tmp_path):
         await agents.start("ward", Adder())
         state = agents.configs["ward"].state_dir
         config = agents.directory / "ward" / "client.toml"
-        await until(lambda: stand(state).attends)
+        await until(lambda: read_health(state).attends)
         done = await asyncio.to_thread(health, config, "--attending")
         assert (done.exit_code, "attends 127.0.0.1" in done.output) == (0, True)
         await agents.stop("ward")
-        assert not stand(state).alive
+        assert not read_health(state).alive
         done = await asyncio.to_thread(health, config, "--json")
         assert (done.exit_code, json.loads(done.output)["error"]["kind"]) == (5, "unavailable")
 
@@ -43,7 +43,7 @@ def test_one_that_waits_is_alive(tmp_path):
     (tmp_path / "client.toml").write_text('server = "h:1"\nstate_dir = "state"\n')
     state = tmp_path / "state"
     state.mkdir()
-    standing = Standing(state, "h:1")
+    standing = HealthFile(state, "h:1")
     standing.begins()
     standing.attends()
     standing.waits()
@@ -58,7 +58,7 @@ def test_one_that_waits_is_alive(tmp_path):
 def test_what_is_not_a_standing_is_no_agent(text, tmp_path):
     """A file cut short, or somebody else's."""
     (tmp_path / FILE).write_text(text)
-    assert not stand(tmp_path).alive
+    assert not read_health(tmp_path).alive
 
 
 def test_a_process_that_was_killed_is_no_agent(tmp_path):
@@ -66,7 +66,7 @@ def test_a_process_that_was_killed_is_no_agent(tmp_path):
     done = subprocess.Popen([sys.executable, "-c", ""])
     done.wait()
     (tmp_path / FILE).write_text(json.dumps({"pid": done.pid, "attends": True}))
-    assert not stand(tmp_path).alive
+    assert not read_health(tmp_path).alive
 
 
 def test_systemd_hears_of_it(tmp_path, monkeypatch):
@@ -74,7 +74,7 @@ def test_systemd_hears_of_it(tmp_path, monkeypatch):
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
         listener.bind(str(tmp_path / "notify"))
         monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
-        standing = Standing(tmp_path, "h:1")
+        standing = HealthFile(tmp_path, "h:1")
         standing.begins()
         standing.attends()
         standing.ends()
@@ -97,7 +97,7 @@ def test_systemd_hears_of_it(tmp_path, monkeypatch):
 def test_no_socket_and_no_room_end_nothing(tmp_path, monkeypatch):
     """An agent outlives whoever looks at it."""
     monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "none"))
-    standing = Standing(tmp_path / "gone", "h:1")
+    standing = HealthFile(tmp_path / "gone", "h:1")
     standing.begins()
     standing.attends()
     standing.ends()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedloom.client.state import store as store_module
-from fedloom.client.state.partial_download import Incoming
+from fedloom.client.state.partial_download import PartialDownload
 from fedloom.client.state.store import KEEP_MODELS, ClientStore
 from fedloom.protocol.tensors.container import read_params, write_file
 
@@ -25,11 +25,11 @@ def receive(store, body):
 
 def test_a_cut_model_goes_on_where_it_stopped(tmp_path):
     """What came before a cut is known afterwards, with its hash."""
-    part = Incoming(tmp_path / "part", len(BODY))
+    part = PartialDownload(tmp_path / "part", len(BODY))
     part.append(BODY[:1000])
     part.append(BODY[1000:1500])
     part.close()
-    again = Incoming(tmp_path / "part", len(BODY))
+    again = PartialDownload(tmp_path / "part", len(BODY))
     assert again.received == 1500
     assert not again.is_whole
     assert again.hash().digest() == hashlib.sha256(BODY[:1500]).digest()
@@ -43,7 +43,7 @@ def test_a_cut_model_goes_on_where_it_stopped(tmp_path):
 def test_a_part_that_is_not_one_is_begun_anew(tmp_path, content):
     """A file of another length, or with an impossible count, counts for nothing."""
     (tmp_path / "part").write_bytes(content)
-    part = Incoming(tmp_path / "part", len(BODY))
+    part = PartialDownload(tmp_path / "part", len(BODY))
     assert part.received == 0
     part.append(BODY)
     part.close()
@@ -56,7 +56,7 @@ def test_a_reused_file_holds_the_new_model_alone(tmp_path, length):
     old = tmp_path / "old"
     old.write_bytes(b"\xaa" * length)
     inode = old.stat().st_ino
-    part = Incoming(tmp_path / "part", len(BODY), old)
+    part = PartialDownload(tmp_path / "part", len(BODY), old)
     assert part.received == 0
     assert not old.exists()
     part.append(BODY)

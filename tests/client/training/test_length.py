@@ -8,7 +8,7 @@ from torch.nn.functional import cross_entropy
 
 from fedloom.client import Kind, Task, Weighting
 from fedloom.client.torch import TorchClient, parameters
-from fedloom.client.torch.stopping import Stopping
+from fedloom.client.torch.stopping import TorchStopRule
 from fedloom.client.training import length
 from fedloom.strategies import Plain, RoundSettings, client_rule
 from support.modules import like
@@ -40,12 +40,12 @@ def _steps_until_stop(watched, losses):
 def test_patience_counts_epochs_without_a_lower_loss(patience, epochs, steps):
     """By the mean over an epoch's examples."""
     losses = [loss for loss in epochs for _ in range(3)]
-    assert _steps_until_stop(Stopping(_settings(patience=patience), 10), losses) == steps
+    assert _steps_until_stop(TorchStopRule(_settings(patience=patience), 10), losses) == steps
 
 
 def test_batches_count_by_their_examples():
     """Two epochs of mean 2.0 by examples, whose means by batches are 1.67 and 2.33."""
-    watched = Stopping(_settings(patience=1), 10)
+    watched = TorchStopRule(_settings(patience=1), 10)
     losses = [2.0, 2.0, 2.0, 1.0, 2.0, 4.0, 0.0]  # (4·1 + 4·2 + 2·4) / 10 = 2
     assert _steps_until_stop(watched, losses) == 6
 
@@ -54,7 +54,7 @@ def test_time_is_up_at_the_budget(monkeypatch):
     """Seconds of the device's monotonic clock."""
     now = [100.0]
     monkeypatch.setattr(length, "time", like(time, monotonic=lambda: now[0]))
-    watched = Stopping(_settings(time_budget_s=2.5), 10)
+    watched = TorchStopRule(_settings(time_budget_s=2.5), 10)
     now[0] = 102.4
     assert not watched.should_stop()
     now[0] = 102.5

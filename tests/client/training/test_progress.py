@@ -8,7 +8,7 @@ import pytest
 
 from fedloom.client.numpy import gradient_client
 from fedloom.client.training import progress
-from fedloom.client.training.progress import Note, note
+from fedloom.client.training.progress import TrainingProgress, note
 from support.modules import like
 from support.tasks import task
 
@@ -16,17 +16,17 @@ from support.tasks import task
 @pytest.mark.parametrize(
     ("said", "expected"),
     [
-        ((0.25,), Note(0.25)),
-        (((3, 4), np.float32(0.5)), Note(0.75, 0.5)),
-        (((0, 0),), Note(1.0)),
-        ((7,), Note(1.0)),
-        ((-1, math.nan), Note(0.0)),
-        ((math.nan, math.inf), Note(0.0)),
-        (((1, 2), "much"), Note(0.5)),
-        (((1, 2), [1, 2]), Note(0.5)),
-        (("much",), Note(0.0)),
-        (((1, 2, 3),), Note(0.0)),
-        ((None, 0.5), Note(0.0, 0.5)),
+        ((0.25,), TrainingProgress(0.25)),
+        (((3, 4), np.float32(0.5)), TrainingProgress(0.75, 0.5)),
+        (((0, 0),), TrainingProgress(1.0)),
+        ((7,), TrainingProgress(1.0)),
+        ((-1, math.nan), TrainingProgress(0.0)),
+        ((math.nan, math.inf), TrainingProgress(0.0)),
+        (((1, 2), "much"), TrainingProgress(0.5)),
+        (((1, 2), [1, 2]), TrainingProgress(0.5)),
+        (("much",), TrainingProgress(0.0)),
+        (((1, 2, 3),), TrainingProgress(0.0)),
+        ((None, 0.5), TrainingProgress(0.0, 0.5)),
     ],
 )
 def test_whatever_is_said_becomes_a_fraction_and_perhaps_a_loss(said, expected):
@@ -69,7 +69,7 @@ def test_helpers_report_by_themselves(monkeypatch):
     asked = task(epochs=2, batch_size=10)
     with asked.reporting(numpy_heard.append):
         gradient_client(_gradient, data).train({"w": np.zeros(3)}, asked)
-    assert numpy_heard == [Note(f, 2.5) for f in (0.25, 0.5, 0.75, 1.0)]
+    assert numpy_heard == [TrainingProgress(f, 2.5) for f in (0.25, 0.5, 0.75, 1.0)]
     torch = pytest.importorskip("torch")
     from fedloom.client.torch import TorchClient
 

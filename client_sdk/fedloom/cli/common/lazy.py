@@ -22,7 +22,7 @@ EXTRAS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Lazy:
+class LazyCommand:
     """A command that is not loaded yet.
 
     Attributes:
@@ -69,7 +69,9 @@ class LazyGroup(click.Group):
         lazy: such commands by name.
     """
 
-    def __init__(self, *args: Any, lazy: Mapping[str, Lazy] | None = None, **settings: Any) -> None:
+    def __init__(
+        self, *args: Any, lazy: Mapping[str, LazyCommand] | None = None, **settings: Any
+    ) -> None:
         super().__init__(*args, **settings)
         self._lazy = dict(lazy or {})
 

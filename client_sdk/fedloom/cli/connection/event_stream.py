@@ -110,7 +110,7 @@ class Feed:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class Snapshot:
     """What there was to see.
 
     Attributes:
@@ -124,13 +124,13 @@ class Seen:
     lost_s: float | None = None
 
 
-def follow(control: Control, look: Callable[[], Any], topics: Iterable[str]) -> Iterator[Seen]:
+def follow(control: Control, look: Callable[[], Any], topics: Iterable[str]) -> Iterator[Snapshot]:
     """Look at something whenever it may have changed, for ever; at least every `TICK_S` seconds.
 
     Raises:
         FedloomError: the first look fails, or the server is there and says no.
     """
-    seen = Seen(look(), news=True)
+    seen = Snapshot(look(), news=True)
     yield seen
     heard: queue.SimpleQueue[Event] = queue.SimpleQueue()
     with Feed(control, topics, heard.put):
@@ -138,8 +138,8 @@ def follow(control: Control, look: Callable[[], Any], topics: Iterable[str]) -> 
 
 
 def _followed(
-    look: Callable[[], Any], heard: queue.SimpleQueue[Event], seen: Seen
-) -> Iterator[Seen]:
+    look: Callable[[], Any], heard: queue.SimpleQueue[Event], seen: Snapshot
+) -> Iterator[Snapshot]:
     looked_at, lost_at = time.monotonic(), None
     while True:
         event = _next(heard)
@@ -153,10 +153,10 @@ def _followed(
         news = event is not None and event.name not in ("beat", "lost")
         if lost_at is None and (news or now - looked_at > STALE_S):
             try:
-                seen, looked_at = Seen(look(), news=news), now
+                seen, looked_at = Snapshot(look(), news=news), now
             except UnavailableError:
                 lost_at = now  # the stream will say when it is back
-        yield Seen(seen.document, news, None if lost_at is None else now - lost_at)
+        yield Snapshot(seen.document, news, None if lost_at is None else now - lost_at)
 
 
 def _next(heard: queue.SimpleQueue[Event]) -> Event | None:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from fedloom.cli.common import output
-from fedloom.cli.common.lazy import Lazy, LazyGroup
+from fedloom.cli.common.lazy import LazyCommand, LazyGroup
 from fedloom.cli.common.options import config_option, json_option
 
 ORDER = (
@@ -19,7 +19,7 @@ ORDER = (
 )
 
 
-class Commands(LazyGroup):
+class ClientCommands(LazyGroup):
     """The device's commands first, each group in the order in which it is needed."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -29,41 +29,59 @@ class Commands(LazyGroup):
 
 
 LAZY = {
-    "health": Lazy(
+    "health": LazyCommand(
         "fedloom.cli.device.health:client_health", "Say whether this device's agent is alive."
     ),
-    "install-service": Lazy(
+    "install-service": LazyCommand(
         "fedloom.cli.device.install_service:install",
         "Let systemd run this device's agent, in a sandbox.",
     ),
-    "uninstall-service": Lazy("fedloom.cli.device.install_service:uninstall", "Take that back."),
-    "doctor": Lazy(
+    "uninstall-service": LazyCommand(
+        "fedloom.cli.device.install_service:uninstall", "Take that back."
+    ),
+    "doctor": LazyCommand(
         "fedloom.cli.device.doctor:doctor", "Look for what keeps this device from working."
     ),
-    "policy": Lazy("fedloom.cli.device.policy:policy", "What this device's owner lets it do."),
-    "log": Lazy("fedloom.cli.device.log:log", "Show what left this device, when and to whom."),
-    "test": Lazy("fedloom.cli.device.test:test", "Check a client's code here, without a server."),
-    "leave": Lazy("fedloom.cli.device.leave:leave", "Leave the federation and wipe this device."),
-    "model": Lazy(
+    "policy": LazyCommand(
+        "fedloom.cli.device.policy:policy", "What this device's owner lets it do."
+    ),
+    "log": LazyCommand(
+        "fedloom.cli.device.log:log", "Show what left this device, when and to whom."
+    ),
+    "test": LazyCommand(
+        "fedloom.cli.device.test:test", "Check a client's code here, without a server."
+    ),
+    "leave": LazyCommand(
+        "fedloom.cli.device.leave:leave", "Leave the federation and wipe this device."
+    ),
+    "model": LazyCommand(
         "fedloom.cli.device.model:model", "Get the model that the operator promoted; export it."
     ),
-    "list": Lazy(
+    "list": LazyCommand(
         "fedloom.cli.operator.clients:list_clients",
         "List enrolled clients: presence, task, and certificate expiry.",
     ),
-    "show": Lazy("fedloom.cli.operator.clients:show", "Show a client and its latest rounds."),
-    "quarantine": Lazy(
+    "show": LazyCommand(
+        "fedloom.cli.operator.clients:show", "Show a client and its latest rounds."
+    ),
+    "quarantine": LazyCommand(
         "fedloom.cli.operator.clients:quarantine", "Ask a client no more; refuse what it sends."
     ),
-    "drain": Lazy("fedloom.cli.operator.clients:drain", "Let a client end its work; ask no more."),
-    "release": Lazy("fedloom.cli.operator.clients:release", "Ask a client again."),
-    "revoke": Lazy("fedloom.cli.operator.clients:revoke", "Revoke a client and its certificates."),
-    "label": Lazy("fedloom.cli.operator.clients:label", "Give a client labels to find it by."),
-    "note": Lazy("fedloom.cli.operator.clients:note", "Keep a note about a client."),
+    "drain": LazyCommand(
+        "fedloom.cli.operator.clients:drain", "Let a client end its work; ask no more."
+    ),
+    "release": LazyCommand("fedloom.cli.operator.clients:release", "Ask a client again."),
+    "revoke": LazyCommand(
+        "fedloom.cli.operator.clients:revoke", "Revoke a client and its certificates."
+    ),
+    "label": LazyCommand(
+        "fedloom.cli.operator.clients:label", "Give a client labels to find it by."
+    ),
+    "note": LazyCommand("fedloom.cli.operator.clients:note", "Keep a note about a client."),
 }
 
 
-@click.group(cls=Commands, lazy=LAZY)
+@click.group(cls=ClientCommands, lazy=LAZY)
 def client() -> None:
     """Enrol and run a device; look at devices and say which are asked.
 

@@ -24,11 +24,11 @@ def client_health(config: Path, attending: bool) -> None:
       fedloom client health --config /etc/fedloom/client.toml
     """
     from fedloom.client.config import load  # noqa: PLC0415 - it imports grpc
-    from fedloom.client.state.health_file import stand  # noqa: PLC0415
+    from fedloom.client.state.health_file import read_health  # noqa: PLC0415
     from fedloom.protocol.errors import UnavailableError  # noqa: PLC0415
 
     state_dir = load(config).state_dir
-    found = stand(state_dir)
+    found = read_health(state_dir)
     if not found.alive:
         raise UnavailableError(f"Expected an agent that runs over {state_dir}, got none.")
     if attending and not found.attends:

@@ -41,7 +41,7 @@ def leave(config: Path, yes: bool, keep_log: bool) -> None:
             pass
         _confirm(settings.server, settings.state_dir, keep_log)
     with _no_agent(settings.state_dir):
-        farewell = asyncio.run(departure.say_farewell(settings))
+        farewell = asyncio.run(departure.notify_server(settings))
         rest = departure.wipe(settings.state_dir, keep_log=keep_log)
         if keep_log:
             told = "which knows of it" if farewell.told else "which could not be told"

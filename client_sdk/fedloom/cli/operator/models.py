@@ -6,36 +6,36 @@ from pathlib import Path
 import click
 
 from fedloom.cli.common import output
-from fedloom.cli.common.lazy import Lazy, LazyGroup
+from fedloom.cli.common.lazy import LazyCommand, LazyGroup
 from fedloom.cli.common.options import directory_option, json_option
 from fedloom.cli.connection.api_client import Control
 from fedloom.cli.connection.default_run import digest_of
 from fedloom.cli.operator.confirm import act, action_options, show_done
 
 LAZY = {
-    "lineage": Lazy(
+    "lineage": LazyCommand(
         "fedloom.cli.operator.model_inspection:lineage", "Show where a model comes from."
     ),
-    "layers": Lazy(
+    "layers": LazyCommand(
         "fedloom.cli.operator.model_inspection:show_layers", "Show a model's tensors in numbers."
     ),
-    "diff": Lazy(
+    "diff": LazyCommand(
         "fedloom.cli.operator.model_inspection:diff", "Show what lies between two models."
     ),
-    "compare": Lazy(
+    "compare": LazyCommand(
         "fedloom.cli.operator.model_inspection:compare", "Put models' evaluations side by side."
     ),
-    "verify": Lazy(
+    "verify": LazyCommand(
         "fedloom.cli.operator.model_verify:verify",
         "Verify that a file is the model that was signed.",
     ),
-    "promotions": Lazy(
+    "promotions": LazyCommand(
         "fedloom.cli.operator.model_inspection:promotions", "List what was promoted, and when."
     ),
 }
 
 
-class Commands(LazyGroup):
+class ModelCommands(LazyGroup):
     """In the order in which a model meets them."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -45,7 +45,7 @@ class Commands(LazyGroup):
         return first + [name for name in names if name not in first]
 
 
-@click.group(cls=Commands, lazy=LAZY)
+@click.group(cls=ModelCommands, lazy=LAZY)
 def model() -> None:
     """Make, list, compare, export and promote models, as safetensors.
 

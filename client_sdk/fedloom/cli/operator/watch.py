@@ -14,7 +14,7 @@ import click
 from fedloom.cli.common import output
 from fedloom.cli.common.options import F
 from fedloom.cli.connection.api_client import Control
-from fedloom.cli.connection.event_stream import Seen, follow
+from fedloom.cli.connection.event_stream import Snapshot, follow
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -75,7 +75,7 @@ def watch(
     from rich.live import Live  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
-    def drawn(seen: Seen) -> "RenderableType":
+    def drawn(seen: Snapshot) -> "RenderableType":
         # rich counts on lines that fit, and our tables are as wide as they need to be: as text they
         # are wrapped by the one who counts.
         shown = Text.from_ansi(output.rendered(render(seen.document)).rstrip("\n"))

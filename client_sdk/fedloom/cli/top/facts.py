@@ -10,7 +10,7 @@ REFUSALS = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class ServerFacts:
     """A server as it was at one moment.
 
     Attributes:
@@ -43,7 +43,7 @@ class Facts:
         return self.runs[self.index(run)] if self.runs else None
 
 
-def look(control: Control, run: str | None, known: Facts | None = None) -> Facts:
+def look(control: Control, run: str | None, known: ServerFacts | None = None) -> ServerFacts:
     """Ask the server for everything that is shown.
 
     Args:
@@ -55,9 +55,9 @@ def look(control: Control, run: str | None, known: Facts | None = None) -> Facts
         FedloomError: the server does not answer, or says no.
     """
     server = known.server if known and known.server else control.get("server")
-    facts = Facts(time.monotonic(), control.get("overview"), server=server)
+    facts = ServerFacts(time.monotonic(), control.get("overview"), server=server)
     if (chosen := facts.selected(run)) is None:
         return facts
     detail = control.get("runs", chosen["id"])
     refused = control.get("runs", chosen["id"], "refusals", limit=REFUSALS)["refusals"]
-    return Facts(facts.at, facts.overview, detail, refused, server)
+    return ServerFacts(facts.at, facts.overview, detail, refused, server)

@@ -9,7 +9,7 @@ from typing import Any
 from fedloom.cli.connection.api_client import Control
 from fedloom.cli.connection.event_stream import SILENCE_S, Event, Feed
 from fedloom.cli.top.bars import ASCII, UNICODE, Glyphs
-from fedloom.cli.top.facts import Facts, look
+from fedloom.cli.top.facts import ServerFacts, look
 from fedloom.cli.top.frame import frame
 from fedloom.cli.top.terminal import Terminal
 from fedloom.cli.top.view import View
@@ -130,7 +130,7 @@ class Screen:
             self._say(str(error))
             self._looked_at = time.monotonic()
 
-    def _look(self, facts: Facts) -> None:
+    def _look(self, facts: ServerFacts) -> None:
         run = facts.selected(self._view.run)
         detail = self._view.detail and run is not None
         if self._view.detail and run is not None and run["id"] != self._view.run:

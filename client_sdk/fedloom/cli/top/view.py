@@ -6,7 +6,7 @@ from typing import Any
 from rich.text import Text
 
 from fedloom.cli.top.bars import PHASES, UNICODE, Glyphs
-from fedloom.cli.top.facts import Facts
+from fedloom.cli.top.facts import ServerFacts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,7 @@ class View:
         where: which server.
     """
 
-    facts: Facts | None
+    facts: ServerFacts | None
     now: float
     where: str
     run: str | None = None

@@ -20,8 +20,8 @@ from typing import Any, Protocol
 import grpc
 
 from fedloom.client.agent import trim_memory
-from fedloom.client.agent.condition_watch import Watch
-from fedloom.client.agent.task_queue import Tasks
+from fedloom.client.agent.condition_watch import ConditionWatch
+from fedloom.client.agent.task_queue import TaskQueue
 from fedloom.client.api import Client
 from fedloom.client.budgets import BudgetGate
 from fedloom.client.conditions import ConditionGate
@@ -32,8 +32,8 @@ from fedloom.client.network import transfer
 from fedloom.client.network.connection import Connection, UnreadableError, unreadable
 from fedloom.client.network.jitter import JITTER
 from fedloom.client.owner.policy import PolicyFile
-from fedloom.client.owner.policy_gate import OwnersRules
-from fedloom.client.state.health_file import Standing, keep_watchdog
+from fedloom.client.owner.policy_gate import PolicyGate
+from fedloom.client.state.health_file import HealthFile, keep_watchdog
 from fedloom.client.state.process_lock import only_agent
 from fedloom.client.state.store import ClientStore
 from fedloom.client.training.ranks import ranks
@@ -77,14 +77,14 @@ class Agent:
         chunks = Chunks(config.chunk_bytes)
         conditions = ConditionGate(config.conditions)
         tracer = tracing.tracer(config.tracing.endpoint, "fedloom-client")
-        self._tasks = Tasks(
+        self._tasks = TaskQueue(
             client,
             self._connection,
             self._store,
             chunks,
             gates=[conditions, BudgetGate(config.budgets, self._store), *gates],
-            rules=OwnersRules(PolicyFile(config.policy), config.state_dir),
-            watch=Watch.of(conditions, config.conditions),
+            rules=PolicyGate(PolicyFile(config.policy), config.state_dir),
+            watch=ConditionWatch.of(conditions, config.conditions),
             interruptions=config.interruptions,
             budgets=config.budgets,
             tracer=tracer,
@@ -97,7 +97,7 @@ class Agent:
             jitter=JITTER.random(),
             enrolment=config.enrolment,
         )
-        self._standing = Standing(config.state_dir, config.server)
+        self._standing = HealthFile(config.state_dir, config.server)
         self._away = False
         self._ended = False
 

@@ -19,7 +19,7 @@ def _nothing() -> str | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Watch:
+class ConditionWatch:
     """What is looked at while a task is worked on.
 
     Attributes:
@@ -33,7 +33,7 @@ class Watch:
     again_s: float = 0.0
 
     @classmethod
-    def of(cls, gate: ConditionGate, conditions: Conditions) -> "Watch":
+    def of(cls, gate: ConditionGate, conditions: Conditions) -> "ConditionWatch":
         """The watch that a device's settings ask for."""
         looks = conditions.when_lost != "finish" and conditions.are_any
         check_s = conditions.check_s if looks else 0.0

@@ -12,25 +12,25 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 
-from fedloom.client.agent.condition_watch import ConditionLost, Watch
-from fedloom.client.agent.task_run import OutOfTimeError, Work, task_from_message
-from fedloom.client.agent.training_thread import Trainer, words
+from fedloom.client.agent.condition_watch import ConditionLost, ConditionWatch
+from fedloom.client.agent.task_run import OutOfTimeError, TaskRun, task_from_message
+from fedloom.client.agent.training_thread import TrainingThread, words
 from fedloom.client.api import Client, Task
 from fedloom.client.budgets import Budgets, Pace, room_beside
 from fedloom.client.gates import Able, Gate, Objection, first_objection
 from fedloom.client.network import transfer
 from fedloom.client.network.connection import Connection
 from fedloom.client.offers.checks import check_offer, is_run
-from fedloom.client.offers.replay_guard import Answers
+from fedloom.client.offers.replay_guard import ReplayGuard
 from fedloom.client.offers.signature import unsigned
 from fedloom.client.owner.journal_entries import account
 from fedloom.client.owner.policy import Policy, PolicyError, PolicyFile
-from fedloom.client.owner.policy_gate import OwnersRules
+from fedloom.client.owner.policy_gate import PolicyGate
 from fedloom.client.owner.update_check import check_leaving
 from fedloom.client.state.model_check import UnfitError, check_room
 from fedloom.client.state.store import KEEP_MODELS, ClientStore
 from fedloom.client.training.checkpoints import Checkpoints, Interruptions
-from fedloom.client.training.progress import Note
+from fedloom.client.training.progress import TrainingProgress
 from fedloom.protocol import tracing
 from fedloom.protocol.errors import (
     Code,
@@ -56,7 +56,7 @@ SLACK_BYTES = 1 << 16
 """By which differences may be longer than the model that they lead to."""
 
 
-class Tasks:
+class TaskQueue:
     """The work of one client.
 
     Args:
@@ -84,8 +84,8 @@ class Tasks:
         chunks: Chunks,
         *,
         gates: Sequence[Gate] = (),
-        watch: Watch | None = None,
-        rules: OwnersRules | None = None,
+        watch: ConditionWatch | None = None,
+        rules: PolicyGate | None = None,
         interruptions: Interruptions | None = None,
         budgets: Budgets | None = None,
         tracer: Tracer | None = None,
@@ -94,10 +94,10 @@ class Tasks:
         self._connection = connection
         self._store = store
         self._chunks = chunks
-        self._rules = rules or OwnersRules(PolicyFile(None), store.directory)
+        self._rules = rules or PolicyGate(PolicyFile(None), store.directory)
         self._gates: tuple[Gate, ...] = (Able(client), self._rules, *gates)
-        self._answers = Answers(store.directory)
-        self._watch = watch or Watch()
+        self._answers = ReplayGuard(store.directory)
+        self._watch = watch or ConditionWatch()
         self._interruptions = interruptions or Interruptions()
         self._budgets = budgets or Budgets()
         self._tracer = tracer or Tracer()
@@ -106,7 +106,7 @@ class Tasks:
         self._work: dict[TaskId, asyncio.Task[None]] = {}
         self._tasks: dict[TaskId, Task] = {}
         self._turn = asyncio.Lock()
-        self._trainer = Trainer()
+        self._trainer = TrainingThread()
         self.idle, self.busy = asyncio.Event(), asyncio.Event()
         self.idle.set()
         self._telling: set[asyncio.Task[None]] = set()
@@ -377,7 +377,7 @@ class Tasks:
                     await self._fetch(model)
                 await asyncio.to_thread(self._store.check, model.digest, model is offer.model)
             policy = self._rules.policy.current()
-            work = Work(
+            work = TaskRun(
                 self._client, task, offer, self._connection.name, self._store, policy, self._budgets
             )
             with self._reporting(offer, task, policy), self._tracer.span("train"):
@@ -389,7 +389,7 @@ class Tasks:
         loop = asyncio.get_running_loop()
         private = offer.HasField("privacy") or not policy.metrics
 
-        def send(note: Note) -> None:
+        def send(note: TrainingProgress) -> None:
             if task.should_stop() or not self._connection.connected.is_set():
                 return
             loss = None if private else note.loss
@@ -400,7 +400,7 @@ class Tasks:
             self._telling.add(telling)
             telling.add_done_callback(self._telling.discard)
 
-        def heard(note: Note) -> None:
+        def heard(note: TrainingProgress) -> None:
             if not self._telling:  # else the last word is still waiting for the network
                 with suppress(RuntimeError):  # the loop has closed: nobody waits
                     loop.call_soon_threadsafe(send, note)

@@ -18,7 +18,7 @@ from fedloom.client.budgets import Budgets, machine
 from fedloom.client.owner.policy import Policy, PolicyError
 from fedloom.client.owner.update_check import too_few
 from fedloom.client.state.store import ClientStore
-from fedloom.client.training.client_rule import Local, Settled, settle
+from fedloom.client.training.client_rule import RuleContext, RuleOutput, apply_rule
 from fedloom.client.update.clip_and_noise import Guard
 from fedloom.client.update.compress import compress
 from fedloom.client.update.validate import (
@@ -81,7 +81,7 @@ def task_from_message(message: fleet_pb2.Task, client: str = "") -> Task:
             seed=message.seed,
             deadline_s=message.deadline_s,
             weighting=_WEIGHTINGS[message.weighting],
-            local=Local(personal=_personal(message.personal)),
+            local=RuleContext(personal=_personal(message.personal)),
         )
     except (KeyError, ValueError, TypeError) as error:
         raise UsageError(f"Expected a task that this version knows, got: {error}.") from error
@@ -125,7 +125,7 @@ class StoppedError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class TaskRun:
     """A task to be done by an author's client.
 
     Attributes:
@@ -259,7 +259,7 @@ class Work:
             _set_metrics(header.training, update.num_examples, metrics)
         manifest = read_manifest(path)
         task, scratch = self.task, self.store.scratch()
-        settled = settle(
+        settled = apply_rule(
             task.rule,
             differences(update.params, stored_params(path), task),
             task.local,
@@ -289,7 +289,7 @@ class Work:
         described, header.size_bytes, header.crc32c = write_body(body, parts, manifest)
         header.parts.extend(described)
 
-    def _protected(self, settled: Settled, manifest: Manifest) -> Settled:
+    def _protected(self, settled: RuleOutput, manifest: Manifest) -> RuleOutput:
         """The update as it may leave the device.
 
         What the owner wants comes first: whatever the run then does to it takes nothing back.
@@ -327,7 +327,7 @@ class Work:
         if not any(map(self.policy.may_leave, names)):
             raise PolicyError("the device's policy keeps every tensor of this model here.")
 
-    def _allowed(self, settled: Settled) -> Settled:
+    def _allowed(self, settled: RuleOutput) -> RuleOutput:
         """The parts that may leave."""
         parts = [part for part in settled.parts if self.policy.may_leave(part.tensor)]
         if settled.parts and not parts:
@@ -343,7 +343,7 @@ def _set_metrics(
         message.values[name] = float(value)
 
 
-def _rested(settled: Settled, scratch: Scratch) -> Settled:
+def _rested(settled: RuleOutput, scratch: Scratch) -> RuleOutput:
     """The same update, with what is made when it is asked for made now."""
     parts = [replace(part, values=scratch.keep(part.values)) for part in settled.parts]
     return replace(settled, parts=parts)

@@ -29,7 +29,7 @@ LEAST_REST_S, LONGEST_REST_S = 1.0, 60.0
 """Between two questions of the server meanwhile; as long as the training has kept us so far."""
 
 
-class Trainer:
+class TrainingThread:
     """Runs the author's code, one call at a time.
 
     Args:

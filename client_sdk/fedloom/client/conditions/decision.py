@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from fedloom.client.conditions.settings import Conditions
-from fedloom.client.conditions.windows import Window
+from fedloom.client.conditions.windows import TimeWindow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ def _judged(
 ) -> Iterator[tuple[str, bool | None, str]]:
     """Every condition that is set: its name, whether it holds, and what to say if it does not."""
     if want.windows:
-        inside = any(Window.parse(text).holds(found.now) for text in want.windows)
+        inside = any(TimeWindow.parse(text).holds(found.now) for text in want.windows)
         windows = ", ".join(want.windows)
         yield "the time", inside, f"Expected a time within {windows}, got {found.now:%a %H:%M}."
     if want.battery_above is not None:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from fedloom.client.conditions.windows import Window
+from fedloom.client.conditions.windows import TimeWindow
 from fedloom.protocol.errors import UsageError
 from fedloom.protocol.settings import setting
 
@@ -75,7 +75,7 @@ class Conditions:
     def __post_init__(self) -> None:
         """Check windows and names of probes."""
         for text in self.windows:
-            Window.parse(text)
+            TimeWindow.parse(text)
         for name in self.probes:
             module, colon, function = name.partition(":")
             if not module or not colon or not function.isidentifier():

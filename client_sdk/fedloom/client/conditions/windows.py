@@ -15,7 +15,7 @@ _MINUTES = 24 * 60
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class TimeWindow:
     """Some hours of some days.
 
     Attributes:
@@ -31,7 +31,7 @@ class Window:
     end: int
 
     @classmethod
-    def parse(cls, text: str) -> "Window":
+    def parse(cls, text: str) -> "TimeWindow":
         """Read a window.
 
         Raises:

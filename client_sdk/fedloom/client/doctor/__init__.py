@@ -13,7 +13,7 @@ from fedloom.client.api import Client
 from fedloom.client.config import ClientConfig
 from fedloom.client.doctor import code as codes
 from fedloom.client.doctor import device, identity, network
-from fedloom.client.doctor.finding import Finding, Level, fail, ok, skip
+from fedloom.client.doctor.finding import CheckResult, Level, fail, ok, skip
 from fedloom.protocol.errors import Refusal, UnavailableError, UsageError
 
 __all__ = ["Finding", "Level", "examine"]
@@ -21,7 +21,7 @@ __all__ = ["Finding", "Level", "examine"]
 
 def examine(
     config: Path, client: Callable[[], Client] | None = None, model: Path | None = None
-) -> Iterator[Finding]:
+) -> Iterator[CheckResult]:
     """Look at a device, one thing after the other.
 
     Args:
@@ -48,7 +48,7 @@ def examine(
     yield from _connection(found)
 
 
-def _connection(config: ClientConfig) -> Iterator[Finding]:
+def _connection(config: ClientConfig) -> Iterator[CheckResult]:
     held = None
     if not config.plaintext:
         held, said = identity.held(config)
@@ -85,8 +85,8 @@ def _connection(config: ClientConfig) -> Iterator[Finding]:
 
 
 def _ask(
-    config: ClientConfig, held: identity.Held | None
-) -> tuple[network.Measured | None, Finding]:
+    config: ClientConfig, held: identity.StoredIdentity | None
+) -> tuple[network.LinkSpeed | None, CheckResult]:
     try:
         measured = network.measure(config, held)
     except Refusal as refusal:

@@ -5,14 +5,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fedloom.client.api import Client
-from fedloom.client.doctor.finding import Finding, fail, ok, skip
+from fedloom.client.doctor.finding import CheckResult, fail, ok, skip
 from fedloom.client.testing import rounds
 from fedloom.protocol.errors import FedloomError
 
 ONE_STEP = {"train": {"steps": 1, "batch_size": 8, "learning_rate": 0.01}}
 
 
-def code(make: Callable[[], Client] | None, model: Path | None, state_dir: Path | None) -> Finding:
+def code(
+    make: Callable[[], Client] | None, model: Path | None, state_dir: Path | None
+) -> CheckResult:
     """Load a client and let it take one step.
 
     Args:

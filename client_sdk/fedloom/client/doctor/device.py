@@ -10,7 +10,7 @@ from pathlib import Path
 from fedloom.client.budgets import machine
 from fedloom.client.conditions import ConditionGate
 from fedloom.client.config import ClientConfig
-from fedloom.client.doctor.finding import Finding, fail, ok, skip, warn
+from fedloom.client.doctor.finding import CheckResult, fail, ok, skip, warn
 from fedloom.client.owner.policy import load, words
 from fedloom.protocol.errors import UsageError
 from fedloom.protocol.version import __version__
@@ -21,7 +21,7 @@ LITTLE_BYTES = 200e6
 _SHOWN = ("numpy", "grpcio", "protobuf", "cryptography", "torch", "scikit-learn")
 
 
-def versions() -> Finding:
+def versions() -> CheckResult:
     """What is installed."""
     found = []
     for name in _SHOWN:
@@ -33,7 +33,7 @@ def versions() -> Finding:
               f"{machine_name}")  # fmt: skip
 
 
-def disk(config: ClientConfig) -> Finding:
+def disk(config: ClientConfig) -> CheckResult:
     """Can the state directory be written to, and is there room?"""
     folder = config.state_dir
     if not folder.is_dir():
@@ -58,7 +58,7 @@ def disk(config: ClientConfig) -> Finding:
     return _room(config, folder)
 
 
-def _room(config: ClientConfig, folder: Path) -> Finding:
+def _room(config: ClientConfig, folder: Path) -> CheckResult:
     held = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     free, quota = float(shutil.disk_usage(folder).free), config.budgets.disk_mb
     said = f"{_mb(free)} free, {_mb(held)} held in {folder}"
@@ -88,7 +88,7 @@ def largest_model(folder: Path) -> int:
     return max((p.stat().st_size for p in (folder / "models").glob("*.safetensors")), default=0)
 
 
-def memory(config: ClientConfig) -> Finding:
+def memory(config: ClientConfig) -> CheckResult:
     """Does a training fit?"""
     free, budgets = machine.available_bytes(), config.budgets
     if free == float("inf"):
@@ -111,7 +111,7 @@ def memory(config: ClientConfig) -> Finding:
     return ok("memory", said + (fits if budgets.memory_factor else ""))
 
 
-def policy(config: ClientConfig) -> Finding:
+def policy(config: ClientConfig) -> CheckResult:
     """What the owner allows."""
     if config.policy is None:
         return ok("policy", "there is none: nothing is restricted")
@@ -122,7 +122,7 @@ def policy(config: ClientConfig) -> Finding:
     return ok("policy", " ".join(said))
 
 
-def conditions(config: ClientConfig) -> Finding:
+def conditions(config: ClientConfig) -> CheckResult:
     """Would an offer be taken right now?"""
     try:
         objection = ConditionGate(config.conditions).lost(training=False)

@@ -7,7 +7,7 @@ Level: TypeAlias = Literal["ok", "warn", "fail", "skip"]
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CheckResult:
     """One thing that was looked at.
 
     Attributes:
@@ -24,21 +24,21 @@ class Finding:
     mend: str = ""
 
 
-def ok(check: str, said: str) -> Finding:
+def ok(check: str, said: str) -> CheckResult:
     """All is well."""
-    return Finding(check, "ok", said)
+    return CheckResult(check, "ok", said)
 
 
-def warn(check: str, said: str, mend: str) -> Finding:
+def warn(check: str, said: str, mend: str) -> CheckResult:
     """It works, but not always or not for ever."""
-    return Finding(check, "warn", said, mend)
+    return CheckResult(check, "warn", said, mend)
 
 
-def fail(check: str, said: str, mend: str) -> Finding:
+def fail(check: str, said: str, mend: str) -> CheckResult:
     """It does not work."""
-    return Finding(check, "fail", said, mend)
+    return CheckResult(check, "fail", said, mend)
 
 
-def skip(check: str, said: str, mend: str = "") -> Finding:
+def skip(check: str, said: str, mend: str = "") -> CheckResult:
     """It was not looked at, and why."""
-    return Finding(check, "skip", said, mend)
+    return CheckResult(check, "skip", said, mend)

@@ -3,14 +3,14 @@
 from datetime import UTC, datetime, timedelta
 
 from fedloom.client.config import ClientConfig
-from fedloom.client.doctor.finding import Finding, fail, ok, warn
-from fedloom.client.state.identity_files import ENROL, Held, read, signing_key
+from fedloom.client.doctor.finding import CheckResult, fail, ok, warn
+from fedloom.client.state.identity_files import ENROL, StoredIdentity, read, signing_key
 from fedloom.protocol.errors import FedloomError
 
-__all__ = ["ENROL", "Held", "certificate", "held", "now_utc"]
+__all__ = ["ENROL", "StoredIdentity", "certificate", "held", "now_utc"]
 
 
-def held(config: ClientConfig) -> tuple[Held | None, Finding]:
+def held(config: ClientConfig) -> tuple[StoredIdentity | None, CheckResult]:
     """Read the identity; None with the reason where there is none to go by."""
     try:
         found = read(config.state_dir)
@@ -27,7 +27,7 @@ def held(config: ClientConfig) -> tuple[Held | None, Finding]:
     return found, ok("identity", f"{peer.client} of the federation {peer.federation}")
 
 
-def certificate(found: Held, config: ClientConfig, now: datetime) -> Finding:
+def certificate(found: StoredIdentity, config: ClientConfig, now: datetime) -> CheckResult:
     """How long the certificate lasts, by a clock.
 
     Args:

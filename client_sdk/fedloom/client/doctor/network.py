@@ -17,8 +17,8 @@ from typing import Any, TypeAlias
 import grpc
 
 from fedloom.client.config import ClientConfig
-from fedloom.client.doctor.finding import Finding, fail, ok, skip, warn
-from fedloom.client.doctor.identity import ENROL, Held
+from fedloom.client.doctor.finding import CheckResult, fail, ok, skip, warn
+from fedloom.client.doctor.identity import ENROL, StoredIdentity
 from fedloom.client.network.connection import CHANNEL_OPTIONS, CLOCK_S
 from fedloom.client.network.diagnosis import diagnose
 from fedloom.protocol.errors import Code, Refusal, UnavailableError, UsageError
@@ -38,7 +38,7 @@ here_s = time.time
 _SIZES = (1 << 14, 1 << 16, 1 << 18, 1 << 20)
 
 
-def names(host: str) -> tuple[list[str], Finding]:
+def names(host: str) -> tuple[list[str], CheckResult]:
     """The addresses of a host; empty with the reason where there are none."""
     begun = time.monotonic()
     try:
@@ -62,7 +62,7 @@ def names(host: str) -> tuple[list[str], Finding]:
     return addresses, ok("name", said)
 
 
-def route(host: str, port: int) -> tuple[bool, Finding]:
+def route(host: str, port: int) -> tuple[bool, CheckResult]:
     """Can a connection be opened?"""
     begun = time.monotonic()
     try:
@@ -88,7 +88,7 @@ def route(host: str, port: int) -> tuple[bool, Finding]:
     return True, ok("route", f"{host}:{port} from {ours}, connected in {took_ms:.1f} ms")
 
 
-def proxy(host: str) -> Finding | None:
+def proxy(host: str) -> CheckResult | None:
     """A proxy that the environment sends the agent through, and this doctor's other checks not."""
     found = proxy_for(host)
     if found is None:
@@ -100,7 +100,7 @@ def proxy(host: str) -> Finding | None:
     )  # fmt: skip
 
 
-def enrolment(address: str) -> Finding:
+def enrolment(address: str) -> CheckResult:
     """Can the port be reached where certificates that have ended are renewed?"""
     if not address:
         return skip("enrolment", "no enrolment port in the settings: a certificate that ends while "
@@ -116,7 +116,7 @@ def enrolment(address: str) -> Finding:
     )  # fmt: skip
 
 
-def tls(config: ClientConfig, found: Held) -> Finding:
+def tls(config: ClientConfig, found: StoredIdentity) -> CheckResult:
     """Is it the server of this federation, and does it take this device's certificate?"""
     host, port = _split(config.server)
     try:
@@ -155,7 +155,7 @@ def _mend_server(refusal: Refusal) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class LinkSpeed:
     """What the server said and how fast.
 
     Attributes:
@@ -171,7 +171,7 @@ class Measured:
     down_mbit_s: float
 
 
-def measure(config: ClientConfig, found: Held | None) -> Measured | None:
+def measure(config: ClientConfig, found: StoredIdentity | None) -> LinkSpeed | None:
     """Ask the server for its time and move bytes both ways, about a second each; blocks.
 
     Returns:
@@ -204,7 +204,7 @@ def measure(config: ClientConfig, found: Held | None) -> Measured | None:
                 _check_fleet(channel, config, metadata)
                 return None
             raise methods.error_from_rpc(failed, config.server) from error
-    return Measured(ahead_s=ahead_s, round_trip_s=round_trip_s, up_mbit_s=up, down_mbit_s=down)
+    return LinkSpeed(ahead_s=ahead_s, round_trip_s=round_trip_s, up_mbit_s=up, down_mbit_s=down)
 
 
 def _check_fleet(channel: grpc.Channel, config: ClientConfig, metadata: Metadata) -> None:
@@ -237,7 +237,7 @@ def _rate(seconds_for: Callable[[int], float], round_trip_s: float) -> float:
     return statistics.median(found[-9:])
 
 
-def _channel(config: ClientConfig, found: Held | None) -> grpc.Channel:
+def _channel(config: ClientConfig, found: StoredIdentity | None) -> grpc.Channel:
     if found is None:
         return grpc.insecure_channel(config.server, CHANNEL_OPTIONS)
     pem = found.pem
@@ -245,7 +245,7 @@ def _channel(config: ClientConfig, found: Held | None) -> grpc.Channel:
     return grpc.secure_channel(config.server, credentials, CHANNEL_OPTIONS)
 
 
-def clock(measured: Measured | None, found: Held | None, now: datetime) -> Finding:
+def clock(measured: LinkSpeed | None, found: StoredIdentity | None, now: datetime) -> CheckResult:
     """This device's clock beside the server's; without one, beside the certificate's life."""
     if measured is not None:
         ahead_s = measured.ahead_s
@@ -271,7 +271,7 @@ def _span(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 120 else str(timedelta(seconds=round(seconds)))
 
 
-def bandwidth(measured: Measured, config: ClientConfig, model_bytes: int) -> Finding:
+def bandwidth(measured: LinkSpeed, config: ClientConfig, model_bytes: int) -> CheckResult:
     """What a round's transfers take, by what was measured and by the caps that are set."""
     caps = config.budgets.download_mbit_s, config.budgets.upload_mbit_s
     said = f"{_mbit(measured.down_mbit_s)} down, {_mbit(measured.up_mbit_s)} up"

@@ -40,7 +40,7 @@ _GONE = frozenset({Code.REVOKED, Code.UNKNOWN_CLIENT, Code.EXPIRED})
 
 
 @dataclass(frozen=True, slots=True)
-class Farewell:
+class LeaveNotice:
     """How telling the server went.
 
     Attributes:
@@ -52,16 +52,16 @@ class Farewell:
     why: str = ""
 
 
-async def say_farewell(config: ClientConfig) -> Farewell:
+async def notify_server(config: ClientConfig) -> LeaveNotice:
     """Tell the server that this client leaves.
 
     Args:
         config: of the client.
     """
     if config.plaintext:
-        return Farewell(True)  # without certificates there is nothing to revoke
+        return LeaveNotice(True)  # without certificates there is nothing to revoke
     if not (config.state_dir / "identity.pem").exists():
-        return Farewell(True)
+        return LeaveNotice(True)
     connection = Connection(config, ClientStore(config.state_dir))
     try:
         async with connection.open_channel() as channel:
@@ -75,13 +75,13 @@ async def say_farewell(config: ClientConfig) -> Farewell:
         return _answer(methods.error_from_rpc(error, config.server))
     except FedloomError as error:  # a certificate that has ended, or cannot be read
         return _answer(error)
-    return Farewell(True)
+    return LeaveNotice(True)
 
 
-def _answer(error: FedloomError) -> Farewell:
+def _answer(error: FedloomError) -> LeaveNotice:
     if isinstance(error, Refusal) and error.code in _GONE:
-        return Farewell(True)
-    return Farewell(False, str(error))
+        return LeaveNotice(True)
+    return LeaveNotice(False, str(error))
 
 
 def wipe(state_dir: Path, *, keep_log: bool = False) -> list[Path]:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import grpc
 
 from fedloom.client.budgets.pace import Pace
-from fedloom.client.state.partial_download import Incoming
+from fedloom.client.state.partial_download import PartialDownload
 from fedloom.client.state.store import ClientStore
 from fedloom.protocol.crash_points import crossing
 from fedloom.protocol.errors import (
@@ -27,10 +27,10 @@ from fedloom.protocol.v1 import fleet_pb2
 Metadata = tuple[tuple[str, str], ...]
 
 
-class Shelf(Protocol):
+class ModelSink(Protocol):
     """Where models go."""
 
-    def receive_model(self, digest: str, size_bytes: int) -> Incoming:
+    def receive_model(self, digest: str, size_bytes: int) -> PartialDownload:
         """Begin, or go on with, receiving a model."""
 
     def adopt_model(self, digest: str) -> Path:
@@ -40,7 +40,7 @@ class Shelf(Protocol):
 async def download(
     channel: grpc.aio.Channel,
     model: fleet_pb2.ModelRef,
-    store: Shelf,
+    store: ModelSink,
     server: str,
     metadata: Metadata = (),
     *,

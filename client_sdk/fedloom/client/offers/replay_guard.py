@@ -21,7 +21,7 @@ KEEP_RUNS = 256
 FILE = "answered.json"
 
 
-class Answers:
+class ReplayGuard:
     """Rounds that are over, by run; kept over restarts.
 
     Args:

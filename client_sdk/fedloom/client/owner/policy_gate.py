@@ -24,7 +24,7 @@ FILE = "rounds-taken.json"
 HOUR_S, DAY_S = 3600.0, 86400.0
 
 
-class OwnersRules:
+class PolicyGate:
     """The gate that a policy is.
 
     Args:

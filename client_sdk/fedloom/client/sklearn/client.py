@@ -25,7 +25,7 @@ from fedloom.client.numpy import (
 )
 from fedloom.client.sklearn import measures
 from fedloom.client.sklearn.linear import COEF, INTERCEPT, Family
-from fedloom.client.training.length import Stopping
+from fedloom.client.training.length import StopRule
 from fedloom.protocol.errors import UsageError
 
 _SEEDS = 1 << 32
@@ -146,7 +146,7 @@ class LinearClient(Client):
         estimator = family.begun(params, random_state=task.seed % _SEEDS, **rate)
         known = {} if family.classes is None else {"classes": family.classes}
         length = {"epochs": settings.epochs, "steps": settings.steps}
-        stopping = Stopping(settings, len(shard), task.should_stop, report=task.progress)
+        stopping = StopRule(settings, len(shard), task.should_stop, report=task.progress)
         task.local.steps = 0
         batches = shard.training(task.seed, settings.batch_size, **length)
         for batch in batches:

@@ -21,7 +21,7 @@ from fedloom.protocol.atomic_files import write_whole
 FILE = "agent.json"
 
 
-class Standing:
+class HealthFile:
     """Tells how an agent stands.
 
     Args:
@@ -65,7 +65,7 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
-class Stand:
+class AgentHealth:
     """How an agent stands.
 
     Attributes:
@@ -81,7 +81,7 @@ class Stand:
     since: float = 0.0
 
 
-def stand(state_dir: Path) -> Stand:
+def read_health(state_dir: Path) -> AgentHealth:
     """Read how the agent over a state directory stands."""
     try:
         told = json.loads((state_dir / FILE).read_text())
@@ -90,8 +90,10 @@ def stand(state_dir: Path) -> Stand:
     except PermissionError:  # another user's, but there
         pass
     except (OSError, ValueError, KeyError, TypeError):
-        return Stand(False)
-    return Stand(True, bool(told.get("attends")), str(told.get("server")), float(told.get("at", 0)))
+        return AgentHealth(False)
+    return AgentHealth(
+        True, bool(told.get("attends")), str(told.get("server")), float(told.get("at", 0))
+    )
 
 
 def notify(*lines: str) -> None:

@@ -30,7 +30,7 @@ _LABEL = re.compile(rb"-----(BEGIN|END) ([A-Z0-9 ]{1,40})-----")
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class StoredIdentity:
     """An identity as it lies on disk.
 
     Attributes:
@@ -50,7 +50,7 @@ class Held:
     end: datetime
 
 
-def read(directory: Path) -> Held:
+def read(directory: Path) -> StoredIdentity:
     """The identity in a state directory.
 
     Raises:
@@ -65,7 +65,7 @@ def read(directory: Path) -> Held:
         )
     pem = _read(path)
     peer, begin, end = _certified(path, pem)
-    return Held(peer, path, pem, _root(directory / ROOT), begin, end)
+    return StoredIdentity(peer, path, pem, _root(directory / ROOT), begin, end)
 
 
 def signing_key(directory: Path) -> bytes | None:

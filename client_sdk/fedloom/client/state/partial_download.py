@@ -16,7 +16,7 @@ _COUNT = 8
 _READ_BYTES = 1 << 20
 
 
-class Incoming:
+class PartialDownload:
     """A model being received.
 
     Args:

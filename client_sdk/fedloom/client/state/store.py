@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError
 from fedloom.client.owner.journal import Journal
 from fedloom.client.state import identity_files
 from fedloom.client.state.model_check import UnfitError, check_model
-from fedloom.client.state.partial_download import Incoming
+from fedloom.client.state.partial_download import PartialDownload
 from fedloom.client.training.checkpoints import name_of
 from fedloom.protocol.crash_points import crossing
 from fedloom.protocol.errors import IntegrityError
@@ -144,7 +144,7 @@ class ClientStore:
         """Where a whole model lies."""
         return self._models / f"{digest}.safetensors"
 
-    def receive_model(self, digest: str, size_bytes: int) -> Incoming:
+    def receive_model(self, digest: str, size_bytes: int) -> PartialDownload:
         """Begin, or go on with, receiving a model; `adopt_model` makes it one.
 
         The oldest model gives its file away if it would make room in any case. One that is large
@@ -155,7 +155,7 @@ class ClientStore:
         if len(models) >= self.keep and models[0].stat().st_size <= READ_UP_TO_BYTES:
             reuse = models[0]
             self._verified.discard(reuse.stem)
-        return Incoming(self._part_path(digest), size_bytes, reuse)
+        return PartialDownload(self._part_path(digest), size_bytes, reuse)
 
     def _part_path(self, digest: str) -> Path:
         return self._models / f"{digest}.part"

@@ -9,9 +9,10 @@
 `fedloom client test my_client.py:client` does both. It needs nothing but the base installation.
 """
 
-from fedloom.client.testing.asked import Run
+from fedloom.client.testing.asked import RunSettings as Run
 from fedloom.client.testing.checks import check
 from fedloom.client.testing.findings import CHECKS, Finding
-from fedloom.client.testing.rounds import Played, Round, rounds
+from fedloom.client.testing.rounds import Played, rounds
+from fedloom.client.testing.rounds import RoundResult as Round
 
 __all__ = ["CHECKS", "Finding", "Played", "Round", "Run", "check", "rounds"]

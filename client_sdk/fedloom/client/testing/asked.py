@@ -53,7 +53,7 @@ TRAIN: Mapping[str, Any] = {"epochs": 1, "batch_size": 32, "learning_rate": 0.1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class RunSettings:
     """A run as its clients see it, with the meanings and defaults of a run.toml.
 
     Attributes:
@@ -87,13 +87,13 @@ class Run:
     max_weight: float = float(1 << 18)
 
     @classmethod
-    def of(cls, tables: "Mapping[str, Any] | Run | None") -> "Run":
+    def of(cls, tables: "Mapping[str, Any] | RunSettings | None") -> "RunSettings":
         """Read the tables of a run.toml; those that are the server's alone are passed over.
 
         Raises:
             UsageError: there is no such table, or it cannot be tested without a server.
         """
-        if isinstance(tables, Run):
+        if isinstance(tables, RunSettings):
             return tables
         given = dict(tables or {})
         for name, what in _REFUSED.items():
@@ -117,7 +117,7 @@ class Run:
         typed("weighting", run.weighting, Literal[tuple(WEIGHTINGS)])
         return run
 
-    def _weighted(self) -> "Run":
+    def _weighted(self) -> "RunSettings":
         """With the weighting that a strategy has by default."""
         try:
             takes = getattr(self.built(), "weightings", tuple(WEIGHTINGS))

@@ -17,7 +17,7 @@ import numpy as np
 from fedloom.client.agent.task_run import task_from_message
 from fedloom.client.api import Client, MaskOf, Params, SliceOf, Task
 from fedloom.client.testing import returned
-from fedloom.client.testing.asked import Run
+from fedloom.client.testing.asked import RunSettings
 from fedloom.client.testing.findings import CHECKS, Finding
 from fedloom.client.testing.probe import Probe, probe
 from fedloom.client.testing.rounds import model_of, rounds
@@ -33,7 +33,7 @@ def check(
     client: Client,
     model: Mapping[str, Any] | str | Path | None = None,
     *,
-    run: Mapping[str, Any] | Run | None = None,
+    run: Mapping[str, Any] | RunSettings | None = None,
     threads: int = 1,
     patience_s: float = 5.0,
     ignore: Collection[str] = (),
@@ -58,7 +58,7 @@ def check(
     if strange := sorted(set(ignore) - CHECKS.keys()):
         raise UsageError(f"Expected checks of {', '.join(CHECKS)}, got {strange[0]!r}.")
     params = model_of(model, {"client": client})
-    found = _Check(client, params, Run.of(run), threads, patience_s, set(ignore)).all()
+    found = _Check(client, params, RunSettings.of(run), threads, patience_s, set(ignore)).all()
     kept = {finding: None for finding in found if finding.check not in ignore}
     return sorted(kept, key=lambda finding: finding.weight != "fault")
 
@@ -67,7 +67,7 @@ def check(
 class _Check:
     client: Client
     model: Params
-    run: Run
+    run: RunSettings
     threads: int
     patience_s: float
     ignore: Collection[str]

@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedloom.client.api import Params, Update, Weighting
-from fedloom.client.testing.asked import Run
+from fedloom.client.testing.asked import RunSettings
 from fedloom.client.update import validate as form
 from fedloom.client.update.validate import Finding, ReturnedError, number
 
 
-def of_training(trained: Any, model: Params, run: Run) -> Iterator[Finding]:
+def of_training(trained: Any, model: Params, run: RunSettings) -> Iterator[Finding]:
     """What is wrong with what `train` returned."""
     try:
         update = form.as_update(trained)
@@ -57,7 +57,7 @@ def _finite(metrics: Any, whence: str) -> Iterator[Finding]:
             )
 
 
-def _tensor(name: str, value: Any, model: Params, run: Run) -> Any:
+def _tensor(name: str, value: Any, model: Params, run: RunSettings) -> Any:
     """One tensor; returns its difference from the model's, if it is right so far."""
     try:
         _, *found = form.covered(name, value, model)
@@ -84,7 +84,9 @@ def _tensor(name: str, value: Any, model: Params, run: Run) -> Any:
     return delta
 
 
-def _together(deltas: list[NDArray[Any]], any_returned: bool, run: Run) -> Iterator[Finding]:
+def _together(
+    deltas: list[NDArray[Any]], any_returned: bool, run: RunSettings
+) -> Iterator[Finding]:
     norm = math.sqrt(sum(float(np.square(delta).sum()) for delta in deltas))
     if not any_returned or (deltas and norm == 0):
         yield Finding(
@@ -101,7 +103,7 @@ def _together(deltas: list[NDArray[Any]], any_returned: bool, run: Run) -> Itera
         )
 
 
-def _weight(update: Update, run: Run) -> Iterator[Finding]:
+def _weight(update: Update, run: RunSettings) -> Iterator[Finding]:
     """Weights in their form, but more than the run lets one update have, or none."""
     count, weight = number(update.num_examples) or 0.0, number(update.weight) or 0.0
     if not count:

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedloom.client.agent.task_run import Work, task_from_message
+from fedloom.client.agent.task_run import TaskRun, task_from_message
 from fedloom.client.api import Client, Params
 from fedloom.client.state.store import ClientStore
-from fedloom.client.testing.asked import Run, folder, written
+from fedloom.client.testing.asked import RunSettings, folder, written
 from fedloom.protocol.errors import Refusal, UsageError
 from fedloom.protocol.manifest import read_manifest
 from fedloom.protocol.tensors.container import read_params
@@ -31,7 +31,7 @@ _CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class RoundResult:
     """What a round brought.
 
     Attributes:
@@ -57,7 +57,7 @@ class Played:
     """
 
     params: Params
-    rounds: Sequence[Round]
+    rounds: Sequence[RoundResult]
 
 
 def rounds(
@@ -65,7 +65,7 @@ def rounds(
     model: Mapping[str, Any] | str | Path | None = None,
     *,
     num_rounds: int = 3,
-    run: Mapping[str, Any] | Run | None = None,
+    run: Mapping[str, Any] | RunSettings | None = None,
 ) -> Played:
     """Run rounds against clients, one after another in each round.
 
@@ -85,7 +85,7 @@ def rounds(
         Exception: whatever the client's code raises.
     """
     clients = named(client)
-    asked = Run.of(run)
+    asked = RunSettings.of(run)
     with folder() as place:
         return _Play(clients, asked, place).all(model_of(model, clients), num_rounds)
 
@@ -117,7 +117,7 @@ def model_of(model: Mapping[str, Any] | str | Path | None, clients: Mapping[str,
 
 
 class _Play:
-    def __init__(self, clients: Mapping[str, Client], run: Run, place: Path) -> None:
+    def __init__(self, clients: Mapping[str, Client], run: RunSettings, place: Path) -> None:
         self._clients, self._run, self._place = clients, run, place
         self._stores = {name: ClientStore(place / name) for name in clients}
 
@@ -129,7 +129,9 @@ class _Play:
             done.append(told)
         return Played(params, done)
 
-    def _round(self, number: int, params: Params, state: State) -> tuple[Round, Params, State]:
+    def _round(
+        self, number: int, params: Params, state: State
+    ) -> tuple[RoundResult, Params, State]:
         strategy = self._run.built()
         model = self._place / "model"
         digest = written(params, model)
@@ -151,7 +153,7 @@ class _Play:
                 memory_round=number - 1,
             )
             task = task_from_message(offer, name)
-            header = Work(self._clients[name], task, offer, name, store).run()
+            header = TaskRun(self._clients[name], task, offer, name, store).run()
             body = store.body_path(self._run.name, number)
             try:
                 self._door(header, body, manifest)
@@ -165,7 +167,7 @@ class _Play:
             headers.append(header)
             store.settle(self._run.name, number)
         new, state = strategy.finish(state, params, partial.drain())
-        told = Round(
+        told = RoundResult(
             number,
             weighted_mean(_reports(headers, "training")),
             weighted_mean(_reports(headers, "evaluation")),

@@ -28,7 +28,7 @@ EVALUATION_BATCH = 256
 """Examples evaluated at a time."""
 
 
-class Examples(Protocol):
+class ExampleSource(Protocol):
     """What batches are drawn from."""
 
     def __len__(self) -> int:
@@ -103,7 +103,7 @@ class _OfShard:
         return x, y
 
 
-def examples(data: Data) -> Examples:
+def examples(data: Data) -> ExampleSource:
     """Wrap data so that batches can be drawn from it.
 
     Of a loader, the data set and `collate_fn` are used: the round's settings give the batch size
@@ -132,11 +132,11 @@ def examples(data: Data) -> Examples:
     return _Items(data, collate)
 
 
-NONE: Examples = _Items(cast("Dataset[Any]", []), default_collate)
+NONE: ExampleSource = _Items(cast("Dataset[Any]", []), default_collate)
 """No examples at all."""
 
 
-def fix(source: Examples) -> None:
+def fix(source: ExampleSource) -> None:
     """Let a source of examples that keep arriving stand still for a task."""
     if isinstance(source, _OfShard):
         source.fix()
@@ -162,7 +162,7 @@ def shuffled(num_examples: int, batch_size: int, seed: int) -> Iterator[Tensor]:
 
 
 def in_order(
-    source: Examples, batch_size: int = EVALUATION_BATCH, *, rank: int = 0, size: int = 1
+    source: ExampleSource, batch_size: int = EVALUATION_BATCH, *, rank: int = 0, size: int = 1
 ) -> Iterator[Batch]:
     """Every example once, in order; of several ranks, each gets every `size`-th batch."""
     for indices in torch.split(torch.arange(len(source)), batch_size)[rank::size]:
@@ -170,7 +170,7 @@ def in_order(
 
 
 def training(
-    source: Examples,
+    source: ExampleSource,
     *,
     epochs: int | None,
     steps: int | None,

@@ -20,7 +20,7 @@ from torch import nn
 from fedloom.client.api import Client, Kind, SliceOf, Task
 from fedloom.client.data import Growing
 from fedloom.client.torch import adapters, batches, local_training, loop, modules
-from fedloom.client.torch.group import ALONE, Group, Job
+from fedloom.client.torch.group import ALONE, Group, RankTask
 from fedloom.client.torch.kept_tensors import LocalMemory
 from fedloom.client.torch.narrow import Narrow, narrowed
 from fedloom.client.torch.precision import How, Name, Precision, check
@@ -134,7 +134,7 @@ class TorchClient(Client):
         before = self._copy(home)
         narrow = self._narrowed(task, home)
         schedule_of(self._schedule, task)  # refused before other ranks are told
-        job = Job(Kind.TRAIN, task, names, frozenset(home))
+        job = RankTask(Kind.TRAIN, task, names, frozenset(home))
         with self.group.led(job, self.model):
             totals = self.fit(job, narrow)
         if home:
@@ -145,7 +145,7 @@ class TorchClient(Client):
             {**totals.metrics(), **task.local.told},
         )
 
-    def fit(self, job: Job, narrow: Narrow | None = None) -> loop.Totals:
+    def fit(self, job: RankTask, narrow: Narrow | None = None) -> loop.MetricSums:
         """Train from the values that the module has, together with all ranks of the group."""
         narrow = narrow or self._narrowed(job.task, job.home)
         chosen = job.task.tensors(job.names)
@@ -169,7 +169,7 @@ class TorchClient(Client):
         round_ = task.round if task.kind is Kind.TRAIN else None
         self._load(params, self._home(params), task, round_)
         del params  # as in `train`
-        with self.group.led(Job(Kind.EVALUATE, task), self.model):
+        with self.group.led(RankTask(Kind.EVALUATE, task), self.model):
             totals = self.measure()
         return totals.num_examples, totals.metrics()
 
@@ -177,7 +177,7 @@ class TorchClient(Client):
         """Model that a run may begin with: the module's tensors as they are."""
         return {name: np.array(array) for name, array in modules.parameters(self.model).items()}
 
-    def measure(self) -> loop.Totals:
+    def measure(self) -> loop.MetricSums:
         """Evaluate the values that the module has, together with all ranks of the group."""
         assert self._evaluate is not None
         group = self.group
@@ -220,7 +220,7 @@ class TorchClient(Client):
             )
         return narrowed(self.model, width)
 
-    def _fit(self, module: nn.Module, anchored: Collection[str], task: Task) -> loop.Totals:
+    def _fit(self, module: nn.Module, anchored: Collection[str], task: Task) -> loop.MetricSums:
         """Train; the client rule is over the gradients of what the server sent, against that."""
         asked = local_training.Asked(
             settings=task.settings,

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class RankTask:
     """A task as every rank has it.
 
     Attributes:
@@ -43,7 +43,7 @@ class Group(Protocol):
     def size(self) -> int:
         """How many there are."""
 
-    def led(self, job: Job, module: nn.Module) -> AbstractContextManager[None]:
+    def led(self, job: RankTask, module: nn.Module) -> AbstractContextManager[None]:
         """Have all ranks do a job from the values that the module has here.
 
         Raises:
@@ -80,7 +80,7 @@ class Alone:
     size = 1
 
     @contextmanager
-    def led(self, job: Job, module: nn.Module) -> Iterator[None]:  # noqa: ARG002 - nobody to tell
+    def led(self, job: RankTask, module: nn.Module) -> Iterator[None]:  # noqa: ARG002 - nobody to tell
         """Nobody else has to be told."""
         yield
 

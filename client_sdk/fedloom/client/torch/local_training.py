@@ -17,10 +17,10 @@ from fedloom.client.torch.group import ALONE, Group
 from fedloom.client.torch.precision import PLAIN, How, Precision
 from fedloom.client.torch.rules.own_model import Mine
 from fedloom.client.torch.schedules import Scheduled
-from fedloom.client.torch.stopping import Stopping
+from fedloom.client.torch.stopping import TorchStopRule
 from fedloom.client.torch.training_state import Saving, Stateful, can_save
 from fedloom.client.training.checkpoints import Checkpoints
-from fedloom.client.training.client_rule import Local
+from fedloom.client.training.client_rule import RuleContext
 from fedloom.client.training.length import Report, silent
 from fedloom.protocol.errors import UsageError
 from fedloom.strategies import ClientRule, RoundSettings
@@ -46,7 +46,7 @@ class Asked:
 
     settings: RoundSettings
     rule: ClientRule
-    local: Local
+    local: RuleContext
     seed: int
     should_stop: Callable[[], bool]
     most_steps: int = 0
@@ -56,7 +56,7 @@ class Asked:
 
 def train(
     module: nn.Module,
-    data: batches.Examples,
+    data: batches.ExampleSource,
     loss: loop.Loss,
     optimizer: loop.MakeOptimizer,
     asked: Asked,
@@ -64,7 +64,7 @@ def train(
     anchored: Collection[str] | None = None,
     group: Group = ALONE,
     how: How = PLAIN,
-) -> loop.Totals:
+) -> loop.MetricSums:
     """Train a module in place, from the values that it holds.
 
     Args:
@@ -115,7 +115,7 @@ def train(
                     group=group, how=how, saving=saving,
                 )  # fmt: skip
         if group.says(asked.should_stop()):  # what is saved is of the head, which may not be done
-            return loop.Totals()
+            return loop.MetricSums()
         with frozen(module, head):
             return _fit(
                 module, data, loss, optimizer, asked, correct,
@@ -125,7 +125,7 @@ def train(
 
 def _fit(  # noqa: PLR0917 - what a fit is of
     module: nn.Module,
-    data: batches.Examples,
+    data: batches.ExampleSource,
     loss: loop.Loss,
     optimizer: loop.MakeOptimizer,
     asked: Asked,
@@ -136,10 +136,10 @@ def _fit(  # noqa: PLR0917 - what a fit is of
     how: How = PLAIN,
     saving: Saving | None = None,
     stage: int = 0,
-) -> loop.Totals:
+) -> loop.MetricSums:
     settings = asked.settings
     trainable = [param for param in module.parameters() if param.requires_grad]
-    stopping = Stopping(settings, len(data), asked.should_stop, asked.most_steps, asked.report)
+    stopping = TorchStopRule(settings, len(data), asked.should_stop, asked.most_steps, asked.report)
     stepper = optimizer(trainable, lr=settings.learning_rate)
     precision = Precision(how.precision, loop.device_of(module).type)
     schedule = None
@@ -148,7 +148,7 @@ def _fit(  # noqa: PLR0917 - what a fit is of
         wanted = batches.count(len(data), batch_size=settings.batch_size, **length)
         schedule = Scheduled(stepper, how.schedule, wanted)
     after = None if schedule is None else schedule.step
-    totals, done = loop.Totals(), 0
+    totals, done = loop.MetricSums(), 0
     if saving is not None and can_save(stepper):
         parts: dict[str, Stateful] = {"optimizer": stepper, "totals": totals, "stopping": stopping}
         more = {"precision": precision, "schedule": schedule, "mine": mine}

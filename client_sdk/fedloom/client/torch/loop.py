@@ -17,8 +17,8 @@ from fedloom.client.torch.batches import Batch
 from fedloom.client.torch.group import ALONE, Group
 from fedloom.client.torch.precision import FULL, Precision
 from fedloom.client.torch.rules.corrections import corrections
-from fedloom.client.torch.stopping import Stopping
-from fedloom.client.training.client_rule import Local
+from fedloom.client.torch.stopping import TorchStopRule
+from fedloom.client.training.client_rule import RuleContext
 from fedloom.protocol.errors import UsageError
 from fedloom.strategies import ClientRule
 
@@ -34,7 +34,7 @@ _MOST_WAITING = 1 << 15
 """Numbers: that many scores are kept until they are summed."""
 
 
-class Totals:
+class MetricSums:
     """Loss, and accuracy where targets are classes, over the examples that went by.
 
     Sums stay on the device until they are asked for, so that a step need not wait for it; and
@@ -127,13 +127,13 @@ def fit(
     optimizer: Stepper,
     *,
     correct: Correction,
-    stopping: Stopping,
+    stopping: TorchStopRule,
     beside: Beside | None = None,
     precision: Precision = FULL,
     after: Correction | None = None,
-    totals: Totals | None = None,
+    totals: MetricSums | None = None,
     stepped: Callable[[], None] | None = None,
-) -> Totals:
+) -> MetricSums:
     """Train on the batches, or on as many as there is time for.
 
     Args:
@@ -150,7 +150,7 @@ def fit(
         stepped: called after each step and all that belongs to it.
     """
     trained = [param for param in module.parameters() if param.requires_grad]
-    totals = Totals() if totals is None else totals
+    totals = MetricSums() if totals is None else totals
     device = device_of(module)
     module.train()
     for x, y in batches:
@@ -176,9 +176,9 @@ def fit(
 @torch.no_grad()
 def measure(
     module: nn.Module, batches: Iterable[Batch], loss: Loss, precision: Precision = FULL
-) -> Totals:
+) -> MetricSums:
     """Evaluate on the batches."""
-    totals = Totals()
+    totals = MetricSums()
     device = device_of(module)
     module.eval()
     for x, y in batches:
@@ -190,10 +190,10 @@ def measure(
 
 def prepare(
     module: nn.Module,
-    data: batches.Examples,
+    data: batches.ExampleSource,
     loss: Loss,
     rule: ClientRule,
-    local: Local,
+    local: RuleContext,
     *,
     clip_norm: float | None = None,
     anchored: Collection[str] | None = None,
@@ -246,10 +246,10 @@ def clipping(params: Iterable[Tensor], clip_norm: float | None) -> Correction:
 
 def _survey(  # noqa: PLR0917 - what a survey is of
     module: nn.Module,
-    data: batches.Examples,
+    data: batches.ExampleSource,
     loss: Loss,
     rule: ClientRule,
-    local: Local,
+    local: RuleContext,
     group: Group,
 ) -> None:
     """Measure the mean loss over all examples, and its gradient where the rule asks for it.

@@ -5,10 +5,10 @@ from torch import Tensor
 from fedloom.client.training import length
 from fedloom.client.training.length import never
 
-__all__ = ["Stopping", "never"]
+__all__ = ["TorchStopRule", "never"]
 
 
-class Stopping(length.Stopping):
+class TorchStopRule(length.StopRule):
     """Watches one local training of a module; sums stay on its device until they are needed."""
 
     def _exact(self, loss: Tensor) -> Tensor:

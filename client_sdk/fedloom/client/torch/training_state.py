@@ -17,7 +17,7 @@ from torch import nn
 
 from fedloom.client.torch.random_state import random_state, set_random_state
 from fedloom.client.training.checkpoints import Checkpoints
-from fedloom.client.training.client_rule import Local
+from fedloom.client.training.client_rule import RuleContext
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class Saving:
         self,
         checkpoints: Checkpoints,
         module: nn.Module,
-        local: Local,
+        local: RuleContext,
         device: torch.device,
         num_examples: int,
     ) -> None:

@@ -36,7 +36,7 @@ _BLOCK = 1 << 16
 
 
 @dataclass(slots=True, kw_only=True)
-class Local:
+class RuleContext:
     """What a rule has on this device in one round, and what it is told of the training.
 
     Attributes:
@@ -123,7 +123,7 @@ class Local:
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class RuleOutput:
     """An update as the rule wants it.
 
     Attributes:
@@ -137,15 +137,15 @@ class Settled:
     memory: Slots = field(default_factory=dict)
 
 
-def settle(
+def apply_rule(
     rule: ClientRule,
     parts: Iterable[TensorPart],
-    local: Local,
+    local: RuleContext,
     settings: RoundSettings,
     num_examples: int,
     *,
     scratch: Scratch | None = None,
-) -> Settled:
+) -> RuleOutput:
     """Turn trained values into what is sent and what is kept: the arrays of both are shared.
 
     Args:
@@ -162,9 +162,9 @@ def settle(
     """
     listed, memory = _kept_apart(list(parts), local)
     if rule.is_elementary:
-        return Settled(listed, memory=memory)
+        return RuleOutput(listed, memory=memory)
     if rule.picks:
-        return Settled([_of_cluster(rule, part, local) for part in listed], memory=memory)
+        return RuleOutput([_of_cluster(rule, part, local) for part in listed], memory=memory)
     ours = [part for part in listed if _is_trained(part, local)]
     work = Work(
         steps=max(1, _steps(settings, num_examples) if local.steps is None else local.steps),
@@ -184,11 +184,11 @@ def settle(
         ]
         for slot, values in kept.items():
             memory[slot][part.tensor] = values
-    return Settled(sent, rule.numbers(work), memory)
+    return RuleOutput(sent, rule.numbers(work), memory)
 
 
 def _kept_apart(
-    parts: list[TensorPart], local: Local
+    parts: list[TensorPart], local: RuleContext
 ) -> tuple[list[TensorPart], dict[str, dict[str, Values]]]:
     """The parts to send, and the memory of what stays here instead or beside them."""
     if local.personal.own_model is not None:
@@ -214,7 +214,7 @@ def _kept_apart(
     return [part for part in parts if part.tensor not in kept], {KEPT: memory}
 
 
-def _of_cluster(rule: ClientRule, part: TensorPart, local: Local) -> TensorPart:
+def _of_cluster(rule: ClientRule, part: TensorPart, local: RuleContext) -> TensorPart:
     """A part in the group of the model that was trained, less that model."""
     if local.cluster is None or not isinstance(part.coverage, Full):
         raise UsageError(
@@ -244,12 +244,12 @@ def _like(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
     return (np.rint(array) if whole else array).astype(dtype, copy=False)
 
 
-def _is_trained(part: TensorPart, local: Local) -> bool:
+def _is_trained(part: TensorPart, local: RuleContext) -> bool:
     named = local.trainable is None or part.tensor in local.trainable
     return named and part.values.dtype.kind == "f"
 
 
-def _check_whole(rule: ClientRule, part: TensorPart, local: Local) -> None:
+def _check_whole(rule: ClientRule, part: TensorPart, local: RuleContext) -> None:
     if not isinstance(part.coverage, Full):
         raise UsageError(
             f"Expected {part.tensor!r} whole from train, as the client rule {rule.name} needs it, "
@@ -267,7 +267,7 @@ _Made: TypeAlias = tuple[Mapping[str, Values], Mapping[str, Values]]
 
 
 def _made(
-    rule: ClientRule, part: TensorPart, local: Local, work: Work, scratch: Scratch | None
+    rule: ClientRule, part: TensorPart, local: RuleContext, work: Work, scratch: Scratch | None
 ) -> _Made:
     """What a rule makes of one tensor."""
     if scratch is not None and rule.elementwise and part.values.size:
@@ -291,7 +291,7 @@ def _made(
 
 
 def _made_by_pieces(
-    rule: ClientRule, part: TensorPart, local: Local, work: Work, scratch: Scratch
+    rule: ClientRule, part: TensorPart, local: RuleContext, work: Work, scratch: Scratch
 ) -> _Made:
     """What an elementwise rule makes of one tensor, that is never in memory as a whole.
 

@@ -37,7 +37,7 @@ def num_batches(
     return steps if steps is not None else (epochs or 0) * per_epoch
 
 
-class Stopping:
+class StopRule:
     """Watches one local training.
 
     Args:

@@ -14,7 +14,7 @@ EVERY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class TrainingProgress:
     """How far a training is.
 
     Attributes:
@@ -26,7 +26,7 @@ class Note:
     loss: float | None = None
 
 
-def note(done: float | tuple[float, float], loss: object = None) -> Note:
+def note(done: float | tuple[float, float], loss: object = None) -> TrainingProgress:
     """Make a note of what training code says, whatever it says: progress must not fail a round.
 
     Args:
@@ -44,7 +44,7 @@ def note(done: float | tuple[float, float], loss: object = None) -> Note:
         value = None if loss is None else float(loss)  # type: ignore[arg-type]
     except Exception:  # noqa: BLE001 - likewise
         value = None
-    return Note(
+    return TrainingProgress(
         min(1.0, max(0.0, fraction)) if math.isfinite(fraction) else 0.0,
         value if value is not None and math.isfinite(value) else None,
     )
@@ -60,7 +60,7 @@ class Reporter:
     __slots__ = ("_next_at", "heard")
 
     def __init__(self) -> None:
-        self.heard: Callable[[Note], None] | None = None
+        self.heard: Callable[[TrainingProgress], None] | None = None
         self._next_at = -math.inf
 
     def say(self, done: float | tuple[float, float], loss: object = None) -> None:

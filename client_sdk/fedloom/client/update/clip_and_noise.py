@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fedloom.client.training.client_rule import Settled
+from fedloom.client.training.client_rule import RuleOutput
 from fedloom.protocol.errors import UsageError
 from fedloom.protocol.trust.noise_stream import derived_key, key_of_seed, keyed
 from fedloom.protocol.v1 import fleet_pb2
@@ -59,14 +59,14 @@ class Guard:
 
     def protect(
         self,
-        settled: Settled,
+        settled: RuleOutput,
         dtype_of: Callable[[str], np.dtype[Any]],
         *,
         run: str,
         round: int,  # noqa: A002 - the field's word
         seed: int,
         secret: Callable[[], bytes],
-    ) -> Settled:
+    ) -> RuleOutput:
         """Return an update as it may leave.
 
         Args:

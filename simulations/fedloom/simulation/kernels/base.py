@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeAlias
 from numpy.typing import NDArray
 
 from fedloom.client.api import Kind, Scalar, Task, Weighting
-from fedloom.client.training.client_rule import Local
+from fedloom.client.training.client_rule import RuleContext
 from fedloom.client.update.clip_and_noise import Guard
 from fedloom.protocol.updates.compression import Scheme
 from fedloom.protocol.updates.message import TensorPart
@@ -22,9 +22,9 @@ from fedloom.strategies import ClientRule, Personal, RoundSettings
 Params: TypeAlias = Mapping[str, NDArray[Any]]
 
 
-def nothing_local(_: "Job") -> Local:
+def nothing_local(_: "Job") -> RuleContext:
     """For rules that receive and remember nothing."""
-    return Local()
+    return RuleContext()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ class RoundTask:
     train: bool = True
     factor: float = 1.0
     memory: str = ""
-    local: Callable[["Job"], Local] = nothing_local
+    local: Callable[["Job"], RuleContext] = nothing_local
     guard: Guard | None = None
     compression: Scheme | None = None
     spool: str = ""
@@ -93,7 +93,7 @@ class Job:
     most_steps: int = 0
 
 
-def asked_of(task: RoundTask, job: Job, client: str, local: Local) -> Task:
+def asked_of(task: RoundTask, job: Job, client: str, local: RuleContext) -> Task:
     """What the deployed client of this name would be asked."""
     return Task(
         run=task.run,
@@ -141,7 +141,7 @@ class Outcome:
     training: Measured = Measured()
     evaluation: Measured = Measured()
     weight: float | None = None
-    local: Local = field(default_factory=Local)
+    local: RuleContext = field(default_factory=RuleContext)
 
 
 class Kernel(Protocol):

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value
 
 from fedloom.client.torch import batches, loop
-from fedloom.client.training.client_rule import Local
+from fedloom.client.training.client_rule import RuleContext
 from fedloom.simulation.data.population import Population
 from fedloom.simulation.kernels.base import Job, RoundTask
 from fedloom.simulation.kernels.holdings import Pair
@@ -78,7 +78,7 @@ class Compiled(Resident):
             return "compiled keeps no buffers, such as those of batch normalisation, in step"
         return ""
 
-    def fit(self, job: Job, task: RoundTask, local: Local) -> Fitted:
+    def fit(self, job: Job, task: RoundTask, local: RuleContext) -> Fitted:
         """Train on the batches that the deployed client would draw."""
         if self.note or not task.settings.batch_size:
             return super().fit(job, task, local)
@@ -91,7 +91,7 @@ class Compiled(Resident):
         return super().fit(job, task, local)
 
     @torch.no_grad()
-    def _fit(self, job: Job, task: RoundTask) -> loop.Totals:
+    def _fit(self, job: Job, task: RoundTask) -> loop.MetricSums:
         settings = task.settings
         pull = task.rule.mu if isinstance(task.rule, FedProx) else 0.0
         anchors = [param.clone() for param in self._params] if pull else []
@@ -103,7 +103,7 @@ class Compiled(Resident):
             batch_size=settings.batch_size,
             seed=job.seed,
         )
-        totals = loop.Totals()
+        totals = loop.MetricSums()
         self.model.train()
         with loop.seeded(job.seed, self.device):
             for x, y in drawn:

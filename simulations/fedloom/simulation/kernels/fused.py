@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedloom.client.torch import batches, loop
-from fedloom.client.training.client_rule import Local
+from fedloom.client.training.client_rule import RuleContext
 from fedloom.simulation.data.population import Population
 from fedloom.simulation.kernels import chain
 from fedloom.simulation.kernels.base import Job, RoundTask
@@ -80,7 +80,7 @@ class Fused(OneByOne):
         return "" if population is None else _fits(links, population)
 
     @torch.no_grad()
-    def fit(self, job: Job, task: RoundTask, local: Local) -> Fitted:  # noqa: ARG002 - no rule here has any
+    def fit(self, job: Job, task: RoundTask, local: RuleContext) -> Fitted:  # noqa: ARG002 - no rule here has any
         """Train without autograd."""
         settings, size = task.settings, len(self.holdings.shard(job.client))
         pull = settings.learning_rate * (task.rule.mu if isinstance(task.rule, FedProx) else 0.0)
@@ -89,7 +89,7 @@ class Fused(OneByOne):
         steps = batches.count(
             size, epochs=settings.epochs, steps=settings.steps, batch_size=settings.batch_size
         )
-        totals = loop.Totals()
+        totals = loop.MetricSums()
         x, y = self.holdings.train(job.client, torch.arange(0))
         for order in _orders(size, steps, settings.batch_size, job.seed):
             if order is not None or not len(y):

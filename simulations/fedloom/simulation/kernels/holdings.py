@@ -55,14 +55,14 @@ class Holdings:
         shard = self._population.shards[client]
         return self._gather(shard if order is None else shard[order.numpy()])
 
-    def held_out(self, client: int) -> batches.Examples | None:
+    def held_out(self, client: int) -> batches.ExampleSource | None:
         """What a client evaluates on; None where it holds out nothing."""
         shards = self._population.held_out_shards
         if shards is None or not len(shards[client]):
             return None
         return batches.examples(self._gather(shards[client]))
 
-    def test(self, start: int, stop: int) -> batches.Examples | None:
+    def test(self, start: int, stop: int) -> batches.ExampleSource | None:
         """Some of the population's test examples; None where it has none there."""
         if self._test is None or not len(self._test[1][start:stop]):
             return None

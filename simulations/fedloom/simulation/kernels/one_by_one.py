@@ -15,7 +15,7 @@ from torch import nn
 
 from fedloom.client.torch import batches, loop
 from fedloom.client.torch.rules import cluster_choice
-from fedloom.client.training.client_rule import Local
+from fedloom.client.training.client_rule import RuleContext
 from fedloom.protocol.errors import UsageError
 from fedloom.protocol.updates.message import TensorPart
 from fedloom.simulation.data.population import Population
@@ -24,7 +24,7 @@ from fedloom.simulation.kernels.holdings import Holdings
 from fedloom.simulation.kernels.state import ModelState
 from fedloom.strategies import ClientRule, Plain
 
-Fitted: TypeAlias = tuple[loop.Totals, Sequence[TensorPart]]
+Fitted: TypeAlias = tuple[loop.MetricSums, Sequence[TensorPart]]
 """What was measured, and what changed."""
 
 
@@ -107,7 +107,7 @@ class OnModel(ABC):
         """Evaluate the model as it is on what a client holds out."""
         return self._measured(self.holdings.held_out(client))
 
-    def _measured(self, examples: batches.Examples | None) -> Measured:
+    def _measured(self, examples: batches.ExampleSource | None) -> Measured:
         if examples is None:
             return Measured()
         totals = loop.measure(self.model, batches.in_order(examples), self.loss)
@@ -118,7 +118,7 @@ class OneByOne(OnModel):
     """Trains one client after another; subclasses say how."""
 
     @abstractmethod
-    def fit(self, job: Job, task: RoundTask, local: Local) -> Fitted:
+    def fit(self, job: Job, task: RoundTask, local: RuleContext) -> Fitted:
         """Train the model in place on one client's examples, with what the rule has there."""
 
     def work(self, params: Params, task: RoundTask, jobs: Sequence[Job]) -> Iterator[Outcome]:
@@ -148,7 +148,7 @@ class OneByOne(OnModel):
                 local=local,
             )
 
-    def _settle(self, job: Job, task: RoundTask, local: Local, params: Params) -> None:
+    def _settle(self, job: Job, task: RoundTask, local: RuleContext, params: Params) -> None:
         """Go on with the model that fits the client best, where there are several."""
         if task.rule.picks:
             examples = batches.examples(self.holdings.train(job.client))

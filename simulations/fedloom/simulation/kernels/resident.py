@@ -13,7 +13,7 @@ from fedloom.client.agent.task_run import differences
 from fedloom.client.torch import batches, local_training, loop
 from fedloom.client.torch.narrow import Narrow, narrowed
 from fedloom.client.torch.stopping import never
-from fedloom.client.training.client_rule import Local
+from fedloom.client.training.client_rule import RuleContext
 from fedloom.simulation.data.population import Population
 from fedloom.simulation.kernels.base import Job, RoundTask, asked_of
 from fedloom.simulation.kernels.one_by_one import Fitted, OneByOne
@@ -38,7 +38,7 @@ class Resident(OneByOne):
         """Say nothing against anything."""
         return ""
 
-    def fit(self, job: Job, task: RoundTask, local: Local) -> Fitted:
+    def fit(self, job: Job, task: RoundTask, local: RuleContext) -> Fitted:
         """Train on the batches that the deployed client would draw."""
         if not task.settings.special:
             return self._train(self.model, job, task, local), self.state.parts()
@@ -55,9 +55,9 @@ class Resident(OneByOne):
         module: nn.Module,
         job: Job,
         task: RoundTask,
-        local: Local,
+        local: RuleContext,
         optimizer: loop.MakeOptimizer | None = None,
-    ) -> loop.Totals:
+    ) -> loop.MetricSums:
         """Train a module on a client's examples; the kernel's optimizer where no other is given."""
         asked = local_training.Asked(
             settings=task.settings,

@@ -30,7 +30,7 @@ from fedloom.cli.connection.api_client import Control
 from fedloom.client import Client, SliceOf, Task, Update, run
 from fedloom.client.identity.enrol import enrol
 from fedloom.client.torch import modules
-from fedloom.client.training.client_rule import Local
+from fedloom.client.training.client_rule import RuleContext
 from fedloom.protocol.errors import UnavailableError, UsageError
 from fedloom.protocol.settings import toml
 from fedloom.protocol.tensors.container import read_params, write_file
@@ -398,7 +398,7 @@ class KernelClient(Client):
     def _work(self, params: dict[str, NDArray[Any]], task: Task, *, train: bool) -> Outcome:
         mixed = task.local.personal.own_model is not None
         # The agent has put the client's own model into the one that is evaluated.
-        local = Local() if mixed and not train else task.local
+        local = RuleContext() if mixed and not train else task.local
         asked = RoundTask(
             run=task.run,
             round=task.round,

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedloom.client.api import Update
-from fedloom.client.training.client_rule import Local, Settled, Slots, settle
+from fedloom.client.training.client_rule import RuleContext, RuleOutput, Slots, apply_rule
 from fedloom.client.update.compress import compress
 from fedloom.client.update.validate import weight_of
 from fedloom.protocol.errors import Code, Refusal, UsageError
@@ -137,7 +137,7 @@ class Worker:
         if not outcome.parts:
             return None
         num_examples = outcome.training.num_examples
-        settled = settle(task.rule, outcome.parts, outcome.local, task.settings, num_examples)
+        settled = apply_rule(task.rule, outcome.parts, outcome.local, task.settings, num_examples)
         settled = self._protected(settled, job.seed, task)
         parts, kept = self._encoded(settled, task, job, memory)
         if not parts:
@@ -173,7 +173,7 @@ class Worker:
         return b""
 
     def _encoded(
-        self, settled: Settled, task: RoundTask, job: Job, memory: Memory | None
+        self, settled: RuleOutput, task: RoundTask, job: Job, memory: Memory | None
     ) -> tuple[Sequence[TensorPart], Slots]:
         """What is sent, and what is to be remembered by slot."""
         kept = dict(settled.memory)
@@ -195,7 +195,7 @@ class Worker:
                 checker.check(part.tensor, values)
         checker.norm()
 
-    def _protected(self, settled: Settled, seed: int, task: RoundTask) -> Settled:
+    def _protected(self, settled: RuleOutput, seed: int, task: RoundTask) -> RuleOutput:
         """The update as a device would let it leave."""
         if task.guard is None:
             return settled
@@ -246,11 +246,11 @@ class _Locals:
     memory: Memory | None
     personal: Personal
 
-    def __call__(self, job: Job) -> Local:
+    def __call__(self, job: Job) -> RuleContext:
         if self.memory is None:
-            return Local(received=self.received)
+            return RuleContext(received=self.received)
         memory = slots_from_arrays(self.memory.recall(job.client, job.memory_round))
-        return Local(received=self.received, memory=memory, personal=self.personal)
+        return RuleContext(received=self.received, memory=memory, personal=self.personal)
 
 
 def _split(params: Params, task: RoundTask) -> tuple[Params, Slots]:

@@ -8,17 +8,17 @@ import math
 from torch import nn
 
 from fedloom.client.torch import batches, loop, modules
-from fedloom.client.training.client_rule import Local
+from fedloom.client.training.client_rule import RuleContext
 from fedloom.strategies import ClientRule, Params
 
 
 def settle_on(  # noqa: PLR0917 - what a choice follows from
     module: nn.Module,
-    data: batches.Examples,
+    data: batches.ExampleSource,
     loss: loop.Loss,
     params: Params,
     rule: ClientRule,
-    local: Local,
+    local: RuleContext,
 ) -> None:
     """Load the model of least mean loss on the examples, of equal ones the first.
 

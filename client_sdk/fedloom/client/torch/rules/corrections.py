@@ -19,13 +19,13 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.client.torch.steps import Correction
-from fedloom.client.training.client_rule import Local
+from fedloom.client.training.client_rule import RuleContext
 from fedloom.strategies import At, ClientRule
 from fedloom.strategies.exact.lazy_arrays import BLOCK, Pieces, Values
 
 
 def corrections(
-    rule: ClientRule, local: Local, params: Mapping[str, nn.Parameter], module: nn.Module
+    rule: ClientRule, local: RuleContext, params: Mapping[str, nn.Parameter], module: nn.Module
 ) -> Correction:
     """Return what changes gradients by a rule, and nothing where it leaves them alone.
 
@@ -69,7 +69,7 @@ def _is_cut(rule: ClientRule, param: nn.Parameter) -> bool:
     return rule.elementwise and param.device.type == "cpu" and param.numel() > BLOCK
 
 
-def _at(rule: ClientRule, local: Local, name: str, param: nn.Parameter) -> At:
+def _at(rule: ClientRule, local: RuleContext, name: str, param: nn.Parameter) -> At:
     """What there is beside a parameter; where that is cut, slots may still be in their files."""
     keep = _is_cut(rule, param)
     received, memory = local.found(rule, name)

@@ -19,7 +19,7 @@ from torch.func import functional_call
 from fedloom.client.torch import loop, modules
 from fedloom.client.torch.random_state import random_state, set_random_state
 from fedloom.client.torch.training_state import can_save
-from fedloom.client.training.client_rule import Local
+from fedloom.client.training.client_rule import RuleContext
 from fedloom.protocol.errors import UsageError
 from fedloom.strategies import RoundSettings
 from fedloom.strategies.personal.settings import MIX, OWN, OWN_BUFFERS
@@ -46,7 +46,7 @@ class Mine:
         loss: loop.Loss,
         optimizer: loop.MakeOptimizer,
         settings: RoundSettings,
-        local: Local,
+        local: RuleContext,
         seed: int,
     ) -> None:
         method = local.personal.own_model
@@ -144,7 +144,7 @@ class Mine:
             set_random_state(before, self._device)
 
 
-def _recalled(local: Local, slot: str, name: str, here: Tensor) -> Tensor:
+def _recalled(local: RuleContext, slot: str, name: str, here: Tensor) -> Tensor:
     """What the client remembers, or else what was received; a copy, like the tensor here."""
     found = local.memory.get(slot, {}).get(name)
     if found is None:

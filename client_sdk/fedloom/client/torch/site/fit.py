@@ -24,7 +24,7 @@ from fedloom.client.torch.group import Group
 from fedloom.client.torch.precision import FULL, Precision
 from fedloom.client.torch.site.group import SiteGroup
 from fedloom.client.torch.site.norm import Counted, norms, over_ranks
-from fedloom.client.torch.stopping import Stopping
+from fedloom.client.torch.stopping import TorchStopRule
 from fedloom.protocol.errors import UsageError
 from fedloom.strategies import RoundSettings
 
@@ -44,7 +44,7 @@ class Share:
     whole: int
 
 
-class Shard(DistributedSampler[int]):
+class RankShard(DistributedSampler[int]):
     """This rank's examples of one epoch after another, each seeded from the task.
 
     Args:
@@ -82,7 +82,7 @@ def shares(
     count = batches.count(
         num_examples, epochs=settings.epochs, steps=settings.steps, batch_size=settings.batch_size
     )
-    shard = Shard(num_examples, seed, group)
+    shard = RankShard(num_examples, seed, group)
     while True:
         for whole in torch.split(shard.order(), size):
             if not count:
@@ -97,22 +97,22 @@ def shares(
 
 def fit(  # noqa: PLR0917 - as `loop.fit`
     module: nn.Module,
-    data: batches.Examples,
+    data: batches.ExampleSource,
     loss: loop.Loss,
     optimizer: loop.Stepper,
     settings: RoundSettings,
     seed: int,
     *,
     correct: loop.Correction,
-    stopping: Stopping,
+    stopping: TorchStopRule,
     group: Group,
     precision: Precision = FULL,
     after: loop.Correction | None = None,
-    totals: loop.Totals | None = None,
+    totals: loop.MetricSums | None = None,
     skip: int = 0,
     stepped: Callable[[], None] | None = None,
     over: Callable[[], None] | None = None,
-) -> loop.Totals:
+) -> loop.MetricSums:
     """As `loop.fit`, on all ranks together.
 
     Args:
@@ -137,7 +137,7 @@ def fit(  # noqa: PLR0917 - as `loop.fit`
         Exception: what somebody's own code raised; every rank gives up.
     """
     assert isinstance(group, SiteGroup)
-    totals, counted = loop.Totals() if totals is None else totals, Counted()
+    totals, counted = loop.MetricSums() if totals is None else totals, Counted()
     looked = False
     device = loop.device_of(module)
     trained = [param for param in module.parameters() if param.requires_grad]

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from fedloom.client.api import Kind
-from fedloom.client.torch.group import Job
+from fedloom.client.torch.group import RankTask
 from fedloom.client.torch.site import orders
 from fedloom.client.torch.site.norm import check_norms
 from fedloom.client.training.ranks import Ranks
@@ -104,7 +104,7 @@ class SiteGroup:
     # ---- orders ------------------------------------------------------------------------------
 
     @contextmanager
-    def led(self, job: Job, module: nn.Module) -> Iterator[None]:
+    def led(self, job: RankTask, module: nn.Module) -> Iterator[None]:
         """Have all ranks do a job from the values that the module has here.
 
         Raises:
@@ -298,7 +298,7 @@ def _bytes(tensor: Tensor) -> Tensor:
     return tensor.detach().reshape(-1).view(torch.uint8)
 
 
-def check(job: Job, module: nn.Module, size: int) -> None:
+def check(job: RankTask, module: nn.Module, size: int) -> None:
     """Refuse what several processes cannot do.
 
     Raises:

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedloom.client.api import Kind, Task, Weighting
-from fedloom.client.torch.group import Job
-from fedloom.client.training.client_rule import Local
+from fedloom.client.torch.group import RankTask
+from fedloom.client.training.client_rule import RuleContext
 from fedloom.strategies import Personal, RoundSettings, client_rule
 
 STOP = "stop"
@@ -26,11 +26,11 @@ class Order:
         arrays: "slot/tensor" → array: what the client rule received and remembers; to be filled.
     """
 
-    job: Job
+    job: RankTask
     arrays: dict[str, NDArray[Any]]
 
 
-def encode(job: Job) -> str:
+def encode(job: RankTask) -> str:
     """Describe a job."""
     task = job.task
     return json.dumps(
@@ -65,13 +65,13 @@ def decode(text: str) -> Order:
         **{**fields, "kind": Kind(fields["kind"]), "weighting": Weighting(fields["weighting"])},
         settings=RoundSettings(**_tuples(found["settings"])),
         rule=client_rule(found["rule"][0], found["rule"][1]),
-        local=Local(
+        local=RuleContext(
             personal=Personal(**_tuples(found["personal"])),
             received=_slots(arrays, "received/"),
             memory=_slots(arrays, "memory/"),
         ),
     )
-    job = Job(Kind(found["kind"]), task, frozenset(found["names"]), frozenset(found["home"]))
+    job = RankTask(Kind(found["kind"]), task, frozenset(found["names"]), frozenset(found["home"]))
     return Order(job, arrays)
 
 

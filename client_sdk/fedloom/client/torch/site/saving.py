@@ -15,7 +15,7 @@ from torch import nn
 from fedloom.client.torch.group import Group
 from fedloom.client.torch.training_state import Saving
 from fedloom.client.training.checkpoints import Checkpoints
-from fedloom.client.training.client_rule import Local
+from fedloom.client.training.client_rule import RuleContext
 
 
 class SiteSaving(Saving):
@@ -35,7 +35,7 @@ class SiteSaving(Saving):
         group: Group,
         checkpoints: Checkpoints,
         module: nn.Module,
-        local: Local,
+        local: RuleContext,
         device: torch.device,
         num_examples: int,
     ) -> None:
