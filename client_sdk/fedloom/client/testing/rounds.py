@@ -31,7 +31,7 @@ _CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class RoundResult:
+class RoundMetrics:
     """What a round brought.
 
     Attributes:
@@ -57,7 +57,7 @@ class Played:
     """
 
     params: Params
-    rounds: Sequence[RoundResult]
+    rounds: Sequence[RoundMetrics]
 
 
 def rounds(
@@ -131,7 +131,7 @@ class _Play:
 
     def _round(
         self, number: int, params: Params, state: State
-    ) -> tuple[RoundResult, Params, State]:
+    ) -> tuple[RoundMetrics, Params, State]:
         strategy = self._run.built()
         model = self._place / "model"
         digest = written(params, model)
@@ -167,7 +167,7 @@ class _Play:
             headers.append(header)
             store.settle(self._run.name, number)
         new, state = strategy.finish(state, params, partial.drain())
-        told = RoundResult(
+        told = RoundMetrics(
             number,
             weighted_mean(_reports(headers, "training")),
             weighted_mean(_reports(headers, "evaluation")),
