@@ -12,16 +12,18 @@ IMPURE = (
 """Not here: os, threading and time, which numpy loads; the import contracts cover those."""
 
 LOADING = """
-import importlib, sys
+import importlib, pkgutil, sys
 package = importlib.import_module(sys.argv[1])
 for name in getattr(package, "__all__", ()):
     getattr(package, name)
+for each in pkgutil.iter_modules(getattr(package, "__path__", ())):
+    importlib.import_module(f"{package.__name__}.{each.name}")
 print(*(name for name in sys.argv[2:] if name in sys.modules))
 """
 
 
 def _loaded(package: str, *names: str) -> list[str]:
-    """Which of these modules a fresh interpreter has loaded with all that a package exports."""
+    """Which of these modules a fresh interpreter has loaded with all that a package holds."""
     command = [sys.executable, "-c", LOADING, package, *names]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
 
@@ -30,6 +32,13 @@ def _loaded(package: str, *names: str) -> list[str]:
 def test_the_core_loads_nothing_that_acts(package):
     """An engine or a strategy is usable, and quick to load, where only numpy is installed."""
     assert _loaded(package, *IMPURE) == []
+
+
+def test_planning_loads_nothing_that_acts():
+    """What a round does is decided without a ledger or a transport; protobuf holds the headers."""
+    acting = [name for name in IMPURE if name != "google.protobuf"]
+    rooms = ("fedloom.server.ledger", "fedloom.server.rounds", "fedloom.server.storage")
+    assert _loaded("fedloom.server.planning", *acting, *rooms) == []
 
 
 def test_what_acts_is_seen():
