@@ -12,7 +12,7 @@
 from fedloom.client.testing.asked import RunSettings as Run
 from fedloom.client.testing.checks import check
 from fedloom.client.testing.findings import CHECKS, Finding
+from fedloom.client.testing.rounds import LocalRound as Round
 from fedloom.client.testing.rounds import Played, rounds
-from fedloom.client.testing.rounds import RoundMetrics as Round
 
 __all__ = ["CHECKS", "Finding", "Played", "Round", "Run", "check", "rounds"]

@@ -31,7 +31,7 @@ _CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class RoundMetrics:
+class LocalRound:
     """What a round brought.
 
     Attributes:
@@ -57,7 +57,7 @@ class Played:
     """
 
     params: Params
-    rounds: Sequence[RoundMetrics]
+    rounds: Sequence[LocalRound]
 
 
 def rounds(
@@ -129,9 +129,7 @@ class _Play:
             done.append(told)
         return Played(params, done)
 
-    def _round(
-        self, number: int, params: Params, state: State
-    ) -> tuple[RoundMetrics, Params, State]:
+    def _round(self, number: int, params: Params, state: State) -> tuple[LocalRound, Params, State]:
         strategy = self._run.built()
         model = self._place / "model"
         digest = written(params, model)
@@ -167,7 +165,7 @@ class _Play:
             headers.append(header)
             store.settle(self._run.name, number)
         new, state = strategy.finish(state, params, partial.drain())
-        told = RoundMetrics(
+        told = LocalRound(
             number,
             weighted_mean(_reports(headers, "training")),
             weighted_mean(_reports(headers, "evaluation")),
