@@ -1,8 +1,8 @@
-"""A round's updates in files, where something looks at each of them: robust rules, and colluders.
+"""A round's updates in files, for robust aggregations and colluding attackers.
 
-Workers write what a client would have uploaded, in the form of a server's spool, and it is read
-back by the server's own code; so memory does not grow with the cohort, and a simulated round gives
-the bits of one over the wire.
+Workers write what a client would have uploaded, in the format of the server's spool, and the
+server's own code reads it. Memory does not grow with the cohort, and a simulated round gives the
+bits of one over the wire.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -57,26 +57,26 @@ class Spooled:
         return AttackedUpdates(updates, self._attack, self._attackers)
 
     def clear(self) -> None:
-        """Drop the files of a round that is over."""
+        """Delete the files of a round that is over."""
         for path in Path(self.folder).iterdir():
             path.unlink()
 
     def close(self) -> None:
-        """Drop the folder."""
+        """Delete the folder."""
         self._folder.cleanup()
 
 
 def is_needed(experiment: Experiment) -> bool:
-    """Whether something looks at each update."""
+    """Whether an aggregation or an attack looks at each update."""
     colludes = experiment.attack is not None and experiment.attack.colludes
     return colludes or experiment.spec.build_strategy().needs == "each"
 
 
 def check(experiment: Experiment) -> None:
-    """Refuse what cannot be done by files.
+    """Refuse what updates in files cannot do.
 
     Raises:
-        UsageError: workers do not share this machine's, or the rule sends what is in none.
+        UsageError: workers on other machines, buffers, [privacy], or a client rule with scalars.
     """
     if not is_needed(experiment):
         return
@@ -91,6 +91,10 @@ def check(experiment: Experiment) -> None:
         )
     if experiment.spec.buffer_config() is not None:
         raise UsageError(f"Expected synchronous rounds with {who}, got buffered ones.")
+    if experiment.spec.privacy:
+        raise UsageError(
+            f"Expected no [privacy] with {who}, which looks at every update: private rounds add up."
+        )
     if strategy.rule.scalars:
         raise UsageError(
             f"Expected a client rule without scalars with {who}, got {strategy.rule.name}."

@@ -35,6 +35,9 @@ from fedloom.protocol.errors import UnavailableError, UsageError
 from fedloom.protocol.settings import toml
 from fedloom.protocol.tensors.container import read_params, write_file
 from fedloom.protocol.updates.message import TensorPart
+from fedloom.server.engine import RoundKind
+from fedloom.server.planning.advance import counts
+from fedloom.server.planning.spec import RunSpec
 from fedloom.simulation.api import spent, terminable
 from fedloom.simulation.demo.processes import ANY_PORT, Stage
 from fedloom.simulation.experiment import Experiment
@@ -106,7 +109,7 @@ def over_the_wire(
             stage.command("model", "export", status["id"], *where)
         final = {name: np.array(array) for name, array in read_params(last).items()}
     result = Result(
-        records=tuple(_records(status)),
+        records=tuple(_records(status, experiment.spec)),
         params=final,
         digest=status["model"],
         folder=None,
@@ -188,7 +191,7 @@ def _run(
         stage.check()
         _check_there(processes)
         status: dict[str, Any] = control.get("runs", run_id)
-        records = list(_records(status))
+        records = list(_records(status, experiment.spec))
         for record in records[told:]:
             for tell in listeners:
                 tell(record)
@@ -208,14 +211,14 @@ def _check_there(processes: Sequence[Any]) -> None:
         )
 
 
-def _records(status: Mapping[str, Any]) -> Iterator[RoundRecord]:
+def _records(status: Mapping[str, Any], spec: RunSpec) -> Iterator[RoundRecord]:
     """The rounds that have ended, from what the server says of them."""
     trained, begun = 0, None
     for row in status["rounds"]:
         if row["state"] not in ("committed", "abandoned"):
             continue
         begun = row["opened_at"] if begun is None else begun
-        trained += row["state"] == "committed" and row["kind"] == "train"
+        trained += row["state"] == "committed" and counts(spec, RoundKind(row["kind"]))
         seconds = row["closed_at"] - row["opened_at"]
         accepted = row["accepted"]
         training, evaluation = row["training"] or {}, row["evaluation"] or {}
