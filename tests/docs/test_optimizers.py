@@ -7,19 +7,12 @@ from pathlib import Path
 from typing import get_args
 
 from fedloom.server.planning.spec import parse
-from fedloom.strategies import (
-    FedAdagrad,
-    FedAdam,
-    FedAvg,
-    FedAvgM,
-    FedLamb,
-    FedYogi,
-    Schedule,
-)
+from fedloom.strategies import STRATEGIES, Schedule, ServerOptimizer
 from fedloom.strategies.optimizers.schedules import Shape
 
 PAGE = (Path(__file__).parents[2] / "docs" / "strategies" / "optimizers.md").read_text("utf-8")
-KINDS = (FedAvg, FedAvgM, FedAdagrad, FedAdam, FedYogi, FedLamb)
+KINDS = [kind for kind in STRATEGIES.values() if kind.own_rule is ServerOptimizer.own_rule]
+"""Those that take any client rule; the others are on the page of client rules."""
 
 
 def block(language):

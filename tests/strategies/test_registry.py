@@ -90,10 +90,9 @@ def test_what_is_no_client_rule_is_answered_with_what_is(name, settings, error, 
 
 def test_rules_are_listed_under_their_own_names():
     """The name that a rule carries is the one that finds it."""
-    assert {name: build.name for name, build in CLIENT_RULES.items()} == {
-        "plain": "plain",
-        "fedprox": "fedprox",
-    }
+    assert {"plain", "fedprox"} <= set(CLIENT_RULES)
+    for name, build in CLIENT_RULES.items():
+        assert build.name == name
 
 
 def test_examples_in_the_docstrings_run():

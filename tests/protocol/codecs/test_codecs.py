@@ -31,6 +31,11 @@ METHODS = [
 BY_NAME = pytest.mark.parametrize("method", METHODS, ids=str)
 
 
+def test_every_codec_is_in_these_tests():
+    """One that is registered and not listed here would be held to nothing."""
+    assert {method.name for method in METHODS} == set(CODECS)
+
+
 def made(shape, seed, scale=0.01):
     return np.random.default_rng(seed).normal(0, scale, math.prod(shape)).astype(np.float32)
 
