@@ -1,4 +1,4 @@
-"""May this update come in? What a round says to the header of one, before its body."""
+"""Admission of an update by its header, before its body is received."""
 
 from fedloom.protocol.errors import Code, Refusal
 from fedloom.protocol.updates.header import PlannedPart, check_header
@@ -8,10 +8,10 @@ from fedloom.strategies.privacy.release import WITHIN
 
 
 def check_update(header: fleet_pb2.UpdateHeader, plan: RoundPlan) -> list[PlannedPart]:
-    """Hold a header against the round that it is for.
+    """Check a header against the plan of its round; return the parts of the body.
 
     Raises:
-        Refusal: it is of another model, or not as the round's limits want it.
+        Refusal: it is of another model, or exceeds the round's limits.
     """
     given = plan.given.digest
     if header.model_digest != given:

@@ -1,6 +1,6 @@
-"""What a run makes of its model: the sums of its rounds, their release, and the door's limits.
+"""What a run's rounds sum, how the sums are released, and the limits on updates.
 
-It follows from the specification and the model's manifest alone, so a restarted server and a
+All of it follows from the specification and the model's manifest, so a restarted server and a
 simulator have the same.
 """
 
@@ -14,7 +14,7 @@ from fedloom.strategies.privacy import Release
 
 
 def sums(spec: RunSpec, manifest: Manifest) -> dict[Key, TensorSpec]:
-    """What updates may speak about, and a round sums up.
+    """Return the tensors and scalars that updates may cover and a round sums.
 
     Raises:
         UsageError: [personal] or train.only is not for this model.
@@ -37,7 +37,7 @@ def _strategy_sums(spec: RunSpec, manifest: Manifest) -> dict[Key, TensorSpec]:
 
 
 def release(spec: RunSpec, manifest: Manifest) -> Release | None:
-    """How sums are released; None without [privacy]."""
+    """Return how sums are released; None without [privacy]."""
     plan = spec.privacy_plan()
     if plan is None:
         return None
@@ -50,7 +50,7 @@ def release(spec: RunSpec, manifest: Manifest) -> Release | None:
 
 
 def limits(spec: RunSpec, manifest: Manifest) -> Limits:
-    """What the door accepts."""
+    """Return the limits on updates of the run."""
     rule = spec.build_strategy().rule
     compression = spec.build_compression()
     return Limits(
@@ -72,12 +72,12 @@ def _counted(spec: RunSpec, manifest: Manifest) -> tuple[str, ...]:
 
 
 def longest(spec: RunSpec, manifest: Manifest, clip: float | None) -> float | None:
-    """The largest norm of an update that the door lets in.
+    """Return the largest norm that an update may have; None for any.
 
     Args:
         spec: of the run.
         manifest: of its model.
-        clip: of the round, where it adapts; None for the first round's.
+        clip: of the round; None for the first round's.
     """
     plan = spec.privacy_plan()
     if plan is None:

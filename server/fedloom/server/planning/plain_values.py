@@ -1,7 +1,7 @@
-"""What a specification may be made of: values that the ledger, JSON and the wire all hold.
+"""Values that a specification may hold: those that the ledger, JSON and the wire all represent.
 
-TOML and Python's reader of JSON take more: infinities, integers of any length, halves of surrogate
-pairs, tables in tables without end. A run with one of those could be stored and never be shown.
+TOML and Python's JSON reader accept more: infinities, integers of any length, lone surrogates,
+tables nested without end. A run with one of those could be stored and never be shown.
 """
 
 import math
@@ -16,7 +16,7 @@ MAX_TEXT = 100_000
 
 
 def check_values(values: Mapping[str, Any], where: str = "", depth: int = MAX_DEPTH) -> None:
-    """Is everything in a table a value that can be kept and sent?
+    """Check that every value of a table can be stored and sent.
 
     Args:
         values: parsed TOML or JSON.

@@ -1,8 +1,8 @@
-"""Folding: from the spool files of accepted updates to a round's exact sum, and its checkpoints.
+"""Folding: adding the spool files of accepted updates to a round's exact sum, with checkpoints.
 
-A folder belongs to one round. What it has folded is known by client name, so that after a crash
-the sum goes on from the last checkpoint with those updates that it does not hold yet. Order does
-not matter: the sum is of integers.
+A folder belongs to one round and knows by client name what it has folded: after a crash the sum
+resumes from the last checkpoint and adds the updates that it lacks. The order does not matter,
+since the sum is of integers.
 """
 
 import json
@@ -23,7 +23,7 @@ CHECKPOINT_EVERY = 16
 
 
 class Folder:
-    """A round's sum and who is in it.
+    """A round's sum, and whose updates are in it.
 
     Args:
         partial: empty, or restored.
@@ -38,16 +38,16 @@ class Folder:
     def fold(
         self, client: str, path: Path, header: fleet_pb2.UpdateHeader, factor: float = 1.0
     ) -> bool:
-        """Add one accepted update; a second time it changes nothing.
+        """Add one accepted update; adding it again changes nothing.
 
         Args:
-            client: whose.
+            client: that sent it.
             path: of its file.
-            header: of it.
-            factor: that its deltas are multiplied by, from 0 to 1, as those of a stale update.
+            header: of the update.
+            factor: multiplies its deltas, from 0 to 1; below 1 for a stale update.
 
         Returns:
-            Whether enough has been folded since the last checkpoint for another one.
+            Whether a checkpoint is due.
         """
         if client in self.folded:
             return False
@@ -58,7 +58,7 @@ class Folder:
         return len(self.unsaved) >= CHECKPOINT_EVERY
 
     def save(self, path: Path) -> list[str]:
-        """Write a checkpoint; returns the spool files that are no longer needed."""
+        """Write a checkpoint; return the spool files that are no longer needed."""
         arrays, header = self.partial.arrays()
         text = json.dumps({"partial": header, "folded": sorted(self.folded)})
         note = np.frombuffer(text.encode(), np.uint8)
@@ -70,7 +70,7 @@ class Folder:
 
 
 def restore(path: Path, empty: Callable[[], Partial]) -> Folder:
-    """The folder of a checkpoint, or an empty one where there is none."""
+    """Return the folder of a checkpoint, or an empty one where there is none."""
     if not path.exists():
         return Folder(empty(), set())
     arrays = {name: np.array(array) for name, array in read_params(path).items()}
@@ -79,5 +79,5 @@ def restore(path: Path, empty: Callable[[], Partial]) -> Folder:
 
 
 def metrics_of(message: fleet_pb2.Metrics) -> Mapping[str, Any]:
-    """A message's metrics as the ledger keeps them."""
+    """Return a message's metrics as the ledger keeps them."""
     return {"num_examples": message.num_examples, "values": dict(message.values)}

@@ -1,10 +1,10 @@
-"""Accepted updates as robust rules look at them: block by block out of their files.
+"""Accepted updates for robust aggregations, read from their files block by block.
 
-A block of every update is read, widened to float64 and forgotten again, so the memory that a rule
-needs is a fixed budget, whatever the size of the model and the number of clients. The simulator
-keeps its clients' updates in the same form and reads them here.
+A block of every update is read, widened to float64 and dropped again, so the memory that an
+aggregation needs is a fixed budget, whatever the size of the model and the number of clients. The
+simulator writes its clients' updates in the same format and reads them here.
 
-Invariant: what is read depends on the files alone, never on how it is cut into blocks.
+Invariant: the values depend on the files alone, never on how they are cut into blocks.
 """
 
 import os
@@ -29,7 +29,7 @@ from fedloom.strategies.exact.partial import WEIGHT_UNIT, Floats
 from fedloom.strategies.robust.base import Covered
 
 BUDGET_BYTES: Final = 16 << 20
-"""Of float64 values in a block of all updates; a rule's working copies are a few times as many."""
+"""Bytes of float64 values in a block of all updates; working copies are a few times as large."""
 MOST_VALUES: Final = 1 << 18
 
 
@@ -38,7 +38,7 @@ class StoredUpdate:
     """One accepted update.
 
     Attributes:
-        client: who sent it.
+        client: that sent it.
         path: a file that begins with its body.
         header: of the update.
     """
@@ -52,12 +52,12 @@ class SpoolUpdates(Updates):
     """The updates of a round, in files.
 
     Args:
-        specs: the tensors that updates may speak about.
-        stored: the updates, in any order; those without parts said nothing and are left out.
-        budget_bytes: of the values in one block; cannot change a bit of a result.
+        specs: the tensors that updates may cover.
+        stored: the updates, in any order; those without tensors are left out.
+        budget_bytes: of the values in one block; does not change a bit of a result.
 
     Raises:
-        IntegrityError: a file is not what its header says.
+        IntegrityError: a file does not match its header.
     """
 
     def __init__(
@@ -76,30 +76,30 @@ class SpoolUpdates(Updates):
 
     @property
     def clients(self) -> Sequence[str]:
-        """Who sent them, sorted."""
+        """The clients that sent them, sorted."""
         return [file.client for file in self._files]
 
     @property
     def weights(self) -> Floats:
-        """What each counts for, float64 [n]."""
+        """Their weights, float64 [n]."""
         return self._weights
 
     @property
     def specs(self) -> Mapping[Key, TensorSpec]:
-        """The tensors that updates may speak about."""
+        """The tensors that updates may cover."""
         return self._specs
 
     @property
     def metrics(self) -> Sequence[Mapping[str, float]]:
-        """What each client told of its training, in the order of the clients."""
+        """The training metrics of each client, in the order of `clients`."""
         return [file.metrics for file in self._files]
 
     def covered(self, key: Key) -> bool:
-        """Return whether any update said anything about this tensor."""
+        """Return whether any update covers this tensor."""
         return any(key in file.parts for file in self._files)
 
     def ranges(self, key: Key) -> Iterator[tuple[int, int]]:
-        """Yield `(start, stop)` that tile the tensor, so small that n blocks fit the budget."""
+        """Yield `(start, stop)` that tile the tensor; a block of all updates fits the budget."""
         size = self._specs[key].size
         for start in range(0, size, self._width):
             yield start, min(start + self._width, size)
@@ -137,7 +137,7 @@ class SpoolUpdates(Updates):
         return bits
 
     def _come_to(self, key: Key) -> None:
-        """Have every update forget what it kept of the tensor that was read before."""
+        """Drop what every update keeps of the tensor that was read before."""
         if self._at is not None and self._at != key:
             for file in self._files:
                 if self._at in file.parts:
@@ -157,12 +157,12 @@ class _File:
             self.parts = parts_of(handle, update.header, specs)
 
     def opened(self) -> "_Handle":
-        """The file, for one read: there may be more updates than files that may be open."""
+        """Open the file for one read: updates may outnumber the files that may be open."""
         return _Handle(self._path)
 
 
 class _Handle:
-    """A file that is open for a while."""
+    """An open file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

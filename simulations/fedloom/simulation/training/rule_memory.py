@@ -1,7 +1,7 @@
-"""What client rules remember from round to round, one file for each client and round.
+"""What client rules and codecs remember between rounds, one file for each client and round.
 
-As on a device: the memory that counts is that of the client's last committed round, so a round that
-is done again starts from the same memory.
+As on a device, the memory that counts is that of the client's last committed round, so a round that
+is repeated starts from the same memory.
 """
 
 from collections.abc import Mapping
@@ -28,10 +28,10 @@ class Memory:
         self.folder = folder
 
     def recall(self, client: int, number: int) -> dict[str, NDArray[Any]]:
-        """What a client's rule remembered in a round, "slot/tensor"; empty for round 0.
+        """Return what a client remembered in a round, as "slot/tensor"; empty for round 0.
 
         Raises:
-            UsageError: it is gone.
+            UsageError: the file is gone.
         """
         if not number:
             return {}
@@ -44,7 +44,7 @@ class Memory:
         return {name: np.array(array) for name, array in read_params(path).items()}
 
     def remember(self, client: int, number: int, arrays: Mapping[str, Values]) -> None:
-        """Keep what a client's rule remembers with its update in a round."""
+        """Store what a client remembers with its update in a round."""
         path = self._path(client, number)
         temporary = path.with_suffix(".tmp")
         with temporary.open("wb") as file:
@@ -52,7 +52,7 @@ class Memory:
         temporary.replace(path)
 
     def keep(self, counted: Mapping[int, int]) -> None:
-        """Drop everything but one round's memory of each client: client → round."""
+        """Delete all files but one round's memory of each client: client → round."""
         for path in self.folder.iterdir():
             client, _, number = path.stem.partition(".")
             if counted.get(int(client)) != int(number):
