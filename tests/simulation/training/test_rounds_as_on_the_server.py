@@ -36,14 +36,22 @@ def test_a_round_with_too_few_updates_is_abandoned_without_metrics():
     assert [(r.trained, r.examples, r.training, r.spread) for r in records] == [(0, 0, {}, {})] * 3
 
 
-def only_evaluated():
+def only_evaluated(**settings):
     return experiment(
         data=population(sizes=(6, 6), held_out=2),
         cohort={"goal": 2, "quorum": 2},
         rounds=2,
         evaluate_only=True,
         train={},
+        **settings,
     )
+
+
+def test_a_round_of_evaluation_evaluates_whatever_training_rounds_do():
+    """As devices do; with `evaluate = false` the simulation measured nothing."""
+    (alone, _) = simulate(only_evaluated(evaluate=False), show=False).records
+    (beside, _) = simulate(only_evaluated(evaluate=True), show=False).records
+    assert alone.evaluation == beside.evaluation != {}
 
 
 def test_rounds_count_that_only_evaluate():
@@ -63,7 +71,8 @@ def test_rounds_that_only_evaluate_have_the_same_records_over_the_wire():
     def told(result):
         return [(r.round, r.kind, r.trained, r.evaluation) for r in result.records]
 
-    here, there = simulate(only_evaluated(), show=False), over_the_wire(only_evaluated())
+    described = only_evaluated(evaluate=False)
+    here, there = simulate(described, show=False), over_the_wire(described, show=False)
     assert told(there) == told(here)
     assert there.digest == here.digest
 

@@ -176,7 +176,7 @@ class Trainer:
             rule=spec.build_strategy().rule,
             config=spec.config,
             weighting=Weighting(spec.weighting),
-            evaluate=spec.evaluate,
+            evaluate=spec.evaluate or what.kind is RoundKind.EVALUATE,
             train=what.kind is RoundKind.TRAIN,
             memory=self._memory,
             compression=spec.build_compression(),
