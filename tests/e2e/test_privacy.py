@@ -11,6 +11,7 @@ from fedloom.cli.main import main
 from fedloom.client.update.clip_and_noise import Guard
 from fedloom.protocol.errors import Code, UsageError
 from fedloom.protocol.manifest import read_manifest
+from fedloom.protocol.task_description import task_seed
 from fedloom.protocol.trust.noise_stream import keyed
 from fedloom.server.planning import limits
 from fedloom.server.planning.spec import parse
@@ -172,9 +173,7 @@ def test_the_door_enforces_the_clip(tmp_path, monkeypatch):
         )
         cheat = None
         table, cohort = {**TABLE}, {"goal": 3, "deadline_s": 600.0}
-        from fedloom.server.planning import round_plan
-
-        cheat = round_plan.task_seed(0, 1, "bob")
+        cheat = task_seed(0, 1, "bob")
         run = await submit(federation, START, cohort=cohort, privacy=table)
         ledger = federation.ledger
         await until(lambda: ledger.list_refusals(run, 10) and len(ledger.accepted(run, 1)) == 2)

@@ -29,6 +29,7 @@ import numpy as np
 from fedloom.client.identity.enrol import enrol
 from fedloom.client.training.client_rule import RuleContext, apply_rule
 from fedloom.protocol.manifest import Manifest
+from fedloom.protocol.task_description import task_seed
 from fedloom.protocol.tensors.container import read_params, write_file
 from fedloom.protocol.trust import tokens
 from fedloom.protocol.trust.noise_stream import key_of_seed, keyed
@@ -37,7 +38,6 @@ from fedloom.server import config as server_config
 from fedloom.server.ledger import Ledger
 from fedloom.server.pki.authority import Authority
 from fedloom.server.planning import limits
-from fedloom.server.planning.round_plan import task_seed
 from fedloom.server.planning.spec import parse
 from fedloom.server.storage.model_store import ModelStore
 from fedloom.strategies import (

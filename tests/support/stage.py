@@ -21,13 +21,13 @@ import numpy as np
 from fedloom.cli.connection.api_client import Control
 from fedloom.client.state.store import ClientStore
 from fedloom.protocol.errors import FedloomError
+from fedloom.protocol.task_description import task_seed
 from fedloom.protocol.tensors.container import read_params, write_file
 from fedloom.protocol.trust import identity, tokens
 from fedloom.server import config as server_config
 from fedloom.server.ledger import Ledger
 from fedloom.server.pki.authority import Authority
 from fedloom.server.pki.signing_key import SigningKey
-from fedloom.server.planning.round_plan import task_seed
 from fedloom.server.planning.spec import parse
 from fedloom.strategies import DELTA, Full, Partial, weight_units
 from fedloom.strategies.exact.partial import TensorSpec

@@ -1,19 +1,110 @@
-"""What a task says of a run's settings: whoever offers one says it in these words."""
+"""The codec of tasks: `TaskDescription` to and from the message of the wire.
 
-from hashlib import blake2b
+Invariant: `from_message(to_message(task)) == task`.
+"""
 
+from typing import Any
+
+from fedloom.protocol.errors import UsageError
+from fedloom.protocol.task_description import (
+    DevicePrivacy,
+    DifferenceRef,
+    FileRef,
+    Scalar,
+    TaskDescription,
+    UpdateBounds,
+    task_seed,
+)
+from fedloom.protocol.updates.compression import scheme_of
 from fedloom.protocol.v1 import fleet_pb2
-from fedloom.strategies import Personal, RoundSettings
+from fedloom.strategies import Personal, RoundSettings, client_rule
+
+_WEIGHTINGS = {
+    "examples": fleet_pb2.WEIGHTING_EXAMPLES,
+    "client": fleet_pb2.WEIGHTING_CLIENT,
+    "uniform": fleet_pb2.WEIGHTING_UNIFORM,
+}
+_WEIGHTING_NAMES = {value: name for name, value in _WEIGHTINGS.items()}
+_TRAINS = {fleet_pb2.TASK_KIND_TRAIN: True, fleet_pb2.TASK_KIND_EVALUATE: False}
 
 
-def task_seed(seed: int, number: int, client: str) -> int:
-    """The seed of a client's randomness in a round; depends on nothing else."""
-    text = f"{seed}\0{number}\0{client}".encode()
-    return int.from_bytes(blake2b(text, digest_size=8).digest(), "little") >> 1
+# ---- encoding --------------------------------------------------------------------------------
 
 
-def train_message(settings: RoundSettings) -> fleet_pb2.TrainSettings:
-    """How clients train in a round."""
+def to_message(task: TaskDescription) -> fleet_pb2.Task:
+    """Return the message of a task."""
+    rule, personal = task.rule, task.personal
+    return fleet_pb2.Task(
+        key=fleet_pb2.TaskKey(run=task.run, round=task.round),
+        kind=fleet_pb2.TASK_KIND_TRAIN if task.train else fleet_pb2.TASK_KIND_EVALUATE,
+        model=_reference(task.model),
+        differences=[
+            fleet_pb2.Difference(base=each.base, difference=_reference(each.file))
+            for each in task.differences
+        ],
+        train=_train_message(task.settings),
+        rule=fleet_pb2.ClientRule(name=rule.name, settings=rule.settings()),
+        evaluate=task.evaluate,
+        weighting=_WEIGHTINGS[task.weighting],
+        limits=None
+        if task.bounds is None
+        else fleet_pb2.UpdateLimits(
+            max_abs=task.bounds.max_abs,
+            max_weight=task.bounds.max_weight,
+            max_bytes=task.bounds.max_bytes,
+        ),
+        config={name: _scalar_message(value) for name, value in task.config.items()},
+        deadline_s=task.deadline_s,
+        seed=task.seed,
+        received=_reference(task.received),
+        memory_round=task.memory_round,
+        compression=None if task.scheme is None else task.scheme.message(),
+        personal=_personal_message(personal) if personal.remembers else None,
+        privacy=None
+        if task.privacy is None
+        else fleet_pb2.Privacy(
+            clip=task.privacy.clip,
+            count_within=task.privacy.count_within,
+            noise_multiplier=task.privacy.noise_multiplier,
+            seeded=task.privacy.seeded,
+        ),
+        run_name=task.run_name,
+    )
+
+
+def for_client(
+    common: fleet_pb2.Task, client: str, seed: int, memory_round: int | None
+) -> fleet_pb2.Task:
+    """Return a round's task with what differs between its clients.
+
+    Args:
+        common: the same for all clients.
+        client: who gets it.
+        seed: of the run.
+        memory_round: the last round that counted an update of this client; None where clients
+            remember nothing.
+    """
+    task = fleet_pb2.Task()
+    task.CopyFrom(common)
+    if memory_round is not None:
+        task.memory_round = memory_round
+    task.seed = task_seed(seed, task.key.round, client)
+    return task
+
+
+def names(task: fleet_pb2.Task, digest: str) -> bool:
+    """Whether a client with this task may download a file: the model, or one that leads to it."""
+    differences = (each.difference.digest for each in task.differences)
+    return bool(digest) and digest in (task.received.digest, task.model.digest, *differences)
+
+
+def _reference(file: FileRef | None) -> fleet_pb2.ModelRef | None:
+    if file is None:
+        return None
+    return fleet_pb2.ModelRef(digest=file.digest, size_bytes=file.size_bytes)
+
+
+def _train_message(settings: RoundSettings) -> fleet_pb2.TrainSettings:
     return fleet_pb2.TrainSettings(
         epochs=settings.epochs,
         steps=settings.steps,
@@ -28,8 +119,7 @@ def train_message(settings: RoundSettings) -> fleet_pb2.TrainSettings:
     )
 
 
-def personal_message(personal: Personal) -> fleet_pb2.Personal:
-    """What is each client's own."""
+def _personal_message(personal: Personal) -> fleet_pb2.Personal:
     return fleet_pb2.Personal(
         keep=personal.keep,
         head_epochs=personal.head_epochs,
@@ -38,8 +128,7 @@ def personal_message(personal: Personal) -> fleet_pb2.Personal:
     )
 
 
-def scalar_message(value: bool | float | str) -> fleet_pb2.Scalar:
-    """A value of a run's config."""
+def _scalar_message(value: Scalar) -> fleet_pb2.Scalar:
     match value:
         case bool():
             return fleet_pb2.Scalar(bool_value=value)
@@ -49,3 +138,98 @@ def scalar_message(value: bool | float | str) -> fleet_pb2.Scalar:
             return fleet_pb2.Scalar(double_value=value)
         case str():
             return fleet_pb2.Scalar(string_value=value)
+
+
+# ---- decoding --------------------------------------------------------------------------------
+
+
+def from_message(message: fleet_pb2.Task) -> TaskDescription:
+    """Return the task of a message.
+
+    Raises:
+        UsageError: this version does not know its kind, weighting, rule, codec or personal model,
+            or one of their settings.
+    """
+    try:
+        return TaskDescription(
+            run=message.key.run,
+            round=message.key.round,
+            train=_TRAINS[message.kind],
+            model=_file(message.model),
+            differences=tuple(
+                DifferenceRef(base=each.base, file=_file(each.difference) or FileRef(digest=""))
+                for each in message.differences
+            ),
+            settings=_settings(message.train),
+            rule=client_rule(message.rule.name, dict(message.rule.settings)),
+            evaluate=message.evaluate,
+            weighting=_WEIGHTING_NAMES[message.weighting],
+            bounds=_bounds(message),
+            config={name: _scalar(value) for name, value in message.config.items()},
+            deadline_s=message.deadline_s,
+            seed=message.seed,
+            received=_file(message.received),
+            memory_round=message.memory_round,
+            scheme=scheme_of(message.compression),
+            personal=_personal(message.personal),
+            privacy=_privacy(message),
+            run_name=message.run_name,
+        )
+    except (KeyError, ValueError, TypeError) as error:
+        raise UsageError(f"Expected a task that this version knows, got: {error}.") from error
+
+
+def _file(message: fleet_pb2.ModelRef) -> FileRef | None:
+    if not message.digest:
+        return None
+    return FileRef(digest=message.digest, size_bytes=message.size_bytes)
+
+
+def _settings(train: fleet_pb2.TrainSettings) -> RoundSettings:
+    length = train.WhichOneof("length")
+    return RoundSettings(
+        epochs=train.epochs if length == "epochs" else None,
+        steps=train.steps if length == "steps" else None,
+        batch_size=train.batch_size,
+        learning_rate=train.learning_rate,
+        clip_norm=train.clip_norm or None,
+        only=tuple(train.only),
+        tensor_share=train.tensor_share or 1.0,
+        widths=tuple(train.widths),
+        patience=train.patience or None,
+        time_budget_s=train.time_budget_s or None,
+    )
+
+
+def _bounds(message: fleet_pb2.Task) -> UpdateBounds | None:
+    if not message.HasField("limits"):
+        return None
+    limits = message.limits
+    return UpdateBounds(
+        max_abs=limits.max_abs, max_weight=limits.max_weight, max_bytes=limits.max_bytes
+    )
+
+
+def _personal(message: fleet_pb2.Personal) -> Personal:
+    settings: dict[str, Any] = dict(message.settings)
+    if message.name:
+        settings["name"] = message.name
+    return Personal(keep=tuple(message.keep), head_epochs=message.head_epochs, **settings)
+
+
+def _privacy(message: fleet_pb2.Task) -> DevicePrivacy | None:
+    if not message.HasField("privacy"):
+        return None
+    asked = message.privacy
+    return DevicePrivacy(
+        clip=asked.clip,
+        count_within=asked.count_within,
+        noise_multiplier=asked.noise_multiplier,
+        seeded=asked.seeded,
+    )
+
+
+def _scalar(value: fleet_pb2.Scalar) -> Scalar:
+    kind = value.WhichOneof("kind")
+    found: Scalar = getattr(value, kind) if kind else ""
+    return found

@@ -62,7 +62,7 @@ def limits(method, max_abs=100.0, max_norm=None):
         max_abs=max_abs,
         max_norm=max_norm,
         max_weight=1000.0,
-        weighting=fleet_pb2.WEIGHTING_CLIENT,
+        weighting="client",
         groups=(DELTA,),
         max_bytes=1 << 20,
         codec=method,

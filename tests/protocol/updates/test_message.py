@@ -27,7 +27,7 @@ LIMITS = Limits(
     max_abs=100.0,
     max_norm=None,
     max_weight=1000.0,
-    weighting=fleet_pb2.WEIGHTING_CLIENT,
+    weighting="client",
     groups=GROUPS,
     max_bytes=1 << 20,
 )

@@ -63,7 +63,7 @@ def test_tables_that_hold_themselves_are_refused():
 
 def test_run_that_does_not_begin_stops_no_other(tmp_path, monkeypatch):
     """It has failed, says why, and the server comes up again."""
-    from fedloom.server.planning import round_plan
+    from fedloom.protocol import task_message
 
     with Door(tmp_path / "state", plaintext=True) as door:
         good = door.submit(tmp_path, name="good")
@@ -71,7 +71,7 @@ def test_run_that_does_not_begin_stops_no_other(tmp_path, monkeypatch):
         page.request("GET", f"/runs/{good}", headers={"Accept": "text/html"})
         assert page.getresponse().status == 200
         page.close()
-        monkeypatch.setattr(round_plan, "scalar_message", lambda value: 1 / value)
+        monkeypatch.setattr(task_message, "_scalar_message", lambda value: 1 / value)
         spec = {**SPEC, "name": "bad", "config": {"zero": 0}}
         assert door.ask("POST", "/runs", {"spec": spec, "model": door.ask(
             "GET", "/models")[1]["models"][0]["digest"]})[0] == 500  # fmt: skip

@@ -32,34 +32,26 @@ from fedloom.client.update.validate import (
     weight_of,
 )
 from fedloom.protocol.crash_points import crossing
-from fedloom.protocol.errors import UsageError
 from fedloom.protocol.manifest import Manifest, read_manifest
+from fedloom.protocol.task_description import TaskDescription
+from fedloom.protocol.task_message import from_message
 from fedloom.protocol.tensors.container import DTYPES, read_params
 from fedloom.protocol.tensors.file_arrays import Scratch, stored_params
-from fedloom.protocol.updates.compression import describe, scheme_of
+from fedloom.protocol.updates.compression import describe
 from fedloom.protocol.updates.message import TensorPart, write_body
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.strategies import (
     DELTA,
-    Personal,
-    RoundSettings,
-    client_rule,
 )
 from fedloom.strategies.exact.lazy_arrays import Values
 from fedloom.strategies.state import slots_from_arrays, slots_to_arrays
 
 _WORTH_TRIMMING_BYTES = 4 << 20
 """A model of this size or more leaves memory behind that is worth giving back."""
-_KINDS = {fleet_pb2.TASK_KIND_TRAIN: Kind.TRAIN, fleet_pb2.TASK_KIND_EVALUATE: Kind.EVALUATE}
-_WEIGHTINGS = {
-    fleet_pb2.WEIGHTING_EXAMPLES: Weighting.EXAMPLES,
-    fleet_pb2.WEIGHTING_CLIENT: Weighting.CLIENT,
-    fleet_pb2.WEIGHTING_UNIFORM: Weighting.UNIFORM,
-}
 
 
 def task_from_message(message: fleet_pb2.Task, client: str = "") -> Task:
-    """What an offer asks, as the author's code sees it.
+    """Return a task as the author's code sees it.
 
     Args:
         message: the offer.
@@ -68,52 +60,20 @@ def task_from_message(message: fleet_pb2.Task, client: str = "") -> Task:
     Raises:
         UsageError: this version of the client knows no such kind, weighting, rule or codec.
     """
-    try:
-        scheme_of(message.compression)
-        return Task(
-            run=message.key.run,
-            round=message.key.round,
-            client=client,
-            kind=_KINDS[message.kind],
-            settings=_settings(message.train),
-            rule=client_rule(message.rule.name, dict(message.rule.settings)),
-            config={name: _scalar(value) for name, value in message.config.items()},
-            seed=message.seed,
-            deadline_s=message.deadline_s,
-            weighting=_WEIGHTINGS[message.weighting],
-            local=RuleContext(personal=_personal(message.personal)),
-        )
-    except (KeyError, ValueError, TypeError) as error:
-        raise UsageError(f"Expected a task that this version knows, got: {error}.") from error
-
-
-def _settings(train: fleet_pb2.TrainSettings) -> RoundSettings:
-    length = train.WhichOneof("length")
-    return RoundSettings(
-        epochs=train.epochs if length == "epochs" else None,
-        steps=train.steps if length == "steps" else None,
-        batch_size=train.batch_size,
-        learning_rate=train.learning_rate,
-        clip_norm=train.clip_norm or None,
-        only=tuple(train.only),
-        tensor_share=train.tensor_share or 1.0,
-        widths=tuple(train.widths),
-        patience=train.patience or None,
-        time_budget_s=train.time_budget_s or None,
+    asked = from_message(message)
+    return Task(
+        run=asked.run,
+        round=asked.round,
+        client=client,
+        kind=Kind.TRAIN if asked.train else Kind.EVALUATE,
+        settings=asked.settings,
+        rule=asked.rule,
+        config=dict(asked.config),
+        seed=asked.seed,
+        deadline_s=asked.deadline_s,
+        weighting=Weighting(asked.weighting),
+        local=RuleContext(personal=asked.personal),
     )
-
-
-def _personal(message: fleet_pb2.Personal) -> Personal:
-    settings: dict[str, Any] = dict(message.settings)
-    if message.name:
-        settings["name"] = message.name
-    return Personal(keep=tuple(message.keep), head_epochs=message.head_epochs, **settings)
-
-
-def _scalar(value: fleet_pb2.Scalar) -> bool | int | float | str:
-    kind = value.WhichOneof("kind")
-    found: bool | int | float | str = getattr(value, kind) if kind else ""
-    return found
 
 
 class OutOfTimeError(Exception):
@@ -145,6 +105,10 @@ class TaskRun:
     store: ClientStore
     policy: Policy = field(default_factory=Policy)
     budgets: Budgets = field(default_factory=Budgets)
+
+    @property
+    def _asked(self) -> TaskDescription:
+        return from_message(self.message)
 
     def run(self) -> fleet_pb2.UpdateHeader:
         """Evaluate and train, and leave the update in the outbox. Blocks; runs in a thread.
@@ -245,7 +209,7 @@ class TaskRun:
 
     @property
     def _remembers(self) -> bool:
-        scheme, task = scheme_of(self.message.compression), self.task
+        scheme, task = self._asked.scheme, self.task
         of_codec = scheme is not None and scheme.remembers
         return of_codec or bool(task.rule.remembers) or task.local.personal.remembers
 
@@ -254,7 +218,7 @@ class TaskRun:
         if update.num_examples < self.policy.leaves.min_examples:
             raise too_few(self.policy, update.num_examples)
         header.weight = weight_of(update, self.task.weighting)
-        if not self.message.HasField("privacy"):  # else metrics would tell what the noise hides
+        if self._asked.privacy is None:  # else metrics would tell what the noise hides
             metrics = update.metrics if self.policy.metrics else {}
             _set_metrics(header.training, update.num_examples, metrics)
         manifest = read_manifest(path)
@@ -269,7 +233,7 @@ class TaskRun:
         )
         settled = self._protected(self._allowed(settled), manifest)
         parts, memory = settled.parts, dict(settled.memory)
-        scheme = scheme_of(self.message.compression)
+        scheme = self._asked.scheme
         if scheme is not None:
             recalled = task.local.memory
             if self.policy.privacy.clip_norm:
@@ -301,7 +265,7 @@ class TaskRun:
                 f"tensors: {', '.join(settled.scalars)}."
             )
         # A noise of its own: the same stream twice would be one noise, only larger.
-        asked = Guard.of(self.message)
+        asked = Guard.of(self._asked.privacy)
         for guard, run in ((owners, f"{self.task.run}\0policy"), (asked, "")):
             if guard is None:
                 continue

@@ -14,14 +14,10 @@ from fedloom.client.api import Scalar
 from fedloom.protocol.errors import UsageError
 from fedloom.protocol.manifest import Manifest
 from fedloom.protocol.settings import call, checked, named, typed
-from fedloom.protocol.task_message import (
-    personal_message,
-    scalar_message,
-    task_seed,
-    train_message,
-)
+from fedloom.protocol.task_description import WEIGHTINGS, TaskDescription, task_seed
+from fedloom.protocol.task_message import to_message
 from fedloom.protocol.tensors.container import write_params
-from fedloom.protocol.updates.compression import Scheme, describe, scheme
+from fedloom.protocol.updates.compression import Scheme, scheme
 from fedloom.protocol.updates.message import Limits
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.strategies import (
@@ -36,11 +32,6 @@ from fedloom.strategies import (
     strategy,
 )
 
-WEIGHTINGS = {
-    "examples": fleet_pb2.WEIGHTING_EXAMPLES,
-    "client": fleet_pb2.WEIGHTING_CLIENT,
-    "uniform": fleet_pb2.WEIGHTING_UNIFORM,
-}
 _SERVERS = frozenset({"cohort", "selection", "metrics", "rounds"})
 """Parts of a run that no client sees."""
 _REFUSED = {
@@ -114,13 +105,13 @@ class RunSettings:
             run.scheme()
         except (TypeError, ValueError, KeyError) as error:
             raise UsageError(str(error)) from None
-        typed("weighting", run.weighting, Literal[tuple(WEIGHTINGS)])
+        typed("weighting", run.weighting, Literal[WEIGHTINGS])
         return run
 
     def _weighted(self) -> "RunSettings":
         """With the weighting that a strategy has by default."""
         try:
-            takes = getattr(self.built(), "weightings", tuple(WEIGHTINGS))
+            takes = getattr(self.built(), "weightings", WEIGHTINGS)
         except (TypeError, ValueError, KeyError) as error:
             raise UsageError(str(error)) from None
         return self if "examples" in takes else replace(self, weighting="uniform")
@@ -161,7 +152,7 @@ class RunSettings:
             max_abs=self.max_abs,
             max_norm=self.max_norm,
             max_weight=self.max_weight,
-            weighting=WEIGHTINGS[self.weighting],
+            weighting=self.weighting,
             groups=rule.groups,
             max_bytes=manifest.full_update_bytes(len(rule.groups)),
             codec=None if encoded is None else encoded.codec,
@@ -169,31 +160,33 @@ class RunSettings:
             kept=self.own().kept(manifest.specs),
         )
 
-    def task(self, number: int, client: str, clients: int, **fields: Any) -> fleet_pb2.Task:
-        """The offer of a round.
+    def task(
+        self, number: int, client: str, clients: int, seed: int | None = None, **fields: Any
+    ) -> fleet_pb2.Task:
+        """Return the offer of a round.
 
         Args:
             number: of the round, from 1.
             client: whom it is for.
             clients: how many train together.
-            fields: more of the message.
+            seed: of the client's randomness; by default it follows from the run's.
+            fields: more of its `TaskDescription`.
         """
-        rule, encoded, own = self.built().rule, self.scheme(), self.own()
-        return fleet_pb2.Task(
-            key=fleet_pb2.TaskKey(run=self.name, round=number),
-            kind=fleet_pb2.TASK_KIND_TRAIN,
-            train=train_message(self.training().at(number, clients)),
-            rule=fleet_pb2.ClientRule(name=rule.name, settings=rule.settings()),
-            evaluate=self.evaluate,
-            weighting=WEIGHTINGS[self.weighting],
-            deadline_s=600.0,
-            seed=task_seed(self.seed, number, client),
-            compression=None
-            if encoded is None
-            else describe(encoded.codec, error_feedback=encoded.error_feedback),
-            personal=personal_message(own) if own.remembers else None,
-            config={name: scalar_message(value) for name, value in self.config.items()},
-            **fields,
+        return to_message(
+            TaskDescription(
+                run=self.name,
+                round=number,
+                settings=self.training().at(number, clients),
+                rule=self.built().rule,
+                evaluate=self.evaluate,
+                weighting=self.weighting,
+                deadline_s=600.0,
+                seed=task_seed(self.seed, number, client) if seed is None else seed,
+                scheme=self.scheme(),
+                personal=self.own(),
+                config=self.config,
+                **fields,
+            )
         )
 
 

@@ -233,9 +233,7 @@ class _Check:
         self, *, seed: int = 1, number: int = 1, train: Mapping[str, Any] | None = None
     ) -> Task:
         run = self.run if train is None else replace(self.run, train=train)
-        offer = run.task(number, "client", 1)
-        offer.seed = seed
-        return task_from_message(offer, "client")
+        return task_from_message(run.task(number, "client", 1, seed), "client")
 
     def _params(self) -> Params:
         return {name: np.array(array) for name, array in self.model.items()}

@@ -15,6 +15,7 @@ from fedloom.client.state.store import ClientStore
 from fedloom.client.testing.asked import RunSettings, folder, written
 from fedloom.protocol.errors import Refusal, UsageError
 from fedloom.protocol.manifest import read_manifest
+from fedloom.protocol.task_description import FileRef
 from fedloom.protocol.tensors.container import read_params
 from fedloom.protocol.updates.addends import add_update
 from fedloom.protocol.updates.body import BodyChecker
@@ -146,8 +147,8 @@ class _Play:
                 number,
                 name,
                 len(self._clients),
-                model=fleet_pb2.ModelRef(digest=digest, size_bytes=manifest.size_bytes),
-                received=fleet_pb2.ModelRef(digest=received) if received else None,
+                model=FileRef(digest=digest, size_bytes=manifest.size_bytes),
+                received=FileRef(digest=received) if received else None,
                 memory_round=number - 1,
             )
             task = task_from_message(offer, name)

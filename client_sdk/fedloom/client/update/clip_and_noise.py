@@ -14,8 +14,8 @@ import numpy as np
 
 from fedloom.client.training.client_rule import RuleOutput
 from fedloom.protocol.errors import UsageError
+from fedloom.protocol.task_description import DevicePrivacy
 from fedloom.protocol.trust.noise_stream import derived_key, key_of_seed, keyed
-from fedloom.protocol.v1 import fleet_pb2
 from fedloom.strategies.privacy import add_noise, clip
 from fedloom.strategies.privacy.release import WITHIN
 
@@ -39,15 +39,14 @@ class Guard:
     longest: float | None = None
 
     @classmethod
-    def of(cls, message: fleet_pb2.Task) -> "Guard | None":
-        """What a task asks; None where it asks for no privacy.
+    def of(cls, asked: DevicePrivacy | None) -> "Guard | None":
+        """Return what a task asks; None where it asks for no privacy.
 
         Raises:
             UsageError: it asks for what cannot be done.
         """
-        if not message.HasField("privacy"):
+        if asked is None:
             return None
-        asked = message.privacy
         if not asked.clip > 0:
             raise UsageError(f"Expected a clip > 0 in a private task, got {asked.clip}.")
         return cls(

@@ -106,8 +106,8 @@ def _check_weight(header: fleet_pb2.UpdateHeader, limits: Limits) -> None:
     weight = header.weight
     check_weight(weight, limits.max_weight)
     wanted = {
-        fleet_pb2.WEIGHTING_EXAMPLES: float(header.training.num_examples),
-        fleet_pb2.WEIGHTING_UNIFORM: 1.0,
+        "examples": float(header.training.num_examples),
+        "uniform": 1.0,
     }.get(limits.weighting, weight)
     if weight != wanted and header.parts:
         raise Refusal(

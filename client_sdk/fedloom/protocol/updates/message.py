@@ -47,7 +47,7 @@ class Limits:
     max_abs: float
     max_norm: float | None
     max_weight: float
-    weighting: fleet_pb2.Weighting
+    weighting: str
     groups: Sequence[str]
     max_bytes: int
     codec: Codec | None = None

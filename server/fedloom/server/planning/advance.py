@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from fedloom.protocol.task_message import task_seed
+from fedloom.protocol.task_description import task_seed
 from fedloom.protocol.tensors import model_differences
 from fedloom.protocol.tensors.container import narrow, widen
 from fedloom.protocol.tensors.model_differences import Difference

@@ -7,7 +7,7 @@ simulator have the same.
 from fedloom.protocol.errors import UsageError
 from fedloom.protocol.manifest import Manifest
 from fedloom.protocol.updates.message import Limits
-from fedloom.server.planning.spec import WEIGHTINGS, RunSpec
+from fedloom.server.planning.spec import RunSpec
 from fedloom.strategies import privacy
 from fedloom.strategies.exact.partial import Key, TensorSpec
 from fedloom.strategies.privacy import Release
@@ -57,7 +57,7 @@ def limits(spec: RunSpec, manifest: Manifest) -> Limits:
         max_abs=spec.max_abs,
         max_norm=longest(spec, manifest, None),
         max_weight=spec.max_weight,
-        weighting=WEIGHTINGS[spec.weighting],
+        weighting=spec.weighting,
         groups=rule.groups,
         max_bytes=manifest.full_update_bytes(len(rule.groups)),
         codec=None if compression is None else compression.codec,

@@ -4,20 +4,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fedloom.protocol.manifest import Manifest
-from fedloom.protocol.task_message import (
-    personal_message,
-    scalar_message,
-    task_seed,
-    train_message,
-)
+from fedloom.protocol.task_description import DevicePrivacy, FileRef, TaskDescription, UpdateBounds
 from fedloom.protocol.updates.message import Limits
-from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server.engine import RoundConfig, RoundKind
 from fedloom.server.planning.spec import RunSpec
-from fedloom.server.planning.state_note import FileRef, StateNote
+from fedloom.server.planning.state_note import StateNote
 from fedloom.strategies.privacy import Stream
-
-__all__ = ["RoundPlan", "for_client", "names", "task_key", "task_of", "task_seed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,81 +85,40 @@ def changed(config: RoundConfig, goals: tuple[int, int] | None) -> RoundConfig:
     return config if goals is None else replace(config, goal=goals[0], quorum=goals[1])
 
 
-def task_key(plan: RoundPlan) -> fleet_pb2.TaskKey:
-    """How messages name a round."""
-    return fleet_pb2.TaskKey(run=plan.run, round=plan.number)
-
-
-def task_of(plan: RoundPlan) -> fleet_pb2.Task:
-    """The task of a round; a client's seed and the time that is left are set when it is sent."""
+def task_of(plan: RoundPlan) -> TaskDescription:
+    """Return the task of a round; the client's seed and the deadline are set when it is sent."""
     spec = plan.spec
     train = plan.kind is RoundKind.TRAIN
-    settings = spec.local_training().at(plan.trained + 1, spec.round_config().goal)
-    rule = spec.build_strategy().rule
-    note, given = plan.note, plan.given
-    sent = note.sent if train or rule.picks else None
-    scheme, personal = spec.build_compression(), spec.build_personal()
-    return fleet_pb2.Task(
-        key=task_key(plan),
-        kind=fleet_pb2.TASK_KIND_TRAIN if train else fleet_pb2.TASK_KIND_EVALUATE,
-        model=_reference(given),
-        differences=[
-            fleet_pb2.Difference(base=each.base, difference=_reference(each.file))
-            for each in note.differences
-        ],
-        train=train_message(settings),
-        rule=fleet_pb2.ClientRule(name=rule.name, settings=rule.settings()),
+    rule, note = spec.build_strategy().rule, plan.note
+    return TaskDescription(
+        run=plan.run,
+        round=plan.number,
+        train=train,
+        model=plan.given,
+        differences=tuple(note.differences),
+        settings=spec.local_training().at(plan.trained + 1, spec.round_config().goal),
+        rule=rule,
         evaluate=spec.evaluate,
         weighting=plan.limits.weighting,
-        limits=fleet_pb2.UpdateLimits(
+        bounds=UpdateBounds(
             max_abs=spec.max_abs, max_weight=spec.max_weight, max_bytes=plan.limits.max_bytes
         ),
-        received=None if sent is None else _reference(sent),
-        compression=None if scheme is None else scheme.message(),
-        personal=personal_message(personal) if personal.remembers else None,
-        config={name: scalar_message(value) for name, value in spec.config.items()},
+        received=note.sent if train or rule.picks else None,
+        scheme=spec.build_compression(),
+        personal=spec.build_personal(),
+        config=spec.config,
         privacy=_privacy(plan) if train else None,
         run_name=spec.name,
     )
 
 
-def _reference(file: FileRef) -> fleet_pb2.ModelRef:
-    return fleet_pb2.ModelRef(digest=file.digest, size_bytes=file.size_bytes)
-
-
-def for_client(
-    common: fleet_pb2.Task, client: str, seed: int, memory_round: int | None
-) -> fleet_pb2.Task:
-    """A round's task with what differs between its clients.
-
-    Args:
-        common: of `task_of`.
-        client: who gets it.
-        seed: of the run.
-        memory_round: the last round that counted an update of this client; None where clients
-            remember nothing.
-    """
-    task = fleet_pb2.Task()
-    task.CopyFrom(common)
-    if memory_round is not None:
-        task.memory_round = memory_round
-    task.seed = task_seed(seed, task.key.round, client)
-    return task
-
-
-def names(task: fleet_pb2.Task, digest: str) -> bool:
-    """Does a client that has this task ask for these bytes, as a model or on the way to one?"""
-    differences = (each.difference.digest for each in task.differences)
-    return bool(digest) and digest in (task.received.digest, task.model.digest, *differences)
-
-
-def _privacy(plan: RoundPlan) -> fleet_pb2.Privacy | None:
-    """What a device does for privacy: clip, count, and make noise where the server must not."""
+def _privacy(plan: RoundPlan) -> DevicePrivacy | None:
+    """What a device does for privacy: clip, count, and add noise where the server must not."""
     wanted = plan.spec.privacy_plan()
     if wanted is None:
         return None
     settings = wanted.settings
-    return fleet_pb2.Privacy(
+    return DevicePrivacy(
         clip=plan.clip,
         count_within=settings.adaptive,
         noise_multiplier=0.0 if settings.central else wanted.noise_multiplier,

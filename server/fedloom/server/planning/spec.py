@@ -11,8 +11,8 @@ from typing import Any, Literal
 from fedloom.protocol.codecs import Codec
 from fedloom.protocol.errors import UsageError
 from fedloom.protocol.settings import call, check_names, named, subtable, typed
+from fedloom.protocol.task_description import WEIGHTINGS, Scalar
 from fedloom.protocol.updates.compression import Scheme, scheme
-from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server.engine import (
     BufferConfig,
     RoundConfig,
@@ -38,18 +38,10 @@ from fedloom.strategies.privacy import Plan, Privacy, Stream
 from fedloom.strategies.selection import History, Selection
 from fedloom.strategies.staleness import staleness_weighting
 
-Scalar = bool | int | float | str
-
 MODES = ("synchronous", "buffered")
 """Of rounds: clients all work on one model, or each on the newest when it was asked."""
 
 MAX_ROUNDS = 10**9
-
-WEIGHTINGS = {
-    "examples": fleet_pb2.WEIGHTING_EXAMPLES,
-    "client": fleet_pb2.WEIGHTING_CLIENT,
-    "uniform": fleet_pb2.WEIGHTING_UNIFORM,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +104,7 @@ class RunSpec:
             )
         if not 0 < self.rounds <= MAX_ROUNDS:
             raise UsageError(f"Expected rounds from 1 to {MAX_ROUNDS}, got {self.rounds}.")
-        typed("weighting", self.weighting, Literal[tuple(WEIGHTINGS)])
+        typed("weighting", self.weighting, Literal[WEIGHTINGS])
         for name, value in self.config.items():
             typed(f"config.{name}", value, Scalar)
         if self.max_norm is not None and not self.max_norm > 0:
@@ -353,5 +345,5 @@ def _is_weighted(values: Mapping[str, Any]) -> bool:
     """Whether updates may count by their weights; what there is not is refused elsewhere."""
     aggregation = registry.AGGREGATIONS.get(str(values["aggregation"].get("name")))
     strategy = registry.STRATEGIES.get(str(values["strategy"].get("name")))
-    takes = getattr(strategy, "weightings", tuple(WEIGHTINGS))
+    takes = getattr(strategy, "weightings", WEIGHTINGS)
     return getattr(aggregation, "weighted", True) and "examples" in takes

@@ -9,31 +9,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileRef:
-    """A file of the model store.
-
-    Attributes:
-        digest: SHA-256, which names it.
-        size_bytes: of the file.
-    """
-
-    digest: str
-    size_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DifferenceRef:
-    """An encoded difference between two models.
-
-    Attributes:
-        base: digest of the model that it is taken from.
-        file: of the difference.
-    """
-
-    base: str
-    file: FileRef
+from fedloom.protocol.task_description import DifferenceRef, FileRef
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,6 +25,7 @@ from typing import Any, cast
 
 from fedloom.protocol.crash_points import crossing
 from fedloom.protocol.errors import Code, FedloomError, Refusal, printable
+from fedloom.protocol.task_message import for_client
 from fedloom.protocol.updates.header import PlannedPart
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server.context import World
@@ -73,7 +74,7 @@ from fedloom.server.metrics.meters import (
     timed,
 )
 from fedloom.server.planning.admission import check_update
-from fedloom.server.planning.round_plan import RoundPlan, for_client, task_key
+from fedloom.server.planning.round_plan import RoundPlan
 from fedloom.server.rounds import engines, progress
 from fedloom.server.rounds import status as round_status
 from fedloom.server.rounds.background_tasks import BackgroundTasks
@@ -447,7 +448,9 @@ class RoundDriver:
             lost = self.engine.cohort.phases.get(effect.client) is Phase.LOST
             self._world.records.withdrawn(plan.key, effect.client, LOST if lost else LATE)
         message = fleet_pb2.ServerMessage(
-            withdraw=fleet_pb2.Withdraw(task=task_key(plan), reason=effect.reason)
+            withdraw=fleet_pb2.Withdraw(
+                task=fleet_pb2.TaskKey(run=plan.run, round=plan.number), reason=effect.reason
+            )
         )
         self._world.fleet.send(effect.client, message)
         self._world.fleet.free(effect.client, plan.key)

@@ -1,11 +1,12 @@
 """A run's state as the server keeps it: files in the model store, and a note of them."""
 
 from fedloom.protocol.crash_points import crossing
+from fedloom.protocol.task_description import DifferenceRef, FileRef
 from fedloom.server.planning.advance import Advanced, TrainingState, begin, clip
 from fedloom.server.planning.round_plan import RoundPlan
 from fedloom.server.planning.run_setup import RunSetup
 from fedloom.server.planning.spec import RunSpec
-from fedloom.server.planning.state_note import DifferenceRef, FileRef, StateNote
+from fedloom.server.planning.state_note import StateNote
 from fedloom.server.storage.model_store import ModelStore
 from fedloom.strategies import State, Strategy
 from fedloom.strategies.state import slots_to_arrays, state_from_arrays, state_to_arrays

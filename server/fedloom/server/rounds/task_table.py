@@ -6,8 +6,9 @@ that it was asked in; the engine knows which (`RoundEngine.origin`).
 
 from collections.abc import Iterable
 
+from fedloom.protocol.task_message import names, to_message
 from fedloom.protocol.v1 import fleet_pb2
-from fedloom.server.planning.round_plan import RoundPlan, names, task_of
+from fedloom.server.planning.round_plan import RoundPlan, task_of
 
 
 class TaskTable:
@@ -46,7 +47,7 @@ class TaskTable:
     def message(self, plan: RoundPlan) -> fleet_pb2.Task:
         """The task of a round, as all its clients have it."""
         if plan.number not in self._messages:
-            self._messages[plan.number] = task_of(plan)
+            self._messages[plan.number] = to_message(task_of(plan))
         return self._messages[plan.number]
 
     def names(self, digest: str) -> bool:

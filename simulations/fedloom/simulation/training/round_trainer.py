@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from fedloom.client.api import Weighting
 from fedloom.client.update.clip_and_noise import Guard
+from fedloom.protocol.task_description import task_seed
 from fedloom.protocol.trust.noise_stream import key_of_seed, keyed
 from fedloom.server.engine import RoundKind, RoundState
 from fedloom.server.planning.observations import CohortMember
-from fedloom.server.planning.round_plan import task_seed
 from fedloom.server.planning.round_result import ClientMetrics
 from fedloom.server.planning.spec import RunSpec
 from fedloom.simulation.clock.devices import Load, steps_in_time, trained_examples

@@ -1,0 +1,136 @@
+"""What a task asks of a client, as values: planning makes it, a client acts on it.
+
+`task_message` is its form on the wire. Invariant: nothing here needs protobuf.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from fedloom.strategies import ClientRule, Personal, RoundSettings
+
+if TYPE_CHECKING:
+    from fedloom.protocol.updates.compression import Scheme
+
+Scalar: TypeAlias = bool | int | float | str
+
+WEIGHTINGS: Final = ("examples", "client", "uniform")
+"""Where the weight of an update comes from: number of examples, the client, or 1 for everyone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileRef:
+    """A file of the model store.
+
+    Attributes:
+        digest: SHA-256, which names it.
+        size_bytes: of the file.
+    """
+
+    digest: str
+    size_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DifferenceRef:
+    """An encoded difference between two models.
+
+    Attributes:
+        base: digest of the model that it is taken from.
+        file: of the difference.
+    """
+
+    base: str
+    file: FileRef
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateBounds:
+    """What the server accepts of an update.
+
+    Attributes:
+        max_abs: largest magnitude of a value.
+        max_weight: largest weight.
+        max_bytes: longest body.
+    """
+
+    max_abs: float
+    max_weight: float
+    max_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DevicePrivacy:
+    """What a device does for differential privacy.
+
+    Attributes:
+        clip: Euclidean norm that the whole update is scaled down to.
+        count_within: also send whether nothing had to be scaled.
+        noise_multiplier: standard deviation of the device's noise / clip; 0: none.
+        seeded: for simulation, the noise follows from the task's seed.
+    """
+
+    clip: float
+    count_within: bool = False
+    noise_multiplier: float = 0.0
+    seeded: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskDescription:
+    """What a task asks of a client.
+
+    Attributes:
+        run: id of the run.
+        round: number of the round, from 1.
+        train: False: only evaluate.
+        model: that the round starts from; None where it is not a file.
+        differences: that lead to `model`, oldest first.
+        settings: of local training in this round.
+        rule: client rule.
+        evaluate: also evaluate the received model, before training.
+        weighting: one of `WEIGHTINGS`.
+        bounds: what the server accepts; None: not said.
+        config: for the client's code.
+        deadline_s: seconds left to report, from when the task is sent.
+        seed: of the client's randomness.
+        received: what clients get beside the model.
+        memory_round: last committed round with an update of this client; 0: none.
+        scheme: how updates are encoded; None: as they are.
+        personal: what is each client's own.
+        privacy: differential privacy; None: none.
+        run_name: that the author gave the run.
+    """
+
+    run: str
+    round: int
+    train: bool = True
+    model: FileRef | None = None
+    differences: tuple[DifferenceRef, ...] = ()
+    settings: RoundSettings
+    rule: ClientRule
+    evaluate: bool = False
+    weighting: str = WEIGHTINGS[0]
+    bounds: UpdateBounds | None = None
+    config: Mapping[str, Scalar] = field(default_factory=dict)
+    deadline_s: float = 0.0
+    seed: int = 0
+    received: FileRef | None = None
+    memory_round: int = 0
+    scheme: "Scheme | None" = None
+    personal: Personal = field(default_factory=Personal)
+    privacy: DevicePrivacy | None = None
+    run_name: str = ""
+
+
+def task_seed(seed: int, number: int, client: str) -> int:
+    """Return the seed of a client's randomness in a round; it depends on nothing else.
+
+    Args:
+        seed: of the run.
+        number: of the round.
+        client: the client's name.
+    """
+    text = f"{seed}\0{number}\0{client}".encode()
+    return int.from_bytes(blake2b(text, digest_size=8).digest(), "little") >> 1

@@ -1,0 +1,168 @@
+"""Tasks have the same meaning on both sides of the wire."""
+
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedloom.protocol.errors import UsageError
+from fedloom.protocol.task_description import (
+    WEIGHTINGS,
+    DevicePrivacy,
+    DifferenceRef,
+    FileRef,
+    TaskDescription,
+    UpdateBounds,
+    task_seed,
+)
+from fedloom.protocol.task_message import for_client, from_message, names, to_message
+from fedloom.protocol.updates.compression import scheme
+from fedloom.protocol.v1 import fleet_pb2
+from fedloom.strategies import FedProx, Personal, Plain, RoundSettings
+
+numbers = st.floats(0, 1e6, exclude_min=True)
+counts = st.integers(0, 2**31 - 1)
+files = st.builds(
+    FileRef, digest=st.text("0123456789abcdef", min_size=64, max_size=64), size_bytes=counts
+)
+settings = st.builds(
+    RoundSettings,
+    epochs=st.none(),
+    steps=st.integers(1, 10**6),
+    batch_size=counts,
+    learning_rate=numbers,
+    clip_norm=st.none() | numbers,
+    only=st.lists(st.text(min_size=1)).map(tuple),
+    tensor_share=st.floats(0.01, 1),
+    patience=st.none() | st.integers(1, 100),
+    time_budget_s=st.none() | numbers,
+) | st.builds(
+    RoundSettings,
+    epochs=st.integers(1, 10**6),
+    steps=st.none(),
+    batch_size=counts,
+    learning_rate=numbers,
+)
+tasks = st.builds(
+    TaskDescription,
+    run=st.text(min_size=1),
+    round=st.integers(1, 2**31),
+    train=st.booleans(),
+    model=st.none() | files,
+    differences=st.lists(
+        st.builds(DifferenceRef, base=st.text(min_size=1), file=files), max_size=2
+    ).map(tuple),
+    settings=settings,
+    rule=st.sampled_from([Plain(), FedProx(mu=0.5)]),
+    evaluate=st.booleans(),
+    weighting=st.sampled_from(WEIGHTINGS),
+    bounds=st.none()
+    | st.builds(UpdateBounds, max_abs=numbers, max_weight=numbers, max_bytes=counts),
+    config=st.dictionaries(
+        st.text(),
+        st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.text(),
+    ),
+    deadline_s=numbers,
+    seed=st.integers(0, 2**63 - 1),
+    received=st.none() | files,
+    memory_round=counts,
+    scheme=st.sampled_from(
+        [
+            None,
+            scheme({"name": "int8"}),
+            scheme({"name": "top_k", "fraction": 0.1}),
+            scheme({"name": "fp16", "error_feedback": True}),
+        ]
+    ),
+    personal=st.sampled_from(
+        [
+            Personal(),
+            Personal(keep=("head.*",), head_epochs=2),
+            Personal(name="apfl", mix=0.25, mix_learning_rate=0.5),
+            Personal(name="ditto", pull=2.0),
+        ]
+    ),
+    privacy=st.none()
+    | st.builds(
+        DevicePrivacy,
+        clip=numbers,
+        count_within=st.booleans(),
+        noise_multiplier=numbers,
+        seeded=st.booleans(),
+    ),
+    run_name=st.text(),
+)
+
+
+@given(tasks)
+def test_a_task_is_read_as_it_was_written(task):
+    """Through the bytes of the wire, each type of value included."""
+    message = fleet_pb2.Task.FromString(to_message(task).SerializeToString())
+    found = from_message(message)
+    assert found == task
+    assert {n: type(v) for n, v in found.config.items()} == {
+        n: type(v) for n, v in task.config.items()
+    }
+    assert to_message(found) == message
+
+
+TASK = TaskDescription(
+    run="r",
+    round=3,
+    model=FileRef(digest="m"),
+    received=FileRef(digest="s"),
+    differences=(DifferenceRef(base="b", file=FileRef(digest="d")),),
+    settings=RoundSettings(epochs=1, steps=None, batch_size=8, learning_rate=0.1),
+    rule=Plain(),
+)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"kind": fleet_pb2.TASK_KIND_UNSPECIFIED},
+        {"weighting": fleet_pb2.WEIGHTING_UNSPECIFIED},
+        {"rule": fleet_pb2.ClientRule(name="none of these")},
+        {"rule": fleet_pb2.ClientRule(name="fedprox", settings={"nu": 1.0})},
+        {"compression": fleet_pb2.Compression(codec="int9")},
+        {"personal": fleet_pb2.Personal(name="pfedme")},
+    ],
+)
+def test_a_task_from_a_newer_server_is_refused(changed):
+    """A client must not guess what it is asked."""
+    message = to_message(TASK)
+    message.MergeFrom(fleet_pb2.Task(**changed))
+    for name, value in changed.items():
+        if not value:
+            message.ClearField(name)
+    with pytest.raises(UsageError, match="a task that this version knows"):
+        from_message(message)
+
+
+def test_what_differs_between_clients_is_set_on_a_copy():
+    """The seed follows from the run's, the round and the client."""
+    common = to_message(TASK)
+    task = for_client(common, "ann", 7, 2)
+    assert (task.seed, task.memory_round) == (task_seed(7, 3, "ann"), 2)
+    assert for_client(common, "bob", 7, None).memory_round == 0
+    assert common.seed == 0
+    assert task_seed(7, 3, "ann") != task_seed(7, 3, "bob")
+
+
+def test_a_task_names_the_files_that_its_client_may_download():
+    """The model, what comes beside it, and what leads to it; never the bases, which it has."""
+    message = to_message(TASK)
+    assert [names(message, digest) for digest in ("m", "s", "d", "b", "")] == [
+        True, True, True, False, False
+    ]  # fmt: skip
+
+
+def test_the_description_of_a_task_loads_no_protobuf():
+    """Planning is free of it."""
+    code = (
+        "import fedloom.protocol.task_description, sys; "
+        "assert not [m for m in sys.modules if m.startswith(('google', 'grpc'))]"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
