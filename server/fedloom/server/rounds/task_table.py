@@ -26,6 +26,7 @@ class TaskTable:
         self.plan = plan
         self._plans = {each.number: each for each in (*earlier, plan)}
         self._messages: dict[int, fleet_pb2.Task] = {}
+        self.message(plan)  # a task that cannot be written fails the run now, and no offer later
 
     def __contains__(self, number: int) -> bool:
         return number in self._plans
