@@ -3,63 +3,17 @@
 import numpy as np
 import pytest
 
-from fedloom.protocol.manifest import Manifest
 from fedloom.protocol.tensors.container import narrow, widen
-from fedloom.protocol.trust.noise_stream import key_of_seed, keyed
 from fedloom.server.engine import RoundKind
-from fedloom.server.planning import limits
-from fedloom.server.planning.advance import advance, begin, clip, counts
+from fedloom.server.planning.advance import advance, clip, counts
 from fedloom.server.planning.round_result import (
     ClientMetrics,
     ClientReport,
     RoundResult,
     last_counted,
 )
-from fedloom.server.planning.run_setup import RunSetup
-from fedloom.server.planning.spec import parse
-from fedloom.strategies import DELTA, Full, Partial, TooFewUpdatesError, weight_units
-from fedloom.strategies.exact.partial import SCALAR, TensorSpec
-from fedloom.strategies.privacy.release import WITHIN
-
-TRAIN = {"epochs": 1, "learning_rate": 0.1}
-PRIVATE = {"mechanism": "dp_fedavg", "clip": 1.0, "noise_multiplier": 1.0, "delta": 1e-3}
-
-
-def setup_of(*, dtype="F32", size=4, **values):
-    """A run over a model of one tensor."""
-    spec = parse({"train": TRAIN, "rounds": 4, "cohort": {"goal": 2}, **values})
-    specs = {"w": TensorSpec(shape=(size,), dtype=np.dtype(np.float32))}
-    manifest = Manifest(dtypes={"w": dtype}, specs=specs, size_bytes=100 + 4 * size)
-    stream = keyed(key_of_seed(0)) if spec.privacy else None
-    return RunSetup.of(spec, manifest, stream)
-
-
-def start(setup, value=0.0):
-    size = setup.manifest.specs["w"].size
-    return begin(setup, {"w": np.full(size, value, np.float32)})
-
-
-def result_of(setup, deltas, *, number=1, kind=RoundKind.TRAIN, weights=None):
-    """A round in which client `a`, `b`, … sends these deltas; None is an update without tensors."""
-    total = Partial(limits.sums(setup.spec, setup.manifest), setup.spec.exponent())
-    reports = []
-    for place, delta in enumerate(deltas):
-        client = "abcdef"[place]
-        weight = 1.0 if weights is None else weights[place]
-        if delta is not None:
-            size = setup.manifest.specs["w"].size
-            values = np.broadcast_to(np.asarray(delta, np.float32), size)
-            total.add_array((DELTA, "w"), Full(), weight_units(weight), values)
-            if (SCALAR, WITHIN) in total.specs:
-                total.add_array((SCALAR, WITHIN), Full(), weight_units(weight), np.array(0.5))
-            total.count += 1
-        measured = ClientMetrics(num_examples=int(10 * weight), values={"loss": float(place)})
-        reports.append(
-            ClientReport(
-                client=client, asked_in=number, has_tensors=delta is not None, training=measured
-            )
-        )
-    return RoundResult(number=number, kind=kind, reports=reports, total=total)
+from fedloom.strategies import Partial, TooFewUpdatesError
+from support.run_rounds import PRIVATE, TRAIN, result_of, setup_of, start
 
 
 def test_the_next_model_is_the_weighted_mean_of_the_updates():
