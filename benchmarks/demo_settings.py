@@ -3,31 +3,41 @@
     python benchmarks/demo_settings.py --seeds 8
     python benchmarks/demo_settings.py --mnist FOLDER --seeds 1
 
-Rounds run in this process (fedloom.simulation.demo.rehearsal); the table goes to stdout, or JSON
-with --json.
+Rounds are simulated in this process; the table goes to stdout, or JSON with --json.
 """
 
 import argparse
 import dataclasses
 import json
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from fedloom.simulation.demo import baselines, rehearsal, shards
+from fedloom.simulation.api import simulate
+from fedloom.simulation.demo import baselines, data
+from fedloom.simulation.demo.model import build
 from fedloom.simulation.demo.settings import DIGITS, MNIST, DemoSettings
+from fedloom.simulation.experiment import EngineSettings, Experiment, run_spec
 
 
 def measure(settings: DemoSettings, folder: Path | None) -> dict[str, float]:
     """One seed's accuracies and times."""
-    federation = shards.mnist(folder, settings) if folder else shards.digits(settings)
+    population = data.population(settings, folder)
+    experiment = Experiment(
+        population=population,
+        model=partial(build, *data.shape_of(population), seed=settings.seed),
+        spec=run_spec({**settings.run, "evaluate": False}),
+        engine=EngineSettings(workers=1, kernel="resident"),
+    )
     start = time.perf_counter()
-    federated = rehearsal.federate(federation, settings)
+    records = simulate(experiment, show=False).records
+    federated = [record.test["accuracy"] for record in records]
     middle = time.perf_counter()
-    found = baselines.measure(federation, settings, num_processes=1)
+    found = baselines.measure(population, settings, num_processes=1)
     alone = list(found.alone.values())
     return {
         "seed": settings.seed,
@@ -38,8 +48,8 @@ def measure(settings: DemoSettings, folder: Path | None) -> dict[str, float]:
         "alone_best": max(alone),
         "alone_median": float(np.median(alone)),
         "alone_worst": min(alone),
-        "smallest_shard": min(len(shard.train) for shard in federation.shards),
-        "largest_shard": max(len(shard.train) for shard in federation.shards),
+        "smallest_shard": int(population.sizes.min()),
+        "largest_shard": int(population.sizes.max()),
         "federated_s": middle - start,
         "baselines_s": time.perf_counter() - middle,
     }

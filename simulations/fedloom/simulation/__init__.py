@@ -6,7 +6,7 @@
     result = simulate(experiment, out="out/digits")
     print(result.best("accuracy"))
 
-An experiment from parts of one's own:
+An experiment made in Python:
 
     from fedloom.simulation import Experiment, models, run_spec, simulate, sources
 
@@ -16,8 +16,7 @@ An experiment from parts of one's own:
         spec=run_spec(Path("run.toml").read_text()),
     )
 
-A module is loaded when one of its names is first used: a device's program that reads its shard
-with `fedloom.simulation.sources.shards` does not load PyTorch.
+A module is loaded when one of its names is first used.
 """
 
 from fedloom.strategies.lazy_imports import attach_stub

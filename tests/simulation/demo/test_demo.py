@@ -3,6 +3,7 @@
 import dataclasses
 import subprocess
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,9 +11,10 @@ import torch
 
 from fedloom.client.torch import parameters
 from fedloom.protocol.errors import UsageError
-from fedloom.simulation.demo import baselines, client_main, model, rehearsal, shards
+from fedloom.simulation.api import simulate
+from fedloom.simulation.demo import baselines, client_main, data, model
 from fedloom.simulation.demo.settings import DIGITS, DemoSettings
-from fedloom.simulation.sources import shards as data
+from fedloom.simulation.experiment import Experiment, run_spec
 
 TINY = dataclasses.replace(
     DIGITS, num_clients=3, rounds=2, epochs=1, batch_size=32, learning_rate=0.1
@@ -20,10 +22,9 @@ TINY = dataclasses.replace(
 
 
 @pytest.fixture(scope="module")
-def federation():
-    """A few digits, dealt out."""
-    some = data.digits().take(np.arange(300))
-    return shards.deal(*data.split(some, held_out=0.3, seed=0), TINY)
+def population():
+    """The digits on three clients."""
+    return data.population(TINY)
 
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 12, 9), (1, 28, 28), (3, 32, 32)])
@@ -43,43 +44,53 @@ def test_a_seed_gives_the_initial_weights_and_leaves_torch_alone():
     assert all(np.array_equal(first[name], second[name]) for name in first)
 
 
-def test_held_out_shards_together_are_the_held_out_set(federation):
-    """So the clients' mean accuracy is the accuracy on it."""
-    for part in ("train", "held_out"):
-        whole = getattr(federation, part)
-        pieces = [getattr(shard, part) for shard in federation.shards]
-        assert sum(map(len, pieces)) == len(whole)
-        rows = np.concatenate([piece.x for piece in pieces])
-        assert np.array_equal(np.sort(rows, axis=0), np.sort(whole.x, axis=0))
+def test_held_out_shards_together_are_the_held_out_set(population):
+    """So the clients' mean accuracy is the accuracy on it, and no example is on two clients."""
+    shards = np.concatenate([*population.shards, *population.held_out_shards])
+    assert sorted(shards) == list(range(1797))
+    held_out = data.take(population, np.sort(np.concatenate(population.held_out_shards)))
+    assert np.array_equal(held_out.x, population.test.x)
+    assert np.array_equal(held_out.y, population.test.y)
+    assert len(data.all_training(population)) + len(population.test) == 1797
 
 
-def test_a_client_process_finds_its_shard_in_its_file(federation, tmp_path):
-    """What was dealt out is what the client program trains and evaluates on."""
-    paths = shards.write(federation, tmp_path)
+def test_a_client_process_finds_its_shard_in_its_file(population, tmp_path):
+    """The client program trains and evaluates on its examples of the population."""
+    paths = data.write(population, tmp_path)
     assert list(paths) == ["site-1", "site-2", "site-3"]
     client = client_main.client(paths["site-2"])
     params = parameters(client.model)
     task = baselines.training_task("site-2", 1, TINY)
-    assert client.evaluate(params, task)[0] == len(federation.shards[1].held_out)
-    assert client.train(params, task)[1] == len(federation.shards[1].train)
+    assert client.evaluate(params, task)[0] == len(population.held_out_shards[1])
+    assert client.train(params, task)[1] == len(population.shards[1])
+    train, held_out, num_classes = data.read(paths["site-2"])
+    for part, written in zip(data.shards_of(population, 1), (train, held_out), strict=True):
+        assert np.array_equal(part.x, written.x)
+        assert np.array_equal(part.y, written.y)
+    assert num_classes == 10
 
 
-def test_baselines_train_everybody_by_the_same_rules(federation):
+def test_baselines_train_all_models_by_the_same_rules(population):
     """A point for each round of the centralised model, and one for each client alone."""
     seen = {}
-    found = baselines.measure(federation, TINY, num_processes=1, progress=seen.__setitem__)
+    found = baselines.measure(population, TINY, num_processes=1, progress=seen.__setitem__)
     assert len(found.centralised) == TINY.rounds
-    assert list(found.alone) == [shard.client for shard in federation.shards]
+    assert list(found.alone) == list(population.names)
     assert seen == {baselines.CENTRALISED: found.centralised[-1], **found.alone}
     assert all(0 <= accuracy <= 1 for accuracy in seen.values())
 
 
-def test_rounds_repeat_for_a_seed(federation):
-    """The rehearsal gives the same accuracies, and learns."""
-    first, second = (rehearsal.federate(federation, TINY) for _ in range(2))
-    assert first == second
+def test_a_simulation_of_the_demo_learns(population):
+    """The run that the demo submits is an experiment, too."""
     longer = dataclasses.replace(TINY, rounds=6, epochs=2, batch_size=8, learning_rate=0.2)
-    assert rehearsal.federate(federation, longer)[-1] > 0.7
+    experiment = Experiment(
+        population=population,
+        model=partial(model.build, *data.shape_of(population), seed=0),
+        spec=run_spec(longer.run),
+    )
+    records = simulate(experiment, show=False).records
+    assert [record.kind for record in records][-1] == "evaluate"
+    assert records[-2].test["accuracy"] > 0.8
 
 
 @pytest.mark.parametrize("change", [{"rounds": 0}, {"num_clients": 0}, {"learning_rate": 0.0}])

@@ -20,7 +20,7 @@ def _outcome(**changes):
         "baselines": Baselines(centralised=(0.8, 0.975), alone={"site-1": 0.4, "site-2": 0.7}),
         "federated_s": 12.0,
     }
-    return report.Outcome(**{**values, **changes})
+    return report.DemoResult(**{**values, **changes})
 
 
 def _text(renderable):

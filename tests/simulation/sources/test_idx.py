@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedloom.protocol.errors import UsageError
-from fedloom.simulation.sources import idx, shards
+from fedloom.simulation.sources import idx, images
 
 MNIST = Path(__file__).parents[4] / "shared" / "data" / "mnist"
 
@@ -36,23 +36,24 @@ def _write(folder, *, images=7, labels=7, zipped=False):
 def test_a_folder_is_read_whether_or_not_it_is_gzipped(tmp_path, zipped):
     """Pixels become float32 in [0, 1], channel first."""
     _write(tmp_path, zipped=zipped)
-    train, held_out = shards.mnist(tmp_path)
+    loaded = images.idx_folder(folder=str(tmp_path))
+    train, held_out = loaded.train, loaded.test
     assert train.x.shape == held_out.x.shape == (7, 1, 5, 4)
     assert train.x.dtype == np.float32
     expected = np.random.default_rng(0).integers(0, 256, (7, 5, 4)) / 255
     assert np.allclose(train.x[:, 0], expected, atol=1e-7)
     assert train.y.tolist() == [0, 1, 2, 0, 1, 2, 0]
-    assert train.num_classes == held_out.num_classes == 3
+    assert loaded.num_classes == 3
 
 
 def test_missing_files_and_folders_are_named(tmp_path):
     """The message says which file is wanted."""
     with pytest.raises(UsageError, match="no such folder"):
-        shards.mnist(tmp_path / "nowhere")
+        images.idx_folder(folder=str(tmp_path / "nowhere"))
     _write(tmp_path)
     (tmp_path / "t10k-labels-idx1-ubyte").unlink()
     with pytest.raises(UsageError, match=r"t10k-labels-idx1-ubyte or .*found neither"):
-        shards.mnist(tmp_path)
+        images.idx_folder(folder=str(tmp_path))
 
 
 GOOD = _encode([[[1, 2], [3, 4]]])
@@ -100,10 +101,10 @@ def test_images_and_labels_must_belong_together(tmp_path):
     """As many labels as images, and at least one."""
     _write(tmp_path, images=7, labels=6)
     with pytest.raises(UsageError, match="7 images and 6 labels"):
-        shards.mnist(tmp_path)
+        images.idx_folder(folder=str(tmp_path))
     _write(tmp_path, images=0, labels=0)
     with pytest.raises(UsageError, match="Expected images"):
-        shards.mnist(tmp_path)
+        images.idx_folder(folder=str(tmp_path))
 
 
 @pytest.mark.skipif(not MNIST.is_dir(), reason="needs the MNIST files beside the repository")

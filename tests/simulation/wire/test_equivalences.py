@@ -14,7 +14,7 @@ from fedloom.client.torch import parameters
 from fedloom.protocol.errors import UnavailableError, UsageError
 from fedloom.simulation.api import simulate
 from fedloom.simulation.training.simulator import Simulation
-from fedloom.simulation.wire import harness as wire
+from fedloom.simulation.wire import clients
 from fedloom.simulation.wire.harness import over_the_wire
 from support.experiments import experiment, population
 from support.patience import PATIENCE_S
@@ -114,7 +114,7 @@ def test_over_the_wire_beside_an_open_channel_gives_the_same_bits():
     with grpc.insecure_channel("unix:/nowhere") as channel:
         with pytest.raises(grpc.RpcError):
             channel.unary_unary("/any/Call")(b"", timeout=PATIENCE_S)
-        assert wire._start_method() == "spawn"
+        assert clients._start_method() == "spawn"
         there = over_the_wire(described, show=False)
     assert there.digest == simulate(described, show=False).digest
 

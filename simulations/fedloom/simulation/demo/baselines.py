@@ -1,26 +1,25 @@
-"""What the federated model is compared with: the same training on all data, and on each shard.
+"""Models that the federated one is compared with: trained on all data, and on each client's alone.
 
-Everything is as in the federated run: the same initial weights, gradient descent, learning rate and
-batch size, and as many passes over the data (rounds times local epochs). Only who holds what
-differs. The centralised model is what could be had if all data could be in one place; each client
-alone is what it has without the others. Both are measured on the whole held-out set.
+Everything else is as in the federated run: initial weights, gradient descent, learning rate, batch
+size and passes over the data (rounds times local epochs). All are tested on the whole held-out set.
 """
 
 import multiprocessing
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch.nn import functional
 
 from fedloom.client import Kind, Task, Weighting
 from fedloom.client.torch import TorchClient, parameters
+from fedloom.simulation.data.population import Examples, Population
+from fedloom.simulation.demo.data import all_held_out, all_training, shape_of, take
 from fedloom.simulation.demo.model import build
 from fedloom.simulation.demo.settings import DemoSettings
-from fedloom.simulation.demo.shards import Federation
 from fedloom.simulation.seeds import stream
-from fedloom.simulation.sources.shards import Dataset
 from fedloom.strategies import RoundSettings, client_rule
 
 CENTRALISED = "centralised"
@@ -40,7 +39,7 @@ class Baselines:
 
 
 def measure(
-    federation: Federation,
+    population: Population,
     settings: DemoSettings,
     *,
     num_processes: int = 2,
@@ -49,21 +48,27 @@ def measure(
     """Train all baselines, several at a time.
 
     Args:
-        federation: the data.
+        population: the data.
         settings: as of the federated run.
         num_processes: how many to train at a time; 1 trains in this process.
         progress: called with a name and an accuracy as each is done.
     """
     found: dict[str, tuple[float, ...]] = {}
-    for name, accuracies in _trained(federation, settings, num_processes):
+    for name, accuracies in _trained(population, settings, num_processes):
         found[name] = accuracies
         progress(name, accuracies[-1])
-    alone = {shard.client: found[shard.client][-1] for shard in federation.shards}
+    alone = {name: found[name][-1] for name in population.names}
     return Baselines(centralised=found[CENTRALISED], alone=alone)
 
 
 def train(
-    name: str, own: Dataset, held_out: Dataset, settings: DemoSettings, *, each_round: bool
+    name: str,
+    own: Examples,
+    held_out: Examples,
+    num_classes: int,
+    settings: DemoSettings,
+    *,
+    each_round: bool,
 ) -> tuple[str, tuple[float, ...]]:
     """Train one model on one set.
 
@@ -71,13 +76,14 @@ def train(
         name: seeds the order of the examples, with the settings' seed.
         own: what to train on.
         held_out: what to measure accuracy on.
+        num_classes: of the model.
         settings: as of the federated run.
         each_round: measure after each round's passes, not at the end alone.
 
     Returns:
         The name, and the accuracies that were measured, in order.
     """
-    model = build(own.image_shape, own.num_classes, seed=settings.seed)
+    model = build(own.x.shape[1:], num_classes, seed=settings.seed)
     client = TorchClient(model, tensors(own), functional.cross_entropy, evaluate=tensors(held_out))
     accuracies = []
     for round_ in range(1, settings.rounds + 1):
@@ -89,7 +95,7 @@ def train(
 
 
 def training_task(name: str, round_: int, settings: DemoSettings) -> Task:
-    """What a client of this name would be asked in this round."""
+    """The task of a client of this name in this round."""
     order = stream(settings.seed, f"order/{name}", round_)
     return Task(
         run="demo",
@@ -109,30 +115,31 @@ def training_task(name: str, round_: int, settings: DemoSettings) -> Task:
     )
 
 
-def tensors(dataset: Dataset) -> tuple[torch.Tensor, torch.Tensor]:
-    """A data set as torch tensors that share its memory."""
-    return torch.from_numpy(dataset.x), torch.from_numpy(dataset.y)
+def tensors(examples: Examples) -> tuple[torch.Tensor, torch.Tensor]:
+    """Examples as torch tensors that share their memory."""
+    return torch.from_numpy(examples.x), torch.from_numpy(examples.y)
 
 
 def _trained(
-    federation: Federation, settings: DemoSettings, num_processes: int
+    population: Population, settings: DemoSettings, num_processes: int
 ) -> Iterator[tuple[str, tuple[float, ...]]]:
     # The centralised model takes as long as all the others together: it goes first.
-    sets = {CENTRALISED: federation.train}
-    sets |= {shard.client: shard.train for shard in federation.shards}
+    sets = {CENTRALISED: all_training(population)}
+    shards = zip(population.names, population.shards, strict=True)
+    sets |= {name: take(population, shard) for name, shard in shards}
+    _, num_classes = shape_of(population)
+    jobs = [
+        partial(
+            train, name, own, all_held_out(population), num_classes, settings,
+            each_round=name == CENTRALISED,
+        )
+        for name, own in sets.items()
+    ]  # fmt: skip
     if num_processes == 1:
-        for name, own in sets.items():
-            each_round = name == CENTRALISED
-            yield train(name, own, federation.held_out, settings, each_round=each_round)
+        yield from (job() for job in jobs)
         return
     # Spawned, not forked: this process may hold threads of torch or grpc.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(num_processes, mp_context=context) as pool:
-        futures = [
-            pool.submit(
-                train, name, own, federation.held_out, settings, each_round=name == CENTRALISED
-            )
-            for name, own in sets.items()
-        ]
-        for future in as_completed(futures):
+        for future in as_completed([pool.submit(job) for job in jobs]):
             yield future.result()

@@ -11,15 +11,15 @@ from torch.nn.functional import cross_entropy
 
 from fedloom.client import run
 from fedloom.client.torch import TorchClient
+from fedloom.simulation.demo import data
 from fedloom.simulation.demo.model import SmallCNN
-from fedloom.simulation.sources import shards
 
 
 def client(shard: Path) -> TorchClient:
     """The client of one shard."""
-    train, held_out = shards.load(shard, "train"), shards.load(shard, "held_out")
+    train, held_out, num_classes = data.read(shard)
     return TorchClient(
-        SmallCNN(train.image_shape, train.num_classes),
+        SmallCNN(train.x.shape[1:], num_classes),
         (torch.from_numpy(train.x), torch.from_numpy(train.y)),
         cross_entropy,
         evaluate=(torch.from_numpy(held_out.x), torch.from_numpy(held_out.y)),

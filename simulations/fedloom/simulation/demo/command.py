@@ -1,4 +1,4 @@
-"""`fedloom demo`: the main job on one machine."""
+"""`fedloom demo`: a federation on one machine, from end to end."""
 
 from pathlib import Path
 
@@ -27,10 +27,10 @@ TARGET = 0.02
 )
 @click.option("--rounds", type=click.IntRange(1), help="Fewer or more than the data set's own.")
 @click.option(
-    "--keep", is_flag=True, help="Leave the server running at the end, to look at its console."
+    "--keep", is_flag=True, help="Leave the server running at the end, to view its console."
 )
 def demo(data: str, data_dir: Path | None, out: Path, rounds: int | None, keep: bool) -> None:
-    """Run the main job here: a server, eight clients as processes, one model.
+    """Run a federation here: a server, eight clients as processes, one model.
 
     Each client holds its own skewed shard of the data. The model that they train together is
     compared with one trained on all data in one place, and with what each client has alone.
@@ -45,16 +45,15 @@ def demo(data: str, data_dir: Path | None, out: Path, rounds: int | None, keep: 
     from rich.console import Console  # noqa: PLC0415
 
     load("fedloom.simulation.demo.play:play")  # names the extra that is missing, if one is
-    from fedloom.simulation.demo import play as stage  # noqa: PLC0415
+    from fedloom.simulation.demo import play  # noqa: PLC0415
     from fedloom.simulation.demo import settings as known  # noqa: PLC0415
+    from fedloom.simulation.demo.data import population  # noqa: PLC0415
 
     if (data == "mnist") != (data_dir is not None):
         raise UsageError(
-            "Expected --data-dir with --data mnist and only there: the folder of its IDX files."
+            "--data-dir, the folder of MNIST's IDX files, goes with --data mnist, and only there."
         )
     settings = known.MNIST if data == "mnist" else known.DIGITS
     if rounds is not None:
         settings = replace(settings, rounds=rounds)
-    stage.threads()
-    federation = stage.digits_or_mnist(data, data_dir, settings)
-    stage.play(federation, settings, out.resolve(), Console(), keep=keep)
+    play.play(population(settings, data_dir), settings, out.resolve(), Console(), keep=keep)

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from fedloom.simulation.demo.report import Outcome
+from fedloom.simulation.demo.report import DemoResult
 
 _BLUE, _ORANGE, _GREY, _INK = "#0072B2", "#D55E00", "#6E6E6E", "#222222"
 _TOP = 1.02
@@ -22,7 +22,7 @@ _MIN_GAP = 0.055
 """Smallest distance between two labels at the right, as a fraction of the axis."""
 
 
-def draw(outcome: Outcome, path: Path) -> None:
+def draw(outcome: DemoResult, path: Path) -> None:
     """Draw an outcome as a PNG.
 
     Args:
@@ -49,7 +49,7 @@ def draw(outcome: Outcome, path: Path) -> None:
     figure.savefig(path)
 
 
-def _draw_curves(axes: Axes, outcome: Outcome) -> None:
+def _draw_curves(axes: Axes, outcome: DemoResult) -> None:
     settings = outcome.settings
     alone = sorted(outcome.baselines.alone.values())
     central, median = outcome.baselines.centralised[-1], float(np.median(alone))
@@ -78,7 +78,7 @@ def _draw_curves(axes: Axes, outcome: Outcome) -> None:
     _draw_detail(axes, outcome)
 
 
-def _plot(axes: Axes, outcome: Outcome) -> None:
+def _plot(axes: Axes, outcome: DemoResult) -> None:
     """Draw both curves; the centralised one after as many passes over the data."""
     centralised = (outcome.federated[0], *outcome.baselines.centralised)
     axes.plot(centralised, color=_ORANGE, linewidth=1.5, linestyle=(0, (4, 2)))
@@ -88,7 +88,7 @@ def _plot(axes: Axes, outcome: Outcome) -> None:
     axes.grid(axis="y", color="#E6E6E6", linewidth=0.8)
 
 
-def _draw_detail(axes: Axes, outcome: Outcome) -> None:
+def _draw_detail(axes: Axes, outcome: DemoResult) -> None:
     """Enlarge where the curves end, which percents from 0 to 100 cannot show."""
     floor = np.floor(20 * min(outcome.accuracy, outcome.baselines.centralised[-1]) - 0.5) / 20
     ground = Rectangle(
@@ -105,7 +105,7 @@ def _draw_detail(axes: Axes, outcome: Outcome) -> None:
     detail.tick_params(labelsize=8.5)
 
 
-def _draw_shards(axes: Axes, outcome: Outcome) -> None:
+def _draw_shards(axes: Axes, outcome: DemoResult) -> None:
     clients = list(outcome.counts)
     counts = np.array([outcome.counts[client] for client in clients])
     colors = colormaps["Set3" if counts.shape[1] <= 12 else "tab20"](range(counts.shape[1]))

@@ -1,4 +1,4 @@
-"""What the demo ends with: a picture of the learning curve, and the same in a few lines of text."""
+"""The demo's result, as text in the terminal."""
 
 from dataclasses import dataclass
 
@@ -7,20 +7,20 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from fedloom.simulation.data.population import Population
 from fedloom.simulation.demo.baselines import Baselines
 from fedloom.simulation.demo.settings import DemoSettings
-from fedloom.simulation.demo.shards import Federation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """What a demo measured.
+class DemoResult:
+    """Figures of a demo.
 
     Attributes:
         settings: what was run.
         counts: training examples of each class, by client.
         num_held_out: examples that accuracies are measured on.
-        federated: accuracy after 0, 1, … rounds; NaN where nobody evaluated.
+        federated: accuracy after 0, 1, … rounds; NaN where no client evaluated.
         baselines: centralised, and each client alone.
         federated_s: seconds from submitting the run to its end.
     """
@@ -43,12 +43,12 @@ class Outcome:
         return self.baselines.centralised[-1] - self.accuracy
 
 
-def label_counts(federation: Federation) -> dict[str, tuple[int, ...]]:
+def label_counts(population: Population) -> dict[str, tuple[int, ...]]:
     """How many training examples of each class each client holds."""
-    num_classes = federation.train.num_classes
+    num_classes = population.num_classes or 0
     return {
-        shard.client: tuple(np.bincount(shard.train.y, minlength=num_classes).tolist())
-        for shard in federation.shards
+        name: tuple(np.bincount(population.examples.y[shard], minlength=num_classes).tolist())
+        for name, shard in zip(population.names, population.shards, strict=True)
     }
 
 
@@ -71,7 +71,7 @@ def holdings(counts: dict[str, tuple[int, ...]]) -> RenderableType:
     return table
 
 
-def summary(outcome: Outcome) -> RenderableType:
+def summary(outcome: DemoResult) -> RenderableType:
     """The report's text: federated beside centralised and beside each client alone."""
     settings, baselines = outcome.settings, outcome.baselines
     table = Table(box=None, pad_edge=False, show_header=False)

@@ -4,6 +4,7 @@ The defaults were chosen by `benchmarks/demo_settings.py`, which repeats them ov
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 from fedloom.protocol.errors import UsageError
 
@@ -35,6 +36,22 @@ class DemoSettings:
     batch_size: int
     learning_rate: float
     seed: int = 0
+
+    @property
+    def run(self) -> dict[str, Any]:
+        """The run that the demo submits, as its run.toml has it."""
+        return {
+            "name": "demo",
+            "rounds": self.rounds,
+            "seed": self.seed,
+            "evaluate": True,
+            "cohort": {"goal": self.num_clients, "quorum": self.num_clients},
+            "train": {
+                "epochs": self.epochs,
+                "batch_size": self.batch_size,
+                "learning_rate": self.learning_rate,
+            },
+        }
 
     def __post_init__(self) -> None:
         for name in ("num_clients", "rounds", "epochs", "batch_size"):

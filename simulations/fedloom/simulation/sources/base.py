@@ -111,19 +111,20 @@ def check_test(test: float) -> float:
     return test
 
 
-def keep_for_test(loaded: Loaded, *, test: float, seed: int) -> Loaded:
+def keep_for_test(loaded: Loaded, *, test: float, seed: int, purpose: str = "test") -> Loaded:
     """Take a fraction of the examples, of each class alike, away from the clients.
 
     Args:
         loaded: without test examples.
         test: the fraction; 0 for none.
         seed: the experiment's.
+        purpose: names the stream that examples are drawn from.
     """
     if not check_test(test):
         return loaded
     y = loaded.train.y
     classes = y if loaded.num_classes is not None and y.ndim == 1 else np.zeros(len(y), np.int64)
-    generator = stream(seed, "test")
+    generator = stream(seed, purpose)
     chosen = np.zeros(len(y), np.bool_)
     for label in np.unique(classes):
         members = generator.permutation(np.flatnonzero(classes == label))

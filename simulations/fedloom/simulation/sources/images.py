@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from fedloom.protocol.errors import UsageError
 from fedloom.simulation.data.population import Examples
-from fedloom.simulation.sources import idx, shards
+from fedloom.simulation.sources import idx
 from fedloom.simulation.sources.base import Loaded, check_test, keep_for_test
 from fedloom.simulation.sources.download import (
     CIFAR10,
@@ -50,8 +50,16 @@ def digits(*, seed: int, test: float = 0.2) -> Loaded:
         seed: the experiment's.
         test: fraction of each class for the test in one place.
     """
-    whole = shards.digits()
-    loaded = Loaded(train=Examples(x=whole.x, y=whole.y), num_classes=whole.num_classes)
+    try:
+        from sklearn.datasets import load_digits  # noqa: PLC0415 - other sources do without
+    except ImportError as error:
+        raise UsageError(
+            "The digits come with scikit-learn, which is not installed. "
+            "Install it with: pip install 'fedloom[sim]'"
+        ) from error
+    pixels, labels = load_digits(return_X_y=True)
+    x = (pixels / 16.0).astype(np.float32).reshape(-1, 1, 8, 8)
+    loaded = Loaded(train=Examples(x=x, y=labels.astype(np.int64)), num_classes=10)
     return keep_for_test(loaded, test=check_test(test), seed=seed)
 
 
@@ -148,12 +156,9 @@ def cifar100(*, folder: str | None = None, download: bool = False) -> Loaded:
 
 
 def _from_mnist_layout(folder: Path) -> Loaded:
-    train, test = shards.mnist(folder)
-    return Loaded(
-        train=Examples(x=train.x, y=train.y),
-        test=Examples(x=test.x, y=test.y),
-        num_classes=train.num_classes,
-    )
+    train, test = (_examples(*idx.read_pair(folder, part)) for part in idx.PARTS)
+    num_classes = int(max(train.y.max(), test.y.max())) + 1
+    return Loaded(train=train, test=test, num_classes=num_classes)
 
 
 def _examples(images: NDArray[np.uint8], labels: NDArray[np.uint8]) -> Examples:

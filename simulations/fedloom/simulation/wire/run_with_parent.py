@@ -1,10 +1,9 @@
-"""Runs a module until it ends, or until the process that wants it does, however that came about.
+"""Run a module until it ends, or until its parent process does, even by SIGKILL.
 
-    python -m fedloom.simulation.demo.kept 4711 fedloom.cli.main server run
+    python -m fedloom.simulation.wire.run_with_parent 4711 fedloom.cli.main server run
 
-A parent that is killed tells nobody, so its child looks whether it still is whose child it is. Not
-by a pipe: what else the parent forks would hold its other end too. Nor by prctl: it is Linux' own,
-and goes by the parent's thread.
+The child polls its parent's process id. Not a pipe: what else the parent forks would hold its other
+end, too. Nor prctl: it exists on Linux alone, and follows the parent's thread.
 """
 
 import os
@@ -14,9 +13,9 @@ import sys
 import threading
 import time
 
-LOOK_S = 0.5
+POLL_S = 0.5
 STOP_S = 5.0
-"""From SIGTERM, by which a server leaves its files whole, to the end of who does not heed it."""
+"""From SIGTERM, on which a server leaves its files whole, to SIGKILL for what ignores it."""
 
 
 def main() -> None:
@@ -29,7 +28,7 @@ def main() -> None:
 
 def _end_with(parent: int) -> None:
     while os.getppid() == parent:
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(STOP_S)
     os._exit(1)

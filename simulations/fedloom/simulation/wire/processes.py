@@ -1,6 +1,6 @@
-"""The demo's real processes: each command as a person would type it, shown before it runs.
+"""Commands and long-running processes of a federation on this machine.
 
-Invariant: those that are kept end with this process, however it ends.
+Invariant: the processes that are kept end with this one, however it ends.
 """
 
 import json
@@ -17,15 +17,13 @@ from rich.console import Console
 
 from fedloom.protocol.errors import UnavailableError
 
-ANY_PORT = "127.0.0.1:0"
-"""The system gives one as it is bound: who looked for a free one before would find it taken."""
 STOP_S = 15.0
 _CLI = (sys.executable, "-m", "fedloom.cli.main")
-_KEPT = (sys.executable, "-m", "fedloom.simulation.demo.kept")
+_WITH_PARENT = (sys.executable, "-m", "fedloom.simulation.wire.run_with_parent")
 
 
-class Stage:
-    """Where the demo plays: runs commands, keeps processes, ends them all in the end.
+class LocalProcesses:
+    """Runs commands, keeps processes running, and ends them all when it is left.
 
     Args:
         folder: state, shards and logs go here.
@@ -93,14 +91,14 @@ class Stage:
         """Run a module until this process ends, even by SIGKILL; its output goes to NAME.log."""
         with (self.folder / f"{name}.log").open("wb") as log:
             self._running[name] = subprocess.Popen(  # noqa: S603 - our own commands
-                [*_KEPT, str(os.getpid()), module, *words], stdout=log, stderr=log
+                [*_WITH_PARENT, str(os.getpid()), module, *words], stdout=log, stderr=log
             )
 
     def check(self) -> None:
-        """Is everybody still there?
+        """Check that every process is still running.
 
         Raises:
-            UnavailableError: a process has ended; says whose log to read.
+            UnavailableError: one has ended; names its log.
         """
         for name, process in self._running.items():
             if process.poll() is not None:
@@ -114,11 +112,11 @@ class Stage:
         """Wait until a process has made a file.
 
         Raises:
-            UnavailableError: it did not come.
+            UnavailableError: there is none in time.
         """
         deadline = time.monotonic() + wait_s
         while not path.exists():
             self.check()
             if time.monotonic() > deadline:
-                raise UnavailableError(f"Expected {path} within {wait_s:.0f} s, got none.")
+                raise UnavailableError(f"No {path} after {wait_s:.0f} s.")
             time.sleep(0.02)

@@ -14,7 +14,10 @@ words = [sys.executable, "-c", sys.argv[1], str(os.getpid()), "timeit", *sys.arg
 print(subprocess.Popen(words, stdout=subprocess.PIPE).stdout.readline().decode(), flush=True)
 time.sleep(600)
 """
-KEPT = "from fedloom.simulation.demo import kept; kept.LOOK_S = kept.STOP_S = 0.1; kept.main()"
+KEPT = (
+    "from fedloom.simulation.wire import run_with_parent as module; "
+    "module.POLL_S = module.STOP_S = 0.1; module.main()"
+)
 SAYS = "print('there', flush=True)"
 SLEEPS = "import time; time.sleep(600)"
 LEAVES = "import os, signal; signal.signal(15, lambda *_: (os.mkdir({!r}), os._exit(0)))"
@@ -30,7 +33,7 @@ def ended(processes):
 
 
 def orphaned(prepared):
-    """A kept process, as it was when its parent was killed."""
+    """A process whose parent was killed."""
     statements = ("-n1", "-s", f"{prepared}; {SAYS}", SLEEPS)
     words = [sys.executable, "-c", PARENT, KEPT, *statements]
     with subprocess.Popen(words, stdout=subprocess.PIPE) as parent:
@@ -41,19 +44,19 @@ def orphaned(prepared):
 
 
 def test_ends_as_by_sigterm_when_its_parent_is_killed(tmp_path):
-    """What it does when it is told to end, it does."""
+    """Its signal handler runs."""
     left = tmp_path / "left"
     assert ended([orphaned(LEAVES.format(str(left)))])
     assert left.exists()
 
 
-def test_ends_also_where_it_does_not_heed_sigterm():
-    """Nobody is left who would press Ctrl-C again."""
+def test_a_process_that_ignores_sigterm_is_ended():
+    """No one is left to press Ctrl-C again."""
     assert ended([orphaned(HOLDS_OUT)])
 
 
-def test_ends_where_its_parent_has_ended_before_it_looked():
-    """A parent that is killed at once is nobody's parent any more."""
+def test_ends_where_its_parent_ended_first():
+    """A parent that is killed at once is gone at the first poll."""
     with subprocess.Popen([sys.executable, "-c", ""]) as gone:
         pass
     words = [sys.executable, "-c", KEPT, str(gone.pid), "timeit", "-n1", SLEEPS]
@@ -63,7 +66,7 @@ def test_ends_where_its_parent_has_ended_before_it_looked():
 
 def test_runs_a_module_as_python_does():
     """With its arguments, its output and its exit code, while the parent is there."""
-    module = [sys.executable, "-m", "fedloom.simulation.demo.kept", str(os.getpid())]
+    module = [sys.executable, "-m", "fedloom.simulation.wire.run_with_parent", str(os.getpid())]
     words = ["fedloom.cli.main", "nothing"]
     kept = subprocess.run([*module, *words], capture_output=True, check=False)
     plain = subprocess.run([sys.executable, "-m", *words], capture_output=True, check=False)
