@@ -94,11 +94,12 @@ def main():
 
 def stored(encoded):
     """What a container would declare of the arrays."""
-    from fedloom.protocol.codecs import Stored  # noqa: PLC0415 - beside what uses it
+    from fedloom.protocol.codecs import ArrayInfo  # noqa: PLC0415 - beside what uses it
     from fedloom.protocol.tensors.container import dtype_name  # noqa: PLC0415
 
     return {
-        role: Stored(dtype_name(array.dtype), array.shape) for role, array in encoded.arrays.items()
+        role: ArrayInfo(dtype_name(array.dtype), array.shape)
+        for role, array in encoded.arrays.items()
     }
 
 

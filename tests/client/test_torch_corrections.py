@@ -13,7 +13,7 @@ from fedloom.client.torch import TorchClient, parameters
 from fedloom.client.torch.rules.corrections import corrections
 from fedloom.client.training.client_rule import RuleContext
 from fedloom.protocol.tensors.file_arrays import Scratch
-from fedloom.strategies import At, ClientRule, FedProx, client_rule
+from fedloom.strategies import ClientRule, FedProx, TensorAtStep, client_rule
 from fedloom.strategies.exact.lazy_arrays import BLOCK
 from support.tasks import task
 
@@ -68,7 +68,7 @@ def expected(rule, param, local, name="w", anchor=None):
     tensors = [
         {s: torch.from_numpy(a).to(param) for s, a in of.items()} for of in (received, memory)
     ]
-    at = At(param=param.detach(), anchor=anchor, received=tensors[0], memory=tensors[1])
+    at = TensorAtStep(param=param.detach(), anchor=anchor, received=tensors[0], memory=tensors[1])
     return rule.gradient(param.grad.clone(), at)
 
 

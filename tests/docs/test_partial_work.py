@@ -15,7 +15,7 @@ from fedloom.client.torch import TorchClient, parameters
 from fedloom.protocol.tensors.container import write_file
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server.planning.spec import parse
-from fedloom.strategies import Departures
+from fedloom.strategies import PartialWork
 
 PAGE = (Path(__file__).parents[2] / "docs" / "strategies" / "partial-work.md").read_text("utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
@@ -37,7 +37,7 @@ def test_the_table_is_one_that_a_run_takes():
 
 def test_it_names_every_setting():
     """And no other is left out."""
-    for field in fields(Departures):
+    for field in fields(PartialWork):
         assert f"| `{field.name}` |" in PAGE, field.name
 
 

@@ -24,15 +24,15 @@ from fedloom.strategies import (
     FedAvgM,
     FedYogi,
     Full,
+    LocalWork,
     Partial,
     State,
     TensorSpec,
-    Work,
     exponent,
     weight_units,
 )
 from fedloom.strategies.algorithms.qfedavg import QFedAvg
-from fedloom.strategies.client_rules import Trained
+from fedloom.strategies.client_rules import TrainedTensor
 from fedloom.strategies.exact.partial import SCALAR
 
 theirs = pytest.importorskip("flwr.server.strategy")
@@ -171,9 +171,9 @@ def test_starting_v_at_tau_squared_matters_little():
 def sent(strategy, delta, model, new):
     """What q-FedAvg's device sends, with the loss and the rate that flwr is given."""
     norm = math.sqrt(sum(float(np.square(new[n] - model[n]).sum()) for n in model))
-    work = Work(steps=1, learning_rate=0.1, num_examples=1, initial_loss=1.5, norm=norm)
+    work = LocalWork(steps=1, learning_rate=0.1, num_examples=1, initial_loss=1.5, norm=norm)
     rule = strategy.rule
-    at = Trained(delta=delta, received={}, memory={}, full_gradient=None, work=work)
+    at = TrainedTensor(delta=delta, received={}, memory={}, full_gradient=None, work=work)
     return rule.after(at).groups[DELTA], rule.numbers(work)
 
 

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedloom.strategies import Departures, LocalTraining, RoundSettings
+from fedloom.strategies import LocalTraining, PartialWork, RoundSettings
 
 NAMES = [f"layer.{i}.{kind}" for i in range(10) for kind in ("weight", "bias", "lora_a", "lora_b")]
 
 
 def test_nothing_departs_by_default():
     """Whole models, all tensors, to the end."""
-    plain = Departures()
+    plain = PartialWork()
     assert (plain.special, plain.uneven) == ((), "")
     assert plain.tensors(NAMES, 7) == set(NAMES)
     assert plain.width("site-a") == 1.0
@@ -21,16 +21,16 @@ def test_nothing_departs_by_default():
 
 def test_patterns_choose_tensors():
     """As a shell matches names; any of several patterns will do."""
-    chosen = Departures(only=["*lora*", "layer.9.*"]).tensors(NAMES, 0)
+    chosen = PartialWork(only=["*lora*", "layer.9.*"]).tensors(NAMES, 0)
     assert chosen == {n for n in NAMES if "lora" in n or n.startswith("layer.9.")}
     with pytest.raises(ValueError, match=r"train\.only to match .*\['\*adapter\*'\], which match"):
-        Departures(only=["*adapter*"]).tensors(NAMES, 0)
+        PartialWork(only=["*adapter*"]).tensors(NAMES, 0)
 
 
 @given(share=st.floats(0.01, 1.0), seed=st.integers(0, 2**64 - 1))
 def test_a_share_of_tensors_is_drawn_by_the_seed(share, seed):
     """Always as many, whatever order they come in, and never none."""
-    departures = Departures(tensor_share=share)
+    departures = PartialWork(tensor_share=share)
     drawn = departures.tensors(NAMES, seed)
     assert len(drawn) == max(1, round(share * len(NAMES)))
     assert drawn == departures.tensors(reversed(NAMES), seed)
@@ -38,14 +38,14 @@ def test_a_share_of_tensors_is_drawn_by_the_seed(share, seed):
 
 def test_every_tensor_has_its_turn():
     """Half of the tensors in each of 200 rounds: each in 100 of them, within four deviations."""
-    departures = Departures(tensor_share=0.5)
+    departures = PartialWork(tensor_share=0.5)
     counts = Counter(name for seed in range(200) for name in departures.tensors(NAMES, seed))
     assert all(abs(counts[name] - 100) < 4 * 7.1 for name in NAMES)
 
 
 def test_widths_are_drawn_by_name_for_good():
     """In their shares: of 1000 clients half have the width that is listed twice."""
-    departures = Departures(widths=[1.0, 0.5, 0.25, 0.5])
+    departures = PartialWork(widths=[1.0, 0.5, 0.25, 0.5])
     drawn = {f"client-{n}": departures.width(f"client-{n}") for n in range(1000)}
     assert drawn == {name: departures.width(name) for name in drawn}
     counts = Counter(drawn.values())
@@ -82,4 +82,4 @@ BAD = [
 def test_settings_that_cannot_be_are_refused(settings, error, message):
     """The message says what was expected."""
     with pytest.raises(error, match=message):
-        Departures(**settings)
+        PartialWork(**settings)

@@ -5,13 +5,13 @@ import pytest
 
 from fedloom.strategies import (
     DELTA,
-    At,
     FedProx,
     Full,
     LocalTraining,
     Partial,
     Plain,
     RoundSettings,
+    TensorAtStep,
     TensorSpec,
     client_rule,
     exponent,
@@ -29,7 +29,9 @@ def local(params, shard, settings, rule):
         errors = inputs @ trained["w"] + trained["b"] - targets
         gradients = {"w": inputs.T @ errors / len(targets), "b": errors.mean()}
         for name, gradient in gradients.items():
-            stepped = rule.gradient(gradient, At(param=trained[name], anchor=params[name]))
+            stepped = rule.gradient(
+                gradient, TensorAtStep(param=trained[name], anchor=params[name])
+            )
             trained[name] = trained[name] - settings.learning_rate * stepped
     return trained
 
@@ -88,7 +90,7 @@ def test_fedprox_reaches_the_proximal_optimum():
     anchor = np.array([0.0, 1.0, -2.0])
     x = anchor
     for _ in range(400):
-        x = x - 0.1 * rule.gradient(a * (x - c), At(param=x, anchor=anchor))
+        x = x - 0.1 * rule.gradient(a * (x - c), TensorAtStep(param=x, anchor=anchor))
     np.testing.assert_allclose(x, (a * c + 0.5 * anchor) / (a + 0.5), rtol=1e-12)
 
 
@@ -96,9 +98,9 @@ def test_fedprox_without_weight_is_plain():
     """Mu = 0 leaves the gradient what it was."""
     grad, param = np.array([1.0, -2.0]), np.array([3.0, 4.0])
     np.testing.assert_array_equal(
-        FedProx(mu=0).gradient(grad, At(param=param, anchor=0 * param)), grad
+        FedProx(mu=0).gradient(grad, TensorAtStep(param=param, anchor=0 * param)), grad
     )
-    assert Plain().gradient(grad, At(param=param, anchor=param)) is grad
+    assert Plain().gradient(grad, TensorAtStep(param=param, anchor=param)) is grad
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedavgm", "fedadagrad", "fedadam", "fedyogi"])

@@ -12,10 +12,10 @@ from fedloom.client.training.client_rule import RuleContext, apply_rule
 from fedloom.protocol.updates.message import TensorPart
 from fedloom.strategies import (
     DELTA,
-    At,
     Full,
     Partial,
     RoundSettings,
+    TensorAtStep,
     TensorSpec,
     exponent,
     weight_units,
@@ -64,7 +64,9 @@ class Quadratics:
         got, kept = local.slots_of(rule, "x", x.shape)
         y = x.copy()
         for _ in range(self.steps[client]):
-            at = At(param=y, anchor=x, received=got, memory=kept, full_gradient=full_gradient)
+            at = TensorAtStep(
+                param=y, anchor=x, received=got, memory=kept, full_gradient=full_gradient
+            )
             y = y - self.learning_rate * rule.gradient(self.a[client] * (y - self.c[client]), at)
         settings = RoundSettings(
             epochs=None, steps=1, batch_size=0, learning_rate=self.learning_rate

@@ -31,7 +31,7 @@ from fedloom.client.api import Client, Metrics, Params, Task, Trained
 from fedloom.client.data import Growing, Shard, as_shard
 from fedloom.client.training.length import StopRule
 from fedloom.protocol.errors import UsageError
-from fedloom.strategies import At, ClientRule
+from fedloom.strategies import ClientRule, TensorAtStep
 
 Array: TypeAlias = NDArray[Any]
 Gradient: TypeAlias = Callable[[Params, Array, Array], tuple[float, Mapping[str, Array]]]
@@ -199,7 +199,7 @@ class GradientClient(_NumpyClient):
         task.local.trainable = frozenset(floats - task.local.personal.kept(params))
         if task.rule.needs_loss or task.rule.needs_gradient:
             self._survey(params, task, shard)
-        ats: dict[str, At] = {}
+        ats: dict[str, TensorAtStep] = {}
         if type(task.rule).gradient is not ClientRule.gradient:  # else nobody looks at the copies
             ats = {n: _at(task, n, params[n]) for n in task.local.trainable}
         total, seen, trained = 0.0, 0, set[str]()
@@ -313,13 +313,13 @@ def refuse_module_settings(task: Task) -> None:
             )
 
 
-def _at(task: Task, name: str, param: Array) -> At:
+def _at(task: Task, name: str, param: Array) -> TensorAtStep:
     received, memory = task.local.slots_of(task.rule, name, param.shape)
 
     def like(slots: dict[str, Array]) -> dict[str, Array]:
         return {slot: np.asarray(array, param.dtype) for slot, array in slots.items()}
 
-    return At(
+    return TensorAtStep(
         param=param,
         anchor=np.array(param) if task.rule.needs_anchor else None,
         received=like(received),

@@ -20,7 +20,7 @@ from fedloom.simulation.output.progress import Progress
 from fedloom.simulation.output.summary import summary
 from fedloom.simulation.training.simulator import Simulation
 from fedloom.simulation.workers.failures import NO_ROOM
-from fedloom.strategies.privacy import told
+from fedloom.strategies.privacy import claim_lines
 
 OnRound = Callable[[RoundRecord], bool | None]
 CHECKPOINT = "checkpoint.safetensors"
@@ -76,7 +76,7 @@ def simulate(
             tracked = stack.enter_context(write_folder.trackers(folder, experiment, before))
             listeners = [folder.append, tracked.append, *listeners]
         if show and (plan := experiment.spec.privacy_plan()) is not None:
-            console.print("\n".join(told(plan.claim())), style="dim", markup=False)
+            console.print("\n".join(claim_lines(plan.claim())), style="dim", markup=False)
         records, stopped = _rounds(simulation, before, listeners, console if show else None)
         result = Result(
             records=tuple(records),

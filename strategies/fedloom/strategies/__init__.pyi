@@ -18,13 +18,13 @@ from .algorithms.scaffold import ScaffoldRule as ScaffoldRule  # [own rule] scaf
 from .base import ServerOptimizer as ServerOptimizer
 from .base import Strategy as Strategy
 from .base import reduced as reduced
-from .client_rules import At as At
 from .client_rules import ClientRule as ClientRule
 from .client_rules import FedProx as FedProx  # [rule] fedprox
+from .client_rules import LocalWork as LocalWork
 from .client_rules import Plain as Plain  # [rule] plain
-from .client_rules import Sent as Sent
-from .client_rules import Trained as Trained
-from .client_rules import Work as Work
+from .client_rules import SentTensor as SentTensor
+from .client_rules import TensorAtStep as TensorAtStep
+from .client_rules import TrainedTensor as TrainedTensor
 from .exact.partial import DELTA as DELTA
 from .exact.partial import Coverage as Coverage
 from .exact.partial import Full as Full
@@ -48,7 +48,7 @@ from .optimizers.blockwise import blockwise as blockwise
 from .optimizers.fedavg import FedAvg as FedAvg  # [strategy] fedavg
 from .optimizers.fedlamb import FedLamb as FedLamb  # [strategy] fedlamb
 from .optimizers.schedules import Schedule as Schedule
-from .partial_work import Departures as Departures
+from .partial_work import PartialWork as PartialWork
 from .personal.settings import Personal as Personal
 from .privacy import Privacy as Privacy
 from .registry import AGGREGATIONS as AGGREGATIONS

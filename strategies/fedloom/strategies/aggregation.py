@@ -130,6 +130,6 @@ class Mean:
 
         A round's own are those of its `Partial`, which are exact.
         """
-        from fedloom.strategies.robust.base import Lazy, weighted  # noqa: PLC0415 - builds on this
+        from fedloom.strategies.robust.base import LazyMeans, weighted  # noqa: PLC0415 - builds on this
 
-        return Lazy(updates, weighted(updates.weights))
+        return LazyMeans(updates, weighted(updates.weights))

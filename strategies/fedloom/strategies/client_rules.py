@@ -29,7 +29,7 @@ from fedloom.strategies.exact.partial import DELTA
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class At:
+class TensorAtStep:
     """One trained tensor, at a step of local training; of numpy or of torch.
 
     Attributes:
@@ -49,7 +49,7 @@ class At:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class LocalWork:
     """What a device did in a round.
 
     Attributes:
@@ -68,16 +68,16 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trained:
+class TrainedTensor:
     """One trained tensor, when local training is over; numpy, in the tensor's shape.
 
     For a rule that says it is `elementwise`, it may be a piece of one, of one dimension.
 
     Attributes:
         delta: trained less received parameters.
-        received: as in `At`.
-        memory: as in `At`.
-        full_gradient: as in `At`.
+        received: as in `TensorAtStep`.
+        memory: as in `TensorAtStep`.
+        full_gradient: as in `TensorAtStep`.
         work: what was done.
     """
 
@@ -85,11 +85,11 @@ class Trained:
     received: Mapping[str, NDArray[Any]]
     memory: Mapping[str, NDArray[Any]]
     full_gradient: NDArray[Any] | None
-    work: Work
+    work: LocalWork
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sent:
+class SentTensor:
     """What becomes of one tensor after training.
 
     Attributes:
@@ -119,13 +119,12 @@ class ClientRule:
     scalars: ClassVar[tuple[str, ...]] = ()
     """Numbers that are sent."""
     needs_loss: ClassVar[bool] = False
-    """Whether `Work.initial_loss` is asked for: one more pass over the examples."""
+    """Whether `LocalWork.initial_loss` is asked for: one more pass over the examples."""
     needs_gradient: ClassVar[bool] = False
     """Whether `full_gradient` is asked for: one more pass over the examples."""
 
     needs_anchor: ClassVar[bool] = True
-    """Whether `gradient` looks at `At.anchor`: where it does not, a device keeps no copy of the
-    model for it."""
+    """Whether `gradient` reads `TensorAtStep.anchor`; if not, a device keeps no copy of the model."""
 
     elementwise: ClassVar[bool] = False
     """Whether `gradient` and `after` make each value of those in the same place alone, as plain
@@ -140,7 +139,7 @@ class ClientRule:
         """Return the settings that rebuild this rule in the registry."""
         return {field.name: float(getattr(self, field.name)) for field in fields(self)}
 
-    def gradient(self, grad: Any, at: At) -> Any:  # noqa: ARG002 - what subclasses use
+    def gradient(self, grad: Any, at: TensorAtStep) -> Any:  # noqa: ARG002 - what subclasses use
         """Return the gradient to step with, for one tensor.
 
         Args:
@@ -149,11 +148,11 @@ class ClientRule:
         """
         return grad
 
-    def after(self, at: Trained) -> Sent:
+    def after(self, at: TrainedTensor) -> SentTensor:
         """Return what to send and to remember of one tensor with gradients."""
-        return Sent(groups={DELTA: at.delta})
+        return SentTensor(groups={DELTA: at.delta})
 
-    def numbers(self, work: Work) -> dict[str, float]:  # noqa: ARG002 - what subclasses use
+    def numbers(self, work: LocalWork) -> dict[str, float]:  # noqa: ARG002 - what subclasses use
         """Return the scalars to send."""
         return {}
 
@@ -195,6 +194,6 @@ class FedProx(ClientRule):
     def __post_init__(self) -> None:
         check_number("mu", self.mu, at_least=0)
 
-    def gradient(self, grad: Any, at: At) -> Any:
+    def gradient(self, grad: Any, at: TensorAtStep) -> Any:
         """Return grad + mu · (param - anchor)."""
         return grad + self.mu * (at.param - at.anchor)

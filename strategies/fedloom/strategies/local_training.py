@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
 from fedloom.strategies.checks import check_count, check_number
-from fedloom.strategies.partial_work import Departures
+from fedloom.strategies.partial_work import PartialWork
 
 Scaling: TypeAlias = Literal["none", "linear"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RoundSettings(Departures):
-    """What one round's clients are told; beside it what `Departures` has.
+class RoundSettings(PartialWork):
+    """What one round's clients are told; beside it what `PartialWork` has.
 
     Attributes:
         epochs: passes over the local examples, or None where `steps` counts.
@@ -37,8 +37,8 @@ class RoundSettings(Departures):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LocalTraining(Departures):
-    """How clients train, over a whole run; beside it what `Departures` has.
+class LocalTraining(PartialWork):
+    """How clients train, over a whole run; beside it what `PartialWork` has.
 
     `steps=1, batch_size=None` makes FedAvg FedSGD.
 
@@ -70,7 +70,7 @@ class LocalTraining(Departures):
     base_batch_size: int | None = None
 
     def __post_init__(self) -> None:
-        Departures.__post_init__(self)
+        PartialWork.__post_init__(self)
         if (self.epochs is None) == (self.steps is None):
             raise ValueError(
                 f"Expected either epochs or steps, got epochs={self.epochs}, steps={self.steps}."

@@ -31,7 +31,7 @@ from fedloom.strategies.checks import check_count, check_number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Departures:
+class PartialWork:
     """Settings that change what plain local training does; none of them by default.
 
     Attributes:
@@ -82,7 +82,7 @@ class Departures:
     @property
     def special(self) -> tuple[str, ...]:
         """Names of the settings that are not as by default."""
-        found = ((field.name, field.default) for field in fields(Departures))
+        found = ((field.name, field.default) for field in fields(PartialWork))
         return tuple(name for name, default in found if getattr(self, name) != default)
 
     @property
@@ -94,7 +94,7 @@ class Departures:
 
     def departures(self) -> dict[str, Any]:
         """Return these settings alone, by name."""
-        return {field.name: getattr(self, field.name) for field in fields(Departures)}
+        return {field.name: getattr(self, field.name) for field in fields(PartialWork)}
 
     def matching(self, names: Iterable[str]) -> frozenset[str]:
         """Return the tensors that any client may train and send.

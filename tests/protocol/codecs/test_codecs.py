@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedloom.protocol.codecs import CODECS, Sequential, Stored, codec, decode, held, stream
+from fedloom.protocol.codecs import CODECS, ArrayInfo, Sequential, codec, decode, held, stream
 from fedloom.protocol.codecs.base import WORK
 from fedloom.protocol.codecs.draws import Words64
 from fedloom.protocol.codecs.low_rank import orthonormal
@@ -43,7 +43,7 @@ def made(shape, seed, scale=0.01):
 def stored(encoded, method):
     """What a container declares of the arrays."""
     dtype = {"bf16": "BF16"}.get(method.name)
-    return {r: Stored(dtype or dtype_name(a.dtype), a.shape) for r, a in encoded.arrays.items()}
+    return {r: ArrayInfo(dtype or dtype_name(a.dtype), a.shape) for r, a in encoded.arrays.items()}
 
 
 def inspected(method, shape, arrays, declared, step=1 << 20):
@@ -66,7 +66,7 @@ def refusal(method, shape, arrays, declared=None):
 
 
 def of_arrays(arrays):
-    return {role: Stored(dtype_name(a.dtype), a.shape) for role, a in arrays.items()}
+    return {role: ArrayInfo(dtype_name(a.dtype), a.shape) for role, a in arrays.items()}
 
 
 shapes = st.tuples(st.integers(1, 40), st.integers(1, 60))
@@ -430,10 +430,10 @@ def test_sizes_and_types_must_follow_from_the_shape(method):
             continue
         wrong = (array.shape[0] + 1, *array.shape[1:])
         with pytest.raises(Refusal) as caught:
-            method.check(shape, declared | {role: Stored(array.dtype, wrong)})
+            method.check(shape, declared | {role: ArrayInfo(array.dtype, wrong)})
         assert caught.value.code is Code.WRONG_SHAPE
         with pytest.raises(Refusal) as caught:
-            method.check(shape, declared | {role: Stored("F64", array.shape)})
+            method.check(shape, declared | {role: ArrayInfo("F64", array.shape)})
         assert caught.value.code is Code.WRONG_DTYPE
 
 

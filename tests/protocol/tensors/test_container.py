@@ -16,7 +16,7 @@ from fedloom.protocol.errors import Code, IntegrityError, Refusal, UsageError
 from fedloom.protocol.tensors import container
 from fedloom.protocol.tensors.container import (
     DTYPES,
-    Entry,
+    TensorEntry,
     build_header,
     narrow,
     parse_header,
@@ -204,7 +204,7 @@ def test_nesting_around_the_recursion_limit_is_refused(depth, pair):
 def tampered(draw):
     """A good header with one piece of its text replaced."""
     entries = [
-        Entry(name, draw(st.sampled_from(sorted(DTYPES))), tuple(draw(SHAPES)))
+        TensorEntry(name, draw(st.sampled_from(sorted(DTYPES))), tuple(draw(SHAPES)))
         for name in draw(st.lists(NAMES, max_size=3, unique=True))
     ]
     raw = build_header(entries)[0][8:]
@@ -232,7 +232,7 @@ def test_whatever_is_accepted_the_library_accepts_too(header):
 def test_headers_that_are_built_parse_to_their_own_layout(entries):
     """Building and parsing agree; every tensor is aligned, and the whole without a hole."""
     raw, layout = build_header(
-        Entry(f"{n}", dtype, shape) for n, (dtype, shape) in enumerate(entries)
+        TensorEntry(f"{n}", dtype, shape) for n, (dtype, shape) in enumerate(entries)
     )
     assert layout == parse_header(raw[8:])
     assert layout.data_start == len(raw)

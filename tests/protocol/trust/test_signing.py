@@ -8,8 +8,8 @@ from fedloom.protocol.errors import Code, IntegrityError, Refusal
 from fedloom.protocol.trust.signing import (
     MAX_CHAIN,
     Addressee,
-    Opened,
     Signer,
+    VerifiedOffer,
     Verifier,
     open_offer,
     signed_offer,
@@ -136,7 +136,7 @@ def test_an_offer_gives_back_the_task_that_went_in():
     """To whom it is for."""
     signer = Signer.new()
     offer = signed_offer(signer, ME, TASK, 7)
-    assert open_offer(Verifier({signer.public}), ME, offer) == Opened(TASK, 7)
+    assert open_offer(Verifier({signer.public}), ME, offer) == VerifiedOffer(TASK, 7)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from fedloom.protocol.errors import UsageError
 from fedloom.simulation.api import simulate
 from fedloom.simulation.clock.devices import Devices
 from fedloom.simulation.wire.harness import over_the_wire
-from fedloom.strategies import Departures
+from fedloom.strategies import PartialWork
 from support.experiments import experiment, population
 
 TRAIN = {"epochs": 2, "batch_size": 4, "learning_rate": 0.1}
@@ -66,7 +66,7 @@ def test_each_coordinate_is_averaged_over_the_clients_that_cover_it():
     described = experiment(data=data, goal=4, rounds=1, train=train, kernel="resident")
     before = parameters(described.model())
     result = simulate(described, show=False).params
-    is_wide = [Departures(widths=widths).width(name) == 1.0 for name in data.names]
+    is_wide = [PartialWork(widths=widths).width(name) == 1.0 for name in data.names]
     assert 0 < sum(is_wide) < 4
     alone = [_alone(data, client, train) for client in range(4)]
     sizes = data.sizes.astype(np.float64)
@@ -109,7 +109,7 @@ def test_a_client_of_ones_own_follows_widths_and_patterns(only):
     described = experiment(data=data, client=Sliced, goal=6, rounds=1, train=train)
     before = parameters(described.model())
     after = simulate(described, show=False).params
-    wide = [Departures(widths=[1.0, 0.5]).width(name) == 1.0 for name in data.names]
+    wide = [PartialWork(widths=[1.0, 0.5]).width(name) == 1.0 for name in data.names]
     moved = after["0.bias"] - before["0.bias"]
     np.testing.assert_allclose(moved[:4], 3.5, atol=1e-6)
     numbers = [number for number, is_wide in enumerate(wide, 1) if is_wide]

@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from fedloom.strategies.privacy import MissingAccountant, Privacy, accounting, plan, told
+from fedloom.strategies.privacy import MissingAccountant, Privacy, accounting, claim_lines, plan
 from fedloom.strategies.privacy.settings import noise_of_values
 
 GOOD = {"clip": 1.0, "noise_multiplier": 10.0, "delta": 1e-5}
@@ -50,7 +50,7 @@ def test_a_claim_says_all_that_it_hangs_on():
     settings = Privacy(
         clip=0.5, target_epsilon=8.0, delta=1e-5, population=1000, sampling="poisson"
     )
-    text = "\n".join(told(plan(settings, goal=20, rounds=50).claim()))
+    text = "\n".join(claim_lines(plan(settings, goal=20, rounds=50).claim()))
     for part in (
         "epsilon 8", "delta 1e-05", "one client", "whoever sees the models", "server: trusted",
         "each of 1000 clients", "20/1000", "norm of 0.5", "budget of 8", "add-or-remove",
@@ -58,9 +58,9 @@ def test_a_claim_says_all_that_it_hangs_on():
     ):  # fmt: skip
         assert part in text, part
     local = Privacy(mechanism="local", clip=0.5, noise_multiplier=4.0, delta=1e-5)
-    assert "the server included" in "\n".join(told(plan(local, goal=20, rounds=5).claim()))
+    assert "the server included" in "\n".join(claim_lines(plan(local, goal=20, rounds=5).claim()))
     seeded = Privacy(**GOOD, noise="seed")
-    assert "take the noise away" in "\n".join(told(plan(seeded, goal=20, rounds=5).claim()))
+    assert "take the noise away" in "\n".join(claim_lines(plan(seeded, goal=20, rounds=5).claim()))
 
 
 def test_a_plan_stops_at_its_budget():

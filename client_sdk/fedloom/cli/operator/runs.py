@@ -111,12 +111,12 @@ def describe(spec: Path, directory: Path) -> None:
 
 
 def _show_claim(claim: dict[str, Any] | None) -> None:
-    from fedloom.strategies.privacy import told  # noqa: PLC0415 - few runs have a claim
+    from fedloom.strategies.privacy import claim_lines  # noqa: PLC0415 - few runs have a claim
 
     if claim is None:
         click.echo("No differential privacy: the run has no [privacy].")
         return
-    first, *rest = told(claim)
+    first, *rest = claim_lines(claim)
     click.echo(f"Privacy: {first}")
     for line in rest:
         click.echo(f"  {line}")

@@ -12,7 +12,7 @@ from fedloom.protocol.trust.identity import Peer
 from fedloom.protocol.trust.signing import (
     KEY_BYTES,
     Addressee,
-    Opened,
+    VerifiedOffer,
     Verifier,
     fingerprint,
     open_offer,
@@ -48,7 +48,7 @@ class Trust:
         """Whether any key was ever learnt."""
         return bool(self.verifier.keys)
 
-    def open(self, offer: fleet_pb2.SignedOffer) -> Opened:
+    def open(self, offer: fleet_pb2.SignedOffer) -> VerifiedOffer:
         """What an offer asks; a key that a known one endorsed is remembered.
 
         Raises:

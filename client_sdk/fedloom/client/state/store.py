@@ -28,7 +28,7 @@ from fedloom.protocol.tensors.container import (
     write_file,
     write_params,
 )
-from fedloom.protocol.tensors.file_arrays import Scratch, Stored, stored_params
+from fedloom.protocol.tensors.file_arrays import FileArray, Scratch, stored_params
 from fedloom.protocol.tensors.model_differences import apply
 from fedloom.protocol.trust.noise_stream import new_key
 from fedloom.protocol.trust.private_files import private_directory, write_private
@@ -237,7 +237,7 @@ class ClientStore:
 
     # ---- what client rules remember ----------------------------------------------------------
 
-    def recall(self, run: str, number: int) -> dict[str, Stored]:
+    def recall(self, run: str, number: int) -> dict[str, FileArray]:
         """What the rule remembered when it made the update of a round; 0 for none.
 
         Empty, with a warning, where it is gone.

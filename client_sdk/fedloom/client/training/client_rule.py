@@ -16,16 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedloom.protocol.errors import UsageError
-from fedloom.protocol.tensors.file_arrays import Scratch, Stored
+from fedloom.protocol.tensors.file_arrays import FileArray, Scratch
 from fedloom.protocol.updates.message import TensorPart
 from fedloom.strategies import (
     ClientRule,
     Full,
+    LocalWork,
     Params,
     Personal,
     RoundSettings,
-    Trained,
-    Work,
+    TrainedTensor,
 )
 from fedloom.strategies.exact.lazy_arrays import Held, Values, changed, piece_of, pieces_of
 from fedloom.strategies.personal.settings import KEPT, MIX, OWN, OWN_BUFFERS
@@ -166,7 +166,7 @@ def apply_rule(
     if rule.picks:
         return RuleOutput([_of_cluster(rule, part, local) for part in listed], memory=memory)
     ours = [part for part in listed if _is_trained(part, local)]
-    work = Work(
+    work = LocalWork(
         steps=max(1, _steps(settings, num_examples) if local.steps is None else local.steps),
         learning_rate=settings.learning_rate,
         num_examples=num_examples,
@@ -267,14 +267,14 @@ _Made: TypeAlias = tuple[Mapping[str, Values], Mapping[str, Values]]
 
 
 def _made(
-    rule: ClientRule, part: TensorPart, local: RuleContext, work: Work, scratch: Scratch | None
+    rule: ClientRule, part: TensorPart, local: RuleContext, work: LocalWork, scratch: Scratch | None
 ) -> _Made:
     """What a rule makes of one tensor."""
     if scratch is not None and rule.elementwise and part.values.size:
         return _made_by_pieces(rule, part, local, work, scratch)
     received, memory = local.slots_of(rule, part.tensor, part.values.shape)
     after = rule.after(
-        Trained(
+        TrainedTensor(
             delta=np.asarray(_delta(part)),
             received=received,
             memory=memory,
@@ -291,7 +291,7 @@ def _made(
 
 
 def _made_by_pieces(
-    rule: ClientRule, part: TensorPart, local: RuleContext, work: Work, scratch: Scratch
+    rule: ClientRule, part: TensorPart, local: RuleContext, work: LocalWork, scratch: Scratch
 ) -> _Made:
     """What an elementwise rule makes of one tensor, that is never in memory as a whole.
 
@@ -311,7 +311,7 @@ def _made_by_pieces(
                 for slot, array in found.items()
             }
 
-        at = Trained(
+        at = TrainedTensor(
             delta=values,
             received=of(local.received, rule.receives),
             memory=of(local.memory, rule.remembers),
@@ -325,7 +325,7 @@ def _made_by_pieces(
             if key not in rooms:
                 rooms[key] = _room(array, at, delta, gradient, scratch)
             room = rooms[key]
-            if isinstance(room, Stored):
+            if isinstance(room, FileArray):
                 room.put(start, array)
     return (
         {name: room for (kind, name), room in rooms.items() if kind == "group"},
@@ -335,7 +335,7 @@ def _made_by_pieces(
 
 def _room(
     array: NDArray[Any],
-    at: Trained,
+    at: TrainedTensor,
     delta: Values,
     gradient: NDArray[Any] | None,
     scratch: Scratch,

@@ -22,7 +22,7 @@ import numpy as np
 from fedloom.protocol.codecs.base import Floats
 from fedloom.protocol.manifest import Manifest
 from fedloom.protocol.tensors.file_arrays import Scratch
-from fedloom.protocol.updates.compression import Coded, Scheme, encode
+from fedloom.protocol.updates.compression import EncodedPart, Scheme, encode
 from fedloom.protocol.updates.message import TensorPart
 from fedloom.strategies import Coverage, Mask, Slice
 from fedloom.strategies.exact.lazy_arrays import (
@@ -180,7 +180,7 @@ def _encode(
     values: Floats,
     task_seed: int,
     memory: dict[str, dict[str, Values]],
-) -> Coded:
+) -> EncodedPart:
     prefix = f"{CODEC}.{part.group}."
     recalled = {
         slot.removeprefix(prefix): np.asarray(tensors[part.tensor])

@@ -1,8 +1,8 @@
+from .base import ArrayInfo as ArrayInfo
 from .base import Codec as Codec
 from .base import Decoder as Decoder
 from .base import Encoded as Encoded
 from .base import Inspector as Inspector
-from .base import Stored as Stored
 from .draws import stream as stream
 from .floats import Bf16 as Bf16  # [codec] bf16
 from .floats import Fp16 as Fp16  # [codec] fp16

@@ -30,7 +30,7 @@ WORK = 1 << 15
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class ArrayInfo:
     """One array of an encoded tensor as a container declares it.
 
     Attributes:
@@ -143,21 +143,21 @@ class Codec(Protocol):
             memory: of the last `Encoded` of this tensor, or empty.
         """
 
-    def check(self, shape: Shape, arrays: Mapping[str, Stored]) -> None:
+    def check(self, shape: Shape, arrays: Mapping[str, ArrayInfo]) -> None:
         """Hold the declared arrays, whose roles are one of `forms`, against the tensor's shape.
 
         Raises:
             Refusal: WRONG_DTYPE or WRONG_SHAPE.
         """
 
-    def inspector(self, shape: Shape, arrays: Mapping[str, Stored]) -> Inspector:
+    def inspector(self, shape: Shape, arrays: Mapping[str, ArrayInfo]) -> Inspector:
         """Return what checks arrays that passed `check`."""
 
     def decoder(self, shape: Shape, seed: int, read: Mapping[str, Read]) -> Decoder:
         """Return what decodes arrays that an inspector passed."""
 
 
-def expect(role: str, found: Stored, dtypes: tuple[str, ...], shape: Shape | None) -> None:
+def expect(role: str, found: ArrayInfo, dtypes: tuple[str, ...], shape: Shape | None) -> None:
     """Check one declared array; `shape` None stands for any vector.
 
     Raises:

@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 
 from fedloom.protocol.codecs.base import (
     WORK,
+    ArrayInfo,
     Encoded,
     Floats,
     Read,
     Shape,
-    Stored,
     expect,
     size_of,
 )
@@ -63,11 +63,11 @@ class _Halved:
         """Write the values of items."""
         raise NotImplementedError
 
-    def check(self, shape: Shape, arrays: Mapping[str, Stored]) -> None:
+    def check(self, shape: Shape, arrays: Mapping[str, ArrayInfo]) -> None:
         """Check the size."""
         expect("values", arrays["values"], (self.dtype,), (size_of(shape),))
 
-    def inspector(self, shape: Shape, arrays: Mapping[str, Stored]) -> "_Widener":  # noqa: ARG002 - the protocol's
+    def inspector(self, shape: Shape, arrays: Mapping[str, ArrayInfo]) -> "_Widener":  # noqa: ARG002 - the protocol's
         """Return what yields every value."""
         return _Widener(self)
 

@@ -20,11 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedloom.protocol.codecs.base import (
+    ArrayInfo,
     Encoded,
     Floats,
     Read,
     Shape,
-    Stored,
     expect,
     malformed,
     size_of,
@@ -99,7 +99,7 @@ class Lossless:
         deflated = zlib.compress(planes, self.level)
         return deflated if len(deflated) < len(planes) else planes
 
-    def check(self, shape: Shape, arrays: Mapping[str, Stored]) -> None:
+    def check(self, shape: Shape, arrays: Mapping[str, ArrayInfo]) -> None:
         """Check what is known of sizes."""
         size = size_of(shape)
         expect("lengths", arrays["lengths"], ("U32",), (-(-size // BLOCK),))
@@ -107,7 +107,7 @@ class Lossless:
         if arrays["data"].shape[0] > 4 * size:
             raise malformed(f"at most {4 * size} bytes of data", arrays["data"].shape[0])
 
-    def inspector(self, shape: Shape, arrays: Mapping[str, Stored]) -> "_Inspector":
+    def inspector(self, shape: Shape, arrays: Mapping[str, ArrayInfo]) -> "_Inspector":
         """Return what inflates each block as it is whole."""
         return _Inspector(size_of(shape), arrays["data"].shape[0])
 

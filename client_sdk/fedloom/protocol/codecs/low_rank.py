@@ -23,11 +23,11 @@ from numpy.typing import NDArray
 
 from fedloom.protocol.codecs.base import (
     WORK,
+    ArrayInfo,
     Encoded,
     Floats,
     Read,
     Shape,
-    Stored,
     expect,
     size_of,
 )
@@ -97,13 +97,13 @@ class LowRank:
         }
         return Encoded(factors, memory={_MEMORY: factors["right"]})
 
-    def check(self, shape: Shape, arrays: Mapping[str, Stored]) -> None:
+    def check(self, shape: Shape, arrays: Mapping[str, ArrayInfo]) -> None:
         """Check sizes, which follow from the shape."""
         m, n = matrix_of(shape)
         expect("left", arrays["left"], ("F32",), (m, self.rank))
         expect("right", arrays["right"], ("F32",), (n, self.rank))
 
-    def inspector(self, shape: Shape, arrays: Mapping[str, Stored]) -> "_Inspector":  # noqa: ARG002 - the protocol's
+    def inspector(self, shape: Shape, arrays: Mapping[str, ArrayInfo]) -> "_Inspector":  # noqa: ARG002 - the protocol's
         """Return what holds both factors, and yields their product in the end."""
         return _Inspector(shape, self.rank)
 

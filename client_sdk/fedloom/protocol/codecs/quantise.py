@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 
 from fedloom.protocol.codecs.base import (
     WORK,
+    ArrayInfo,
     Encoded,
     Floats,
     Read,
     Shape,
-    Stored,
     expect,
     malformed,
     size_of,
@@ -117,12 +117,12 @@ class _Quantised(ABC):
                 self.pack(whole, codes[at:after])
         return Encoded({"scales": scales, "codes": codes})
 
-    def check(self, shape: Shape, arrays: Mapping[str, Stored]) -> None:
+    def check(self, shape: Shape, arrays: Mapping[str, ArrayInfo]) -> None:
         """Check sizes, which follow from the shape."""
         expect("scales", arrays["scales"], ("F32",), (self.rows(shape),))
         expect("codes", arrays["codes"], (self.dtype,), (self.codes_in(size_of(shape)),))
 
-    def inspector(self, shape: Shape, arrays: Mapping[str, Stored]) -> "_Inspector":  # noqa: ARG002 - the protocol's
+    def inspector(self, shape: Shape, arrays: Mapping[str, ArrayInfo]) -> "_Inspector":  # noqa: ARG002 - the protocol's
         """Return a checker of scales and of every decoded value."""
         return _Inspector(self, shape)
 

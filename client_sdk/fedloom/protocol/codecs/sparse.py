@@ -24,11 +24,11 @@ from numpy.typing import NDArray
 
 from fedloom.protocol.codecs.base import (
     WORK,
+    ArrayInfo,
     Encoded,
     Floats,
     Read,
     Shape,
-    Stored,
     expect,
     malformed,
     size_of,
@@ -130,7 +130,7 @@ class TopK(_Sparse):
             return Encoded({"values": sent, "bits": bits})
         return Encoded({"values": sent, "gaps": _gaps(bits, count, f"<u{width}")})
 
-    def check(self, shape: Shape, arrays: Mapping[str, Stored]) -> None:
+    def check(self, shape: Shape, arrays: Mapping[str, ArrayInfo]) -> None:
         """Check sizes, which follow from the shape."""
         size = size_of(shape)
         expect("values", arrays["values"], ("F32",), (self.kept(size),))
@@ -139,7 +139,7 @@ class TopK(_Sparse):
         else:
             expect("bits", arrays["bits"], ("U8",), ((size + 7) // 8,))
 
-    def inspector(self, shape: Shape, arrays: Mapping[str, Stored]) -> "_Inspector":  # noqa: ARG002 - the protocol's
+    def inspector(self, shape: Shape, arrays: Mapping[str, ArrayInfo]) -> "_Inspector":  # noqa: ARG002 - the protocol's
         """Return a checker of the values and of their places."""
         return _Inspector(size_of(shape), self.kept(size_of(shape)))
 
@@ -279,11 +279,11 @@ class RandomK(_Sparse):
                     sent[start:stop] *= lengths.astype(np.float32)
         return Encoded({"values": sent})
 
-    def check(self, shape: Shape, arrays: Mapping[str, Stored]) -> None:
+    def check(self, shape: Shape, arrays: Mapping[str, ArrayInfo]) -> None:
         """Check the size, which follows from the shape."""
         expect("values", arrays["values"], ("F32",), (self.kept(size_of(shape)),))
 
-    def inspector(self, shape: Shape, arrays: Mapping[str, Stored]) -> "_Inspector":  # noqa: ARG002 - the protocol's
+    def inspector(self, shape: Shape, arrays: Mapping[str, ArrayInfo]) -> "_Inspector":  # noqa: ARG002 - the protocol's
         """Return a checker of the values."""
         return _Inspector(size_of(shape), 0)
 

@@ -275,7 +275,7 @@ def read_params(path: Path, *, writable: bool = False) -> dict[str, NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TensorEntry:
     """A tensor about to be written: its name, container dtype and shape."""
 
     name: str
@@ -283,7 +283,7 @@ class Entry:
     shape: tuple[int, ...]
 
 
-def build_header(entries: Iterable[Entry]) -> tuple[bytes, Layout]:
+def build_header(entries: Iterable[TensorEntry]) -> tuple[bytes, Layout]:
     """The prefix and header of a container with these tensors.
 
     Wider dtypes come first, then the given order, so that every tensor is aligned to its item
@@ -329,7 +329,7 @@ def write_params(
     params = {n: a if isinstance(a, Pieces) else np.asarray(a) for n, a in params.items()}
     stored = {n: (dtypes or {}).get(n) or dtype_name(a.dtype) for n, a in params.items()}
     header, layout = build_header(
-        Entry(name, stored[name], array.shape) for name, array in params.items()
+        TensorEntry(name, stored[name], array.shape) for name, array in params.items()
     )
     digest = hashlib.sha256(header)
     file.write(header)

@@ -33,7 +33,7 @@ class _Handle:
 
 
 @dataclass(frozen=True, slots=True)
-class Stored(Pieces):
+class FileArray(Pieces):
     """An array in a file.
 
     Attributes:
@@ -72,7 +72,7 @@ class Stored(Pieces):
             view, at = view[written:], at + written
 
 
-def stored_params(path: Path) -> dict[str, Stored]:
+def stored_params(path: Path) -> dict[str, FileArray]:
     """The tensors of a file, none of them read; bfloat16 as float32.
 
     Raises:
@@ -82,7 +82,7 @@ def stored_params(path: Path) -> dict[str, Stored]:
         layout = read_layout(file)
         handle = _Handle(os.dup(file.fileno()))
     return {
-        name: Stored(
+        name: FileArray(
             info.shape,
             np.dtype(np.float32) if info.dtype == "BF16" else DTYPES[info.dtype],
             info.dtype,
@@ -108,14 +108,14 @@ class Scratch:
         self._handle, self.size_bytes = _Handle(number), 0
         Path(name).unlink()
 
-    def room(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Stored:
+    def room(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> FileArray:
         """Return an array to `put` values into; zeros where nothing is put."""
-        made = Stored(shape, dtype, "", self._handle, self.size_bytes)
+        made = FileArray(shape, dtype, "", self._handle, self.size_bytes)
         self.size_bytes += made.size * dtype.itemsize
         os.ftruncate(self._handle.number, self.size_bytes)
         return made
 
-    def keep(self, values: Values) -> Stored:
+    def keep(self, values: Values) -> FileArray:
         """Write an array's values and return them from the file."""
         values = values if isinstance(values, Pieces) else np.asarray(values)
         made = self.room(values.shape, values.dtype)

@@ -221,7 +221,7 @@ class Addressee:
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class VerifiedOffer:
     """An offer that is good.
 
     Attributes:
@@ -255,7 +255,9 @@ def signed_offer(
     )
 
 
-def open_offer(verifier: Verifier, addressee: Addressee, offer: fleet_pb2.SignedOffer) -> Opened:
+def open_offer(
+    verifier: Verifier, addressee: Addressee, offer: fleet_pb2.SignedOffer
+) -> VerifiedOffer:
     """The task of an offer that is good; nothing of it is parsed before.
 
     Raises:
@@ -279,4 +281,4 @@ def open_offer(verifier: Verifier, addressee: Addressee, offer: fleet_pb2.Signed
         )
     if offer.task != task.key:
         raise Refusal(Code.MALFORMED, "Expected an offer that names the task in it, got another.")
-    return Opened(task, statement.issued_us)
+    return VerifiedOffer(task, statement.issued_us)

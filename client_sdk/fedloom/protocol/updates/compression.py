@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 from numpy.typing import NDArray
 
 from fedloom.protocol.codecs import (
+    ArrayInfo,
     Codec,
     Encoded,
     Inspector,
-    Stored,
     codec,
     decode,
     decoded,
@@ -24,7 +24,7 @@ from fedloom.protocol.codecs import (
 from fedloom.protocol.codecs.base import Floats
 from fedloom.protocol.errors import Code, Refusal
 from fedloom.protocol.manifest import Manifest
-from fedloom.protocol.tensors.container import DTYPES, Entry, Layout, dtype_name
+from fedloom.protocol.tensors.container import DTYPES, Layout, TensorEntry, dtype_name
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.strategies.exact.lazy_arrays import Values, pieces_of
 from fedloom.strategies.setting_checks import misfit
@@ -150,7 +150,7 @@ def update_bytes(manifest: Manifest, method: Codec | None) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Coded:
+class EncodedPart:
     """The values of one part, encoded.
 
     Attributes:
@@ -179,7 +179,7 @@ class Coded:
             return pieces_of(self.decoded)
         return decoded(self.codec, self.encoded, self.shape, self.seed)
 
-    def resting(self, keep: Callable[[Values], Values]) -> "Coded":
+    def resting(self, keep: Callable[[Values], Values]) -> "EncodedPart":
         """The same, with its arrays where `keep` puts them."""
         arrays = {role: keep(array) for role, array in self.encoded.arrays.items()}
         return replace(self, encoded=replace(self.encoded, arrays=arrays, memory={}))
@@ -189,11 +189,11 @@ class Coded:
         seed = self.seed if self.codec.draws else 0
         return fleet_pb2.Encoding(arrays=list(self.encoded.arrays), seed=seed)
 
-    def entries(self, values: str) -> Iterator[tuple[Entry, Values]]:
+    def entries(self, values: str) -> Iterator[tuple[TensorEntry, Values]]:
         """Its arrays as tensors of a body."""
         for role, array in self.encoded.arrays.items():
             dtype = self.encoded.dtypes.get(role) or dtype_name(array.dtype)
-            yield Entry(array_name(values, role), dtype, array.shape), array
+            yield TensorEntry(array_name(values, role), dtype, array.shape), array
 
 
 def encode(
@@ -204,7 +204,7 @@ def encode(
     task_seed: int,
     key: tuple[str, str],
     memory: Mapping[str, NDArray[Any]] | None = None,
-) -> Coded:
+) -> EncodedPart:
     """Encode one part's values.
 
     Args:
@@ -216,7 +216,7 @@ def encode(
         memory: what the codec remembered of this tensor.
     """
     seed = stream(task_seed, *key)
-    return Coded(method, method.encode(values, shape, seed, memory or {}), shape, seed)
+    return EncodedPart(method, method.encode(values, shape, seed, memory or {}), shape, seed)
 
 
 # ---- whoever receives ----------------------------------------------------------------------------
@@ -319,10 +319,10 @@ def check_arrays(
         )
 
 
-def stored(planned: PlannedCode, values: str, layout: Layout) -> dict[str, Stored]:
+def stored(planned: PlannedCode, values: str, layout: Layout) -> dict[str, ArrayInfo]:
     """What a body declares of a part's arrays."""
     infos = {role: layout.tensors[array_name(values, role)] for role in planned.roles}
-    return {role: Stored(info.dtype, info.shape) for role, info in infos.items()}
+    return {role: ArrayInfo(info.dtype, info.shape) for role, info in infos.items()}
 
 
 def with_tensor(tensor: str, check: Callable[[], T]) -> T:

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from fedloom.protocol.codecs import Codec
 from fedloom.protocol.manifest import Manifest
-from fedloom.protocol.tensors.container import DTYPES, Entry, build_header
-from fedloom.protocol.updates.compression import Coded
+from fedloom.protocol.tensors.container import DTYPES, TensorEntry, build_header
+from fedloom.protocol.updates.compression import EncodedPart
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.strategies.exact.lazy_arrays import Values, changed, piece_of, pieces_of
 from fedloom.strategies.exact.partial import Coverage, Full, Mask, Slice
@@ -73,7 +73,7 @@ class TensorPart:
     coverage: Coverage
     values: Values
     less: Values | None = None
-    coded: Coded | None = None
+    coded: EncodedPart | None = None
 
     def sent(self, dtype: np.dtype[Any] | type[Any]) -> Values:
         """What is sent where it is not coded, in this dtype; the values themselves if that is so.
@@ -100,7 +100,7 @@ def write_body(
     Returns:
         The header's parts, the body's length in bytes and its CRC-32C.
     """
-    entries: list[Entry] = []
+    entries: list[TensorEntry] = []
     arrays: dict[str, tuple[Values, Values | None]] = {}
     described: list[fleet_pb2.Part] = []
     for number, part in enumerate(parts):
@@ -115,7 +115,7 @@ def write_body(
                 message.mask.bits = f"{number}.mask"
                 packed = np.packbits(bits, bitorder="little")
                 arrays[message.mask.bits] = packed, None
-                entries.append(Entry(message.mask.bits, "U8", packed.shape))
+                entries.append(TensorEntry(message.mask.bits, "U8", packed.shape))
                 shape = (part.values.size,)
         if part.coded is not None:
             message.encoding.CopyFrom(part.coded.describe())
@@ -123,7 +123,7 @@ def write_body(
                 entries.append(entry)
                 arrays[entry.name] = array, None
         else:
-            entries.append(Entry(message.values, manifest.wire_dtype(part.tensor), shape))
+            entries.append(TensorEntry(message.values, manifest.wire_dtype(part.tensor), shape))
             arrays[message.values] = part.values, part.less
         described.append(message)
     if not described:

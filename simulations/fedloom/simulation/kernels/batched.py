@@ -28,7 +28,7 @@ from fedloom.simulation.kernels.batchable import why_not
 from fedloom.simulation.kernels.losses import per_place
 from fedloom.simulation.kernels.one_by_one import OnModel
 from fedloom.simulation.kernels.stacked import Objective, Trained
-from fedloom.strategies import DELTA, At, ClientRule, Full, RoundSettings
+from fedloom.strategies import DELTA, ClientRule, Full, RoundSettings, TensorAtStep
 
 _MAX_GROUP = 256
 _GROUP_BYTES = {"cpu": 256 << 20, "cuda": 4 << 30}
@@ -133,7 +133,9 @@ class Batched(OnModel):
         if task.settings.clip_norm is not None:
             grads = _clipped(grads, task.settings.clip_norm)
         for name, grad in grads.items():
-            change = task.rule.gradient(grad, At(param=stack[name], anchor=self._anchors[name]))
+            change = task.rule.gradient(
+                grad, TensorAtStep(param=stack[name], anchor=self._anchors[name])
+            )
             stack[name].add_(change, alpha=-task.settings.learning_rate)
         trained.count(values, output, y, there)
 

@@ -17,14 +17,14 @@ from fedloom.client.training.client_rule import RuleContext
 from fedloom.simulation.data.population import Population
 from fedloom.simulation.kernels.base import Job, RoundTask, asked_of
 from fedloom.simulation.kernels.one_by_one import Fitted, OneByOne
-from fedloom.strategies import ClientRule, Departures
+from fedloom.strategies import ClientRule, PartialWork
 
 
 class Resident(OneByOne):
     """Trains with autograd and any optimizer."""
 
     follows: ClassVar[frozenset[str]] = frozenset(
-        {"personal.keep", "personal.name", *(field.name for field in fields(Departures))}
+        {"personal.keep", "personal.name", *(field.name for field in fields(PartialWork))}
     )
 
     @staticmethod

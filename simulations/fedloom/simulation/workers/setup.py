@@ -17,7 +17,7 @@ from fedloom.cli.common.lazy import load
 from fedloom.client.torch import modules
 from fedloom.protocol.errors import UsageError
 from fedloom.protocol.manifest import Manifest
-from fedloom.protocol.tensors.container import Entry, build_header, dtype_name
+from fedloom.protocol.tensors.container import TensorEntry, build_header, dtype_name
 from fedloom.server.planning import limits
 from fedloom.simulation.experiment import Experiment
 from fedloom.simulation.kernels import choose
@@ -30,7 +30,7 @@ from fedloom.simulation.workers.pool import Pool
 from fedloom.simulation.workers.worker import Door, Worker
 from fedloom.strategies.exact.partial import Key, TensorSpec
 from fedloom.strategies.optimizers.blockwise import slot_dtype
-from fedloom.strategies.privacy import told
+from fedloom.strategies.privacy import claim_lines
 
 GPU_WORKERS = 2
 """Processes a GPU: one trains while the other copies and sums."""
@@ -180,7 +180,7 @@ def _privacy(experiment: Experiment) -> dict[str, str]:
     private = experiment.spec.privacy_plan()
     if private is None:
         return {}
-    first, *rest = told(private.claim())
+    first, *rest = claim_lines(private.claim())
     parts = (line.partition(": ") for line in rest)
     return {"privacy": first} | {f"  {name}": text for name, _, text in parts}
 
@@ -262,6 +262,6 @@ def manifest_of(model: torch.nn.Module, params: Mapping[str, NDArray[Any]]) -> M
                 f"Expected tensors of numbers, got bool {name!r}: it cannot be averaged. "
                 "Register it with persistent=False."
             )
-    _, layout = build_header(Entry(n, dtypes[n], a.shape) for n, a in params.items())
+    _, layout = build_header(TensorEntry(n, dtypes[n], a.shape) for n, a in params.items())
     specs = {n: TensorSpec(shape=a.shape, dtype=a.dtype) for n, a in params.items()}
     return Manifest(dtypes=dtypes, specs=specs, size_bytes=layout.size_bytes)

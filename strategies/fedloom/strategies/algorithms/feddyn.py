@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from fedloom.strategies.base import ServerOptimizer
 from fedloom.strategies.checks import check_count, check_number
-from fedloom.strategies.client_rules import At, ClientRule, Sent, Trained
+from fedloom.strategies.client_rules import ClientRule, SentTensor, TensorAtStep, TrainedTensor
 from fedloom.strategies.exact.partial import DELTA, Floats
 from fedloom.strategies.optimizers.blockwise import Block
 
@@ -35,13 +35,13 @@ class FedDynRule(ClientRule):
     def __post_init__(self) -> None:
         check_number("alpha", self.alpha, above=0)
 
-    def gradient(self, grad: Any, at: At) -> Any:
+    def gradient(self, grad: Any, at: TensorAtStep) -> Any:
         """Return g - h_i + α·(θ - θ_server)."""
         return grad - at.memory[LINEAR] + self.alpha * (at.param - at.anchor)
 
-    def after(self, at: Trained) -> Sent:
+    def after(self, at: TrainedTensor) -> SentTensor:
         """Send the delta; keep the new h_i."""
-        return Sent(
+        return SentTensor(
             groups={DELTA: at.delta}, memory={LINEAR: at.memory[LINEAR] - self.alpha * at.delta}
         )
 

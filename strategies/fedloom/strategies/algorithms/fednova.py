@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedloom.strategies.base import ServerOptimizer
-from fedloom.strategies.client_rules import ClientRule, Sent, Trained, Work
+from fedloom.strategies.client_rules import ClientRule, LocalWork, SentTensor, TrainedTensor
 from fedloom.strategies.exact.partial import DELTA, Floats
 from fedloom.strategies.optimizers.blockwise import Block
 
@@ -27,11 +27,11 @@ class FedNovaRule(ClientRule):
     scalars: ClassVar[tuple[str, ...]] = (STEPS,)
     elementwise: ClassVar[bool] = True
 
-    def after(self, at: Trained) -> Sent:
+    def after(self, at: TrainedTensor) -> SentTensor:
         """Send the delta of one step."""
-        return Sent(groups={DELTA: at.delta / at.work.steps})
+        return SentTensor(groups={DELTA: at.delta / at.work.steps})
 
-    def numbers(self, work: Work) -> dict[str, float]:
+    def numbers(self, work: LocalWork) -> dict[str, float]:
         """Send how many there were."""
         return {STEPS: float(work.steps)}
 

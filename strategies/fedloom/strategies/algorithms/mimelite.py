@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from fedloom.strategies.base import ServerOptimizer
 from fedloom.strategies.checks import check_number
-from fedloom.strategies.client_rules import At, ClientRule, Sent, Trained
+from fedloom.strategies.client_rules import ClientRule, SentTensor, TensorAtStep, TrainedTensor
 from fedloom.strategies.exact.partial import DELTA, Floats
 from fedloom.strategies.optimizers.blockwise import Block
 
@@ -38,14 +38,14 @@ class MimeLiteRule(ClientRule):
     def __post_init__(self) -> None:
         check_number("momentum", self.momentum, at_least=0, below=1)
 
-    def gradient(self, grad: Any, at: At) -> Any:
+    def gradient(self, grad: Any, at: TensorAtStep) -> Any:
         """Return (1 - β)·g + β·m."""
         return (1 - self.momentum) * grad + self.momentum * at.received[MOMENTUM]
 
-    def after(self, at: Trained) -> Sent:
+    def after(self, at: TrainedTensor) -> SentTensor:
         """Send the delta and the gradient at the received parameters."""
         assert at.full_gradient is not None
-        return Sent(groups={DELTA: at.delta, GRADIENT: at.full_gradient})
+        return SentTensor(groups={DELTA: at.delta, GRADIENT: at.full_gradient})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ import numpy as np
 
 from fedloom.strategies.base import ServerOptimizer
 from fedloom.strategies.checks import check_number
-from fedloom.strategies.client_rules import ClientRule, Sent, Trained, Work
+from fedloom.strategies.client_rules import ClientRule, LocalWork, SentTensor, TrainedTensor
 from fedloom.strategies.exact.partial import DELTA, Floats
 from fedloom.strategies.optimizers.blockwise import Block
 
@@ -41,11 +41,11 @@ class QFedAvgRule(ClientRule):
     def __post_init__(self) -> None:
         check_number("q", self.q, at_least=0)
 
-    def after(self, at: Trained) -> Sent:
+    def after(self, at: TrainedTensor) -> SentTensor:
         """Send F^q·Δ."""
-        return Sent(groups={DELTA: at.delta * (at.work.initial_loss + _SMALL) ** self.q})
+        return SentTensor(groups={DELTA: at.delta * (at.work.initial_loss + _SMALL) ** self.q})
 
-    def numbers(self, work: Work) -> dict[str, float]:
+    def numbers(self, work: LocalWork) -> dict[str, float]:
         """Send F^q + q·L·F^(q-1)·|Δ|²."""
         loss = work.initial_loss + _SMALL
         bend = self.q * loss ** (self.q - 1) * work.norm**2 / work.learning_rate

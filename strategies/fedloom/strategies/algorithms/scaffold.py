@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from fedloom.strategies.base import ServerOptimizer
 from fedloom.strategies.checks import check_count
-from fedloom.strategies.client_rules import At, ClientRule, Sent, Trained
+from fedloom.strategies.client_rules import ClientRule, SentTensor, TensorAtStep, TrainedTensor
 from fedloom.strategies.exact.partial import DELTA, Floats
 from fedloom.strategies.optimizers.blockwise import Block
 
@@ -32,15 +32,15 @@ class ScaffoldRule(ClientRule):
     needs_anchor: ClassVar[bool] = False
     elementwise: ClassVar[bool] = True
 
-    def gradient(self, grad: Any, at: At) -> Any:
+    def gradient(self, grad: Any, at: TensorAtStep) -> Any:
         """Return g - c_i + c."""
         return grad - at.memory[CONTROL] + at.received[CONTROL]
 
-    def after(self, at: Trained) -> Sent:
+    def after(self, at: TrainedTensor) -> SentTensor:
         """Return the delta and how c_i changes; keep the new c_i."""
         old = at.memory[CONTROL]
         new = old - at.received[CONTROL] - at.delta / (at.work.steps * at.work.learning_rate)
-        return Sent(groups={DELTA: at.delta, CONTROL: new - old}, memory={CONTROL: new})
+        return SentTensor(groups={DELTA: at.delta, CONTROL: new - old}, memory={CONTROL: new})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,8 +3,8 @@ from .accounting import Releases as Releases
 from .accounting import calibrate as calibrate
 from .accounting import epsilon as epsilon
 from .claim import Plan as Plan
+from .claim import claim_lines as claim_lines
 from .claim import plan as plan
-from .claim import told as told
 from .clipping import clip as clip
 from .clipping import norm as norm
 from .finishing import finish as finish

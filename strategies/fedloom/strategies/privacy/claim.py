@@ -227,12 +227,12 @@ def plan(settings: Privacy, *, goal: int, rounds: int) -> Plan:
     )
 
 
-def told(claim: dict[str, Any]) -> list[str]:
+def claim_lines(claim: dict[str, Any]) -> list[str]:
     """Return a claim as lines of text, the figure first.
 
     >>> from fedloom.strategies.privacy import Privacy, plan
     >>> run = plan(Privacy(clip=1.0, noise_multiplier=10, delta=1e-5), goal=20, rounds=100)
-    >>> told(run.claim())[0]  # doctest: +SKIP
+    >>> claim_lines(run.claim())[0]  # doctest: +SKIP
     '(epsilon 4.378, delta 1e-05) after 100 rounds, by dp_fedavg'
     """
     figure = f"(epsilon {claim['epsilon']:.4g}, delta {claim['delta']:g})"

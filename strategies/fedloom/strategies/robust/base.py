@@ -53,7 +53,7 @@ class Window:
 Combine: TypeAlias = Callable[[Window], Reduced]
 
 
-class Lazy:
+class LazyMeans:
     """Means that are made from the updates block by block, when they are asked for.
 
     Args:
@@ -133,7 +133,7 @@ class Robust:
                 f"Expected at least {self.min_updates} updates for {self.name}, got {count}. Raise "
                 f"cohort.quorum to {self.min_updates}."
             )
-        return Lazy(updates, self._plan(updates, last) if count else _nobody)
+        return LazyMeans(updates, self._plan(updates, last) if count else _nobody)
 
     @abstractmethod
     def _plan(self, updates: Updates, last: Params) -> Combine:

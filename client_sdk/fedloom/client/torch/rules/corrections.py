@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from fedloom.client.torch.steps import Correction
 from fedloom.client.training.client_rule import RuleContext
-from fedloom.strategies import At, ClientRule
+from fedloom.strategies import ClientRule, TensorAtStep
 from fedloom.strategies.exact.lazy_arrays import BLOCK, Pieces, Values
 
 
@@ -69,12 +69,12 @@ def _is_cut(rule: ClientRule, param: nn.Parameter) -> bool:
     return rule.elementwise and param.device.type == "cpu" and param.numel() > BLOCK
 
 
-def _at(rule: ClientRule, local: RuleContext, name: str, param: nn.Parameter) -> At:
+def _at(rule: ClientRule, local: RuleContext, name: str, param: nn.Parameter) -> TensorAtStep:
     """What there is beside a parameter; where that is cut, slots may still be in their files."""
     keep = _is_cut(rule, param)
     received, memory = local.found(rule, name)
     gradient = local.full_gradient.get(name)
-    return At(
+    return TensorAtStep(
         param=param,
         anchor=param.detach().clone() if rule.needs_anchor else None,
         received={n: _slot(values, param, keep=keep) for n, values in received.items()},
@@ -91,7 +91,7 @@ def _slot(values: Values | None, param: Tensor, *, keep: bool) -> Tensor | Piece
     return torch.from_numpy(np.array(values)).to(param)
 
 
-def _change(grad: Tensor, rule: ClientRule, at: At) -> None:
+def _change(grad: Tensor, rule: ClientRule, at: TensorAtStep) -> None:
     """Put a rule's gradient in the place of one."""
     step = max(1, BLOCK // math.prod(grad.shape[1:]))
     for start in range(0, len(grad), step):
@@ -99,10 +99,10 @@ def _change(grad: Tensor, rule: ClientRule, at: At) -> None:
         grad[start:stop] = rule.gradient(grad[start:stop], _rows(at, start, stop))
 
 
-def _rows(at: At, start: int, stop: int) -> At:
+def _rows(at: TensorAtStep, start: int, stop: int) -> TensorAtStep:
     """The same for some rows of the tensor."""
     read = partial(_read, param=at.param, start=start, stop=stop)
-    return At(
+    return TensorAtStep(
         param=at.param[start:stop],
         anchor=None if at.anchor is None else at.anchor[start:stop],
         received={name: read(slot) for name, slot in at.received.items()},
