@@ -1,10 +1,10 @@
-"""Files that are there whole or not at all: a draft beside them takes their place in the end.
+"""Atomic replacement of files: a temporary file is written and renamed.
 
-`private_files` does the same for keys, which nobody else may see on the way.
+`private_files` does the same for keys, which no other user may read at any time.
 
 Source: rename(2): an existing file is replaced atomically.
-Invariants: whoever opens the file finds the old bytes or the new ones; where anything fails, it is
-as it was, and no draft is left. A draft is called `.NAME.PID`, so that no two processes share one.
+Invariants: a reader of the file finds the old bytes or the new ones; after a failure the file is
+unchanged and no draft is left. A draft is called `.NAME.PID`, so that no two processes share one.
 """
 
 import os
@@ -22,7 +22,7 @@ def drafted(path: Path, *, sync: bool = False) -> Iterator[Path]:
         sync: also after a power loss.
 
     Raises:
-        OSError: the disk says no.
+        OSError: writing failed.
     """
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -44,7 +44,7 @@ def write_whole(path: Path, data: str | bytes, *, sync: bool = False) -> None:
         sync: also after a power loss.
 
     Raises:
-        OSError: the disk says no; the file is as it was.
+        OSError: writing failed; the file is unchanged.
     """
     with drafted(path, sync=sync) as draft:
         draft.write_bytes(data.encode() if isinstance(data, str) else data)

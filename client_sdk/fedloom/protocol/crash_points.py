@@ -1,8 +1,8 @@
-"""Places where a test may kill the process, to prove that dying there loses nothing.
+"""Crash points: places where a test may kill the process, to prove that nothing is lost.
 
 `crossing("name")` does nothing in production. With `FEDLOOM_KILL=name:3` in the environment, the
 third crossing of that name ends the process by SIGKILL: no handler runs, no buffer is flushed, as
-when the kernel or the power supply ends it. Every crossing in the code stands between two steps
+when the kernel or the power supply ends it. Every crossing in the code is between two steps
 whose order the durability argument depends on.
 """
 
@@ -28,7 +28,7 @@ _ARMED: Final = _armed()
 
 
 def crossing(name: str) -> None:
-    """Pass a named place, or die there if the environment says so."""
+    """Pass a crash point; kill the process there if the environment names it."""
     if not _ARMED:
         return
     _crossed[name] += 1

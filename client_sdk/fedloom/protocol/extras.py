@@ -1,4 +1,4 @@
-"""Packages that only some installations have: a missing one is said with what installs it."""
+"""Optional packages: an error for a missing one names the extra that installs it."""
 
 import os
 from importlib import import_module

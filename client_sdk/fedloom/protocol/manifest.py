@@ -1,4 +1,4 @@
-"""What a model is made of, and what an update to it may therefore hold.
+"""The manifest of a model: its tensors, and what an update to it may hold.
 
 The manifest is read from the model's own header. Differences travel as float32 for every float of
 at most 32 bits and as float64 for the rest, so that a half-precision model loses nothing on the

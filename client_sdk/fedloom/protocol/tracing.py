@@ -1,7 +1,7 @@
-"""Spans of a round, from offer to commit, over server and clients, for whoever wants to see them.
+"""OpenTelemetry spans of a round, from offer to commit, over server and clients.
 
 The tree of a round: round → offer → task → download, train, upload → accept → fold, and round →
-commit. What is above a span travels as a traceparent (W3C Trace Context, section 3.2): beside the
+commit. The parent of a span is sent as a traceparent (W3C Trace Context, section 3.2): beside the
 offer, and in the metadata of an upload. Within a process the span that is entered is the parent of
 those that begin in it, in its tasks as well.
 
@@ -46,7 +46,7 @@ class Tracing:
 
 
 class Span:
-    """Something that takes time; this one is seen by nobody.
+    """A span that is not exported.
 
     Attributes:
         traceparent: what spans under it are given; empty for nothing.
@@ -74,7 +74,7 @@ class Tracer:
     """Makes spans; this one makes none.
 
     Attributes:
-        on: whether anybody sees them.
+        on: whether spans are exported.
     """
 
     on = False
@@ -146,7 +146,7 @@ def under(traceparent: str) -> Iterator[None]:
 
 
 def checked(traceparent: object, within: str = "") -> str:
-    """A traceparent that somebody else sent, or nothing where it is none.
+    """A traceparent from a peer, or an empty text where it is not valid.
 
     Args:
         traceparent: what came.

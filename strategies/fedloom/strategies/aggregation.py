@@ -1,7 +1,7 @@
-"""How a round's updates become one mean per coordinate, along which the server optimizer steps.
+"""Aggregation: from the updates of a round to one mean per coordinate.
 
-The mean itself is a sum of integers and needs no more than that: a `Partial`. Rules that look at
-each update, such as medians, read them block by block and give back something of the same form.
+The weighted mean needs only a sum of integers: a `Partial`. Rules that need each update, such as
+medians, read the updates block by block and return means of the same form.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,11 +15,11 @@ from fedloom.strategies.exact.partial import Floats, Key, Params, TensorSpec
 
 
 class TooFewUpdatesError(ValueError):
-    """A round cannot be reduced: too few updates came, or one that it takes did not come."""
+    """The aggregation of a round is not possible: too few updates, or a required one is missing."""
 
 
 class Means(Protocol):
-    """What a server optimizer reads: a mean for each coordinate that somebody covered."""
+    """What a server optimizer reads: a mean for each covered coordinate."""
 
     count: int
     """Updates in it."""
@@ -29,7 +29,7 @@ class Means(Protocol):
         """The tensors that there may be means of."""
 
     def covered(self, key: Key) -> bool:
-        """Return whether any update said anything about this tensor."""
+        """Return whether any update covers this tensor."""
 
     def mean_block(
         self, key: Key, start: int, stop: int
@@ -37,16 +37,16 @@ class Means(Protocol):
         """Return the means of the flat coordinates `start:stop`, and who has one.
 
         Returns:
-            float64 [stop - start], 0 where nobody covered; and True or False for the whole block,
+            float64 [stop - start], 0 where no update covers; and True or False for the whole block,
             or bool [stop - start].
         """
 
     def release(self, key: Key) -> None:
-        """Say that this tensor's means are not needed again."""
+        """Release this tensor's means: they are not read again."""
 
 
 class Updates(Protocol):
-    """Every accepted update of a round, looked at block by block."""
+    """Every accepted update of a round, read block by block."""
 
     @property
     def clients(self) -> Sequence[str]:
@@ -54,14 +54,14 @@ class Updates(Protocol):
 
     @property
     def weights(self) -> Floats:
-        """What each counts for, float64 [n], > 0."""
+        """The weight of each, float64 [n], > 0."""
 
     @property
     def specs(self) -> Mapping[Key, TensorSpec]:
-        """The tensors that updates may speak about."""
+        """The tensors that updates may hold."""
 
     def covered(self, key: Key) -> bool:
-        """Return whether any update said anything about this tensor."""
+        """Return whether any update covers this tensor."""
 
     def ranges(self, key: Key) -> Iterator[tuple[int, int]]:
         """Yield `(start, stop)` that tile the tensor, so small that n blocks fit in memory."""
@@ -81,7 +81,7 @@ class Aggregation(Protocol):
     """How updates become means."""
 
     needs: ClassVar[Literal["sum", "each"]]
-    """Whether the sum of the updates is enough, or each one is looked at."""
+    """Whether the strategy needs only the sum of the updates, or each one."""
     remembers: ClassVar[bool]
     """Whether `reduce` looks at the last round's means."""
     weighted: ClassVar[bool]

@@ -1,13 +1,13 @@
-"""What a federated algorithm is: a rule on the device, an aggregation, and a step on the server.
+"""Strategies: a rule on the device, an aggregation, and an optimizer step on the server.
 
     client rule → updates → means → Strategy.finish → the next model
 
-A strategy is a frozen value; what it remembers between rounds is a `State`, also a value.
-`ServerOptimizer` is the base of ours: an author writes `change`, the step of one block.
+A strategy is a frozen value; its memory between rounds is a `State`, also a value.
+`ServerOptimizer` is the base class: a subclass defines `change`, the step of one block.
 
 Invariants:
     - `finish` is a pure function of its arguments: replaying a round gives the same bits.
-    - A coordinate that nobody covered keeps its value and its slots, bit for bit.
+    - A coordinate that no update covers keeps its value and its slots, bit for bit.
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ from fedloom.strategies.optimizers.schedules import Schedule, schedule_of
 from fedloom.strategies.state import State
 
 LAST_MEANS: Final = "last_means"
-"""The slot of the last round's means, where the aggregation looks at them."""
+"""The slot of the last round's means, kept where the aggregation reads them."""
 _SCALAR_SPEC: Final = TensorSpec(shape=(), dtype=np.dtype(np.float64))
 
 
@@ -36,7 +36,7 @@ class Strategy(Protocol):
 
     @property
     def needs(self) -> Literal["sum", "each"]:
-        """Whether the sum of the updates is enough, or each one is looked at."""
+        """Whether the strategy needs only the sum of the updates, or each one."""
 
     @property
     def weightings(self) -> tuple[str, ...]:
@@ -44,14 +44,14 @@ class Strategy(Protocol):
 
     @property
     def rule(self) -> ClientRule:
-        """What the devices do."""
+        """The rule of local training on devices."""
 
     @property
     def aggregation(self) -> Aggregation:
         """How the updates become means."""
 
     def specs(self, tensors: Mapping[str, TensorSpec]) -> dict[Key, TensorSpec]:
-        """Return what updates to a model of these tensors may speak about."""
+        """Return the tensors that updates to a model of these tensors may hold."""
 
     def sends(self, state: State) -> dict[str, Params]:
         """Return the slots that clients get beside the model, by slot and tensor."""
@@ -69,7 +69,7 @@ class Strategy(Protocol):
     ) -> tuple[dict[str, NDArray[Any]], State]:
         """Return the next model and state from a round's means.
 
-        Tensors that nobody covered are returned as they came, the same arrays.
+        Tensors that no update covers are returned as they came, the same arrays.
 
         Raises:
             OverflowError: the strategy's memory of a tensor does not fit its dtype.
@@ -121,11 +121,11 @@ class ServerOptimizer:
 
     @property
     def needs(self) -> Literal["sum", "each"]:
-        """Whether the sum of the updates is enough."""
+        """Whether the strategy needs only the sum of the updates, or each one."""
         return self.aggregation.needs
 
     def specs(self, tensors: Mapping[str, TensorSpec]) -> dict[Key, TensorSpec]:
-        """Return what updates may speak about; see `Strategy.specs`."""
+        """Return the tensors that updates may hold; see `Strategy.specs`."""
         specs = {
             (group, name): spec for group in self.rule.groups for name, spec in tensors.items()
         }
@@ -136,7 +136,7 @@ class ServerOptimizer:
         return {slot: state.slots.get(slot, {}) for slot in self.broadcasts}
 
     def own_rule(self) -> ClientRule | None:
-        """Return the client rule that the optimizer is one half of, or None where any will do."""
+        """Return the client rule that belongs to the optimizer, or None where any rule will do."""
         return None
 
     def initial(self) -> dict[str, float]:
@@ -157,7 +157,7 @@ class ServerOptimizer:
         if factor == 1:
             return self
         scheduled = copy(self)
-        # Past the check: a schedule may end at 0, which nobody would set.
+        # Not checked: a schedule may end at 0, which a setting must not be.
         object.__setattr__(scheduled, "server_learning_rate", factor * self.server_learning_rate)
         return scheduled
 
@@ -186,7 +186,7 @@ class ServerOptimizer:
 
 
 def _noting(change: Change) -> Change:
-    """Return the same, which notes the means for the next round's aggregation."""
+    """Return the same change; it also stores the means for the next round's aggregation."""
 
     def noted(block: Block) -> Floats:
         block.slots[LAST_MEANS][:] = block.delta
@@ -196,10 +196,10 @@ def _noting(change: Change) -> Change:
 
 
 def reduced(strategy: Strategy, state: State, updates: Updates) -> Means:
-    """Return the means of a round whose aggregation looks at each update.
+    """Return the means of a round whose aggregation reads each update.
 
     Raises:
-        TooFewUpdatesError: they are not what the aggregation needs.
+        TooFewUpdatesError: the aggregation needs more or other updates.
     """
     return strategy.aggregation.reduce(updates, state.slots.get(LAST_MEANS, {}))
 

@@ -1,4 +1,4 @@
-"""Client rules: what a device does differently from plain local training.
+"""Client rules: changes to plain local training on a device.
 
 A rule may change each gradient, may keep memory on the device from round to round, may get slots
 of the server's state beside the model, and says what is sent. It uses arithmetic operators only,
@@ -124,7 +124,7 @@ class ClientRule:
     """Whether `full_gradient` is asked for: one more pass over the examples."""
 
     needs_anchor: ClassVar[bool] = True
-    """Whether `gradient` reads `TensorAtStep.anchor`; if not, a device keeps no copy of the model."""
+    """Whether `gradient` reads the anchor; if not, a device keeps no copy of the model for it."""
 
     elementwise: ClassVar[bool] = False
     """Whether `gradient` and `after` make each value of those in the same place alone, as plain

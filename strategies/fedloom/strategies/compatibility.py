@@ -157,7 +157,7 @@ def _differences_in_buffers(recipe: Recipe) -> str:
 
 
 def _privacy(recipe: Recipe) -> str:  # noqa: PLR0911 - a list of pairs
-    """Refuse what would make one client count for more than its clip, or tell of it elsewhere."""
+    """Refuse what lets a client count for more than its clip, or reveals it elsewhere."""
     privacy, strategy = recipe.privacy, recipe.strategy
     if privacy is None:
         return ""
@@ -281,10 +281,10 @@ CHECKS: Final[tuple[Check, ...]] = (
 
 
 def check(recipe: Recipe) -> None:
-    """Refuse what cannot work together.
+    """Refuse parts that cannot work together.
 
     Raises:
-        ValueError: says which two parts, and why.
+        ValueError: the message names the two parts and the reason.
     """
     for refuses in CHECKS:
         if reason := refuses(recipe):

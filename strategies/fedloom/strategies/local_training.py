@@ -1,4 +1,4 @@
-"""What a round asks of local training: how long, in which batches, at which learning rate.
+"""The settings of local training: its length, its batches, its learning rate.
 
 Settings have the meaning that they have in data-parallel training: `global_batch_size` is what all
 clients of a round step on together, and `steps` is how many steps they take between two averages.
@@ -21,7 +21,7 @@ Scaling: TypeAlias = Literal["none", "linear"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundSettings(PartialWork):
-    """What one round's clients are told; beside it what `PartialWork` has.
+    """The settings of local training in one round, with those of `PartialWork`.
 
     Attributes:
         epochs: passes over the local examples, or None where `steps` counts.
@@ -38,7 +38,7 @@ class RoundSettings(PartialWork):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalTraining(PartialWork):
-    """How clients train, over a whole run; beside it what `PartialWork` has.
+    """The settings of local training over a whole run, with those of `PartialWork`.
 
     `steps=1, batch_size=None` makes FedAvg FedSGD.
 

@@ -1,7 +1,7 @@
 """Metrics of a round, over the clients that reported: means, quantiles, histograms.
 
-Nothing here depends on the order in which reports arrive. A client's metric that is not finite ends
-nobody's round: the mean is NaN then, and quantiles and histograms leave it out and count it.
+Nothing here depends on the order in which reports arrive. A metric that is not finite
+never ends a round: the mean is NaN then, and quantiles and histograms leave it out and count it.
 
 Source for quantiles: Hyndman and Fan 1996, "Sample Quantiles in Statistical Packages", type 7.
 """
@@ -98,7 +98,7 @@ def weighted_mean(reports: Iterable[tuple[int, Mapping[str, float]]]) -> dict[st
         reports: `(num_examples, {name: value})` of each client, num_examples >= 0.
 
     Returns:
-        Each metric that somebody reported over at least one example, sorted by name.
+        Each metric that a client reported over at least one example, sorted by name.
 
     Raises:
         ValueError: a number of examples is negative.

@@ -1,4 +1,4 @@
-"""How clients may depart from training the whole model to the end: clipped, in part, cut short.
+"""Partial local work: training part of a model, with clipped gradients, or not to the end.
 
 What a client leaves out it does not send, and each coordinate is averaged over the weight that
 covered it.
@@ -32,7 +32,7 @@ from fedloom.strategies.checks import check_count, check_number
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartialWork:
-    """Settings that change what plain local training does; none of them by default.
+    """Settings of partial local work; none is set by default.
 
     Attributes:
         clip_norm: largest Euclidean norm of a step's gradient over all trained tensors, clipped

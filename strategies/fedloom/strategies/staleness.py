@@ -1,4 +1,4 @@
-"""How much an update counts that was made on an older model: staleness weighting.
+"""Staleness weighting: how much an update counts that was trained on an older model.
 
 An update that was made on version v and counts when version t is the newest has staleness
 s = t - v, the models committed since its own. Its values are multiplied by c(s) in (0, 1]; its
@@ -17,8 +17,8 @@ References:
     https://arxiv.org/abs/2106.06639, Algorithm 1; it takes 1/sqrt(1 + s).
 
 Invariants: c(0) = 1; c falls or stays as s rises; 0 < c <= 1. The product with a weight is
-rounded to its grid once, so a last bit of a power function that differs between machines shows
-only where a product lies within that bit of the middle between two grid points.
+rounded to its grid once, so a last bit of a power function that differs between machines matters
+only where a product is within that bit of the middle between two grid points.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""What a strategy remembers between rounds: a value that can be written beside the model."""
+"""The state of a strategy between rounds: a value that can be stored with the model."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class State:
-    """What a strategy remembers between rounds.
+    """The state of a strategy between rounds.
 
     Attributes:
         step: rounds finished so far.

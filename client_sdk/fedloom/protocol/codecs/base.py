@@ -1,8 +1,8 @@
-"""What a codec is: float32 values into fewer bytes and back, as named arrays of one container.
+"""Codecs: float32 values in fewer bytes and back, as named arrays of one container.
 
-A codec is a frozen dataclass of its settings. Whoever sends encodes a tensor's values at once;
-whoever receives first looks at the arrays as they come (`Inspector`), without holding them, and
-later decodes any range of values from where they rest (`Decoder`).
+A codec is a frozen dataclass of its settings. The sender encodes a tensor's values at once;
+the receiver first checks the arrays as they arrive (`Inspector`), without holding them, and later
+decodes any range of values from the stored arrays (`Decoder`).
 
 Invariants: what is decoded depends on the arrays, the codec's settings, the shape and the seed
 alone, and is the same to the bit on every machine; an inspector passes only arrays that decode
@@ -73,7 +73,7 @@ class Inspector(Protocol):
         """
 
     def finish(self) -> Iterator[Floats]:
-        """Everything has come: yield the values that could not be told before.
+        """Finish: yield the values that could not be known before.
 
         Raises:
             Refusal: the arrays do not fit each other.
@@ -104,7 +104,7 @@ class Codec(Protocol):
 
     @property
     def remembers(self) -> bool:
-        """Whether encoding goes on from the `memory` of the last time."""
+        """Whether encoding continues from the `memory` of the last time."""
 
     @property
     def exact(self) -> bool:
@@ -158,7 +158,7 @@ class Codec(Protocol):
 
 
 def expect(role: str, found: ArrayInfo, dtypes: tuple[str, ...], shape: Shape | None) -> None:
-    """Check one declared array; `shape` None stands for any vector.
+    """Check one declared array; `shape` None means any vector.
 
     Raises:
         Refusal: WRONG_DTYPE or WRONG_SHAPE.
@@ -175,7 +175,7 @@ def expect(role: str, found: ArrayInfo, dtypes: tuple[str, ...], shape: Shape | 
 
 
 def malformed(expected: str, got: object) -> Refusal:
-    """What is said of arrays that no encoder writes."""
+    """The refusal of arrays that no encoder writes."""
     return Refusal(Code.MALFORMED, f"Expected {expected}, got {got}.")
 
 

@@ -207,6 +207,6 @@ class _Decoder:
         data = self._read["data"](begin, self._offset).tobytes()
         try:
             self._held = _inflate(data, min(BLOCK, self._size - index * BLOCK))
-        except Refusal as refusal:  # it passed the door: the disk is at fault
+        except Refusal as refusal:  # it was checked on arrival: the disk is at fault
             raise ValueError(str(refusal)) from refusal
         return self._held

@@ -160,7 +160,7 @@ class _Product:
         out = self._out[:size].reshape(-1, self._columns)
         term = self._term[:size].reshape(-1, self._columns)
         out[:] = 0
-        with np.errstate(over="ignore", invalid="ignore"):  # the door looks at what comes of it
+        with np.errstate(over="ignore", invalid="ignore"):  # the result is checked on admission
             for column, row in zip(self._left[first:after].T, self._right, strict=True):
                 np.multiply(column[:, None], row, out=term)
                 np.add(out, term, out=out)

@@ -107,7 +107,7 @@ class _Quantised(ABC):
         scales = np.empty(self.rows(shape), np.float32)
         codes = np.empty(self.codes_in(values.size), np.dtype("i1" if self.levels > 7 else "u1"))
         rounding = _Rounding(self.levels, self.block, seed)
-        with np.errstate(divide="ignore", over="ignore", invalid="ignore"):  # said by the scales
+        with np.errstate(divide="ignore", over="ignore", invalid="ignore"):  # the scales show it
             for start in range(0, values.size, _STEP):
                 block = values[start : start + _STEP]
                 whole = rounding.codes(block, start)

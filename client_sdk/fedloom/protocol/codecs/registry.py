@@ -34,7 +34,7 @@ def codec(name: str, settings: Mapping[str, object] | None = None, *, table: str
 
 
 def _typed(wanted: Any, value: object) -> object:
-    """Return a number from the wire as the whole number or boolean that it stands for."""
+    """Return a number from the wire as the whole number or boolean that it represents."""
     if wanted in (int, bool) and isinstance(value, float) and value.is_integer():
         return int(value) if wanted is int or value not in (0, 1) else bool(value)
     return value

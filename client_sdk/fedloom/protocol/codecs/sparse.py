@@ -1,6 +1,6 @@
 """top_k and random_k: a fraction of the values, and zeros for the rest.
 
-`top_k` sends the largest magnitudes and says where they are; what it leaves out is lost unless
+`top_k` sends the largest magnitudes and their places; what it leaves out is lost unless
 error feedback keeps it. `random_k` sends one value drawn from each of k equal runs of the tensor,
 and the receiver draws the same places; scaled by the run's length its expectation is the tensor.
 
@@ -74,7 +74,7 @@ class _Sparse:
 class TopK(_Sparse):
     """The values of the largest magnitude; of equal ones the first.
 
-    Where they are is said by the gap from the one before (the first one's from −1), in the
+    Their places are sent as gaps from the one before (the first one's from −1), in the
     narrowest type that holds every gap, or by a bit for each value, whichever is shorter.
 
     Attributes:
@@ -275,7 +275,7 @@ class RandomK(_Sparse):
             places, lengths = drawn.between(start, stop)
             sent[start:stop] = values[places]
             if self.scaled:
-                with np.errstate(over="ignore"):  # the door refuses infinity
+                with np.errstate(over="ignore"):  # the checks refuse infinity
                     sent[start:stop] *= lengths.astype(np.float32)
         return Encoded({"values": sent})
 

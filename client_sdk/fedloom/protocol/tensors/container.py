@@ -4,7 +4,7 @@ Models and updates travel and rest in this form (https://huggingface.co/docs/saf
 an 8-byte little-endian length, that many bytes of JSON naming each tensor's dtype, shape and byte
 range, then the tensors' bytes. It holds no code, so it can be read from anyone; the parser here
 accepts a header only where the tensors tile the body exactly, in order, each aligned to its item
-size, so that whoever streams it can check every value as it passes without holding a tensor.
+size, so that a receiver can check every value of a stream without holding a tensor.
 
 bfloat16 has no numpy dtype: such tensors are widened to float32, which is exact, when read.
 """
@@ -101,7 +101,7 @@ def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _reject_constant(name: str) -> None:
-    raise ValueError(name)  # NaN and Infinity are Python's JSON, nobody else's
+    raise ValueError(name)  # NaN and Infinity are not JSON
 
 
 def header_length(prefix: bytes) -> int:
@@ -201,7 +201,7 @@ def read_layout(file: IO[bytes]) -> Layout:
 
 
 def read_layout_at(handle: int) -> Layout:
-    """The layout of a container at the start of a file that may go on after it.
+    """The layout of a container at the start of a file that may be longer.
 
     Raises:
         IntegrityError: there is no container.

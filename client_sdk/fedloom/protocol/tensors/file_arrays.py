@@ -1,7 +1,7 @@
-"""Arrays that rest in a file, read a piece at a time: memory holds a piece, not the file.
+"""Arrays in a file, read a piece at a time: memory holds a piece, not the file.
 
 Mapped files would do as well but for what they are seen as: pages of a mapping that were touched
-count as the process's own (RSS, and PSS where nobody else has them) until somebody lets them go.
+count as the process's own (RSS, and PSS where no other process maps them) until they are released.
 What is read here never does, and the system's cache holds the file all the same.
 
 Invariant: arrays outlive the name of their file, which stays open while one of them is in use; a
@@ -23,7 +23,7 @@ from fedloom.strategies.exact.lazy_arrays import Pieces, Values, pieces_of
 
 
 class _Handle:
-    """An open file, closed when nobody has it any more."""
+    """An open file, closed with its last reference."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -94,7 +94,7 @@ def stored_params(path: Path) -> dict[str, FileArray]:
 
 
 class Scratch:
-    """A file without a name, for arrays that are of use until nobody has them.
+    """A file without a name, for arrays that live until their last reference.
 
     Args:
         directory: on whose disk it takes room.

@@ -1,4 +1,4 @@
-"""Which coordinates of a tensor an update covers, where it says so bit by bit.
+"""Bit masks: the coordinates of a tensor that an update covers, one bit each.
 
 A mask is an array of bytes in the body, its bits in the order of the coordinates, the lowest bit of
 a byte first; the values beside it are as many as bits are set.

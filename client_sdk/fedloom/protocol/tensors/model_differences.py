@@ -1,7 +1,7 @@
-"""Models on their way to clients as encoded differences from one that the client has.
+"""Models sent to clients as encoded differences from a model that the client has.
 
-The server remembers what it has told clients: the model that they hold is what earlier differences
-decoded to, on both sides alike. What encoding lost is part of the next difference, which is taken
+The server keeps the model that clients hold: the one that earlier differences decoded to, on both
+sides alike. What encoding lost is part of the next difference, which is taken
 from that model, so no loss adds up.
 
 A difference is a container: `note` (U8) is JSON that names the codec and lists the tensors that

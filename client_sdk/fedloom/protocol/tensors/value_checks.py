@@ -1,7 +1,7 @@
-"""What an update's values must be, wherever they come from: finite, and within the round's bounds.
+"""Checks of an update's values: finite, and within the round's bounds.
 
-The server's door and the simulator's ask the same questions here, so what trains in a simulation
-is what a deployment accepts.
+The server and the simulator share these checks, so what a simulation accepts a deployment
+accepts.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""How much of a transfer goes into one message: a size that is set, or one found by measurement.
+"""The size of a message of a transfer: as set, or found by measurement.
 
 With `auto` each size is tried for some megabytes of real transfers, then the fastest is kept for a
 gigabyte, and the search begins anew: links and machines change. What is sent is the same bytes.

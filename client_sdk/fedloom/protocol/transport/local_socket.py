@@ -1,8 +1,8 @@
-"""Where a server's operator socket lies, and how to name it to the kernel.
+"""The path of a server's operator socket, and its address for the kernel.
 
 A Unix socket's address holds at most 107 bytes on Linux (unix(7)), and state directories are often
 deeper than that. There the address goes through the folder's open descriptor instead, which is
-short however deep the folder lies. The alternative, changing the working directory, would change it
+short however deep the folder is. The alternative, changing the working directory, would change it
 for every thread.
 """
 

@@ -56,7 +56,7 @@ COMMON_OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     ("grpc.http2.lookahead_bytes", 2 << 20),
     # Tensors do not gzip, and accepting it invites decompression bombs.
     ("grpc.compression_enabled_algorithms_bitset", 1),
-    # Without the ping timeout a frozen peer goes unnoticed for a minute whatever keepalive says.
+    # Without the ping timeout a frozen peer is not noticed for a minute, whatever the keepalive.
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.http2.ping_timeout_ms", 20_000),
 )

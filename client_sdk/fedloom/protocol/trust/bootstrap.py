@@ -1,4 +1,4 @@
-"""First contact: how a device that knows nothing but its token comes to trust a server.
+"""First contact: a device with nothing but a token verifies the server.
 
 The token pins the root certificate of the federation. The device opens a TLS connection without
 verifying anything, reads the chain that the server presents (leaf, issuing authority, root), looks
@@ -47,7 +47,7 @@ def fetch_root(
 
     Raises:
         UsageError: host or port cannot be an address.
-        UnavailableError: nothing answers there, or what answers does not speak TLS.
+        UnavailableError: no server answers there, or it does not use TLS.
         Refusal: `BAD_TOKEN` when nothing presented has the pin, `EXPIRED` when the server's
             certificate is not valid now, `WRONG_IDENTITY` when it is not for this host or does not
             lead to the root.
@@ -106,7 +106,7 @@ def verified_root(chain: Sequence[bytes], host: str, pin: bytes, now: datetime) 
         The root certificate in PEM.
 
     Raises:
-        Refusal: as `fetch_root` says.
+        Refusal: as in `fetch_root`.
     """
     root_der = next(
         (der for der in chain if hmac.compare_digest(hashlib.sha256(der).digest(), pin)), None

@@ -1,4 +1,4 @@
-"""Who speaks: P-256 keys, certificate requests, and the client that a certificate names.
+"""Identities: P-256 keys, certificate requests, and the client that a certificate names.
 
 A client is named by one SPIFFE URI in its certificate, `spiffe://FEDERATION/client/NAME`, and by
 nothing else: subject names are for people. P-256 because Ed25519 and P-521 leaves fail gRPC's
@@ -185,7 +185,7 @@ def key_from_pem(pem: bytes) -> ec.EllipticCurvePrivateKey:
 def build_csr(key: ec.EllipticCurvePrivateKey) -> bytes:
     """Ask for a certificate over `key`, in PEM.
 
-    It carries no names: the authority would ignore them, the token says who asks.
+    It carries no names: the authority would ignore them; the token identifies the client.
     """
     builder = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([]))
     return builder.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM)

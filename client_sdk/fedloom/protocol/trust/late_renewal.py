@@ -1,8 +1,8 @@
-"""Renewal after a certificate's end: what a device signs to prove that it is still the same.
+"""Renewal after a certificate's end: the statement that a device signs to prove its identity.
 
 A certificate that has ended opens no connection, so there is nothing but its key to go by: the
 device signs its request for a new one with the old key. The statement binds the ended certificate
-and the request, so that a signature serves for that pair alone; whoever replays it makes the server
+and the request, so that a signature is valid for that pair alone; a replay makes the server
 certify once more a key that only the device has.
 
 Source: FIPS 186-5, section 6 (ECDSA, here on P-256 with SHA-256).

@@ -1,6 +1,6 @@
 """Streams of noise bytes under a secret key: AES-256 in counter mode.
 
-Whoever has the key can make any part of any stream again; nobody else can tell it from chance.
+With the key any part of any stream can be computed; without it the stream looks random.
 
     key of a stream = BLAKE2b-256(purpose ‖ round) under the run's key
     byte i          = byte i of AES-256-CTR of zeros under that key, counter from 0
@@ -33,7 +33,7 @@ def derived_key(key: bytes, purpose: str) -> bytes:
 
 
 def key_of_seed(seed: int) -> bytes:
-    """The key of a simulation: known to whoever knows the seed."""
+    """The key of a simulation: it follows from the seed."""
     return blake2b(f"simulated noise {seed}".encode(), digest_size=KEY_BYTES).digest()
 
 

@@ -1,4 +1,4 @@
-"""Files that only their owner may read: how keys come to rest on disk.
+"""Files that only their owner may read, for keys.
 
 A file appears under its name whole or not at all (temporary file beside it, sync, rename, sync of
 the folder), and is never, at any instant, open to another user: it is created 0600 instead of
@@ -46,7 +46,7 @@ def write_private(path: Path, data: bytes) -> None:
 
     Raises:
         UsageError: the folder can be written by others (see `private_directory`).
-        OSError: the disk says no; `path` is then as it was.
+        OSError: writing failed; `path` is unchanged.
     """
     folder = private_directory(path.parent)
     temporary = folder / f".{path.name}.{secrets.token_hex(8)}"

@@ -1,8 +1,8 @@
-"""What the server says under its signature, and how clients come to trust its key.
+"""Signatures of the server, and how clients come to trust its key.
 
-TLS proves which machine answers; a signature proves that what it hands over was decided by whoever
-holds the federation's signing key, whatever stands in between. A client learns the key once, at
-enrolment, and follows it from one key to the next by the word of the one before.
+TLS proves which machine answers; a signature proves that its content was decided by the holder
+of the federation's signing key, whatever is in between. A client learns the key once, at
+enrolment, and follows it from one key to the next: each key signs its successor.
 
 What is signed is never a bare payload, but
 
@@ -47,8 +47,8 @@ def to_sign(purpose: str, payload: bytes) -> bytes:
     b'fedloom-signature-1\x00model\x00abc'
 
     Args:
-        purpose: what the signature says; 1 to 64 of a-z 0-9 . _ -.
-        payload: what it says it of.
+        purpose: the kind of statement; 1 to 64 of a-z 0-9 . _ -.
+        payload: the signed bytes.
 
     Raises:
         ValueError: such a purpose could be mistaken for another.
@@ -89,7 +89,7 @@ class Signer:
 
     @classmethod
     def new(cls) -> "Signer":
-        """A key that nobody knows yet."""
+        """A new key."""
         return cls(Ed25519PrivateKey.generate().private_bytes_raw())
 
     @property
@@ -162,7 +162,7 @@ class Verifier:
         if not _signed(parsed.key, to_sign(purpose, payload), parsed.signature):
             raise _bad(
                 f"Expected what the federation's key signed as {purpose!r}, got other bytes: it "
-                "was made or changed by somebody else."
+                "was made or changed by another party."
             )
         if not trusted:
             self.keys = frozenset({parsed.key})
@@ -222,7 +222,7 @@ class Addressee:
 
 @dataclass(frozen=True, slots=True)
 class VerifiedOffer:
-    """An offer that is good.
+    """An offer whose signature is valid.
 
     Attributes:
         task: what it asks.
@@ -236,7 +236,7 @@ class VerifiedOffer:
 def signed_offer(
     signer: Signer, addressee: Addressee, task: fleet_pb2.Task, issued_us: int
 ) -> fleet_pb2.SignedOffer:
-    """An offer as it travels: nobody can change a setting of it, or give it to somebody else.
+    """A signed offer: its settings cannot be changed, and it is valid for one client.
 
     Args:
         signer: the federation's.

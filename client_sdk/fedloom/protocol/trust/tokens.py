@@ -1,4 +1,4 @@
-"""One-time enrolment tokens: what an operator hands to a device so that both sides can trust.
+"""One-time enrolment tokens: they let a device and a server trust each other at first contact.
 
     fl1.<id>.<secret>.<root pin>      e.g. fl1.0f3a9c21.<43 characters>.<43 characters>
 
@@ -7,7 +7,7 @@ base64url) proves to the server that the device was invited; the pin (base64url 
 certificate's DER) proves to the device which server invited it.
 
 The server stores a plain SHA-256 of the secret. A slow password hash would add nothing: it makes
-guessing low-entropy secrets dear, and nobody guesses 256 random bits at any speed.
+guessing low-entropy secrets dear, and 256 random bits cannot be guessed at any speed.
 
 Invariants: `parse_token(token.text())` equals `token`; each token has exactly one text form; no
 message, `repr` or log line shows a secret.

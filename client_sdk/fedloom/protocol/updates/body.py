@@ -64,7 +64,7 @@ def check_layout(layout: Layout, planned: Sequence[PlannedPart], manifest: Manif
 
 @dataclass(frozen=True, slots=True)
 class BodyStats:
-    """What passing over a body's values told.
+    """Statistics of a body's values.
 
     Attributes:
         norm: Euclidean norm of all values.

@@ -60,7 +60,7 @@ class Scheme:
             )
 
     def message(self) -> fleet_pb2.Compression:
-        """What a task says of it."""
+        """The message in a task."""
         return describe(self.codec, error_feedback=self.error_feedback)
 
     @property
@@ -146,7 +146,7 @@ def update_bytes(manifest: Manifest, method: Codec | None) -> int:
     return total
 
 
-# ---- whoever sends -------------------------------------------------------------------------------
+# ---- the sender ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +185,7 @@ class EncodedPart:
         return replace(self, encoded=replace(self.encoded, arrays=arrays, memory={}))
 
     def describe(self) -> fleet_pb2.Encoding:
-        """What a header says of it."""
+        """The message in a header."""
         seed = self.seed if self.codec.draws else 0
         return fleet_pb2.Encoding(arrays=list(self.encoded.arrays), seed=seed)
 
@@ -219,7 +219,7 @@ def encode(
     return EncodedPart(method, method.encode(values, shape, seed, memory or {}), shape, seed)
 
 
-# ---- whoever receives ----------------------------------------------------------------------------
+# ---- the receiver --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +258,7 @@ def check_compression(message: fleet_pb2.Compression, wanted: Codec | None) -> N
 def plan_code(
     part: fleet_pb2.Part, method: Codec | None, shape: Shape | None, dtype: str
 ) -> PlannedCode | None:
-    """Check what a part says of its encoding; None where it has none.
+    """Check a part's encoding; None where it has none.
 
     Args:
         part: of the header.
@@ -366,7 +366,7 @@ class CodeChecker:
         yield from self._named(tensor, lambda: inspector.feed(role, items))
 
     def finish(self) -> Iterator[tuple[str, Floats]]:
-        """Everything has come: yield the values that could not be told before.
+        """Finish: yield the values that could not be known before.
 
         Raises:
             Refusal: MALFORMED.

@@ -1,7 +1,7 @@
 """The header of an update, held against the round's limits and the model's manifest.
 
-What can be told before the body is told here: weight, metrics, sizes, and which coordinates of
-which tensors the body will cover. So nothing is allocated for a body that lies.
+All that can be checked before the body is checked here: weight, metrics, sizes, and which
+coordinates of which tensors the body covers. So nothing is allocated for a false header.
 
 Invariants: `check_header` returns only for parts of the model in groups that the round sums, each
 named once.

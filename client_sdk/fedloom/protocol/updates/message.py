@@ -1,8 +1,8 @@
 """An update on the wire: what a round accepts of one, and how a client writes its body.
 
 An update is a typed header (`UpdateHeader`) and a safetensors body. The header says which
-coordinates of which tensors the body covers (`update_header` checks it), and the body is checked
-while its bytes pass (`update_body`).
+coordinates of which tensors the body covers (`header` checks it), and the body is checked
+while its bytes arrive (`body`).
 
 Invariants: no whole difference is ever held; the checksum is of the bytes that are written.
 """

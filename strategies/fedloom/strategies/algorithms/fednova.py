@@ -45,6 +45,6 @@ class FedNova(ServerOptimizer):
         return FedNovaRule()
 
     def change(self, block: Block) -> Floats:
-        """Return η·τ_eff·Δ; nobody's lie about steps turns it round."""
+        """Return η·τ_eff·Δ; a false number of steps cannot change its sign."""
         steps = max(0.0, block.closing.scalars[STEPS])
         return self.server_learning_rate * steps * block.delta

@@ -9,7 +9,7 @@ at different points: to each weight of the others a normal number is added, draw
 Source: Ghosh et al. 2020, An Efficient Framework for Clustered Federated Learning,
 https://arxiv.org/abs/2006.04088, Algorithm 1 (model averaging).
 
-Invariant: a model that nobody picked keeps its bits.
+Invariant: a model that no client picked keeps its bits.
 """
 
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ from fedloom.strategies.optimizers.blockwise import Block, blockwise, slot_dtype
 from fedloom.strategies.state import State
 
 MAX_CLUSTERS = 1024
-"""A device makes room for as many models, on the server's word."""
+"""A device keeps this many models because the server asks for it."""
 
 
 def _check_clusters(count: int) -> None:
@@ -152,7 +152,7 @@ class _Group:
         return {(DELTA, name): spec for (group, name), spec in specs if group == self.group}
 
     def covered(self, key: Key) -> bool:
-        """Return whether anybody trained the tensor in this group."""
+        """Return whether any client trained the tensor in this group."""
         return self.means.covered((self.group, key[1]))
 
     def mean_block(

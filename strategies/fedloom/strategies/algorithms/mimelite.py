@@ -1,4 +1,4 @@
-"""Mime-lite: local steps use the server's momentum, which stands still meanwhile.
+"""Mime-lite: local steps use the server's momentum, which is constant during local training.
 
     device   g ← (1 - β)·g + β·m   at each step; sends y_i - x and ∇f_i(x) over all its examples
     server   x ← x + η·mean(y_i - x);   m ← (1 - β)·mean ∇f_i(x) + β·m

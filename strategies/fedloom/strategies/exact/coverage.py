@@ -1,4 +1,4 @@
-"""Which coordinates of a tensor an update speaks about: all, a box of them, or those of a mask.
+"""Coverage: the coordinates of a tensor that an update has values for: all, a slice, or a mask.
 
 Every coverage lists its values in row-major order of the tensor and can walk a flat accumulator
 block by block, so that neither the values nor any index is ever held for a whole tensor.
@@ -42,7 +42,7 @@ class Full:
             yield slice(start, stop), (stop - start,)
 
     def accumulate(self, view: Ints, index: Any, addends: Ints) -> None:
-        """Add a block's values where `blocks` said."""
+        """Add a block's values at an index that `blocks` gave."""
         view[index] += addends
 
     def add_constant(self, flat: Ints, shape: Shape, value: int, limit: int) -> None:  # noqa: ARG002 - as Mask has it
@@ -66,7 +66,7 @@ class Slice:
         return tuple(stop - start for start, stop in self.ranges)
 
     def check(self, shape: Shape) -> None:
-        """Raise `ValueError` unless the box lies within `shape`."""
+        """Raise `ValueError` unless the slice is within `shape`."""
         inside = len(self.ranges) == len(shape) and all(
             0 <= start <= stop <= extent
             for (start, stop), extent in zip(self.ranges, shape, strict=True)
@@ -106,7 +106,7 @@ class Slice:
                 yield (*outer, slice(start, stop)), (stop - start, *box[axis + 1 :])
 
     def accumulate(self, view: Ints, index: Any, addends: Ints) -> None:
-        """Add a block's values where `blocks` said."""
+        """Add a block's values at an index that `blocks` gave."""
         view[index] += addends
 
     def add_constant(self, flat: Ints, shape: Shape, value: int, limit: int) -> None:  # noqa: ARG002 - as Mask has it
@@ -151,7 +151,7 @@ class Mask:
                 yield (run, positions), (positions.size,)
 
     def accumulate(self, view: Ints, index: Any, addends: Ints) -> None:
-        """Add a block's values where `blocks` said."""
+        """Add a block's values at an index that `blocks` gave."""
         run, positions = index
         # Faster at every density than `view[run][positions] += addends`, which gathers first.
         np.add.at(view[run], positions, addends)

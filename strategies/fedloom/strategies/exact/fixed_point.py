@@ -18,7 +18,7 @@ Ints: TypeAlias = NDArray[np.int64]
 
 UNIT_BITS: Final = 20
 WEIGHT_UNIT: Final = 2.0**-UNIT_BITS
-"""The grid of weights. Whole numbers of examples lie on it, so they are exact."""
+"""The grid of weights. Whole numbers of examples are multiples of it, so they are exact."""
 MAX_UNITS: Final = 2**53
 """The largest weight of one update, in units: float64 holds every integer up to here."""
 MAX_WEIGHT_SUM: Final = 2.0**42

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 BLOCK: Final = 1 << 16
-"""Values in a piece, where whoever goes through them has no reason for another number."""
+"""Values in a piece by default."""
 
 
 class Pieces(ABC):
@@ -80,7 +80,7 @@ class Held(Pieces):
     """An array, for what is made of it to be made when it is asked for.
 
     Args:
-        array: nobody changes it.
+        array: must not be changed.
     """
 
     def __init__(self, array: NDArray[Any]) -> None:

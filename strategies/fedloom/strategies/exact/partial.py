@@ -1,4 +1,4 @@
-"""The exact sum that a round is: weighted values and weights, added up as integers.
+"""The exact sum of a round: weighted values and weights, added up as integers.
 
 A round's result is a weighted mean per coordinate. Each addend is rounded once, to
 `rint(x · w · 2^s)`, and everything after that is integer addition, which is associative: order,
@@ -117,11 +117,11 @@ class Partial:
     Not safe for concurrent `add` on one key; different keys may be folded in different threads.
 
     Args:
-        specs: the tensors that updates may speak about.
+        specs: the tensors that updates may hold.
         exponent: s, from `exponent()`; the same for all partials of a round.
 
     Attributes:
-        count: updates in it; whoever adds the parts of one counts it.
+        count: updates in it; the caller that adds an update's parts counts it.
     """
 
     __slots__ = ("_draining", "_entries", "_exponent", "count")
@@ -136,7 +136,7 @@ class Partial:
 
     @property
     def specs(self) -> dict[Key, TensorSpec]:
-        """The tensors that updates may speak about."""
+        """The tensors that updates may hold."""
         return {key: entry.spec for key, entry in self._entries.items()}
 
     @property
@@ -156,7 +156,7 @@ class Partial:
         """Add one part of one update, pulling its values block by block.
 
         The values must be finite and within the bounds that the exponent was made for; that is
-        checked at the door, not here. If `read` raises or misbehaves midway, the sums of this
+        checked on admission, not here. If `read` raises or misbehaves midway, the sums of this
         key are no longer those of whole updates: start again from a checkpoint.
 
         Args:
@@ -251,7 +251,7 @@ class Partial:
     __hash__ = None  # type: ignore[assignment]
 
     def covered(self, key: Key) -> bool:
-        """Return whether any update said anything about this tensor."""
+        """Return whether any update covers this tensor."""
         return self._entry(key).sums is not None
 
     def mean_block(
@@ -260,7 +260,7 @@ class Partial:
         """Return the weighted mean of the flat coordinates `start:stop`, and who has one.
 
         Returns:
-            float64 [stop - start], 0 where nobody covered; and where somebody did: True or False
+            float64 [stop - start], 0 where no update covers; and where one does: True or False
             for the whole block, or bool [stop - start].
         """
         entry = self._entry(key)
@@ -280,7 +280,7 @@ class Partial:
         """Return the sums of the flat coordinates `start:stop` as they are: Σ rint(x · w · 2^s).
 
         Returns:
-            int64 [stop - start], a copy; 0 where nobody covered.
+            int64 [stop - start], a copy; 0 where no update covers.
         """
         sums = self._entry(key).sums
         return np.zeros(stop - start, np.int64) if sums is None else sums[start:stop].copy()
@@ -383,7 +383,7 @@ def _sum(a: Ints | None, b: Ints | None) -> Ints | None:
 
 
 def _equal(a: Ints | None, b: Ints | None) -> bool:
-    """Compare with None standing for zeros."""
+    """Compare; None means zeros."""
     if a is None or b is None:
         some = a if b is None else b
         return some is None or not some.any()

@@ -1,7 +1,7 @@
 """A server optimizer's step over every covered coordinate, a block of float64 at a time.
 
 Invariants:
-    - A coordinate that nobody covered keeps its value and its slots, bit for bit.
+    - A coordinate that no update covers keeps its value and its slots, bit for bit.
     - Arithmetic is in float64 blocks; each result is rounded once, to the dtype it is kept in.
 """
 
@@ -37,7 +37,7 @@ class Block:
     """Some coordinates of one tensor, when a round is over.
 
     Attributes:
-        mean: group → weighted mean of what clients sent, float64 [n]; 0 where nobody covered.
+        mean: group → weighted mean of what clients sent, float64 [n]; 0 where no update covers.
         slots: slot → the optimizer's memory, float64 [n]; changed in place.
         values: the parameters, [n], in the dtype that they are kept in.
         closing: the round.
@@ -234,7 +234,7 @@ def _load(array: NDArray[Any] | None, at: slice, initial: float) -> Floats:
 def _plus(value: NDArray[Any], change: Floats) -> NDArray[Any]:
     """Return value + change in value's dtype, rounded once, at its limits where it is past them.
 
-    A sum that passes the door can still carry a float16 or an integer over its end; one client
+    An admitted sum can still carry a float16 or an integer over its end; one client
     must not be able to end everybody's round by that.
     """
     if value.dtype.kind == "f":

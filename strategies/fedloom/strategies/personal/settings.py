@@ -37,7 +37,7 @@ class Personal:
 
     Attributes:
         keep: globs over names of tensors, `*` for any text, such as `head.*`: tensors that are
-            never sent. Each client goes on from its own of its last round that counted, in
+            never sent. Each client continues from its own of its last round that counted, in
             training and in evaluation; the first time from what the server sends.
         head_epochs: passes over the examples that train the kept tensors alone, before `[train]`
             trains the others alone; 0 trains them all together.

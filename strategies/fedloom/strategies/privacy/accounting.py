@@ -1,6 +1,6 @@
 """What a run's releases cost: epsilon by Google's dp-accounting, and noise calibrated to it.
 
-The mechanisms are told to dp-accounting as events; no figure is computed here.
+The mechanisms are passed to dp-accounting as events; no figure is computed here.
 
     none                  Gaussian releases of all rounds, composed exactly
     poisson               Poisson-subsampled Gaussian, Rényi accounting

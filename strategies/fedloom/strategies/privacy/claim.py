@@ -3,7 +3,7 @@
 A claim is a figure with everything that it hangs on: what is protected, against whom, with which
 delta, under which sampling assumption and by which clipping. It says as plainly what is not.
 
-Invariant: a claim follows from the run's specification alone, so whoever has that has the claim.
+Invariant: a claim follows from the run's specification alone.
 """
 
 from collections.abc import Iterable

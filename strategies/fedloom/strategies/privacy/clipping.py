@@ -1,7 +1,7 @@
 """Clipping: no client's contribution is longer than the clip norm, whatever it trained on.
 
 The one function for devices and simulations. What it gives has a norm of at most the clip as a
-server measures it, so the server's door can refuse anything longer and the sensitivity is a fact,
+server measures it, so the server can refuse anything longer and the sensitivity is a fact,
 not a promise of the clients.
 
 References:

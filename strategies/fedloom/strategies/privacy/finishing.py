@@ -1,6 +1,6 @@
 """The end of a private round: noise on its sum, then the strategy's own step.
 
-One function for servers and simulations. What the mechanism remembers lies in the strategy's state,
+One function for servers and simulations. The mechanism's memory is in the strategy's state,
 under a slot of its own that the strategy never sees.
 """
 

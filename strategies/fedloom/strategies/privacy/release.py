@@ -1,4 +1,4 @@
-"""From a round's exact sum to means that may be seen: noise on the grid of the sum.
+"""The release of a round: from its exact sum to means with noise on the grid of the sum.
 
 The noise is added to the integers of a `Partial`, before anything is divided, so what leaves is an
 integer plus an exact discrete Gaussian, and then arithmetic on that alone (post-processing).
@@ -9,8 +9,8 @@ Legend: x a clipped value, C the clip, d coordinates, z the noise multiplier, s 
 rounding of an update to the grid moves it by at most half a unit a coordinate, √d / 2 in norm;
 the noise is made that much larger, so what is claimed for real numbers holds for the integers.
 
-The denominator is the cohort's goal whoever reports, and a coordinate that somebody does not cover
-counts as zero from them: both would tell of the data otherwise (McMahan et al. 2018, section 2).
+The denominator is the cohort's goal whatever the number of reports, and a coordinate that a client
+does not cover counts as zero: both would reveal data otherwise (McMahan et al. 2018, section 2).
 
 For dp_ftrl the noise of a round is the difference of the noise of two prefix sums: each is the sum
 of the nodes of a binary tree that cover it (Kairouz et al. 2021, section 3; Honaker's refinement
@@ -38,7 +38,7 @@ from fedloom.strategies.privacy.streams import Stream
 GRID_BITS: Final = 20
 """The noise's standard deviation is at least 2^20 units of the grid, as a rule."""
 DOOR_ERROR: Final = 1e-6
-"""Relative error of the norm that the server's door measures, more than enough."""
+"""Bound of the relative error of the norm that the server measures."""
 WITHIN: Final = "within_clip"
 """The scalar that clients send where the clip adapts: 1/2 within it, -1/2 beyond."""
 _DIGEST_BYTES: Final = 32
@@ -81,7 +81,7 @@ class Release:
 
     @property
     def value_noise(self) -> float:
-        """The noise multiplier of the values; larger where the number within is told as well."""
+        """The noise multiplier of the values; larger where the count is released as well."""
         if not self.settings.adaptive:
             return self.noise_multiplier
         return noise_of_values(self.noise_multiplier, self.count_noise)
@@ -188,7 +188,7 @@ class NoisyMeans:
         sampler: of the noise; None where the devices added theirs.
         stream: of the run.
         nodes: whose noise is added, by sign.
-        count: updates, as far as anybody is told: the goal.
+        count: updates, as it is published: the goal.
     """
 
     partial: Partial
@@ -204,7 +204,7 @@ class NoisyMeans:
         return {key: spec for key, spec in self.partial.specs.items() if key[0] == DELTA}
 
     def covered(self, key: Key) -> bool:
-        """Every tensor is: that nobody sent one is nobody's business."""
+        """Return True: whether any client sent a tensor must not show."""
         return key[0] == DELTA
 
     def mean_block(self, key: Key, start: int, stop: int) -> tuple[Floats, bool]:
@@ -221,7 +221,7 @@ class NoisyMeans:
         return self.sampler.draw(_source(self.stream, purpose, number), start, stop)
 
     def release(self, key: Key) -> None:
-        """Say that this tensor's means are not needed again."""
+        """Release this tensor's means: they are not read again."""
         self.partial.release(key)
 
 

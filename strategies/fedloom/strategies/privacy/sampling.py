@@ -25,7 +25,7 @@ def drawn(stream: Stream, round: int, goal: int, population: int) -> int:  # noq
         population: that there are.
 
     Returns:
-        0 to `population`; with 0 the round's sum is of nobody, whoever is asked.
+        0 to `population`; with 0 the round's sum is of no client, whatever the cohort.
     """
     if goal >= population:
         return population

@@ -50,7 +50,7 @@ class Privacy:
             al. have it, and at least the noise multiplier.
         restart_every: rounds of one tree; a client takes part at most once in them.
         noise: `secure`, from a key that only the server has; `seed`, from the run's seed: for
-            simulations, whoever knows the seed can take the noise away.
+            simulations: with the seed the noise can be removed.
 
     Raises:
         TypeError: a setting has the wrong type.
@@ -156,7 +156,7 @@ def count_noise(settings: Privacy, noise_multiplier: float, goal: int) -> float:
 
 
 def noise_of_values(noise_multiplier: float, count_noise: float) -> float:
-    """Return the noise multiplier of the values when the count is told as well.
+    """Return the noise multiplier of the values when the count is released as well.
 
     Together the two releases then cost what one of `noise_multiplier` costs.
 

@@ -1,7 +1,7 @@
 """Where noise comes from: named streams of bytes, injected as a function.
 
 The mathematics here neither draws randomness nor holds a key. It is given a `Stream`: on a server
-the key stream of a cipher under a secret key, so that nobody can predict the noise and a crash
+the key stream of a cipher under a secret key, so that the noise cannot be predicted and a crash
 replays it; in a simulation the same cipher under a key that follows from the seed.
 
 Invariant: the bytes of a stream depend on (key, purpose, round, position) alone, so any block of a

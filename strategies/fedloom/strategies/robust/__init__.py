@@ -1,6 +1,6 @@
-"""Robust aggregation: rules that hold when some clients lie, are broken, or collude.
+"""Robust aggregation: rules that bound what faulty, lying or colluding clients can do.
 
-They look at every update, block by block; `base` says how, `geometry` where updates lie.
+They read every update, block by block: see `base`; `geometry` has norms and distances.
 """
 
 from fedloom.strategies.lazy_imports import attach_stub

@@ -1,4 +1,4 @@
-"""What robust rules share: they look at every update, and give means that are made when asked for.
+"""The base of robust rules: they read every update and return means that are computed lazily.
 
 A rule first looks at the round as a whole, for distances or norms (`geometry`), if it has to; what
 it returns is lazy: each block of the result is made from the same block of every update, so that
@@ -7,9 +7,9 @@ nothing of the model's size is held, whatever the number of clients.
 Invariants:
     - Clients are taken in the order of their names and each coordinate on its own, in float64: the
       order of arrival and the sizes of blocks cannot change a bit.
-    - Without any update nothing moves.
-    - A coordinate that nobody covered has no mean. For norms and distances an update is zero where
-      it covers nothing: it did not move there.
+    - Without any update the model does not change.
+    - A coordinate that no update covers has no mean. For norms and distances an update is zero
+      where it covers nothing: it did not move there.
 """
 
 from abc import abstractmethod
@@ -54,7 +54,7 @@ Combine: TypeAlias = Callable[[Window], Reduced]
 
 
 class LazyMeans:
-    """Means that are made from the updates block by block, when they are asked for.
+    """Means that are computed from the updates block by block, when they are read.
 
     Args:
         updates: of the round.
@@ -72,7 +72,7 @@ class LazyMeans:
         return self._updates.specs
 
     def covered(self, key: Key) -> bool:
-        """Return whether any update said anything about this tensor."""
+        """Return whether any update covers this tensor."""
         return self.count > 0 and self._updates.covered(key)
 
     def mean_block(self, key: Key, start: int, stop: int) -> Reduced:
@@ -98,7 +98,7 @@ class LazyMeans:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Robust:
-    """A rule that looks at every update; the base of all in this package.
+    """A rule that reads every update; the base of all rules in this package.
 
     Raises:
         TypeError: a setting has the wrong type.
@@ -149,7 +149,7 @@ def weighted(weights: Floats, factors: Floats | None = None) -> Combine:
     """Return what makes `Σ w_i · c_i · x_i / Σ w_i` over those who cover, i in order.
 
     Args:
-        weights: w, float64 [n], >= 0; whoever has 0 covers nothing.
+        weights: w, float64 [n], >= 0; an update of weight 0 covers nothing.
         factors: c, float64 [n]; 1 by default.
     """
     chosen = [int(i) for i in np.flatnonzero(weights > 0)]

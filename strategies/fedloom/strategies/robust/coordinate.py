@@ -21,7 +21,7 @@ from fedloom.strategies.checks import check_number
 from fedloom.strategies.exact.partial import Floats, Params
 from fedloom.strategies.robust.base import Combine, Covered, Reduced, Robust, Window
 
-_ROUNDING = 1e-9  # 0.29 of 100 is 28.999999999999996; nobody means to trim 28 by it
+_ROUNDING = 1e-9  # 0.29 of 100 is 28.999999999999996; 28 is never meant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

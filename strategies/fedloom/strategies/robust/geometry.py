@@ -43,7 +43,7 @@ _LOW: Final = (1 << _HALF) - 1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Geometry:
-    """Where a round's updates lie.
+    """Norms and inner products of a round's updates.
 
     Attributes:
         squares: squared norms, float64 [n].

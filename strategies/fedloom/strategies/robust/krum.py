@@ -28,7 +28,7 @@ from fedloom.strategies.robust.geometry import geometry
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Krum(Robust):
-    """The one update that lies nearest to its n - f - 2 nearest others.
+    """The one update with the least distance to its n - f - 2 nearest others.
 
     Attributes:
         num_byzantine: f >= 0; a round needs 2f + 3 updates.

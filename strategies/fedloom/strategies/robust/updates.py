@@ -20,7 +20,7 @@ class ArrayUpdate:
     """One client's update.
 
     Attributes:
-        parts: for each tensor that it speaks about, what it covers and the values.
+        parts: for each tensor that it holds, the coverage and the values.
         weight: > 0.
     """
 
@@ -34,8 +34,8 @@ class ArrayUpdates(Updates):
         updates = ArrayUpdates.of({"a": {"w": np.array([1.0])}, "b": {"w": np.array([3.0])}})
 
     Args:
-        specs: the tensors that updates may speak about.
-        updates: by client, in any order; those without parts said nothing and are left out.
+        specs: the tensors that updates may hold.
+        updates: by client, in any order; those without parts are left out.
         block_values: coordinates in a block; cannot change a bit of a result.
     """
 
@@ -94,16 +94,16 @@ class ArrayUpdates(Updates):
 
     @property
     def weights(self) -> Floats:
-        """What each counts for, float64 [n]."""
+        """The weight of each, float64 [n]."""
         return self._weights
 
     @property
     def specs(self) -> Mapping[Key, TensorSpec]:
-        """The tensors that updates may speak about."""
+        """The tensors that updates may hold."""
         return self._specs
 
     def covered(self, key: Key) -> bool:
-        """Return whether any update said anything about this tensor."""
+        """Return whether any update covers this tensor."""
         return key in self._covered and bool(self._covered[key].any())
 
     def ranges(self, key: Key) -> Iterator[tuple[int, int]]:

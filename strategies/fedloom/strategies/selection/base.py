@@ -42,12 +42,12 @@ RECORD = np.dtype(
 """One client's row of what is known; see `Known`."""
 
 NOTHING = np.array((0, np.nan, np.nan, np.nan, 0, 0), RECORD)
-"""The row of a client that no committed round has told of."""
+"""The row of a client without observations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Known:
-    """What committed rounds told of each of n candidates.
+    """What committed rounds reported of each of n candidates.
 
     Attributes:
         num_examples: int64 [n], of its last update; 0 unless it took part.

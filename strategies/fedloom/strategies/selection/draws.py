@@ -1,6 +1,6 @@
 """Draws without replacement, from raw 64-bit numbers and exactly rounded arithmetic alone.
 
-Weighted draws go on drawing with replacement and pass over whom they have: that is successive
+Weighted draws repeat draws with replacement and skip clients that are drawn already: successive
 sampling, each draw in proportion to the weights of those left. Exponential clocks (Efraimidis and
 Spirakis 2006) would need a logarithm, whose last bit differs between machines.
 
@@ -38,7 +38,7 @@ def uniformly(occasion: Occasion, count: int, among: Places | None = None, part:
         occasion: whose randomness.
         count: how many.
         among: places to draw from; all by default.
-        part: tells several such draws of one occasion apart.
+        part: distinguishes several such draws of one occasion.
     """
     if among is None:
         return smallest(occasion.raw(len(occasion)), count)

@@ -1,10 +1,10 @@
-"""What committed rounds told of the clients: the memory that selection draws on.
+"""The history of clients in committed rounds: what selection policies learn from.
 
 It follows from the observations of committed rounds alone, so a server reads it from its ledger
 and a simulation from its rounds, and both know the same.
 
-Invariants: a client is told of once in a round; rounds are told in rising order; within a round
-the order does not matter.
+Invariants: a round has one observation of a client; rounds are added in rising order; within
+a round the order does not matter.
 """
 
 import math
@@ -20,7 +20,7 @@ from fedloom.strategies.selection.base import NOTHING, RECORD, Known
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """What a committed round told of one member of its cohort.
+    """What a committed round reported of one member of its cohort.
 
     Attributes:
         client: its name.
@@ -41,7 +41,7 @@ class Observation:
 
 
 class History:
-    """What is known of every client that committed rounds told of."""
+    """What committed rounds reported of every client."""
 
     __slots__ = ("_asked", "_latest", "_places", "_rows", "_table")
 
@@ -54,19 +54,19 @@ class History:
         self._rows = np.empty(0, np.intp)
 
     def __len__(self) -> int:
-        """How many clients were told of."""
+        """How many clients have observations."""
         return len(self._places)
 
     @property
     def latest_round(self) -> int:
-        """The number of the last round that was told; 0 for none."""
+        """The number of the last round that was added; 0 for none."""
         return self._latest
 
     def add(self, round_number: int, observations: Iterable[Observation]) -> None:
-        """Take note of a committed round.
+        """Add a committed round.
 
         Raises:
-            ValueError: a later one was told before.
+            ValueError: a later one was added before.
         """
         if round_number <= self._latest:
             raise ValueError(

@@ -13,7 +13,7 @@ References:
 Differences from the paper, on purpose: the loss is the client's mean training loss (theirs is the
 root of the mean square over examples; name a metric that reports it and it is that). Utilities are
 scaled to [0, 1] before the bonus is added, as in the authors' code. Clients never tried are drawn
-uniformly, since nothing is known of their speed. T stands still (no pacer); by default it is the
+uniformly, since nothing is known of their speed. T is constant (no pacer); by default it is the
 median of the measured durations.
 """
 

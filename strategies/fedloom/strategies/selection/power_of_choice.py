@@ -17,7 +17,7 @@ from fedloom.strategies.checks import check_number
 from fedloom.strategies.selection.base import Fact, Known, Occasion, Places
 from fedloom.strategies.selection.draws import sizes, weighted
 
-_ROUNDING = 1e-9  # 1.1 · 100 is 110.00000000000001; nobody means 111 candidates by it
+_ROUNDING = 1e-9  # 1.1 · 100 is 110.00000000000001; 111 is never meant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

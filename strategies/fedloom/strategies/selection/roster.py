@@ -1,4 +1,4 @@
-"""A population that cohorts are drawn from round after round, and who of it is there.
+"""The population that cohorts are drawn from, and the clients of it that attend.
 
 A draw needs its candidates in sorted order and a digest of their names. With a hundred thousand of
 them, sorting, joining and looking up strings that lie all over memory cost a simulated round more
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 
 class Roster:
-    """Everybody who may ever be there.
+    """All clients that can ever attend.
 
     Args:
         names: all different, in any order.
@@ -96,10 +96,10 @@ class Candidates(Sequence[str]):
 
 
 class Attendance:
-    """Who of a roster is there at a moment.
+    """The clients of a roster that attend at a moment.
 
     Args:
-        roster: of everybody.
+        roster: of all clients.
         there: bool, shape (names,), in the roster's order; not changed here.
     """
 

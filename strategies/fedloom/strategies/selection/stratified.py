@@ -30,7 +30,7 @@ _SEATS = 16
 class Stratified:
     """Places are shared out among strata, uniformly within each.
 
-    Strata are told by name patterns or by a number that clients report; exactly one is set.
+    Strata are defined by name patterns or by a number that clients report; exactly one is set.
 
     Attributes:
         patterns: of names, such as ["eu-*", "us-*"]; the first that fits decides, and those that
