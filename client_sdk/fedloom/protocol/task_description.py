@@ -123,6 +123,11 @@ class TaskDescription:
     privacy: DevicePrivacy | None = None
     run_name: str = ""
 
+    @property
+    def evaluates(self) -> bool:
+        """Whether clients evaluate the received model: as asked, and where they do not train."""
+        return self.evaluate or not self.train
+
 
 def task_seed(seed: int, number: int, client: str) -> int:
     """Return the seed of a client's randomness in a round; it depends on nothing else.

@@ -62,7 +62,7 @@ def test_a_stored_run_goes_the_way_of_one_in_memory(tmp_path, name):
     note = state_files.first_note(models, setup.spec, plan.model)
     plan = replace(plan, strategy_state=note)
     for number, delta in enumerate(DELTAS, 1):
-        plan = replace(plan, number=number, trained=state.trained, barred=state.excluded)
+        plan = replace(plan, number=number, trained=state.trained, excluded=state.excluded)
         loaded = state_files.load(models, setup, plan)
         assert as_bytes(loaded) == as_bytes(state)
         after = advance(setup, loaded, result_of(setup, [delta, delta], number=number))

@@ -141,9 +141,7 @@ class TaskRun:
             weight=1.0,
         )
         self._prepare()
-        wants_evaluation = self._may_evaluate and (
-            self.message.evaluate or task.kind is Kind.EVALUATE
-        )
+        wants_evaluation = self._may_evaluate and self._asked.evaluates
         if wants_evaluation and self.client.can_evaluate():
             num_examples, metrics = as_measured(self.client.evaluate(self._evaluated(path), task))
             check(of_evaluation(num_examples, metrics))

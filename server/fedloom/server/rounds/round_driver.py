@@ -298,12 +298,12 @@ class RoundDriver:
 
     def client_available(self, client: str) -> None:
         """A client is connected and idle."""
-        if client not in self.plan.barred:
+        if client not in self.plan.excluded:
             self.feed(Attended(client))
 
     def _idle(self) -> list[str]:
-        barred = self.plan.barred
-        return [client for client in self._world.fleet.available() if client not in barred]
+        excluded = self.plan.excluded
+        return [client for client in self._world.fleet.available() if client not in excluded]
 
     def client_left(self, client: str) -> None:
         """A client's stream ended, or another run took it."""

@@ -94,7 +94,7 @@ class Position:
             limits=limits,
             stream=self._world.noise.stream(self._run, self.spec),
             clip=clip or 0.0,
-            barred=self._excluded,
+            excluded=self._excluded,
             goals=self._goals,
         )
 

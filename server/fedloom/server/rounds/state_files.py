@@ -34,7 +34,7 @@ def load(models: ModelStore, setup: RunSetup, plan: RoundPlan) -> TrainingState:
         strategy = State(step=note.step)
     held = model if plan.given.digest == plan.model else models.params(plan.given.digest)
     return TrainingState(
-        model=model, strategy=strategy, held=held, trained=plan.trained, excluded=plan.barred
+        model=model, strategy=strategy, held=held, trained=plan.trained, excluded=plan.excluded
     )
 
 

@@ -126,7 +126,7 @@ class Clock:
         load: Load,
         start_s: float = 0.0,
         refused: frozenset[str] = frozenset(),
-        barred: frozenset[str] = frozenset(),
+        excluded: frozenset[str] = frozenset(),
     ) -> Play:
         """Play a round; depends on its arguments and the clock's own alone.
 
@@ -137,7 +137,7 @@ class Clock:
             load: what it asks of each device; not looked at without devices.
             start_s: virtual seconds at which it begins to select.
             refused: clients whose updates the door is known to refuse.
-            barred: clients that may not be asked.
+            excluded: clients that may not be asked.
 
         Raises:
             UsageError: the goal is larger than the population, more are asked than are wanted
@@ -146,22 +146,22 @@ class Clock:
         self.check(config)
         game = Game(
             self, config, select=select, round_number=round_number, load=load,
-            opening=self.opening(config, start_s), refused=refused, barred=barred,
+            opening=self.opening(config, start_s), refused=refused, excluded=excluded,
         )  # fmt: skip
         game.run()
         return game.outcome(start_s)
 
     def attendance(
-        self, there: NDArray[np.bool_] | None, barred: Collection[str] = ()
+        self, there: NDArray[np.bool_] | None, excluded: Collection[str] = ()
     ) -> Attendance:
         """Who may be asked.
 
         Args:
             there: who is there, in the order of the names; None for everybody.
-            barred: clients that may not be asked all the same.
+            excluded: clients that may not be asked all the same.
         """
         idle = np.ones(len(self.names), np.bool_) if there is None else there[self._sorted]
-        idle[[self._roster.place_of[name] for name in barred if name in self.place_of]] = False
+        idle[[self._roster.place_of[name] for name in excluded if name in self.place_of]] = False
         return Attendance(self._roster, idle)
 
     def check(self, config: RoundConfig) -> None:
@@ -263,7 +263,7 @@ class Game:
         load: Load,
         opening: Opening,
         refused: frozenset[str],
-        barred: frozenset[str] = frozenset(),
+        excluded: frozenset[str] = frozenset(),
     ) -> None:
         names, devices = clock.names, clock.devices
         self._names, self._place_of, self._refused = names, clock.place_of, refused
@@ -299,7 +299,7 @@ class Game:
                 until_s=opening.at_s + config.deadline_s,
             )
         there = None if self._idle is None else opening.there
-        self._round = self._begin(config, select, clock.attendance(there, barred))
+        self._round = self._begin(config, select, clock.attendance(there, excluded))
         self._members = self._round.cohort.phases  # a live view
 
     def _begin(self, config: RoundConfig, select: Select, available: Iterable[str]) -> RoundEngine:

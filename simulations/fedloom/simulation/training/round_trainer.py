@@ -1,8 +1,8 @@
 """One round of a simulation: played on the virtual clock, trained, and summed.
 
 The server's engine decides on the virtual clock whose updates count; only those clients are then
-trained. An update that the door refuses is refused to the engine too, by playing the round again
-with that knowledge: playing is a pure function, so what was decided before stays as it was.
+trained. When an update is refused, the round is played again with that refusal: playing is a pure
+function, so what was decided before the refusal stays the same.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +19,7 @@ from fedloom.server.engine import RoundKind, RoundState
 from fedloom.server.planning.observations import CohortMember
 from fedloom.server.planning.round_result import ClientMetrics
 from fedloom.server.planning.spec import RunSpec
+from fedloom.server.planning.task import describe
 from fedloom.simulation.clock.devices import Load, steps_in_time, trained_examples
 from fedloom.simulation.clock.round_clock import Clock, Play
 from fedloom.simulation.experiment import Experiment
@@ -36,15 +37,15 @@ MakeSum = Callable[[], Partial]
 
 @dataclass(frozen=True, slots=True)
 class Next:
-    """Which round is to be done.
+    """The round to do.
 
     Attributes:
         number: from 1, rising with every round opened.
         trained: training rounds committed before it.
         kind: training or evaluation.
-        clip: of the round, where the run is private.
-        longest: norm of an update that the door lets in, where the run is private.
-        barred: clients that took part in this tree already, where there is one.
+        clip: of the round, with [privacy].
+        longest: norm that an update may have, with [privacy].
+        excluded: clients that may not take part before the privacy tree ends.
     """
 
     number: int
@@ -52,7 +53,7 @@ class Next:
     kind: RoundKind
     clip: float = 0.0
     longest: float | None = None
-    barred: frozenset[str] = frozenset()
+    excluded: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True)
@@ -62,9 +63,9 @@ class Trained:
     Attributes:
         play: as the engine decided it.
         partial: the exact sum of the accepted updates.
-        updates: each of them, where each is looked at; then the sum is empty.
+        updates: each of them, where something looks at each; the sum is then empty.
         reports: of the accepted clients.
-        refused: reasons by client, of those that the door turned away.
+        refused: client → the reason, of refused updates.
         shares: what each worker did.
     """
 
@@ -85,15 +86,15 @@ class Trainer:
     """Plays and trains rounds.
 
     Args:
-        experiment: whose.
+        experiment: what to simulate.
         crew: trains.
         group: clients that are trained together.
         empty: makes an empty sum.
         model_bytes: of the model as it would travel.
         update_bytes: of an update to it.
-        history: what committed rounds told of the clients; whoever has it adds to it.
-        memory: folder of what client rules remember.
-        spool: where updates are written, where each is looked at.
+        history: what is known of the clients; its owner adds to it.
+        memory: folder of what clients remember.
+        spool: where updates are written, where something looks at each.
     """
 
     def __init__(
@@ -141,12 +142,12 @@ class Trainer:
             params: its model, and what comes beside it.
             what: which round it is.
             start_s: the virtual clock at its opening.
-            progress: told how many clients are done.
-            counted: client → its last committed round, where the rule remembers.
+            progress: called with how many clients are done.
+            counted: client → its last committed round, where clients remember something.
         """
         task = self._task(what)
         number = what.number
-        result = Trained(self._play(task, start_s, frozenset(), what.barred), self._empty())
+        result = Trained(self._play(task, start_s, frozenset(), what.excluded), self._empty())
         done: dict[int, Report] = {}
         while result.committed:
             accepted = set(result.play.places)
@@ -161,7 +162,7 @@ class Trainer:
             if not refused:
                 break
             result.refused |= refused
-            result.play = self._play(task, start_s, frozenset(result.refused), what.barred)
+            result.play = self._play(task, start_s, frozenset(result.refused), what.excluded)
         result.reports = list(done.values())
         if self._spool is not None:
             result.updates = self._spool.updates(number, result.reports)
@@ -169,22 +170,33 @@ class Trainer:
 
     def _task(self, what: Next) -> RoundTask:
         spec = self._experiment.spec
-        return RoundTask(
+        asked = describe(
+            spec,
             run=spec.name,
-            round=what.number,
-            settings=spec.local_training().at(what.trained + 1, spec.round_config().goal),
-            rule=spec.build_strategy().rule,
-            config=spec.config,
-            weighting=Weighting(spec.weighting),
-            evaluate=spec.evaluate or what.kind is RoundKind.EVALUATE,
-            train=what.kind is RoundKind.TRAIN,
+            number=what.number,
+            trained=what.trained,
+            kind=what.kind,
+            clip=what.clip,
+        )
+        guard = Guard.of(asked.privacy)
+        if guard is not None:
+            guard = replace(guard, seeded=True, longest=what.longest)
+        return RoundTask(
+            run=asked.run,
+            round=asked.round,
+            settings=asked.settings,
+            rule=asked.rule,
+            config=asked.config,
+            weighting=Weighting(asked.weighting),
+            evaluate=asked.evaluates,
+            train=asked.train,
             memory=self._memory,
-            compression=spec.build_compression(),
+            compression=asked.scheme,
             spool="" if self._spool is None else self._spool.folder,
             attack=self._experiment.attack,
             attackers=self._attackers,
-            personal=spec.build_personal(),
-            guard=_guard(spec, what),
+            personal=asked.personal,
+            guard=guard,
         )
 
     def _job(self, number: int, client: int, counted: Mapping[str, int]) -> Job:
@@ -200,7 +212,7 @@ class Trainer:
         task: RoundTask,
         start_s: float,
         refused: frozenset[int],
-        barred: frozenset[str] = frozenset(),
+        excluded: frozenset[str] = frozenset(),
     ) -> Play:
         spec, names = self._experiment.spec, self._experiment.population.names
         kind = RoundKind.TRAIN if task.train else RoundKind.EVALUATE
@@ -211,7 +223,7 @@ class Trainer:
             load=self._load(task),
             start_s=start_s,
             refused=frozenset(names[client] for client in refused),
-            barred=barred,
+            excluded=excluded,
         )
 
     def _load(self, task: RoundTask) -> Load:
@@ -239,30 +251,17 @@ class Trainer:
 
 
 def stream_of(spec: RunSpec) -> Stream | None:
-    """The noise of a simulation: it follows from the seed. None where the run is not private."""
+    """Return the noise of a simulation, which follows from the seed; None without [privacy]."""
     return keyed(key_of_seed(spec.seed)) if spec.build_privacy() is not None else None
 
 
 def _steps_in_time(experiment: Experiment) -> NDArray[np.int64] | None:
-    """How many steps each client takes; None where time is no limit."""
+    """Return how many steps each client takes in time; None where time is no limit."""
     spec, devices = experiment.spec, experiment.devices
     settings = spec.local_training().at(1, spec.round_config().goal)
     if settings.time_budget_s is None or devices is None:
         return None
     return steps_in_time(experiment.population.sizes, settings, devices.example_s)
-
-
-def _guard(spec: RunSpec, what: Next) -> Guard | None:
-    plan = spec.privacy_plan()
-    if plan is None:
-        return None
-    return Guard(
-        clip_norm=what.clip,
-        longest=what.longest,
-        count_within=plan.settings.adaptive,
-        noise_multiplier=0.0 if plan.settings.central else plan.noise_multiplier,
-        seeded=True,
-    )
 
 
 def cohort(done: Trained, names: Sequence[str]) -> list[CohortMember]:

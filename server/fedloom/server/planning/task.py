@@ -1,0 +1,48 @@
+"""What a round asks of its clients: the same in a deployment and in a simulation."""
+
+from fedloom.protocol.task_description import DevicePrivacy, TaskDescription
+from fedloom.server.engine import RoundKind
+from fedloom.server.planning.spec import RunSpec
+
+
+def describe(
+    spec: RunSpec, *, run: str, number: int, trained: int, kind: RoundKind, clip: float
+) -> TaskDescription:
+    """Return the task of a round, without its files and what differs between clients.
+
+    Args:
+        spec: of the run.
+        run: its id.
+        number: of the round.
+        trained: rounds committed before it.
+        kind: training or evaluation.
+        clip: of the round, with [privacy].
+    """
+    train = kind is RoundKind.TRAIN
+    return TaskDescription(
+        run=run,
+        round=number,
+        train=train,
+        settings=spec.local_training().at(trained + 1, spec.round_config().goal),
+        rule=spec.build_strategy().rule,
+        evaluate=spec.evaluate,
+        weighting=spec.weighting,
+        scheme=spec.build_compression(),
+        personal=spec.build_personal(),
+        config=spec.config,
+        privacy=_privacy(spec, clip) if train else None,
+        run_name=spec.name,
+    )
+
+
+def _privacy(spec: RunSpec, clip: float) -> DevicePrivacy | None:
+    """What a device does for privacy: clip, count, and add noise where the server must not."""
+    plan = spec.privacy_plan()
+    if plan is None:
+        return None
+    return DevicePrivacy(
+        clip=clip,
+        count_within=plan.settings.adaptive,
+        noise_multiplier=0.0 if plan.settings.central else plan.noise_multiplier,
+        seeded=plan.settings.noise == "seed",
+    )
