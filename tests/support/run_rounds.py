@@ -3,7 +3,7 @@
 import numpy as np
 
 from fedloom.protocol.manifest import Manifest
-from fedloom.protocol.tensors.container import Entry, build_header
+from fedloom.protocol.tensors.container import TensorEntry, build_header
 from fedloom.protocol.trust.noise_stream import key_of_seed, keyed
 from fedloom.server.engine import RoundKind
 from fedloom.server.planning import limits
@@ -22,7 +22,7 @@ def setup_of(*, dtype="F32", size=4, **values):
     """A run over a model of the tensor `w`."""
     spec = parse({"train": TRAIN, "rounds": 4, "cohort": {"goal": 2}, **values})
     specs = {"w": TensorSpec(shape=(size,), dtype=np.dtype(np.float32))}
-    _, layout = build_header([Entry("w", dtype, (size,))])
+    _, layout = build_header([TensorEntry("w", dtype, (size,))])
     manifest = Manifest(dtypes={"w": dtype}, specs=specs, size_bytes=layout.size_bytes)
     stream = keyed(key_of_seed(0)) if spec.privacy else None
     return RunSetup.of(spec, manifest, stream)
