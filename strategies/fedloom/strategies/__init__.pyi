@@ -39,6 +39,7 @@ from .exact.partial import weight_units as weight_units
 from .local_training import LocalTraining as LocalTraining
 from .local_training import RoundSettings as RoundSettings
 from .metrics import MetricsSettings as MetricsSettings
+from .metrics import summarize as summarize
 from .optimizers.adaptive import FedAdagrad as FedAdagrad  # [strategy] fedadagrad
 from .optimizers.adaptive import FedAdam as FedAdam  # [strategy] fedadam
 from .optimizers.adaptive import FedAvgM as FedAvgM  # [strategy] fedavgm
@@ -61,4 +62,6 @@ from .robust import *
 from .selection import *
 from .staleness import STALENESS as STALENESS
 from .staleness import Staleness as Staleness
+from .staleness import discounted as discounted
+from .staleness import staleness_weighting as staleness_weighting
 from .state import State as State
