@@ -45,6 +45,11 @@ class Stepped(Adder):
         return bool(self.begun) and self.begun[-1][0] == number
 
 
+def spooled(federation):
+    """How many updates the server has on its disk."""
+    return len(list((federation.directory / "spool").iterdir()))
+
+
 def expected(spec, buffers, initial=ZEROS):
     """The model of a run from the algebra alone.
 
@@ -308,8 +313,9 @@ def test_an_upload_between_two_buffers_waits_for_the_next_one(tmp_path, monkeypa
         fast.turns.release()
         driver = federation.server.runs.get(run).round
         await until(lambda: driver.engine.state == "closing")
+        before = spooled(federation)
         slow.turns.release()
-        await asyncio.sleep(0.2)
+        await until(lambda: spooled(federation) > before)
         held.set()
         await federation.ended(run)
         assert accepted(federation, run, 2) == [("slow", 1, 1)]

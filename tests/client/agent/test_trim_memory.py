@@ -61,13 +61,14 @@ sys.exit(0 if after < before / 2 else f"{before} {after}")
 def test_an_agent_slims_once_each_time_that_it_becomes_idle(tmp_path, monkeypatch):
     """After its start and after each task; not while it works, nor over and over."""
     slimmed = []
-    monkeypatch.setattr(agent_module, "SLIM_AFTER_S", 0.01)
+    monkeypatch.setattr(agent_module, "SLIM_AFTER_S", 0.001)
     monkeypatch.setattr(trim_memory, "slim", lambda: slimmed.append(1))
 
     async def scenario(federation, agents):
         await agents.start("a", Adder())
         await until(lambda: len(slimmed) == 1)
-        await asyncio.sleep(0.1)
+        for _ in range(50):  # many times longer than it waits before it slims
+            await asyncio.sleep(0.001)
         assert len(slimmed) == 1
         ones = {"w": np.ones(2, np.float32)}
         run = await submit(federation, ones, cohort={"goal": 1, "quorum": 1})

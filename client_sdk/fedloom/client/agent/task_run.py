@@ -245,8 +245,8 @@ class TaskRun:
         if self._remembers:
             before = self.message.memory_round
             self.store.remember(task.run, task.round, slots_to_arrays(memory), before=before)
-        for name, value in settled.scalars.items():
-            header.scalars[name] = value
+        if parts:  # a server averages numbers only beside tensors
+            header.scalars.update(settled.scalars)
         body = self.store.body_path(task.run, task.round)
         described, header.size_bytes, header.crc32c = write_body(body, parts, manifest)
         header.parts.extend(described)

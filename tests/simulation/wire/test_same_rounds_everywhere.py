@@ -1,0 +1,285 @@
+"""Whatever happens in a round, a simulation and a deployment end with the same model.
+
+Every registered part of a run goes through the same unusual rounds twice: in a simulation, and on
+a real server with six real agents, which all cases share. The training code is the same; a client
+that fails raises on a device and sends no number in a simulation, whose code must not raise.
+"""
+
+import asyncio
+from functools import partial
+from typing import get_args
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedloom.client import Client, SliceOf
+from fedloom.client.torch import TorchClient, modules
+from fedloom.protocol.codecs import CODECS
+from fedloom.protocol.errors import UsageError
+from fedloom.protocol.tensors.container import write_file
+from fedloom.server.engine import Phase, RoundState, RunState
+from fedloom.simulation.training.simulator import Simulation
+from fedloom.strategies import registry
+from fedloom.strategies.personal.settings import NAMES as PERSONAL
+from fedloom.strategies.privacy.settings import Mechanism
+from support import parts
+from support.agents import Agents, pass_deadline
+from support.experiments import experiment, population
+from support.federation import Federation
+from support.patience import PATIENCE_S
+
+ROUNDS = 3
+UNUSUAL = 2
+"""The round in which something happens; the one before it fills the memories of both sides."""
+PRIVATE = parts.parts()["privacy", "dp_fedavg"]
+PARTS = {
+    **{key: tables for key, tables in parts.parts().items() if key[0] != "selection"},
+    ("privacy", "adaptive clip"): {
+        **PRIVATE,
+        "privacy": {**PRIVATE["privacy"], "clip_quantile": 0.5},
+    },
+}
+SETTLED = {Phase.REPORTED, Phase.FAILED, Phase.REFUSED}
+SITUATIONS = ("no tensors", "abandoned", "partial coverage", "evaluation only", "a failure")
+FAILING = {"abandoned": parts.NAMES[2:4], "a failure": parts.NAMES[2:3]}
+
+
+class Unusual(Client):
+    """A client of PyTorch's that does something else in one round.
+
+    Args:
+        inner: trains.
+        name: of the client.
+        situation: what happens.
+        raises: whether a failure raises, as on a device.
+    """
+
+    def __init__(self, inner, name, situation, *, raises):
+        self.inner = inner
+        self.name = name
+        self.situation = situation
+        self.raises = raises
+
+    def train(self, params, task):
+        new, examples, metrics = self.inner.train(params, task)
+        new = {name: np.array(value) for name, value in new.items()}
+        metrics = {**metrics, "label": float(int(self.name[-1]) % 2)}
+        if task.round == UNUSUAL:
+            new = self._changed(new)
+        return new, examples, metrics
+
+    def evaluate(self, params, task):
+        return self.inner.evaluate(params, task)
+
+    def _changed(self, new):
+        if self.situation == "no tensors":
+            return {}
+        if self.name in FAILING.get(self.situation, ()):
+            if self.raises:
+                raise RuntimeError("this client fails here")
+            return {name: np.full_like(value, np.nan) for name, value in new.items()}
+        if self.situation == "partial coverage":
+            return _part_of(new, int(self.name[-1]))
+        return new
+
+
+def _part_of(new, number):
+    """Some of the tensors, or the first rows of each."""
+    if number % 3 == 0:
+        return new
+    if number % 3 == 1:
+        return {name: value for name, value in new.items() if name.endswith("weight")}
+    return {
+        name: SliceOf(value[:2], ((0, 2), *((0, n) for n in value.shape[1:])))
+        for name, value in new.items()
+    }
+
+
+def client(name, *, data, situation, raises):
+    """A client over its shard, made anew for each task."""
+    number = data.names.index(name)
+    torch.manual_seed(0)
+    inner = TorchClient(
+        nn.Sequential(nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 4)),
+        _pairs(data, data.shards[number]),
+        nn.functional.cross_entropy,
+        evaluate=_pairs(data, data.held_out_shards[number]),
+    )
+    return Unusual(inner, name, situation, raises=raises)
+
+
+def _pairs(data, indices):
+    return torch.from_numpy(data.examples.x[indices]), torch.from_numpy(data.examples.y[indices])
+
+
+def described(part, situation):
+    """The experiment of a case."""
+    tables = dict(PARTS[part])
+    table = tables.get("strategy", {"name": "fedavg"})
+    schedule = {"warmup_rounds": 2} if situation == "no tensors" else {}
+    values = {
+        "cohort": {"goal": 6, "quorum": 5, "deadline_s": 3600.0},
+        "rounds": ROUNDS,
+        "evaluate": situation == "partial coverage",
+        "evaluate_only": situation == "evaluation only",
+        **tables,
+        "strategy": {**table, "schedule": schedule} if schedule else table,
+    }
+    data = population(held_out=3, sizes=(13, 31, 17, 21, 9, 18))
+    make = partial(client, data=data, situation=situation, raises=False)
+    return experiment(data=data, client=make, **values)
+
+
+def simulated(made):
+    """The model's digest and the records of a simulation."""
+    simulation = Simulation(made)
+    try:
+        records = list(simulation.rounds())
+        return simulation.digest(), records
+    finally:
+        simulation.close()
+
+
+# ---- a server and six agents, for all cases ------------------------------------------------------
+
+
+class Switched(Client):
+    """The client of the case that is being tried."""
+
+    def __init__(self, name):
+        self.name = name
+        self.make = None
+
+    def train(self, params, task):
+        return self.make(self.name).train(params, task)
+
+    def evaluate(self, params, task):
+        return self.make(self.name).evaluate(params, task)
+
+
+class Deployment:
+    """A running server and its agents."""
+
+    def __init__(self, directory):
+        self.federation = Federation(directory)
+        self.agents = Agents(self.federation, directory)
+        self.clients = [Switched(name) for name in parts.NAMES]
+
+    async def start(self):
+        await self.federation.start()
+        for each in self.clients:
+            await self.agents.start(each.name, each)
+
+    async def stop(self):
+        await self.agents.stop()
+        await self.federation.stop()
+
+    async def play(self, made):
+        """Run an experiment; gives the model's digest and the rounds of the ledger."""
+        for each in self.clients:
+            each.make = partial(made.client.func, **made.client.keywords | {"raises": True})
+        model = made.model()
+        params = modules.parameters(model)
+        path = self.federation.directory / "initial.safetensors"
+        write_file(path, params, dict.fromkeys(params, "F32"))
+        values = {n: v for n, v in made.spec.as_dict().items() if v is not None}
+        runs, ledger = self.federation.server.runs, self.federation.ledger
+        run = await runs.submit(values, self.federation.world.models.add(path))
+        async with asyncio.timeout(PATIENCE_S):
+            while (driver := runs.get(run)) and driver.engine.state is RunState.RUNNING:
+                if driver.round is not None and _waits_in_vain(driver.round.engine):
+                    pass_deadline(self.federation, run)
+                await asyncio.sleep(0.01)
+        await self.federation.settled()
+        return ledger.run(run), ledger.list_rounds(run)
+
+
+def _waits_in_vain(engine):
+    """Whether no client is at work in an open round, which waits for its deadline."""
+    phases = set(engine.cohort.phases.values())
+    return engine.state is RoundState.REPORTING and phases <= SETTLED
+
+
+@pytest.fixture(scope="module")
+def deployment(runner, tmp_path_factory):
+    """A server and six agents, shared by all cases."""
+    deployment = Deployment(tmp_path_factory.mktemp("deployment"))
+    runner.run(deployment.start())
+    yield deployment
+    runner.run(deployment.stop())
+
+
+CASES = [
+    pytest.param(part, situation, id="-".join((*part, situation)).replace(" ", "_"))
+    for part in PARTS
+    for situation in SITUATIONS
+    if (part[0], situation) != ("privacy", "evaluation only")  # refused: metrics are not private
+]
+
+
+@pytest.mark.long
+@pytest.mark.e2e
+@pytest.mark.parametrize(("part", "situation"), CASES)
+def test_a_simulation_and_a_deployment_end_with_the_same_model(part, situation, deployment, runner):
+    """Model, states of rounds and evaluation are the same to the last bit."""
+    made = described(part, situation)
+    if situation == "partial coverage" and needs_whole_tensors(made.spec):
+        refused(made, deployment, runner)
+        return
+    digest, records = simulated(made)
+    run, rounds = runner.run(deployment.play(made))
+    assert [r["state"] for r in rounds] == [r.state for r in records]
+    assert [r["accepted"] for r in rounds] == [r.accepted for r in records]
+    assert evaluated(rounds) == [r.evaluation for r in records if r.state == "committed"]
+    assert run["model"] == digest
+    happened(situation, records)
+
+
+def needs_whole_tensors(spec):
+    """Whether a client rule, or what each client keeps, refuses parts of tensors."""
+    return not spec.build_strategy().rule.is_elementary or bool(spec.build_personal().keep)
+
+
+def refused(made, deployment, runner):
+    """A part of a tensor is refused by a simulation as by a device, whose round fails."""
+    with pytest.raises(UsageError, match="whole"):
+        simulated(made)
+    _, rounds = runner.run(deployment.play(made))
+    assert [r["state"] for r in rounds][:UNUSUAL] == ["committed", "abandoned"]
+
+
+def evaluated(rounds):
+    """What clients measured in committed rounds."""
+    return [(r["evaluation"] or {}).get("values", {}) for r in rounds if r["state"] == "committed"]
+
+
+def happened(situation, records):
+    """The rounds were as unusual as they should have been."""
+    unusual = records[UNUSUAL - 1]
+    match situation:
+        case "abandoned":
+            assert (unusual.state, unusual.accepted) == ("abandoned", 4)
+        case "a failure":
+            assert (unusual.state, unusual.accepted) == ("committed", 5)
+        case "evaluation only":
+            assert {r.kind for r in records} == {"evaluate"}
+        case _:
+            assert (unusual.state, unusual.accepted) == ("committed", 6)
+
+
+def test_every_registered_part_has_a_case():
+    """A part that is registered is tried in each situation."""
+    known = {
+        "strategy": registry.STRATEGIES,
+        "rule": registry.CLIENT_RULES,
+        "aggregation": registry.AGGREGATIONS,
+        "selection": registry.SELECTIONS,
+        "codec": CODECS,
+        "codec down": CODECS,
+        "personal": PERSONAL,
+        "privacy": get_args(Mechanism),
+    }
+    expected = {(kind, name) for kind, names in known.items() for name in names}
+    assert set(parts.parts()) == expected
