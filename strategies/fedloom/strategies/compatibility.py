@@ -143,7 +143,7 @@ def _sparse(recipe: Recipe) -> str:
         return ""
     return (
         f"Expected a codec that sends every value with the aggregation {aggregation.name}, which "
-        f"compares clients, got {recipe.codec}: zeros that nobody meant would outvote the rest."
+        f"compares clients, got {recipe.codec}: zeros of omitted values would outvote the rest."
     )
 
 
@@ -191,7 +191,7 @@ def _privacy(recipe: Recipe) -> str:  # noqa: PLR0911 - a list of pairs
     if recipe.selection.name != "uniform":
         return (
             f'Expected selection.name = "uniform" with [privacy], got {recipe.selection.name!r}: '
-            "whom another asks would tell of what clients reported."
+            "other cohorts would reveal what clients reported."
         )
     return _cohort(recipe, privacy)
 
@@ -211,7 +211,7 @@ def _cohort(recipe: Recipe, privacy: Privacy) -> str:
     if privacy.sampling == "poisson" and recipe.quorum != 1:
         return (
             f'Expected cohort.quorum = 1 with privacy.sampling = "poisson", got {recipe.quorum}: '
-            "an abandoned round would tell how many were drawn."
+            "an abandoned round would reveal how many were drawn."
         )
     return ""
 
@@ -222,7 +222,7 @@ def _whole_tensors(recipe: Recipe) -> str:
         return ""
     return (
         f"Expected a client rule that only changes gradients with train.{recipe.uneven}, by which "
-        f"clients send different parts of the model, got {rule.name}, which speaks of all of it. "
+        f"clients send different parts of the model, got {rule.name}, which needs all of it. "
         f"Leave out train.{recipe.uneven}, or take plain or fedprox."
     )
 
@@ -238,7 +238,7 @@ def _uneven(recipe: Recipe) -> str:
     if recipe.privacy is not None:
         return (
             f"Expected clients that send the same tensors with [privacy], got "
-            f"train.{recipe.uneven}: how many sent a value would tell who took part."
+            f"train.{recipe.uneven}: the number that sent a value would reveal who took part."
         )
     if recipe.personal.own_model is not None:
         return (

@@ -170,7 +170,7 @@ def test_what_cannot_work_is_refused_when_composed(settings, said):
 
 
 def test_sparse_codecs_and_rules_that_compare_clients_are_refused_together():
-    """A median of zeros that nobody meant: both parts are named."""
+    """A median would be of zeros that clients left out: the message names both parts."""
     for name in ("top_k", "random_k"):
         with pytest.raises(UsageError, match=f"median.*{name}"):
             spec.parse(
