@@ -29,7 +29,7 @@ from fedloom.protocol.updates.compression import (
 from fedloom.protocol.updates.header import check_header
 from fedloom.protocol.updates.message import Limits, TensorPart, write_body
 from fedloom.protocol.v1 import fleet_pb2
-from fedloom.server.rounds.stored_updates import SpoolUpdates, StoredUpdate
+from fedloom.server.storage.stored_updates import SpoolUpdates, StoredUpdate
 from fedloom.strategies import DELTA, Full, Mask, Partial, Slice, TensorSpec, exponent, weight_units
 
 SPECS = {"w": ("F32", (24, 40)), "v": ("BF16", (7, 30)), "b": ("F32", (90,)), "d": ("F64", (4, 4))}

@@ -32,7 +32,7 @@ from fedloom.server.planning.round_result import (
 from fedloom.server.planning.run_setup import RunSetup
 from fedloom.server.rounds import fold, state_files
 from fedloom.server.rounds.background_tasks import BackgroundTasks
-from fedloom.server.rounds.stored_updates import SpoolUpdates, StoredUpdate
+from fedloom.server.storage.stored_updates import SpoolUpdates, StoredUpdate
 from fedloom.strategies import Partial
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from fedloom.protocol.errors import UsageError
 from fedloom.protocol.manifest import Manifest
 from fedloom.protocol.updates.message import TensorPart, write_body
 from fedloom.protocol.v1 import fleet_pb2
-from fedloom.server.rounds.stored_updates import SpoolUpdates, StoredUpdate
+from fedloom.server.storage.stored_updates import SpoolUpdates, StoredUpdate
 from fedloom.simulation.experiment import Experiment
 from fedloom.simulation.training.attacks import AttackedUpdates
 from fedloom.simulation.workers.base import Report

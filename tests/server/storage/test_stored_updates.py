@@ -15,8 +15,8 @@ from fedloom.protocol.tensors.container import DTYPES
 from fedloom.protocol.updates.compression import describe, encode
 from fedloom.protocol.updates.message import TensorPart, write_body
 from fedloom.protocol.v1 import fleet_pb2
-from fedloom.server.rounds.stored_updates import SpoolUpdates, StoredUpdate
-from fedloom.server.rounds.update_parts import MaskPart, Raw, SlicePart, Span
+from fedloom.server.storage.stored_updates import SpoolUpdates, StoredUpdate
+from fedloom.server.storage.update_parts import MaskPart, Raw, SlicePart, Span
 from fedloom.strategies import DELTA, Full, Mask, Slice, TensorSpec
 from fedloom.strategies.robust import ArrayUpdate, ArrayUpdates, Krum, Median
 from support.robust import IDS, LAST, RULES, SHAPES, SPECS, ragged

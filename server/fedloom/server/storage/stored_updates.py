@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from fedloom.protocol.errors import IntegrityError
 from fedloom.protocol.v1 import fleet_pb2
-from fedloom.server.rounds.update_parts import Span, parts_of
+from fedloom.server.storage.update_parts import Span, parts_of
 from fedloom.strategies import (
     Key,
     TensorSpec,
