@@ -10,7 +10,7 @@ from fedloom.cli.main import main
 from fedloom.protocol.errors import UsageError
 from fedloom.simulation import config
 from fedloom.simulation.api import simulate
-from fedloom.simulation.workers.setup import muster
+from fedloom.simulation.workers.setup import set_up_workers
 
 ROOT = Path(__file__).parents[2]
 DIGITS = ROOT / "simulations" / "examples" / "digits.toml"
@@ -80,7 +80,7 @@ def test_refuses_an_engine_that_cannot_carry_the_model(change, message, monkeypa
     """The reason is named, and what to set instead."""
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(UsageError, match=message):
-        muster(config.load(DIGITS, change))
+        set_up_workers(config.load(DIGITS, change))
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_refuses_a_model_or_a_loss_that_cannot_take_the_data(change, message, tm
         for key, value in change.items()
     }
     with pytest.raises(UsageError, match=message):
-        muster(config.load(DIGITS, named))
+        set_up_workers(config.load(DIGITS, named))
 
 
 def test_says_whose_training_failed_and_where(tmp_path, monkeypatch):
@@ -246,6 +246,6 @@ def test_values_of_a_table_are_learnt(tmp_path):
     )
     result = simulate(experiment, show=False)
     with pytest.raises(UsageError, match="a model and a loss that take inputs"):
-        muster(config.load(experiment.settings, {"model.loss": "cross_entropy"}))
+        set_up_workers(config.load(experiment.settings, {"model.loss": "cross_entropy"}))
     assert result.params["0.weight"].item() == pytest.approx(2.0, abs=0.01)
     assert result.records[-1].test["loss"] < 1e-4

@@ -7,7 +7,7 @@ from torch import nn
 from fedloom.client import Kind, Task, Weighting
 from fedloom.client.torch import TorchClient, parameters
 from fedloom.simulation.data.population import Examples, Population, numbered
-from fedloom.simulation.kernels.base import Job, RoundTask
+from fedloom.simulation.kernels.base import ClientJob, RoundTask
 from fedloom.strategies import Plain, RoundSettings
 
 CPU = torch.device("cpu")
@@ -54,7 +54,7 @@ def task(*, rule=None, evaluate=False, train=True, weighting=Weighting.EXAMPLES,
 
 def jobs(count=4):
     """One job for each client."""
-    return [Job(client, 1000 + client) for client in range(count)]
+    return [ClientJob(client, 1000 + client) for client in range(count)]
 
 
 def seeded(make):

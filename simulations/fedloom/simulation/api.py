@@ -14,7 +14,7 @@ from fedloom.protocol.errors import UnavailableError, UsageError
 from fedloom.server.planning.spec import RunSpec
 from fedloom.simulation.experiment import Experiment
 from fedloom.simulation.output import write_folder
-from fedloom.simulation.output.files import Folder
+from fedloom.simulation.output.files import OutputFolder
 from fedloom.simulation.output.history import INTERRUPTED, Result, RoundRecord
 from fedloom.simulation.output.progress import Progress
 from fedloom.simulation.output.summary import summary
@@ -67,7 +67,7 @@ def simulate(
         folder = None
         if out is not None:
             stack.enter_context(_roomy(Path(out)))
-            folder = stack.enter_context(Folder(Path(out), resume=resume))
+            folder = stack.enter_context(OutputFolder(Path(out), resume=resume))
             folder.configure(write_folder.given(experiment), write_folder.resolved(experiment))
         simulation = stack.enter_context(_running(experiment, folder, resume=resume))
         before = folder.cut(simulation.progress.opened) if folder is not None else []
@@ -83,13 +83,13 @@ def simulate(
             params=copy.copy(dict(simulation.params)),
             digest=simulation.digest(),
             folder=None if folder is None else folder.path,
-            engine=simulation.muster.text,
+            engine=simulation.worker_setup.text,
             stopped=stopped,
             privacy=spent(experiment.spec, simulation.progress.trained),
         )
         if folder is not None:
             write_folder.write(
-                folder, result, experiment, simulation.muster.manifest.dtypes, command
+                folder, result, experiment, simulation.worker_setup.manifest.dtypes, command
             )
     if show:
         console.print(summary(result))
@@ -131,7 +131,7 @@ def _roomy(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _running(
-    experiment: Experiment, folder: Folder | None, *, resume: bool
+    experiment: Experiment, folder: OutputFolder | None, *, resume: bool
 ) -> Iterator[Simulation]:
     checkpoint = None if folder is None else folder.path / CHECKPOINT
     simulation = Simulation(experiment, checkpoint, resume=resume)
@@ -154,7 +154,7 @@ def _rounds(
         spec.rounds,
         console,
         name=spec.name,
-        engine=simulation.muster.text,
+        engine=simulation.worker_setup.text,
         before=before,
         show=console is not None,
     )

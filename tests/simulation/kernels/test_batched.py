@@ -14,7 +14,7 @@ from fedloom.client.torch import loop
 from fedloom.protocol.errors import UsageError
 from fedloom.simulation import models
 from fedloom.simulation.kernels import batched
-from fedloom.simulation.kernels.base import Job
+from fedloom.simulation.kernels.base import ClientJob
 from fedloom.simulation.kernels.batched import Batched
 from fedloom.simulation.kernels.resident import Resident
 from fedloom.strategies import FedProx, Plain
@@ -103,7 +103,7 @@ def test_padding_changes_nothing(sizes, batch_size, group):
     make = lambda: kernels.seeded(lambda: nn.Linear(3, 4))  # noqa: E731
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(batched, "_MAX_GROUP", group)
-        jobs = [Job(client, 5 * client) for client in reversed(range(len(sizes)))]
+        jobs = [ClientJob(client, 5 * client) for client in reversed(range(len(sizes)))]
         _agree(make, people, kernels.task(batch_size=batch_size), jobs=jobs)
 
 

@@ -8,7 +8,7 @@ from torch.nn.functional import cross_entropy
 from fedloom.client import Client, Kind, MaskOf, SliceOf, Update, Weighting
 from fedloom.client.torch import TorchClient
 from fedloom.protocol.errors import UsageError
-from fedloom.simulation.kernels.base import Job, Measured
+from fedloom.simulation.kernels.base import ClientJob, Measurement
 from fedloom.simulation.kernels.custom import ClientKernel
 from fedloom.simulation.kernels.resident import Resident
 from fedloom.strategies import Mask, Slice
@@ -44,7 +44,7 @@ def _kernel(seen):
 def test_a_client_gets_its_own_copies_and_its_seed():
     """Whatever it does to them, the next one gets the model as it was."""
     seen = []
-    jobs = [Job(2, 7), Job(0, 8)]
+    jobs = [ClientJob(2, 7), ClientJob(0, 8)]
     outcomes = list(_kernel(seen).work(PARAMS, kernels.task(evaluate=True), jobs))
     assert [(name, task.seed, task.round) for name, task in seen[1::2]] == [
         ("c", 7, 3),
@@ -53,8 +53,8 @@ def test_a_client_gets_its_own_copies_and_its_seed():
     for outcome, job in zip(outcomes, jobs, strict=True):
         assert outcome.client == job.client
         assert np.array_equal(kernels.deltas(outcome)["w"], np.ones((2, 3)))
-        assert outcome.training == Measured(num_examples=3, metrics={"loss": 0.5})
-        assert outcome.evaluation == Measured(num_examples=2, metrics={"accuracy": 1.0})
+        assert outcome.training == Measurement(num_examples=3, metrics={"loss": 0.5})
+        assert outcome.evaluation == Measurement(num_examples=2, metrics={"accuracy": 1.0})
         assert outcome.weight is None
 
 
@@ -62,7 +62,7 @@ def test_a_task_that_only_evaluates_says_so():
     """The client sees the kind of task that the server would send."""
     seen = []
     task = kernels.task(train=False, evaluate=True)
-    (outcome,) = _kernel(seen).work(PARAMS, task, [Job(1, 7)])
+    (outcome,) = _kernel(seen).work(PARAMS, task, [ClientJob(1, 7)])
     assert seen == [("b", Kind.EVALUATE)]
     assert not outcome.parts
 
@@ -83,14 +83,14 @@ def test_parts_of_tensors_and_weights_come_through():
             )
 
     kernel = ClientKernel(lambda _name: Partial(), NAMES)
-    (outcome,) = kernel.work(PARAMS, kernels.task(weighting=Weighting.CLIENT), [Job(0, 0)])
+    (outcome,) = kernel.work(PARAMS, kernels.task(weighting=Weighting.CLIENT), [ClientJob(0, 0)])
     box, masked = outcome.parts
     assert box.coverage == Slice(((1, 2), (0, 2)))
     assert np.array_equal(box.values - box.less, [[6.0, 5.0]])
     assert isinstance(masked.coverage, Mask)
     assert np.array_equal(masked.values - masked.less, [4.0])
     assert outcome.weight == 2.5
-    assert outcome.evaluation == Measured()
+    assert outcome.evaluation == Measurement()
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_a_mistake_in_what_a_client_returns_is_said(returned, message):
 
     kernel = ClientKernel(lambda _name: Wrong(), NAMES)
     with pytest.raises(UsageError, match=message):
-        list(kernel.work(PARAMS, kernels.task(weighting=Weighting.CLIENT), [Job(0, 0)]))
+        list(kernel.work(PARAMS, kernels.task(weighting=Weighting.CLIENT), [ClientJob(0, 0)]))
 
 
 def test_the_torch_client_has_the_resident_kernels_bits():
@@ -129,7 +129,7 @@ def test_the_torch_client_has_the_resident_kernels_bits():
     kernel = ClientKernel(client, people.names, measuring=resident)
     params = kernels.received(kernels.seeded(kernels.mlp))
     assert kernel.evaluate(params, 0, 9) == resident.evaluate(params, 0, 9)
-    assert ClientKernel(client, people.names).evaluate(params, 0, 9) == Measured()
+    assert ClientKernel(client, people.names).evaluate(params, 0, 9) == Measurement()
     for job in kernels.jobs():
         (ours,), (theirs,) = (k.work(params, kernels.task(), [job]) for k in (kernel, resident))
         expected = kernels.values(theirs)

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from fedloom.protocol.errors import UsageError
 from fedloom.simulation import models
-from fedloom.simulation.kernels.base import Job, Measured
+from fedloom.simulation.kernels.base import ClientJob, Measurement
 from fedloom.simulation.kernels.resident import Resident
 from fedloom.strategies import FedProx, Plain
 from support import kernels
@@ -55,8 +55,8 @@ def _check(make, people, task, optimizer=None):
         assert ours.keys() == sent.keys()
         assert all(ours[name].tobytes() == sent[name].tobytes() for name in sent)
         assert all(part.less is params[part.tensor] for part in outcome.parts)
-        assert outcome.training == Measured(num_examples=num_examples, metrics=metrics)
-        assert outcome.evaluation == Measured(num_examples=evaluation[0], metrics=evaluation[1])
+        assert outcome.training == Measurement(num_examples=num_examples, metrics=metrics)
+        assert outcome.evaluation == Measurement(num_examples=evaluation[0], metrics=evaluation[1])
 
 
 @pytest.mark.parametrize("rule", [Plain(), FedProx(mu=0.5)], ids=lambda rule: rule.name)
@@ -114,7 +114,7 @@ def test_a_task_that_only_evaluates_trains_nobody():
     params = kernels.received(_two_nn())
     outcomes = list(kernel.work(params, kernels.task(train=False, evaluate=True), kernels.jobs()))
     assert [outcome.evaluation.num_examples for outcome in outcomes] == [0, 3, 6, 9]
-    assert outcomes[0].evaluation == Measured()
+    assert outcomes[0].evaluation == Measurement()
     assert not any(outcome.parts or outcome.training.metrics for outcome in outcomes)
 
 
@@ -129,7 +129,7 @@ def test_test_examples_can_be_evaluated_in_pieces():
     for name in ("loss", "accuracy"):
         mean = (12 * first.metrics[name] + 18 * second.metrics[name]) / 30
         assert mean == pytest.approx(whole.metrics[name], rel=1e-5)
-    assert kernel.evaluate(params, 30, 60) == Measured()
+    assert kernel.evaluate(params, 30, 60) == Measurement()
 
 
 def test_read_only_arrays_and_small_integers_will_do():
@@ -145,7 +145,7 @@ def test_read_only_arrays_and_small_integers_will_do():
         kernels.values(outcome)
         for each in (people, narrow)
         for outcome in Resident(_two_nn(), cross_entropy, each, kernels.CPU).work(
-            params, kernels.task(), [Job(1, 5)]
+            params, kernels.task(), [ClientJob(1, 5)]
         )
     ]
     assert all(np.array_equal(got[0][name], got[1][name]) for name in params)

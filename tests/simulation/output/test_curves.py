@@ -97,7 +97,7 @@ def test_thinning_keeps_the_ends_and_the_extremes(values, most):
 @example([1e127, 2e-179], "loss")
 def test_an_axis_holds_all_values_and_few_ticks(values, metric):
     """Whatever was measured."""
-    scale = scales.Scale.of([*values, math.nan, math.inf], metric)
+    scale = scales.AxisScale.of([*values, math.nan, math.inf], metric)
     assert scale.low < scale.high
     slack = 1e-9 * (scale.high - scale.low)
     assert all(scale.low - slack <= value <= scale.high + slack for value in values)
@@ -107,16 +107,16 @@ def test_an_axis_holds_all_values_and_few_ticks(values, metric):
 
 def test_a_range_of_many_magnitudes_is_drawn_in_logarithms():
     """Otherwise one divergence would flatten the rest."""
-    scale = scales.Scale.of([1e-3, 1e6], "loss")
+    scale = scales.AxisScale.of([1e-3, 1e6], "loss")
     assert scale.log
     assert scale.place(scale.low) == pytest.approx(0)
-    assert not scales.Scale.of([0.001, 0.9], "accuracy").log
-    assert math.isfinite(scales.Scale.of([1e127, 2e-179], "loss").place(1e127))
+    assert not scales.AxisScale.of([0.001, 0.9], "accuracy").log
+    assert math.isfinite(scales.AxisScale.of([1e127, 2e-179], "loss").place(1e127))
 
 
 def test_labels_of_shares_say_their_ticks_exactly():
     """Steps of 2.5 % need a decimal, steps of 2 % none."""
-    narrow = scales.Scale.of([0.801, 0.912], "accuracy")
+    narrow = scales.AxisScale.of([0.801, 0.912], "accuracy")
     assert [float(narrow.label(t)[:-1]) for t in narrow.ticks] == pytest.approx(
         [100 * t for t in narrow.ticks]
     )

@@ -17,7 +17,7 @@ from fedloom.protocol.settings import toml
 from fedloom.protocol.tensors.container import read_params
 from fedloom.simulation.output import metrics
 from fedloom.simulation.output.environment import describe
-from fedloom.simulation.output.files import Folder
+from fedloom.simulation.output.files import OutputFolder
 from fedloom.simulation.output.history import RoundRecord
 from support.histories import history
 
@@ -25,7 +25,7 @@ SETTINGS = {"name": "digits", "rounds": 5, "seed": 7, "data": {"clients": 8}, "e
 
 
 def _begun(path, records=(), settings=SETTINGS):
-    with Folder(path, resume=False) as folder:
+    with OutputFolder(path, resume=False) as folder:
         folder.configure(settings, settings)
         for record in records:
             folder.append(record)
@@ -45,7 +45,7 @@ def test_rounds_come_back_from_the_lines_as_they_were(tmp_path):
 
 def test_a_round_can_be_read_before_the_next_begins(tmp_path):
     """Lines and rows are handed over as they are written."""
-    with Folder(tmp_path / "out", resume=False) as folder:
+    with OutputFolder(tmp_path / "out", resume=False) as folder:
         for number, record in enumerate(history(3), start=1):
             folder.append(record)
             assert len(metrics.read(folder.path / "metrics.jsonl")) == number
@@ -74,7 +74,7 @@ def test_numbers_of_numpy_are_written_as_numbers(tmp_path):
 
 def test_columns_keep_their_order_when_a_metric_appears_late(tmp_path):
     """The table is rewritten once; earlier rounds have nothing in the new column."""
-    with Folder(tmp_path / "out", resume=False) as folder:
+    with OutputFolder(tmp_path / "out", resume=False) as folder:
         for record in history(6, test_every=3):
             folder.append(record)
         rows = _rows(folder.path)
@@ -89,7 +89,7 @@ def test_the_table_made_anew_is_the_table_written_round_by_round(tmp_path):
     """A resumption rewrites it, and nothing of it may depend on that."""
     _begun(tmp_path / "out", history(6, test_every=4, abandoned={2}))
     before = (tmp_path / "out" / "metrics.csv").read_bytes()
-    with Folder(tmp_path / "out", resume=True):
+    with OutputFolder(tmp_path / "out", resume=True):
         pass
     assert (tmp_path / "out" / "metrics.csv").read_bytes() == before
 
@@ -98,7 +98,7 @@ def test_a_resumption_drops_the_rounds_after_the_checkpoint(tmp_path):
     """They are run again, and no round appears twice."""
     records = history(5)
     _begun(tmp_path / "out", records)
-    with Folder(tmp_path / "out", resume=True) as folder:
+    with OutputFolder(tmp_path / "out", resume=True) as folder:
         assert folder.resumed
         folder.configure(SETTINGS, SETTINGS)
         assert folder.cut(3) == list(records[:3])
@@ -114,7 +114,7 @@ def test_a_torn_last_line_is_cut_off(tmp_path):
     _begun(tmp_path / "out", records)
     with (tmp_path / "out" / "metrics.jsonl").open("a") as file:
         file.write('{"round": 4, "trai')
-    with Folder(tmp_path / "out", resume=True) as folder:
+    with OutputFolder(tmp_path / "out", resume=True) as folder:
         assert folder.records() == list(records)
         folder.append(records[-1])
         assert len(folder.records()) == 4
@@ -126,7 +126,7 @@ def test_a_spoilt_line_before_the_last_is_refused(tmp_path):
     path = tmp_path / "out" / "metrics.jsonl"
     path.write_text("nonsense\n" + path.read_text())
     with pytest.raises(IntegrityError, match="line 1"):
-        Folder(tmp_path / "out", resume=True)
+        OutputFolder(tmp_path / "out", resume=True)
 
 
 def test_a_folder_with_other_things_is_refused_untouched(tmp_path):
@@ -134,7 +134,7 @@ def test_a_folder_with_other_things_is_refused_untouched(tmp_path):
     (tmp_path / "thesis.tex").write_text("years")
     for resume in (False, True):
         with pytest.raises(UsageError, match=r"Expected an empty folder .*thesis\.tex"):
-            Folder(tmp_path, resume=resume)
+            OutputFolder(tmp_path, resume=resume)
     assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.tex"]
 
 
@@ -142,11 +142,11 @@ def test_a_folder_with_results_is_not_overwritten(tmp_path):
     """Whether the experiment has ended or not."""
     _begun(tmp_path / "out", history(2))
     with pytest.raises(UsageError, match=r"'digits', not finished.*--resume"):
-        Folder(tmp_path / "out", resume=False)
-    with Folder(tmp_path / "out", resume=True) as folder:
+        OutputFolder(tmp_path / "out", resume=False)
+    with OutputFolder(tmp_path / "out", resume=True) as folder:
         folder.finish(rounds=2)
     with pytest.raises(UsageError, match="'digits', finished after 2 rounds"):
-        Folder(tmp_path / "out", resume=False)
+        OutputFolder(tmp_path / "out", resume=False)
 
 
 def test_settings_that_failed_at_once_stand_in_nobodys_way(tmp_path):
@@ -160,13 +160,13 @@ def test_a_file_is_no_folder(tmp_path):
     """The message names it."""
     (tmp_path / "out").write_text("")
     with pytest.raises(UsageError, match="got the file"):
-        Folder(tmp_path / "out", resume=False)
+        OutputFolder(tmp_path / "out", resume=False)
 
 
 def test_only_the_same_experiment_is_resumed(tmp_path):
     """What bears on the bits must be the same; how far and how fast may differ."""
     _begun(tmp_path / "out", history(2))
-    with Folder(tmp_path / "out", resume=True) as folder:
+    with OutputFolder(tmp_path / "out", resume=True) as folder:
         folder.configure(SETTINGS, {**SETTINGS, "rounds": 9, "engine": {"w": 4}})
         other = {**SETTINGS, "data": {"clients": 9}}
         with pytest.raises(UsageError, match=r"data\.clients = 8, got 9"):
@@ -175,17 +175,17 @@ def test_only_the_same_experiment_is_resumed(tmp_path):
 
 def test_one_process_writes_at_a_time(tmp_path):
     """Two would mix their rounds."""
-    first = Folder(tmp_path / "out", resume=False)
+    first = OutputFolder(tmp_path / "out", resume=False)
     with pytest.raises(UsageError, match="another simulation that is running"):
-        Folder(tmp_path / "out", resume=True)
+        OutputFolder(tmp_path / "out", resume=True)
     first.close()
-    Folder(tmp_path / "out", resume=True).close()
+    OutputFolder(tmp_path / "out", resume=True).close()
 
 
 def test_the_configuration_is_kept_as_given_and_as_resolved(tmp_path):
     """The text to the byte, or TOML that says the same as the settings."""
     text = '# mine\nname = "digits"\n'
-    with Folder(tmp_path / "out", resume=False) as folder:
+    with OutputFolder(tmp_path / "out", resume=False) as folder:
         folder.configure(text, SETTINGS)
         assert (folder.path / "config.toml").read_text() == text
         assert json.loads((folder.path / "resolved.json").read_text()) == SETTINGS
@@ -199,7 +199,7 @@ def test_the_configuration_is_kept_as_given_and_as_resolved(tmp_path):
 def test_the_model_comes_back(tmp_path):
     """In the container that clients and the server read."""
     params = {"w": np.arange(6, dtype=np.float32).reshape(2, 3)}
-    with Folder(tmp_path / "out", resume=False) as folder:
+    with OutputFolder(tmp_path / "out", resume=False) as folder:
         assert len(folder.write_model(params)) == 64
         read = read_params(folder.path / "model.safetensors")
     np.testing.assert_array_equal(read["w"], params["w"])

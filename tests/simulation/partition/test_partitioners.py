@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from fedloom.protocol.errors import UsageError
 from fedloom.simulation import partition
 from fedloom.simulation.data.population import Examples, Population, numbered
-from fedloom.simulation.partition import PARTITIONERS, Pool, base, by_property, shift
+from fedloom.simulation.partition import PARTITIONERS, ExamplePool, base, by_property, shift
 
 NUM_CLASSES = 4
 COMPLETE = {
@@ -49,7 +49,7 @@ def _pool(num_examples=120, *, seed=0, clients=3, num_owners=6, **changes):
         "owners": numbers % num_owners,
         **changes,
     }
-    return Pool(**given)
+    return ExamplePool(**given)
 
 
 def _deal(name, pool, **settings):

@@ -13,7 +13,7 @@ from fedloom.protocol.errors import UsageError
 from fedloom.simulation import config
 from fedloom.simulation.studies import compression, runner
 from fedloom.simulation.studies.study import StudyResults, StudyRun
-from fedloom.simulation.wire.byte_meter import Meter
+from fedloom.simulation.wire.byte_meter import ByteMeter
 
 RESULTS = StudyResults(
     "fedloom reproduce compression",
@@ -43,7 +43,7 @@ def test_a_meter_counts_every_byte_of_both_ways():
 
     async def talk():
         server = await asyncio.start_server(answering, "127.0.0.1", 0)
-        meter = Meter(*server.sockets[0].getsockname()[:2])
+        meter = ByteMeter(*server.sockets[0].getsockname()[:2])
         relay = await asyncio.start_server(meter.relay, "127.0.0.1", 0)
         async with server, relay:
             for size in (5, 100_000):
@@ -67,7 +67,7 @@ def test_a_client_that_resets_or_a_server_that_is_gone_ends_the_connection():
     async def talk():
         with socket.socket() as unused:  # bound and not listening: nobody else can take the port
             unused.bind(("127.0.0.1", 0))
-            meter = Meter(*unused.getsockname())
+            meter = ByteMeter(*unused.getsockname())
             relay = await asyncio.start_server(meter.relay, "127.0.0.1", 0)
             async with relay:
                 reader, writer = await asyncio.open_connection(*relay.sockets[0].getsockname()[:2])

@@ -5,13 +5,13 @@ import math
 import pytest
 
 from fedloom.protocol.errors import UsageError
-from fedloom.simulation.sweep.objective import Meter, Objective, natural_direction
+from fedloom.simulation.sweep.objective import Objective, ObjectiveMeter, natural_direction
 
 
 def meter(values, **settings):
     """A meter that has seen a test metric round by round."""
     settings = {"metric": "accuracy", "direction": "maximize"} | settings
-    found = Meter(Objective(**settings))
+    found = ObjectiveMeter(Objective(**settings))
     for i, value in enumerate(values, 1):
         name = found.objective.metric
         found.add({"trained": i, "virtual_s": 10.0 * i, "test": {name: value}})
@@ -86,7 +86,7 @@ def test_virtual_time_needs_devices():
     """A missing timing is an error, never a silent zero."""
     objective = Objective(metric="loss", direction="minimize", target=1.0, count="virtual_s")
     with pytest.raises(UsageError, match="devices"):
-        Meter(objective).add({"trained": 1, "virtual_s": None, "test": {"loss": 2.0}})
+        ObjectiveMeter(objective).add({"trained": 1, "virtual_s": None, "test": {"loss": 2.0}})
 
 
 @pytest.mark.parametrize("name", ["", "elsewhere.loss", "test."])

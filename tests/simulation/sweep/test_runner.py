@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fedloom.protocol.errors import UsageError
-from fedloom.simulation.sweep import Outcome, Row, Sweep, runner, settings
+from fedloom.simulation.sweep import Sweep, SweepResult, TrialRow, runner, settings
 from support import learner
 from support.patience import PATIENCE_S
 
@@ -159,8 +159,8 @@ def test_names_are_where_the_package_says():
     from fedloom.simulation import sweep
 
     assert (sweep.run, sweep.Sweep) == (runner.run, Sweep)
-    assert Row.__name__ == "Row"
-    assert Outcome.__name__ == "Outcome"
+    assert TrialRow.__name__ == "TrialRow"
+    assert SweepResult.__name__ == "SweepResult"
     with pytest.raises(AttributeError, match="nothing"):
         _ = sweep.nothing
 

@@ -9,8 +9,8 @@ from optuna.storages.journal import JournalFileBackend
 
 from fedloom.protocol.errors import UsageError
 from fedloom.simulation.sweep import settings
-from fedloom.simulation.sweep.outcome import Row
-from fedloom.simulation.sweep.study import Study
+from fedloom.simulation.sweep.outcome import TrialRow
+from fedloom.simulation.sweep.study import TrialStore
 
 RANGES = {
     "train.learning_rate": {"min": 0.001, "max": 1.0, "log": True},
@@ -30,7 +30,7 @@ def open_study(tmp_path):
     def _open(sweep, name="a"):
         folder = tmp_path / name
         folder.mkdir(exist_ok=True)
-        opened.append(Study(sweep, folder))
+        opened.append(TrialStore(sweep, folder))
         return opened[-1]
 
     yield _open
@@ -42,7 +42,7 @@ def end(study, slot, trial, value=None, state="finished"):
     value = trial.params.get("train.learning_rate", 0.5) if value is None else value
     study.end(
         trial, slot,
-        Row(trial=slot + 1, point=slot + 1, state=state, value=value, parameters=trial.params,
+        TrialRow(trial=slot + 1, point=slot + 1, state=state, value=value, parameters=trial.params,
             derived={}, settings={}),
     )  # fmt: skip
 

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from fedloom.simulation.sweep import plots, report, settings, table
-from fedloom.simulation.sweep.outcome import Outcome, Row
+from fedloom.simulation.sweep.outcome import SweepResult, TrialRow
 
 TABLE = {
     "experiment": {},
@@ -27,7 +27,7 @@ def row(trial, value, state="finished", **more):
     }  # fmt: skip
     derived = {"train.learning_rate": 0.1 * batch ** (trial > 2)}
     chosen = {n: v for n, v in parameters.items() if n != "scaled"} | derived
-    return Row(
+    return TrialRow(
         **{
             "trial": trial, "point": trial, "state": state, "value": value, "rounds": 3,
             "parameters": parameters, "derived": derived, "seconds": 1.5,
@@ -37,7 +37,9 @@ def row(trial, value, state="finished", **more):
 
 
 def outcome(*rows, folder=Path(), **more):
-    return Outcome(sweep=settings.parse({**TABLE, **more}), folder=folder, rows=rows, num_trials=8)
+    return SweepResult(
+        sweep=settings.parse({**TABLE, **more}), folder=folder, rows=rows, num_trials=8
+    )
 
 
 def text(found):

@@ -15,7 +15,7 @@ from fedloom.simulation.api import simulate
 from fedloom.simulation.training.dry_run import check_fit
 from fedloom.simulation.trees import TreeModel
 from fedloom.simulation.wire.harness import over_the_wire
-from fedloom.simulation.workers.setup import muster, plan
+from fedloom.simulation.workers.setup import plan, set_up_workers
 from support.experiments import CLASSES, FEATURES, Nudge, experiment, population
 
 
@@ -97,7 +97,11 @@ def test_says_who_comes_to_a_batch_of_one(sizes, train, count, holds, set_):
 def test_refuses_before_anybody_trains():
     """In a simulation as over the wire."""
     made = described((8, 9))
-    for refuse in (muster, partial(simulate, show=False), partial(over_the_wire, show=False)):
+    for refuse in (
+        set_up_workers,
+        partial(simulate, show=False),
+        partial(over_the_wire, show=False),
+    ):
         with pytest.raises(UsageError, match="on a batch of one example"):
             refuse(made)
 

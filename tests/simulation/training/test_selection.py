@@ -119,7 +119,7 @@ def test_knows_how_long_each_client_took():
     simulation = Simulation(described)
     list(simulation.rounds())
     known = simulation._history.of(described.population.names)
-    transfer = 2 * simulation.muster.manifest.size_bytes * 8 / 100e6
+    transfer = 2 * simulation.worker_setup.manifest.size_bytes * 8 / 100e6
     epochs = 2
     wanted = epochs * described.population.sizes / 10.0 + transfer
     np.testing.assert_allclose(known.seconds, wanted, rtol=1e-9)

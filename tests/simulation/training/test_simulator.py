@@ -350,14 +350,14 @@ def test_interrupts_between_rounds(tmp_path):
 @pytest.mark.parametrize("where", ["finish", "test", "note"])
 def test_an_interrupted_round_is_done_again(tmp_path, monkeypatch, where):
     """Ctrl-C between a new model and its last note leaves the standing of the round before."""
-    from fedloom.simulation.output.files import Folder
-    from fedloom.simulation.workers.local import Local
+    from fedloom.simulation.output.files import OutputFolder
+    from fedloom.simulation.workers.local import LocalWorkers
     from fedloom.strategies.optimizers.fedavg import FedAvg
 
     owner, name = {
         "finish": (FedAvg, "finish"),
-        "test": (Local, "evaluate"),
-        "note": (Folder, "append"),
+        "test": (LocalWorkers, "evaluate"),
+        "note": (OutputFolder, "append"),
     }[where]
     real, calls = getattr(owner, name), []
 

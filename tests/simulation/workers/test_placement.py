@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fedloom.simulation.kernels.base import Job, Measured
+from fedloom.simulation.kernels.base import ClientJob, Measurement
 from fedloom.simulation.workers.base import Report
 from fedloom.simulation.workers.placement import TimeModel, grouped, longest_first
 
@@ -10,12 +10,12 @@ SIZES = np.array([5, 40, 10, 40, 20])
 
 
 def report(client, seconds):
-    return Report(client, Measured(), Measured(), seconds)
+    return Report(client, Measurement(), Measurement(), seconds)
 
 
 def test_groups_follow_from_the_jobs_alone():
     """However the jobs come, clients of like size are together."""
-    jobs = [Job(client, client) for client in range(5)]
+    jobs = [ClientJob(client, client) for client in range(5)]
     for order in (jobs, jobs[::-1]):
         groups = grouped(order, SIZES, 2)
         assert [[job.client for job in group] for group in groups] == [[1, 3], [4, 2], [0]]
@@ -23,7 +23,7 @@ def test_groups_follow_from_the_jobs_alone():
 
 def test_the_largest_go_first_before_anything_was_seen():
     """Size stands for time at the start."""
-    groups = grouped([Job(client, 0) for client in range(5)], SIZES, 1)
+    groups = grouped([ClientJob(client, 0) for client in range(5)], SIZES, 1)
     ordered = longest_first(groups[::-1], TimeModel(SIZES).predict())
     assert [group[0].client for group in ordered][2:] == [4, 2, 0]
 

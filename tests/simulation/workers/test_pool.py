@@ -13,10 +13,10 @@ import pytest
 from fedloom.protocol.errors import UnavailableError, UsageError
 from fedloom.simulation import config
 from fedloom.simulation.api import simulate
-from fedloom.simulation.output.files import Folder
+from fedloom.simulation.output.files import OutputFolder
 from fedloom.simulation.workers import setup
 from fedloom.simulation.workers.failures import explained
-from fedloom.simulation.workers.pool import Pool
+from fedloom.simulation.workers.pool import WorkerPool
 
 SETTINGS = {
     "rounds": 2,
@@ -28,7 +28,7 @@ SETTINGS = {
 }
 
 UNGUARDED = """
-from fedloom.simulation.workers.pool import Pool
+from fedloom.simulation.workers.pool import WorkerPool
 
 def make(number):
     raise AssertionError("nobody comes here")
@@ -40,11 +40,11 @@ class Make:
     def __init__(self): self.data = data
     def __call__(self, number): make(number)
 
-Pool(Make(), 1, names=["worker 0"], model={}, sums={}, exponent=0, fork=False)
+WorkerPool(Make(), 1, names=["worker 0"], model={}, sums={}, exponent=0, fork=False)
 """
 
 
-def test_a_script_without_a_guard_is_told_so(tmp_path):
+def test_a_script_without_a_guard_is_an_error(tmp_path):
     """Spawned workers import the script; one that ends there must not block its parent."""
     script = tmp_path / "script.py"
     script.write_text(UNGUARDED)
@@ -61,7 +61,7 @@ def test_spawned_workers_have_the_bits_of_forked_ones(monkeypatch):
     """As on GPUs, where a process cannot be forked."""
     experiment = config.load(SETTINGS)
     forked = simulate(experiment, show=False)
-    monkeypatch.setattr(setup, "Pool", partial(_spawned, Pool))
+    monkeypatch.setattr(setup, "WorkerPool", partial(_spawned, WorkerPool))
     assert simulate(experiment, show=False).digest == forked.digest
 
 
@@ -76,7 +76,7 @@ def test_a_full_disk_is_named(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(Folder, "write_model", full)
+    monkeypatch.setattr(OutputFolder, "write_model", full)
     with pytest.raises(UnavailableError, match=r"room for the results in .*first, got: No space"):
         simulate(config.load(SETTINGS), out=tmp_path / "first", show=False)
     monkeypatch.undo()

@@ -33,7 +33,7 @@ PHASES = {
 _STATES = {"finished": "green", "stopped": "yellow", "failed": "red", "paused": "yellow"}
 
 
-class Point(NamedTuple):
+class EvaluationPoint(NamedTuple):
     """How good the model was after some rounds.
 
     Attributes:
@@ -47,17 +47,19 @@ class Point(NamedTuple):
     accuracy: float | None
 
 
-def curve(status: Mapping[str, Any]) -> list[Point]:
+def curve(status: Mapping[str, Any]) -> list[EvaluationPoint]:
     """The evaluations of a run's models, oldest first.
 
     Args:
         status: a RunDetail.
     """
-    points: dict[int, Point] = {}
+    points: dict[int, EvaluationPoint] = {}
     trained = 0
     for row in status["rounds"]:
         if values := (row["evaluation"] or {}).get("values"):
-            points[trained] = Point(trained, _finite(values, "loss"), _finite(values, "accuracy"))
+            points[trained] = EvaluationPoint(
+                trained, _finite(values, "loss"), _finite(values, "accuracy")
+            )
         trained += row["kind"] == "train" and row["state"] == "committed"
     return [points[rounds] for rounds in sorted(points)]
 

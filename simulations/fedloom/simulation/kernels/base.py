@@ -22,7 +22,7 @@ from fedloom.strategies import ClientRule, Personal, RoundSettings
 Params: TypeAlias = Mapping[str, NDArray[Any]]
 
 
-def nothing_local(_: "Job") -> RuleContext:
+def nothing_local(_: "ClientJob") -> RuleContext:
     """For rules that receive and remember nothing."""
     return RuleContext()
 
@@ -61,7 +61,7 @@ class RoundTask:
     train: bool = True
     factor: float = 1.0
     memory: str = ""
-    local: Callable[["Job"], RuleContext] = nothing_local
+    local: Callable[["ClientJob"], RuleContext] = nothing_local
     guard: Guard | None = None
     compression: Scheme | None = None
     spool: str = ""
@@ -77,7 +77,7 @@ class RoundTask:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class ClientJob:
     """One client's share of a round.
 
     Attributes:
@@ -93,7 +93,7 @@ class Job:
     most_steps: int = 0
 
 
-def asked_of(task: RoundTask, job: Job, client: str, local: RuleContext) -> Task:
+def asked_of(task: RoundTask, job: ClientJob, client: str, local: RuleContext) -> Task:
     """What the deployed client of this name would be asked."""
     return Task(
         run=task.run,
@@ -111,7 +111,7 @@ def asked_of(task: RoundTask, job: Job, client: str, local: RuleContext) -> Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class Measurement:
     """Means over examples.
 
     Attributes:
@@ -124,7 +124,7 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class ClientOutcome:
     """What one client did.
 
     Attributes:
@@ -138,8 +138,8 @@ class Outcome:
 
     client: int
     parts: Sequence[TensorPart] = ()
-    training: Measured = Measured()
-    evaluation: Measured = Measured()
+    training: Measurement = Measurement()
+    evaluation: Measurement = Measurement()
     weight: float | None = None
     local: RuleContext = field(default_factory=RuleContext)
 
@@ -147,7 +147,9 @@ class Outcome:
 class Kernel(Protocol):
     """Trains clients in one worker, on one device."""
 
-    def work(self, params: Params, task: RoundTask, jobs: Sequence[Job]) -> Iterator[Outcome]:
+    def work(
+        self, params: Params, task: RoundTask, jobs: Sequence[ClientJob]
+    ) -> Iterator[ClientOutcome]:
         """Do the jobs, in any order.
 
         Args:
@@ -159,5 +161,5 @@ class Kernel(Protocol):
             UsageError: the kernel cannot carry this task.
         """
 
-    def evaluate(self, params: Params, start: int, stop: int) -> Measured:
+    def evaluate(self, params: Params, start: int, stop: int) -> Measurement:
         """Evaluate the population's test examples `start:stop`."""

@@ -23,11 +23,11 @@ from torch.func import grad_and_value, vmap
 from fedloom.client.torch import batches, loop
 from fedloom.protocol.updates.message import TensorPart
 from fedloom.simulation.data.population import Population
-from fedloom.simulation.kernels.base import Job, Measured, Outcome, Params, RoundTask
+from fedloom.simulation.kernels.base import ClientJob, ClientOutcome, Measurement, Params, RoundTask
 from fedloom.simulation.kernels.batchable import why_not
 from fedloom.simulation.kernels.losses import per_place
 from fedloom.simulation.kernels.one_by_one import OnModel
-from fedloom.simulation.kernels.stacked import Objective, Trained
+from fedloom.simulation.kernels.stacked import StackedLoss, StackedTraining
 from fedloom.strategies import DELTA, ClientRule, Full, RoundSettings, TensorAtStep
 
 _MAX_GROUP = 256
@@ -55,7 +55,7 @@ class Batched(OnModel):
         held = model.state_dict(keep_vars=True)
         self._anchors = {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
         self._still = {n: t.detach() for n, t in held.items() if n not in self._anchors}
-        objective = Objective(self.model, per_example)
+        objective = StackedLoss(self.model, per_example)
         self._step = vmap(grad_and_value(objective, has_aux=True), (0, None, 0, 0, 0))
 
     @staticmethod
@@ -75,21 +75,23 @@ class Batched(OnModel):
             return "batched knows the losses cross_entropy and mse alone"
         return why_not(model, population)
 
-    def work(self, params: Params, task: RoundTask, jobs: Sequence[Job]) -> Iterator[Outcome]:
+    def work(
+        self, params: Params, task: RoundTask, jobs: Sequence[ClientJob]
+    ) -> Iterator[ClientOutcome]:
         """Do the jobs, a group at a time; as `Kernel.work`."""
         self.check(task)
         self.state.receive(params)
-        evaluations = [self.evaluated(j.client) if task.evaluate else Measured() for j in jobs]
+        evaluations = [self.evaluated(j.client) if task.evaluate else Measurement() for j in jobs]
         if not task.train:
             for job, evaluation in zip(jobs, evaluations, strict=True):
-                yield Outcome(client=job.client, evaluation=evaluation)
+                yield ClientOutcome(client=job.client, evaluation=evaluation)
             return
         for group in self._groups(task.settings, jobs):
             trained = self._train([jobs[place] for place in group], task)
             for row, place in enumerate(group):
                 yield self._outcome(jobs[place].client, evaluations[place], trained, row, params)
 
-    def _groups(self, settings: RoundSettings, jobs: Sequence[Job]) -> Iterator[list[int]]:
+    def _groups(self, settings: RoundSettings, jobs: Sequence[ClientJob]) -> Iterator[list[int]]:
         """Places of jobs in groups, those with the most steps first."""
         sizes = [len(self.holdings.shard(job.client)) for job in jobs]
         steps = [_steps(size, settings) for size in sizes]
@@ -107,14 +109,16 @@ class Batched(OnModel):
         params = sum(param.nbytes for param in self._anchors.values())
         return _COPIES * params + batch * self.holdings.bytes_per_example()
 
-    def _train(self, jobs: Sequence[Job], task: RoundTask) -> Trained:
+    def _train(self, jobs: Sequence[ClientJob], task: RoundTask) -> StackedTraining:
         plans = [self._plan(job, task.settings) for job in jobs]
         width = max(plan.shape[1] for plan in plans)
         indices = torch.full((len(plans), len(plans[0]), width), -1, dtype=torch.int64)
         for row, plan in zip(indices, plans, strict=True):
             row[: plan.shape[0], : plan.shape[1]] = plan
         indices = indices.to(self.device)
-        trained = Trained(self._anchors, [len(self.holdings.shard(job.client)) for job in jobs])
+        trained = StackedTraining(
+            self._anchors, [len(self.holdings.shard(job.client)) for job in jobs]
+        )
         self.model.train()
         for step in range(indices.shape[1]):
             active = sum(len(plan) > step for plan in plans)
@@ -123,7 +127,7 @@ class Batched(OnModel):
         return trained
 
     @torch.no_grad()
-    def _advance(self, trained: Trained, indices: Tensor, task: RoundTask) -> None:
+    def _advance(self, trained: StackedTraining, indices: Tensor, task: RoundTask) -> None:
         """One step of the first clients of a group, on the examples at indices [active, B]."""
         active = len(indices)
         there = indices >= 0
@@ -139,7 +143,7 @@ class Batched(OnModel):
             stack[name].add_(change, alpha=-task.settings.learning_rate)
         trained.count(values, output, y, there)
 
-    def _plan(self, job: Job, settings: RoundSettings) -> Tensor:
+    def _plan(self, job: ClientJob, settings: RoundSettings) -> Tensor:
         """The examples of each step of a client, int64 [S, B], −1 where a batch is not full."""
         shard = torch.from_numpy(self.holdings.shard(job.client).copy())
         size, steps = len(shard), _steps(len(shard), settings)
@@ -154,15 +158,20 @@ class Batched(OnModel):
         return plan.view(-1, width)[:steps]
 
     def _outcome(
-        self, client: int, evaluation: Measured, trained: Trained, row: int, params: Params
-    ) -> Outcome:
+        self,
+        client: int,
+        evaluation: Measurement,
+        trained: StackedTraining,
+        row: int,
+        params: Params,
+    ) -> ClientOutcome:
         parts = []
         for name in self.state.sent:
             value = trained.value(name, row)
             old = params[name]
             parts.append(TensorPart(DELTA, name, Full(), old if value is None else value, old))
         measured = trained.measured(row)
-        return Outcome(client=client, parts=parts, training=measured, evaluation=evaluation)
+        return ClientOutcome(client=client, parts=parts, training=measured, evaluation=evaluation)
 
 
 def _clipped(grads: Mapping[str, Tensor], clip_norm: float) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ from fedloom.client.torch import loop
 from fedloom.client.training.client_rule import RuleContext
 from fedloom.simulation.data.population import Population
 from fedloom.simulation.kernels import direct
-from fedloom.simulation.kernels.base import Job, RoundTask
+from fedloom.simulation.kernels.base import ClientJob, RoundTask
 from fedloom.simulation.kernels.one_by_one import Fitted
 from fedloom.simulation.kernels.resident import Resident
 from fedloom.strategies import ClientRule
@@ -59,7 +59,7 @@ class ChannelsLast(Resident):
         last: nn.Module = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return last
 
-    def fit(self, job: Job, task: RoundTask, local: RuleContext) -> Fitted:
+    def fit(self, job: ClientJob, task: RoundTask, local: RuleContext) -> Fitted:
         """Train without gradients of linear weights where nothing asks for them."""
         special = *task.settings.special, *task.personal.special
         if self._direct is None or special or task.rule.name != "plain":

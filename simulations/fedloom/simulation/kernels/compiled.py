@@ -24,7 +24,7 @@ from torch.func import functional_call, grad_and_value
 from fedloom.client.torch import batches, loop
 from fedloom.client.training.client_rule import RuleContext
 from fedloom.simulation.data.population import Population
-from fedloom.simulation.kernels.base import Job, RoundTask
+from fedloom.simulation.kernels.base import ClientJob, RoundTask
 from fedloom.simulation.kernels.holdings import Pair
 from fedloom.simulation.kernels.one_by_one import Fitted
 from fedloom.simulation.kernels.resident import Resident
@@ -78,7 +78,7 @@ class Compiled(Resident):
             return "compiled keeps no buffers, such as those of batch normalisation, in step"
         return ""
 
-    def fit(self, job: Job, task: RoundTask, local: RuleContext) -> Fitted:
+    def fit(self, job: ClientJob, task: RoundTask, local: RuleContext) -> Fitted:
         """Train on the batches that the deployed client would draw."""
         if self.note or not task.settings.batch_size:
             return super().fit(job, task, local)
@@ -91,7 +91,7 @@ class Compiled(Resident):
         return super().fit(job, task, local)
 
     @torch.no_grad()
-    def _fit(self, job: Job, task: RoundTask) -> loop.MetricSums:
+    def _fit(self, job: ClientJob, task: RoundTask) -> loop.MetricSums:
         settings = task.settings
         pull = task.rule.mu if isinstance(task.rule, FedProx) else 0.0
         anchors = [param.clone() for param in self._params] if pull else []

@@ -20,10 +20,10 @@ from fedloom.client.update.validate import (
     weight_of,
 )
 from fedloom.simulation.kernels.base import (
-    Job,
+    ClientJob,
+    ClientOutcome,
     Kernel,
-    Measured,
-    Outcome,
+    Measurement,
     Params,
     RoundTask,
     asked_of,
@@ -49,7 +49,9 @@ class ClientKernel:
         self._names = names
         self._measuring = measuring
 
-    def work(self, params: Params, task: RoundTask, jobs: Sequence[Job]) -> Iterator[Outcome]:
+    def work(
+        self, params: Params, task: RoundTask, jobs: Sequence[ClientJob]
+    ) -> Iterator[ClientOutcome]:
         """Do the jobs, one after another; as `Kernel.work`.
 
         Raises:
@@ -58,27 +60,27 @@ class ClientKernel:
         for job in jobs:
             yield self._outcome(params, task, job)
 
-    def evaluate(self, params: Params, start: int, stop: int) -> Measured:
+    def evaluate(self, params: Params, start: int, stop: int) -> Measurement:
         """Evaluate test examples; nothing where no other kernel was given for it."""
         if self._measuring is None:
-            return Measured()
+            return Measurement()
         return self._measuring.evaluate(params, start, stop)
 
-    def _outcome(self, params: Params, task: RoundTask, job: Job) -> Outcome:
+    def _outcome(self, params: Params, task: RoundTask, job: ClientJob) -> ClientOutcome:
         client = self._make(self._names[job.client])
         asked = asked_of(task, job, self._names[job.client], task.local(job))
-        evaluation = Measured()
+        evaluation = Measurement()
         if task.evaluate and client.can_evaluate():
             given = _copies(params, asked.local.evaluated(params))
             num_examples, metrics = as_measured(client.evaluate(given, asked))
             check(of_evaluation(num_examples, metrics))
             evaluation = _measured(num_examples, metrics)
         if not task.train:
-            return Outcome(client=job.client, evaluation=evaluation)
+            return ClientOutcome(client=job.client, evaluation=evaluation)
         update = as_update(client.train(_copies(params, asked.local.own(params)), asked))
         check(of_update(update, task.weighting))
         by_client = task.weighting is Weighting.CLIENT
-        return Outcome(
+        return ClientOutcome(
             client=job.client,
             parts=list(differences(update.params, params, asked)),
             training=_measured(update.num_examples, update.metrics),
@@ -93,6 +95,6 @@ def _copies(params: Params, own: Params) -> dict[str, np.ndarray]:
     return {name: np.array(value) for name, value in {**params, **own}.items()}
 
 
-def _measured(num_examples: int, metrics: Mapping[str, float]) -> Measured:
+def _measured(num_examples: int, metrics: Mapping[str, float]) -> Measurement:
     values = {name: float(value) for name, value in metrics.items()}
-    return Measured(num_examples=int(num_examples), metrics=values)
+    return Measurement(num_examples=int(num_examples), metrics=values)

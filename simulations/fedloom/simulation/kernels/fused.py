@@ -29,7 +29,7 @@ from fedloom.client.torch import batches, loop
 from fedloom.client.training.client_rule import RuleContext
 from fedloom.simulation.data.population import Population
 from fedloom.simulation.kernels import chain
-from fedloom.simulation.kernels.base import Job, RoundTask
+from fedloom.simulation.kernels.base import ClientJob, RoundTask
 from fedloom.simulation.kernels.losses import is_cross_entropy
 from fedloom.simulation.kernels.one_by_one import Fitted, OneByOne
 from fedloom.strategies import ClientRule, FedProx, Plain, RoundSettings
@@ -80,7 +80,7 @@ class Fused(OneByOne):
         return "" if population is None else _fits(links, population)
 
     @torch.no_grad()
-    def fit(self, job: Job, task: RoundTask, local: RuleContext) -> Fitted:  # noqa: ARG002 - no rule here has any
+    def fit(self, job: ClientJob, task: RoundTask, local: RuleContext) -> Fitted:  # noqa: ARG002 - no rule here has any
         """Train without autograd."""
         settings, size = task.settings, len(self.holdings.shard(job.client))
         pull = settings.learning_rate * (task.rule.mu if isinstance(task.rule, FedProx) else 0.0)

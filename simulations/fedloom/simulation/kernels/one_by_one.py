@@ -19,7 +19,7 @@ from fedloom.client.training.client_rule import RuleContext
 from fedloom.protocol.errors import UsageError
 from fedloom.protocol.updates.message import TensorPart
 from fedloom.simulation.data.population import Population
-from fedloom.simulation.kernels.base import Job, Measured, Outcome, Params, RoundTask
+from fedloom.simulation.kernels.base import ClientJob, ClientOutcome, Measurement, Params, RoundTask
 from fedloom.simulation.kernels.holdings import Holdings
 from fedloom.simulation.kernels.state import ModelState
 from fedloom.strategies import ClientRule, Plain
@@ -81,7 +81,7 @@ class OnModel(ABC):
     ) -> str:
         """Why this kernel cannot carry them; empty when it can."""
 
-    def evaluate(self, params: Params, start: int, stop: int) -> Measured:
+    def evaluate(self, params: Params, start: int, stop: int) -> Measurement:
         """Evaluate test examples; as `Kernel.evaluate`."""
         self.state.receive(params)
         return self._measured(self.holdings.test(start, stop))
@@ -103,52 +103,54 @@ class OnModel(ABC):
             raise UsageError(f"Expected another kernel for this task, as {reason}.")
         self._carried = rule, special
 
-    def evaluated(self, client: int) -> Measured:
+    def evaluated(self, client: int) -> Measurement:
         """Evaluate the model as it is on what a client holds out."""
         return self._measured(self.holdings.held_out(client))
 
-    def _measured(self, examples: batches.ExampleSource | None) -> Measured:
+    def _measured(self, examples: batches.ExampleSource | None) -> Measurement:
         if examples is None:
-            return Measured()
+            return Measurement()
         totals = loop.measure(self.model, batches.in_order(examples), self.loss)
-        return Measured(num_examples=totals.num_examples, metrics=totals.metrics())
+        return Measurement(num_examples=totals.num_examples, metrics=totals.metrics())
 
 
 class OneByOne(OnModel):
     """Trains one client after another; subclasses say how."""
 
     @abstractmethod
-    def fit(self, job: Job, task: RoundTask, local: RuleContext) -> Fitted:
+    def fit(self, job: ClientJob, task: RoundTask, local: RuleContext) -> Fitted:
         """Train the model in place on one client's examples, with what the rule has there."""
 
-    def work(self, params: Params, task: RoundTask, jobs: Sequence[Job]) -> Iterator[Outcome]:
+    def work(
+        self, params: Params, task: RoundTask, jobs: Sequence[ClientJob]
+    ) -> Iterator[ClientOutcome]:
         """Do the jobs, one after another; as `Kernel.work`."""
         self.check(task)
         self.state.receive(params)
         for job in jobs:
             local = task.local(job)
-            evaluation = Measured()
+            evaluation = Measurement()
             if task.evaluate:
                 self.state.reset(local.evaluated(params))
                 self._settle(job, task, local, params)
                 evaluation = self.evaluated(job.client)
             if not task.train:
-                yield Outcome(client=job.client, evaluation=evaluation)
+                yield ClientOutcome(client=job.client, evaluation=evaluation)
                 continue
             self.state.reset(local.own(params))
             self._settle(job, task, local, params)
             totals, parts = self.fit(job, task, local)
             num_examples = len(self.holdings.shard(job.client))
             metrics = {**totals.metrics(), **local.told}
-            yield Outcome(
+            yield ClientOutcome(
                 client=job.client,
                 parts=parts,
-                training=Measured(num_examples=num_examples, metrics=metrics),
+                training=Measurement(num_examples=num_examples, metrics=metrics),
                 evaluation=evaluation,
                 local=local,
             )
 
-    def _settle(self, job: Job, task: RoundTask, local: RuleContext, params: Params) -> None:
+    def _settle(self, job: ClientJob, task: RoundTask, local: RuleContext, params: Params) -> None:
         """Go on with the model that fits the client best, where there are several."""
         if task.rule.picks:
             examples = batches.examples(self.holdings.train(job.client))

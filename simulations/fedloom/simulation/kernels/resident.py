@@ -15,7 +15,7 @@ from fedloom.client.torch.narrow import Narrow, narrowed
 from fedloom.client.torch.stopping import never
 from fedloom.client.training.client_rule import RuleContext
 from fedloom.simulation.data.population import Population
-from fedloom.simulation.kernels.base import Job, RoundTask, asked_of
+from fedloom.simulation.kernels.base import ClientJob, RoundTask, asked_of
 from fedloom.simulation.kernels.one_by_one import Fitted, OneByOne
 from fedloom.strategies import ClientRule, PartialWork
 
@@ -38,7 +38,7 @@ class Resident(OneByOne):
         """Say nothing against anything."""
         return ""
 
-    def fit(self, job: Job, task: RoundTask, local: RuleContext) -> Fitted:
+    def fit(self, job: ClientJob, task: RoundTask, local: RuleContext) -> Fitted:
         """Train on the batches that the deployed client would draw."""
         if not task.settings.special:
             return self._train(self.model, job, task, local), self.state.parts()
@@ -53,7 +53,7 @@ class Resident(OneByOne):
     def _train(
         self,
         module: nn.Module,
-        job: Job,
+        job: ClientJob,
         task: RoundTask,
         local: RuleContext,
         optimizer: loop.MakeOptimizer | None = None,

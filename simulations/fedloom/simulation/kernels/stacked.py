@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedloom.client.torch.loop import scores_classes
-from fedloom.simulation.kernels.base import Measured
+from fedloom.simulation.kernels.base import Measurement
 from fedloom.simulation.kernels.losses import PerPlace
 
 Stack = dict[str, Tensor]
 _IGNORED = -100
 
 
-class Objective:
+class StackedLoss:
     """The loss of one client's padded batch, for `torch.func.grad_and_value` with its outputs.
 
     Args:
@@ -52,7 +52,7 @@ class Objective:
         return (losses * weights).sum() / weights.sum().clamp(min=1), output
 
 
-class Trained:
+class StackedTraining:
     """A group of clients in training.
 
     Args:
@@ -101,10 +101,10 @@ class Trained:
         found: NDArray[Any] | None = self._arrays[name][row] if name in self._arrays else None
         return found
 
-    def measured(self, row: int) -> Measured:
+    def measured(self, row: int) -> Measurement:
         """What a client's training measured."""
         assert self._metrics is not None
-        return Measured(num_examples=self._sizes[row], metrics=self._metrics[row])
+        return Measurement(num_examples=self._sizes[row], metrics=self._metrics[row])
 
 
 def _means(loss: float, examples: int, correct: int, targets: int) -> dict[str, float]:

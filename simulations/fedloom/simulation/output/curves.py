@@ -61,7 +61,7 @@ class Milestone:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Worker:
+class WorkerLoad:
     """One worker over the whole simulation.
 
     Attributes:
@@ -78,7 +78,7 @@ class Worker:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Totals:
+class RunTotals:
     """A simulation in sums.
 
     Attributes:
@@ -102,11 +102,11 @@ class Totals:
     clients_per_s: float
 
 
-def totals(records: Sequence[RoundRecord]) -> Totals:
+def totals(records: Sequence[RoundRecord]) -> RunTotals:
     """Add up all rounds."""
     clients = sum(record.accepted for record in records)
     round_s = sum(record.round_wall_s for record in records)
-    return Totals(
+    return RunTotals(
         rounds=len(records),
         trained=records[-1].trained if records else 0,
         abandoned=sum(record.state == "abandoned" for record in records),
@@ -286,7 +286,7 @@ def milestones(
     return list(last_by_round.values())[-most:]
 
 
-def workers(records: Iterable[RoundRecord]) -> list[Worker]:
+def workers(records: Iterable[RoundRecord]) -> list[WorkerLoad]:
     """What each worker did, in the order of their first appearance."""
     clients: Counter[str] = Counter()
     busy_s: dict[str, float] = {}
@@ -297,7 +297,7 @@ def workers(records: Iterable[RoundRecord]) -> list[Worker]:
             clients[share.worker] += share.clients
             busy_s[share.worker] = busy_s.get(share.worker, 0.0) + share.busy_s
     return [
-        Worker(
+        WorkerLoad(
             name=name,
             clients=clients[name],
             busy_s=busy,

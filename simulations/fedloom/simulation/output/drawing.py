@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from fedloom.simulation.output import curves, words
 from fedloom.simulation.output.history import RoundRecord
-from fedloom.simulation.output.scales import Scale, time_ticks, time_unit, whole_ticks
+from fedloom.simulation.output.scales import AxisScale, time_ticks, time_unit, whole_ticks
 
 WIDTH, HEIGHT = 1000.0, 500.0
 """Of the SVG's own coordinates, which the frame stretches."""
@@ -23,7 +23,7 @@ Label = tuple[float, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class ChartLine:
     """One curve of a chart.
 
     Attributes:
@@ -77,7 +77,7 @@ class Chart:
     x_name: str
     x_labels: tuple[Label, ...]
     y_labels: tuple[Label, ...]
-    lines: tuple[Line, ...] = ()
+    lines: tuple[ChartLine, ...] = ()
     areas: tuple[Area, ...] = ()
     note: str = ""
     hover: str = "[]"
@@ -100,7 +100,7 @@ def _metric_chart(records: Sequence[RoundRecord], metric: str, *, virtual: bool)
     if not every:
         return None
     high = max(x for x, _ in every)
-    scale = Scale.of([y for _, y in every], metric)
+    scale = AxisScale.of([y for _, y in every], metric)
     axis = _time_axis(high) if virtual else _round_axis(records)
     thin = {source: curves.thinned(points) for source, points in found.items()}
     return Chart(
@@ -120,7 +120,7 @@ def _spread_chart(records: Sequence[RoundRecord], metric: str) -> Chart | None:
     if not bands:
         return None
     every = [point for band in bands.values() for point in (*band.lows, *band.highs)]
-    scale, axis = Scale.of([y for _, y in every], metric), _round_axis(records)
+    scale, axis = AxisScale.of([y for _, y in every], metric), _round_axis(records)
     medians = {s: curves.thinned(band.middles) for s, band in bands.items() if band.middles}
     return Chart(
         title=f"{metric} over clients by round",
@@ -136,7 +136,7 @@ def _spread_chart(records: Sequence[RoundRecord], metric: str) -> Chart | None:
     )
 
 
-def _band(source: str, band: curves.Band, metric: str, axis: "_Axis", scale: Scale) -> Area:
+def _band(source: str, band: curves.Band, metric: str, axis: "_Axis", scale: AxisScale) -> Area:
     edge = [*curves.thinned(band.highs), *reversed(curves.thinned(band.lows))]
     low, high = (words.metric(metric, points[-1][1]) for points in (band.lows, band.highs))
     return Area(
@@ -224,8 +224,8 @@ def _time_axis(high_s: float) -> _Axis:
 
 
 def _line(
-    source: str, points: Sequence[curves.Point], metric: str, axis: _Axis, scale: Scale
-) -> Line:
+    source: str, points: Sequence[curves.Point], metric: str, axis: _Axis, scale: AxisScale
+) -> ChartLine:
     places = [_place(point, axis, scale) for point in points]
     alone = [
         here
@@ -233,7 +233,7 @@ def _line(
         if here and not (before or after)
     ]
     dots = [place for place in places if place] if len(points) <= 40 else alone
-    return Line(
+    return ChartLine(
         style=source,
         name=curves.SOURCES[source],
         last=words.metric(metric, points[-1][1]),
@@ -242,7 +242,7 @@ def _line(
     )
 
 
-def _place(point: curves.Point, axis: _Axis, scale: Scale) -> curves.Point | None:
+def _place(point: curves.Point, axis: _Axis, scale: AxisScale) -> curves.Point | None:
     x, y = point
     if not math.isfinite(y):
         return None
@@ -296,7 +296,7 @@ def _hover(
     found: dict[str, list[curves.Point]],
     metric: str,
     axis: _Axis,
-    scale: Scale,
+    scale: AxisScale,
     *,
     virtual: bool,
 ) -> str:

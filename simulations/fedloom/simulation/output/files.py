@@ -39,7 +39,7 @@ MAY_DIFFER = ("name", "rounds", "engine", "output", "stop")
 """Settings that a resumption may change: they bear on how far and how fast, not on the bits."""
 
 
-class Folder:
+class OutputFolder:
     """Where a simulation writes.
 
     Attributes:

@@ -63,7 +63,7 @@ class Tally:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class State:
+class PanelState:
     """Where a simulation stands.
 
     Attributes:
@@ -92,7 +92,7 @@ class State:
         return self.tally.last.trained if self.tally.last else 0
 
 
-def render(state: State, width: int) -> RenderableType:
+def render(state: PanelState, width: int) -> RenderableType:
     """Draw a state.
 
     Args:
@@ -166,7 +166,7 @@ def _bar(height: float) -> str:
     return _BARS[min(int(height * len(_BARS)), len(_BARS) - 1)] if math.isfinite(height) else "×"
 
 
-def _rows(state: State, width: int) -> Table:
+def _rows(state: PanelState, width: int) -> Table:
     """Aligned rows: the bar of rounds, and a curve for each metric."""
     middle = max(width - _NAME_WIDTH - _VALUE_WIDTH - 2, 4)
     grid = Table.grid(padding=(0, 1))
@@ -190,7 +190,7 @@ def _rows(state: State, width: int) -> Table:
     return grid
 
 
-def _facts(state: State, width: int) -> Table:
+def _facts(state: PanelState, width: int) -> Table:
     """Aligned rows: speed, time and the workers' balance."""
     grid = Table.grid(padding=(0, 1), expand=True)
     grid.add_column(width=_NAME_WIDTH, style="dim", no_wrap=True)

@@ -20,7 +20,7 @@ from matplotlib.ticker import MaxNLocator, NullLocator
 from fedloom.protocol.atomic_files import drafted
 from fedloom.simulation.output import curves, words
 from fedloom.simulation.output.history import RoundRecord
-from fedloom.simulation.output.scales import Scale, time_ticks, time_unit, whole_ticks
+from fedloom.simulation.output.scales import AxisScale, time_ticks, time_unit, whole_ticks
 
 INK, GREY, LINE = "#222222", "#6E6E6E", "#E3E3E3"
 _STYLES = {
@@ -97,7 +97,7 @@ def metric_figure(
     if not lines:
         return None
     figure, axes = _figure(f"{metric}{f' · {name}' if name else ''}".capitalize())
-    scale = Scale.of([p[1] for points in lines.values() for p in points], metric)
+    scale = AxisScale.of([p[1] for points in lines.values() for p in points], metric)
     for source, points in lines.items():
         _draw_line(axes, curves.thinned(points, 2000), source, metric)
     _x_axis(axes, [p[0] for points in lines.values() for p in points], virtual=virtual)
@@ -117,7 +117,7 @@ def spread_figure(records: Sequence[RoundRecord], metric: str, *, name: str = ""
         return None
     figure, axes = _figure(f"{metric} over clients{f' · {name}' if name else ''}".capitalize())
     every = [point for band in bands.values() for point in (*band.lows, *band.highs)]
-    scale = Scale.of([y for _, y in every], metric)
+    scale = AxisScale.of([y for _, y in every], metric)
     for source, band in bands.items():
         color, dashes = _STYLES[source]
         xs = [x for x, _ in band.lows]
@@ -263,7 +263,7 @@ def _x_axis(axes: Axes, xs: Sequence[float], *, virtual: bool) -> None:
     axes.set_xlim(min(low, 1) if low <= 1 else 0, high + (high - low) * 0.015)
 
 
-def _y_axis(axes: Axes, scale: Scale, metric: str) -> None:
+def _y_axis(axes: Axes, scale: AxisScale, metric: str) -> None:
     if scale.log:
         axes.set_yscale("log")
         axes.yaxis.set_minor_locator(NullLocator())
@@ -293,7 +293,7 @@ def _legend(axes: Axes, columns: int) -> None:
     )
 
 
-def _at_most(workers: list[curves.Worker], most: int) -> list[curves.Worker]:
+def _at_most(workers: list[curves.WorkerLoad], most: int) -> list[curves.WorkerLoad]:
     if len(workers) <= most:
         return workers
     ordered = sorted(workers, key=lambda worker: -worker.busy_s)

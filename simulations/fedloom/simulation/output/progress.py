@@ -93,9 +93,9 @@ class Progress:
         """So many of the open round's clients have been trained."""
         self._working = (done, of)
 
-    def state(self) -> panel.State:
+    def state(self) -> panel.PanelState:
         """Where the simulation stands now."""
-        return panel.State(
+        return panel.PanelState(
             name=self._name,
             engine=self.engine,
             total=self._total,

@@ -170,7 +170,7 @@ def _milestones(records: Sequence[RoundRecord]) -> list[curves.Milestone]:
     return curves.milestones(records, *main) if main else []
 
 
-def _workers(records: Sequence[RoundRecord]) -> list[curves.Worker]:
+def _workers(records: Sequence[RoundRecord]) -> list[curves.WorkerLoad]:
     return curves.workers(records)[:_MAX_WORKERS]
 
 

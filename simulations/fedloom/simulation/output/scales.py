@@ -19,7 +19,7 @@ _TIME_UNITS = ((86_400.0, "days"), (3_600.0, "hours"), (60.0, "minutes"), (1.0, 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scale:
+class AxisScale:
     """One axis.
 
     Attributes:
@@ -39,7 +39,7 @@ class Scale:
     empty: bool = False
 
     @classmethod
-    def of(cls, values: Sequence[float], metric: str) -> "Scale":
+    def of(cls, values: Sequence[float], metric: str) -> "AxisScale":
         """Fit an axis to what a metric measured.
 
         Args:
@@ -57,7 +57,7 @@ class Scale:
         return cls._linear(low, high, share=share)
 
     @classmethod
-    def _linear(cls, low: float, high: float, *, share: bool) -> "Scale":
+    def _linear(cls, low: float, high: float, *, share: bool) -> "AxisScale":
         if high - low <= max(abs(high), abs(low), 1e-290) * 1e-9:
             spread = 0.05 if share else (abs(high) or 1.0) * 0.1
             low, high = low - spread, high + spread
@@ -71,7 +71,7 @@ class Scale:
         return cls(low=ticks[0], high=ticks[-1], ticks=ticks, share=share)
 
     @classmethod
-    def _logarithmic(cls, low: float, high: float) -> "Scale":
+    def _logarithmic(cls, low: float, high: float) -> "AxisScale":
         first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
         step = math.ceil((last - first) / 6)
         powers = range(first, first + step * math.ceil((last - first) / step) + 1, step)

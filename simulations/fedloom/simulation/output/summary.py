@@ -57,7 +57,7 @@ def _metric(result: Result, source: str, metric: str) -> Text:
     return text
 
 
-def _rounds(result: Result, sums: curves.Totals) -> Text:
+def _rounds(result: Result, sums: curves.RunTotals) -> Text:
     text = Text(words.count(sums.trained))
     if sums.abandoned:
         text.append(f", and {sums.abandoned:,} abandoned", "yellow")
@@ -68,7 +68,7 @@ def _rounds(result: Result, sums: curves.Totals) -> Text:
     return text
 
 
-def _times(sums: curves.Totals) -> str:
+def _times(sums: curves.RunTotals) -> str:
     virtual = f"{words.duration(sums.virtual_s)} of virtual time in "
     return f"{virtual if sums.virtual_s is not None else ''}{words.duration(sums.wall_s)}"
 

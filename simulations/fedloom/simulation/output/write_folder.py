@@ -8,7 +8,7 @@ from typing import Any
 from fedloom.simulation.data.statistics import statistics
 from fedloom.simulation.experiment import Experiment
 from fedloom.simulation.output import report
-from fedloom.simulation.output.files import Folder
+from fedloom.simulation.output.files import OutputFolder
 from fedloom.simulation.output.history import Result, RoundRecord
 from fedloom.simulation.output.trackers import Trackers, wanted
 
@@ -33,7 +33,9 @@ def resolved(experiment: Experiment) -> dict[str, Any]:
     }
 
 
-def trackers(folder: Folder, experiment: Experiment, before: Sequence[RoundRecord]) -> Trackers:
+def trackers(
+    folder: OutputFolder, experiment: Experiment, before: Sequence[RoundRecord]
+) -> Trackers:
     """TensorBoard and MLflow, where [output] asks for them."""
     return wanted(
         experiment.settings.get("output", {}),
@@ -45,7 +47,7 @@ def trackers(folder: Folder, experiment: Experiment, before: Sequence[RoundRecor
 
 
 def write(
-    folder: Folder,
+    folder: OutputFolder,
     result: Result,
     experiment: Experiment,
     dtypes: Mapping[str, str],

@@ -1,10 +1,10 @@
 """Ways to split examples over clients: by name with `split`, and the classic two as functions.
 
 `iid`, `dirichlet` and `follow` take labels and keep the shares that they drew, so that held-out
-examples can be split like the training ones; every partitioner of `PARTITIONERS` takes a `Pool`.
+examples can be split like the training ones; partitioners of `PARTITIONERS` take an `ExamplePool`.
 """
 
-from fedloom.simulation.partition.base import Partitioner, Pool, Shards, Split
+from fedloom.simulation.partition.base import ExamplePool, Partitioner, Shards, Split
 from fedloom.simulation.partition.by_label import (
     Dirichlet,
     Distribution,
@@ -23,6 +23,7 @@ __all__ = [
     "Continuous",
     "Dirichlet",
     "Distribution",
+    "ExamplePool",
     "Exponential",
     "FeatureShift",
     "GroupedNatural",
@@ -34,7 +35,6 @@ __all__ = [
     "Partition",
     "Partitioner",
     "Pathological",
-    "Pool",
     "PowerLaw",
     "Shards",
     "Sizes",

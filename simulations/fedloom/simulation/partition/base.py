@@ -21,7 +21,7 @@ Shards = tuple[NDArray[np.int64], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Pool:
+class ExamplePool:
     """Examples to deal out, with what a partitioner may go by.
 
     Attributes:
@@ -115,7 +115,7 @@ class Split:
 class Partitioner(Protocol):
     """Deals examples out; a frozen dataclass whose fields are its settings."""
 
-    def deal(self, pool: Pool) -> Split:
+    def deal(self, pool: ExamplePool) -> Split:
         """Deal a pool out.
 
         Raises:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fedloom.protocol.errors import UsageError
 from fedloom.simulation.partition import classic
 from fedloom.simulation.partition.base import (
-    Pool,
+    ExamplePool,
     Split,
     apportion,
     check_sizes,
@@ -47,7 +47,7 @@ class Dirichlet:
         _at_least_one("max_tries", self.max_tries)
         _check_alpha((self.alpha,))
 
-    def deal(self, pool: Pool) -> Split:
+    def deal(self, pool: ExamplePool) -> Split:
         """Deal a pool out."""
         labels = pool.labels("dirichlet")
         dealt = classic.dirichlet(
@@ -83,7 +83,7 @@ class InnerDirichlet:
     def __post_init__(self) -> None:
         _check_alpha((self.alpha,) if isinstance(self.alpha, int | float) else self.alpha)
 
-    def deal(self, pool: Pool) -> Split:
+    def deal(self, pool: ExamplePool) -> Split:
         """Deal a pool out."""
         labels = pool.labels("inner-dirichlet")
         sizes = _sizes(pool, self.sizes, "inner-dirichlet")
@@ -126,7 +126,7 @@ class Pathological:
     def __post_init__(self) -> None:
         _at_least_one("classes_per_client", self.classes_per_client)
 
-    def deal(self, pool: Pool) -> Split:
+    def deal(self, pool: ExamplePool) -> Split:
         """Deal a pool out."""
         labels, num_clients = pool.labels("pathological"), pool.count("pathological")
         present = np.unique(labels)
@@ -188,7 +188,7 @@ class LabelShards:
     def __post_init__(self) -> None:
         _at_least_one("shards_per_client", self.shards_per_client)
 
-    def deal(self, pool: Pool) -> Split:
+    def deal(self, pool: ExamplePool) -> Split:
         """Deal a pool out."""
         labels, num_clients = pool.labels("shards"), pool.count("shards")
         num_shards = num_clients * self.shards_per_client
@@ -233,7 +233,7 @@ class Distribution:
         if not all(sum(row) > 0 for row in self.mixes):
             raise UsageError("Expected every row of mixes to have a sum above 0, got one of 0.")
 
-    def deal(self, pool: Pool) -> Split:
+    def deal(self, pool: ExamplePool) -> Split:
         """Deal a pool out."""
         labels = pool.labels("distribution")
         mixes = np.array(self.mixes, np.float64)
@@ -322,7 +322,7 @@ def _members(
     return generator.permutation(np.flatnonzero(labels == label))
 
 
-def _sizes(pool: Pool, sizes: Sequence[int] | None, name: str) -> NDArray[np.int64]:
+def _sizes(pool: ExamplePool, sizes: Sequence[int] | None, name: str) -> NDArray[np.int64]:
     if sizes is None:
         return apportion(len(pool), np.ones(pool.count(name)))
     if pool.clients not in (None, len(sizes)):

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedloom.protocol.errors import UsageError
-from fedloom.simulation.partition.base import Pool, Split, apportion, grouped
+from fedloom.simulation.partition.base import ExamplePool, Split, apportion, grouped
 
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._]+")
 
@@ -34,7 +34,7 @@ class Natural:
         if self.min_size < 1:
             raise UsageError(f"Expected min_size >= 1, got {self.min_size}.")
 
-    def deal(self, pool: Pool) -> Split:
+    def deal(self, pool: ExamplePool) -> Split:
         """Deal a pool out."""
         ids, owner = np.unique(pool.ids("natural"), return_inverse=True)
         sizes = np.bincount(owner)
@@ -82,7 +82,7 @@ class GroupedNatural:
         if self.group_size is not None and self.group_size < 1:
             raise UsageError(f"Expected group_size >= 1, got {self.group_size}.")
 
-    def deal(self, pool: Pool) -> Split:
+    def deal(self, pool: ExamplePool) -> Split:
         """Deal a pool out."""
         ids, owner = np.unique(pool.ids("grouped-natural"), return_inverse=True)
         sizes = self._sizes(len(ids), pool.clients)
@@ -131,7 +131,7 @@ class Continuous:
         if not 0 <= self.strictness <= 1:
             raise UsageError(f"Expected strictness from 0 to 1, got {self.strictness}.")
 
-    def deal(self, pool: Pool) -> Split:
+    def deal(self, pool: ExamplePool) -> Split:
         """Deal a pool out."""
         num_clients = pool.count("continuous")
         values = measured(pool, self.by)
@@ -150,7 +150,7 @@ class Continuous:
         return Split(shards=grouped(owner, num_clients))
 
 
-def measured(pool: Pool, by: str | int) -> NDArray[np.float64]:
+def measured(pool: ExamplePool, by: str | int) -> NDArray[np.float64]:
     """Measure a property of each example, shape (N,).
 
     Raises:

@@ -14,14 +14,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedloom.protocol.errors import UsageError
-from fedloom.simulation.partition.base import Pool, Split, apportion, check_sizes, shards_of_sizes
+from fedloom.simulation.partition.base import (
+    ExamplePool,
+    Split,
+    apportion,
+    check_sizes,
+    shards_of_sizes,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Iid:
     """Even sizes: they differ by at most one."""
 
-    def deal(self, pool: Pool) -> Split:
+    def deal(self, pool: ExamplePool) -> Split:
         """Deal a pool out."""
         return _weighted(pool, "iid", np.ones(pool.count("iid")))
 
@@ -36,7 +42,7 @@ class Sizes:
 
     sizes: Sequence[int]
 
-    def deal(self, pool: Pool) -> Split:
+    def deal(self, pool: ExamplePool) -> Split:
         """Deal a pool out."""
         if pool.clients not in (None, len(self.sizes)):
             raise UsageError(
@@ -52,7 +58,7 @@ class Sizes:
 class Linear:
     """Client i of C, from 0, gets a share in proportion to i + 1."""
 
-    def deal(self, pool: Pool) -> Split:
+    def deal(self, pool: ExamplePool) -> Split:
         """Deal a pool out."""
         return _weighted(pool, "linear", np.arange(1.0, pool.count("linear") + 1))
 
@@ -61,7 +67,7 @@ class Linear:
 class Square:
     """Client i of C, from 0, gets a share in proportion to (i + 1)²."""
 
-    def deal(self, pool: Pool) -> Split:
+    def deal(self, pool: ExamplePool) -> Split:
         """Deal a pool out."""
         return _weighted(pool, "square", np.arange(1.0, pool.count("square") + 1) ** 2)
 
@@ -79,7 +85,7 @@ class Exponential:
     def __post_init__(self) -> None:
         _positive("rate", self.rate)
 
-    def deal(self, pool: Pool) -> Split:
+    def deal(self, pool: ExamplePool) -> Split:
         """Deal a pool out."""
         numbers = np.arange(pool.count("exponential"), dtype=np.float64)
         # Relative to the largest, so that nothing overflows.
@@ -107,7 +113,7 @@ class PowerLaw:
         if self.min_size < 1:
             raise UsageError(f"Expected min_size >= 1, got {self.min_size}.")
 
-    def deal(self, pool: Pool) -> Split:
+    def deal(self, pool: ExamplePool) -> Split:
         """Deal a pool out."""
         num_clients = pool.count("power-law")
         rest = len(pool) - num_clients * self.min_size
@@ -123,7 +129,7 @@ class PowerLaw:
 
 
 def _weighted(
-    pool: Pool,
+    pool: ExamplePool,
     name: str,
     weights: NDArray[np.float64],
     way_out: str = "Ask for fewer clients, or use more data.",

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from fedloom.protocol.errors import UsageError
 from fedloom.simulation.named import call, lookup
-from fedloom.simulation.partition.base import Partitioner, Pool, Split
+from fedloom.simulation.partition.base import ExamplePool, Partitioner, Split
 from fedloom.simulation.partition.by_label import (
     Dirichlet,
     Distribution,
@@ -53,7 +53,7 @@ def build(partition: Mapping[str, Any]) -> Partitioner:
     return call(str(name), lookup("a partitioner's name", name, PARTITIONERS), settings)
 
 
-def split(pool: Pool, partition: Mapping[str, Any] | Partitioner | None = None) -> Split:
+def split(pool: ExamplePool, partition: Mapping[str, Any] | Partitioner | None = None) -> Split:
     """Deal a pool out.
 
     Args:

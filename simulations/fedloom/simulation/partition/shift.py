@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from fedloom.protocol.errors import UsageError
 from fedloom.simulation.data.population import Examples
-from fedloom.simulation.partition.base import Pool, Split
+from fedloom.simulation.partition.base import ExamplePool, Split
 from fedloom.simulation.partition.by_size import Iid
 
 _AMOUNTS = {"noise": 0.1, "rotation": 360.0, "contrast": 0.5}
@@ -48,7 +48,7 @@ class FeatureShift:
         if self.groups is not None and self.groups < 1:
             raise UsageError(f"Expected groups >= 1, got {self.groups}.")
 
-    def deal(self, pool: Pool) -> Split:
+    def deal(self, pool: ExamplePool) -> Split:
         """Deal a pool out."""
         x: NDArray[Any] = pool.examples.x
         if x.dtype != np.float32:

@@ -1,7 +1,7 @@
 """Where a population's data come from: `load` by name, or `from_arrays` and `from_torch`."""
 
 from fedloom.simulation.sources.arrays import from_arrays, from_torch
-from fedloom.simulation.sources.base import Loaded, populate
+from fedloom.simulation.sources.base import LoadedData, populate
 from fedloom.simulation.sources.registry import SOURCES, load
 
-__all__ = ["SOURCES", "Loaded", "from_arrays", "from_torch", "load", "populate"]
+__all__ = ["SOURCES", "LoadedData", "from_arrays", "from_torch", "load", "populate"]

@@ -16,7 +16,7 @@ from fedloom.protocol.errors import UsageError
 from fedloom.simulation.data.population import Examples, Population
 from fedloom.simulation.partition.base import Partitioner
 from fedloom.simulation.sources.base import (
-    Loaded,
+    LoadedData,
     as_inputs,
     as_targets,
     keep_for_test,
@@ -37,7 +37,7 @@ class MapDataset(Protocol):
 
 def npz(
     *, seed: int, file: str, num_classes: int | None = None, test: float | None = None
-) -> Loaded:
+) -> LoadedData:
     """A .npz file with arrays `x` and `y`, and perhaps `x_test`, `y_test` and `owners`.
 
     Args:
@@ -178,7 +178,7 @@ def _loaded(
     test: float,
     seed: int,
     where: str = "",
-) -> Loaded:
+) -> LoadedData:
     if (x_test is None) != (y_test is None):
         raise UsageError("Expected x_test and y_test together, got one of them. Give both.")
     if not len(x) or x.ndim < 1 or len(x) != len(y):
@@ -194,7 +194,7 @@ def _loaded(
     targets, classes = as_targets(y, num_classes)
     train = Examples(x=as_inputs(x), y=targets)
     found = flaws(train, (x, y), (f"x{where}", f"y{where}"))
-    loaded = Loaded(train=train, num_classes=classes, owners=owners, flaws=found)
+    loaded = LoadedData(train=train, num_classes=classes, owners=owners, flaws=found)
     if x_test is None or y_test is None:
         return keep_for_test(loaded, test=test, seed=seed)
     if test:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fedloom.protocol.errors import UsageError
 from fedloom.simulation.data.population import Examples, Population, numbered
-from fedloom.simulation.partition.base import Partitioner, Pool
+from fedloom.simulation.partition.base import ExamplePool, Partitioner
 from fedloom.simulation.partition.registry import split
 from fedloom.simulation.seeds import stream
 
@@ -23,7 +23,7 @@ Indices = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Loaded:
+class LoadedData:
     """Data before it is dealt out.
 
     Attributes:
@@ -44,7 +44,7 @@ class Loaded:
 
 
 def populate(
-    loaded: Loaded,
+    loaded: LoadedData,
     *,
     seed: int,
     clients: int | None = None,
@@ -67,7 +67,7 @@ def populate(
         raise UsageError(
             f"Expected 0 < held_out < 1, got {held_out}. Leave it out if no client evaluates."
         )
-    pool = Pool(
+    pool = ExamplePool(
         examples=loaded.train,
         seed=seed,
         clients=clients,
@@ -111,7 +111,9 @@ def check_test(test: float) -> float:
     return test
 
 
-def keep_for_test(loaded: Loaded, *, test: float, seed: int, purpose: str = "test") -> Loaded:
+def keep_for_test(
+    loaded: LoadedData, *, test: float, seed: int, purpose: str = "test"
+) -> LoadedData:
     """Take a fraction of the examples, of each class alike, away from the clients.
 
     Args:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from fedloom.protocol.errors import UnavailableError, UsageError
 from fedloom.simulation.data.population import Examples
 from fedloom.simulation.named import hint
-from fedloom.simulation.sources.base import Loaded, as_inputs, as_targets, keep_for_test
+from fedloom.simulation.sources.base import LoadedData, as_inputs, as_targets, keep_for_test
 from fedloom.simulation.sources.finite import flaws
 
 
@@ -29,7 +29,7 @@ def huggingface(
     train_split: str = "train",
     test_split: str | None = "test",
     test: float = 0.2,
-) -> Loaded:
+) -> LoadedData:
     """A data set of the Hugging Face hub, of images or of numbers.
 
     Args:
@@ -66,7 +66,7 @@ def huggingface(
     targets, classes = as_targets(y, None)
     x = _channel_first(x)
     examples = Examples(x=as_inputs(x), y=targets)
-    loaded = Loaded(
+    loaded = LoadedData(
         train=examples,
         num_classes=classes,
         owners=None if client is None else _column(train, client),

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from fedloom.protocol.errors import UsageError
 from fedloom.simulation.data.population import Examples
 from fedloom.simulation.sources import idx
-from fedloom.simulation.sources.base import Loaded, check_test, keep_for_test
+from fedloom.simulation.sources.base import LoadedData, check_test, keep_for_test
 from fedloom.simulation.sources.download import (
     CIFAR10,
     CIFAR100,
@@ -43,7 +43,7 @@ _EMNIST_CLASSES: Final = {
 _PIXELS = 3 * 32 * 32
 
 
-def digits(*, seed: int, test: float = 0.2) -> Loaded:
+def digits(*, seed: int, test: float = 0.2) -> LoadedData:
     """1,797 handwritten digits of shape (1, 8, 8), which come with scikit-learn.
 
     Args:
@@ -59,11 +59,11 @@ def digits(*, seed: int, test: float = 0.2) -> Loaded:
         ) from error
     pixels, labels = load_digits(return_X_y=True)
     x = (pixels / 16.0).astype(np.float32).reshape(-1, 1, 8, 8)
-    loaded = Loaded(train=Examples(x=x, y=labels.astype(np.int64)), num_classes=10)
+    loaded = LoadedData(train=Examples(x=x, y=labels.astype(np.int64)), num_classes=10)
     return keep_for_test(loaded, test=check_test(test), seed=seed)
 
 
-def idx_folder(*, folder: str) -> Loaded:
+def idx_folder(*, folder: str) -> LoadedData:
     """A folder in MNIST's layout, with its test part.
 
     Args:
@@ -72,7 +72,7 @@ def idx_folder(*, folder: str) -> Loaded:
     return _from_mnist_layout(Path(folder).expanduser())
 
 
-def mnist(*, folder: str | None = None, download: bool = False) -> Loaded:
+def mnist(*, folder: str | None = None, download: bool = False) -> LoadedData:
     """60,000 and 10,000 handwritten digits of shape (1, 28, 28).
 
     Args:
@@ -84,7 +84,7 @@ def mnist(*, folder: str | None = None, download: bool = False) -> Loaded:
     )
 
 
-def fashion_mnist(*, folder: str | None = None, download: bool = False) -> Loaded:
+def fashion_mnist(*, folder: str | None = None, download: bool = False) -> LoadedData:
     """60,000 and 10,000 pictures of clothing of shape (1, 28, 28) in ten classes.
 
     Args:
@@ -100,7 +100,7 @@ def emnist(
     *,
     folder: str | None = None,
     variant: Literal["byclass", "bymerge", "balanced", "letters", "digits", "mnist"] = "balanced",
-) -> Loaded:
+) -> LoadedData:
     """Handwritten letters and digits of shape (1, 28, 28); up to 697,932 of them.
 
     Args:
@@ -120,10 +120,10 @@ def emnist(
         if variant == "letters":
             labels = labels - np.uint8(1)
         parts.append(_examples(images.swapaxes(1, 2), labels))
-    return Loaded(train=parts[0], test=parts[1], num_classes=_EMNIST_CLASSES[variant])
+    return LoadedData(train=parts[0], test=parts[1], num_classes=_EMNIST_CLASSES[variant])
 
 
-def cifar10(*, folder: str | None = None, download: bool = False) -> Loaded:
+def cifar10(*, folder: str | None = None, download: bool = False) -> LoadedData:
     """50,000 and 10,000 colour images of shape (3, 32, 32) in ten classes.
 
     Args:
@@ -137,7 +137,7 @@ def cifar10(*, folder: str | None = None, download: bool = False) -> Loaded:
     )
 
 
-def cifar100(*, folder: str | None = None, download: bool = False) -> Loaded:
+def cifar100(*, folder: str | None = None, download: bool = False) -> LoadedData:
     """50,000 and 10,000 colour images of shape (3, 32, 32) in a hundred (fine) classes.
 
     Args:
@@ -155,10 +155,10 @@ def cifar100(*, folder: str | None = None, download: bool = False) -> Loaded:
     )
 
 
-def _from_mnist_layout(folder: Path) -> Loaded:
+def _from_mnist_layout(folder: Path) -> LoadedData:
     train, test = (_examples(*idx.read_pair(folder, part)) for part in idx.PARTS)
     num_classes = int(max(train.y.max(), test.y.max())) + 1
-    return Loaded(train=train, test=test, num_classes=num_classes)
+    return LoadedData(train=train, test=test, num_classes=num_classes)
 
 
 def _examples(images: NDArray[np.uint8], labels: NDArray[np.uint8]) -> Examples:
@@ -179,7 +179,7 @@ def _cifar(
     train: list[str],
     test: str,
     classes: int,
-) -> Loaded:
+) -> LoadedData:
     def unpacked(where: Path) -> Path | None:
         for candidate in (where, *where.glob("cifar-*-b*")):
             if all((candidate / name).is_file() for name in (*train, test)):
@@ -191,7 +191,7 @@ def _cifar(
 
     where = locate(known, folder=folder, download=download, present=present)
     found = unpacked(where) or _unpack(where / known.files[0].name, [*train, test])
-    return Loaded(
+    return LoadedData(
         train=_read_cifar([found / name for name in train], classes),
         test=_read_cifar([found / test], classes),
         num_classes=classes,

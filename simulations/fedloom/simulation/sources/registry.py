@@ -8,9 +8,9 @@ from fedloom.simulation.data.population import Population
 from fedloom.simulation.named import call, lookup, parameters
 from fedloom.simulation.partition.base import Partitioner
 from fedloom.simulation.sources import arrays, huggingface, images, synthetic, tables, text
-from fedloom.simulation.sources.base import Loaded, populate
+from fedloom.simulation.sources.base import LoadedData, populate
 
-SOURCES: Final[dict[str, Callable[..., Loaded]]] = {
+SOURCES: Final[dict[str, Callable[..., LoadedData]]] = {
     "digits": images.digits,
     "idx": images.idx_folder,
     "mnist": images.mnist,

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from fedloom.protocol.errors import UsageError
 from fedloom.simulation.data.population import Examples
 from fedloom.simulation.seeds import stream
-from fedloom.simulation.sources.base import Loaded, check_test
+from fedloom.simulation.sources.base import LoadedData, check_test
 
 
 def synthetic(
@@ -25,7 +25,7 @@ def synthetic(
     shape: Sequence[int] = (32,),
     separation: float = 3.0,
     test: float = 0.2,
-) -> Loaded:
+) -> LoadedData:
     """Gaussian clusters; classes are as frequent as each other, in a random order.
 
     Args:
@@ -53,7 +53,7 @@ def synthetic(
     flat = centres.reshape(classes, -1)
     flat *= separation / np.linalg.norm(flat, axis=1, keepdims=True)
     num_test = round(check_test(test) * examples)
-    return Loaded(
+    return LoadedData(
         train=_draw(centres, examples, seed, "train"),
         test=_draw(centres, num_test, seed, "test") if num_test else None,
         num_classes=classes,

@@ -13,7 +13,7 @@ from fedloom.client.data.tables import Columns, numbers, read_csv, read_parquet
 from fedloom.protocol.errors import UsageError
 from fedloom.simulation.data.population import Examples
 from fedloom.simulation.named import hint
-from fedloom.simulation.sources.base import Loaded, keep_for_test
+from fedloom.simulation.sources.base import LoadedData, keep_for_test
 
 
 def csv_file(
@@ -26,7 +26,7 @@ def csv_file(
     task: Literal["classes", "values"] = "classes",
     separator: str = ",",
     test: float = 0.2,
-) -> Loaded:
+) -> LoadedData:
     """A CSV file whose first line names its columns.
 
     Args:
@@ -64,7 +64,7 @@ def parquet(
     client: str | None = None,
     task: Literal["classes", "values"] = "classes",
     test: float = 0.2,
-) -> Loaded:
+) -> LoadedData:
     """A Parquet file; needs pyarrow.
 
     Args:
@@ -103,7 +103,7 @@ def _table(
     task: str,
     test: float,
     seed: int,
-) -> Loaded:
+) -> LoadedData:
     if features is None:
         features = [name for name in columns if name not in (target, client)]
     for name in (target, *features, *([] if client is None else [client])):
@@ -130,7 +130,7 @@ def _table(
     else:
         examples = Examples(x=x, y=numbers(columns[target], target, file))
         num_classes = None
-    loaded = Loaded(
+    loaded = LoadedData(
         train=examples,
         num_classes=num_classes,
         owners=None if client is None else columns[client],

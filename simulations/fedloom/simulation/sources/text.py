@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from fedloom.protocol.errors import UsageError
 from fedloom.simulation.data.population import Examples
-from fedloom.simulation.sources.base import Loaded, check_test
+from fedloom.simulation.sources.base import LoadedData, check_test
 from fedloom.simulation.sources.download import SHAKESPEARE, locate
 
 VOCABULARY: Final = "\n !$&',-.3:;?ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
@@ -37,7 +37,7 @@ def shakespeare(
     length: int = 80,
     min_windows: int = 2,
     test: float = 0.2,
-) -> Loaded:
+) -> LoadedData:
     """About a million characters of plays by 299 speaking roles, 232 of which have enough text.
 
     Args:
@@ -63,7 +63,7 @@ def text(
     min_windows: int = 2,
     test: float = 0.2,
     vocabulary: str = VOCABULARY,
-) -> Loaded:
+) -> LoadedData:
     """A text in the layout above.
 
     Args:
@@ -99,7 +99,7 @@ def text(
     train = np.concatenate([rows[: cuts[role]] for role, rows in windows.items()])
     last = np.concatenate([rows[cuts[role] :] for role, rows in windows.items()])
     owners = np.repeat(np.array(list(windows)), [cuts[role] for role in windows])
-    return Loaded(
+    return LoadedData(
         train=_shifted(train),
         test=_shifted(last) if len(last) else None,
         num_classes=len(vocabulary),

@@ -17,10 +17,10 @@ from fedloom.simulation.api import simulate
 from fedloom.simulation.studies.study import (
     Cell,
     Column,
-    Entry,
     Study,
     StudyResults,
     StudyRun,
+    TableEntry,
     metric_column,
 )
 from fedloom.simulation.wire import byte_meter
@@ -118,14 +118,14 @@ def measure(cell: Cell, seed: int) -> StudyRun:
 
 
 def _columns(data: str) -> list[Column]:
-    def share(way: str) -> Callable[[StudyResults, str], Entry | None]:
+    def share(way: str) -> Callable[[StudyResults, str], TableEntry | None]:
         return lambda results, row: _over(
             results.entry(row, data, way), results.entry("none", data, way)
         )
 
-    def lost(results: StudyResults, row: str) -> Entry | None:
+    def lost(results: StudyResults, row: str) -> TableEntry | None:
         ours, plain = (results.entry(name, data, "accuracy") for name in (row, "none"))
-        return None if ours is None or plain is None else Entry((plain.mean - ours.mean,))
+        return None if ours is None or plain is None else TableEntry((plain.mean - ours.mean,))
 
     ways = (
         (
@@ -146,15 +146,15 @@ def _columns(data: str) -> list[Column]:
     return [*(column for pair in ways for column in pair), accuracy, loss]
 
 
-def _over(part: Entry | None, whole: Entry | None) -> Entry | None:
-    return None if part is None or whole is None else Entry((part.mean / whole.mean,))
+def _over(part: TableEntry | None, whole: TableEntry | None) -> TableEntry | None:
+    return None if part is None or whole is None else TableEntry((part.mean / whole.mean,))
 
 
-def _bytes(entry: Entry) -> str:
+def _bytes(entry: TableEntry) -> str:
     return f"{entry.mean:,.0f}"
 
 
-def _percent(entry: Entry) -> str:
+def _percent(entry: TableEntry) -> str:
     return f"{entry.mean:.1%}"
 
 

@@ -10,9 +10,9 @@ from typing import Any, Final
 from fedloom.simulation.studies.study import (
     Cell,
     Column,
-    Entry,
     Study,
     StudyResults,
+    TableEntry,
     at_the_end_or_zero,
     metric_column,
 )
@@ -105,7 +105,7 @@ def _columns(results: StudyResults) -> list[Column]:
     return [metric_column(name, "accuracy", attack.title, text) for name, attack in ATTACKS.items()]
 
 
-def _text(floor: float, entry: Entry) -> str:
+def _text(floor: float, entry: TableEntry) -> str:
     return f"{entry.mean:.3f}" + ("" if entry.mean >= floor else " ✗")
 
 

@@ -74,7 +74,7 @@ class StudyRun:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TableEntry:
     """One figure of a table.
 
     Attributes:
@@ -106,14 +106,14 @@ class StudyResults:
     command: str = ""
     runs: Sequence[StudyRun] = ()
 
-    def entry(self, row: str, column: str, metric: str) -> Entry | None:
+    def entry(self, row: str, column: str, metric: str) -> TableEntry | None:
         """A metric of one cell; None where no run has it."""
         values = tuple(
             run.values[metric]
             for run in self.runs
             if (run.row, run.column) == (row, column) and metric in run.values
         )
-        return Entry(values) if values else None
+        return TableEntry(values) if values else None
 
     def write(self, folder: Path) -> None:
         """Replace a folder's results."""
@@ -155,18 +155,18 @@ class Column:
     """
 
     title: str
-    entry: Callable[[StudyResults, str], Entry | None]
-    text: Callable[[Entry], str]
+    entry: Callable[[StudyResults, str], TableEntry | None]
+    text: Callable[[TableEntry], str]
     is_drawn: bool = True
 
 
-def mean_and_spread(entry: Entry) -> str:
+def mean_and_spread(entry: TableEntry) -> str:
     """`0.912 ± 0.011`, of a single run without the spread."""
     return f"{entry.mean:.3f}" + (f" ± {entry.spread:.3f}" if len(entry.values) > 1 else "")
 
 
 def metric_column(
-    column: str, metric: str, title: str = "", text: Callable[[Entry], str] = mean_and_spread
+    column: str, metric: str, title: str = "", text: Callable[[TableEntry], str] = mean_and_spread
 ) -> Column:
     """One metric of one column of cells.
 

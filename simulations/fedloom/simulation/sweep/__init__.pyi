@@ -1,5 +1,5 @@
-from .outcome import Outcome as Outcome
-from .outcome import Row as Row
+from .outcome import SweepResult as SweepResult
+from .outcome import TrialRow as TrialRow
 from .reading import read as read
 from .runner import run as run
 from .settings import Sweep as Sweep

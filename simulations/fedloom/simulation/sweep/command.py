@@ -11,7 +11,7 @@ from fedloom.cli.common.output import JSON
 from fedloom.protocol.errors import UsageError
 
 if TYPE_CHECKING:
-    from fedloom.simulation.sweep.outcome import Outcome
+    from fedloom.simulation.sweep.outcome import SweepResult
 
 
 def _pairs(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
@@ -90,15 +90,15 @@ def _interrupt(*_: Any) -> NoReturn:
 
 def _run(
     found: Any, folder: Path, jobs: int, keep: bool, retry_failed: bool
-) -> "tuple[Outcome, bool]":
+) -> "tuple[SweepResult, bool]":
     from rich.console import Console  # noqa: PLC0415
 
     from fedloom.simulation.sweep import runner  # noqa: PLC0415
-    from fedloom.simulation.sweep.display import Display  # noqa: PLC0415
+    from fedloom.simulation.sweep.display import SweepDisplay  # noqa: PLC0415
 
     console = Console(stderr=True, highlight=False)
     try:
-        with Display(found, console) as display:
+        with SweepDisplay(found, console) as display:
             return runner.run(
                 found, folder, jobs=jobs, keep=keep, retry_failed=retry_failed, watcher=display
             ), False
@@ -106,7 +106,7 @@ def _run(
         return runner.look(found, folder), True
 
 
-def _finish(outcome: "Outcome", as_json: bool, interrupted: bool) -> None:
+def _finish(outcome: "SweepResult", as_json: bool, interrupted: bool) -> None:
     from fedloom.simulation.sweep import report  # noqa: PLC0415
 
     files = report.write(outcome)
@@ -118,7 +118,7 @@ def _finish(outcome: "Outcome", as_json: bool, interrupted: bool) -> None:
         raise_nothing(outcome)
 
 
-def raise_nothing(outcome: "Outcome") -> NoReturn:
+def raise_nothing(outcome: "SweepResult") -> NoReturn:
     """Say that no simulation finished, and why the first did not.
 
     Raises:

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedloom.simulation.output import words
-from fedloom.simulation.sweep.outcome import FAILED, FINISHED, Row
+from fedloom.simulation.sweep.outcome import FAILED, FINISHED, TrialRow
 from fedloom.simulation.sweep.settings import Sweep
 from fedloom.simulation.sweep.table import settings_text, value_text
 
@@ -30,7 +30,7 @@ class _Line:
 
 
 @dataclass(slots=True)
-class Display:
+class SweepDisplay:
     """Shows a sweep; a `runner.Watcher`.
 
     Attributes:
@@ -41,7 +41,7 @@ class Display:
     sweep: Sweep
     console: Console
     _lines: dict[int, _Line] = field(default_factory=dict)
-    _best: Row | None = None
+    _best: TrialRow | None = None
     _num_ended: int = 0
     _num_trials: int = 0
     _num_before: int = 0
@@ -76,7 +76,7 @@ class Display:
         if self.console.is_terminal:
             self._live.stop()
 
-    def began(self, rows: tuple[Row, ...], num_trials: int) -> None:
+    def began(self, rows: tuple[TrialRow, ...], num_trials: int) -> None:
         """Show how much there is to do."""
         self._num_trials, self._num_ended, self._num_before = num_trials, len(rows), len(rows)
         for row in rows:
@@ -98,7 +98,7 @@ class Display:
         line.rounds = rounds
         line.value = line.value if value is None else value
 
-    def ended(self, row: Row) -> None:
+    def ended(self, row: TrialRow) -> None:
         """Show how it ended, for good."""
         self._lines.pop(row.trial, None)
         self._num_ended += 1
@@ -114,7 +114,7 @@ class Display:
         self.console.print(text, soft_wrap=not self.console.is_terminal)
         self._update()
 
-    def _rank(self, row: Row) -> None:
+    def _rank(self, row: TrialRow) -> None:
         if row.state != FINISHED or row.value is None:
             return
         rising = self.sweep.objective.direction == "maximize"

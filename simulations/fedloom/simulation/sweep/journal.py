@@ -15,7 +15,7 @@ from typing import Any
 from optuna.storages.journal import BaseJournalBackend
 
 
-class Journal(BaseJournalBackend):
+class TrialJournal(BaseJournalBackend):
     """Operations on a study, in order.
 
     Args:

@@ -89,7 +89,7 @@ class Objective:
 
 
 @dataclass(slots=True)
-class Meter:
+class ObjectiveMeter:
     """One trial's curve, and what it is worth so far.
 
     Attributes:

@@ -15,7 +15,7 @@ _ORDER = {FINISHED: 0, PRUNED: 1, FAILED: 2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class TrialRow:
     """One simulation of a sweep, or with repeats several with the same settings.
 
     Attributes:
@@ -57,7 +57,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class SweepResult:
     """A sweep that has ended, or been interrupted.
 
     Attributes:
@@ -69,38 +69,38 @@ class Outcome:
 
     sweep: Sweep
     folder: Path
-    rows: tuple[Row, ...]
+    rows: tuple[TrialRow, ...]
     num_trials: int
 
     @property
-    def ranking(self) -> list[Row]:
+    def ranking(self) -> list[TrialRow]:
         """Best first; finished before pruned before failed; repeats as one."""
         return sorted(merged(self.rows), key=lambda row: _rank(row, self.sweep.objective))
 
     @property
-    def best(self) -> Row | None:
+    def best(self) -> TrialRow | None:
         """The best finished row; None where there is none with a value."""
         first = next(iter(self.ranking), None)
         usable = first is not None and first.state == FINISHED and first.value is not None
         return first if usable else None
 
 
-def _rank(row: Row, objective: Objective) -> tuple[int, float, int]:
+def _rank(row: TrialRow, objective: Objective) -> tuple[int, float, int]:
     if row.value is None or math.isnan(row.value):
         return _ORDER[row.state], math.inf, row.trial
     sign = -1 if objective.direction == "maximize" else 1
     return _ORDER[row.state], sign * row.value, row.trial
 
 
-def merged(rows: Sequence[Row]) -> list[Row]:
+def merged(rows: Sequence[TrialRow]) -> list[TrialRow]:
     """Repeats of the same settings as one row: the mean of those that finished."""
-    groups: dict[int, list[Row]] = {}
+    groups: dict[int, list[TrialRow]] = {}
     for row in rows:
         groups.setdefault(row.point, []).append(row)
     return [_merge(group) for group in groups.values()]
 
 
-def _merge(group: list[Row]) -> Row:
+def _merge(group: list[TrialRow]) -> TrialRow:
     if len(group) == 1:
         return group[0]
     state = min((row.state for row in group), key=_ORDER.__getitem__)

@@ -18,9 +18,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
 
-from fedloom.simulation.output.scales import Scale
+from fedloom.simulation.output.scales import AxisScale
 from fedloom.simulation.sweep import table
-from fedloom.simulation.sweep.outcome import FAILED, FINISHED, Outcome, Row
+from fedloom.simulation.sweep.outcome import FAILED, FINISHED, SweepResult, TrialRow
 from fedloom.simulation.sweep.rounds import curve
 
 BLUE, ORANGE, GREY, INK, LINE = "#0072B2", "#D55E00", "#8A8A8A", "#222222", "#E3E3E3"
@@ -33,7 +33,7 @@ _MIN_FOR_IMPORTANCE = 10
 """Finished trials below which an importance would be noise."""
 
 
-def draw_all(outcome: Outcome) -> list[Path]:
+def draw_all(outcome: SweepResult) -> list[Path]:
     """Draw whatever the rows have to show.
 
     Returns:
@@ -52,7 +52,7 @@ def draw_all(outcome: Outcome) -> list[Path]:
     return files
 
 
-def curves_figure(outcome: Outcome) -> Figure | None:
+def curves_figure(outcome: SweepResult) -> Figure | None:
     """The metric by round of every trial, the best one in colour; None where nothing was kept."""
     objective = outcome.sweep.objective
     folder = outcome.folder / "trials"
@@ -80,7 +80,7 @@ def curves_figure(outcome: Outcome) -> Figure | None:
     return figure
 
 
-def settings_figure(outcome: Outcome) -> Figure | None:
+def settings_figure(outcome: SweepResult) -> Figure | None:
     """The objective over each setting that varies, one panel each; None where none does."""
     rows = _usable(outcome)
     names = [name for name in table.columns(rows) if _varies(rows, name)][:_MAX_PANELS]
@@ -103,7 +103,7 @@ def settings_figure(outcome: Outcome) -> Figure | None:
     return figure
 
 
-def history_figure(outcome: Outcome) -> Figure | None:
+def history_figure(outcome: SweepResult) -> Figure | None:
     """The objective by trial, and the best so far; None below two trials."""
     rows = _usable(outcome)
     if len(rows) < 2:
@@ -130,7 +130,9 @@ def history_figure(outcome: Outcome) -> Figure | None:
     return figure
 
 
-def _draw_curve(axes: Axes, points: Sequence[tuple[float, float]], row: Row, best: bool) -> None:
+def _draw_curve(
+    axes: Axes, points: Sequence[tuple[float, float]], row: TrialRow, best: bool
+) -> None:
     axes.plot(
         [x for x, _ in points],
         [y for _, y in points],
@@ -143,7 +145,7 @@ def _draw_curve(axes: Axes, points: Sequence[tuple[float, float]], row: Row, bes
     )
 
 
-def _draw_setting(axes: Axes, outcome: Outcome, name: str) -> None:
+def _draw_setting(axes: Axes, outcome: SweepResult, name: str) -> None:
     """Each trial's objective over one setting; a cross at the worse edge where it has none."""
     rows, lost, best = _usable(outcome), _lost(outcome), outcome.best
     rows, lost = ([row for row in some if name in row.shown] for some in (rows, lost))
@@ -162,7 +164,7 @@ def _draw_setting(axes: Axes, outcome: Outcome, name: str) -> None:
     _mark_lost(axes, outcome, places[len(rows) :])
 
 
-def _places(axes: Axes, outcome: Outcome, name: str, rows: Sequence[Row]) -> list[float]:
+def _places(axes: Axes, outcome: SweepResult, name: str, rows: Sequence[TrialRow]) -> list[float]:
     """Where each row's value of a setting lies on the axis, which is made fit for them."""
     values = [row.shown[name] for row in rows]
     parameter = next((p for p in outcome.sweep.parameters if p.name == name), None)
@@ -186,14 +188,14 @@ def _places(axes: Axes, outcome: Outcome, name: str, rows: Sequence[Row]) -> lis
     return [float(value) for value in values]
 
 
-def _mark_lost(axes: Axes, outcome: Outcome, places: Sequence[float], label: str = "") -> None:
+def _mark_lost(axes: Axes, outcome: SweepResult, places: Sequence[float], label: str = "") -> None:
     edge = 0.03 if outcome.sweep.objective.direction == "maximize" else 0.97
     if places:
         axes.plot(places, [edge] * len(places), "x", color=GREY, markersize=6, label=label or None,
                   transform=axes.get_xaxis_transform())  # fmt: skip
 
 
-def _lines(outcome: Outcome, rows: Sequence[Row]) -> list[str]:
+def _lines(outcome: SweepResult, rows: Sequence[TrialRow]) -> list[str]:
     """The two parameters of a grid over two of few values each, the longer first; else nothing."""
     names = [p.name for p in outcome.sweep.parameters if _varies(rows, p.name)]
     few = all(len(_kinds(rows, name)) <= _FEW for name in names)
@@ -202,7 +204,7 @@ def _lines(outcome: Outcome, rows: Sequence[Row]) -> list[str]:
     return sorted(names, key=lambda name: -len(_kinds(rows, name)))
 
 
-def _connect(axes: Axes, rows: Sequence[Row], name: str, other: str) -> None:
+def _connect(axes: Axes, rows: Sequence[TrialRow], name: str, other: str) -> None:
     """Join the rows of a grid that differ in one parameter alone, and say what the other was."""
     places = {kind: float(i) for i, kind in enumerate(_kinds(rows, name))}
     for color, kind in zip(_LINES, _kinds(rows, other), strict=False):
@@ -216,20 +218,20 @@ def _connect(axes: Axes, rows: Sequence[Row], name: str, other: str) -> None:
     axes.legend(frameon=False, fontsize=10, labelcolor=INK, loc="best")
 
 
-def _kinds(rows: Sequence[Row], name: str) -> list[str]:
+def _kinds(rows: Sequence[TrialRow], name: str) -> list[str]:
     """The values of a setting as text, numbers in ascending order."""
     values = [row.shown[name] for row in rows if name in row.shown]
     numeric = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
     return list(dict.fromkeys(map(table.plain, sorted(values) if numeric else values)))
 
 
-def _lost(outcome: Outcome) -> list[Row]:
+def _lost(outcome: SweepResult) -> list[TrialRow]:
     """Rows that no curve or point can show."""
     drawn = {row.trial for row in _usable(outcome)}
     return [row for row in outcome.rows if row.trial not in drawn]
 
 
-def _usable(outcome: Outcome) -> list[Row]:
+def _usable(outcome: SweepResult) -> list[TrialRow]:
     """Rows with a value that can be drawn."""
     return [
         row
@@ -238,15 +240,15 @@ def _usable(outcome: Outcome) -> list[Row]:
     ]
 
 
-def _values(rows: Sequence[Row]) -> list[float]:
+def _values(rows: Sequence[TrialRow]) -> list[float]:
     return [row.value for row in rows if row.value is not None]
 
 
-def _varies(rows: Sequence[Row], name: str) -> bool:
+def _varies(rows: Sequence[TrialRow], name: str) -> bool:
     return len({table.plain(row.shown[name]) for row in rows if name in row.shown}) > 1
 
 
-def _importances(outcome: Outcome) -> dict[str, float]:
+def _importances(outcome: SweepResult) -> dict[str, float]:
     """Each parameter's share in what makes the best trials good; empty where there are too few.
 
     Source: Watanabe et al. (2023), "PED-ANOVA: efficiently quantifying hyperparameter importance
@@ -271,13 +273,13 @@ def _importances(outcome: Outcome) -> dict[str, float]:
     return {}
 
 
-def _unit(outcome: Outcome) -> str:
+def _unit(outcome: SweepResult) -> str:
     """What the objective is measured in, for an axis."""
     objective = outcome.sweep.objective
     return objective.metric if objective.target is None else objective.title
 
 
-def _named(outcome: Outcome, row: Row) -> str:
+def _named(outcome: SweepResult, row: TrialRow) -> str:
     text = table.settings_text(row.shown, outcome.sweep.constants)
     return f"trial {row.trial}: {_cut(text, 70)}"
 
@@ -315,7 +317,7 @@ def _figure(title: str, num: int = 1) -> tuple[Figure, list[Axes]]:
 
 def _y_axis(axes: Axes, values: Sequence[float], metric: str, label: str | None = None) -> None:
     name = metric.rpartition(".")[2]
-    scale = Scale.of(values, name)
+    scale = AxisScale.of(values, name)
     if scale.log:
         axes.set_yscale("log")
     axes.set_yticks(scale.ticks, _labels(scale))
@@ -325,7 +327,7 @@ def _y_axis(axes: Axes, values: Sequence[float], metric: str, label: str | None 
     axes.set_ylabel(metric if label is None else label, color=INK, fontsize=12.5)
 
 
-def _labels(scale: Scale) -> list[str]:
+def _labels(scale: AxisScale) -> list[str]:
     """What stands beside the ticks; percents with as many decimals as they all need."""
     if not scale.share:
         return [scale.label(tick) for tick in scale.ticks]

@@ -7,10 +7,10 @@ import click
 
 from fedloom.cli.common.output import show as show_rich
 from fedloom.simulation.sweep import plots, table
-from fedloom.simulation.sweep.outcome import Outcome
+from fedloom.simulation.sweep.outcome import SweepResult
 
 
-def write(outcome: Outcome) -> list[Path]:
+def write(outcome: SweepResult) -> list[Path]:
     """Write everything that there is to say into the sweep's folder.
 
     Returns:
@@ -26,7 +26,7 @@ def write(outcome: Outcome) -> list[Path]:
     return files + plots.draw_all(outcome)
 
 
-def show(outcome: Outcome, files: list[Path], *, as_json: bool) -> None:
+def show(outcome: SweepResult, files: list[Path], *, as_json: bool) -> None:
     """Print the outcome: the table, the best settings, where the rest is."""
     if as_json:
         click.echo(json.dumps(table.document(outcome), indent=2, ensure_ascii=False))

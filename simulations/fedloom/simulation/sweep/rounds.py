@@ -11,7 +11,7 @@ from fedloom.simulation.sweep.objective import Objective
 _LEFT_OUT = ("shares",)
 
 
-class Rounds:
+class RoundsFile:
     """Writes rounds as they come.
 
     Args:

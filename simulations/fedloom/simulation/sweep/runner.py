@@ -18,21 +18,21 @@ from optuna.trial import Trial
 from fedloom.protocol.errors import UsageError
 from fedloom.simulation.output import words
 from fedloom.simulation.sweep import space, trial
-from fedloom.simulation.sweep.objective import Meter
-from fedloom.simulation.sweep.outcome import FAILED, FINISHED, PRUNED, Outcome, Row
+from fedloom.simulation.sweep.objective import ObjectiveMeter
+from fedloom.simulation.sweep.outcome import FAILED, FINISHED, PRUNED, SweepResult, TrialRow
 from fedloom.simulation.sweep.process import TrialProcess
-from fedloom.simulation.sweep.rounds import Rounds
+from fedloom.simulation.sweep.rounds import RoundsFile
 from fedloom.simulation.sweep.settings import Sweep
-from fedloom.simulation.sweep.study import Study
+from fedloom.simulation.sweep.study import TrialStore
 
 ALIKE = 5
 """Trials that fail for the same reason before any other ends: the sweep gives up."""
 
 
-class Watcher(Protocol):
+class SweepWatcher(Protocol):
     """Who wants to see a sweep run."""
 
-    def began(self, rows: tuple[Row, ...], num_trials: int) -> None:
+    def began(self, rows: tuple[TrialRow, ...], num_trials: int) -> None:
         """The sweep starts, or goes on after `rows`."""
 
     def started(self, number: int, parameters: dict[str, Any]) -> None:
@@ -41,14 +41,14 @@ class Watcher(Protocol):
     def advanced(self, number: int, rounds: int, value: float | None) -> None:
         """A trial has trained so many rounds; its metric was last so much."""
 
-    def ended(self, row: Row) -> None:
+    def ended(self, row: TrialRow) -> None:
         """A trial ended."""
 
 
 class Nobody:
     """A watcher that looks away."""
 
-    def began(self, rows: tuple[Row, ...], num_trials: int) -> None:
+    def began(self, rows: tuple[TrialRow, ...], num_trials: int) -> None:
         """Nothing."""
 
     def started(self, number: int, parameters: dict[str, Any]) -> None:
@@ -57,7 +57,7 @@ class Nobody:
     def advanced(self, number: int, rounds: int, value: float | None) -> None:
         """Nothing."""
 
-    def ended(self, row: Row) -> None:
+    def ended(self, row: TrialRow) -> None:
         """Nothing."""
 
 
@@ -68,9 +68,9 @@ def run(
     jobs: int = 1,
     keep: bool = False,
     retry_failed: bool = False,
-    watcher: Watcher | None = None,
+    watcher: SweepWatcher | None = None,
     simulate: str = trial.SIMULATE,
-) -> Outcome:
+) -> SweepResult:
     """Run a sweep, or what is missing of one that was cut off.
 
     Args:
@@ -92,26 +92,26 @@ def run(
     sweep.file  # noqa: B018 - read now: an experiment that is not there is said at once
     folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder):
-        study = Study(sweep, folder)
+        study = TrialStore(sweep, folder)
         try:
             if retry_failed:
                 study.retry_failed()
             Runner(study, folder, keep, watcher or Nobody(), simulate).run(jobs)
         finally:
             study.close()
-    return Outcome(sweep=sweep, folder=folder, rows=study.rows, num_trials=study.num_slots)
+    return SweepResult(sweep=sweep, folder=folder, rows=study.rows, num_trials=study.num_slots)
 
 
-def look(sweep: Sweep, folder: Path) -> Outcome:
+def look(sweep: Sweep, folder: Path) -> SweepResult:
     """What a sweep in a folder has come to so far.
 
     Raises:
         UsageError: the folder belongs to another sweep.
     """
     with _locked(folder):
-        study = Study(sweep, folder)
+        study = TrialStore(sweep, folder)
         study.close()
-    return Outcome(sweep=sweep, folder=folder, rows=study.rows, num_trials=study.num_slots)
+    return SweepResult(sweep=sweep, folder=folder, rows=study.rows, num_trials=study.num_slots)
 
 
 @contextmanager
@@ -135,8 +135,8 @@ class _Running:
     trial: Trial
     settings: dict[str, Any]
     process: TrialProcess
-    meter: Meter
-    rounds: Rounds
+    meter: ObjectiveMeter
+    rounds: RoundsFile
     trained: int = 0
     reached: bool = False
     pruned: bool = False
@@ -155,10 +155,10 @@ class Runner:
         simulate: `MODULE:NAME` of what runs one trial.
     """
 
-    study: Study
+    study: TrialStore
     folder: Path
     keep: bool
-    watcher: Watcher
+    watcher: SweepWatcher
     simulate: str
     _running: dict[int, _Running] = field(default_factory=dict)
     _failures: list[str] | None = field(default_factory=list)
@@ -204,7 +204,7 @@ class Runner:
         if self.keep:  # what a trial left that was cut off
             shutil.rmtree(name, ignore_errors=True)
         process = TrialProcess(order, name.with_suffix(".log"))
-        meter, rounds = Meter(sweep.objective), Rounds(name.with_suffix(".jsonl"))
+        meter, rounds = ObjectiveMeter(sweep.objective), RoundsFile(name.with_suffix(".jsonl"))
         running = _Running(slot, drawn, settings, process, meter, rounds)
         self._running[slot] = running
         selector.register(process, selectors.EVENT_READ, running)
@@ -235,7 +235,7 @@ class Runner:
         running.process.answer(stop=running.pruned or running.reached)
         self.watcher.advanced(running.slot + 1, running.trained, measured)
 
-    def _judge(self, running: _Running, message: dict[str, Any]) -> Row:
+    def _judge(self, running: _Running, message: dict[str, Any]) -> TrialRow:
         """How a trial ended that has said its last word."""
         value = running.meter.value()
         if "failed" in message:
@@ -256,7 +256,7 @@ class Runner:
         )  # fmt: skip
 
     @staticmethod
-    def _standing(meter: Meter) -> str:
+    def _standing(meter: ObjectiveMeter) -> str:
         """Where a pruned trial stood, if its value does not say so."""
         if meter.objective.target is None or meter.last is None:
             return ""
@@ -266,9 +266,9 @@ class Runner:
     def _row(
         self, slot: int, drawn: Trial, settings: dict[str, Any], state: str, value: float | None,
         *, reason: str = "", rounds: int = 0, seconds: float = 0.0,
-    ) -> Row:  # fmt: skip
+    ) -> TrialRow:  # fmt: skip
         sweep = self.study.sweep
-        return Row(
+        return TrialRow(
             trial=slot + 1,
             point=slot // sweep.repeats + 1,
             state=state,
@@ -281,7 +281,7 @@ class Runner:
             reason=reason,
         )
 
-    def _end(self, slot: int, drawn: Trial, row: Row) -> None:
+    def _end(self, slot: int, drawn: Trial, row: TrialRow) -> None:
         self.study.end(drawn, slot, row)
         self.watcher.ended(row)
         if row.state != FAILED:

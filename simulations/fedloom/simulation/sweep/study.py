@@ -27,8 +27,8 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from fedloom.protocol.errors import UsageError
 from fedloom.simulation.seeds import stream
 from fedloom.simulation.sweep import space
-from fedloom.simulation.sweep.journal import Journal
-from fedloom.simulation.sweep.outcome import FAILED, FINISHED, PRUNED, Row
+from fedloom.simulation.sweep.journal import TrialJournal
+from fedloom.simulation.sweep.outcome import FAILED, FINISHED, PRUNED, TrialRow
 from fedloom.simulation.sweep.settings import Pruner, Sweep
 
 FILE = "study.journal"
@@ -37,7 +37,7 @@ ATTEMPTS = 20
 _STATES = {FINISHED: TrialState.COMPLETE, PRUNED: TrialState.PRUNED, FAILED: TrialState.FAIL}
 
 
-class Study:
+class TrialStore:
     """The trials of one sweep, on disk.
 
     Args:
@@ -51,7 +51,7 @@ class Study:
     def __init__(self, sweep: Sweep, folder: Path) -> None:
         self.sweep = sweep
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        self._journal = Journal(folder / FILE)
+        self._journal = TrialJournal(folder / FILE)
         self._study = optuna.create_study(
             storage=JournalStorage(self._journal),
             study_name="sweep",
@@ -62,7 +62,7 @@ class Study:
         self._check_identity(folder)
         self._distributions = space.distributions(sweep.parameters)
         self._drawn: dict[int, dict[str, Any]] = {}
-        self._ended: dict[int, Row] = {}
+        self._ended: dict[int, TrialRow] = {}
         for trial in self._study.trials:
             self._take_in(trial)
 
@@ -72,7 +72,7 @@ class Study:
         return self.sweep.num_points * self.sweep.repeats
 
     @property
-    def rows(self) -> tuple[Row, ...]:
+    def rows(self) -> tuple[TrialRow, ...]:
         """Of all simulations that ended, by number."""
         return tuple(self._ended[slot] for slot in sorted(self._ended))
 
@@ -101,7 +101,7 @@ class Study:
         trial.report(signal, step)
         return step >= self.sweep.pruner.warmup_rounds and bool(trial.should_prune())
 
-    def end(self, trial: Trial, slot: int, row: Row) -> None:
+    def end(self, trial: Trial, slot: int, row: TrialRow) -> None:
         """Write down how a trial ended."""
         trial.set_user_attr("row", asdict(row))
         self._tell(trial, row)
@@ -129,13 +129,13 @@ class Study:
         attributes = trial.user_attrs
         slot, row = attributes.get("slot"), attributes.get("row")
         if row is not None and slot is not None:
-            self._ended[slot] = Row(**row)
+            self._ended[slot] = TrialRow(**row)
         if slot is not None:
             self._drawn[slot] = dict(trial.params)
         if trial.state == TrialState.RUNNING:
-            self._tell(trial.number, None if row is None else Row(**row))
+            self._tell(trial.number, None if row is None else TrialRow(**row))
 
-    def _tell(self, trial: Trial | int, row: Row | None) -> None:
+    def _tell(self, trial: Trial | int, row: TrialRow | None) -> None:
         state = TrialState.FAIL if row is None else _STATES[row.state]
         value = row.value if row is not None and state == TrialState.COMPLETE else None
         self._study.tell(trial, value, state=state)

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from fedloom.protocol.settings import toml
 from fedloom.simulation.output import words
-from fedloom.simulation.sweep.outcome import FAILED, FINISHED, Outcome, Row
+from fedloom.simulation.sweep.outcome import FAILED, FINISHED, SweepResult, TrialRow
 from fedloom.simulation.sweep.settings import Sweep
 
 MOST = 40
@@ -56,7 +56,7 @@ def settings_text(settings: Mapping[str, Any], without: Container[str] = ()) -> 
     )
 
 
-def value_text(sweep: Sweep, row: Row) -> str:
+def value_text(sweep: Sweep, row: TrialRow) -> str:
     """A row's objective, and with repeats how far they lie apart."""
     value, target = row.value, sweep.objective.target
     if value is None:
@@ -72,12 +72,12 @@ def value_text(sweep: Sweep, row: Row) -> str:
     return f"{value:.1f}{spread}"
 
 
-def columns(rows: Sequence[Row]) -> list[str]:
+def columns(rows: Sequence[TrialRow]) -> list[str]:
     """Names of what varies, in the order of the rows' own."""
     return list(dict.fromkeys(name for row in rows for name in row.shown))
 
 
-def trials_table(outcome: Outcome) -> Table:
+def trials_table(outcome: SweepResult) -> Table:
     """The trials, best first; what is the same in all of them is left out."""
     ranking = outcome.ranking
     names = [name for name in columns(ranking) if name not in outcome.sweep.constants]
@@ -97,7 +97,7 @@ def trials_table(outcome: Outcome) -> Table:
     return table
 
 
-def _cells(outcome: Outcome, place: int, row: Row, names: Sequence[str]) -> list[Text]:
+def _cells(outcome: SweepResult, place: int, row: TrialRow, names: Sequence[str]) -> list[Text]:
     mark = ": " if row.state == FAILED else ", "
     state = row.state + (f"{mark}{row.reason}" if row.reason else "")
     if len(state) > MOST_WIDE:
@@ -113,7 +113,7 @@ def _cells(outcome: Outcome, place: int, row: Row, names: Sequence[str]) -> list
     ]
 
 
-def _style(outcome: Outcome, row: Row) -> str:
+def _style(outcome: SweepResult, row: TrialRow) -> str:
     if row.state == FAILED:
         return "red"
     if outcome.best is not None and row.point == outcome.best.point:
@@ -121,7 +121,7 @@ def _style(outcome: Outcome, row: Row) -> str:
     return "" if row.state == FINISHED else "dim"
 
 
-def write_csv(outcome: Outcome, path: Path) -> None:
+def write_csv(outcome: SweepResult, path: Path) -> None:
     """Write every simulation in the order of the numbers, numbers in full."""
     names = columns(outcome.rows)
     with path.open("w", encoding="utf-8", newline="") as file:
@@ -142,7 +142,7 @@ def plain_exact(value: Any) -> Any:
     return str(value).lower() if isinstance(value, bool) else value
 
 
-def best_toml(outcome: Outcome) -> str:
+def best_toml(outcome: SweepResult) -> str:
     """The best row's settings, ready to paste into the experiment; empty where there is none."""
     best = outcome.best
     if best is None:
@@ -160,13 +160,13 @@ def best_toml(outcome: Outcome) -> str:
     return toml.dumps(tables)
 
 
-def _by_itself(outcome: Outcome, best: Row) -> list[str]:
+def _by_itself(outcome: SweepResult, best: TrialRow) -> list[str]:
     """Settings that the sweep set by itself and that change no result."""
     asked = {p.setting for p in outcome.sweep.parameters} | set(outcome.sweep.derived)
     return [name for name in best.settings if name == "engine.workers" and name not in asked]
 
 
-def document(outcome: Outcome) -> dict[str, Any]:
+def document(outcome: SweepResult) -> dict[str, Any]:
     """The outcome for machines."""
     best = outcome.best
     return {

@@ -1,4 +1,4 @@
-"""Whether a model and a loss take the data, tried on two examples before anybody is mustered.
+"""Whether a model and a loss take the data, tried on two examples before workers are set up.
 
 Without this, the first client of the first round would be the one to find out; where a model takes
 no example alone, as BatchNorm does not, a client of a later one whose last batch is of one; and

@@ -23,10 +23,10 @@ from fedloom.server.planning.task import describe
 from fedloom.simulation.clock.devices import Load, steps_in_time, trained_examples
 from fedloom.simulation.clock.round_clock import Clock, Play
 from fedloom.simulation.experiment import Experiment
-from fedloom.simulation.kernels.base import Job, Measured, Params, RoundTask
+from fedloom.simulation.kernels.base import ClientJob, Measurement, Params, RoundTask
 from fedloom.simulation.output.history import WorkerShare
 from fedloom.simulation.training.spooled_updates import Spooled
-from fedloom.simulation.workers.base import Crew, Progress, Report
+from fedloom.simulation.workers.base import Progress, Report, WorkerGroup
 from fedloom.simulation.workers.placement import TimeModel, grouped, longest_first
 from fedloom.strategies import Partial, Updates
 from fedloom.strategies.privacy import Stream
@@ -100,7 +100,7 @@ class Trainer:
     def __init__(
         self,
         experiment: Experiment,
-        crew: Crew,
+        crew: WorkerGroup,
         *,
         group: int,
         empty: MakeSum,
@@ -199,10 +199,10 @@ class Trainer:
             guard=guard,
         )
 
-    def _job(self, number: int, client: int, counted: Mapping[str, int]) -> Job:
+    def _job(self, number: int, client: int, counted: Mapping[str, int]) -> ClientJob:
         name = self._experiment.population.names[client]
         seed = task_seed(self._experiment.spec.seed, number, name)
-        return Job(client, seed, counted.get(name, 0), self._most_steps(client))
+        return ClientJob(client, seed, counted.get(name, 0), self._most_steps(client))
 
     def _most_steps(self, client: int) -> int:
         return 0 if self._in_time is None else int(self._in_time[client])
@@ -239,7 +239,7 @@ class Trainer:
         return trained_examples(self._sizes, task.settings, self._in_time)
 
     def _train(
-        self, params: Params, task: RoundTask, jobs: list[Job], result: Trained,
+        self, params: Params, task: RoundTask, jobs: list[ClientJob], result: Trained,
         progress: Progress,
     ) -> list[Report]:  # fmt: skip
         groups = grouped(jobs, self._sizes, self._group)
@@ -283,7 +283,7 @@ def cohort(done: Trained, names: Sequence[str]) -> list[CohortMember]:
     ]
 
 
-def client_metrics(measured: Measured) -> ClientMetrics:
+def client_metrics(measured: Measurement) -> ClientMetrics:
     """What a client measured, as planning has it."""
     return ClientMetrics(num_examples=measured.num_examples, values=measured.metrics)
 

@@ -54,7 +54,7 @@ from fedloom.simulation.training.round_trainer import (
 from fedloom.simulation.training.rule_memory import Memory
 from fedloom.simulation.training.spooled_updates import Spooled, check, is_needed
 from fedloom.simulation.workers.base import Progress, Report
-from fedloom.simulation.workers.setup import Muster, muster
+from fedloom.simulation.workers.setup import WorkerSetup, set_up_workers
 from fedloom.strategies import Params, Partial, TooFewUpdatesError
 from fedloom.strategies.selection import History, Observation
 from fedloom.strategies.state import slots_to_arrays
@@ -94,10 +94,14 @@ class Simulation:
             assert checkpoint is not None
             before = Checkpoint.read(checkpoint, self._settings, experiment.population.names)
             _check_rounds(before, experiment.spec.rounds)
-        self.muster: Muster = muster(experiment, None if before is None else before.engine)
-        self._setup = RunSetup.of(experiment.spec, self.muster.manifest, stream_of(experiment.spec))
+        self.worker_setup: WorkerSetup = set_up_workers(
+            experiment, None if before is None else before.engine
+        )
+        self._setup = RunSetup.of(
+            experiment.spec, self.worker_setup.manifest, stream_of(experiment.spec)
+        )
         self._training: TrainingState = (
-            begin(self._setup, self.muster.params) if before is None else before.training
+            begin(self._setup, self.worker_setup.params) if before is None else before.training
         )
         self._policy = experiment.spec.build_selection()
         self._history = History() if before is None else History.from_arrays(before.history)
@@ -115,15 +119,15 @@ class Simulation:
             flight = Flight.from_dict(before.flight)
             self._between = Between(flight=flight, versions=before.versions)
         self._memory, self._lent = self._open_memory()
-        self._spool = Spooled(experiment, self.muster.sums) if is_needed(experiment) else None
+        self._spool = Spooled(experiment, self.worker_setup.sums) if is_needed(experiment) else None
         self._begun = self._saved = time.perf_counter()
         self._noted = self._latest = self._checkpoint()
         self._trainer = BufferTrainer(
             experiment,
-            self.muster.crew,
-            group=self.muster.group,
+            self.worker_setup.crew,
+            group=self.worker_setup.group,
             empty=self._empty,
-            model_bytes=self.muster.manifest.size_bytes,
+            model_bytes=self.worker_setup.manifest.size_bytes,
             update_bytes=self._update_bytes(),
             history=self._history,
             memory="" if self._memory is None else str(self._memory.folder),
@@ -152,11 +156,11 @@ class Simulation:
 
     def digest(self) -> str:
         """SHA-256 of the model's file, as a server names it."""
-        return write_params(_Nowhere(), self.params, self.muster.manifest.dtypes)
+        return write_params(_Nowhere(), self.params, self.worker_setup.manifest.dtypes)
 
     def close(self) -> None:
         """Stop the workers, and delete the files of updates."""
-        self.muster.crew.close()
+        self.worker_setup.crew.close()
         if self._spool is not None:
             self._spool.close()
         if self._lent is not None:
@@ -203,10 +207,10 @@ class Simulation:
         self._write()
 
     def _empty(self) -> Partial:
-        return Partial(self.muster.sums, self.experiment.spec.exponent())
+        return Partial(self.worker_setup.sums, self.experiment.spec.exponent())
 
     def _update_bytes(self) -> int:
-        scheme, manifest = self.experiment.spec.build_compression(), self.muster.manifest
+        scheme, manifest = self.experiment.spec.build_compression(), self.worker_setup.manifest
         return manifest.size_bytes if scheme is None else update_bytes(manifest, scheme.codec)
 
     def _open_memory(self) -> tuple[Memory | None, "TemporaryDirectory[str] | None"]:
@@ -232,12 +236,12 @@ class Simulation:
     def _sent(self) -> Params:
         """The model and what comes beside it, as workers get them."""
         model = self._training.held
-        if not self.muster.received:
+        if not self.worker_setup.received:
             return model
         found = slots_to_arrays(self._setup.strategy.sends(self._training.strategy))
         beside = {
             name: found.get(name, np.zeros(spec.shape, spec.dtype))
-            for name, spec in self.muster.received.items()
+            for name, spec in self.worker_setup.received.items()
         }
         return {**model, **beside}
 
@@ -354,7 +358,7 @@ class Simulation:
         training = self._training
         longest, limit = clip(self._setup, training.strategy), None
         if longest is not None:
-            limit = limits.longest(self.experiment.spec, self.muster.manifest, longest)
+            limit = limits.longest(self.experiment.spec, self.worker_setup.manifest, longest)
         return Next(number, training.trained, kind, longest or 0.0, limit, training.excluded)
 
     def _test(self, params: Params, trained: int) -> Mapping[str, float]:
@@ -363,7 +367,7 @@ class Simulation:
         last = trained == experiment.spec.run_config().rounds
         if test is None or not every or (trained % every and not last):
             return {}
-        return self.muster.crew.evaluate(params, len(test)).metrics
+        return self.worker_setup.crew.evaluate(params, len(test)).metrics
 
     def _refusals(self, done: Trained) -> str:
         if not done.refused:
@@ -400,7 +404,7 @@ class Simulation:
             virtual_s=self._virtual_s,
             wall_s=self._spent_s + time.perf_counter() - self._begun,
             settings=self._settings,
-            engine=self.muster.kernel,
+            engine=self.worker_setup.kernel,
             reached=self.reached,
             counted=self._counted,
             flight=None if flight is None else flight.as_dict(),

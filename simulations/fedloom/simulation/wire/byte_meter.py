@@ -39,7 +39,7 @@ def read(path: Path) -> Counts:
     return Counts(**json.loads(path.read_text()))
 
 
-class Meter:
+class ByteMeter:
     """Passes connections on to one address.
 
     Args:
@@ -92,7 +92,7 @@ async def serve(listen: str, target: str, listening: Path) -> Counts:
     """Relay until SIGTERM, where `listening` then says; returns what was counted."""
     host, _, port = listen.rpartition(":")
     onward, _, onward_port = target.rpartition(":")
-    meter = Meter(onward, int(onward_port))
+    meter = ByteMeter(onward, int(onward_port))
     stopping = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
     server = await asyncio.start_server(meter.relay, host, int(port), limit=_READ_BYTES)

@@ -25,7 +25,7 @@ from fedloom.client.training.client_rule import RuleContext
 from fedloom.protocol.errors import UnavailableError
 from fedloom.protocol.updates.message import TensorPart
 from fedloom.simulation.experiment import Experiment
-from fedloom.simulation.kernels.base import Job, Kernel, Outcome, RoundTask
+from fedloom.simulation.kernels.base import ClientJob, ClientOutcome, Kernel, RoundTask
 from fedloom.simulation.wire.federation import POLL_S
 from fedloom.simulation.wire.processes import LocalProcesses
 from fedloom.simulation.workers.setup import make_kernel
@@ -189,7 +189,7 @@ class KernelClient(Client):
         """Whether there are examples to evaluate on."""
         return self._can_evaluate
 
-    def _work(self, params: dict[str, NDArray[Any]], task: Task, *, train: bool) -> Outcome:
+    def _work(self, params: dict[str, NDArray[Any]], task: Task, *, train: bool) -> ClientOutcome:
         mixed = task.local.personal.own_model is not None
         # The agent has put the client's own model into the one that is evaluated.
         local = RuleContext() if mixed and not train else task.local
@@ -205,7 +205,7 @@ class KernelClient(Client):
             local=lambda _: local,
             personal=task.local.personal,
         )
-        (outcome,) = self._kernel.work(params, asked, [Job(self._number, task.seed)])
+        (outcome,) = self._kernel.work(params, asked, [ClientJob(self._number, task.seed)])
         return outcome
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from fedloom.simulation.kernels.base import Job, Measured, Params, RoundTask
+from fedloom.simulation.kernels.base import ClientJob, Measurement, Params, RoundTask
 from fedloom.simulation.output.history import WorkerShare
 from fedloom.strategies import Partial
 
@@ -32,8 +32,8 @@ class Report:
     """
 
     client: int
-    training: Measured
-    evaluation: Measured
+    training: Measurement
+    evaluation: Measurement
     seconds: float
     refused: str = ""
     reason: str = ""
@@ -54,7 +54,7 @@ class Yield:
     shares: tuple[WorkerShare, ...] = ()
 
 
-class Crew(Protocol):
+class WorkerGroup(Protocol):
     """Workers that live as long as a simulation."""
 
     @property
@@ -65,7 +65,7 @@ class Crew(Protocol):
         self,
         params: Params,
         task: RoundTask,
-        groups: Sequence[Sequence[Job]],
+        groups: Sequence[Sequence[ClientJob]],
         partial: Partial,
         progress: Progress,
     ) -> Yield:
@@ -79,7 +79,7 @@ class Crew(Protocol):
             progress: told how many jobs are done, now and then.
         """
 
-    def evaluate(self, params: Params, num_examples: int) -> Measured:
+    def evaluate(self, params: Params, num_examples: int) -> Measurement:
         """Evaluate a model on the population's first `num_examples` test examples."""
 
     def close(self) -> None:

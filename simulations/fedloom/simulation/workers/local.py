@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 
-from fedloom.simulation.kernels.base import Job, Measured, Params, RoundTask
+from fedloom.simulation.kernels.base import ClientJob, Measurement, Params, RoundTask
 from fedloom.simulation.output.history import WorkerShare
 from fedloom.simulation.workers.base import Progress, Yield
 from fedloom.simulation.workers.measure import chunks, mean
@@ -11,7 +11,7 @@ from fedloom.simulation.workers.worker import Worker
 from fedloom.strategies import Partial
 
 
-class Local:
+class LocalWorkers:
     """Trains here, one client after another.
 
     Args:
@@ -29,7 +29,7 @@ class Local:
         self,
         params: Params,
         task: RoundTask,
-        groups: Sequence[Sequence[Job]],
+        groups: Sequence[Sequence[ClientJob]],
         partial: Partial,
         progress: Progress,
     ) -> Yield:
@@ -44,7 +44,7 @@ class Local:
         done.shares = (WorkerShare(worker=self._name, clients=len(done.reports), busy_s=busy_s),)
         return done
 
-    def evaluate(self, params: Params, num_examples: int) -> Measured:
+    def evaluate(self, params: Params, num_examples: int) -> Measurement:
         """Evaluate a model on the first test examples."""
         return mean([self._worker.evaluate(params, *chunk) for chunk in chunks(num_examples)])
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from fedloom.simulation.kernels.base import Measured
+from fedloom.simulation.kernels.base import Measurement
 from fedloom.simulation.workers.worker import TEST_CHUNK
 from fedloom.strategies.metrics import weighted_mean
 
@@ -12,9 +12,9 @@ def chunks(num_examples: int) -> list[tuple[int, int]]:
     return [(n, min(n + TEST_CHUNK, num_examples)) for n in range(0, num_examples, TEST_CHUNK)]
 
 
-def mean(parts: Sequence[Measured]) -> Measured:
+def mean(parts: Sequence[Measurement]) -> Measurement:
     """The mean over all parts, exact in any order."""
-    return Measured(
+    return Measurement(
         num_examples=sum(part.num_examples for part in parts),
         metrics=weighted_mean((part.num_examples, part.metrics) for part in parts),
     )

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from fedloom.simulation.kernels.base import Job
+from fedloom.simulation.kernels.base import ClientJob
 from fedloom.simulation.workers.base import Report
 
 
@@ -46,13 +46,17 @@ class TimeModel:
         return np.where(np.isnan(self._habit), fitted, self._habit)
 
 
-def grouped(jobs: Sequence[Job], examples: NDArray[np.int64], size: int) -> list[list[Job]]:
+def grouped(
+    jobs: Sequence[ClientJob], examples: NDArray[np.int64], size: int
+) -> list[list[ClientJob]]:
     """Groups of jobs of similar length; depends on the jobs alone, never on workers or times."""
     ordered = sorted(jobs, key=lambda job: (-examples[job.client], job.client))
     return [ordered[n : n + size] for n in range(0, len(ordered), size)]
 
 
-def longest_first(groups: Sequence[list[Job]], seconds: NDArray[np.float64]) -> list[list[Job]]:
+def longest_first(
+    groups: Sequence[list[ClientJob]], seconds: NDArray[np.float64]
+) -> list[list[ClientJob]]:
     """The groups in the order in which to hand them out."""
     total = [float(seconds[[job.client for job in group]].sum()) for group in groups]
     return [groups[n] for n in np.argsort(np.negative(total), kind="stable")]

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from fedloom.protocol.errors import UnavailableError, UsageError
-from fedloom.simulation.kernels.base import Job, Measured, Params, RoundTask
+from fedloom.simulation.kernels.base import ClientJob, Measurement, Params, RoundTask
 from fedloom.simulation.output.history import WorkerShare
 from fedloom.simulation.workers.base import Progress, Report, Yield
 from fedloom.simulation.workers.failures import explained
@@ -47,7 +47,7 @@ class _Links:
     inherited: tuple[Connection, ...]
 
 
-class Pool:
+class WorkerPool:
     """Persistent worker processes.
 
     Args:
@@ -100,7 +100,7 @@ class Pool:
         self,
         params: Params,
         task: RoundTask,
-        groups: Sequence[Sequence[Job]],
+        groups: Sequence[Sequence[ClientJob]],
         partial: Partial,
         progress: Progress,
     ) -> Yield:
@@ -122,10 +122,10 @@ class Pool:
         )
         return done
 
-    def evaluate(self, params: Params, num_examples: int) -> Measured:
+    def evaluate(self, params: Params, num_examples: int) -> Measurement:
         """Evaluate a model on the first test examples."""
         self._send(params, ("evaluate", chunks(num_examples)))
-        parts: list[Measured] = []
+        parts: list[Measurement] = []
         for _, message in self._answers():
             parts += message[1]
         return mean(parts)
@@ -215,7 +215,7 @@ def _exit_text(code: int | None) -> str:
     return f"exit code {code}"
 
 
-def _packed(groups: Sequence[Sequence[Job]]) -> tuple[Any, ...]:
+def _packed(groups: Sequence[Sequence[ClientJob]]) -> tuple[Any, ...]:
     """Groups as arrays: where each ends, clients, seeds, rounds of memory, most steps."""
     jobs = [job for group in groups for job in group]
     return (
@@ -276,7 +276,7 @@ def _train(
         begin = time.perf_counter()
         first = int(stops[number - 1]) if number else 0
         places = range(first, int(stops[number]))
-        jobs = [Job(*(int(array[n]) for array in jobs_of)) for n in places]
+        jobs = [ClientJob(*(int(array[n]) for array in jobs_of)) for n in places]
         reports += worker.train(params, task, jobs, partial)
         now = time.perf_counter()
         num_clients += len(jobs)

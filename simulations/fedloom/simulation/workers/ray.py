@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ray.exceptions import RayActorError, RayTaskError
 
 from fedloom.protocol.errors import FedloomError, UnavailableError, UsageError
-from fedloom.simulation.kernels.base import Job, Measured, Params, RoundTask
+from fedloom.simulation.kernels.base import ClientJob, Measurement, Params, RoundTask
 from fedloom.simulation.output.history import WorkerShare
 from fedloom.simulation.workers.base import Progress, Report, Yield
 from fedloom.simulation.workers.measure import chunks, mean
@@ -47,7 +47,9 @@ class _Actor:
         """Start a round's sum."""
         self._partial = Partial(self._empty.specs, self._empty.exponent)
 
-    def train(self, params: Params, task: RoundTask, groups: list[list[Job]]) -> tuple[Any, float]:
+    def train(
+        self, params: Params, task: RoundTask, groups: list[list[ClientJob]]
+    ) -> tuple[Any, float]:
         """Do some groups of jobs; their reports and the seconds that they took."""
         begin = time.perf_counter()
         reports: list[Report] = []
@@ -59,7 +61,7 @@ class _Actor:
         """The round's sum."""
         return self._partial.arrays()
 
-    def evaluate(self, params: Params, ranges: list[tuple[int, int]]) -> list[Measured]:
+    def evaluate(self, params: Params, ranges: list[tuple[int, int]]) -> list[Measurement]:
         """Evaluate some of the test examples."""
         return [self._worker.evaluate(params, *chunk) for chunk in ranges]
 
@@ -112,7 +114,7 @@ class RayCrew:
         self,
         params: Params,
         task: RoundTask,
-        groups: Sequence[Sequence[Job]],
+        groups: Sequence[Sequence[ClientJob]],
         partial: Partial,
         progress: Progress,
     ) -> Yield:
@@ -142,7 +144,7 @@ class RayCrew:
         return done
 
     def _hand(
-        self, number: int, model: Any, task: RoundTask, waiting: list[list[Job]], done: Yield
+        self, number: int, model: Any, task: RoundTask, waiting: list[list[ClientJob]], done: Yield
     ) -> Any:
         """Give an actor its next groups."""
         pace = np.mean([r.seconds for r in done.reports[-100:]]) if done.reports else BATCH_S
@@ -151,7 +153,7 @@ class RayCrew:
         taken = [waiting.pop() for _ in range(min(count, len(waiting)))]
         return self._actors[number].train.remote(model, task, taken)
 
-    def evaluate(self, params: Params, num_examples: int) -> Measured:
+    def evaluate(self, params: Params, num_examples: int) -> Measurement:
         """Evaluate a model on the first test examples."""
         model = ray.put(dict(params))
         ranges = chunks(num_examples)

@@ -24,10 +24,10 @@ from fedloom.simulation.kernels import choose
 from fedloom.simulation.kernels.base import Kernel
 from fedloom.simulation.kernels.custom import ClientKernel
 from fedloom.simulation.training.dry_run import check_fit
-from fedloom.simulation.workers.base import Crew
-from fedloom.simulation.workers.local import Local
-from fedloom.simulation.workers.pool import Pool
-from fedloom.simulation.workers.worker import Door, Worker
+from fedloom.simulation.workers.base import WorkerGroup
+from fedloom.simulation.workers.local import LocalWorkers
+from fedloom.simulation.workers.pool import WorkerPool
+from fedloom.simulation.workers.worker import UpdateChecks, Worker
 from fedloom.strategies.exact.partial import Key, TensorSpec
 from fedloom.strategies.optimizers.blockwise import slot_dtype
 from fedloom.strategies.privacy import claim_lines
@@ -37,7 +37,7 @@ GPU_WORKERS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Muster:
+class WorkerSetup:
     """Workers that are ready, and what they are for.
 
     Attributes:
@@ -51,7 +51,7 @@ class Muster:
         received: what clients get beside the model, "slot/tensor".
     """
 
-    crew: Crew
+    crew: WorkerGroup
     kernel: str
     why: str
     group: int
@@ -67,7 +67,7 @@ class Muster:
         return f"{self.kernel} kernel, {workers}: {self.why}"
 
 
-def muster(experiment: Experiment, kernel: str | None = None) -> Muster:
+def set_up_workers(experiment: Experiment, kernel: str | None = None) -> WorkerSetup:
     """Get workers ready.
 
     Args:
@@ -86,11 +86,11 @@ def muster(experiment: Experiment, kernel: str | None = None) -> Muster:
     manifest = manifest_of(model, params)
     sums = limits.sums(experiment.spec, manifest)
     dtypes = {n: manifest.wire_dtype(n) for n in manifest.dtypes}
-    door = Door(limits.limits(experiment.spec, manifest), dtypes, manifest)
+    checks = UpdateChecks(limits.limits(experiment.spec, manifest), dtypes, manifest)
     size = worker_count(experiment, device)
-    make = partial(make_worker, experiment, name, device.type, door)
+    make = partial(make_worker, experiment, name, device.type, checks)
     devices = [worker_device(device.type, number) for number in range(size)]
-    crew: Crew
+    crew: WorkerGroup
     if experiment.engine.backend == "ray":
         gpu = 1 / GPU_WORKERS if device.type == "cuda" else 0.0
         ray_crew = load(
@@ -98,9 +98,9 @@ def muster(experiment: Experiment, kernel: str | None = None) -> Muster:
         )  # names the extra if it is missing
         crew = ray_crew(make, size, sums=sums, exponent=experiment.spec.exponent(), gpu=gpu)
     elif size == 1:
-        crew = Local(make(0), str(devices[0]))
+        crew = LocalWorkers(make(0), str(devices[0]))
     else:
-        crew = Pool(
+        crew = WorkerPool(
             make,
             size,
             names=[f"worker {n} ({place})" for n, place in enumerate(devices)],
@@ -109,7 +109,7 @@ def muster(experiment: Experiment, kernel: str | None = None) -> Muster:
             exponent=experiment.spec.exponent(),
             fork=device.type == "cpu" and hasattr(os, "fork"),
         )
-    return Muster(
+    return WorkerSetup(
         crew=crew,
         kernel=name,
         why=why,
@@ -154,7 +154,7 @@ def chosen(
 
 
 def plan(experiment: Experiment) -> dict[str, str]:
-    """What would train, in words; nobody is mustered.
+    """What would train, in words, without setting up workers.
 
     Raises:
         UsageError: what was asked for cannot carry the model, or is not there.
@@ -186,12 +186,12 @@ def _privacy(experiment: Experiment) -> dict[str, str]:
 
 
 def make_worker(
-    experiment: Experiment, kernel: str, device: str, door: Door, number: int
+    experiment: Experiment, kernel: str, device: str, checks: UpdateChecks, number: int
 ) -> Worker:
     """Build a worker in its own process."""
     torch.set_num_threads(1)
     made = make_kernel(experiment, kernel, worker_device(device, number))
-    return Worker(made, door, experiment.population.names)
+    return Worker(made, checks, experiment.population.names)
 
 
 def make_kernel(experiment: Experiment, name: str, device: torch.device) -> Kernel:

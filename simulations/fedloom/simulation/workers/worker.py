@@ -1,4 +1,4 @@
-"""One worker: jobs through a kernel into a sum, past the door that a deployed server has.
+"""One worker: jobs through a kernel into a sum, past the checks of a deployed server.
 
 Invariant: an update is checked as a whole before any of it is added.
 """
@@ -21,7 +21,14 @@ from fedloom.protocol.manifest import Manifest
 from fedloom.protocol.tensors.container import DTYPES
 from fedloom.protocol.tensors.value_checks import ValueChecker, check_scalars, check_weight
 from fedloom.protocol.updates.message import Limits, TensorPart
-from fedloom.simulation.kernels.base import Job, Kernel, Measured, Outcome, Params, RoundTask
+from fedloom.simulation.kernels.base import (
+    ClientJob,
+    ClientOutcome,
+    Kernel,
+    Measurement,
+    Params,
+    RoundTask,
+)
 from fedloom.simulation.training.rule_memory import Memory
 from fedloom.simulation.training.spooled_updates import path_of, store
 from fedloom.simulation.workers.base import Report
@@ -46,7 +53,7 @@ _Difference: TypeAlias = tuple[TensorPart, NDArray[np.generic] | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
+class UpdateChecks:
     """What updates must be, as in a deployment.
 
     Attributes:
@@ -65,18 +72,18 @@ class Worker:
 
     Args:
         kernel: trains.
-        door: what it checks updates against.
+        checks: limits that updates have to keep.
         names: of the clients, by index in the population.
     """
 
-    def __init__(self, kernel: Kernel, door: Door, names: Sequence[str]) -> None:
+    def __init__(self, kernel: Kernel, checks: UpdateChecks, names: Sequence[str]) -> None:
         self._kernel = kernel
-        self._door = door
+        self._checks = checks
         self._names = names
         self._scratch: dict[tuple[str, str], NDArray[np.generic]] = {}
 
     def train(
-        self, params: Params, task: RoundTask, jobs: Sequence[Job], partial: Partial
+        self, params: Params, task: RoundTask, jobs: Sequence[ClientJob], partial: Partial
     ) -> Iterator[Report]:
         """Do a group of jobs and add what is accepted to `partial`.
 
@@ -109,15 +116,17 @@ class Worker:
             )
             begin = time.perf_counter()
 
-    def evaluate(self, params: Params, start: int, stop: int) -> Measured:
+    def evaluate(self, params: Params, start: int, stop: int) -> Measurement:
         """Evaluate some of the test examples."""
-        params = {name: array for name, array in params.items() if name in self._door.wire_dtypes}
+        params = {name: array for name, array in params.items() if name in self._checks.wire_dtypes}
         try:
             return self._kernel.evaluate(params, start, stop)
         except Exception as error:  # noqa: BLE001 - anything that a model may raise
             raise explained(error, "the test examples to be evaluated") from None
 
-    def _outcomes(self, params: Params, task: RoundTask, jobs: Sequence[Job]) -> Iterator[Outcome]:
+    def _outcomes(
+        self, params: Params, task: RoundTask, jobs: Sequence[ClientJob]
+    ) -> Iterator[ClientOutcome]:
         """What comes of the jobs; what goes wrong is said with the client's name."""
         try:
             yield from self._kernel.work(params, task, jobs)
@@ -126,7 +135,12 @@ class Worker:
             raise explained(error, f"{who} to train") from None
 
     def _admit(
-        self, outcome: Outcome, task: RoundTask, job: Job, partial: Partial, memory: Memory | None
+        self,
+        outcome: ClientOutcome,
+        task: RoundTask,
+        job: ClientJob,
+        partial: Partial,
+        memory: Memory | None,
     ) -> bytes | None:
         """Check an update and add it to the sum, or write it to a file.
 
@@ -142,7 +156,7 @@ class Worker:
         parts, kept = self._encoded(settled, task, job, memory)
         if not parts:
             return None
-        limits = self._door.limits
+        limits = self._checks.limits
         said = Update({}, outcome.training.num_examples, weight=outcome.weight)
         weight = weight_of(said, task.weighting)
         check_weight(weight, limits.max_weight)
@@ -159,7 +173,7 @@ class Worker:
         if task.spool:
             path = path_of(task.spool, task.round, outcome.client)
             sent = [_as_sent(part, values) for part, values in differences]
-            return store(path, sent, self._door.manifest, weight)
+            return store(path, sent, self._checks.manifest, weight)
         for part, values in differences:
             key = part.group, part.tensor
             if values is None:
@@ -173,7 +187,7 @@ class Worker:
         return b""
 
     def _encoded(
-        self, settled: RuleOutput, task: RoundTask, job: Job, memory: Memory | None
+        self, settled: RuleOutput, task: RoundTask, job: ClientJob, memory: Memory | None
     ) -> tuple[Sequence[TensorPart], Slots]:
         """What is sent, and what is to be remembered by slot."""
         kept = dict(settled.memory)
@@ -182,12 +196,12 @@ class Worker:
         before: Slots = {}
         if memory is not None and task.compression.remembers:
             before = slots_from_arrays(memory.recall(job.client, job.memory_round))
-        manifest = self._door.manifest
+        manifest = self._checks.manifest
         compressed = compress(task.compression, settled.parts, manifest, job.seed, before)
         return compressed.parts, kept | compressed.memory
 
     def _check(self, differences: Sequence[_Difference], task: RoundTask) -> None:
-        limits = self._door.limits
+        limits = self._checks.limits
         longest = limits.max_norm if task.guard is None else task.guard.longest
         checker = ValueChecker(limits.max_abs, longest)
         for part, values in differences:
@@ -202,7 +216,7 @@ class Worker:
         try:
             return task.guard.protect(
                 settled,
-                lambda tensor: DTYPES[self._door.wire_dtypes[tensor]],
+                lambda tensor: DTYPES[self._checks.wire_dtypes[tensor]],
                 run=task.run,
                 round=task.round,
                 seed=seed,
@@ -218,7 +232,7 @@ class Worker:
         """
         if part.coded is not None:
             return part.coded.decode()
-        dtype = DTYPES[self._door.wire_dtypes[part.tensor]]
+        dtype = DTYPES[self._checks.wire_dtypes[part.tensor]]
         values = np.ascontiguousarray(part.values).reshape(-1)
         if part.less is None:
             return values.astype(dtype, copy=False) if values.any() else None
@@ -246,7 +260,7 @@ class _Locals:
     memory: Memory | None
     personal: Personal
 
-    def __call__(self, job: Job) -> RuleContext:
+    def __call__(self, job: ClientJob) -> RuleContext:
         if self.memory is None:
             return RuleContext(received=self.received)
         memory = slots_from_arrays(self.memory.recall(job.client, job.memory_round))

@@ -13,7 +13,7 @@ from fedloom.protocol.errors import UsageError
 from fedloom.simulation import config, sources
 from fedloom.simulation.api import simulate
 from fedloom.simulation.studies.mcmahan2017 import cells, comparison, search
-from fedloom.simulation.studies.mcmahan2017.published import PUBLISHED, Setting
+from fedloom.simulation.studies.mcmahan2017.published import PUBLISHED, CellSetting
 from fedloom.simulation.studies.mcmahan2017.run import COMMITTED
 from fedloom.simulation.studies.mcmahan2017.search import Attempt, SearchResult
 
@@ -35,7 +35,7 @@ def mnist(tmp_path_factory):
 
 
 def _setting(**changes):
-    return Setting(
+    return CellSetting(
         **{"model": "2nn", "split": "iid", "fraction": 0.1, "epochs": 1, "batch": 10, **changes}
     )
 

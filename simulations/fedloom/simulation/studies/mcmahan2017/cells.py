@@ -21,7 +21,7 @@ from fedloom.simulation.studies.mcmahan2017.published import (
     NON_IID,
     PUBLISHED,
     TARGETS,
-    Setting,
+    CellSetting,
 )
 from fedloom.simulation.studies.mcmahan2017.search import RateSearch
 
@@ -42,34 +42,34 @@ _STARTS = {
 }
 
 
-def _all() -> tuple[Setting, ...]:
+def _all() -> tuple[CellSetting, ...]:
     return tuple(dict.fromkeys(published.setting for published in PUBLISHED))
 
 
-ALL: tuple[Setting, ...] = _all()
+ALL: tuple[CellSetting, ...] = _all()
 """Every setting of the two tables, once, in their order."""
 
 
-def _2nn(split: str, fraction: float, batch: int | None) -> Setting:
-    return Setting(model="2nn", split=split, fraction=fraction, epochs=1, batch=batch)
+def _2nn(split: str, fraction: float, batch: int | None) -> CellSetting:
+    return CellSetting(model="2nn", split=split, fraction=fraction, epochs=1, batch=batch)
 
 
-QUICK: tuple[Setting, ...] = (_2nn(IID, 0.0, 10), _2nn(IID, 0.1, 10), _2nn(NON_IID, 0.1, 10))
+QUICK: tuple[CellSetting, ...] = (_2nn(IID, 0.0, 10), _2nn(IID, 0.1, 10), _2nn(NON_IID, 0.1, 10))
 """Minutes on two cores."""
 
-USUAL: tuple[Setting, ...] = (
+USUAL: tuple[CellSetting, ...] = (
     *(
         _2nn(split, fraction, batch)
         for fraction in (0.0, 0.1, 1.0)
         for batch in (10, None)
         for split in (IID, NON_IID)
     ),
-    Setting(model="cnn", split=IID, fraction=0.1, epochs=5, batch=10),
+    CellSetting(model="cnn", split=IID, fraction=0.1, epochs=5, batch=10),
 )
 """What the committed results are of: hours on two cores."""
 
 
-def chosen(patterns: Iterable[str], otherwise: Iterable[Setting]) -> tuple[Setting, ...]:
+def chosen(patterns: Iterable[str], otherwise: Iterable[CellSetting]) -> tuple[CellSetting, ...]:
     """Settings by name.
 
     Args:
@@ -79,7 +79,7 @@ def chosen(patterns: Iterable[str], otherwise: Iterable[Setting]) -> tuple[Setti
     Raises:
         UsageError: a pattern that no setting has.
     """
-    wanted: dict[Setting, None] = {}
+    wanted: dict[CellSetting, None] = {}
     for pattern in patterns:
         found = [setting for setting in ALL if fnmatchcase(setting.name, pattern)]
         if not found:
@@ -91,14 +91,14 @@ def chosen(patterns: Iterable[str], otherwise: Iterable[Setting]) -> tuple[Setti
     return tuple(wanted) or tuple(otherwise)
 
 
-def cap_of(setting: Setting) -> int:
+def cap_of(setting: CellSetting) -> int:
     """Rounds that a rate may take: twice the paper's, or 2,000 where the paper has a dash."""
     counts = [p.rounds for p in PUBLISHED if p.setting == setting and p.rounds is not None]
     return 2 * max(counts) if counts else 2000
 
 
 def cell(
-    setting: Setting, *, data: Mapping[str, Any], seed: int = 0, cap: int | None = None
+    setting: CellSetting, *, data: Mapping[str, Any], seed: int = 0, cap: int | None = None
 ) -> RateSearch:
     """What to search for a setting.
 

@@ -26,7 +26,7 @@ TARGETS = {"2nn": 0.97, "cnn": 0.99}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class CellSetting:
     """What a cell is the result of.
 
     Attributes:
@@ -68,9 +68,9 @@ class Published:
     """
 
     table: int
-    setting: Setting
+    setting: CellSetting
     rounds: int | None
-    baseline: Setting
+    baseline: CellSetting
     algorithm: str = "FedAvg"
 
 
@@ -109,7 +109,7 @@ def table_1() -> Iterator[Published]:
         for fraction, *counts in rows:
             columns = product((IID, NON_IID), (None, 10))
             for (split, batch), rounds in zip(columns, counts, strict=True):
-                setting = Setting(
+                setting = CellSetting(
                     model=model, split=split, fraction=fraction, epochs=epochs, batch=batch
                 )
                 yield Published(
@@ -124,7 +124,9 @@ def table_2() -> Iterator[Published]:
     """Table 2's upper half, in the paper's order: the algorithm, the split."""
     for epochs, batch, *counts in _TABLE_2_CNN:
         for split, rounds in zip((IID, NON_IID), counts, strict=True):
-            setting = Setting(model="cnn", split=split, fraction=0.1, epochs=epochs, batch=batch)
+            setting = CellSetting(
+                model="cnn", split=split, fraction=0.1, epochs=epochs, batch=batch
+            )
             baseline = replace(setting, epochs=1, batch=None)
             yield Published(
                 table=2,
