@@ -60,7 +60,7 @@ def test_faults_are_sentences_and_an_exit_code(run):
     assert done.exit_code == 1
     assert "✗ shapes: Expected shape (2,) for 'w'" in done.output
     assert "✗ weight: Expected num_examples from train above 0" in done.output
-    assert done.output.endswith("2 faults to mend.\n")
+    assert done.output.endswith("2 faults to fix.\n")
     assert run("Bad", "--ignore", "shapes", "--ignore", "weight", "--rounds", "0").exit_code == 0
 
 

@@ -12,7 +12,7 @@ def test_a_token_file_that_is_missing_is_the_users_to_mend(tmp_path):
     words = ["client", "enroll", "--server", "localhost:7444", "--token", f"@{missing}"]
     result = CliRunner().invoke(main, [*words, "--dir", str(tmp_path)])
     assert result.exit_code == 2
-    assert f"Expected a token in {missing}" in result.output
+    assert f"Cannot read the token in {missing}" in result.output
     assert not (tmp_path / "client.toml").exists()
 
 

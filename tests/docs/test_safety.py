@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from fedloom.client.agent.task_queue import MAX_LIES
+from fedloom.client.agent.downloads import MAX_MISMATCHES
 from fedloom.client.identity import leave
 from fedloom.client.owner import journal
 from fedloom.client.owner.policy import load, words
@@ -29,7 +29,7 @@ def test_the_page_lists_the_events_of_the_journal():
 
 def test_the_page_has_the_numbers_of_the_code():
     """How often lies are listened to, and how large the journal gets."""
-    assert f"after {['no', 'one', 'two', 'three'][MAX_LIES]} tries" in PAGE
+    assert f"after {['no', 'one', 'two', 'three'][MAX_MISMATCHES]} tries" in PAGE
     assert (journal.KEEP + 1, journal.MAX_BYTES) == (5, 1 << 20)
     assert "at most five files of\na megabyte" in PAGE
     assert leave.KEYS

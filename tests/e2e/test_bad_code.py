@@ -142,7 +142,7 @@ def test_a_forked_child_takes_signals_for_itself():
     async def main():
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, woken.append, True)
-        agent._let_children_be()
+        agent._reset_signals_in_children()
         ended = []
 
         def train():

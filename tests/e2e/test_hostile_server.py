@@ -171,7 +171,7 @@ def test_a_model_that_is_none_is_refused_though_its_digest_is_right(runner, devi
 @pytest.mark.parametrize("lie", ["other bytes", "more bytes", "fewer bytes", "less promised"])
 def test_bytes_other_than_promised_are_refused_after_a_few_tries(runner, device, monkeypatch, lie):
     """A broken wire is tried again; a server that keeps lying is not tried for ever."""
-    monkeypatch.setattr("fedloom.client.network.jitter.JITTER.uniform", lambda *_: 0.0)
+    monkeypatch.setattr("fedloom.client.network.connection.JITTER.uniform", lambda *_: 0.0)
     s, stream = device, device.begin()
     good = container({"w": np.full(3, len(lie), np.float32)})
     digest, size = s.put(good), len(good)

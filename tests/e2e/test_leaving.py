@@ -71,7 +71,7 @@ def test_who_has_left_may_come_back_with_a_token(runner, federation, tmp_path):
 
 
 def test_an_offline_device_leaves_all_the_same(runner, federation, tmp_path, monkeypatch):
-    """It says that the server could not be told."""
+    """It says that the server could not be notified."""
     monkeypatch.setattr(leave, "CONNECT_S", 0.5)
 
     async def scenery():
@@ -130,7 +130,7 @@ def test_the_command_wipes_and_may_be_repeated(enrolled, monkeypatch):
     (config.state_dir / "models" / "m.safetensors").write_bytes(b"x")
     done = answer([*words, "--yes"])
     assert done.exit_code == 0, done.output
-    assert "without its knowing" in done.output
+    assert "could not be notified" in done.output
     assert str(owners) in done.output
     assert list(config.state_dir.iterdir()) == [owners]
     overwritten = (config.state_dir.parent / "hard-link").read_bytes()
@@ -139,7 +139,7 @@ def test_the_command_wipes_and_may_be_repeated(enrolled, monkeypatch):
     assert b"PRIVATE KEY" not in overwritten
     assert not (config.state_dir.parent / "client.toml").exists()
     again = answer([*words, "--yes"])
-    assert (again.exit_code, again.output) == (0, "This device has left before.\n")
+    assert (again.exit_code, again.output) == (0, "This device has already left.\n")
 
 
 def test_nothing_is_wiped_under_an_agent_that_runs(enrolled, monkeypatch):

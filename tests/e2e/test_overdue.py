@@ -57,8 +57,8 @@ def test_offers_are_declined_until_a_withdrawn_training_has_ended(tmp_path, monk
         second = await submit(federation, ONES, cohort=COHORT)
         if ends == "late":
             why = await declined(federation, second)
-            assert f"still busy with round 1 of {first}, though nobody wants it any more" in why
-            assert "still busy" in journal(agents, "a")
+            assert f"still running round 1 of {first}, though the server withdrew it" in why
+            assert "still running round" in journal(agents, "a")
             assert federation.world.fleet.available() == []  # it rests
             deaf.let_go.set()
             await command(second, "stop")

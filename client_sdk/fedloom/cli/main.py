@@ -1,7 +1,6 @@
-"""The entry point: groups by name, and every error as one line and an exit code.
+"""The entry point `fedloom`: command groups by name, and each error as one line and an exit code.
 
-Invariant: importing this imports nothing but click, so that help and shell completion are instant
-and a command pays only for what it uses.
+Invariant: importing this module imports only click, so help and shell completion are fast.
 """
 
 import errno
@@ -23,42 +22,42 @@ COMMANDS = {
     "token": LazyCommand("fedloom.cli.operator.tokens:token", "Invite devices by one-time tokens."),
     "client": LazyCommand(
         "fedloom.cli.device.client:client",
-        "Enrol and run a device; look at devices and say which are asked.",
+        "Enrol and run a device; list clients and choose which are selected.",
     ),
     "run": LazyCommand(
-        "fedloom.cli.operator.runs:run", "Submit training runs, watch and steer them."
+        "fedloom.cli.operator.runs:run", "Submit training runs; watch and control them."
     ),
     "round": LazyCommand(
         "fedloom.cli.operator.rounds:rounds",
-        "Look at rounds, one client a line; close, extend, abort or retry the open one.",
+        "Show rounds and each client's part; close, extend, abort or retry the open one.",
     ),
     "model": LazyCommand(
         "fedloom.cli.operator.models:model",
-        "Make, list, compare, export and promote models, as safetensors.",
+        "Create, list, compare, export and promote models, as safetensors.",
     ),
     "console": LazyCommand(
         "fedloom.cli.operator.console_link:console",
-        "Print a link that logs you in to the console, once, within two minutes.",
+        "Print a one-time login link for the console, valid for two minutes.",
     ),
     "top": LazyCommand(
         "fedloom.cli.top.command:top",
-        "Watch a server live: its health, runs, open round, members and last refusals.",
+        "Watch a server live: health, runs, the open round, its clients and recent refusals.",
     ),
     "user": LazyCommand(
         "fedloom.cli.operator.users:user",
-        "Say who may log in to the console, and what they may do there.",
+        "Manage the users of the console and their permissions.",
     ),
     "api-token": LazyCommand(
         "fedloom.cli.operator.api_tokens:api_token",
-        "Let programs, and operators on other machines, use the API.",
+        "Manage API tokens for programs and for operators on other machines.",
     ),
     "audit": LazyCommand(
         "fedloom.cli.operator.audit:audit",
-        "See who did what, when, and verify that nothing of it was changed.",
+        "List who did what and when, and verify that the trail is unchanged.",
     ),
     "completion": LazyCommand(
         "fedloom.cli.common.completion:completion",
-        "Print what makes a shell complete commands and options by the tab key.",
+        "Print a shell completion script.",
     ),
     "simulate": LazyCommand(
         "fedloom.simulation.command:simulate",
@@ -94,11 +93,11 @@ A first run, on one machine:
 \b
 Exit codes:
   0  done
-  1  a fault in fedloom, a run that failed (run status --watch), or a question answered with no
-  2  wrong settings or arguments, or a command that does not fit the state of things
+  1  an internal error, a failed run (run status --watch), or a question answered with no
+  2  invalid settings or arguments, or a command that the current state does not allow
   3  the other side refused
-  4  stored bytes are not what they were
-  5  not reachable or no room: try later
+  4  stored bytes fail their checksum
+  5  unreachable or out of space: try later
   130  interrupted
 
 \b
@@ -120,12 +119,12 @@ class Root(LazyGroup):
             ctx.exit(130)
         except Exception as error:
             if isinstance(error, OSError) and error.errno == errno.EPIPE:
-                raise  # click ends quietly when nobody reads any more
+                raise  # click exits quietly when the reader of a pipe has gone
             _report(ctx, error)
 
 
 def _report(ctx: click.Context, error: Exception) -> NoReturn:
-    """Say what went wrong and end with the exit code for it."""
+    """Print an error and exit with its code."""
     if isinstance(error, click.ClickException):
         if not ctx.meta.get(JSON):
             raise error
@@ -178,8 +177,8 @@ def _describe(error: Exception) -> tuple[dict[str, Any], int]:
 def main() -> None:
     """Federated learning that is exact, crash-safe, and the same in simulation and deployment.
 
-    An operator makes a server, invites devices by tokens and submits runs. A device enrols once
-    and then trains when asked; its data stay where they are.
+    An operator creates a server, invites devices by tokens and submits runs. A device enrols once
+    and then trains when selected; its data never leave it.
     """
 
 

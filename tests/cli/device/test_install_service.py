@@ -111,7 +111,7 @@ def test_a_dry_run_says_all_and_does_nothing(device):
     done = invoke("install-service", device, "--dry-run", "--user", "ward", "--json")
     document = json.loads(done.output)
     assert (done.exit_code, document["done"]) == (0, False)
-    assert "make the user ward" in document["steps"][0]
+    assert "create the user ward" in document["steps"][0]
     assert f"{device.resolve()}/mine.py:client" in document["text"]
     assert "User=ward\n" in document["text"]
     assert sorted(device.rglob("*")) == before

@@ -63,7 +63,7 @@ def _run(*args, code=0, answer=None):
 def test_without_a_terminal_yes_is_needed(door, run):
     """Exit 2 with a sentence that has the consequence, and nothing is done."""
     said = _run("run", "stop", run, code=2).stderr
-    assert "Expected --yes" in said
+    assert "this needs --yes" in said
     assert "ends for good" in said
     assert _state(door, run) == "running"
     error = json.loads(_run("run", "stop", run, "--json", code=2).stdout)["error"]
@@ -74,7 +74,7 @@ def test_on_a_terminal_the_consequence_is_asked_about(door, run, monkeypatch):
     """No is exit 1 and nothing done; yes does it."""
     monkeypatch.setattr(confirm, "sys", _Sys())
     asked = _run("run", "stop", run, code=1, answer="n\n").stderr
-    assert asked.index("ends for good") < asked.index("Go on?")
+    assert asked.index("ends for good") < asked.index("Continue?")
     assert "Nothing was done." in asked
     assert _state(door, run) == "running"
     assert _run("run", "stop", run, answer="y\n").stdout.startswith(f"Run {run} is stopped")
@@ -126,7 +126,7 @@ def test_removing_asks_too(door, monkeypatch):
         ("api-token", "revoke", "x"),
         ("token", "cancel", "x"),
     ):
-        assert "Expected --yes" in _run(*words, code=2).stderr
+        assert "this needs --yes" in _run(*words, code=2).stderr
 
 
 @pytest.mark.parametrize("label", ["site", "=north", "-"])

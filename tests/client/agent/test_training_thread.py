@@ -50,5 +50,5 @@ def test_a_training_past_the_limit_of_the_device_is_an_objection():
 def test_the_longer_it_lasts_the_longer_the_server_need_not_ask():
     """As long as the training has kept it so far, between a second and a minute."""
     first, second = asyncio.run(meanwhile(tasks.task(), lambda running: running.cancel()))
-    assert "nobody wants it any more" in first.reason
+    assert "the server withdrew it" in first.reason
     assert (first.again_s, second.again_s) == (1.0, 60.0)

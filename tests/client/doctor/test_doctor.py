@@ -335,7 +335,7 @@ def test_slow_links_are_told_by_what_a_round_takes(look, device):
     [
         ("Good", "ok", "loss 0.5"),
         ("Raises", "fail", "KeyError"),
-        ("Nobody", "fail", "no such name"),
+        ("Nobody", "fail", "has no 'Nobody'"),
         ("Modelless", "skip", "no model"),
     ],
 )
@@ -360,12 +360,12 @@ def test_the_command_ends_by_what_it_found(device, runner):
         return await asyncio.to_thread(CliRunner().invoke, main, words)
 
     done = runner.run(main_())
-    assert (done.exit_code, "All is well." in done.output) == (0, True), done.output
+    assert (done.exit_code, "No problems found." in done.output) == (0, True), done.output
     assert json.loads(runner.run(main_("--json")).output)["healthy"] is True
     (device / "client-state" / "identity.pem").unlink()
     done = runner.run(main_())
     assert done.exit_code == 1
-    assert "1 to mend" in done.output
+    assert "1 to fix" in done.output
     assert "→ Restore it" in done.output
 
 

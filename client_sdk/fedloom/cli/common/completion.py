@@ -1,4 +1,4 @@
-"""`fedloom completion`: what a shell needs to complete commands and options by the tab key."""
+"""`fedloom completion`: a shell completion script."""
 
 import click
 
@@ -6,14 +6,14 @@ import click
 @click.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print what makes a shell complete commands and options by the tab key.
+    """Print a shell completion script.
 
     \b
     Examples:
       fedloom completion bash > ~/.local/share/bash-completion/completions/fedloom
       fedloom completion zsh > "${fpath[1]}/_fedloom"
       fedloom completion fish > ~/.config/fish/completions/fedloom.fish
-      eval "$(fedloom completion bash)"    # for this shell alone
+      eval "$(fedloom completion bash)"    # for this shell only
     """
     from click.shell_completion import get_completion_class  # noqa: PLC0415 - rarely wanted
 

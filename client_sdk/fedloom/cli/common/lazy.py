@@ -1,8 +1,8 @@
-"""Command groups that load their commands when asked for them, not before.
+"""Command groups that import a command only when it is used.
 
-`fedloom client run` starts on small devices, so naming a command must not import what another one
-needs. The server and the simulator are optional extras: their commands are known here by name only,
-and a missing extra is answered with the command that installs it.
+`fedloom client run` starts on small devices, so it must not import what other commands need. The
+server and the simulator are optional extras: their commands are known by name only, and a missing
+extra is reported with the command that installs it.
 """
 
 import importlib
@@ -23,11 +23,11 @@ EXTRAS = {
 
 @dataclass(frozen=True, slots=True)
 class LazyCommand:
-    """A command that is not loaded yet.
+    """A command that is imported on first use.
 
     Attributes:
         target: `module:attribute`.
-        help: what the list of commands says about it.
+        help: its line in the list of commands.
     """
 
     target: str
@@ -58,12 +58,12 @@ def load(target: str) -> Any:
 
 
 def _sentence(command: click.Command) -> str:
-    """The first sentence of a command's help, whole."""
+    """The first sentence of a command's help, not truncated."""
     return command.get_short_help_str(limit=400)
 
 
 class LazyGroup(click.Group):
-    """A group, some of whose commands are loaded on first use.
+    """A group that imports some of its commands on first use.
 
     Args:
         lazy: such commands by name.
@@ -76,17 +76,17 @@ class LazyGroup(click.Group):
         self._lazy = dict(lazy or {})
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Every command, in the order in which they were given."""
+        """Every command, in the order of definition."""
         return [*self._lazy, *(n for n in super().list_commands(ctx) if n not in self._lazy)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """A command, loaded if need be."""
+        """A command, imported if necessary."""
         if cmd_name in self._lazy and cmd_name not in self.commands:
             self.add_command(load(self._lazy[cmd_name].target), cmd_name)
         return super().get_command(ctx, cmd_name)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Commands that begin like this, without loading any; options as click knows them."""
+        """Commands with this prefix, without importing any; options as click completes them."""
         names = [name for name in self.list_commands(ctx) if name.startswith(incomplete)]
         known = [CompletionItem(name, help=self._help(name)) for name in names]
         return known + click.Command.shell_complete(self, ctx, incomplete)
@@ -96,14 +96,14 @@ class LazyGroup(click.Group):
         return lazy.help if lazy else _sentence(self.commands[name])
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands without loading any."""
+        """List the commands without importing any."""
         rows = [(name, self._help(name)) for name in self.list_commands(ctx)]
         with formatter.section("Commands"):
             formatter.write_dl(rows)
 
 
 class OrderedGroup(LazyGroup):
-    """A group that lists its commands in the order of their definition: as they are used."""
+    """A group that lists its commands in the order of definition."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         """Every command, in order."""

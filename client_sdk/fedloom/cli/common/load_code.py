@@ -1,4 +1,4 @@
-"""Finding people's own code, by file or by module."""
+"""Loads a user's code by file or module: clients, Flower apps, initial models."""
 
 import importlib
 import importlib.util
@@ -18,8 +18,8 @@ def load_client(code: str) -> Client:
     """Load `path/to/file.py:name` or `package.module:name`.
 
     Raises:
-        UsageError: there is no such thing, or it is not a client. What the code itself raises
-            while it is imported or called comes through as it is.
+        UsageError: it does not exist, or is not a client. Exceptions of the code itself are
+            passed on.
     """
     found = find(code)
     if not isinstance(found, Client) and callable(found):
@@ -40,7 +40,7 @@ def load_flower(code: str, config: Path) -> Client:
         config: path of the client's settings.
 
     Raises:
-        UsageError: there is no such thing, it is no `ClientApp`, or Flower is not installed.
+        UsageError: it does not exist, is not a `ClientApp`, or Flower is not installed.
     """
     from fedloom.client import config as settings  # noqa: PLC0415 - only this needs it
     from fedloom.client import flower  # noqa: PLC0415
@@ -50,10 +50,10 @@ def load_flower(code: str, config: Path) -> Client:
 
 
 def initial_of_flower(code: str) -> Params:
-    """Load the model that a run begins with, from what a Flower app has for it.
+    """Load the initial model of a run from a Flower app.
 
     Raises:
-        UsageError: there is no such thing, it is no model, or Flower is not installed.
+        UsageError: it does not exist, is not a model, or Flower is not installed.
     """
     from fedloom.client import flower  # noqa: PLC0415 - only this needs it
     from fedloom.protocol import extras  # noqa: PLC0415
@@ -66,10 +66,10 @@ def initial_of_flower(code: str) -> Params:
 
 
 def initial_model(code: str) -> Params:
-    """Load the model that a run begins with, from a client or from a dict of arrays.
+    """Load the initial model of a run from a client or a dict of arrays.
 
     Raises:
-        UsageError: there is no such thing, or it is neither, or the client has none.
+        UsageError: it does not exist, is neither, or the client has no initial model.
     """
     found = find(code)
     if not isinstance(found, Client | Mapping) and callable(found):
@@ -77,8 +77,8 @@ def initial_model(code: str) -> Params:
     params = found.initial() if isinstance(found, Client) else found
     if params is None:
         raise UsageError(
-            f"Expected {code} to say what a run begins with, got none. Give the client a method "
-            "`initial` that returns arrays by name."
+            f"{code} has no initial model. Give the client a method `initial` that returns arrays "
+            "by name."
         )
     if not isinstance(params, Mapping) or not all(
         isinstance(name, str) and isinstance(value, np.ndarray) for name, value in params.items()
@@ -93,8 +93,7 @@ def find(code: str) -> Any:
     """Find `path/to/file.py:name` or `package.module:name`.
 
     Raises:
-        UsageError: there is no such thing. What the code itself raises while it is imported comes
-            through as it is.
+        UsageError: it does not exist. Exceptions of the code itself are passed on.
     """
     where, _, name = code.rpartition(":")
     if not where or not name:
@@ -103,15 +102,15 @@ def find(code: str) -> Any:
     found: Any = module
     for part in name.split("."):
         if not hasattr(found, part):
-            raise UsageError(f"Expected {name!r} in {where}, got no such name.")
+            raise UsageError(f"{where} has no {name!r}.")
         found = getattr(found, part)
     return found
 
 
 def _from_file(path: Path) -> ModuleType:
     if not path.is_file():
-        raise UsageError(f"Expected code in {path}, got no such file.")
-    # As when it is run as a script, so that it can import its neighbours and be unpickled.
+        raise UsageError(f"There is no file {path}.")
+    # As for a script, so that it can import its neighbours and be unpickled.
     sys.path.insert(0, str(path.resolve().parent))
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
@@ -128,8 +127,8 @@ def _from_path(name: str) -> ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise  # a fault of the module, not its absence
+            raise  # an error in the module
         raise UsageError(
-            f"Expected a module {name!r}, got none ({error.name} is missing): "
-            "run this from its folder, or install it."
+            f"There is no module {name!r} ({error.name} is missing): run this from its folder, or "
+            "install it."
         ) from None

@@ -26,7 +26,7 @@ class Duration(click.ParamType[float]):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """Seconds, of text or of a number."""
+        """Convert text or a number to seconds."""
         if isinstance(value, int | float):
             return float(value)
         match = _DURATION.fullmatch(value.strip().lower())
@@ -52,9 +52,9 @@ def state_option(function: F) -> F:
 
 
 def directory_option(function: F) -> F:
-    """Which server: `--dir` beside it, or `--url` and an API token from anywhere.
+    """Which server: `--dir` on its machine, or `--url` and an API token from anywhere.
 
-    The function is given the directory; `Control` finds the rest by itself.
+    The function receives the directory; `Control` reads the rest from the context.
     """
     for flag, metavar, variable, what in _REMOTE:
         function = click.option(
@@ -73,23 +73,23 @@ def _remember_remote(ctx: click.Context, parameter: click.Parameter, value: str 
 
 
 _REMOTE = (
-    ("--ca", "FILE", "FEDLOOM_CA", "With --url: whom to trust, in PEM; the system's if left out."),
+    ("--ca", "FILE", "FEDLOOM_CA", "With --url: a CA certificate, PEM. Default: the system's."),
     (
         "--api-token",
         "TOKEN|@FILE",
         "FEDLOOM_API_TOKEN",
-        "With --url: as `fedloom api-token create` made it; @FILE keeps it out of others' sight.",
+        "With --url: from `fedloom api-token create`; @FILE reads it from a file.",
     ),
-    ("--url", "URL", "FEDLOOM_URL", "A server elsewhere, as https://fl.example.org:7445."),
+    ("--url", "URL", "FEDLOOM_URL", "A remote server, such as https://fl.example.org:7445."),
 )
-"""Options of a server elsewhere, last first: click lists them in reverse."""
+"""Options for a remote server, last first: click lists them in reverse."""
 
 
 def scope_option(
     *, default: str | None = None, required: bool = False, least: str = "viewer"
 ) -> Callable[[F], F]:
-    """`--scope`: how much somebody may do, `least` or more."""
-    reading = "to read /metrics alone, " if least == "metrics" else ""
+    """`--scope`: permissions, `least` or more."""
+    reading = "metrics reads /metrics only; " if least == "metrics" else ""
     scopes = ["metrics", "viewer", "operator", "admin"]
     return click.option(
         "--scope",
@@ -97,12 +97,12 @@ def scope_option(
         default=default,
         required=required,
         show_default=default is not None,
-        help=f"How much it allows: {reading}to see, also to steer, also to decide who may.",
+        help=f"{reading}viewer reads, operator also acts, admin also grants access.",
     )
 
 
 def json_option(function: F) -> F:
-    """`--json`: one JSON document instead of text for people."""
+    """`--json`: one JSON document instead of text."""
 
     def remember(ctx: click.Context, _: click.Parameter, value: bool) -> None:
         ctx.meta[JSON] = value
@@ -110,7 +110,7 @@ def json_option(function: F) -> F:
     return click.option(
         "--json",
         is_flag=True,
-        is_eager=True,  # known before another option is found wrong
+        is_eager=True,  # set before another option is rejected
         expose_value=False,
         callback=remember,
         help="Print one JSON document.",
@@ -124,5 +124,5 @@ config_option = click.option(
     show_envvar=True,
     default=Path("client.toml"),
     show_default=True,
-    help="As `fedloom client enroll` wrote it; the environment may say it all instead.",
+    help="Written by `fedloom client enroll`; environment variables can replace it.",
 )

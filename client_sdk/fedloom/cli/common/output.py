@@ -1,4 +1,4 @@
-"""What commands print: one JSON document for machines, or text and tables for people."""
+"""Output of commands: one JSON document, or text and tables."""
 
 import json
 import re
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 JSON = "fedloom.json"
-"""Key in a click context's meta: does the caller want JSON?"""
+"""Key in a click context's meta: whether `--json` was given."""
 
 PROSE_WIDTH = 24
-"""Columns that a sentence needs at least."""
+"""Least width of a column of sentences."""
 
 
 def wants_json() -> bool:
@@ -26,7 +26,7 @@ def wants_json() -> bool:
 
 
 def emit(document: Any, human: Callable[[], None]) -> None:
-    """Print `document` as JSON if that was asked for, else whatever `human` prints."""
+    """Print `document` with `--json`, else call `human`."""
     if wants_json():
         click.echo(json.dumps(document, indent=2, ensure_ascii=False))
     else:
@@ -34,7 +34,7 @@ def emit(document: Any, human: Callable[[], None]) -> None:
 
 
 def console(*, stderr: bool = False) -> "Console":
-    """Where tables go; without a terminal lines are as long as they need to be."""
+    """The console for tables; without a terminal lines are not wrapped."""
     from rich.console import Console  # noqa: PLC0415 - 60 ms that scripts need not wait
 
     stream = sys.stderr if stderr else sys.stdout
@@ -65,7 +65,7 @@ def make_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> "Table"
 
 
 def table_or(columns: Sequence[str], rows: Iterable[Sequence[str]], empty: str) -> "RenderableType":
-    """A table, or, where there are no rows, what to do about it."""
+    """A table, or the text `empty` where there are no rows."""
     from rich.text import Text  # noqa: PLC0415 - as above
 
     found = list(rows)
@@ -73,7 +73,7 @@ def table_or(columns: Sequence[str], rows: Iterable[Sequence[str]], empty: str) 
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], empty: str) -> None:
-    """Print a table, or, where there are no rows, what to do about it."""
+    """Print a table, or the text `empty` where there are no rows."""
     if found := list(rows):
         show(make_table(columns, found))
     else:
@@ -81,12 +81,12 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], empty: st
 
 
 def show(what: "RenderableType") -> None:
-    """Print something of rich's, without the blanks that it pads lines with."""
+    """Print something of rich's without trailing blanks."""
     click.echo(rendered(what), nl=False, color=True)
 
 
 def rendered(what: "RenderableType") -> str:
-    """What `show` prints: lines that are as long as they need to be."""
+    """What `show` prints: lines without trailing blanks."""
     from rich.measure import Measurement  # noqa: PLC0415 - as above
 
     out = console()
@@ -98,7 +98,7 @@ def rendered(what: "RenderableType") -> str:
 
 
 def escape(text: str) -> str:
-    """Keep rich from reading somebody's text as markup, and terminals from obeying it."""
+    """Escape rich's markup and the control characters of a terminal."""
     from rich.markup import escape  # noqa: PLC0415 - as above
 
     return escape(harmless(text))
@@ -162,7 +162,7 @@ def moment(at: float | None) -> str:
 
 
 def ahead(at: float | None) -> str:
-    """How long until a moment, or that it is over."""
+    """The time until a moment, or since it."""
     if at is None:
         return "-"
     left = at - time.time()
@@ -170,6 +170,6 @@ def ahead(at: float | None) -> str:
 
 
 def metrics(measured: dict[str, Any] | None) -> str:
-    """What was measured, by name: `accuracy 0.9712  loss 0.1034`."""
+    """Metrics by name: `accuracy 0.9712  loss 0.1034`."""
     values = (measured or {}).get("values") or {}
     return "  ".join(f"{escape(name)} {value:.4g}" for name, value in sorted(values.items()))

@@ -1,9 +1,7 @@
-"""The operator's side of the API: HTTP over the server's socket or to a URL.
+"""The client of the HTTP API, over the server's Unix socket or to a URL.
 
-By the standard library alone, so that operating a server needs none of its libraries.
-
-One connection a request; bodies stream in both directions, so a model of any size passes in one
-block of memory.
+Uses only the standard library, so that operating a server needs none of its libraries. One
+connection per request; bodies are streamed, so a model of any size needs one block of memory.
 """
 
 import hashlib
@@ -35,14 +33,14 @@ TIMEOUT_S = 600.0
 
 
 class Control:
-    """A server, seen from beside it, or, with `--url`, from anywhere.
+    """A server's API: by its socket, or by `--url`.
 
     Args:
         directory: the server's state directory.
-        timeout_s: longest silence of the server in an answer.
+        timeout_s: timeout of each read.
 
     Raises:
-        UsageError: `--url` or what belongs to it is not what it must be.
+        UsageError: `--url`, `--api-token` or `--ca` is invalid.
     """
 
     def __init__(self, directory: Path, timeout_s: float = TIMEOUT_S) -> None:
@@ -52,7 +50,7 @@ class Control:
 
     @property
     def where(self) -> str:
-        """Which server this is, for people."""
+        """Name of the server for messages."""
         return str(self._directory) if self._remote is None else self._remote.url
 
     def _connect(self) -> "_Connection":
@@ -61,14 +59,14 @@ class Control:
         return _Connection(_Beside(self._directory, self._timeout_s))
 
     def get(self, *path: str, **query: str | int | list[str]) -> Any:
-        """Ask for a JSON document.
+        """Read a JSON document.
 
         Args:
             path: segments under /v1.
             query: parameters.
 
         Raises:
-            FedloomError: the server is not there, or says no.
+            FedloomError: the server is unreachable or refuses.
         """
         return self._json("GET", path, query=query)
 
@@ -87,7 +85,7 @@ class Control:
 
     @contextmanager
     def stream(self, *path: str, **query: str | int) -> Iterator[http.client.HTTPResponse]:
-        """An answer that is read as it comes.
+        """A response that is read as it arrives.
 
         Raises:
             FedloomError: as `get`.
@@ -105,7 +103,7 @@ class Control:
         return self._json("PUT", path, body=file, headers=headers)
 
     def download(self, *path: str, out: Path) -> tuple[str, int]:
-        """Receive a model into `out`, which appears whole and verified or not at all.
+        """Download a model to `out`, which is written only if its digest is right.
 
         Returns:
             Its digest and its size in bytes.
@@ -128,7 +126,7 @@ class Control:
             if seen.hexdigest() != digest:
                 raise IntegrityError(
                     f"Expected the model {digest[:12]}, got bytes of {seen.hexdigest()[:12]}: "
-                    "try again; if it stays so, restore the file from a backup."
+                    "try again; if it repeats, restore the file from a backup."
                 )
         return digest, size_bytes
 
@@ -152,7 +150,7 @@ def _url(path: tuple[str, ...], query: dict[str, Any] | None = None) -> str:
 
 
 class _Beside(http.client.HTTPConnection):
-    """A connection to the socket in a state directory."""
+    """A connection to the Unix socket in a state directory."""
 
     def __init__(self, directory: Path, timeout_s: float) -> None:
         super().__init__("localhost", timeout=timeout_s, blocksize=BLOCK_BYTES)
@@ -164,8 +162,8 @@ class _Beside(http.client.HTTPConnection):
         """Open the socket.
 
         Raises:
-            UnavailableError: no server runs here.
-            UsageError: there is no server here, or it is not ours.
+            UnavailableError: no server is running.
+            UsageError: there is no server here, or no permission.
         """
         path = self._directory / local_socket.NAME
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -175,15 +173,14 @@ class _Beside(http.client.HTTPConnection):
                 self.sock.connect(address)
         except PermissionError:
             raise UsageError(
-                f"Expected a server that is ours, got no permission for {path}: "
-                "run this as the user who runs the server."
+                f"No permission for {path}: run this as the user who runs the server."
             ) from None
         except OSError:
             raise _absent(self._directory) from None
 
 
 class _Elsewhere:
-    """A connection to a URL, with the token that lets us in."""
+    """A connection to a URL with an API token."""
 
     def __init__(self, remote: Remote, timeout_s: float) -> None:
         self._remote = remote
@@ -198,7 +195,7 @@ class _Elsewhere:
         """Open the connection.
 
         Raises:
-            UnavailableError: there is no server, or not the one that the URL names.
+            UnavailableError: the server is unreachable, or its certificate is wrong.
         """
         try:
             self._inner.connect()
@@ -230,11 +227,11 @@ class _Connection:
         body: bytes | IO[bytes] | None = None,
         headers: dict[str, str] | None = None,
     ) -> http.client.HTTPResponse:
-        """Send a request and return the answer, its body unread.
+        """Send a request and return the response, its body unread.
 
         Raises:
-            FedloomError: what the server said no with.
-            UnavailableError: the server went away.
+            FedloomError: the server's error.
+            UnavailableError: the connection was lost.
         """
         try:
             self._transport.connect()
@@ -245,7 +242,7 @@ class _Connection:
             text = response.read()
         except (http.client.HTTPException, OSError) as error:
             raise UnavailableError(
-                f"Expected an answer from {self._transport.name}, got {error!r}: see its log."
+                f"{self._transport.name} did not answer ({error!r}): see its log."
             ) from error
         raise _said(response.status, text)
 
@@ -255,7 +252,7 @@ class _Connection:
         try:
             self._transport.request(method, url, body, headers)
         except (BrokenPipeError, ConnectionResetError):
-            # The server has said no before it had the whole body. Its answer is there to be read.
+            # The server refused before it had the whole body. Its response can still be read.
             if self._transport.sock is None:
                 raise
 
@@ -263,12 +260,12 @@ class _Connection:
 def _absent(directory: Path) -> FedloomError:
     if (directory / "server.toml").exists():
         return UnavailableError(
-            f"Expected a running server in {directory}, got none: start it with "
+            f"The server in {directory} is not running: start it with "
             f"`fedloom server run --dir {directory}`."
         )
     return UsageError(
-        f"Expected a server in {directory}, got none: name its state directory by --dir or "
-        f"FEDLOOM_DIR, or make one with `fedloom server init --dir {directory}`."
+        f"There is no server in {directory}: name its state directory by --dir or FEDLOOM_DIR, "
+        f"or create one with `fedloom server init --dir {directory}`."
     )
 
 
@@ -283,12 +280,12 @@ _KINDS: dict[str, type[FedloomError]] = {
 
 
 def _said(status: int, text: bytes) -> FedloomError:
-    """The error that a server's answer stands for."""
+    """The error in a server's response."""
     try:
         error = json.loads(text)["error"]
         message, kind, code = str(error["message"]), error["kind"], error["code"]
     except (ValueError, KeyError, TypeError):
-        return FedloomError(f"Expected an answer of fedloom, got status {status}.")
+        return FedloomError(f"The server sent status {status} without an error of fedloom.")
     if kind == "refused":
         return Refusal(Code(code), message)
     return _KINDS.get(kind, FedloomError)(message)

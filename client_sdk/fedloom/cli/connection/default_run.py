@@ -1,4 +1,4 @@
-"""Which run a command means when none is named."""
+"""The run or model that a command uses when none is named, and parsing of their names."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,12 +16,12 @@ def newest(runs: Sequence[dict[str, Any]]) -> str:
         UsageError: there is none.
     """
     if not runs:
-        raise UsageError("Expected a run, got none yet: submit one with `fedloom run submit`.")
+        raise UsageError("There are no runs yet: submit one with `fedloom run submit`.")
     return str(runs[-1]["id"])
 
 
 def only_active(runs: Sequence[dict[str, Any]]) -> str:
-    """The one run that is under way: what is to be steered is never guessed.
+    """The only active run: an action never guesses which run is meant.
 
     Raises:
         UsageError: there is none, or there are several.
@@ -29,8 +29,7 @@ def only_active(runs: Sequence[dict[str, Any]]) -> str:
     active = [str(run["id"]) for run in runs if run["state"] in ACTIVE]
     if len(active) != 1:
         raise UsageError(
-            f"Expected the name of a run, as {len(active)} are active"
-            f"{': ' + ', '.join(active) if active else ''}."
+            f"Name a run: {len(active)} are active{': ' + ', '.join(active) if active else ''}."
         )
     return active[0]
 
@@ -55,7 +54,7 @@ def run_and_number(words: Sequence[str]) -> tuple[str | None, int | None]:
 
 
 def digest_of(control: Control, which: str | None, number: int | None) -> str:
-    """Which model is meant: a run's, if a run is called that, or else one by its digest."""
+    """The digest of a model that is named by a run or by (a prefix of) its digest."""
     runs: list[dict[str, Any]] = control.get("runs")["runs"]
     which = which or newest(runs)
     matches = [r for r in runs if r["id"] == which] or [

@@ -1,7 +1,7 @@
-"""What changes on a server, as it changes: server-sent events, across a server that comes and goes.
+"""Changes on a server as server-sent events, with reconnects.
 
-Source: the format is WHATWG HTML, section 9.2; `/v1/events` says what is told. There is no replay:
-after `hello`, which also comes when a lost server is back, everything is looked at anew.
+Source: WHATWG HTML, section 9.2, for the format; `/v1/events` for the topics. There is no replay:
+after `hello`, which also follows a reconnect, everything is read again.
 """
 
 import http.client
@@ -17,7 +17,7 @@ from fedloom.cli.connection.api_client import Control
 from fedloom.protocol.errors import DeniedError, FedloomError, UnavailableError
 
 SILENCE_S = 30.0
-"""A server gives a sign of life every 10 s; one that is silent for longer is lost."""
+"""A server sends a heartbeat every 10 s; after this silence it counts as lost."""
 
 FIRST_WAIT_S = 0.25
 LAST_WAIT_S = 2.0
@@ -27,11 +27,11 @@ STALE_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that the stream told, or that happened to it.
+    """An event of the stream, or a change of its connection.
 
     Attributes:
         name: a topic of `/v1/events`; hello; beat; lost; or denied, which is the last.
-        data: what was told; words for lost; the error for denied.
+        data: of the event; a reason for lost; the error for denied.
     """
 
     name: str
@@ -98,7 +98,7 @@ class Feed:
                         self._put(event)
                         if self._over.is_set():
                             return
-                why = "it ended the conversation"
+                why = "it closed the stream"
             except DeniedError as error:
                 self._put(Event("denied", error))
                 return
@@ -111,12 +111,12 @@ class Feed:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What there was to see.
+    """A document as it was last read.
 
     Attributes:
-        document: as it was looked at last.
-        news: it was looked at because something changed.
-        lost_s: for how long the server has not answered; None while it does.
+        document: as last read.
+        news: it was read because something changed.
+        lost_s: how long the server has been unreachable; None while it answers.
     """
 
     document: Any
@@ -125,10 +125,10 @@ class Snapshot:
 
 
 def follow(control: Control, look: Callable[[], Any], topics: Iterable[str]) -> Iterator[Snapshot]:
-    """Look at something whenever it may have changed, for ever; at least every `TICK_S` seconds.
+    """Read something whenever it may have changed, without end; yields every `TICK_S` seconds.
 
     Raises:
-        FedloomError: the first look fails, or the server is there and says no.
+        FedloomError: the first read fails, or the server refuses.
     """
     seen = Snapshot(look(), news=True)
     yield seen
@@ -155,12 +155,12 @@ def _followed(
             try:
                 seen, looked_at = Snapshot(look(), news=news), now
             except UnavailableError:
-                lost_at = now  # the stream will say when it is back
+                lost_at = now  # the stream reports when it is back
         yield Snapshot(seen.document, news, None if lost_at is None else now - lost_at)
 
 
 def _next(heard: queue.SimpleQueue[Event]) -> Event | None:
-    """The next event; of several that wait the last, unless one says that the server is lost."""
+    """The latest waiting event, stopping at one that reports a lost or denied connection."""
     event = None
     try:
         event = heard.get(timeout=TICK_S)

@@ -20,36 +20,36 @@ ORDER = (
 
 
 class ClientCommands(LazyGroup):
-    """The device's commands first, each group in the order in which it is needed."""
+    """Lists the device's commands first, then the operator's, in order of use."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Every command, those that have no place last."""
+        """Every command in `ORDER`, others last."""
         names = super().list_commands(ctx)
         return sorted(names, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
 
 
 LAZY = {
     "health": LazyCommand(
-        "fedloom.cli.device.health:client_health", "Say whether this device's agent is alive."
+        "fedloom.cli.device.health:client_health", "Check whether this device's agent is alive."
     ),
     "install-service": LazyCommand(
         "fedloom.cli.device.install_service:install",
-        "Let systemd run this device's agent, in a sandbox.",
+        "Install the agent as a sandboxed systemd service.",
     ),
     "uninstall-service": LazyCommand(
-        "fedloom.cli.device.install_service:uninstall", "Take that back."
+        "fedloom.cli.device.install_service:uninstall", "Stop and remove that service."
     ),
     "doctor": LazyCommand(
-        "fedloom.cli.device.doctor:doctor", "Look for what keeps this device from working."
+        "fedloom.cli.device.doctor:doctor", "Diagnose what keeps this device from working."
     ),
     "policy": LazyCommand(
-        "fedloom.cli.device.policy:policy", "What this device's owner lets it do."
+        "fedloom.cli.device.policy:policy", "Check the policy of this device's owner."
     ),
     "log": LazyCommand(
         "fedloom.cli.device.log:log", "Show what left this device, when and to whom."
     ),
     "test": LazyCommand(
-        "fedloom.cli.device.test:test", "Check a client's code here, without a server."
+        "fedloom.cli.device.test:test", "Check a client's code locally, without a server."
     ),
     "leave": LazyCommand(
         "fedloom.cli.device.leave:leave", "Leave the federation and wipe this device."
@@ -65,12 +65,16 @@ LAZY = {
         "fedloom.cli.operator.clients:show", "Show a client and its latest rounds."
     ),
     "quarantine": LazyCommand(
-        "fedloom.cli.operator.clients:quarantine", "Ask a client no more; refuse what it sends."
+        "fedloom.cli.operator.clients:quarantine",
+        "Stop selecting a client, and refuse its updates.",
     ),
     "drain": LazyCommand(
-        "fedloom.cli.operator.clients:drain", "Let a client end its work; ask no more."
+        "fedloom.cli.operator.clients:drain",
+        "Let a client finish its task, then stop selecting it.",
     ),
-    "release": LazyCommand("fedloom.cli.operator.clients:release", "Ask a client again."),
+    "release": LazyCommand(
+        "fedloom.cli.operator.clients:release", "Select a client again after quarantine or drain."
+    ),
     "revoke": LazyCommand(
         "fedloom.cli.operator.clients:revoke", "Revoke a client and its certificates."
     ),
@@ -83,7 +87,7 @@ LAZY = {
 
 @click.group(cls=ClientCommands, lazy=LAZY)
 def client() -> None:
-    """Enrol and run a device; look at devices and say which are asked.
+    """Enrol and run a device; list clients and choose which are selected.
 
     The commands from `list` on are for the operator, the others for the device.
     """
@@ -97,7 +101,7 @@ def client() -> None:
     envvar="FEDLOOM_TOKEN",
     show_envvar=True,
     metavar="TOKEN|@FILE",
-    help="As the operator gave it; @FILE reads it from a file, out of other users' sight.",
+    help="From the operator; @FILE reads it from a file, hidden from other users.",
 )
 @click.option(
     "--dir",
@@ -105,13 +109,13 @@ def client() -> None:
     type=click.Path(path_type=Path, file_okay=False),
     default=Path(),
     metavar="DIR",
-    help="Where client.toml and the device's keys go; this folder if left out.",
+    help="Folder for client.toml and the device's keys. Default: the current one.",
 )
 @json_option
 def enroll(server: str, token: str, directory: Path) -> None:
-    """Make this device a client: its key is made here and never leaves.
+    """Enrol this device as a client. Its private key is generated here and never leaves.
 
-    The token says which server to trust and proves to it that this device was invited.
+    The token pins the server's certificate and proves that this device was invited.
 
     \b
     Example:
@@ -131,7 +135,7 @@ def enroll(server: str, token: str, directory: Path) -> None:
 
 
 def _token(given: str) -> str:
-    """The token's text; `@FILE` says where it is."""
+    """The token's text; `@FILE` reads it from a file."""
     if not given.startswith("@"):
         return given
     try:
@@ -139,7 +143,7 @@ def _token(given: str) -> str:
     except (OSError, UnicodeDecodeError) as error:
         from fedloom.protocol.errors import UsageError  # noqa: PLC0415 - it imports grpc
 
-        raise UsageError(f"Expected a token in {given[1:]}, got {error}.") from None
+        raise UsageError(f"Cannot read the token in {given[1:]}: {error}.") from None
 
 
 @client.command()
@@ -161,9 +165,9 @@ def _token(given: str) -> str:
     show_default=True,
 )
 def run(code: str, flower: str, config: Path, log_format: str, log_level: str) -> None:
-    """Attend the server and train when asked, until stopped.
+    """Connect to the server and train when selected, until stopped.
 
-    NAME is a `fedloom.client.Client`, or a class or function that makes one without arguments.
+    NAME is a `fedloom.client.Client`, or a class or function that returns one without arguments.
 
     \b
     Examples:
@@ -180,7 +184,9 @@ def run(code: str, flower: str, config: Path, log_format: str, log_level: str) -
     from fedloom.client.training.ranks import ranks  # noqa: PLC0415
 
     set_up(log_format, log_level)
-    if ranks() is not None:  # else torch prints C++ stacks where a rank is lost; we say it in words
+    if (
+        ranks() is not None
+    ):  # else torch prints C++ stacks when a rank is lost; the agent logs a sentence
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     attend(load_flower(flower, config) if flower else load_client(code), config=config)
 

@@ -1,4 +1,4 @@
-"""`fedloom client doctor`: what keeps this device from working, and what to do about it."""
+"""`fedloom client doctor`: checks of this device, with a remedy for each problem."""
 
 import shutil
 import textwrap
@@ -17,19 +17,21 @@ _INDENT = 16
 
 @click.command()
 @config_option
-@click.option("--code", metavar="FILE.py:NAME|MODULE:NAME", help="Also try one dry step of this.")
+@click.option(
+    "--code", metavar="FILE.py:NAME|MODULE:NAME", help="Also run one training step of this code."
+)
 @click.option(
     "--model",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
     metavar="FILE",
-    help="For that step; the client's own `initial`, or the last received one, if left out.",
+    help="For that step. Default: the client's `initial`, or the last received model.",
 )
 @json_option
 def doctor(config: Path, code: str | None, model: Path | None) -> None:
-    """Look for what keeps this device from working, and say what to mend.
+    """Diagnose what keeps this device from working, and how to fix it.
 
-    Nothing is changed, no task is taken, and an agent that runs meanwhile is not disturbed.
-    Ends with 1 where something has to be mended; what only limits this device is a warning.
+    Changes nothing, accepts no task, and does not disturb a running agent. Exits with 1 if
+    something must be fixed; what only limits this device is a warning.
 
     \b
     Examples:
@@ -54,7 +56,7 @@ def doctor(config: Path, code: str | None, model: Path | None) -> None:
 
 
 def _shown(findings: Iterable[Any]) -> Iterable[Any]:
-    """Print each finding when it is there: some take seconds."""
+    """Print each result as it arrives: some take seconds."""
     width = max(60, min(shutil.get_terminal_size((100, 24)).columns, 110))
     for finding in findings:
         mark, colour = _MARKS[finding.level]
@@ -76,9 +78,13 @@ def _wrapped(text: str, width: int, indent: int = _INDENT) -> str:
 
 def _summary(levels: list[str]) -> str:
     fails, warns = levels.count("fail"), levels.count("warn")
-    beside = f", {warns} to look at" if warns else ""
+    beside = f", {warns} {_warnings(warns)}" if warns else ""
     if fails:
-        return click.style(f"{fails} to mend", fg="red", bold=True) + f"{beside}."
+        return click.style(f"{fails} to fix", fg="red", bold=True) + f"{beside}."
     if warns:
-        return click.style(f"This device can take part; {warns} to look at.", fg="yellow")
-    return click.style("All is well.", fg="green")
+        return click.style(f"This device can take part; {warns} {_warnings(warns)}.", fg="yellow")
+    return click.style("No problems found.", fg="green")
+
+
+def _warnings(number: int) -> str:
+    return "warning" if number == 1 else "warnings"

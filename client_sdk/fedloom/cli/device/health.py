@@ -1,4 +1,4 @@
-"""`fedloom client health`: a yes or no for containers and scripts."""
+"""`fedloom client health`: a health check for containers and scripts."""
 
 from pathlib import Path
 
@@ -10,14 +10,12 @@ from fedloom.cli.common.options import config_option, json_option
 
 @click.command("health")
 @config_option
-@click.option(
-    "--attending", is_flag=True, help="Also expect the server to have it; else it may wait."
-)
+@click.option("--attending", is_flag=True, help="Also require a connection to the server.")
 @json_option
 def client_health(config: Path, attending: bool) -> None:
-    """Say whether this device's agent is alive: ends with 0, or with 5 where it is not.
+    """Check whether this device's agent is alive: exit code 0, or 5 if it is not.
 
-    An agent that waits for a server out of reach is well: to restart it would mend nothing.
+    An agent that waits for an unreachable server is healthy: a restart would not help.
 
     \b
     Example:
@@ -30,11 +28,11 @@ def client_health(config: Path, attending: bool) -> None:
     state_dir = load(config).state_dir
     found = read_health(state_dir)
     if not found.alive:
-        raise UnavailableError(f"Expected an agent that runs over {state_dir}, got none.")
+        raise UnavailableError(f"No agent runs on {state_dir}.")
     if attending and not found.attends:
-        raise UnavailableError(f"Expected an agent that attends, got one that waits for "
-                               f"{found.server} since {output.moment(found.since)}.")  # fmt: skip
-    does = "attends" if found.attends else "waits for"
+        raise UnavailableError(f"The agent is not connected: it has waited for {found.server} "
+                               f"since {output.moment(found.since)}.")  # fmt: skip
+    does = "is connected to" if found.attends else "waits for"
     output.emit(
         {"alive": True, "attends": found.attends, "server": found.server, "since": found.since},
         lambda: click.echo(f"The agent {does} {found.server} since {output.moment(found.since)}."),

@@ -1,4 +1,4 @@
-"""`fedloom client install-service`: systemd runs the agent, in a sandbox and as its own user."""
+"""`fedloom client install-service`: the agent as a sandboxed systemd service with its own user."""
 
 import os
 import pwd
@@ -17,7 +17,7 @@ from fedloom.cli.common.options import json_option
 
 UNITS = Path("/etc/systemd/system")
 RUNNING = Path("/run/systemd/system")
-"""There where systemd is what started this system (sd_booted(3))."""
+"""Exists where systemd is the init system (sd_booted(3))."""
 _NAME = re.compile(r"[a-z_][a-z0-9_-]{0,30}")
 
 
@@ -32,7 +32,7 @@ _name_option = click.option(
     default="fedloom-client",
     show_default=True,
     callback=_check_name,
-    help="Of the service, and of its folder in /var/lib.",
+    help="Name of the service and of its folder in /var/lib.",
 )
 
 
@@ -44,25 +44,25 @@ _name_option = click.option(
     default="fedloom",
     show_default=True,
     callback=_check_name,
-    help="To run as; made where there is none, without a login.",
+    help="User to run as; created without a login if absent.",
 )
 @click.option(
     "--config",
     type=click.Path(path_type=Path, dir_okay=False),
     envvar="FEDLOOM_CONFIG",
     metavar="FILE",
-    help="The device's client.toml; /var/lib/NAME/client.toml if left out.",
+    help="The device's client.toml. Default: /var/lib/NAME/client.toml.",
 )
-@click.option("--gpu", is_flag=True, help="Let it see devices, as training on a GPU needs.")
-@click.option("--dry-run", is_flag=True, help="Print what would be done, and do nothing.")
+@click.option("--gpu", is_flag=True, help="Allow access to devices, as a GPU needs.")
+@click.option("--dry-run", is_flag=True, help="Print what would be done; change nothing.")
 @json_option
 def install(  # noqa: PLR0917 - click passes them by name
     code: str, name: str, user: str, config: Path | None, gpu: bool, dry_run: bool
 ) -> None:
-    """Let systemd run this device's agent, in a sandbox and as a user of its own.
+    """Install this device's agent as a sandboxed systemd service with its own user.
 
-    Enrol before, into the folder of the service. It starts at once and at every boot, again after
-    a fault, and ends only where waiting does not help.
+    Enrol first, into the folder of the service. It starts now and at every boot, and restarts
+    after a failure unless its settings are wrong or the server refuses it for good.
 
     \b
     Example:
@@ -77,7 +77,9 @@ def install(  # noqa: PLR0917 - click passes them by name
     unit, paths = _unit(_absolute(code), path, user, gpu=gpu)
     text = unit.text()
     steps = [
-        f"make the user {user}, who cannot log in" if not _exists(user) else f"use the user {user}",
+        f"create the user {user}, who cannot log in"
+        if not _exists(user)
+        else f"use the user {user}",
         *(f"give {path} to {user}" for path in paths),
         f"write {target}",
         f"start it now and at every boot: systemctl enable --now {name}",
@@ -98,10 +100,10 @@ def install(  # noqa: PLR0917 - click passes them by name
 
 @click.command("uninstall-service")
 @_name_option
-@click.option("--dry-run", is_flag=True, help="Print what would be done, and do nothing.")
+@click.option("--dry-run", is_flag=True, help="Print what would be done; change nothing.")
 @json_option
 def uninstall(name: str, dry_run: bool) -> None:
-    """Stop the service and remove its unit; the device stays enrolled, and its state stays.
+    """Stop the service and remove its unit. The device stays enrolled and keeps its state.
 
     \b
     Example:

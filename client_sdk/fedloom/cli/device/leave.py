@@ -1,4 +1,4 @@
-"""`fedloom client leave`: out of the federation, with nothing left behind."""
+"""`fedloom client leave`: leaves the federation and wipes the device's state."""
 
 import asyncio
 from contextlib import AbstractContextManager, nullcontext
@@ -13,14 +13,14 @@ from fedloom.cli.common.output import emit, wants_json
 @click.command()
 @config_option
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
-@click.option("--keep-log", is_flag=True, help="Leave the journal of what was sent.")
+@click.option("--keep-log", is_flag=True, help="Keep the journal of what was sent.")
 @json_option
 def leave(config: Path, yes: bool, keep_log: bool) -> None:
-    """Leave the federation and wipe what this device kept of it.
+    """Leave the federation and delete its files on this device.
 
-    The server is told, and revokes this device's certificate; where it cannot be reached the device
-    is wiped all the same. What was sent before cannot be taken back: it is part of models.
-    While the agent runs nothing is done: stop it first.
+    The server is notified and revokes this device's certificate; if it cannot be reached, the
+    device is wiped all the same. Updates that were sent stay part of the models. Refuses while the
+    agent runs: stop it first.
 
     \b
     Examples:
@@ -33,24 +33,24 @@ def leave(config: Path, yes: bool, keep_log: bool) -> None:
     from fedloom.client.state.process_lock import FILE as LOCK  # noqa: PLC0415
 
     if not config.exists() and config.with_name(config.name + ".left").exists():
-        emit({"left": True, "again": True}, lambda: click.echo("This device has left before."))
+        emit({"left": True, "again": True}, lambda: click.echo("This device has already left."))
         return
     settings = load(config)
     if not yes:
-        with _no_agent(settings.state_dir, LOCK):  # before anybody is asked
+        with _no_agent(settings.state_dir, LOCK):  # before the question
             pass
         _confirm(settings.server, settings.state_dir, keep_log)
     with _no_agent(settings.state_dir):
-        farewell = asyncio.run(departure.notify_server(settings))
+        notice = asyncio.run(departure.notify_server(settings))
         rest = departure.wipe(settings.state_dir, keep_log=keep_log)
         if keep_log:
-            told = "which knows of it" if farewell.told else "which could not be told"
+            told = "which was notified" if notice.told else "which could not be notified"
             Journal(settings.state_dir).note("left", f"Left {settings.server}, {told}.")
     aside = departure.put_aside(config)
     document = {
         "left": True,
-        "told": farewell.told,
-        "why_not": farewell.why,
+        "told": notice.told,
+        "why_not": notice.why,
         "settings": str(aside),
         "not_ours": [str(path) for path in rest],
     }
@@ -58,11 +58,11 @@ def leave(config: Path, yes: bool, keep_log: bool) -> None:
 
 
 def _no_agent(state_dir: Path, unless_missing: str = "") -> AbstractContextManager[None]:
-    """Keep the agent out meanwhile: it would go on with what is wiped, and write some of it anew.
+    """Lock out the agent meanwhile: it would use and rewrite what is being wiped.
 
     Args:
-        state_dir: of the client; one that is gone was wiped before, and leaving was cut off.
-        unless_missing: a file without which no agent has ever run, so that none is made.
+        state_dir: of the client; absent where an earlier, interrupted leave has wiped it.
+        unless_missing: a file without which no agent has ever run, so that it is not created.
 
     Raises:
         UsageError: it runs.
@@ -79,7 +79,7 @@ def _no_agent(state_dir: Path, unless_missing: str = "") -> AbstractContextManag
 
 
 def _confirm(server: str, state_dir: Path, keep_log: bool) -> None:
-    """Ask, with what will happen."""
+    """State what will happen, and ask."""
     kept = "" if keep_log else ", and the journal"
     words = (
         f"This device leaves the federation at {server} for good: its key, its certificate, "
@@ -87,20 +87,21 @@ def _confirm(server: str, state_dir: Path, keep_log: bool) -> None:
         "To come back it needs a new token."
     )
     if wants_json():
-        raise click.UsageError("Expected --yes with --json: nobody is there to be asked.")
+        raise click.UsageError("--json needs --yes: it cannot ask.")
     click.echo(words)
     click.confirm("Leave?", abort=True)
 
 
 def _show(document: dict[str, object], server: str) -> None:
     if document["told"]:
-        click.echo(f"Left {server}, which knows of it. What this device kept of it is wiped.")
+        click.echo(f"Left {server}, which was notified. Its files on this device are deleted.")
     else:
         click.echo(
-            f"Left {server} without its knowing ({document['why_not']}). What this device kept of "
-            "it is wiped; its certificate ends by itself. To have it revoked now, ask the operator."
+            f"Left {server}, which could not be notified ({document['why_not']}). Its files on "
+            "this device are deleted; its certificate expires by itself. To have it revoked now, "
+            "ask the operator."
         )
     click.echo(f"Its settings are kept in {document['settings']}.")
     rest = document["not_ours"]
     if isinstance(rest, list) and rest:
-        click.echo(f"Left alone, since fedloom did not make it: {', '.join(rest)}.")
+        click.echo(f"Not deleted, as fedloom did not create it: {', '.join(rest)}.")

@@ -37,13 +37,13 @@ _MARGIN = 22
 @click.command()
 @config_option
 @click.option("-n", "--last", type=click.IntRange(0), default=40, show_default=True, metavar="N",
-              help="Entries to show; 0 for all that there are.")  # fmt: skip
-@click.option("-f", "--follow", is_flag=True, help="Go on with what is written from now on.")
+              help="Entries to show; 0 for all.")  # fmt: skip
+@click.option("-f", "--follow", is_flag=True, help="Keep printing new entries.")
 @json_option
 def log(config: Path, last: int, follow: bool) -> None:
-    """Show what left this device: what, when, to whom, and what it would not do.
+    """Show the device's journal: what it sent, when and to whom, and what it declined.
 
-    Everything is on the device itself; the server is not asked. With --json each entry is a line.
+    Reads files of this device only. With --json each entry is one line.
 
     \b
     Examples:
@@ -58,7 +58,7 @@ def log(config: Path, last: int, follow: bool) -> None:
     entries = list(journal.read(directory))
     show = _Lines()
     if not entries and not follow and not wants_json():
-        click.echo("Nothing yet: no round has asked this device for anything.")
+        click.echo("No entries yet: no round has selected this device.")
     show(entries[-last:] if last else entries)
     if follow:
         for entry in journal.follow(directory):
@@ -85,7 +85,7 @@ class _Lines:
 
 
 def line(entry: "Entry", at: str) -> str:
-    """An entry for people: the time, what happened, and the sentence in the room that is left."""
+    """An entry as text: the time, the event, and the sentence, wrapped."""
     event = printable(str(entry["event"]), 9)
     width = max(40, min(shutil.get_terminal_size().columns, 110) - _MARGIN)
     words = printable(str(entry["text"]), MAX_TEXT)

@@ -15,7 +15,9 @@ FORMATS = ("safetensors", "torchscript", "torch-export", "onnx")
 @click.argument("code", metavar="[FILE.py:NAME|MODULE:NAME]", required=False)
 @config_option
 @click.option("--run", default="", help="A run's id or name, instead of the latest of any.")
-@click.option("--offline", is_flag=True, help="Use what is here; do not ask the server.")
+@click.option(
+    "--offline", is_flag=True, help="Use the downloaded model; do not contact the server."
+)
 @click.option(
     "--file",
     "own",

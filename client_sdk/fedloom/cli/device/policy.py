@@ -1,4 +1,4 @@
-"""`fedloom client policy`: what this device's owner lets it take part in, and what may leave it."""
+"""`fedloom client policy`: checks the policy of the device's owner."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -12,9 +12,9 @@ from fedloom.cli.common.output import emit
 
 @click.group(cls=OrderedGroup)
 def policy() -> None:
-    """What this device's owner lets it take part in, and what may leave it.
+    """Check the policy of this device's owner: which runs it joins, and what may leave it.
 
-    The policy is a file, policy.toml beside client.toml; its comments explain it.
+    The policy is the file policy.toml beside client.toml; its comments explain each setting.
     """
 
 
@@ -22,7 +22,7 @@ def policy() -> None:
 @config_option
 @json_option
 def check(config: Path) -> None:
-    """Check policy.toml, and say in words what it means.
+    """Check policy.toml and explain it in words.
 
     \b
     Example:

@@ -1,8 +1,8 @@
-"""The systemd unit of an agent, hardened: text alone, made from values.
+"""The text of an agent's hardened systemd unit.
 
 Sources: systemd.exec(5), systemd.service(5); `systemd-analyze security` measures it.
 
-What is left open, and why: AF_NETLINK, by which name resolution learns of addresses; `@resources`,
+What it allows, and why: AF_NETLINK, by which name resolution learns of addresses; `@resources`,
 by which the training lowers its priority; the whole of /proc but other users' processes, where
 probes read the load; writable and executable memory where torch is installed, whose convolutions
 are compiled when they run (`could not create a primitive` without it).

@@ -1,4 +1,4 @@
-"""`fedloom client test`: what would go wrong with one's client on a server, and a few rounds."""
+"""`fedloom client test`: checks a client locally, and runs a few rounds with it."""
 
 import time
 from contextlib import nullcontext
@@ -17,20 +17,18 @@ from fedloom.cli.common.options import json_option
     "--model",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
     metavar="FILE",
-    help="What a run begins with; the client's own `initial` if left out.",
+    help="Initial model. Default: the client's `initial`.",
 )
 @click.option(
     "--run",
     "tables",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
     metavar="RUN.toml",
-    help="Settings as for `fedloom run submit`; FedAvg of one epoch if left out.",
+    help="Settings as for `fedloom run submit`. Default: FedAvg, one epoch.",
 )
 @click.option("--rounds", type=click.IntRange(min=0), default=3, show_default=True)
 @click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True)
-@click.option(
-    "--ignore", multiple=True, metavar="CHECK", help="Leave a check out; may be given again."
-)
+@click.option("--ignore", multiple=True, metavar="CHECK", help="Skip a check; repeatable.")
 @json_option
 def test(  # noqa: PLR0917 - click passes them by name
     code: str,
@@ -40,9 +38,9 @@ def test(  # noqa: PLR0917 - click passes them by name
     threads: int,
     ignore: tuple[str, ...],
 ) -> None:
-    """Check a client here, without a server, and run a few rounds with it alone.
+    """Check a client locally, without a server, and run a few rounds with it alone.
 
-    Each fault is one sentence with what to do. Ends with 1 where there is a fault.
+    Each fault is one sentence that says what to do. Exits with 1 if there is a fault.
 
     \b
     Examples:
@@ -99,7 +97,7 @@ def _show(found: Any, played: dict[str, Any] | None) -> None:
         click.echo(f"{mark} {finding.check}: {finding.sentence}")
     faults = sum(finding.weight == "fault" for finding in found)
     if faults:
-        click.echo(f"{faults} {'fault' if faults == 1 else 'faults'} to mend.")
+        click.echo(f"{faults} {'fault' if faults == 1 else 'faults'} to fix.")
         return
     click.echo(click.style("✓", fg="green") + " No fault found.")
     if played is None:

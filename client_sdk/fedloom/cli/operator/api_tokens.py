@@ -1,4 +1,4 @@
-"""`fedloom api-token`: what programs show to be let in."""
+"""`fedloom api-token`: API tokens for programs and remote operators."""
 
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,9 @@ from fedloom.protocol.trust.private_files import write_private
 
 @click.group("api-token", cls=OrderedGroup)
 def api_token() -> None:
-    """Let programs, and operators on other machines, use the API.
+    """Manage API tokens for programs and for operators on other machines.
 
-    Devices are invited by `fedloom token`; this is for those who operate the server.
+    Devices need `fedloom token` instead.
     """
 
 
@@ -30,21 +30,21 @@ def api_token() -> None:
     type=Duration(),
     default="90d",
     show_default=True,
-    help="How long it is good.",
+    help="Lifetime.",
 )
-@click.option("--forever", is_flag=True, help="Until it is revoked, instead.")
+@click.option("--forever", is_flag=True, help="No expiry; valid until revoked.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Write it there, mode 0600, instead of printing it.",
+    help="Write it to a file, mode 0600, instead of printing it.",
 )
 @directory_option
 @json_option
 def create(
     name: str, *, scope: str, ttl_s: float, forever: bool, out: Path | None, directory: Path
 ) -> None:
-    """Make an API token for NAME. Its text is shown only now.
+    """Create an API token for NAME. Its text is shown only once.
 
     \b
     Examples:
@@ -65,11 +65,11 @@ def _show_made(made: dict[str, Any], url: str) -> None:
     until = made["expires_at"]
     click.echo(made.get("file") or made["token"])
     click.echo(
-        f"\n{made['name']} is {made['scope']} by it"
+        f"\nIt gives {made['name']} the scope {made['scope']}"
         f"{' until ' + output.moment(until) if until else ''}. To use it:\n"
         f"  fedloom run list --url {url} "
         f"--api-token {'@' + made['file'] if 'file' in made else 'TOKEN'}\n"
-        f"To end it:\n  fedloom api-token revoke {made['id']}"
+        f"To revoke it:\n  fedloom api-token revoke {made['id']}"
     )
 
 
@@ -77,7 +77,7 @@ def _show_made(made: dict[str, Any], url: str) -> None:
 @directory_option
 @json_option
 def list_api_tokens(directory: Path) -> None:
-    """List API tokens, newest first. Their secrets are not kept.
+    """List API tokens, newest first. Their secrets are not stored.
 
     \b
     Example:
@@ -112,12 +112,12 @@ def list_api_tokens(directory: Path) -> None:
 @directory_option
 @json_option
 def revoke(token_id: str, directory: Path) -> None:
-    """End an API token at once.
+    """Revoke an API token at once.
 
     \b
     Example:
       fedloom api-token revoke 0f3a9c21
     """
-    confirm(f"Programs that show the API token {token_id} are refused from then on, for good.")
+    confirm(f"The API token {token_id} stops working for good.")
     revoked = Control(directory).post("api-tokens", token_id, "revoke")
     output.emit(revoked, lambda: click.echo(f"{token_id} of {revoked['name']} is revoked."))

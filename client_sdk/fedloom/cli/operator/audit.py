@@ -1,4 +1,4 @@
-"""`fedloom audit`: who did what, when, and whether that is still what was written."""
+"""`fedloom audit`: the audit trail, and its verification."""
 
 from dataclasses import asdict
 from datetime import datetime
@@ -16,15 +16,17 @@ from fedloom.protocol.errors import IntegrityError, UsageError
 
 @click.group(cls=OrderedGroup)
 def audit() -> None:
-    """See who did what, when, and verify that nothing of it was changed."""
+    """List who did what and when, and verify that the trail is unchanged."""
 
 
 @audit.command("list")
-@click.option("--who", default="", help="Of somebody alone.")
-@click.option("--action", default="", help="Of an action alone, as run.pause, or of all of run.")
-@click.option("--subject", default="", help="About a run, a client, a user, ... alone.")
-@click.option("--since", type=click.DateTime(), help="Not before then, local time.")
-@click.option("--until", type=click.DateTime(), help="Not after then.")
+@click.option("--who", default="", help="Only entries of this user or token.")
+@click.option(
+    "--action", default="", help="Only this action, such as run.pause, or a group, such as run."
+)
+@click.option("--subject", default="", help="Only entries about this run, client, user, …")
+@click.option("--since", type=click.DateTime(), help="Not before this local time.")
+@click.option("--until", type=click.DateTime(), help="Not after this local time.")
 @click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True)
 @click.option("--before", type=click.IntRange(1), help="Entries of lower ids: the next page.")
 @directory_option
@@ -84,15 +86,15 @@ def head(directory: Path) -> None:
     "anchors",
     multiple=True,
     metavar="ID:HASH|@FILE",
-    help="A head that was kept elsewhere, or a file of them, one a line; may be repeated.",
+    help="A head that was kept elsewhere, or a file with one per line; repeatable.",
 )
 @state_option
 @json_option
 def verify(anchors: tuple[str, ...], directory: Path) -> None:
-    """Verify the whole trail, from the ledger's own file; the server need not run.
+    """Verify the whole trail from the ledger's file; the server need not run.
 
-    Exit code 4 and the first wrong entry where anything was changed, removed, added or swapped.
-    What was cut off the end shows only by a head that was kept: the server keeps one beside the
+    Exit code 4 and the first wrong entry if anything was changed, removed, added or swapped.
+    Entries cut off the end are detected only by a kept head: the server keeps one beside the
     ledger, and --anchor names others.
 
     \b

@@ -52,12 +52,12 @@ def show_detail(found: dict[str, Any], parts: list[dict[str, Any]]) -> None:
     output.print_table(
         ("ROUND", "STATE", "SHAPE", ">TOOK", ">SENT", ">EXAMPLES", ">NORM", "~NOTE"),
         rows,
-        "It was in no round yet.",
+        "No rounds yet.",
     )
 
 
 def took(part: dict[str, Any]) -> str:
-    """From the offer to its end, or `-` while there is none."""
+    """Time from the offer to its end, or `-` before that."""
     ended = part["accepted_at"] or part["ended_at"]
     if part["offered_at"] is None or ended is None:
         return "-"

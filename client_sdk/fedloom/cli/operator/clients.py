@@ -26,9 +26,9 @@ _reason = click.option("--reason", default="", help="For the record.")
 @directory_option
 @json_option
 def list_clients(text: str, state: str | None, label: str, *, watch: bool, directory: Path) -> None:
-    """List enrolled clients: who is online, at what, and until when certificates last.
+    """List enrolled clients: presence, task, and certificate expiry.
 
-    TEXT is part of a name, of a note or of a label.
+    TEXT is part of a name, a note or a label.
 
     \b
     Examples:
@@ -36,7 +36,7 @@ def list_clients(text: str, state: str | None, label: str, *, watch: bool, direc
       fedloom client list ward --state online --label site=north
     """
     wanted = {"q": text, "label": label} | ({"state": state} if state else {})
-    control, empty = Control(directory), "No client is like that."
+    control, empty = Control(directory), "No client matches."
     if not (text or state or label):
         empty = "No clients yet: invite one with `fedloom token create`."
     present(
@@ -49,7 +49,7 @@ def list_clients(text: str, state: str | None, label: str, *, watch: bool, direc
 
 
 def _all_clients(control: Any, wanted: dict[str, str]) -> dict[str, Any]:
-    """Every page of clients, as one."""
+    """All clients, read page by page."""
     found: dict[str, Any] = control.get("clients", limit=1000, **wanted)
     more = found["more"]
     while more is not None:
@@ -65,7 +65,7 @@ def _all_clients(control: Any, wanted: dict[str, str]) -> dict[str, Any]:
 @directory_option
 @json_option
 def show(name: str, limit: int, directory: Path) -> None:
-    """Show a client: how it stands, and its latest parts in rounds.
+    """Show a client and its latest rounds.
 
     \b
     Example:
@@ -88,7 +88,7 @@ def _hold(name: str, what: str, reason: str, directory: Path) -> None:
 @directory_option
 @json_option
 def quarantine(name: str, reason: str, directory: Path) -> None:
-    """Ask a client no more, and refuse what it sends, until it is released.
+    """Stop selecting a client and refuse its updates, until it is released.
 
     \b
     Example:
@@ -104,7 +104,7 @@ def quarantine(name: str, reason: str, directory: Path) -> None:
 @directory_option
 @json_option
 def drain(name: str, reason: str, directory: Path) -> None:
-    """Let a client end what it does, and then ask it no more, until it is released.
+    """Let a client finish its task, then stop selecting it, until it is released.
 
     \b
     Example:
@@ -119,7 +119,7 @@ def drain(name: str, reason: str, directory: Path) -> None:
 @directory_option
 @json_option
 def release(name: str, directory: Path) -> None:
-    """Ask a client again that was in quarantine or drained.
+    """Select a client again after quarantine or drain.
 
     \b
     Example:
@@ -151,9 +151,9 @@ def revoke(name: str, directory: Path) -> None:
 @directory_option
 @json_option
 def label(name: str, labels: tuple[str, ...], directory: Path) -> None:
-    """Give a client labels to find it by, or take them away: `site-` takes `site` away.
+    """Set or remove labels of a client: `site-` removes `site`.
 
-    The labels that its device gave itself stay beside them.
+    Labels from the device's own settings are kept.
 
     \b
     Examples:
@@ -181,7 +181,7 @@ def _label(text: str) -> tuple[str, str | None]:
 @directory_option
 @json_option
 def note(name: str, text: str, directory: Path) -> None:
-    """Keep a note about a client; an empty one takes it away.
+    """Set the note about a client; an empty text removes it.
 
     \b
     Example:

@@ -1,8 +1,8 @@
-"""Actions: what one will do is said before it is done, and asked about where somebody can answer.
+"""Confirmation of actions: prints the consequence and asks before acting.
 
-A command that acts has `action_options` and hands its request to `act`. On a terminal the server's
-own words for the consequence (`?preview=true`) come first, and then the question; elsewhere nobody
-can answer, so `--yes` has to say it. What changes nothing is not asked about.
+A command that acts has `action_options` and passes its request to `act`. On a terminal it prints
+the server's description of the consequence (`?preview=true`) and asks; elsewhere it needs `--yes`.
+It does not ask about what changes nothing.
 """
 
 import sys
@@ -34,24 +34,24 @@ yes_option = click.option(
     is_flag=True,
     expose_value=False,
     callback=_remembered(YES),
-    help="Do not ask. Needed where there is no terminal to ask on.",
+    help="Do not ask. Required without a terminal.",
 )
 
 
 def action_options(function: F) -> F:
-    """`--yes` and `--preview`, which `act` heeds."""
+    """`--yes` and `--preview`, for `act`."""
     function = yes_option(function)
     return click.option(
         "--preview",
         is_flag=True,
         expose_value=False,
         callback=_remembered(PREVIEW),
-        help="Say what it would do, and do nothing.",
+        help="Print what would be done; change nothing.",
     )(function)
 
 
 def act(control: Control, *path: str, body: Any = None) -> dict[str, Any]:
-    """Ask, if need be, and then do it.
+    """Ask if necessary, then act.
 
     Args:
         control: the server.
@@ -59,12 +59,12 @@ def act(control: Control, *path: str, body: Any = None) -> dict[str, Any]:
         body: its arguments.
 
     Returns:
-        What the server answered, with `consequence` and `changed`.
+        The server's answer, with `consequence` and `changed`.
 
     Raises:
-        UsageError: nobody can be asked, and `--yes` was not given.
+        UsageError: there is no terminal, and `--yes` was not given.
         ClickException: the answer was no.
-        FedloomError: the server says no.
+        FedloomError: the server refuses.
     """
     meta = click.get_current_context().meta
     if meta.get(YES) and not meta.get(PREVIEW):
@@ -77,24 +77,24 @@ def act(control: Control, *path: str, body: Any = None) -> dict[str, Any]:
 
 
 def confirm(consequence: str) -> None:
-    """Go on only if somebody agrees, or `--yes` did.
+    """Ask for confirmation, unless `--yes` was given.
 
     Raises:
-        UsageError: nobody can be asked.
+        UsageError: there is no terminal.
         ClickException: the answer was no.
     """
     if click.get_current_context().meta.get(YES):
         return
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise UsageError(f"Expected --yes, as nobody can be asked here. It would do: {consequence}")
+        raise UsageError(f"Without a terminal this needs --yes. It would do: {consequence}")
     click.echo(consequence, err=True)
-    if not click.confirm("Go on?", err=True):
+    if not click.confirm("Continue?", err=True):
         raise click.ClickException("Nothing was done.")
     click.get_current_context().meta[ASKED] = True
 
 
 def show_done(done: dict[str, Any], after: str = "") -> None:
-    """Print what an action did: its consequence, unless that was read, and how things stand."""
+    """Print what an action did: its consequence, unless already shown, and the new state."""
     meta = click.get_current_context().meta
     lines = [] if meta.get(ASKED) else [done["consequence"]]
     if not meta.get(PREVIEW):

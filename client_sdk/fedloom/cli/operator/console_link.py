@@ -1,4 +1,4 @@
-"""`fedloom console`: into the web console, with one click."""
+"""`fedloom console`: a one-time login link for the web console."""
 
 from pathlib import Path
 
@@ -15,9 +15,9 @@ from fedloom.cli.connection.api_client import Control
 @directory_option
 @json_option
 def console(scope: str, open_it: bool, directory: Path) -> None:
-    """Print a link that logs you in to the console, once, within two minutes.
+    """Print a one-time login link for the console, valid for two minutes.
 
-    Whoever may use the server's socket may do this; others log in by name and password.
+    For users who may use the server's socket; others log in with name and password.
 
     \b
     Examples:
@@ -30,7 +30,7 @@ def console(scope: str, open_it: bool, directory: Path) -> None:
     output.emit(
         made,
         lambda: click.echo(
-            f"{made['url']}\n\nIt logs you in as {scope}, once, "
+            f"{made['url']}\n\nIt logs you in once as {scope}, "
             f"until {output.moment(made['expires_at'])}."
         ),
     )

@@ -1,4 +1,4 @@
-"""Models as an operator looks at them: where they come from, and how they compare."""
+"""Commands that inspect models: lineage, layers, differences, comparisons and promotions."""
 
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ _round = click.option("--round", "number", type=int, help="The model that this r
 @directory_option
 @json_option
 def lineage(which: str | None, number: int | None, directory: Path) -> None:
-    """Show where a model comes from: run, round, clients, and what was measured of it.
+    """Show where a model comes from: run, round, clients and evaluations.
 
     \b
     Example:
@@ -39,7 +39,7 @@ def _show_lineage(found: dict[str, Any]) -> None:
         click.echo()
         _show_origin(origin)
     if not found["origins"]:
-        click.echo("No run began with it or made it.")
+        click.echo("No run started from it or made it.")
     for e in found["evaluations"]:
         examples = "" if e["num_examples"] is None else f" on {e['num_examples']:g} examples"
         click.echo(f"\nevaluated in round {e['round']} of {e['run']}{examples}: "
@@ -49,7 +49,7 @@ def _show_lineage(found: dict[str, Any]) -> None:
 def _show_origin(origin: dict[str, Any]) -> None:
     made = f"made in round {origin['round']} of {origin['run']}"
     if not origin["round"]:
-        made = f"{origin['run']} began with it"
+        made = f"initial model of {origin['run']}"
     undone = ", undone by a rollback" if origin["undone_at"] else ""
     before = f", from {origin['model_in'][:12]}" if origin["model_in"] else ""
     click.echo(f"{made}, {output.moment(origin['created_at'])}{before}{undone}")
@@ -87,7 +87,7 @@ def show_layers(which: str | None, number: int | None, directory: Path) -> None:
 @directory_option
 @json_option
 def diff(before: str, after: str, directory: Path) -> None:
-    """Show what lies between two models, tensor by tensor.
+    """Show the difference between two models, tensor by tensor.
 
     A model is a digest, a run (its newest model) or RUN:ROUND.
 
@@ -140,7 +140,7 @@ def _number(value: float | None, form: str) -> str:
 @directory_option
 @json_option
 def compare(models: tuple[str, ...], directory: Path) -> None:
-    """Put models side by side: where they come from, and what was measured of each.
+    """Compare models: where they come from, and their evaluations.
 
     \b
     Example:
@@ -171,7 +171,7 @@ def _show_comparison(models: list[dict[str, Any]]) -> None:
 @directory_option
 @json_option
 def promotions(run: str | None, directory: Path) -> None:
-    """List what was promoted, newest first; the first one is what clients use.
+    """List promotions, newest first; clients use the first.
 
     \b
     Example:

@@ -1,7 +1,4 @@
-"""`fedloom model verify`: is a file the model that a federation signed?
-
-Answered from the file, its signature and the key alone, without a server, wherever it is used.
-"""
+"""`fedloom model verify`: checks a model file against the federation's signature, offline."""
 
 import hashlib
 import json
@@ -25,19 +22,19 @@ _FILE = click.Path(path_type=Path, dir_okay=False, exists=True)
     type=_FILE,
     required=True,
     metavar="FILE",
-    help="As `fedloom model export --signature` or the console wrote it.",
+    help="From `fedloom model export --signature` or the console.",
 )
 @click.option(
     "--key",
     metavar="FINGERPRINT",
-    help="Of the federation's signing key, now or before; else the signature's own is taken.",
+    help="Of a signing key of the federation. Default: the key in the signature.",
 )
 @json_option
 def verify(file: Path, signature: Path, key: str | None) -> None:
-    """Verify that FILE is the model that the federation signed; no server is asked.
+    """Verify that FILE is the model that the federation signed, without a server.
 
-    Exit code 4 where it is not. Without --key the file and its signature fit each other, and whose
-    key it was remains to be seen: compare the fingerprint with one that you know.
+    Exit code 4 if it is not. Without --key this proves only that file and signature match: compare
+    the printed fingerprint with one that you know.
 
     \b
     Example:

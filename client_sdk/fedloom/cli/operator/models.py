@@ -1,4 +1,4 @@
-"""`fedloom model`: what runs begin with and what they made."""
+"""`fedloom model`: initial models of runs, and the models that runs made."""
 
 import json
 from pathlib import Path
@@ -23,23 +23,23 @@ LAZY = {
         "fedloom.cli.operator.model_inspection:diff", "Show what lies between two models."
     ),
     "compare": LazyCommand(
-        "fedloom.cli.operator.model_inspection:compare", "Put models' evaluations side by side."
+        "fedloom.cli.operator.model_inspection:compare", "Compare the evaluations of models."
     ),
     "verify": LazyCommand(
         "fedloom.cli.operator.model_verify:verify",
-        "Verify that a file is the model that was signed.",
+        "Verify the signature of a model file.",
     ),
     "promotions": LazyCommand(
-        "fedloom.cli.operator.model_inspection:promotions", "List what was promoted, and when."
+        "fedloom.cli.operator.model_inspection:promotions", "List promotions, newest first."
     ),
 }
 
 
 class ModelCommands(LazyGroup):
-    """In the order in which a model meets them."""
+    """Lists init, upload and list first."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Those that are defined here around those that are loaded when asked for."""
+        """Every command in that order."""
         names = super().list_commands(ctx)
         first = [name for name in ("init", "upload", "list") if name in names]
         return first + [name for name in names if name not in first]
@@ -47,9 +47,9 @@ class ModelCommands(LazyGroup):
 
 @click.group(cls=ModelCommands, lazy=LAZY)
 def model() -> None:
-    """Make, list, compare, export and promote models, as safetensors.
+    """Create, list, compare, export and promote models, as safetensors.
 
-    Models are named by their digest, or the first digits of it; or by the run that made them.
+    Models are named by their digest, a prefix of it, or the run that made them.
     """
 
 
@@ -58,7 +58,7 @@ def model() -> None:
 @directory_option
 @json_option
 def list_models(run: str | None, directory: Path) -> None:
-    """List models, oldest first: of one RUN, or of all. Round 0 is what a run began with.
+    """List models, oldest first: of one RUN, or of all. Round 0 is the initial model.
 
     \b
     Example:
@@ -101,14 +101,14 @@ def list_models(run: str | None, directory: Path) -> None:
 @click.option(
     "--flower",
     is_flag=True,
-    help="NAME is of an app for Flower: a torch module, an ArrayRecord or a list of arrays.",
+    help="NAME is from a Flower app: a torch module, an ArrayRecord or a list of arrays.",
 )
 @json_option
 def init(code: str, out: Path, *, flower: bool) -> None:
-    """Write the model that a run begins with, from the code of a client.
+    """Write the initial model of a run, from the code of a client.
 
-    NAME is a client that has `initial`, as those of fedloom.client.torch and sklearn do, or a dict
-    of arrays by name, or what makes one of these without arguments.
+    NAME is a client with `initial`, such as those of fedloom.client.torch and sklearn, or a dict of
+    arrays by name, or a class or function that returns one of these without arguments.
 
     \b
     Example:
@@ -140,7 +140,7 @@ def init(code: str, out: Path, *, flower: bool) -> None:
 @directory_option
 @json_option
 def upload(file: Path, directory: Path) -> None:
-    """Store a model on the server, so that runs can begin with it by its digest.
+    """Upload a model to the server, so that runs can start from its digest.
 
     \b
     Example:
@@ -169,7 +169,7 @@ def upload(file: Path, directory: Path) -> None:
     "--signature",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Write there what the federation signs of it: digest, run and round, as JSON.",
+    help="Also write the federation's signed statement: digest, run and round, as JSON.",
 )
 @directory_option
 @json_option
@@ -178,8 +178,8 @@ def export(
 ) -> None:
     """Write a model to a file, verified against its digest.
 
-    A run's newest model, or that of one of its rounds, or any model by its digest; without an
-    argument, the newest run's. Any safetensors library reads the file.
+    A run's newest model, or that of one of its rounds, or any model by its digest. Default: the
+    newest run's. Any safetensors library reads the file.
 
     \b
     Examples:
@@ -211,7 +211,7 @@ model.add_command(click.Command("download", callback=export.callback, params=exp
 @directory_option
 @json_option
 def promote(which: str, number: int | None, note: str, directory: Path) -> None:
-    """Say that a model is the one to use: clients that ask for the promoted model get it.
+    """Promote a model: clients that request the promoted model get it.
 
     A run's newest model, or that of one of its rounds, or any model by its digest.
 
@@ -231,10 +231,9 @@ def promote(which: str, number: int | None, note: str, directory: Path) -> None:
 @directory_option
 @json_option
 def rollback(run: str, number: int, directory: Path) -> None:
-    """Have RUN go on from the model and the state of an earlier ROUND; 0 is its beginning.
+    """Continue RUN from the model and the state of an earlier ROUND; 0 is its beginning.
 
-    Its open round is given up, and the rounds since are no part of it any more. Privacy that was
-    spent stays spent.
+    The open round is dropped and later rounds are undone. Privacy that was spent stays spent.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""Rounds as people see them: a funnel from those asked to those that counted, and each member."""
+"""How `fedloom round` draws rounds: a funnel from selected to counted, and each client."""
 
 import time
 from typing import Any
@@ -13,9 +13,9 @@ _LOST = ("declined", "failed", "refused", "late", "lost")
 
 
 def listing(rounds: list[dict[str, Any]], more: int | None) -> RenderableType:
-    """A line for each round, newest first, and how to see those before them."""
+    """One line per round, newest first, and how to list earlier ones."""
     if not rounds:
-        return Text("No rounds yet: they begin when enough clients are online.")
+        return Text("No rounds yet: a round opens when enough clients are online.")
     table = _table(rounds)
     return Group(table, Text(f"\nEarlier ones: --before {more}", style="dim")) if more else table
 
@@ -59,7 +59,7 @@ def _seconds(value: float | None) -> str:
 
 
 def detail(found: dict[str, Any]) -> RenderableType:
-    """A round: its numbers, its sessions' shapes, and a line for each member."""
+    """A round: its counts, its sessions' shapes, and a line for each client."""
     parts: list[RenderableType] = [_headline(found)]
     if counts := found["clients"]:
         parts.append(_funnel(counts))

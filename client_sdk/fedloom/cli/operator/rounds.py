@@ -1,4 +1,4 @@
-"""`fedloom round`: what happened in rounds, and what is done to the open one."""
+"""`fedloom round`: show rounds, and act on the open one."""
 
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,9 @@ from fedloom.protocol.errors import UsageError
 
 @click.group("round", cls=OrderedGroup)
 def rounds() -> None:
-    """Look at rounds, one client a line; close, extend, abort or retry the open one.
+    """Show rounds and each client's part; close, extend, abort or retry the open one.
 
-    RUN is a run's id, or as much of its beginning as no other run has.
+    RUN is a run's id or a unique prefix of it.
     """
 
 
@@ -32,7 +32,7 @@ def rounds() -> None:
 def list_rounds(
     run: str | None, limit: int, before: int | None, *, watch: bool, directory: Path
 ) -> None:
-    """List a run's rounds, newest first, with what became of those asked.
+    """List a run's rounds, newest first, with counts of their clients' outcomes.
 
     \b
     Examples:
@@ -63,7 +63,7 @@ def _listing(found: dict[str, Any]) -> Any:
 @directory_option
 @json_option
 def show(words: tuple[str, ...], watch: bool, directory: Path) -> None:
-    """Show a round and what each of its clients did. The newest run's newest by default.
+    """Show a round and what each of its clients did. Default: the newest run's newest round.
 
     A session's shape is what happened in it, as in Bonawitz et al. 2019, Table 1: - checked in,
     v downloaded, [ training started, ] completed, + upload started, ^ accepted, # rejected,
@@ -101,7 +101,7 @@ def _latest(control: Control, run: str) -> int:
 
 
 def whole_round(control: Control, run: str, number: int) -> dict[str, Any]:
-    """A round with all its members, page by page."""
+    """A round with all its clients, read page by page."""
     found: dict[str, Any] = control.get("runs", run, "rounds", str(number), limit=1000)
     while found["more"] is not None:
         page = control.get("runs", run, "rounds", str(number), limit=1000, after=found["more"])

@@ -1,7 +1,7 @@
-"""What steers a run or its open round, as commands of `fedloom run` and `fedloom round`.
+"""Actions on a run or its open round, as commands of `fedloom run` and `fedloom round`.
 
-Invariant: what was agreed to about round 7 happens to round 7 or not at all. The round that was
-open when the question was asked goes along with the answer.
+Invariant: an action that was confirmed for round 7 applies to round 7 or fails. The request names
+the round that was open when the question was asked.
 """
 
 from pathlib import Path
@@ -17,7 +17,7 @@ from fedloom.protocol.errors import UsageError
 
 
 def _steers(function: F) -> F:
-    """What every command here takes besides its own."""
+    """Options of every command here."""
     for option in (
         json_option,
         directory_option,
@@ -25,8 +25,8 @@ def _steers(function: F) -> F:
         click.option(
             "--request",
             metavar="TEXT",
-            help="A name of your own for this action, 8 characters or more: however often the "
-            "command is repeated with it within a day, it is done once.",
+            help="An idempotency key of 8 or more characters: repeating the command with it within "
+            "a day does the action once.",
         ),
         click.argument("run", required=False),
     ):
@@ -40,7 +40,7 @@ def _steers_round(function: F) -> F:
             "--round",
             "number",
             type=click.IntRange(1),
-            help="Only if this is the open round; the one that is open now if left out.",
+            help="Act only if this is the open round. Default: the round that is open now.",
         )(function)
     )
 
@@ -85,9 +85,9 @@ def _do(control: Control, run: str, action: str, body: dict[str, Any]) -> None:
 @click.command()
 @_steers
 def pause(run: str | None, request: str | None, directory: Path) -> None:
-    """Pause a run: its open round stops its clock, and no other one opens.
+    """Pause a run: the deadline of its open round is paused, and no other round opens.
 
-    Like all that steers, it takes the only active run if none is named, and asks before it acts.
+    Like all actions, it uses the only active run if none is named, and asks for confirmation.
 
     \b
     Examples:
@@ -100,7 +100,7 @@ def pause(run: str | None, request: str | None, directory: Path) -> None:
 @click.command()
 @_steers
 def resume(run: str | None, request: str | None, directory: Path) -> None:
-    """Go on with a paused run.
+    """Resume a paused run.
 
     \b
     Example:
@@ -112,7 +112,7 @@ def resume(run: str | None, request: str | None, directory: Path) -> None:
 @click.command()
 @_steers
 def stop(run: str | None, request: str | None, directory: Path) -> None:
-    """End a run for good; its open round is dropped and its last model stays.
+    """End a run for good. Its open round is dropped; its last model is kept.
 
     \b
     Example:
@@ -122,13 +122,13 @@ def stop(run: str | None, request: str | None, directory: Path) -> None:
 
 
 @click.command()
-@click.option("--updates", "number", type=click.IntRange(1), help="To close a round at.")
-@click.option("--quorum", type=click.IntRange(1), help="Fewest updates at the deadline.")
+@click.option("--updates", "number", type=click.IntRange(1), help="Updates that close a round.")
+@click.option("--quorum", type=click.IntRange(1), help="Least updates at the deadline.")
 @_steers
 def goal(
     run: str | None, number: int | None, quorum: int | None, request: str | None, directory: Path
 ) -> None:
-    """Change how many updates the open round and later ones want.
+    """Change the goal of the open round and later ones.
 
     \b
     Example:
@@ -145,7 +145,7 @@ def goal(
 @directory_option
 @json_option
 def quorum(words: tuple[str, ...], directory: Path) -> None:
-    """Change how few updates are enough at the deadline, for the open round and later ones.
+    """Change the quorum at the deadline, for the open round and later ones.
 
     \b
     Example:
@@ -163,7 +163,7 @@ def quorum(words: tuple[str, ...], directory: Path) -> None:
 @click.command()
 @_steers_round
 def close(run: str | None, number: int | None, request: str | None, directory: Path) -> None:
-    """Close the open round now, with the updates that it has: one or more, whatever the quorum.
+    """Close the open round now with its updates: at least one, whatever the quorum.
 
     \b
     Examples:
@@ -197,7 +197,7 @@ def extend(
 def abort(
     run: str | None, reason: str, number: int | None, request: str | None, directory: Path
 ) -> None:
-    """Drop the open round with its updates; the run goes on with another one.
+    """Drop the open round with its updates; the run continues with another one.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""A run as people see it: how far it is, what its open round does, what its rounds brought."""
+"""How `fedloom run list` and `run status` draw runs: progress, open round, past rounds."""
 
 import time
 from typing import Any
@@ -17,7 +17,7 @@ ROWS = 15
 
 
 def watch(control: Control, run: str) -> dict[str, Any]:
-    """Show a run until it ends, and return it as it ended.
+    """Show a run until it ends; return its final state.
 
     Args:
         control: the server.
@@ -37,7 +37,7 @@ def watch(control: Control, run: str) -> dict[str, Any]:
 
 
 def with_all_rounds(control: Control, found: dict[str, Any]) -> dict[str, Any]:
-    """A run with every round that it has, page by page."""
+    """A run with all its rounds, read page by page."""
     rounds = list(found["rounds"])
     while rounds and found["rounds_earlier"]:
         page = control.get("runs", found["id"], "rounds", before=rounds[0]["number"], limit=500)
@@ -69,7 +69,7 @@ def render(found: dict[str, Any], rows: int | None) -> RenderableType:
     """Draw a run.
 
     Args:
-        found: as the API tells it.
+        found: the API's document.
         rows: how many of the last rounds to list; None for all.
     """
     parts: list[RenderableType] = [_headline(found), _facts(found)]
@@ -117,7 +117,7 @@ def _facts(found: dict[str, Any]) -> RenderableType:
 
 
 def _privacy(found: dict[str, Any]) -> RenderableType:
-    """What the run has cost so far, and what it will have cost in the end."""
+    """The epsilon spent so far and at the end of the run."""
     claim = found["privacy"]
     costs = [r["privacy"]["epsilon"] for r in found["rounds"] if r["privacy"]]
     spent = f"privacy: epsilon {max(costs, default=0.0):.4g} so far, {claim['epsilon']:.4g} after "
@@ -149,19 +149,19 @@ def _open_round(live: dict[str, Any], found: dict[str, Any]) -> RenderableType:
 
 
 def _losses(now: dict[str, Any]) -> str:
-    """The mean loss of those members that say theirs."""
+    """The mean loss of the clients that report one."""
     losses = [told["loss"] for told in now["progress"].values() if told["loss"] is not None]
     return f" (loss {sum(losses) / len(losses):.3g})" if losses else ""
 
 
 def _updates(round_: dict[str, Any]) -> str:
-    """How many counted, and how many models behind they were in the mean, if they were."""
+    """How many updates counted, and their mean staleness, if any."""
     behind = round_.get("staleness", 0.0)
     return f"{round_['accepted']} ({behind:.1f} behind)" if behind else str(round_["accepted"])
 
 
 def _spread(found: dict[str, Any]) -> RenderableType | None:
-    """How far clients are apart in what they evaluated last, in a run that does only that."""
+    """Spread of the last evaluation over clients, in an evaluation-only run."""
     evaluations = [r["evaluation"] for r in found["rounds"] if r["evaluation"]]
     if not found["spec"].get("evaluate_only") or not evaluations:
         return None
@@ -196,7 +196,7 @@ def _spread(found: dict[str, Any]) -> RenderableType | None:
 
 
 def _share(share: float) -> str:
-    """A quantile in words that people say."""
+    """The column title of a quantile."""
     named = {0.0: "LEAST", 0.5: "MEDIAN", 1.0: "MOST"}
     return named.get(share, f"{100 * share:g} %")
 
@@ -227,7 +227,7 @@ def _rounds(rounds: list[dict[str, Any]]) -> RenderableType:
         ">EPSILON",
         "~NOTE",
     ]
-    # A column that says nothing takes room from those that do.
+    # Empty columns are left out.
     kept = [i for i in range(len(columns)) if i < 5 or any(row[i] for row in rows)]
     return output.make_table(
         [columns[i] for i in kept], [tuple(row[i] for i in kept) for row in rows]

@@ -1,4 +1,4 @@
-"""`fedloom run`: submit training runs, watch and steer them."""
+"""`fedloom run`: submit training runs; watch and control them."""
 
 from contextlib import AbstractContextManager, nullcontext
 from importlib import resources
@@ -24,16 +24,16 @@ PROGRESS_BYTES = 32 << 20
 
 @click.group(cls=OrderedGroup)
 def run() -> None:
-    """Submit training runs, watch and steer them.
+    """Submit training runs; watch and control them.
 
-    RUN is a run's id, or as much of its beginning as no other run has.
+    RUN is a run's id or a unique prefix of it.
     """
 
 
 @run.command()
 @json_option
 def template() -> None:
-    """Print a run.toml with every setting, its default and what it means.
+    """Print a run.toml with every setting, its default and its meaning.
 
     \b
     Example:
@@ -49,20 +49,20 @@ def template() -> None:
     "--model",
     required=True,
     metavar="FILE|DIGEST",
-    help="What to begin with: a safetensors file, or the digest of a model on the server.",
+    help="Initial model: a safetensors file, or the digest of a model on the server.",
 )
 @click.option(
     "--evaluate",
     is_flag=True,
-    help="Train nothing: clients evaluate the model, in one round; the run's rounds do not count.",
+    help="Only evaluate the model, in one round; overrides the number of rounds.",
 )
-@click.option("--watch", is_flag=True, help="Then watch it until it ends.")
+@click.option("--watch", is_flag=True, help="Then watch the run until it ends.")
 @directory_option
 @json_option
 def submit(spec: Path, model: str, evaluate: bool, watch: bool, directory: Path) -> None:
     """Start a run from an initial model.
 
-    What a run with [privacy] claims is shown first; `fedloom run describe` shows it and stops.
+    Prints the privacy guarantee of a run with [privacy] first, as `fedloom run describe` does.
 
     \b
     Examples:
@@ -97,7 +97,7 @@ def submit(spec: Path, model: str, evaluate: bool, watch: bool, directory: Path)
 @directory_option
 @json_option
 def describe(spec: Path, directory: Path) -> None:
-    """Check a run's settings and show what it would claim for privacy; start nothing.
+    """Check a run's settings and show its privacy guarantee; start nothing.
 
     \b
     Example:
@@ -128,7 +128,7 @@ def _read(spec: Path) -> dict[str, Any]:
 
 def _as_digest(text: str) -> str:
     if len(text) < 4 or not set(text) <= set("0123456789abcdef"):
-        raise UsageError(f"Expected --model as a file or a digest, got {text!r}: no such file.")
+        raise UsageError(f"--model {text!r} is neither a file nor a digest.")
     return text
 
 
@@ -137,7 +137,7 @@ def _upload(control: Control, path: Path) -> str:
     with path.open("rb") as file, _progress(file, size_bytes) as body:
         try:
             stored = control.upload("models", file=body, size_bytes=size_bytes)
-        except (IntegrityError, UsageError) as error:  # the server saw bytes without a name
+        except (IntegrityError, UsageError) as error:  # the server does not know the file's name
             raise type(error)(str(error).replace("the body", str(path))) from error
     return str(stored["digest"])
 
@@ -146,7 +146,7 @@ def _progress(file: BinaryIO, size_bytes: int) -> AbstractContextManager[BinaryI
     console = output.console(stderr=True)
     if size_bytes < PROGRESS_BYTES or output.wants_json() or not console.is_terminal:
         return nullcontext(file)
-    from rich.progress import wrap_file  # noqa: PLC0415 - only where it is seen
+    from rich.progress import wrap_file  # noqa: PLC0415 - only on a terminal
 
     return wrap_file(file, size_bytes, description="Uploading", console=console, transient=True)
 
@@ -156,13 +156,13 @@ def _progress(file: BinaryIO, size_bytes: int) -> AbstractContextManager[BinaryI
 @click.option(
     "--watch",
     is_flag=True,
-    help="Refresh until the run ends; exit with 1 if it failed. With --json, a line a change.",
+    help="Refresh until the run ends; exit with 1 if it failed. With --json, one line per change.",
 )
-@click.option("--all", "everything", is_flag=True, help="Show all rounds, not the last few.")
+@click.option("--all", "everything", is_flag=True, help="Show all rounds.")
 @directory_option
 @json_option
 def status(run: str | None, watch: bool, everything: bool, directory: Path) -> None:
-    """Show a run: its progress, its open round and what its rounds brought. The newest by default.
+    """Show a run: progress, open round and metrics of its rounds. Default: the newest run.
 
     \b
     Examples:
@@ -226,7 +226,7 @@ def _listing(found: dict[str, Any]) -> Any:
 @directory_option
 @json_option
 def refusals(run: str | None, limit: int, directory: Path) -> None:
-    """List what clients sent and had turned away, newest first. The newest run's by default.
+    """List refused uploads of a run, newest first. Default: the newest run.
 
     \b
     Example:

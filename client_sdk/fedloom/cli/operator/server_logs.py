@@ -1,4 +1,4 @@
-"""`fedloom server logs`: the last lines of a server's log, and those that come."""
+"""`fedloom server logs`: the last lines of a server's log, and new ones with --follow."""
 
 import json
 import time
@@ -23,15 +23,15 @@ Line = Mapping[str, Any]
 
 
 @click.command()
-@click.option("--follow", is_flag=True, help="Go on with lines as they come, until Ctrl-C.")
+@click.option("--follow", is_flag=True, help="Print new lines until Ctrl-C.")
 @click.option(
     "--level", type=click.Choice(["debug", "info", "warning", "error"]), default="info",
-    show_default=True, help="The least.",
+    show_default=True, help="Lowest level.",
 )  # fmt: skip
-@click.option("--client", default="", help="About a client alone.")
-@click.option("--run", default="", help="About a run alone.")
-@click.option("--search", "text", default="", help="In the message or its source.")
-@click.option("--since", type=Duration(), metavar="TIME", help="Not older than, as 15m or 2h.")
+@click.option("--client", default="", help="Only lines about this client.")
+@click.option("--run", default="", help="Only lines about this run.")
+@click.option("--search", "text", default="", help="Text in the message or its source.")
+@click.option("--since", type=Duration(), metavar="TIME", help="Maximum age, such as 15m or 2h.")
 @click.option("--limit", type=click.IntRange(1, PAGE), default=50, show_default=True)
 @directory_option
 @json_option
@@ -68,7 +68,7 @@ def logs(  # noqa: PLR0917 - a command's options
 def _coming(
     control: "Control", asked: Mapping[str, str], found: list[Line], now: float
 ) -> Iterator[list[Line]]:
-    """Lines that come after those found; over a restart of the server, whose ids begin anew."""
+    """New lines; also across a restart of the server, which restarts their ids."""
     from fedloom.protocol.errors import UnavailableError  # noqa: PLC0415 - as above
 
     latest = found[-1]["at"] if found else now

@@ -99,7 +99,7 @@ def _reachable(server: dict[str, Any]) -> str:
 @directory_option
 @json_option
 def list_tokens(directory: Path) -> None:
-    """List tokens, newest first. Their secrets are not kept.
+    """List tokens, newest first. Their secrets are not stored.
 
     \b
     Example:
@@ -130,15 +130,15 @@ def list_tokens(directory: Path) -> None:
 @directory_option
 @json_option
 def cancel(token_id: str, directory: Path) -> None:
-    """Make a token worthless that nobody has used.
+    """Cancel an unused token.
 
     \b
     Example:
       fedloom token cancel 3f9a61c2
     """
     confirm(
-        f"Nobody can enrol with the token {token_id} any more. A device that enrolled already is "
-        "not touched."
+        f"The token {token_id} stops working. A device that already enrolled with it is not "
+        "affected."
     )
     cancelled = Control(directory).post("tokens", token_id, "cancel")
     output.emit(

@@ -1,4 +1,4 @@
-"""`fedloom user`: who may log in to the console."""
+"""`fedloom user`: the users of the console."""
 
 import sys
 from pathlib import Path
@@ -16,10 +16,10 @@ from fedloom.protocol.trust.private_files import read_private
 
 @click.group(cls=OrderedGroup)
 def user() -> None:
-    """Say who may log in to the console, and what they may do there.
+    """Manage the users of the console and their permissions.
 
-    A viewer sees everything, an operator also steers runs and clients, an admin also decides who
-    else may.
+    A viewer reads everything, an operator also controls runs and clients, an admin also manages
+    users and tokens.
     """
 
 
@@ -28,8 +28,8 @@ def _password_option(function: F) -> F:
         "--password-file",
         type=click.Path(path_type=Path, dir_okay=False, allow_dash=True),
         metavar="FILE",
-        help="Read the password from a file that only you can read, or - for standard input, "
-        "instead of asking for it.",
+        help="Read the password from a file that only you can read, or - for standard input. "
+        "Default: prompt for it.",
     )(function)
 
 
@@ -40,7 +40,7 @@ def _password_option(function: F) -> F:
 @directory_option
 @json_option
 def add(name: str, scope: str, password_file: Path | None, directory: Path) -> None:
-    """Add a user; the password is asked for.
+    """Add a user; prompts for the password.
 
     \b
     Example:
@@ -88,7 +88,7 @@ def list_users(directory: Path) -> None:
 @directory_option
 @json_option
 def passwd(name: str, password_file: Path | None, directory: Path) -> None:
-    """Give a user another password, which ends all sessions of the user.
+    """Change a user's password; ends all sessions of the user.
 
     \b
     Example:
@@ -105,7 +105,7 @@ def passwd(name: str, password_file: Path | None, directory: Path) -> None:
 @directory_option
 @json_option
 def set_scope(name: str, scope: str, directory: Path) -> None:
-    """Change what a user may do, from the next request on.
+    """Change a user's permissions, from the next request on.
 
     \b
     Example:
@@ -148,7 +148,7 @@ def remove(name: str, directory: Path) -> None:
 
 
 def _password(file: Path | None) -> str:
-    """The password as it was typed, or the first line of a file."""
+    """The typed password, or the first line of a file."""
     if file is None:
         return str(click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True))
     if str(file) == "-":
@@ -157,5 +157,5 @@ def _password(file: Path | None) -> str:
         try:
             text = read_private(file).decode()
         except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"Expected a password in {file}, got {error}.") from None
+            raise UsageError(f"Cannot read the password in {file}: {error}.") from None
     return text.split("\n", 1)[0].rstrip("\r")

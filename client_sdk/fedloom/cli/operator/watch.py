@@ -1,8 +1,7 @@
-"""`--watch`: what a command shows, shown again as it changes, for people or as JSON lines.
+"""`--watch`: redraws a command's output as it changes, as text or as JSON lines.
 
-On a terminal the table is redrawn in its place; a lost server is said below it and waited for. With
---json each change is one line, and nothing else is on standard output. In a pipe each change is
-printed below the one before.
+On a terminal the table is redrawn in place, with a line below it while the server is unreachable.
+With --json each change is one line on standard output. In a pipe changes are appended.
 """
 
 import json
@@ -20,14 +19,12 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 MOVING = frozenset({"deadline_left_s", "seen_at", "uptime_s", "left_s"})
-"""Fields that change by themselves: no news."""
+"""Fields that change continuously, so their changes are ignored."""
 
 
 def watch_option(function: F) -> F:
-    """`--watch`, for commands that may go on for ever."""
-    return click.option(
-        "--watch", is_flag=True, help="Go on, and show what changes, until interrupted."
-    )(function)
+    """`--watch`, for commands that may run until interrupted."""
+    return click.option("--watch", is_flag=True, help="Refresh until interrupted.")(function)
 
 
 def present(
@@ -38,7 +35,7 @@ def present(
     *,
     watching: bool,
 ) -> None:
-    """Show something once, or, where `--watch` was given, for ever."""
+    """Show something once, or until interrupted with `--watch`."""
     if watching:
         watch(control, look, render, topics)
         return
@@ -55,7 +52,7 @@ def watch(
     *,
     end_only: bool = False,
 ) -> Any:
-    """Show something as it changes, until it is over; return it as it was then.
+    """Show something as it changes until it is over; return its final state.
 
     Args:
         control: the server.
@@ -99,12 +96,12 @@ def _print(
     topics: Iterable[str],
     over: Callable[[Any], bool],
 ) -> Any:
-    """Print each change once: as a line of JSON, or as text."""
+    """Print each change once, as a line of JSON or as text."""
     before, lost, first = None, False, True
     for seen in follow(control, look, topics):
         if lost is not (seen.lost_s is not None):
             lost = not lost
-            told = "does not answer: trying again ..." if lost else "is back."
+            told = "does not answer, retrying …" if lost else "is back."
             click.echo(f"{control.where} {told}", err=True)
         known = steady(seen.document)
         if known != before:
@@ -121,7 +118,7 @@ def _print(
 
 
 def steady(document: Any) -> Any:
-    """A document without what moves by itself.
+    """A document without its continuously changing fields.
 
     >>> steady({"a": [{"seen_at": 1.0, "b": 2}]})
     {'a': [{'b': 2}]}

@@ -15,16 +15,16 @@ from fedloom.protocol.errors import UsageError
 
 
 @click.command()
-@click.option("--once", is_flag=True, help="Print the screen as it is now, and end.")
+@click.option("--once", is_flag=True, help="Print one screen and exit.")
 @directory_option
 @json_option
 def top(once: bool, directory: Path) -> None:
-    """Watch a server live: its health, runs, open round, members and last refusals.
+    """Watch a server live: health, runs, the open round, its clients and recent refusals.
 
     Keys: j and k move, enter shows a run alone, p pauses or resumes it, c closes its open round,
-    ? explains, q quits. What acts asks first. A lost server is waited for.
+    ? shows help, q quits. Actions ask first. Reconnects to a lost server.
 
-    With --json, what the screen begins with (`/v1/overview`), once.
+    With --json, prints `/v1/overview` once.
 
     \b
     Examples:
@@ -38,10 +38,7 @@ def top(once: bool, directory: Path) -> None:
     elif once:
         _print(control)
     elif not (sys.stdin.isatty() and sys.stdout.isatty()) or os.environ.get("TERM") == "dumb":
-        raise UsageError(
-            "Expected a terminal that can be painted on, got none: `--once` prints one screen, "
-            "`--json` data."
-        )
+        raise UsageError("This needs a terminal: `--once` prints one screen, `--json` data.")
     else:
         from fedloom.cli.top.screen import Screen  # noqa: PLC0415 - it imports rich
 

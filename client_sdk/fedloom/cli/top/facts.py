@@ -1,4 +1,4 @@
-"""What the screen shows, as the server told it last."""
+"""The server's state that the screen shows."""
 
 import time
 from dataclasses import dataclass, field
@@ -11,10 +11,10 @@ REFUSALS = 20
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """A server as it was at one moment.
+    """The state of a server at one moment.
 
     Attributes:
-        at: when it was looked at, as `time.monotonic` counts.
+        at: when it was read, by `time.monotonic`.
         overview: of `/v1/overview`.
         run: of `/v1/runs/RUN`, of the selected run; None without one.
         refusals: the latest of that run, newest first.
@@ -34,25 +34,25 @@ class ServerFacts:
         return found
 
     def index(self, run: str | None) -> int:
-        """Where a run is in the list; its beginning where it is not."""
+        """A run's index in the list; 0 where it is not in it."""
         ids = [each["id"] for each in self.runs]
         return ids.index(run) if run in ids else 0
 
     def selected(self, run: str | None) -> dict[str, Any] | None:
-        """The run of that name, or else the first; None where there is none."""
+        """The run of that name, or else the first; None without runs."""
         return self.runs[self.index(run)] if self.runs else None
 
 
 def look(control: Control, run: str | None, known: ServerFacts | None = None) -> ServerFacts:
-    """Ask the server for everything that is shown.
+    """Read everything that is shown.
 
     Args:
         control: the server.
-        run: which is selected; the first active one if it is over.
-        known: what was seen before, for what does not change.
+        run: the selected one; the first active one if it has ended.
+        known: earlier state, for what does not change.
 
     Raises:
-        FedloomError: the server does not answer, or says no.
+        FedloomError: the server is unreachable or refuses.
     """
     server = known.server if known and known.server else control.get("server")
     facts = ServerFacts(time.monotonic(), control.get("overview"), server=server)

@@ -1,4 +1,4 @@
-"""What the screen is drawn from, and the lines that its parts have in common."""
+"""The state that the screen is drawn from, and lines that its parts share."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +11,7 @@ from fedloom.cli.top.facts import ServerFacts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """What is shown of what is known.
+    """What the screen shows.
 
     Attributes:
         facts: of the server; None before the first answer.
@@ -21,8 +21,8 @@ class View:
         help: show the keys.
         scroll: lines by which the members are moved up.
         question: the consequence that is to be confirmed; empty for none.
-        message: of what was done, or why not.
-        lost_at: since when the server does not answer; None while it does.
+        message: result of the last action.
+        lost_at: since when the server is unreachable; None while it answers.
         where: which server.
     """
 
@@ -48,7 +48,7 @@ def rule(title: str, width: int, glyphs: Glyphs) -> Text:
 
 
 def phase_text(name: str, told: dict[str, Any] | None, g: Glyphs) -> Text:
-    """A member's phase: its sign, its word, and how far its training is."""
+    """A client's phase: its sign, its name, and the progress of its training."""
     text = Text(f"{g.phase(name)} {name}", style=PHASES.get(name, "dim"))
     if name == "training" and told is not None:
         text.append(f" {told['fraction']:.0%}")

@@ -1,8 +1,8 @@
-"""The agent on a device: attends the server, does the tasks it is offered, survives the rest.
+"""The agent on a device: connects to the server, runs the tasks it is offered, and reconnects.
 
-One stream brings offers, so nothing is polled. Reconnects back off with full jitter (M. Brooker,
-"Exponential Backoff And Jitter", 2015), so that a restarted server is not met by everybody at once.
-Hours without a connection are normal: one line says that it is gone, and one that it is back.
+Offers arrive on one stream, so nothing is polled. Reconnects back off with full jitter (M. Brooker,
+"Exponential Backoff And Jitter", 2015), so that clients do not all return to a restarted server at
+once. Hours without a connection are normal: one log line says that it is lost, one that it is back.
 """
 
 import asyncio
@@ -29,8 +29,7 @@ from fedloom.client.config import ClientConfig, load
 from fedloom.client.gates import Gate
 from fedloom.client.identity.renew import Renewal
 from fedloom.client.network import transfer
-from fedloom.client.network.connection import Connection, UnreadableError, unreadable
-from fedloom.client.network.jitter import JITTER
+from fedloom.client.network.connection import JITTER, Connection, UnreadableError, unreadable
 from fedloom.client.owner.policy import PolicyFile
 from fedloom.client.owner.policy_gate import PolicyGate
 from fedloom.client.state.health_file import HealthFile, keep_watchdog
@@ -46,18 +45,18 @@ log = logging.getLogger(__name__)
 
 FIRST_BACKOFF_S = 0.5
 DIAGNOSE_EVERY = 16
-"""Failures to connect between two looks at why, from the second on."""
-TELL_S = 1.0
-"""How long a site that is broken stays to say so."""
+"""Failed connects between two diagnoses, from the second failure on."""
+REPORT_FAILURE_S = 1.0
+"""Time that a broken site keeps running, so that the failure of its task reaches the server."""
 
 SLIM_AFTER_S = 5.0
-"""Of having nothing to do: then memory is given back."""
+"""Idle time after which memory is returned to the system."""
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 _TOO_LONG = (
-    "Refused a message of the server: it is longer than the "
-    f"{methods.MAX_MESSAGE_BYTES} bytes that one may have."
+    "Refused a message of the server: it is longer than the limit of "
+    f"{methods.MAX_MESSAGE_BYTES} bytes."
 )
 
 
@@ -65,8 +64,8 @@ class Agent:
     """One client of a federation.
 
     Args:
-        client: the author's code.
-        config: where it belongs.
+        client: your training code.
+        config: of the client.
         gates: asked, in order, before anything of an offer is downloaded.
     """
 
@@ -102,11 +101,11 @@ class Agent:
         self._ended = False
 
     async def run(self) -> None:
-        """Attend until cancelled.
+        """Run until cancelled.
 
         Raises:
-            Refusal: the server will never have this client again without somebody's help.
-            UsageError: it is not enrolled, or another agent runs on its state directory.
+            Refusal: the server refuses this client for good.
+            UsageError: it is not enrolled, or another agent uses its state directory.
         """
         with only_agent(self._store.directory):
             await self._run()
@@ -123,10 +122,13 @@ class Agent:
                 try:
                     await self._attend()
                 except UnavailableError as error:
-                    self._gone(error)
-                except (OSError, ValueError) as error:  # a disk; a library, of what a server sends
-                    log.exception("the session ended by a fault")
-                    self._gone(UnavailableError(f"{type(error).__name__}: {printable(str(error))}"))
+                    self._lost(error)
+                except (
+                    OSError,
+                    ValueError,
+                ) as error:  # a disk error, or a library that rejects what the server sent
+                    log.exception("the session failed")
+                    self._lost(UnavailableError(f"{type(error).__name__}: {printable(str(error))}"))
                 except Refusal as refusal:
                     if refusal.code.reaction is Reaction.STOP:
                         raise
@@ -135,7 +137,7 @@ class Agent:
                     self._standing.waits()
                 else:
                     continue  # to use a renewed certificate
-                # A session that the server ends at once again and again is none.
+                # Sessions that the server ends at once count as failures.
                 held = self._connection.greeted and time.monotonic() - begun >= longest
                 attempt = 0 if held else attempt + 1
                 if attempt % DIAGNOSE_EVERY == 2:
@@ -156,27 +158,27 @@ class Agent:
             await self._renewal.if_ended(told=self._ended)
             self._ended = False
         except UnavailableError as error:
-            # It may be that only this device's clock says so: the server is asked all the same.
-            log.log(self._loudness(), "the certificate that has ended is not renewed: %s", error)
+            # The clock of this device may be wrong, so connecting is tried all the same.
+            log.log(self._level(), "the expired certificate was not renewed: %s", error)
 
     async def _diagnose(self) -> None:
-        """Where the server does not want this certificate, it may have ended: our clock is slow."""
+        """If the server rejects the certificate, treat it as expired: this clock may be slow."""
         refusal = await self._connection.diagnose()
         if refusal is not None and refusal.code is Code.NO_CERTIFICATE:
             self._ended = bool(self._config.enrolment)
 
-    def _loudness(self) -> int:
-        """A device may be out of reach for days: say so once."""
+    def _level(self) -> int:
+        """INFO for the first failure only: a device may be offline for days."""
         first = not self._away or self._connection.greeted
         return logging.INFO if first else logging.DEBUG
 
-    def _gone(self, error: UnavailableError) -> None:
-        log.log(self._loudness(), "not connected: %s", error)
+    def _lost(self, error: UnavailableError) -> None:
+        log.log(self._level(), "not connected: %s", error)
         self._away = True
         self._standing.waits()
 
     async def _attend(self) -> None:
-        """Connect and listen until the stream ends or the certificate wants replacing."""
+        """Connect and listen until the stream ends or the certificate is due for renewal."""
         async with self._connection.attending() as (channel, stream):
             renewal = asyncio.ensure_future(
                 asyncio.sleep(0)
@@ -202,14 +204,14 @@ class Agent:
                 current = asyncio.current_task()
                 if not renewal.done() or (current is not None and current.cancelling()):
                     raise
-                # The stream was cancelled, not we: there is a new certificate to connect with.
+                # Only the stream was cancelled: reconnect with the new certificate.
             finally:
                 renewal.cancel()
                 if slimming is not None:
                     slimming.cancel()
 
     async def _slim(self) -> None:
-        """Give memory back when this agent is idle: after its start, and after each task."""
+        """Return memory to the system when idle: after the start, and after each task."""
         while True:
             await self._tasks.idle.wait()
             await asyncio.sleep(SLIM_AFTER_S)
@@ -230,24 +232,24 @@ class Agent:
                 case "withdraw":
                     self._tasks.withdrawn(message.withdraw)
                 case _:
-                    log.debug("a message that this version does not know")
+                    log.debug("ignored a message of an unknown kind")
         raise await transfer.failure(stream, self._config.server)
 
 
 def run(client: Client, config: str | Path = "client.toml", gates: Sequence[Gate] = ()) -> None:
-    """Attend the server and do its tasks until SIGTERM or SIGINT.
+    """Connect to the server and run its tasks until SIGTERM or SIGINT.
 
-    Under torchrun all ranks are one client: rank 0 attends, the others train with it.
+    Under torchrun all ranks are one client: rank 0 connects, the others train with it.
 
-    Where nothing has set up logging, what happens is logged to standard error.
+    Logs to standard error unless logging is already set up.
 
     Args:
         client: your code.
         config: path of the settings that `fedloom client enroll` wrote.
-        gates: of your own, asked before an offer is taken.
+        gates: your own, asked before an offer is accepted.
 
     Raises:
-        FedloomError: the settings are wrong, or the server will not have this client.
+        FedloomError: the settings are wrong, or the server refuses this client.
     """
     if not logging.getLogger().handlers:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)-7s %(message)s")
@@ -268,18 +270,17 @@ def run(client: Client, config: str | Path = "client.toml", gates: Sequence[Gate
 
 
 @cache
-def _let_children_be() -> None:
-    """Children that the training code forks take signals as any process does.
+def _reset_signals_in_children() -> None:
+    """Give processes that training code forks the default signal handlers.
 
-    Else they would take them as the agent: it would stop where a pool of workers is told to end,
-    and the workers would not.
+    With the agent's, SIGTERM to a worker would stop the agent and not the worker.
     """
     if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=_be_a_child)
+        os.register_at_fork(after_in_child=_reset_signals)
 
 
-def _be_a_child() -> None:
-    with suppress(ValueError):  # not the thread that signals go to
+def _reset_signals() -> None:
+    with suppress(ValueError):  # not the main thread
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -289,26 +290,26 @@ def _check_no_loop() -> None:
     with suppress(RuntimeError):
         asyncio.get_running_loop()
         raise UsageError(
-            "Expected run() in a thread without an event loop, got one that runs. Within asyncio "
+            "run() cannot be called in a thread with a running event loop. Within asyncio "
             "await Agent(client, load(Path(config))).run(), or asyncio.to_thread(run, client)."
         )
 
 
 @contextmanager
 def _handlers_kept() -> Iterator[None]:
-    """A program that goes on after its agent has the signal handlers that it had before."""
+    """Restore the signal handlers when the agent ends: the program may continue."""
     ours = threading.current_thread() is threading.main_thread()
     before = {number: signal.getsignal(number) for number in SIGNALS} if ours else {}
     try:
         yield
     finally:
         for number, handler in before.items():
-            if handler is not None:  # None: one that was not set from Python
+            if handler is not None:  # None: it was not set from Python
                 signal.signal(number, handler)
 
 
 class Breakable(Protocol):
-    """What a client's training hangs on beside this process."""
+    """Other processes that a client's training depends on."""
 
     broken: str
     on_break: Callable[[], None] | None
@@ -320,25 +321,27 @@ def attend(
     gates: Sequence[Gate] = (),
     group: Breakable | None = None,
 ) -> None:
-    """Attend until SIGTERM or SIGINT, or until the group is broken.
+    """Run an agent until SIGTERM or SIGINT, or until the group is broken.
 
     Raises:
-        FedloomError: the server will not have this client, or the group is broken; or an event loop
-            runs in this thread already.
+        FedloomError: the server refuses this client, the group is broken, or an event loop already
+            runs in this thread.
     """
     _check_no_loop()
-    _let_children_be()
+    _reset_signals_in_children()
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
         running = asyncio.ensure_future(Agent(client, settings, gates).run())
         for number in SIGNALS:
-            with suppress(NotImplementedError, RuntimeError):  # not there, or not the main thread
+            with suppress(
+                NotImplementedError, RuntimeError
+            ):  # not supported, or not the main thread
                 loop.add_signal_handler(number, running.cancel)
         if group is not None:
 
-            def end_soon() -> None:  # not at once: the server is to hear why the task failed
-                loop.call_soon_threadsafe(lambda: loop.call_later(TELL_S, running.cancel))
+            def end_soon() -> None:  # later, so that the task's failure is sent first
+                loop.call_soon_threadsafe(lambda: loop.call_later(REPORT_FAILURE_S, running.cancel))
 
             group.on_break = end_soon
         with suppress(asyncio.CancelledError):

@@ -1,4 +1,4 @@
-"""Looking at the conditions while a task is worked on: one that ends may end the work."""
+"""Checks the device's conditions while a task runs: one that ends may cancel the task."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class ConditionLost(Exception):  # noqa: N818 - it happens to every device
-    """A condition ended while a task was worked on."""
+    """A condition ended while a task ran."""
 
 
 def _nothing() -> str | None:
@@ -20,12 +20,12 @@ def _nothing() -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConditionWatch:
-    """What is looked at while a task is worked on.
+    """Checks conditions while a task runs.
 
     Attributes:
-        lost: why not to go on; blocks.
-        check_s: between two looks; 0 for none.
-        again_s: the rest that the server is asked for when work is given up.
+        lost: returns why not to continue, or None; blocks.
+        check_s: seconds between two checks; 0 for none.
+        again_s: the pause that the server is asked for when a task is cancelled.
     """
 
     lost: Callable[[], str | None] = _nothing
@@ -34,16 +34,16 @@ class ConditionWatch:
 
     @classmethod
     def of(cls, gate: ConditionGate, conditions: Conditions) -> "ConditionWatch":
-        """The watch that a device's settings ask for."""
+        """The watch of a device's settings."""
         looks = conditions.when_lost != "finish" and conditions.are_any
         check_s = conditions.check_s if looks else 0.0
         return cls(lost=gate.lost, check_s=check_s, again_s=conditions.again_s)
 
     async def over(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do some work to its end, or until a condition ends.
+        """Run a coroutine to its end, or until a condition ends.
 
         Raises:
-            ConditionLost: a condition ended; the work was cancelled, and is over.
+            ConditionLost: a condition ended; the coroutine was cancelled and has ended.
         """
         if not self.check_s:
             return await work
@@ -56,7 +56,7 @@ class ConditionWatch:
             working.cancel()
             await asyncio.wait([working])
             if not working.cancelled() and working.exception() is None:
-                return working.result()  # it was just about to end
+                return working.result()  # it ended at the same moment
             raise ConditionLost(looking.result())
         except asyncio.CancelledError:
             working.cancel()

@@ -1,7 +1,7 @@
-"""The tasks that a client has taken: from an offer to an update that the server has.
+"""The tasks that a client has accepted: from an offer to an update that the server acknowledged.
 
-Work outlives the connection: a task goes on while the network is away, and an update that was made
-is sent until the server has it or no longer wants it.
+A task outlives the connection: training continues while the network is down, and a finished update
+is sent until the server has it or withdraws the task.
 """
 
 import asyncio
@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 
 from fedloom.client.agent.condition_watch import ConditionLost, ConditionWatch
+from fedloom.client.agent.downloads import ModelDownloads
 from fedloom.client.agent.task_run import OutOfTimeError, TaskRun, task_from_message
 from fedloom.client.agent.training_thread import TrainingThread, words
 from fedloom.client.api import Client, Task
@@ -27,15 +28,14 @@ from fedloom.client.owner.journal_entries import account
 from fedloom.client.owner.policy import Policy, PolicyError, PolicyFile
 from fedloom.client.owner.policy_gate import PolicyGate
 from fedloom.client.owner.update_check import check_leaving
-from fedloom.client.state.model_check import UnfitError, check_room
-from fedloom.client.state.store import KEEP_MODELS, ClientStore
+from fedloom.client.state.model_check import UnfitError
+from fedloom.client.state.store import ClientStore
 from fedloom.client.training.checkpoints import Checkpoints, Interruptions
 from fedloom.client.training.progress import TrainingProgress
 from fedloom.protocol import tracing
 from fedloom.protocol.errors import (
     Code,
     FedloomError,
-    IntegrityError,
     Refusal,
     UsageError,
     printable,
@@ -49,31 +49,27 @@ log = logging.getLogger(__name__)
 TaskId = tuple[str, int]
 
 MAX_TASKS = 8
-"""That a client has taken: one that it works on, those that are being sent or are ending."""
-MAX_LIES = 3
-"""How often other bytes than promised may come before they are taken to be meant."""
-SLACK_BYTES = 1 << 16
-"""By which differences may be longer than the model that they lead to."""
+"""Tasks a client holds at once: one in training, the others uploading or finishing."""
 
 
 class TaskQueue:
-    """The work of one client.
+    """Accepts offers and runs their tasks, one training at a time.
 
     Args:
         client: the author's code.
         connection: to the server.
         store: of models and updates.
-        chunks: how large the messages of an upload are.
+        chunks: sizes of an upload's messages.
         gates: asked, in order, before anything of an offer is downloaded.
-        watch: kept over the work until there is an update.
-        rules: the owner's, which are asked before all gates; none: whatever is asked is done.
-        interruptions: how work is cut short.
-        budgets: what the work may use.
-        tracer: of what takes how long.
+        watch: checks the device's conditions until there is an update.
+        rules: the owner's policy, asked before all gates; None allows everything.
+        interruptions: checkpoints, and how long to wait for a training to stop.
+        budgets: limits of resources.
+        tracer: records spans.
 
     Attributes:
-        idle: while there is nothing to do.
-        busy: while there is something.
+        idle: set while no task is held.
+        busy: set while one is.
     """
 
     def __init__(
@@ -101,7 +97,13 @@ class TaskQueue:
         self._interruptions = interruptions or Interruptions()
         self._budgets = budgets or Budgets()
         self._tracer = tracer or Tracer()
-        self._down = Pace(self._budgets.download_mbit_s)
+        self._downloads = ModelDownloads(
+            connection,
+            store,
+            pace=Pace(self._budgets.download_mbit_s),
+            tracer=self._tracer,
+            refused=self._refused,
+        )
         self._up = Pace(self._budgets.upload_mbit_s)
         self._work: dict[TaskId, asyncio.Task[None]] = {}
         self._tasks: dict[TaskId, Task] = {}
@@ -112,7 +114,7 @@ class TaskQueue:
         self._telling: set[asyncio.Task[None]] = set()
 
     def at_work(self) -> Collection["asyncio.Task[None]"]:
-        """What is being done."""
+        """The running tasks."""
         return self._work.values()
 
     async def asked(
@@ -121,23 +123,26 @@ class TaskQueue:
         offer: fleet_pb2.Task | fleet_pb2.SignedOffer,
         traceparent: str = "",
     ) -> None:
-        """Take up an offer that is good, or say why not."""
+        """Accept an offer, or decline it with a reason."""
         try:
             with tracing.under(tracing.checked(traceparent)):
                 await self._offered(*self._verified(offer))
         except Refusal as refusal:
             self._refused(key, f"an offer: {refusal.code}: {refusal}")
-            if (key.run, key.round) not in self._work:  # nobody vouches for what a bad one names
+            if (
+                key.run,
+                key.round,
+            ) not in self._work:  # the key in an unverified offer proves nothing
                 await self._reply(key, declined=f"{refusal.code}: {refusal}")
         except Exception as error:
-            # A gate of the owner's own, a disk: whatever it is, the agent lives.
-            log.exception("round %d of %s could not be looked at", key.round, key.run)
+            # A custom gate or the disk failed; the agent keeps running.
+            log.exception("the offer of round %d of %s could not be checked", key.round, key.run)
             if (key.run, key.round) not in self._work:
-                why = f"the device could not look at the offer: {type(error).__name__}."
+                why = f"the device could not check the offer: {type(error).__name__}."
                 await self._decline(key, Objection(why))
 
     def _refused(self, key: fleet_pb2.TaskKey, what: str) -> None:
-        """Put down that the server gave something that is not used."""
+        """Log and journal something from the server that was rejected."""
         log.warning("refused %s", what)
         here = self._connection
         self._store.journal.note(
@@ -151,15 +156,17 @@ class TaskQueue:
     def _verified(
         self, offer: fleet_pb2.Task | fleet_pb2.SignedOffer
     ) -> tuple[fleet_pb2.Task, int]:
-        """The task in an offer that the federation's key signed for this client, and when.
+        """The task of an offer and when it was signed, after checking its signature.
 
         Raises:
-            Refusal: it did not.
+            Refusal: the federation's key did not sign it for this client.
         """
         trust = self._connection.trust
         if isinstance(offer, fleet_pb2.SignedOffer):
             if trust is None:
-                raise Refusal(Code.BAD_SIGNATURE, "Expected no signatures without TLS, got one.")
+                raise Refusal(
+                    Code.BAD_SIGNATURE, "The offer is signed, but this client connects without TLS."
+                )
             opened = trust.open(offer)
             return opened.task, opened.issued_us
         if trust is not None:
@@ -168,7 +175,7 @@ class TaskQueue:
 
     async def _offered(self, offer: fleet_pb2.Task, issued_us: int) -> None:
         key = (offer.key.run, offer.key.round)
-        if not self._goes_on(key):
+        if not self._is_running(key):
             check_offer(offer)
             self._answers.check(*key, issued_us)
             try:
@@ -189,16 +196,16 @@ class TaskQueue:
         self._answers.saw(offer.key.run, issued_us)
         await self._reply(offer.key)
 
-    def _goes_on(self, key: TaskId) -> bool:
-        """Whether a task is being done, and not only ending because nobody wants it."""
+    def _is_running(self, key: TaskId) -> bool:
+        """Whether a task is running and was not withdrawn."""
         return key in self._tasks and not self._tasks[key].dropped
 
     async def _objection(self, key: TaskId, offer: fleet_pb2.Task) -> Objection | None:
         if objection := await self._trainer.objection():
             return objection
         if len(self._work) >= MAX_TASKS:
-            return Objection(f"this device has {MAX_TASKS} tasks already.")
-        if key in self._work:  # it was withdrawn, and is wanted again
+            return Objection(f"this device already has {MAX_TASKS} tasks.")
+        if key in self._work:  # it was withdrawn and is offered again
             await asyncio.wait([self._work[key]])
         return await asyncio.to_thread(first_objection, self._gates, offer)
 
@@ -237,10 +244,10 @@ class TaskQueue:
             self.idle.set()
 
     def withdrawn(self, withdraw: fleet_pb2.Withdraw) -> None:
-        """Drop a task that nobody wants any more."""
+        """Cancel a task that the server withdrew."""
         key = (withdraw.task.run, withdraw.task.round)
         if not is_run(key[0]):
-            self._refused(withdraw.task, "the withdrawal of a run that cannot be one")
+            self._refused(withdraw.task, "a withdrawal whose run id is malformed")
             return
         why = printable(withdraw.reason)
         log.info("round %d of %s is no longer wanted: %s", key[1], key[0], why)
@@ -251,27 +258,27 @@ class TaskQueue:
         self._drop(key)
 
     def _drop(self, key: TaskId) -> None:
-        """Keep nothing of a round that is over. What a broken disk does not let go of stays."""
+        """Remove the files of a finished round; a disk error leaves them."""
         try:
             if key in self._tasks:
                 self._tasks[key].checkpoints.close()
             self._store.settle(*key)
         except OSError as error:
-            log.warning("round %d of %s is over, but not removed: %s", key[1], key[0], error)
+            log.warning("files of round %d of %s could not be removed: %s", key[1], key[0], error)
 
     def _settle(self, key: TaskId) -> None:
-        """The round has this client's update, or wants none."""
+        """Mark a round as answered and remove its files."""
         self._answers.settle(*key)
         self._drop(key)
 
     def _cancel(self, key: TaskId) -> None:
-        # Once: a second time would end the wait for the training, and not the training.
+        # Only once: a second cancel would end the wait for the training, not the training.
         if key in self._tasks and not self._tasks[key].dropped:
             self._tasks[key].stop()
             self._work[key].cancel()
 
     async def stop(self) -> None:
-        """End all work, as fast as the author's code ends its step."""
+        """Cancel all tasks and wait for the training code to finish its step."""
         for key in list(self._work):
             self._cancel(key)
         if self._work:
@@ -283,7 +290,7 @@ class TaskQueue:
             await self._do(offer, task, span)
 
     async def _do(self, offer: fleet_pb2.Task, task: Task, span: Span) -> None:
-        """One task, from the model to the acknowledged update."""
+        """Run one task, from the model to the acknowledged update."""
         key = (task.run, task.round)
         try:
             header = await self._watch.over(self._update(offer, task))
@@ -321,7 +328,7 @@ class TaskQueue:
             log.exception("round %d of %s: the client's code failed", task.round, task.run)
             span.end(type(error).__name__)
             said = f"{type(error).__name__}: {words(error)}"
-            reason = said if self._tells_errors() else type(error).__name__
+            reason = said if self._sends_error_messages() else type(error).__name__
             told = "this" if reason == said else reason
             text = (
                 f"Sent nothing for {_of(key)}, which failed: {said} (the server was told: {told})"
@@ -333,18 +340,18 @@ class TaskQueue:
         failed = fleet_pb2.TaskFailed(task=key, reason=printable(reason, 500))
         await self._connection.send(fleet_pb2.ClientMessage(task_failed=failed))
 
-    def _tells_errors(self) -> bool:
+    def _sends_error_messages(self) -> bool:
         try:
             return self._rules.policy.current().leaves.error_messages
         except UsageError:
             return False
 
     def _check_leaving(self, offer: fleet_pb2.Task, header: fleet_pb2.UpdateHeader) -> Policy:
-        """The last look at what is about to leave, by the policy that holds now."""
+        """Check the update against the current policy before it is sent."""
         try:
             policy = self._rules.policy.current()
         except UsageError as error:
-            raise PolicyError("the device's policy cannot be read, so nothing leaves.") from error
+            raise PolicyError("the device's policy cannot be read, so nothing is sent.") from error
         body = self._store.body_path(header.task.run, header.task.round)
         check_leaving(policy, offer, header, body)
         return policy
@@ -352,7 +359,7 @@ class TaskQueue:
     def _account(
         self, header: fleet_pb2.UpdateHeader, offer: fleet_pb2.Task, policy: Policy
     ) -> None:
-        """Put down what is about to leave."""
+        """Journal what is about to be sent."""
         here = self._connection
         federation = "" if here.trust is None else here.trust.federation
         text, facts = account(header, offer, here.server, federation, policy.guard(offer))
@@ -364,18 +371,14 @@ class TaskQueue:
         )
 
     async def _update(self, offer: fleet_pb2.Task, task: Task) -> fleet_pb2.UpdateHeader:
-        """The update for a task: the one made before a restart, or a new one."""
+        """The update for a task: one finished before a restart, or a new one."""
         owed = await asyncio.to_thread(self._store.owed, offer)
         if owed is not None:
             log.info("round %d of %s: sending the update made before", task.round, task.run)
             return owed
-        async with self._turn:  # a withdrawn task's code may still be ending
+        async with self._turn:  # a withdrawn task's code may still be running
             self._store.settle_others(self._work)
-            await self._advance(offer)
-            for model in (m for m in (offer.model, offer.received) if m.digest):
-                if not await asyncio.to_thread(self._store.has_model, model.digest):
-                    await self._fetch(model)
-                await asyncio.to_thread(self._store.check, model.digest, model is offer.model)
+            await self._downloads.obtain(offer)
             policy = self._rules.policy.current()
             work = TaskRun(
                 self._client, task, offer, self._connection.name, self._store, policy, self._budgets
@@ -385,7 +388,7 @@ class TaskQueue:
 
     @contextmanager
     def _reporting(self, offer: fleet_pb2.Task, task: Task, policy: Policy) -> Iterator[None]:
-        """Pass on what the training says of itself, while it lasts and the server can hear it."""
+        """Send the training's progress to the server while it runs and the connection is up."""
         loop = asyncio.get_running_loop()
         private = offer.HasField("privacy") or not policy.metrics
 
@@ -401,63 +404,12 @@ class TaskQueue:
             telling.add_done_callback(self._telling.discard)
 
         def heard(note: TrainingProgress) -> None:
-            if not self._telling:  # else the last word is still waiting for the network
-                with suppress(RuntimeError):  # the loop has closed: nobody waits
+            if not self._telling:  # else the last report is still being sent
+                with suppress(RuntimeError):  # the loop has closed
                     loop.call_soon_threadsafe(send, note)
 
         with task.reporting(heard):
             yield
-
-    async def _advance(self, offer: fleet_pb2.Task) -> None:
-        """Make the offered model from one that is here, where differences lead there.
-
-        Where anything is amiss there is no harm done: the whole model is downloaded then.
-        """
-        store, steps = self._store, list(offer.differences)
-        # The model that they lead from must stay while they come.
-        store.keep = KEEP_MODELS + len(steps)
-        if not steps or await asyncio.to_thread(store.has_model, offer.model.digest):
-            return
-        known = [await asyncio.to_thread(store.has_model, step.base) for step in steps]
-        if not any(known):
-            return
-        if sum(step.difference.size_bytes for step in steps) > offer.model.size_bytes + SLACK_BYTES:
-            return
-        del steps[: len(known) - 1 - known[::-1].index(True)]  # from the newest that is here
-        digests = [step.difference.digest for step in steps]
-        try:
-            for step in steps:
-                await self._fetch(step.difference)
-            base, digest = steps[0].base, offer.model.digest
-            await asyncio.to_thread(store.advance, base, digests, digest)
-        except Exception as error:  # noqa: BLE001 - these bytes are anybody's
-            what = f"a difference that does not lead to the model: {error}"
-            self._refused(offer.key, f"{what}. All of the model comes.")
-
-    async def _fetch(self, model: fleet_pb2.ModelRef) -> None:
-        """Download, as often as the network wants it; but lies of the server are found out."""
-        lies = 0
-
-        async def attempt() -> None:
-            nonlocal lies
-            try:
-                await self._download(model)
-            except IntegrityError as error:
-                lies += 1
-                if lies == MAX_LIES:
-                    raise UnfitError(f"{error} So it was {lies} times.") from error
-                raise
-
-        check_room(self._store.directory, model.size_bytes)
-        with self._tracer.span("download", bytes=model.size_bytes):
-            await self._connection.persist(attempt)
-
-    async def _download(self, model: fleet_pb2.ModelRef) -> None:
-        here = self._connection
-        async with here.channel_for(model.size_bytes) as channel:
-            await transfer.download(
-                channel, model, self._store, here.server, here.metadata, pace=self._down
-            )
 
     async def _upload(self, header: fleet_pb2.UpdateHeader) -> None:
         here = self._connection

@@ -1,8 +1,7 @@
-"""From a task to an update on disk: the author's code runs, and what it returns is checked here.
+"""From a task to an update on disk: runs the training code and checks what it returns.
 
-Only differences leave the device: new values less the received ones, for the coordinates that the
-author returned. A mistake in what `train` returns is the author's to mend and is said in words
-that name the tensor.
+Only differences leave the device: new values minus the received ones, for the coordinates that
+`train` returned. An error in what it returns is reported with the name of the tensor.
 """
 
 from collections.abc import Iterator, Mapping
@@ -47,7 +46,7 @@ from fedloom.strategies.exact.lazy_arrays import Values
 from fedloom.strategies.state import slots_from_arrays, slots_to_arrays
 
 _WORTH_TRIMMING_BYTES = 4 << 20
-"""A model of this size or more leaves memory behind that is worth giving back."""
+"""From this model size on, freed memory is returned to the system."""
 
 
 def task_from_message(message: fleet_pb2.Task, client: str = "") -> Task:
@@ -77,24 +76,24 @@ def task_from_message(message: fleet_pb2.Task, client: str = "") -> Task:
 
 
 class OutOfTimeError(Exception):
-    """The training took longer than this device allows, and what there is does not count."""
+    """The training exceeded the device's time budget, and its partial result cannot be used."""
 
 
 class StoppedError(Exception):
-    """The author's code returned because it was asked to: there is no update."""
+    """The training code was asked to stop: there is no update."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskRun:
-    """A task to be done by an author's client.
+    """One task of a client.
 
     Attributes:
-        client: the author's.
-        task: what the author sees.
-        message: what the server sent.
+        client: the training code.
+        task: as the training code sees it.
+        message: as the server sent it.
         name: of this client.
-        store: where the model is and the update goes.
-        policy: what the device's owner lets leave.
+        store: of the model and the update.
+        policy: what the device's owner allows to leave.
         budgets: of the device.
     """
 
@@ -111,23 +110,23 @@ class TaskRun:
         return from_message(self.message)
 
     def run(self) -> fleet_pb2.UpdateHeader:
-        """Evaluate and train, and leave the update in the outbox. Blocks; runs in a thread.
+        """Evaluate and train, and write the update to the outbox. Blocks; runs in a thread.
 
         Raises:
-            UsageError: what the author's code returned does not do.
-            PolicyError: the device's owner keeps it here.
+            UsageError: the training code returned something invalid.
+            PolicyError: the owner's policy keeps it here.
             StoppedError: it was stopped.
-            OutOfTimeError: it took too long, and what there is of it cannot be sent.
+            OutOfTimeError: it took too long, and its partial result cannot be sent.
         """
-        self._step_back()
-        self._trim()  # of what the transfers had needed
+        self._limit_thread()
+        self._trim()  # memory of the transfers
         try:
             return self._run()
         finally:
             self._trim()
 
     def _trim(self) -> None:
-        """Give memory back, where the model is so large that it is worth the millisecond."""
+        """Return memory to the system, if the model is large enough to be worth a millisecond."""
         if self.message.model.size_bytes >= _WORTH_TRIMMING_BYTES:
             trim()
 
@@ -156,8 +155,8 @@ class TaskRun:
                 task.limit(self.budgets.training_s)
             trained = self.client.train(self._received(path), task)
             crossing("client.train.after")
-            self._trim()  # of what only the training had needed
-            if task.dropped:  # cut short: what there is of it is no update
+            self._trim()  # memory of the training
+            if task.dropped:  # stopped: a partial result is no update
                 raise StoppedError(f"Round {task.round} of {task.run} was stopped.")
             if task.out_of_time:
                 self._check_partial()
@@ -168,8 +167,8 @@ class TaskRun:
         crossing("client.outbox.written")
         return header
 
-    def _step_back(self) -> None:
-        """Keep to the device's threads and priority, in the thread that this is."""
+    def _limit_thread(self) -> None:
+        """Apply the device's limits of threads and priority to this thread."""
         budgets = self.budgets
         if budgets.nice or budgets.idle_io:
             machine.step_back(budgets.nice, idle_io=budgets.idle_io)
@@ -177,26 +176,26 @@ class TaskRun:
             machine.use_threads(budgets.threads)
 
     def _check_partial(self) -> None:
-        """Refuse a training without its end, where the rule would take it for a whole one."""
+        """Refuse a partial training where the client rule assumes a complete one."""
         rule, local = self.task.rule, self.task.local
         if not (rule.is_elementary or local.steps is not None):
             raise OutOfTimeError(
-                f"Expected the training to end within training_s = {self.budgets.training_s:g} s, "
-                f"as the client rule {rule.name} was not told how many steps there were."
+                f"The training did not end within training_s = {self.budgets.training_s:g} s, and "
+                f"client rule {rule.name} needs the number of steps, which was not set."
             )
 
     def _received(self, path: Path) -> dict[str, NDArray[Any]]:
-        """The model, with this client's own tensors in their places; for the author to change."""
+        """The model with this client's own tensors; a copy that the training code may change."""
         params = read_params(path, writable=True)
         return {**params, **self.task.local.own(params)}
 
     def _evaluated(self, path: Path) -> dict[str, NDArray[Any]]:
-        """What this client is evaluated by; for the author to change."""
+        """The model that this client evaluates; a copy that may be changed."""
         params = read_params(path, writable=True)
         return {**params, **self.task.local.evaluated(params)}
 
     def _prepare(self) -> None:
-        """Get what the rule receives, and what it and the compression remember."""
+        """Load what the rule receives, and the memory of rule and compression."""
         rule, local = self.task.rule, self.task.local
         if rule.receives and self.message.received.digest:
             received = stored_params(self.store.model_path(self.message.received.digest))
@@ -216,7 +215,7 @@ class TaskRun:
         if update.num_examples < self.policy.leaves.min_examples:
             raise too_few(self.policy, update.num_examples)
         header.weight = weight_of(update, self.task.weighting)
-        if self._asked.privacy is None:  # else metrics would tell what the noise hides
+        if self._asked.privacy is None:  # metrics would reveal what the noise hides
             metrics = update.metrics if self.policy.metrics else {}
             _set_metrics(header.training, update.num_examples, metrics)
         manifest = read_manifest(path)
@@ -235,8 +234,8 @@ class TaskRun:
         if scheme is not None:
             recalled = task.local.memory
             if self.policy.privacy.clip_norm:
-                # What earlier updates left out would come on top of what was clipped to the norm,
-                # and may be older than the policy: an owner's bound holds without it.
+                # Error feedback would add to what was clipped and may predate the policy, so
+                # under an owner's bound it is off.
                 scheme, recalled = replace(scheme, error_feedback=False), {}
             compressed = compress(scheme, parts, manifest, task.seed, recalled, scratch=scratch)
             parts = compressed.parts
@@ -252,23 +251,25 @@ class TaskRun:
         header.parts.extend(described)
 
     def _protected(self, settled: RuleOutput, manifest: Manifest) -> RuleOutput:
-        """The update as it may leave the device.
+        """Clip and add noise, as the owner's policy and then the run ask.
 
-        What the owner wants comes first: whatever the run then does to it takes nothing back.
+        The owner's protection comes first, so that nothing the run does weakens it.
         """
         owners = self.policy.guard(self.message)
         if owners is not None and settled.scalars:
             raise PolicyError(
-                "the device's policy has no way to hide the numbers that this run sends beside "
+                "the device's policy cannot protect the numbers that this run sends beside "
                 f"tensors: {', '.join(settled.scalars)}."
             )
-        # A noise of its own: the same stream twice would be one noise, only larger.
+        # Separate noise streams: one stream used twice would be the same noise, scaled.
         asked = Guard.of(self._asked.privacy)
         for guard, run in ((owners, f"{self.task.run}\0policy"), (asked, "")):
             if guard is None:
                 continue
             if guard is asked and owners is not None and owners.noise_multiplier:
-                settled = _rested(settled, self.store.scratch())  # noise is made once
+                settled = _materialised(
+                    settled, self.store.scratch()
+                )  # so that noise is drawn once
             settled = guard.protect(
                 settled,
                 lambda tensor: DTYPES[manifest.wire_dtype(tensor)],
@@ -284,7 +285,7 @@ class TaskRun:
         return self.policy.runs.evaluate and self.policy.metrics
 
     def _check_any_may_leave(self, path: Path) -> None:
-        """Training for nothing is not begun."""
+        """Refuse to train if no tensor may leave."""
         names = self.task.tensors(read_manifest(path).specs)
         if not any(map(self.policy.may_leave, names)):
             raise PolicyError("the device's policy keeps every tensor of this model here.")
@@ -305,8 +306,8 @@ def _set_metrics(
         message.values[name] = float(value)
 
 
-def _rested(settled: RuleOutput, scratch: Scratch) -> RuleOutput:
-    """The same update, with what is made when it is asked for made now."""
+def _materialised(settled: RuleOutput, scratch: Scratch) -> RuleOutput:
+    """The same update with its lazy values computed and stored in `scratch`."""
     parts = [replace(part, values=scratch.keep(part.values)) for part in settled.parts]
     return replace(settled, parts=parts)
 
@@ -314,12 +315,12 @@ def _rested(settled: RuleOutput, scratch: Scratch) -> RuleOutput:
 def differences(
     new: Mapping[str, Returned], received: Mapping[str, Values], task: Task
 ) -> Iterator[TensorPart]:
-    """The parts to send: new values, beside the received ones that they are sent less of.
+    """The parts to send: new values, each with the received one that is subtracted.
 
     Args:
         new: what `train` returned.
         received: the model by name.
-        task: whose settings leave tensors out.
+        task: whose settings may select tensors.
 
     Raises:
         ReturnedError: a tensor that the model lacks, or values of another shape; says which.

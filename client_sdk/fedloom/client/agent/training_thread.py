@@ -1,9 +1,9 @@
-"""The thread that the author's code trains in: one at a time, and never ended by force.
+"""The thread in which training code runs: one call at a time, never killed.
 
-Python cannot end a thread. A training that is asked to stop and does not goes on until it returns,
-or with its process; until then this device has nothing to train with, and says so.
+Python cannot kill a thread. Training code that ignores the request to stop runs until it returns or
+the process ends; until then this device declines offers and gives the reason.
 
-Invariant: `run` returns, also when it is cancelled, once the code has: two trainings never overlap.
+Invariant: `run` returns, even when cancelled, only after the code has: trainings never overlap.
 """
 
 import asyncio
@@ -23,14 +23,14 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 GRACE_S = 10.0
-"""From being asked to stop, within which offers wait: most trainings end at their next step, and a
-client that declines is not asked again for the round."""
+"""How long an offer waits for a training that was asked to stop: most end at their next step, and a
+client that declines is not offered the round again."""
 LEAST_REST_S, LONGEST_REST_S = 1.0, 60.0
-"""Between two questions of the server meanwhile; as long as the training has kept us so far."""
+"""Bounds of the pause that is asked of the server meanwhile: the time waited so far."""
 
 
 class TrainingThread:
-    """Runs the author's code, one call at a time.
+    """Runs training code, one call at a time.
 
     Args:
         clock: seconds.
@@ -43,9 +43,9 @@ class TrainingThread:
         self._ended = asyncio.Event()
 
     async def run(self, call: Callable[[], T], task: Task) -> T:
-        """Run blocking code for a task in a daemon thread; nothing else runs there meanwhile.
+        """Run blocking code for a task in a daemon thread.
 
-        When cancelled, the code is asked to stop and is waited for.
+        When cancelled, it asks the code to stop and waits for it.
         """
         self._task, self._asked_at = task, None
         self._ended.clear()
@@ -55,13 +55,13 @@ class TrainingThread:
             self._has_ended()
 
     async def objection(self) -> Objection | None:
-        """Why nothing can be trained now: a training that was asked to stop has not.
+        """Why nothing can be trained now: a training ignores the request to stop. None if free.
 
-        One that may be about to end is waited for, `GRACE_S` at most since it was asked.
+        Waits up to `GRACE_S` from the request for the training to end.
         """
         if not self._is_overdue():
             return None
-        if self._asked_at is None:  # by the clock: nobody told us
+        if self._asked_at is None:  # out of time: stop() was not called
             self._asked_at = self._clock()
         left_s = GRACE_S - (self._clock() - self._asked_at)
         with suppress(TimeoutError):
@@ -70,11 +70,11 @@ class TrainingThread:
         if task is None or not self._is_overdue():
             return None
         for_s = self._clock() - (self._asked_at or 0.0)
-        why = "nobody wants it any more" if task.dropped else "it is past budgets.training_s"
+        why = "the server withdrew it" if task.dropped else "it is past budgets.training_s"
         return Objection(
-            f"the training code is still busy with round {task.round} of {printable(task.run)}, "
-            f"though {why}: it has not looked at task.should_stop() for {for_s:,.0f} s. "
-            "Nothing else can be trained here until it returns, or the agent is restarted.",
+            f"the training code is still running round {task.round} of {printable(task.run)}, "
+            f"though {why}: it has ignored task.should_stop() for {for_s:,.0f} s. "
+            "Nothing else can be trained here until it returns or the agent is restarted.",
             again_s=min(max(for_s, LEAST_REST_S), LONGEST_REST_S),
         )
 
@@ -90,7 +90,7 @@ class TrainingThread:
             level = logging.WARNING if for_s > GRACE_S else logging.DEBUG
             log.log(
                 level,
-                "the training of round %d of %s has ended, %.0f s after it was asked to",
+                "the training of round %d of %s ended %.0f s after the request to stop",
                 self._task.round, self._task.run, for_s,
             )  # fmt: skip
         self._task = None
@@ -98,7 +98,7 @@ class TrainingThread:
 
 
 async def _in_thread(call: Callable[[], T], task: Task, asked: Callable[[], None]) -> T:
-    """Run blocking code in a daemon thread: it must not keep a stopping process alive."""
+    """Run blocking code in a daemon thread, which does not keep a stopping process alive."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 
@@ -112,9 +112,9 @@ async def _in_thread(call: Callable[[], T], task: Task, asked: Callable[[], None
     def target() -> None:
         try:
             result, error = call(), None
-        except BaseException as caught:  # noqa: BLE001 - handed over whole
-            result, error = None, _bearable(caught)
-        with suppress(RuntimeError):  # the loop has closed: nobody waits
+        except BaseException as caught:  # noqa: BLE001 - passed on
+            result, error = None, _as_exception(caught)
+        with suppress(RuntimeError):  # the loop has closed
             loop.call_soon_threadsafe(settle, result, error)
 
     threading.Thread(target=target, name="training", daemon=True).start()
@@ -124,26 +124,26 @@ async def _in_thread(call: Callable[[], T], task: Task, asked: Callable[[], None
         task.stop()
         asked()
         await asyncio.wait([done])
-        done.exception()  # that it was stopped, or failed on its way out, is nobody's business
+        done.exception()  # retrieved, so that asyncio does not log it
         raise
 
 
-def _bearable(error: BaseException) -> Exception:
-    """What the author's code raised, as something that ends its task and nothing else.
+def _as_exception(error: BaseException) -> Exception:
+    """What training code raised, as an exception that fails only its task.
 
-    `SystemExit` would end the agent, `CancelledError` pass for a task that nobody wants any more,
-    and `StopIteration` is nothing that a future takes: it would be waited for without end.
+    `SystemExit` would end the agent, `CancelledError` would look like a withdrawn task, and a
+    future cannot hold `StopIteration`.
     """
     if isinstance(error, Exception) and not isinstance(error, StopIteration):
         return error
     said = f"{type(error).__name__}({words(error)})"
-    wrapped = RuntimeError(f"Expected train to return, got {said} out of it.")
+    wrapped = RuntimeError(f"The training code raised {said}.")
     wrapped.__cause__ = error
     return wrapped
 
 
 def words(error: BaseException) -> str:
-    """What an error says, where it can say it."""
+    """The message of an error; its class may fail to give one."""
     try:
         return printable(str(error))
     except Exception as another:  # noqa: BLE001 - the author's own class

@@ -1,10 +1,9 @@
-"""Giving memory back that only the start, or a task, had needed: an idle agent should weigh little.
+"""Returns memory to the system that only the start, or a task, needed.
 
-An agent that has connected has read most of the code of gRPC, of OpenSSL and of Python's library
-once, and needs a fifth of it again: 38 MB of pages that stay until somebody else wants memory, on a
-device that may have 512. They are files' pages that nobody wrote to, so letting them go loses
-nothing: what is needed again is read from the page cache (measured: 68 MB, then 36, then 41 a
-minute later).
+After connecting, an agent has read most of the code of gRPC, OpenSSL and Python's library once and
+needs a fifth of it again: 38 MB of pages, on a device that may have 512. The pages are unmodified
+file pages, so releasing them loses nothing: they are read again from the page cache (measured:
+68 MB, then 36, then 41 a minute later).
 """
 
 import contextlib
@@ -22,15 +21,15 @@ _WRITTEN = ("Private_Dirty", "Shared_Dirty", "Anonymous", "Swap")
 
 
 def trim() -> None:
-    """Give back what is free on the heap; a millisecond or so. Elsewhere than on Linux, nothing."""
+    """Return free heap memory; takes about a millisecond. Does nothing outside Linux."""
     with contextlib.suppress(OSError, AttributeError):  # another system, or another libc
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def slim() -> None:
-    """Give back what is free on the heap, and files' pages that were only read.
+    """Return free heap memory and unmodified file pages.
 
-    For an idle moment: it takes some 50 ms. On systems other than Linux it does nothing.
+    Call it when idle: it takes some 50 ms. Does nothing outside Linux.
     """
     gc.collect()
     with contextlib.suppress(OSError, AttributeError):  # another system, or another libc
@@ -41,7 +40,7 @@ def slim() -> None:
 
 
 def clean_mappings(smaps: Iterable[str]) -> Iterator[tuple[int, int]]:
-    """The mappings of files that cannot be written to, and of which no page was: begin and end.
+    """Begin and end of the read-only file mappings without a modified page.
 
     Args:
         smaps: lines of /proc/self/smaps.

@@ -12,8 +12,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import Message
 
-from fedloom.client.network.connection import CONNECT_S, Connection
-from fedloom.client.network.jitter import JITTER
+from fedloom.client.network.connection import CONNECT_S, JITTER, Connection
 from fedloom.client.state.store import ClientStore
 from fedloom.protocol.crash_points import crossing
 from fedloom.protocol.errors import Code, Refusal, UnavailableError

@@ -1,7 +1,7 @@
-"""The connection of a client to its server: one stream to attend by, and channels for transfers.
+"""The connection of a client to its server: one stream for offers, and channels for transfers.
 
-Work outlives a connection, so whoever transfers something says `persist`: attempts end with the
-connection that they use, and begin again on the next one.
+Transfers outlive a connection: `persist` retries them. An attempt ends with the connection that it
+uses and starts again on the next one.
 """
 
 import asyncio
@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
+from random import SystemRandom
 from typing import Any
 
 import grpc
@@ -17,7 +18,6 @@ import grpc
 from fedloom.client.config import ClientConfig
 from fedloom.client.network import transfer
 from fedloom.client.network.diagnosis import diagnose
-from fedloom.client.network.jitter import JITTER
 from fedloom.client.offers.signature import Trust
 from fedloom.client.state.store import ClientStore
 from fedloom.protocol.errors import FedloomError, Refusal, UnavailableError, printable
@@ -29,9 +29,12 @@ from fedloom.protocol.version import PROTOCOL_VERSIONS, __version__
 log = logging.getLogger(__name__)
 
 CONNECT_S = 20.0
+JITTER = SystemRandom()
+"""Random delays that spread a fleet's calls. The system's source: training code may seed Python's
+generator alike on every device, and its own draws must not change."""
 LAST_TIME = datetime(9000, 1, 1, tzinfo=UTC).timestamp()
 CLOCK_S = 60.0
-"""From this difference on, a device's clock is worth a word."""
+"""Difference from the server's clock that is logged."""
 
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     *methods.COMMON_OPTIONS,
@@ -43,16 +46,16 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
 )
 
 OWN_CONNECTION_BYTES = 4 << 20
-"""From this size on a transfer has a connection of its own, which ends with it: the server's gRPC
-keeps over a megabyte to read into for every living connection that was once fast."""
+"""Transfers from this size on use a connection of their own: the server's gRPC keeps a read buffer
+of over a megabyte for each open connection that was once fast."""
 
 
 class UnreadableError(UnavailableError):
-    """The server said something that is no message; gRPC gives None for that."""
+    """The server sent bytes that are not a message; gRPC returns None for them."""
 
 
 def unreadable(server: str) -> UnreadableError:
-    """A message of the server that is none."""
+    """The error for bytes that are not a message."""
     return UnreadableError(f"Expected messages from {server}, got bytes that are none.")
 
 
@@ -60,14 +63,14 @@ class Connection:
     """How one client reaches its server.
 
     Args:
-        config: where it belongs.
-        store: has its identity.
+        config: of the client.
+        store: holds its identity.
 
     Attributes:
-        name: of the client, by its certificate.
-        trust: in what the server signs; None without TLS.
-        connected: while the server has welcomed this client.
-        greeted: whether it has, since `greeted` was last made false.
+        name: of the client, from its certificate.
+        trust: verifies what the server signs; None without TLS.
+        connected: set while the server has accepted this client.
+        greeted: whether it has, since `greeted` was last set to False.
     """
 
     def __init__(self, config: ClientConfig, store: ClientStore) -> None:
@@ -90,13 +93,13 @@ class Connection:
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """What every call carries."""
+        """Metadata of every call."""
         plaintext = self._config.plaintext
         return ((methods.CLIENT_KEY, plaintext),) if plaintext else ()
 
     @asynccontextmanager
     async def attending(self) -> AsyncIterator[tuple[grpc.aio.Channel, Any]]:
-        """A channel with the stream to attend by; what uses them ends with them."""
+        """A channel with the stream of offers; its transfers end with it."""
         async with self.open_channel() as channel:
             self._channel = channel
             stream = channel.stream_stream(
@@ -131,7 +134,7 @@ class Connection:
         return grpc.aio.secure_channel(config.server, credentials, CHANNEL_OPTIONS)
 
     async def greet(self, stream: Any) -> None:
-        """Say who this is, and wait to be welcomed."""
+        """Send the hello and wait for the welcome."""
         hello = fleet_pb2.Hello(
             protocol_versions=PROTOCOL_VERSIONS,
             client=self.name,
@@ -144,7 +147,7 @@ class Connection:
                 welcome = await stream.read()
         except TimeoutError:
             raise UnavailableError(
-                f"Expected an answer from {self.server} within {CONNECT_S:.0f} s, got none."
+                f"{self.server} did not answer within {CONNECT_S:.0f} s."
             ) from None
         if welcome is None:
             raise unreadable(self.server)
@@ -157,7 +160,7 @@ class Connection:
         self.connected.set()
 
     def heard(self, unix_time: float) -> None:
-        """Learn the server's clock: certificates begin and end by it. 0 from an older server."""
+        """Set the server's clock, which certificates are judged by; 0 from an older server."""
         if not 0 < unix_time < LAST_TIME:  # nor NaN
             return
         ahead_s = time.time() - unix_time
@@ -166,20 +169,20 @@ class Connection:
         self._server_booted = unix_time - _since_boot_s()
 
     def now(self) -> datetime:
-        """The server's time, or this device's where it is not known."""
+        """The server's time; this device's where that is not known."""
         if self._server_booted is None:
             return datetime.now(UTC)
         return datetime.fromtimestamp(self._server_booted + _since_boot_s(), UTC)
 
     async def send(self, message: fleet_pb2.ClientMessage) -> None:
-        """Say something on the stream, if there is one; nothing said here must not be lost."""
+        """Send a message on the stream, if there is one. It may be lost."""
         async with self._sending:
             if self._stream is not None:
                 with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
                     await self._stream.write(message)
 
     async def diagnose(self) -> Refusal | None:
-        """Say why connecting fails again and again, if it is for a certificate."""
+        """Find out whether a certificate is why connecting fails."""
         if self._config.plaintext:
             return None
         _, root = self._store.identity()
@@ -193,7 +196,7 @@ class Connection:
 
     @asynccontextmanager
     async def channel_for(self, size_bytes: int) -> AsyncIterator[grpc.aio.Channel]:
-        """The connection to send or receive so much by, once the server has welcomed us."""
+        """The channel for a transfer of this size, once the server has accepted this client."""
         await self.connected.wait()
         assert self._channel is not None
         if size_bytes < OWN_CONNECTION_BYTES:
@@ -203,7 +206,7 @@ class Connection:
                 yield channel
 
     async def persist(self, attempt: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Try until it succeeds or is refused for good; a lost connection ends one attempt."""
+        """Retry until it succeeds or is refused for good; a lost connection ends one attempt."""
         number = 0
         while True:
             trying = asyncio.ensure_future(attempt())
@@ -215,7 +218,7 @@ class Connection:
                     raise
                 log.info("will try again: %s", error)
             except (grpc.aio.UsageError, asyncio.CancelledError) as error:
-                # A call on a channel that was let go is cancelled; so is a withdrawn task.
+                # A call on a closed channel is cancelled; so is a withdrawn task.
                 current = asyncio.current_task()
                 if isinstance(error, asyncio.CancelledError) and current and current.cancelling():
                     raise
@@ -228,18 +231,18 @@ class Connection:
             number = min(number + 1, 16)
 
     def _let_go(self) -> None:
-        """The connection is gone: so is every attempt that uses it.
+        """Cancel every attempt that uses the lost connection.
 
-        gRPC should end their calls, and does not always: one whose channel dies before its first
-        message has left can wait for ever.
+        gRPC should end their calls and does not always: a call whose channel closes before its
+        first message is sent can wait forever.
         """
         if not self.connected.is_set():
-            return  # nobody was welcomed: all attempts wait for that
+            return  # not accepted yet: all attempts wait for that
         self.connected.clear()
         for trying in self._attempts:
             trying.cancel()
 
 
 def _since_boot_s() -> float:
-    """A clock that nobody sets, and that goes on while the device sleeps, where there is one."""
+    """A clock that cannot be set and that runs during suspend, where the system has one."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))

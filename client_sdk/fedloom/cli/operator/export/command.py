@@ -134,7 +134,7 @@ class _Jsonl:
 
 
 def _cell(value: Any) -> Any:
-    """What a spreadsheet takes for a formula is made text; it may be of anybody's words."""
+    """Quote text that a spreadsheet would run as a formula; clients choose these texts."""
     formula = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
     return f"'{value}" if formula else value
 
@@ -159,7 +159,7 @@ def rounds_of(control: Control, run: str, *, after: int = 0) -> list[Round]:
 @click.option("--mlflow", metavar="URI|DIR", help="A tracking server, or a database in a folder.")
 @click.option("--csv", "csv_path", type=click.Path(path_type=Path), metavar="FILE")
 @click.option("--jsonl", type=click.Path(path_type=Path), metavar="FILE")
-@click.option("--watch", is_flag=True, help="Go on with each round until the run ends.")
+@click.option("--watch", is_flag=True, help="Keep exporting until the run ends.")
 @directory_option
 @json_option
 def export(  # noqa: PLR0917 - a command's options
@@ -171,9 +171,9 @@ def export(  # noqa: PLR0917 - a command's options
     watch: bool,
     directory: Path,
 ) -> None:
-    """Write what a run's rounds measured for TensorBoard, MLflow or a table. The newest by default.
+    """Export the metrics of a run's rounds to TensorBoard, MLflow, CSV or JSON lines.
 
-    Again into the same place it goes on where it stopped.
+    Default: the newest run. Exporting to the same place again adds only new rounds.
 
     \b
     Examples:
@@ -194,10 +194,10 @@ def export(  # noqa: PLR0917 - a command's options
         if jsonl is not None:
             places.append(_Jsonl(jsonl))
         if not places:
-            raise UsageError("Expected --tensorboard, --mlflow, --csv or --jsonl, got none of it.")
+            raise UsageError("Give at least one of --tensorboard, --mlflow, --csv and --jsonl.")
         rounds = _copy(control, found["id"], places, watch=watch)
     except OSError as error:
-        raise UsageError(f"Expected a place that can be written, got: {error}.") from error
+        raise UsageError(f"Cannot write the export: {error}.") from error
     finally:
         for place in places:
             place.close()
@@ -209,8 +209,8 @@ def _copy(control: Control, run: str, places: Sequence[Place], *, watch: bool) -
     rounds: list[Round] = []
     while True:
         try:
-            # Asked before the rounds: those of a run that has ended by now are all there.
-            goes_on = control.get("runs", run)["state"] in ACTIVE
+            # Read before the rounds, so that a run that has ended by now has all of them.
+            is_active = control.get("runs", run)["state"] in ACTIVE
             last = rounds[-1]["number"] if rounds else 0
             new = rounds_of(control, run, after=last)
         except UnavailableError:
@@ -219,9 +219,9 @@ def _copy(control: Control, run: str, places: Sequence[Place], *, watch: bool) -
             time.sleep(PACE_S)  # a server that restarts comes back
             continue
         rounds += new
-        if new or not watch or not goes_on:
+        if new or not watch or not is_active:
             for place in places:
                 place.write(rounds)
-        if not watch or not goes_on:
+        if not watch or not is_active:
             return len(rounds)
         time.sleep(PACE_S)

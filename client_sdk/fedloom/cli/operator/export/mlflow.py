@@ -1,4 +1,4 @@
-"""Runs in MLflow, of simulations and of exports; the library is asked for late."""
+"""Runs in MLflow, for simulations and exports; the library is imported on use."""
 
 import time
 from collections.abc import Mapping
@@ -14,10 +14,10 @@ class MLflowRun:
     Args:
         name: of the experiment.
         settings: dotted names and values, as the run's parameters.
-        run_id: of the run to go on with.
-        uri: of the store; empty for that which MLFLOW_TRACKING_URI names.
-        tags: of the run; without `run_id`, the experiment's run that has them goes on.
-        wish: what asked for this, for the error where MLflow is not installed.
+        run_id: of the run to continue.
+        uri: of the store; empty for MLFLOW_TRACKING_URI.
+        tags: of the run; without `run_id`, the experiment's run with these tags is continued.
+        wish: the option that needs MLflow, for the error where it is not installed.
 
     Raises:
         UsageError: MLflow is not installed, or has no store to write to.

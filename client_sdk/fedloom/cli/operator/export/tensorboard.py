@@ -23,8 +23,8 @@ class EventFile:
     """A new event file in a folder.
 
     Args:
-        folder: for `tensorboard --logdir`; made if need be.
-        before: later steps that older files in the folder have are hidden; 0 hides none.
+        folder: for `tensorboard --logdir`; created if missing.
+        before: steps after this one in older files of the folder are hidden; 0 hides none.
     """
 
     def __init__(self, folder: Path, *, before: int = 0) -> None:
@@ -48,7 +48,7 @@ class EventFile:
         self._file.flush()
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._file.close()
 
     def _write(self, body: bytes, at: float) -> None:

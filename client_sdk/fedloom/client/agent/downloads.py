@@ -1,0 +1,114 @@
+"""Downloads of the models that a task needs, and how often each is retried.
+
+A model is made from one that is here and differences to it where the offer has them; otherwise it
+is downloaded whole. A lost connection is retried without limit, bytes that fail their checksum
+`MAX_MISMATCHES` times.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from fedloom.client.budgets import Pace
+from fedloom.client.network import transfer
+from fedloom.client.network.connection import Connection
+from fedloom.client.state.model_check import UnfitError, check_room
+from fedloom.client.state.store import KEEP_MODELS, ClientStore
+from fedloom.protocol.errors import IntegrityError
+from fedloom.protocol.tracing import Tracer
+from fedloom.protocol.v1 import fleet_pb2
+
+MAX_MISMATCHES = 3
+"""Downloads that may fail their checksum before the offer is refused."""
+SLACK_BYTES = 1 << 16
+"""By how much differences may be longer than the model that they lead to."""
+
+
+class ModelDownloads:
+    """Downloads the models of offers into the store.
+
+    Args:
+        connection: to the server.
+        store: of models.
+        pace: limit of the download rate.
+        tracer: records how long each download takes.
+        refused: called with an offer's key and what the server sent that cannot be used.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        store: ClientStore,
+        *,
+        pace: Pace,
+        tracer: Tracer,
+        refused: Callable[[fleet_pb2.TaskKey, str], None],
+    ) -> None:
+        self._connection = connection
+        self._store = store
+        self._pace = pace
+        self._tracer = tracer
+        self._refused = refused
+
+    async def obtain(self, offer: fleet_pb2.Task) -> None:
+        """Have all models of an offer in the store, whole and checked.
+
+        Raises:
+            UnfitError: one cannot be used, or has no room.
+            Refusal: the server does not give it.
+        """
+        await self._advance(offer)
+        for model in (m for m in (offer.model, offer.received) if m.digest):
+            if not await asyncio.to_thread(self._store.has_model, model.digest):
+                await self._fetch(model)
+            await asyncio.to_thread(self._store.check, model.digest, model is offer.model)
+
+    async def _advance(self, offer: fleet_pb2.Task) -> None:
+        """Make the offered model from one that is here, where differences lead to it.
+
+        A failure costs nothing: the whole model is downloaded then.
+        """
+        store, steps = self._store, list(offer.differences)
+        # The model that they start from must stay while they are downloaded.
+        store.keep = KEEP_MODELS + len(steps)
+        if not steps or await asyncio.to_thread(store.has_model, offer.model.digest):
+            return
+        known = [await asyncio.to_thread(store.has_model, step.base) for step in steps]
+        if not any(known):
+            return
+        if sum(step.difference.size_bytes for step in steps) > offer.model.size_bytes + SLACK_BYTES:
+            return
+        del steps[: len(known) - 1 - known[::-1].index(True)]  # from the newest that is here
+        digests = [step.difference.digest for step in steps]
+        try:
+            for step in steps:
+                await self._fetch(step.difference)
+            base, digest = steps[0].base, offer.model.digest
+            await asyncio.to_thread(store.advance, base, digests, digest)
+        except Exception as error:  # noqa: BLE001 - the bytes may be anything
+            what = f"a difference that does not lead to the model: {error}"
+            self._refused(offer.key, f"{what} The whole model is downloaded instead.")
+
+    async def _fetch(self, model: fleet_pb2.ModelRef) -> None:
+        """Download a model; retry while the network fails."""
+        mismatches = 0
+
+        async def attempt() -> None:
+            nonlocal mismatches
+            try:
+                await self._download(model)
+            except IntegrityError as error:
+                mismatches += 1
+                if mismatches == MAX_MISMATCHES:
+                    raise UnfitError(f"{error} This happened {mismatches} times.") from error
+                raise
+
+        check_room(self._store.directory, model.size_bytes)
+        with self._tracer.span("download", bytes=model.size_bytes):
+            await self._connection.persist(attempt)
+
+    async def _download(self, model: fleet_pb2.ModelRef) -> None:
+        here = self._connection
+        async with here.channel_for(model.size_bytes) as channel:
+            await transfer.download(
+                channel, model, self._store, here.server, here.metadata, pace=self._pace
+            )
