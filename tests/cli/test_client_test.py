@@ -80,7 +80,8 @@ def test_scripts_get_the_same(run, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "sentence"), [("train = 3 =", "run.toml"), ("[trian]\nepochs = 1", "got 'trian'")]
+    ("text", "sentence"),
+    [("train = 3 =", "run.toml"), ("[trian]\nepochs = 1", "Unknown setting 'trian'")],
 )
 def test_settings_that_are_none_are_named(run, tmp_path, text, sentence):
     """As a wrong argument."""

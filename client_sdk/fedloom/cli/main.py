@@ -65,7 +65,7 @@ COMMANDS = {
     ),
     "demo": LazyCommand(
         "fedloom.simulation.demo.command:demo",
-        "Run the main job here: a server, eight clients as processes, one model.",
+        "Run a federation here: a server, eight clients as processes, one model.",
     ),
     "sweep": LazyCommand(
         "fedloom.simulation.sweep.command:sweep",

@@ -60,7 +60,7 @@ def test_client_is_an_object_a_class_or_a_function(folder, where, name):
 )  # fmt: skip
 def test_what_is_no_client_is_refused(folder, code):
     """In words, not with a traceback."""
-    with pytest.raises(UsageError, match="Expected|There is no|has no"):
+    with pytest.raises(UsageError, match=r"Expected|There is no|has no"):
         load_client(code)
 
 
