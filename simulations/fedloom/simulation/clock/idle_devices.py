@@ -1,4 +1,4 @@
-"""Who of the idle devices comes and goes while a round is open, in order of time.
+"""Arrivals and departures of idle devices while a round is open, in order of time.
 
 Invariant: `next_at` never goes back, and every move until the deadline is given once.
 """
@@ -13,17 +13,17 @@ from .availability import Availability
 from .device_random import Floats
 
 
-class Idle:
-    """The comings and goings of all devices in order of time, from the opening to the deadline.
+class IdleDevices:
+    """Arrivals and departures of all devices, from the opening of a round to its deadline.
 
-    They are listed for a part of that time after the other, and only when somebody asks: many
-    rounds close without drawing again.
+    They are listed for one part of that time after the other, and only on demand: many rounds close
+    without drawing again.
 
     Args:
         windows: when devices are there.
-        there: who is at the opening.
-        times: when each comes or goes next.
-        turns: who goes first of those that come or go at the same moment: the lower.
+        there: which devices are there at the opening.
+        times: when each arrives or leaves next.
+        turns: orders those that move at the same moment, the lower first.
         opened_s: virtual seconds.
         until_s: the deadline.
     """
@@ -46,14 +46,14 @@ class Idle:
         self.next_at = self._after()
 
     def pop(self) -> tuple[float, int, bool]:
-        """When the next device comes or goes, which, and whether it comes."""
+        """Time and place of the next move, and whether the device arrives."""
         move = self._next or next(self._list())
         self._next = next(self._moves, None)
         self.next_at = self._next[0] if self._next else self._after()
         return move
 
     def _after(self) -> float:
-        """When the first of those that are not listed comes or goes; infinity past the end."""
+        """When the first of those that are not listed moves; infinity past the end."""
         first = float(self._times.min())
         return first if first <= self._until_s else inf
 

@@ -21,7 +21,8 @@ from fedloom.server.planning.round_result import ClientMetrics
 from fedloom.server.planning.spec import RunSpec
 from fedloom.server.planning.task import describe
 from fedloom.simulation.clock.devices import Load, steps_in_time, trained_examples
-from fedloom.simulation.clock.round_clock import Clock, Play
+from fedloom.simulation.clock.playback import Play
+from fedloom.simulation.clock.round_clock import Clock
 from fedloom.simulation.experiment import Experiment
 from fedloom.simulation.kernels.base import ClientJob, Measurement, Params, RoundTask
 from fedloom.simulation.output.history import WorkerShare
