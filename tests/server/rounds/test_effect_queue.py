@@ -2,8 +2,8 @@
 
 import asyncio
 
+from fedloom.server.background_tasks import BackgroundTasks
 from fedloom.server.rounds import storage_retry
-from fedloom.server.rounds.background_tasks import BackgroundTasks
 from fedloom.server.rounds.effect_queue import EffectQueue
 
 

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 from fedloom.protocol.errors import Code, Refusal
 from fedloom.protocol.trust.identity import Peer
 from fedloom.protocol.v1 import fleet_pb2
+from fedloom.server.background_tasks import BackgroundTasks
 from fedloom.server.event_hub import Hub
-from fedloom.server.rounds.background_tasks import BackgroundTasks
 from fedloom.server.rounds.progress import ReportedProgress
 
 log = logging.getLogger(__name__)

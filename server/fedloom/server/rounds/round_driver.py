@@ -28,6 +28,7 @@ from fedloom.protocol.errors import Code, FedloomError, Refusal, printable
 from fedloom.protocol.task_message import for_client
 from fedloom.protocol.updates.header import PlannedPart
 from fedloom.protocol.v1 import fleet_pb2
+from fedloom.server.background_tasks import BackgroundTasks
 from fedloom.server.context import World
 from fedloom.server.engine import (
     Abandon,
@@ -77,7 +78,6 @@ from fedloom.server.planning.admission import check_update
 from fedloom.server.planning.round_plan import RoundPlan
 from fedloom.server.rounds import engines, progress
 from fedloom.server.rounds import status as round_status
-from fedloom.server.rounds.background_tasks import BackgroundTasks
 from fedloom.server.rounds.commit import Outcome, commit
 from fedloom.server.rounds.effect_queue import EffectQueue
 from fedloom.server.rounds.member_records import LATE, LOST, Record

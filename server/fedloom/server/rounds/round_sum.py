@@ -16,6 +16,7 @@ from typing import Any
 from fedloom.protocol import tracing
 from fedloom.protocol.crash_points import crossing
 from fedloom.protocol.task_description import FileRef
+from fedloom.server.background_tasks import BackgroundTasks
 from fedloom.server.context import World
 from fedloom.server.ledger import Row
 from fedloom.server.metrics.log_buffer import about
@@ -31,7 +32,6 @@ from fedloom.server.planning.round_result import (
 )
 from fedloom.server.planning.run_setup import RunSetup
 from fedloom.server.rounds import fold, state_files
-from fedloom.server.rounds.background_tasks import BackgroundTasks
 from fedloom.server.storage.stored_updates import SpoolUpdates, StoredUpdate
 from fedloom.strategies import Partial
 

@@ -14,6 +14,7 @@ from typing import Any
 from fedloom.protocol.crash_points import crossing
 from fedloom.protocol.errors import UnavailableError, UsageError
 from fedloom.protocol.manifest import Manifest
+from fedloom.server.background_tasks import BackgroundTasks
 from fedloom.server.context import World
 from fedloom.server.engine import (
     Abort,
@@ -44,7 +45,6 @@ from fedloom.server.engine import (
 from fedloom.server.ledger import Point, Row
 from fedloom.server.metrics.log_buffer import about
 from fedloom.server.planning.round_plan import RoundPlan
-from fedloom.server.rounds.background_tasks import BackgroundTasks
 from fedloom.server.rounds.commit import Outcome
 from fedloom.server.rounds.engines import buffer_settings
 from fedloom.server.rounds.round_driver import RoundDriver
