@@ -1,7 +1,7 @@
-"""The demo's picture: how the federated model learns, above what each client holds.
+"""The demo's picture: the learning curve of the federated model, above what each client holds.
 
-Colours are Okabe and Ito's, which people with any colour vision can tell apart; labels stand beside
-what they name, so that no legend has to be decoded.
+Colours are Okabe and Ito's, which people with any colour vision can tell apart; each curve has its
+label beside it, in place of a legend.
 """
 
 from pathlib import Path
@@ -15,8 +15,9 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from fedloom.simulation.demo.report import DemoResult
+from fedloom.simulation.output.plots import GREY, INK, style
 
-_BLUE, _ORANGE, _GREY, _INK = "#0072B2", "#D55E00", "#6E6E6E", "#222222"
+_BLUE, _ORANGE = "#0072B2", "#D55E00"
 _TOP = 1.02
 _MIN_GAP = 0.055
 """Smallest distance between two labels at the right, as a fraction of the axis."""
@@ -53,8 +54,8 @@ def _draw_curves(axes: Axes, outcome: DemoResult) -> None:
     settings = outcome.settings
     alone = sorted(outcome.baselines.alone.values())
     central, median = outcome.baselines.centralised[-1], float(np.median(alone))
-    axes.axhspan(alone[0], alone[-1], color=_GREY, alpha=0.15, linewidth=0)
-    axes.axhline(median, color=_GREY, linewidth=1.2, linestyle=(0, (1, 2)))
+    axes.axhspan(alone[0], alone[-1], color=GREY, alpha=0.15, linewidth=0)
+    axes.axhline(median, color=GREY, linewidth=1.2, linestyle=(0, (1, 2)))
     _plot(axes, outcome)
     spread = f"{alone[0]:.1%} to {alone[-1]:.1%},\nmedian {median:.1%}"
     _name(
@@ -62,7 +63,7 @@ def _draw_curves(axes: Axes, outcome: DemoResult) -> None:
         [
             (central, f"centralised {central:.1%}", _ORANGE),
             (outcome.accuracy, f"federated {outcome.accuracy:.1%}", _BLUE),
-            (median, f"each client alone\n{spread}", _GREY),
+            (median, f"each client alone\n{spread}", GREY),
         ],
     )
     _title(
@@ -72,9 +73,9 @@ def _draw_curves(axes: Axes, outcome: DemoResult) -> None:
         f"{outcome.num_held_out:,} held-out examples",
     )
     axes.set_ylim(0, _TOP)
-    axes.set_xlabel("rounds", color=_INK)
+    axes.set_xlabel("rounds", color=INK)
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-    _strip(axes)
+    style(axes, 9.5)
     _draw_detail(axes, outcome)
 
 
@@ -98,11 +99,10 @@ def _draw_detail(axes: Axes, outcome: DemoResult) -> None:
     detail = axes.inset_axes((0.4, 0.1, 0.57, 0.33))
     _plot(detail, outcome)
     detail.set_ylim(floor, 1)
-    detail.set_title("the same, enlarged", fontsize=9, color=_GREY, loc="left")
+    detail.set_title("the same, enlarged", fontsize=9, color=GREY, loc="left")
     detail.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     detail.yaxis.set_major_locator(MaxNLocator(5))
-    _strip(detail)
-    detail.tick_params(labelsize=8.5)
+    style(detail, 8.5)
 
 
 def _draw_shards(axes: Axes, outcome: DemoResult) -> None:
@@ -130,7 +130,7 @@ def _draw_shards(axes: Axes, outcome: DemoResult) -> None:
                     ha="center",
                     va="center",
                     fontsize=8,
-                    color=_INK,
+                    color=INK,
                 )
     for row, client in enumerate(clients):
         total, alone = counts[row].sum(), outcome.baselines.alone[client]
@@ -141,13 +141,13 @@ def _draw_shards(axes: Axes, outcome: DemoResult) -> None:
             xycoords=("axes fraction", "data"),
             va="center",
             fontsize=9,
-            color=_GREY,
+            color=GREY,
         )
     _title(axes, "What each client holds", "training examples by label")
     axes.invert_yaxis()
     axes.set_xlim(0, widest)
     axes.tick_params(axis="y", length=0)
-    _strip(axes)
+    style(axes, 9.5)
     axes.spines["left"].set_visible(False)
 
 
@@ -177,7 +177,7 @@ def _title(axes: Axes, title: str, subtitle: str) -> None:
         textcoords="offset points",
         fontsize=13,
         fontweight="bold",
-        color=_INK,
+        color=INK,
     )
     axes.annotate(
         subtitle,
@@ -186,14 +186,5 @@ def _title(axes: Axes, title: str, subtitle: str) -> None:
         xycoords="axes fraction",
         textcoords="offset points",
         fontsize=9.5,
-        color=_GREY,
+        color=GREY,
     )
-
-
-def _strip(axes: Axes) -> None:
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    for side in ("left", "bottom"):
-        axes.spines[side].set_color("#B0B0B0")
-    axes.tick_params(colors=_INK, labelsize=9.5)
-    axes.set_axisbelow(True)

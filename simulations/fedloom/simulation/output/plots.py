@@ -220,15 +220,25 @@ def _figure(title: str, *, height: float = 4.4) -> tuple[Figure, Axes]:
     axes.set_title(
         _plain(_shortened(title, 58)), loc="left", fontsize=15, fontweight="bold", color=INK, pad=14
     )
+    style(axes, 12.5)
+    axes.xaxis.label.set_fontsize(13)
+    axes.grid(axis="y", color=LINE, linewidth=0.9)
+    return figure, axes
+
+
+def style(axes: Axes, label_size: float) -> None:
+    """Draw the left and the lower spine alone, and grids below the data.
+
+    Args:
+        axes: of any picture.
+        label_size: of the ticks' labels, in points.
+    """
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     for side in ("left", "bottom"):
         axes.spines[side].set_color("#B0B0B0")
-    axes.tick_params(colors=INK, labelsize=12.5)
-    axes.xaxis.label.set_fontsize(13)
-    axes.grid(axis="y", color=LINE, linewidth=0.9)
+    axes.tick_params(colors=INK, labelsize=label_size)
     axes.set_axisbelow(True)
-    return figure, axes
 
 
 def _draw_line(axes: Axes, points: Sequence[curves.Point], source: str, metric: str) -> None:

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from fedloom.simulation.output.plots import GREY, INK, LINE
+from fedloom.simulation.output.plots import GREY, INK, LINE, style
 from fedloom.simulation.studies import table
 from fedloom.simulation.studies.study import Column, Study, StudyResults
 
@@ -57,8 +57,6 @@ def _panel(axes: Axes, column: Column, results: StudyResults, rows: list[str], t
     axes.set_xlim(0, _ROOM * top)
     axes.set_xticks([tick for tick in axes.get_xticks() if tick <= top * 1.001])
     axes.grid(axis="x", color=LINE, linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.tick_params(labelsize=8, colors=INK, length=0)
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
-    axes.spines["bottom"].set_color(LINE)
+    style(axes, 8)
+    axes.tick_params(length=0)
+    axes.spines["left"].set_visible(False)

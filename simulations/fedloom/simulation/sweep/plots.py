@@ -1,7 +1,11 @@
-"""A sweep's plots: every trial's curve, what each setting does, and how the search went.
+"""A sweep's plots: every trial's curve, the objective by setting and by trial.
 
-Colours are Okabe and Ito's, as in a simulation's own plots; the best trial has one of its own and
-is named where it stands. Figures are drawn by Agg canvases, so nothing here touches pyplot.
+Colours are Okabe and Ito's; the best trial has a colour of its own. Figures are drawn by Agg
+canvases, so nothing here touches pyplot.
+
+Optuna's matplotlib plots were tried. They number trials from 0, where the table counts from 1,
+leave out pruned trials, failed ones and derived settings, do not mark the best trial, list every
+trial in a legend that is cut off, and change pyplot's style for the whole process.
 """
 
 import math
@@ -18,12 +22,13 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
 
+from fedloom.simulation.output.plots import INK, LINE, style
 from fedloom.simulation.output.scales import AxisScale
 from fedloom.simulation.sweep import table
 from fedloom.simulation.sweep.outcome import FAILED, FINISHED, SweepResult, TrialRow
 from fedloom.simulation.sweep.rounds import curve
 
-BLUE, ORANGE, GREY, INK, LINE = "#0072B2", "#D55E00", "#8A8A8A", "#222222", "#E3E3E3"
+BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#8A8A8A"
 LOST = "pruned, failed or never there"
 _MAX_PANELS = 8
 _COLUMNS = 4
@@ -304,14 +309,9 @@ def _figure(title: str, num: int = 1) -> tuple[Figure, list[Axes]]:
     for spare in panels[num:]:
         spare.remove()
     for axes in panels[:num]:
-        for side in ("top", "right"):
-            axes.spines[side].set_visible(False)
-        for side in ("left", "bottom"):
-            axes.spines[side].set_color("#B0B0B0")
-        axes.tick_params(colors=INK, labelsize=11.5)
+        style(axes, 11.5)
         axes.xaxis.label.set_fontsize(12.5)
         axes.grid(axis="y", color=LINE, linewidth=0.9)
-        axes.set_axisbelow(True)
     return figure, panels[:num]
 
 
