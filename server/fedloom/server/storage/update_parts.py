@@ -1,7 +1,7 @@
-"""Where in an update's file the values of a tensor are, and which coordinates they are for.
+"""The parts of an update's file: where a tensor's values are, and which coordinates they cover.
 
-Raw or encoded, a whole tensor, a box or a mask of one: any range of flat coordinates can be read
-without reading the others.
+A part is raw or encoded, and covers a whole tensor, a box or a mask of it. Any range of flat
+coordinates can be read without the others.
 """
 
 import math
@@ -26,7 +26,7 @@ _COUNT_BYTES: Final = 1 << 16  # of a mask, counted at a time
 def parts_of(
     handle: int, header: fleet_pb2.UpdateHeader, specs: Mapping[Key, TensorSpec]
 ) -> "dict[Key, Part]":
-    """What an update's file holds of each tensor.
+    """Return the part of each tensor in an update's file.
 
     Raises:
         IntegrityError: an encoded part, and the header names no codec.
@@ -48,11 +48,11 @@ def parts_of(
 
 
 Place: TypeAlias = tuple[int, np.dtype[Any]]
-"""Where an array begins in its file, and of what it is."""
+"""Where an array begins in its file, and its dtype."""
 
 
 def place_of(layout: Layout, name: str) -> Place:
-    """Where an array of a body is."""
+    """Return where an array of a body is."""
     info = layout.tensors[name]
     return layout.data_start + info.start, DTYPES[info.dtype]
 
@@ -61,10 +61,10 @@ class Values(Protocol):
     """The values of one part, in row-major order of what it covers."""
 
     def read(self, handle: int, first: int, count: int) -> NDArray[Any]:
-        """Some of them, which last until the next call."""
+        """Return `count` values from `first` on; they last until the next call."""
 
     def forget(self) -> None:
-        """Drop what was kept for the next read."""
+        """Drop what is kept for the next read."""
 
 
 def _values(
@@ -81,7 +81,7 @@ def _values(
 
 @dataclass(slots=True)
 class Raw:
-    """Values that lie in a file as they are."""
+    """Values that are stored raw."""
 
     offset: int
     dtype: np.dtype[Any]
@@ -121,7 +121,7 @@ class Coded:
         return lambda start, stop: array.read(self._handle, start, stop - start)
 
     def forget(self) -> None:
-        """Drop the decoder, which knows where in its arrays it is."""
+        """Drop the decoder and its position in its arrays."""
         self._decoder = None
 
 
@@ -137,10 +137,10 @@ class Span:
 
 @dataclass(slots=True)
 class Part:
-    """A tensor that is covered whole.
+    """A part that covers a whole tensor.
 
     Attributes:
-        values: of it.
+        values: of the tensor.
     """
 
     values: Values
@@ -152,7 +152,7 @@ class Part:
 
 @dataclass(slots=True)
 class SlicePart(Part):
-    """A box of a tensor; its values are in the order of their flat coordinates.
+    """A part that covers a box of a tensor; its values are in the order of flat coordinates.
 
     Attributes:
         box: `(start, stop)` for each dimension.
@@ -165,7 +165,7 @@ class SlicePart(Part):
         return self._before(span), _inside(span.shape, self.box, span.start, span.stop)
 
     def _before(self, span: Span) -> int:
-        """Values of the box that lie before a flat coordinate."""
+        """Return how many values of the box lie before the span."""
         count, left, inner = 0, span.start, math.prod(span.shape)
         values = math.prod(high - low for low, high in self.box)
         if not values:
