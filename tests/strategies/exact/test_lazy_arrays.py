@@ -1,4 +1,4 @@
-"""Arrays that are made a piece at a time are the arrays that they stand for."""
+"""Arrays that are computed a piece at a time equal the whole arrays."""
 
 import numpy as np
 import pytest

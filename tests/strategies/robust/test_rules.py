@@ -66,7 +66,7 @@ def test_a_share_of_whole_clients_is_not_lost_to_rounding():
 
 
 def test_coordinates_are_reduced_over_those_who_cover_them():
-    """Whoever does not speak about a coordinate is not zero there but absent."""
+    """An update that does not cover a coordinate is absent there, not zero."""
     updates = masked([[1, None, 4], [3, None, None], [100, None, 6]])
     assert block(Median(), updates) == ([3, 0, 5], [True, False, True])
     assert block(TrimmedMean(fraction=0.4), updates) == ([3, 0, 5], [True, False, True])
@@ -115,7 +115,7 @@ def test_bulyan_where_few_cover():
 
 
 def test_whoever_is_not_chosen_covers_nothing():
-    """A coordinate that only others speak about keeps its value."""
+    """A coordinate that no chosen update covers keeps its value."""
     updates = masked([[1, None], [1, None], [1, None], [50, 9], [1, None]])
     assert block(Krum(num_byzantine=1), updates) == ([1, 0], [True, False])
 

@@ -28,7 +28,7 @@ class FLTrust(Robust):
     """The mean by trust of updates brought to the length of the trusted one.
 
     As in the paper the trusted update is the reference and not itself in the mean; where it trusts
-    nobody, or is alone, it counts by itself. Not weighted: trust takes the place of weights.
+    no update, or is alone, it counts by itself. Not weighted: trust takes the place of weights.
 
     Attributes:
         trusted: name of the client; a round without its update fails.
