@@ -1,4 +1,4 @@
-"""What tests share: property tests judged by results, and a real server to be rude to."""
+"""Fixtures that tests share: settings of property tests, an event loop and a running server."""
 
 import asyncio
 import threading
@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 from hypothesis import HealthCheck, settings
 
-# A busy machine must not fail a property; the algebra's own tests ask for more where it pays.
+# Without a deadline, so that a busy machine fails no property; tests may ask for more examples.
 settings.register_profile(
     "fedloom", deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow]
 )
@@ -16,7 +16,7 @@ settings.load_profile("fedloom")
 
 @pytest.fixture(scope="module")
 def runner():
-    """One event loop for a module's tests: it stands still between them."""
+    """One event loop for a module's tests; it runs only during a test."""
     with asyncio.Runner() as runner:
         yield runner
 
@@ -34,7 +34,7 @@ def federation(runner, tmp_path_factory):
 
 @pytest.fixture
 def exporters_end():
-    """What exports spans ends with its test: it draws from the generator that properties watch."""
+    """Threads that export spans end with their test: Hypothesis checks the generator they use."""
     yield
     for thread in threading.enumerate():
         if thread.name.startswith("Otel"):
@@ -43,7 +43,7 @@ def exporters_end():
 
 @pytest.fixture
 def updates_of(tmp_path):
-    """Have a client do a task as its agent would; gives the header of the update in its outbox."""
+    """Run a task as an agent would; returns the header of the update in the client's outbox."""
     from support.outbox import update_of  # as above
 
     return partial(update_of, folder=tmp_path)
