@@ -1,11 +1,10 @@
-"""Which rounds are over for this device: an old offer that is played back makes it do nothing.
+"""Replay guard: refuses old offers that are sent again.
 
-A signature does not age, and an offer is as good when it is played back as when it was made. So a
-device remembers, for each run, the last round that it has answered (or that no longer wanted an
-answer), and when the newest offer that it took was signed. An offer of such a round or an earlier
-one is old unless it was signed later: then the server itself asks again, as one does that was
-restored from a backup. Only times of the server are compared with each other; the device's clock
-may be wrong.
+Signatures do not expire, so a recorded offer stays valid. For each run the device therefore stores
+the last round that it answered (or that was withdrawn) and when the newest accepted offer was
+signed. An offer of such a round or an earlier one is refused unless it was signed later: then the
+server itself repeats it, as after a restore from a backup. Only the server's times are compared;
+the device's clock may be wrong.
 """
 
 import json
@@ -22,7 +21,7 @@ FILE = "answered.json"
 
 
 class ReplayGuard:
-    """Rounds that are over, by run; kept over restarts.
+    """The last answered round of each run, kept across restarts.
 
     Args:
         directory: of the client's state.
@@ -33,7 +32,7 @@ class ReplayGuard:
         self._runs = _read(self._path)
 
     def check(self, run: str, number: int, issued_us: int) -> None:
-        """May this offer of a round be taken?
+        """Check that an offer is not a replay.
 
         Raises:
             Refusal: STALE_ROUND.
@@ -47,12 +46,12 @@ class ReplayGuard:
             )
 
     def saw(self, run: str, issued_us: int) -> None:
-        """An offer of a run was taken."""
+        """Record that an offer of a run was accepted."""
         last, newest_us = self._runs.get(run, (0, 0))
         self._runs[run] = (last, max(newest_us, issued_us))
 
     def settle(self, run: str, number: int) -> None:
-        """A round was answered, or wants no answer. A full disk costs only the memory of it."""
+        """Record that a round was answered or withdrawn. A disk error is only logged."""
         last, newest_us = self._runs.pop(run, (0, 0))
         self._runs[run] = (max(number, last), newest_us)
         while len(self._runs) > KEEP_RUNS:

@@ -1,10 +1,10 @@
-"""How an agent stands, for whoever looks after its process: systemd, a container, `client health`.
+"""Health of an agent, for supervisors: systemd, containers and `client health`.
 
-`agent.json` in the state directory says which process the agent is and whether it attends; it is
-written when that changes and at no other time. systemd hears the same by its notification socket
-(sd_notify(3)), and a sign of life as often as WatchdogSec asks for.
+`agent.json` in the state directory holds the agent's process id and whether it is connected, and is
+written only when that changes. systemd is notified by its socket (sd_notify(3)), with heartbeats as
+often as WatchdogSec asks for.
 
-Invariant: nothing here ends an agent: where a disk is full or a socket is gone, it is silent.
+Invariant: an error here, such as a full disk or a missing socket, never ends the agent.
 """
 
 import asyncio
@@ -22,11 +22,11 @@ FILE = "agent.json"
 
 
 class HealthFile:
-    """Tells how an agent stands.
+    """Writes the health of an agent.
 
     Args:
         state_dir: of the client.
-        server: host:port that it attends.
+        server: host:port.
     """
 
     def __init__(self, state_dir: Path, server: str) -> None:
@@ -35,24 +35,24 @@ class HealthFile:
         self._attends: bool | None = None
 
     def begins(self) -> None:
-        """The agent runs, and is about to connect."""
+        """The agent has started and is connecting."""
         self._tell(attends=False)
         notify("READY=1", f"STATUS=Connecting to {self._server}")
 
     def attends(self) -> None:
-        """The server has welcomed it."""
+        """The server has accepted it."""
         if self._attends is not True:
             self._tell(attends=True)
             notify(f"STATUS=Attends {self._server}")
 
     def waits(self) -> None:
-        """The server is out of reach, which may last."""
+        """The server is unreachable."""
         if self._attends is not False:
             self._tell(attends=False)
             notify(f"STATUS=Waits for {self._server}")
 
     def ends(self) -> None:
-        """It is asked to stop."""
+        """The agent is stopping."""
         notify("STOPPING=1")
         with suppress(OSError):
             self._path.unlink(missing_ok=True)
@@ -66,11 +66,11 @@ class HealthFile:
 
 @dataclass(frozen=True, slots=True)
 class AgentHealth:
-    """How an agent stands.
+    """Health of an agent.
 
     Attributes:
-        alive: its process is there.
-        attends: the server has it.
+        alive: its process exists.
+        attends: it is connected.
         server: host:port.
         since: Unix time of the last change.
     """
@@ -82,12 +82,12 @@ class AgentHealth:
 
 
 def read_health(state_dir: Path) -> AgentHealth:
-    """Read how the agent over a state directory stands."""
+    """Read the health of the agent of a state directory."""
     try:
         told = json.loads((state_dir / FILE).read_text())
         pid = int(told["pid"])
         os.kill(pid, 0)
-    except PermissionError:  # another user's, but there
+    except PermissionError:  # another user's process
         pass
     except (OSError, ValueError, KeyError, TypeError):
         return AgentHealth(False)
@@ -97,7 +97,7 @@ def read_health(state_dir: Path) -> AgentHealth:
 
 
 def notify(*lines: str) -> None:
-    """Tell systemd, where it started this process and listens."""
+    """Notify systemd, if it started this process and listens."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address:
         return
@@ -107,7 +107,7 @@ def notify(*lines: str) -> None:
 
 
 async def keep_watchdog() -> None:
-    """Give a sign of life as often as systemd asks for; at once over where it asks for none."""
+    """Send heartbeats as often as systemd asks for; returns at once if it asks for none."""
     try:
         interval_s = int(os.environ.get("WATCHDOG_USEC", "0")) / 2e6
     except ValueError:

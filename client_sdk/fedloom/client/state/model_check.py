@@ -17,18 +17,18 @@ from fedloom.strategies.exact.lazy_arrays import Values, pieces_of
 
 MAX_NAME = 1024
 MAX_HEADER_BYTES = 16 << 20
-"""Of a model's list of tensors: parsing it takes many times its size in memory."""
+"""Limit of a model's header: parsing takes many times its size in memory."""
 
 
 class UnfitError(FedloomError):
-    """What the server gave cannot be used; asking again would give the same."""
+    """What the server sent cannot be used; a retry would not help."""
 
 
 def check_room(directory: Path, size_bytes: int) -> None:
-    """Is there room on the disk for so many bytes more?
+    """Check that the disk has room for a download.
 
     Raises:
-        UnfitError: there is not.
+        UnfitError: it has not.
     """
     free = shutil.disk_usage(directory).free
     if size_bytes > free:
@@ -36,14 +36,14 @@ def check_room(directory: Path, size_bytes: int) -> None:
 
 
 def check_model(path: Path, *, whole: bool = True) -> None:
-    """Is a file that has the right digest a model that can be trained?
+    """Check that a file with the right digest is a usable model.
 
     Args:
         path: of the file.
-        whole: of a model, and not what comes beside one.
+        whole: a complete model, not tensors that accompany one.
 
     Raises:
-        UnfitError: its list of tensors does not fit its bytes, or it holds NaN.
+        UnfitError: its list of tensors does not match its bytes, or it holds NaN.
     """
     try:
         _check_header(path)
@@ -59,7 +59,7 @@ def check_model(path: Path, *, whole: bool = True) -> None:
 
 
 def _check_names(names: Iterable[str]) -> None:
-    """They are shown to the device's owner: no escape sequence, and nothing without end."""
+    """Names are shown to the device's owner: printable, and of limited length."""
     for name in names:
         if len(name) > MAX_NAME or not name.isprintable():
             raise _unusable(
@@ -80,7 +80,7 @@ def _unusable(why: str) -> UnfitError:
 
 
 def _has_nan(values: Values) -> bool:
-    """Piece by piece: a model must not come into memory at once."""
+    """Checked piece by piece, without loading the whole tensor."""
     if values.dtype.kind != "f":
         return False
     return any(bool(np.isnan(np.min(piece))) for _, piece in pieces_of(values))

@@ -1,11 +1,10 @@
-"""A model on its way in: its bytes, then a count of how many have come.
+"""A partial download on disk: the received bytes, followed by their count.
 
-So a download that was cut, or that outlived the process, goes on where it stopped. The count is a
-hint, not a proof: whoever goes on hashes the earlier bytes again, and only the digest of the whole
-makes a file a model.
+A download that was interrupted, also by the end of the process, resumes where it stopped. The count
+is only a hint: resuming hashes the earlier bytes again, and the digest of the whole decides.
 
-Growing a fresh file costs three times the CPU of overwriting an old one (new pages), so a model
-that nobody needs any more gives its file away.
+Writing a new file costs three times the CPU of overwriting an old one (new pages), so the file of a
+model that is no longer needed is reused.
 """
 
 import hashlib
@@ -17,16 +16,16 @@ _READ_BYTES = 1 << 20
 
 
 class PartialDownload:
-    """A model being received.
+    """A download in progress.
 
     Args:
-        path: made if needed.
+        path: created if missing.
         size_bytes: of the whole model.
-        reuse: a file to overwrite where there is none at `path` yet; nobody may have it mapped.
+        reuse: a file to overwrite if `path` does not exist; it must not be mapped.
 
     Attributes:
         path: as given.
-        received: bytes that have come.
+        received: bytes so far.
     """
 
     def __init__(self, path: Path, size_bytes: int, reuse: Path | None = None) -> None:
@@ -38,7 +37,7 @@ class PartialDownload:
         )
         self.received = self._count() if begun else 0
         if not self.received:
-            # The end moves first: the count is only believed at the very end of a file.
+            # Set the size first: the count is only valid at the very end of the file.
             os.ftruncate(self._handle, size_bytes + _COUNT)
             self._note()
         if not begun and reuse is not None:
@@ -46,7 +45,7 @@ class PartialDownload:
 
     @property
     def is_whole(self) -> bool:
-        """Whether as many bytes have come as were promised."""
+        """Whether all bytes are received."""
         return self.received == self._size
 
     def append(self, chunk: bytes) -> None:
@@ -59,7 +58,7 @@ class PartialDownload:
         self._note()
 
     def hash(self) -> "hashlib._Hash":
-        """The SHA-256 so far, of what has come."""
+        """The SHA-256 of the bytes so far."""
         digest = hashlib.sha256()
         offset = 0
         while offset < self.received:
@@ -69,7 +68,7 @@ class PartialDownload:
         return digest
 
     def close(self) -> None:
-        """Let go of the file; what is whole is left as just the model's bytes."""
+        """Close the file; a complete one is cut to the model's bytes."""
         if self.is_whole:
             os.ftruncate(self._handle, self._size)
         os.close(self._handle)

@@ -37,9 +37,9 @@ from fedloom.strategies.exact.lazy_arrays import Values
 
 KEEP_MODELS = 2
 KEEP_MEMORIES = 4
-"""Runs whose memory stays when another one begins."""
+"""Runs whose rule memory is kept."""
 IDENTITY_BYTES = 64 * 1024
-"""More than a key, its chain, the root and their temporary files take."""
+"""Upper bound of a key, its chain, the root and their temporary files."""
 _READ_BYTES = 1 << 20
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class ClientStore:
     Attributes:
         directory: as given.
         journal: of what left this device.
-        keep: models that stay when another one comes.
+        keep: models to keep when another one arrives.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -74,19 +74,19 @@ class ClientStore:
 
     @property
     def identity_path(self) -> Path:
-        """Where the key and the certificate chain lie."""
+        """File of the key and the certificate chain."""
         return self.directory / identity_files.IDENTITY
 
     def save_identity(
         self, key_pem: bytes, chain_pem: bytes, root_pem: bytes, signing_key: bytes = b""
     ) -> None:
-        """Keep a key with its certificate chain, and what proves the server.
+        """Store a key with its certificate chain, and what authenticates the server.
 
         Args:
             key_pem: private, PKCS#8.
             chain_pem: the leaf and its authority.
-            root_pem: what the server's certificate leads to.
-            signing_key: what the server signs by; b"" keeps the one that is here.
+            root_pem: root of the server's certificate.
+            signing_key: the server's; b"" keeps the stored one.
         """
         write_private(self.directory / identity_files.ROOT, root_pem)
         if signing_key:
@@ -95,23 +95,23 @@ class ClientStore:
         write_private(self.identity_path, key_pem + chain_pem)
 
     def trust(self, signing_key: bytes) -> None:
-        """From now on this is the key that the server signs by."""
+        """Store the server's signing key."""
         write_private(self.directory / identity_files.SIGNING, signing_key.hex().encode() + b"\n")
 
     def trusted(self) -> frozenset[bytes]:
-        """The key that the server signs by; empty where none was ever learnt.
+        """The server's signing key; empty if none is stored.
 
         Raises:
-            IntegrityError: the file is not what was written.
+            IntegrityError: the file is damaged.
         """
         key = identity_files.signing_key(self.directory)
         return frozenset() if key is None else frozenset({key})
 
     def make_room(self) -> None:
-        """See that there is room for an identity.
+        """Check that the disk has room for an identity.
 
         Raises:
-            OSError: there is none.
+            OSError: it has none.
         """
         path = self.directory / "room"
         try:
@@ -120,7 +120,7 @@ class ClientStore:
             path.unlink(missing_ok=True)
 
     def noise_key(self) -> bytes:
-        """The secret of this device's own noise; made when it is first asked for."""
+        """The secret key of this device's noise; created on first use."""
         path = self.directory / identity_files.NOISE
         try:
             return identity_files.noise_key(path)
@@ -133,7 +133,7 @@ class ClientStore:
 
         Raises:
             UsageError: this client is not enrolled, or may not read its files.
-            IntegrityError: one of them is not what was written.
+            IntegrityError: one of them is damaged.
         """
         found = identity_files.read(self.directory)
         return found.pem, found.root_pem
@@ -141,14 +141,14 @@ class ClientStore:
     # ---- models ------------------------------------------------------------------------------
 
     def model_path(self, digest: str) -> Path:
-        """Where a whole model lies."""
+        """File of a complete model."""
         return self._models / f"{digest}.safetensors"
 
     def receive_model(self, digest: str, size_bytes: int) -> PartialDownload:
-        """Begin, or go on with, receiving a model; `adopt_model` makes it one.
+        """Start or resume a download; `adopt_model` completes it.
 
-        The oldest model gives its file away if it would make room in any case. One that is large
-        enough to be mapped does not: somebody's code may still hold its pages.
+        Overwrites the file of the oldest model if that would be removed anyway, unless it is large
+        enough to be mapped: training code may still use its pages.
         """
         models = self._by_age()
         reuse = None
@@ -164,7 +164,7 @@ class ClientStore:
         return sorted(self._models.glob("*.safetensors"), key=lambda p: p.stat().st_mtime_ns)
 
     def has_model(self, digest: str) -> bool:
-        """Is the model here, whole? Checked once in a process's life. If so, it is in use."""
+        """Whether the model is stored and intact, checked once per process; marks it as used."""
         path = self.model_path(digest)
         if not path.exists():
             return False
@@ -174,20 +174,20 @@ class ClientStore:
                     path.unlink()
                     return False
             self._verified.add(digest)
-        # What a task is about to use is not the oldest, which makes room. Files get their time from
-        # a clock of a few milliseconds, behind this one.
+        # So that it is not the oldest, which is removed first. File times come from a clock that is
+        # coarser, and some milliseconds behind this one.
         os.utime(path, ns=(time.time_ns(), time.time_ns()))
         return True
 
     def check(self, digest: str, whole: bool) -> None:
-        """Can the model be used? Looked at once in a process's life; else it is dropped.
+        """Check a model's content, once per process; remove it if it cannot be used.
 
         Args:
-            digest: of a model that is here.
-            whole: a model, and not what comes beside one.
+            digest: of a stored model.
+            whole: a complete model, not tensors that accompany one.
 
         Raises:
-            UnfitError: it cannot.
+            UnfitError: it cannot be used.
         """
         if digest in self._checked:
             return
@@ -201,7 +201,7 @@ class ClientStore:
         self._checked.add(digest)
 
     def adopt_model(self, digest: str) -> Path:
-        """The part is whole and verified; older models make room."""
+        """Turn a complete, verified download into a model; remove the oldest ones."""
         path = self.model_path(digest)
         self._part_path(digest).replace(path)
         self._verified.add(digest)
@@ -214,7 +214,7 @@ class ClientStore:
         return path
 
     def advance(self, base: str, steps: Sequence[str], digest: str) -> None:
-        """Make a model from one that is here and differences that are here too; they are dropped.
+        """Make a model from a stored one and stored differences, which are removed.
 
         Raises:
             IntegrityError: they do not lead to that model.
@@ -238,9 +238,9 @@ class ClientStore:
     # ---- what client rules remember ----------------------------------------------------------
 
     def recall(self, run: str, number: int) -> dict[str, FileArray]:
-        """What the rule remembered when it made the update of a round; 0 for none.
+        """The rule's memory from the update of a round; 0 for none.
 
-        Empty, with a warning, where it is gone.
+        Empty, with a warning, if the file is missing.
         """
         if not number:
             return {}
@@ -251,13 +251,13 @@ class ClientStore:
         return stored_params(path)
 
     def remember(self, run: str, number: int, arrays: Mapping[str, Values], *, before: int) -> None:
-        """Keep what the rule remembers with the update of a round, durably.
+        """Store the rule's memory with the update of a round, durably.
 
         Args:
             run: id.
             number: of the round.
             arrays: "slot/tensor" → array.
-            before: the round whose memory it grew from; what lies between did not count.
+            before: the round whose memory it was made from; those in between did not count.
         """
         write_file(self._memory_path(run, number), arrays)
         for path in self._memory.glob(f"{run}.*.safetensors"):
@@ -275,15 +275,15 @@ class ClientStore:
     # ---- updates that are owed ---------------------------------------------------------------
 
     def body_path(self, run: str, number: int) -> Path:
-        """Where the body of an update lies, or is being written."""
+        """File of an update's body."""
         return self._outbox / f"{run}.{number}.body"
 
     def scratch(self) -> Scratch:
-        """Room on the disk for what is made on the way to an update, gone with whoever has it."""
+        """Temporary files for intermediate values, removed with the returned object."""
         return Scratch(self._outbox)
 
     def owe(self, header: fleet_pb2.UpdateHeader) -> None:
-        """The body is written: from now on this update is what the client sends."""
+        """Record an update whose body is written: from now on it is the one to send."""
         path = self._header_path(header.task.run, header.task.round)
         temporary = path.with_suffix(".tmp")
         temporary.write_bytes(header.SerializeToString())
@@ -291,14 +291,14 @@ class ClientStore:
         self._drop_checkpoints()
 
     def evict(self, most_bytes: int, digests: Collection[str], key: str) -> int:
-        """Let the oldest files go until the state takes so much at most; returns what it takes.
+        """Remove the oldest files until the state fits a size; returns its size.
 
-        The identity and the journal stay, and so does what a task needs.
+        Keeps the identity, the journal and what the current task needs.
 
         Args:
             most_bytes: of everything here.
-            digests: of models that stay.
-            key: what names of files of the task begin with, `run.round.`.
+            digests: of models to keep.
+            key: prefix of the task's files, `run.round.`.
         """
         sizes = dict(_sizes(self.directory))
         folders = (self._models, self._outbox, self._checkpoints, self._memory)
@@ -320,7 +320,7 @@ class ClientStore:
         return total
 
     def checkpoint_path(self, task: fleet_pb2.Task) -> Path:
-        """Where the training of a task is kept that was cut short."""
+        """File of a task's training checkpoint."""
         return self._checkpoints / name_of(task)
 
     def _drop_checkpoints(self, keep: tuple[str, ...] = ()) -> None:
@@ -329,27 +329,27 @@ class ClientStore:
                 path.unlink(missing_ok=True)
 
     def owed(self, task: fleet_pb2.Task) -> fleet_pb2.UpdateHeader | None:
-        """The update that was made for this task before, if it is whole."""
+        """The stored update of this task, if it is complete."""
         path = self._header_path(task.key.run, task.key.round)
         if not path.exists():
             return None
         try:
             header = fleet_pb2.UpdateHeader.FromString(path.read_bytes())
         except DecodeError:
-            return None  # a power cut: it is made anew
+            return None  # damaged by a power cut: it is made again
         body = self.body_path(task.key.run, task.key.round)
         whole = header.model_digest == task.model.digest and _crc(body) == header.crc32c
         return header if whole else None
 
     def settle(self, run: str, number: int) -> None:
-        """The update was accepted, or nobody wants it any more."""
+        """Remove the files of a round that was accepted or withdrawn."""
         for path in self._checkpoints.glob(f"{run}.{number}.*"):
             path.unlink(missing_ok=True)
         self._header_path(run, number).unlink(missing_ok=True)
         self.body_path(run, number).unlink(missing_ok=True)
 
     def settle_others(self, tasks: Iterable[tuple[str, int]]) -> None:
-        """Nothing is owed but, perhaps, the updates of these rounds, nor any other training kept.
+        """Remove updates and checkpoints of all rounds but these.
 
         Args:
             tasks: run and round of each.
@@ -374,7 +374,7 @@ def _crc(path: Path) -> int:
 
 
 def _sizes(directory: Path) -> Iterator[tuple[Path, int]]:
-    """Of the files in a folder; others may remove some meanwhile."""
+    """Files of a folder with their sizes; files that vanish meanwhile are skipped."""
     for path in directory.rglob("*"):
         with suppress(FileNotFoundError):
             if path.is_file():

@@ -1,7 +1,7 @@
-"""How far a training is: what the training code says, passed on at most once a second.
+"""Progress of a training, as the training code reports it, at most once a second.
 
-Invariant: nothing waits for it, and nothing depends on it; what is said while nobody listens or too
-soon after the last word is dropped.
+Invariant: reporting never blocks or fails a training; a report without a listener, or too soon
+after the last one, is dropped.
 """
 
 import math
@@ -10,16 +10,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 EVERY_S = 1.0
-"""Seconds between two words to the server."""
+"""Seconds between two reports to the server."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingProgress:
-    """How far a training is.
+    """Progress of a training.
 
     Attributes:
         fraction: from 0 to 1.
-        loss: of late; None where it was not said.
+        loss: recent; None if not reported.
     """
 
     fraction: float
@@ -27,7 +27,7 @@ class TrainingProgress:
 
 
 def note(done: float | tuple[float, float], loss: object = None) -> TrainingProgress:
-    """Make a note of what training code says, whatever it says: progress must not fail a round.
+    """Convert what training code reports; invalid values never fail a round.
 
     Args:
         done: a fraction from 0 to 1, or how much of how much.
@@ -51,10 +51,10 @@ def note(done: float | tuple[float, float], loss: object = None) -> TrainingProg
 
 
 class Reporter:
-    """Passes on what training code says of itself, from the thread that trains.
+    """Passes on reports of the training code, in the training thread.
 
     Attributes:
-        heard: called in that thread with a note, at most once in `EVERY_S`; None where nobody asks.
+        heard: called in that thread, at most once in `EVERY_S`; None without a listener.
     """
 
     __slots__ = ("_next_at", "heard")
@@ -64,9 +64,9 @@ class Reporter:
         self._next_at = -math.inf
 
     def say(self, done: float | tuple[float, float], loss: object = None) -> None:
-        """Pass on how far the training is, unless something was just said.
+        """Pass on progress, unless a report was just passed on.
 
-        What is not passed on is not looked at: a loss on a GPU is then not waited for.
+        A dropped report is not evaluated, so it does not wait for a loss on a GPU.
         """
         if self.heard is None:
             return
