@@ -1,1 +1,1 @@
-"""The main job end to end: real processes train a real model on handwritten digits."""
+"""The demo: a server and eight client processes train a model on handwritten digits."""

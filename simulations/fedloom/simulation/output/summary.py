@@ -64,7 +64,7 @@ def _rounds(result: Result, sums: curves.RunTotals) -> Text:
     if result.stopped:
         text.append(f"; stopped: {result.stopped}", "yellow")
         if result.stopped == INTERRUPTED and result.folder is not None:
-            text.append("; --resume goes on")
+            text.append("; --resume continues")
     return text
 
 

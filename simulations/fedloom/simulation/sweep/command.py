@@ -59,8 +59,8 @@ def sweep(
 ) -> None:  # fmt: skip
     """Search an experiment's settings for the best: grid, random or Bayesian, in parallel.
 
-    FILE is a sweep in TOML, or a Comet Optimizer config in JSON as it is. The same command goes
-    on where it was interrupted. A grid runs each combination once.
+    FILE is a sweep in TOML, or a Comet Optimizer config in JSON as it is. The same command
+    continues an interrupted sweep. A grid runs each combination once.
 
     \b
     Examples:
@@ -113,13 +113,13 @@ def _finish(outcome: "SweepResult", as_json: bool, interrupted: bool) -> None:
     report.show(outcome, files, as_json=as_json)
     left = outcome.num_trials - len(outcome.rows)
     if interrupted:
-        click.echo(f"interrupted with {left} to go: the same command goes on", err=True)
+        click.echo(f"interrupted with {left} to go: the same command continues", err=True)
     elif outcome.best is None and not as_json:
         raise_nothing(outcome)
 
 
 def raise_nothing(outcome: "SweepResult") -> NoReturn:
-    """Say that no simulation finished, and why the first did not.
+    """Report that no simulation finished, and why the first did not.
 
     Raises:
         UsageError: always.

@@ -84,7 +84,7 @@ class SweepDisplay:
         self._update()
         if rows and len(rows) < num_trials:
             self.console.print(
-                f"going on with {words.things(num_trials - len(rows), 'trial')} of {num_trials}",
+                f"continuing with {words.things(num_trials - len(rows), 'trial')} of {num_trials}",
                 style="dim",
             )
 

@@ -1,4 +1,4 @@
-"""What came of a sweep: one row for each simulation, and how they compare."""
+"""The result of a sweep: one row for each simulation, and their ranking."""
 
 import math
 import statistics

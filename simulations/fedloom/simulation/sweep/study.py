@@ -1,12 +1,12 @@
-"""A sweep's study: which simulations it consists of, which have ended, and what the next one is.
+"""A sweep's trials: which simulations it has, which have ended, and which one is next.
 
-The study lies in `study.journal`, so a sweep that was cut off goes on. Each
-simulation has a number, its slot: `point · repeats + repeat`. Point `p` of a grid is its
-combination `p`. Otherwise it is drawn with random numbers that belong to `p` alone, so neither an
-interruption nor, for random search, the number of jobs changes what is drawn.
+They are in `study.journal`, so an interrupted sweep continues. Each simulation has a number, its
+slot: `point · repeats + repeat`. Point `p` of a grid is its combination `p`. Otherwise it is drawn
+with random numbers that belong to `p` alone, so neither an interruption nor, for random search, the
+number of jobs changes what is drawn.
 
-Invariant: a trial of Optuna counts when it carries a `row`; one without was cut off and its slot is
-free again, with the same settings.
+Invariant: a trial of Optuna counts when it has a `row`; one without was interrupted, and its slot
+is free again, with the same settings.
 """
 
 import json
@@ -95,21 +95,21 @@ class TrialStore:
         return trial
 
     def report(self, trial: Trial, step: int, signal: float) -> bool:
-        """Tell how a trial stands after a round; True where it should be pruned."""
+        """Report a trial's value after a round; True where it should be pruned."""
         if self.sweep.pruner.name == "none":
             return False
         trial.report(signal, step)
         return step >= self.sweep.pruner.warmup_rounds and bool(trial.should_prune())
 
     def end(self, trial: Trial, slot: int, row: TrialRow) -> None:
-        """Write down how a trial ended."""
+        """Record how a trial ended."""
         trial.set_user_attr("row", asdict(row))
         self._tell(trial, row)
         self._journal.sync()
         self._ended[slot] = row
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._journal.close()
 
     def _check_identity(self, folder: Path) -> None:
