@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 from fedloom.server.ledger import Ledger, tables
-from fedloom.server.rounds.member_records import summarize
+from fedloom.server.ledger.member_summary import summarize
+from fedloom.server.ledger.rows import SessionRow
 
 RUN = "large-000000"
 START = 1.7e9
@@ -64,7 +65,7 @@ def round_rows(number, members, generator):
             "retries": int(generator.random() < 0.1), "code": None,
         }  # fmt: skip
         cohorts.append(row)
-        seen.append({**row, "accepted_at": done if end == "reported" else None})
+        seen.append(SessionRow(**row, accepted_at=done if end == "reported" else None))
         if end == "reported":
             loss = 2 / (1 + number / 100) + generator.gauss(0, 0.1)
             updates.append({

@@ -4,11 +4,14 @@ import json
 import math
 
 from fedloom.server.insight.curves import curves, latest, metrics
+from fedloom.server.ledger.rows import CurveRow
 
 
 def _row(number, training=None, evaluation=None, privacy=None):
-    return {"number": number, "kind": "train", "closed_at": 10.0 * number,
-            "training": training, "evaluation": evaluation, "privacy": privacy}  # fmt: skip
+    return CurveRow(
+        number=number, kind="train", closed_at=10.0 * number,
+        training=training, evaluation=evaluation, privacy=privacy,
+    )  # fmt: skip
 
 
 def test_rounds_without_a_metric_leave_a_gap():

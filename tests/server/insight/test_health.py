@@ -1,6 +1,9 @@
 """What needs an operator is said in plain words, and what does not is not said."""
 
+from dataclasses import replace
+
 from fedloom.server.insight.health import Facts, Level, assess
+from fedloom.server.ledger.rows import RefusalCount
 
 NOW = 1_000_000.0
 
@@ -116,16 +119,18 @@ def test_running_without_any_client_is_the_worst():
 
 def test_refusals_count_where_they_blame_somebody():
     """Late updates are a round's ordinary end; three poisoned ones are not."""
-    late = {"code": "round_closed", "times": 50, "clients": 9, "client": "oak", "last": NOW,
-            "message": "Expected a finite loss, got nan."}  # fmt: skip
+    late = RefusalCount(
+        code="round_closed", times=50, clients=9, client="oak", last=NOW,
+        message="Expected a finite loss, got nan.",
+    )  # fmt: skip
     assert not assess(_facts(_run(), refused=(late,))).alerts
-    poisoned = {**late, "code": "not_finite", "times": 3, "clients": 1}
-    assert not assess(_facts(_run(), refused=({**poisoned, "times": 2},))).alerts
+    poisoned = replace(late, code="not_finite", times=3, clients=1)
+    assert not assess(_facts(_run(), refused=(replace(poisoned, times=2),))).alerts
     alert = _only(assess(_facts(_run(), refused=(poisoned,))))
     assert (alert.link, alert.client) == ("/clients/oak", "oak")
     assert alert.what.startswith("oak was refused 3 times")
     assert alert.what.endswith("Expected a finite loss, got nan.")
-    many = _only(assess(_facts(_run(), refused=({**poisoned, "clients": 2},))))
+    many = _only(assess(_facts(_run(), refused=(replace(poisoned, clients=2),))))
     assert (many.link, many.client) == ("/clients", "")
 
 

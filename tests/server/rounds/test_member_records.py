@@ -1,6 +1,7 @@
 """What is remembered of members while a round is open, and until when."""
 
-from fedloom.server.rounds.member_records import LATE, Records
+from fedloom.server.ledger.member_summary import LATE
+from fedloom.server.rounds.member_records import Records
 
 KEY = ("run", 1)
 

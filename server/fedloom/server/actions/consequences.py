@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedloom.server.fleet.sessions import Hold
-from fedloom.server.ledger import Point, Row
+from fedloom.server.ledger import Point
+from fedloom.server.ledger.rows import RunRow
 from fedloom.server.queries.client_views import ClientView
 from fedloom.server.queries.views import Action, ActionArguments
 from fedloom.server.rounds.manager import ACTIVE
@@ -23,13 +24,13 @@ class Wish:
     """
 
     action: Action
-    run: Row
+    run: RunRow
     round: Mapping[str, Any] | None
     arguments: ActionArguments
 
     def done(self) -> str:
         """A sentence if there is nothing to do: it is so already, or the round is over."""
-        name, state, asked = self.run["id"], self.run["state"], self.arguments.round
+        name, state, asked = self.run.id, self.run.state, self.arguments.round
         is_so = {Action.PAUSE: "paused", Action.RESUME: "running", Action.STOP: "stopped"}
         if is_so.get(self.action) == state:
             return f"{name} is {state} already: nothing changes."
@@ -52,7 +53,7 @@ class Wish:
 
     def words(self) -> str:
         """What it does, in words."""
-        name, which, updates = self.run["id"], "its open round", ""
+        name, which, updates = self.run.id, "its open round", ""
         if self.round is not None:
             which = f"round {self.round['number']}"
             updates = f" with {_updates(self.round['accepted'])}"
@@ -87,7 +88,7 @@ def _updates(count: int) -> str:
     return f"{count} update{'' if count == 1 else 's'}"
 
 
-def rollback_words(run: Row, point: Point) -> str:
+def rollback_words(run: RunRow, point: Point) -> str:
     """What rolling a run back does.
 
     Args:
@@ -96,16 +97,16 @@ def rollback_words(run: Row, point: Point) -> str:
     """
     where = f"round {point.number}" if point.number else "its beginning"
     if not point.undone:
-        return f"{run['id']} is at {where} already: nothing changes."
+        return f"{run.id} is at {where} already: nothing changes."
     words = (
-        f"{run['id']} goes on from the model {point.digest[:12]} and the state of {where}. "
+        f"{run.id} goes on from the model {point.digest[:12]} and the state of {where}. "
         f"{_counted(point.undone)} no part of it any more, and its open round, if any, is given "
         "up with its updates."
     )
-    if run["privacy"] is not None:
+    if run.privacy is not None:
         words += " The privacy that they spent stays spent: as many rounds fewer follow."
-    if run["state"] not in ACTIVE:
-        words += f" It was {run['state']}, and is paused from then on: resume it to go on."
+    if run.state not in ACTIVE:
+        words += f" It was {run.state}, and is paused from then on: resume it to go on."
     return words
 
 

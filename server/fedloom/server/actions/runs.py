@@ -1,11 +1,13 @@
 """Actions on runs: submit, roll back, and steer (pause, resume, stop, close, abort, and so on)."""
 
 import asyncio
+from dataclasses import replace
 
 from fedloom.protocol.errors import UsageError
 from fedloom.server.access.principal import Principal
 from fedloom.server.actions.consequences import Wish, rollback_words
-from fedloom.server.ledger import Row, require_run
+from fedloom.server.ledger import require_run
+from fedloom.server.ledger.rows import RunRow
 from fedloom.server.planning.spec import parse
 from fedloom.server.queries.context import ConsoleContext
 from fedloom.server.queries.errors import ConflictError
@@ -120,11 +122,12 @@ async def _steer(
     return acted
 
 
-def _wish(context: ConsoleContext, row: Row, action: Action, arguments: ActionArguments) -> Wish:
+def _wish(context: ConsoleContext, row: RunRow, action: Action, arguments: ActionArguments) -> Wish:
     """The wished action against the run's state now: the ledger may lag by a moment."""
-    driver, live = context.runs.get(row["id"]), None
+    driver, live = context.runs.get(row.id), None
     if driver is not None:
-        row, live = {**row, "state": driver.engine.state.value}, driver.status().get("round")
+        row = replace(row, state=driver.engine.state.value)
+        live = driver.status().get("round")
     return Wish(action=action, run=row, round=live, arguments=arguments)
 
 
@@ -158,5 +161,5 @@ async def _do(
             await context.runs.command(run, action.value, arguments.reason)
 
 
-async def _row(context: ConsoleContext, run: str) -> Row:
+async def _row(context: ConsoleContext, run: str) -> RunRow:
     return require_run(await context.world.in_ledger(context.world.ledger.run, run), run)

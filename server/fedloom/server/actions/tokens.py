@@ -84,15 +84,13 @@ async def cancel_token(context: ConsoleContext, principal: Principal, token_id: 
         raise NotFoundError(
             f"Expected a token's id, got {token_id[:80]!r}: see `fedloom token list`."
         )
-    if row["used_at"] is not None:
+    if row.used_at is not None:
         raise ConflictError(
-            f"Expected an unused token, but {row['client']} enrolled with it: revoke "
-            f"the client instead (`fedloom client revoke {row['client']}`)."
+            f"Expected an unused token, but {row.client} enrolled with it: revoke "
+            f"the client instead (`fedloom client revoke {row.client}`)."
         )
-    await context.audit(principal, "token.cancel", token_id, {"client": row["client"]})
+    await context.audit(principal, "token.cancel", token_id, {"client": row.client})
     await world.in_ledger(world.ledger.cancel_token, token_id)
     world.live.changed("tokens")
     found = await world.in_ledger(world.ledger.token, token_id)
-    after = {**(found or row)}
-    del after["secret_hash"]
-    return token_view(after)
+    return token_view(found or row)

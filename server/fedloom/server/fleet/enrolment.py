@@ -105,14 +105,14 @@ class EnrolmentService:
         world = self._world
         token = tokens.parse_token(request.token)
         row = await world.in_ledger(world.ledger.token, token.id)
-        if row is None or not tokens.secret_matches(token.secret, row["secret_hash"]):
+        if row is None or not tokens.secret_matches(token.secret, row.secret_hash):
             raise Refusal(Code.BAD_TOKEN, "Expected a token of this server: ask for a new one.")
-        caller.name = row["client"]
+        caller.name = row.client
         if not hmac.compare_digest(token.pin, self._authority.root_pin):
             raise Refusal(Code.BAD_TOKEN, "Expected a token of this server's authority.")
-        if row["used_at"] is not None:
+        if row.used_at is not None:
             raise Refusal(Code.BAD_TOKEN, "This token was used before: ask for a new one.")
-        if time.time() >= row["expires_at"]:
+        if time.time() >= row.expires_at:
             raise Refusal(Code.BAD_TOKEN, "This token has expired: ask for a new one.")
         reply, serial, not_after = await issue(world, self._authority, request.csr_pem, caller.name)
         detail = {"token": token.id, "serial": serial}

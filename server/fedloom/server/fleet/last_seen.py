@@ -8,13 +8,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy.exc import SQLAlchemyError
 
 from fedloom.protocol.errors import printable
 from fedloom.protocol.v1 import fleet_pb2
+from fedloom.server.ledger.directory import Seen
 
 log = logging.getLogger(__name__)
 
@@ -24,21 +24,6 @@ PACE_S = 2.0
 MAX_LABELS = 32
 MAX_TEXT = 120
 """Characters of a version, of a label's name and of its value."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
-    """A client that came or went.
-
-    Attributes:
-        at: seconds since the epoch.
-        version: of its SDK; None where it only went.
-        labels: that it gave itself; None likewise.
-    """
-
-    at: float
-    version: str | None = None
-    labels: Mapping[str, str] | None = None
 
 
 def labels_of(given: Mapping[str, str]) -> dict[str, str]:

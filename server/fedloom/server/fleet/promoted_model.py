@@ -21,15 +21,15 @@ async def promoted(world: World, asked: str) -> fleet_pb2.PromotedReply:
         row = await world.in_ledger(ledger.promoted)
     if row is None:
         return fleet_pb2.PromotedReply()
-    model = await world.in_ledger(ledger.model, row["digest"], row["run"])
+    model = await world.in_ledger(ledger.model, row.digest, row.run)
     statement = fleet_pb2.PromotedStatement(
         federation=world.config.federation,
         asked=asked,
-        promotion=row["id"],
-        promoted_us=round(row["at"] * MICROSECONDS),
-        run=row["run"],
-        round=row["round"],
-        model=fleet_pb2.ModelRef(digest=row["digest"], size_bytes=model["size_bytes"]),
+        promotion=row.id,
+        promoted_us=round(row.at * MICROSECONDS),
+        run=row.run,
+        round=row.round,
+        model=fleet_pb2.ModelRef(digest=row.digest, size_bytes=model.size_bytes),
     ).SerializeToString(deterministic=True)
     reply = fleet_pb2.PromotedReply(statement=statement)
     if world.signing is not None:

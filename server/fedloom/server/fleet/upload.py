@@ -135,7 +135,7 @@ class Uploads:
         row = await world.in_ledger(world.ledger.find_update, *key, header.client)
         if row is None:
             return False
-        if row["identity"] != identity:
+        if row.identity != identity:
             raise Refusal(
                 Code.CONFLICTING_UPDATE,
                 "Expected a repeat of the update that was accepted for this round, got another.",

@@ -8,7 +8,7 @@ not finite is null, since JSON has none such.
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 KINDS = ("training", "evaluation")
 
@@ -20,7 +20,22 @@ Curves = dict[str, Any]
 where the run keeps quantiles; `epsilon` of private runs."""
 
 
-def curves(rows: Iterable[Mapping[str, Any]]) -> Curves:
+class RoundMeasures(Protocol):
+    """What a committed round measured."""
+
+    @property
+    def number(self) -> int: ...  # noqa: D102 - columns of the ledger
+    @property
+    def closed_at(self) -> float | None: ...  # noqa: D102
+    @property
+    def training(self) -> Mapping[str, Any] | None: ...  # noqa: D102
+    @property
+    def evaluation(self) -> Mapping[str, Any] | None: ...  # noqa: D102
+    @property
+    def privacy(self) -> Mapping[str, Any] | None: ...  # noqa: D102
+
+
+def curves(rows: Iterable[RoundMeasures]) -> Curves:
     """The curves of a run.
 
     Args:
@@ -28,14 +43,14 @@ def curves(rows: Iterable[Mapping[str, Any]]) -> Curves:
     """
     rows = list(rows)
     made: Curves = {
-        "number": [row["number"] for row in rows],
-        "at": [row["closed_at"] for row in rows],
+        "number": [row.number for row in rows],
+        "at": [row.closed_at for row in rows],
         "training": {},
         "evaluation": {},
-        "epsilon": [_finite((row["privacy"] or {}).get("epsilon")) for row in rows],
+        "epsilon": [_finite((row.privacy or {}).get("epsilon")) for row in rows],
     }
     for kind in KINDS:
-        measured = [row[kind] or {} for row in rows]
+        measured: list[Mapping[str, Any]] = [getattr(row, kind) or {} for row in rows]
         names = sorted({name for m in measured for name in m.get("values", {})}, key=_rank)
         for name in names:
             made[kind][name] = _curve(name, measured)
@@ -60,7 +75,7 @@ def _rank(name: str) -> tuple[int, str]:
     return (order.index(name) if name in order else len(order), name)
 
 
-def _curve(name: str, measured: list[dict[str, Any]]) -> dict[str, list[float | None]]:
+def _curve(name: str, measured: list[Mapping[str, Any]]) -> dict[str, list[float | None]]:
     curve = {"mean": [_finite(m.get("values", {}).get(name)) for m in measured]}
     spread = [m.get("quantiles", {}).get(name, {}) for m in measured]
     shares = sorted({share for s in spread for share in s}, key=float)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from fedloom.server.ledger.rows import RefusalCount, RunRow
 from fedloom.server.metrics.meters import STOPPED
 
 DAY_S = 86400.0
@@ -59,8 +60,8 @@ class Facts:
         clients_enrolled: in good standing.
         active: runs that run or are paused: `id`, `state`, `reason`, `committed`, `created_at`,
             `rounds` (the latest, newest first) and `live` (see `RunDriver.status`; None for none).
-        ended: the latest runs that ended: `id`, `state`, `reason`, `ended_at`.
-        refused: of the last hour, as `Figures.refused_since` gives them.
+        ended: runs that ended.
+        refused: refusals of the last hour by code.
         authority_until: when the first of the server's own certificates ends, seconds since the
             epoch; None on plaintext.
         disk_free: share of the state directory's disk that is free.
@@ -70,8 +71,8 @@ class Facts:
     clients_online: int = 0
     clients_enrolled: int = 0
     active: tuple[Mapping[str, Any], ...] = ()
-    ended: tuple[Mapping[str, Any], ...] = ()
-    refused: tuple[Mapping[str, Any], ...] = ()
+    ended: tuple[RunRow, ...] = ()
+    refused: tuple[RefusalCount, ...] = ()
     authority_until: float | None = None
     disk_free: float = 1.0
 
@@ -114,13 +115,13 @@ def _paused(facts: Facts) -> Iterator[Alert]:
 
 def _failed(facts: Facts) -> Iterator[Alert]:
     for run in facts.ended:
-        if run["state"] == "failed" and facts.now - (run["ended_at"] or 0) < DAY_S:
+        if run.state == "failed" and facts.now - (run.ended_at or 0) < DAY_S:
             yield Alert(
                 level=Level.BAD,
-                what=f"{run['id']} failed: {run['reason'].rstrip('.') or 'see the log'}.",
+                what=f"{run.id} failed: {run.reason.rstrip('.') or 'see the log'}.",
                 todo="Mend the cause, then clone the run and start it again from its last model.",
-                link=f"/runs/{run['id']}",
-                run=run["id"],
+                link=f"/runs/{run.id}",
+                run=run.id,
             )
 
 
@@ -184,19 +185,19 @@ def _abandoned(facts: Facts) -> Iterator[Alert]:
 
 def _refused(facts: Facts) -> Iterator[Alert]:
     for row in facts.refused:
-        if row["times"] < MANY_REFUSED or row["code"] in _HARMLESS:
+        if row.times < MANY_REFUSED or row.code in _HARMLESS:
             continue
-        whose = row["client"] or "a stranger"
-        several = row["clients"] > 1
+        whose = row.client or "An unknown device"
+        several = row.clients > 1
         yield Alert(
             level=Level.WARN,
-            what=(f"{row['clients']} clients were" if several else f"{whose} was")
-            + f" refused {row['times']} times in the last hour ({row['code']}): {row['message']}",
-            client="" if several else row["client"] or "",
-            todo="Update the clients' code or data; quarantine one that does not mend."
-            if several or row["client"]
-            else "Somebody without a good certificate or token tries to get in.",
-            link="/clients" if several or not row["client"] else f"/clients/{row['client']}",
+            what=(f"{row.clients} clients were" if several else f"{whose} was")
+            + f" refused {row.times} times in the last hour ({row.code}): {row.message}",
+            client="" if several else row.client or "",
+            todo="Fix the client's code or data, or quarantine clients that keep failing."
+            if several or row.client
+            else "A device without a valid certificate or token tries to connect.",
+            link="/clients" if several or not row.client else f"/clients/{row.client}",
         )
 
 

@@ -1,39 +1,60 @@
 """How fast a run goes, and when it will be done."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from statistics import median
-from typing import Any
+from typing import Protocol
 
 LOOKED_AT = 20
 """Rounds: enough to be steady, few enough to follow a change."""
 
 
-def ends(rounds: Iterable[Mapping[str, Any]]) -> list[float]:
+class TimedRound(Protocol):
+    """Kind, state and times of a round."""
+
+    @property
+    def kind(self) -> str: ...  # noqa: D102 - columns of the ledger
+    @property
+    def state(self) -> str: ...  # noqa: D102
+    @property
+    def opened_at(self) -> float: ...  # noqa: D102
+    @property
+    def closed_at(self) -> float | None: ...  # noqa: D102
+
+
+def ends(rounds: Iterable[TimedRound]) -> list[float]:
     """When the latest committed training rounds ended, ascending."""
-    done = (r for r in rounds if (r["kind"], r["state"]) == ("train", "committed"))
-    return sorted(r["closed_at"] for r in done)[-LOOKED_AT:]
+    done = (r for r in rounds if (r.kind, r.state) == ("train", "committed"))
+    return sorted(r.closed_at for r in done if r.closed_at is not None)[-LOOKED_AT:]
 
 
-def seconds_a_round(rounds: Sequence[Mapping[str, Any]]) -> float | None:
+def seconds_a_round(rounds: Sequence[TimedRound]) -> float | None:
     """From one committed round to the next, the median; None before there are any.
 
-    >>> done = {"kind": "train", "state": "committed", "opened_at": 0.0}
-    >>> seconds_a_round([done | {"closed_at": t} for t in (10.0, 20.0, 30.0, 90.0)])
+    >>> from functools import partial
+    >>> from types import SimpleNamespace
+    >>> done = partial(SimpleNamespace, kind="train", state="committed", opened_at=0.0)
+    >>> seconds_a_round([done(closed_at=t) for t in (10.0, 20.0, 30.0, 90.0)])
     10.0
     """
     found = ends(rounds)
     if len(found) > 1:
         return median(b - a for a, b in pairwise(found))
-    times = (r["closed_at"] - r["opened_at"] for r in rounds if r["state"] == "committed")
+    times = (
+        r.closed_at - r.opened_at
+        for r in rounds
+        if r.state == "committed" and r.closed_at is not None
+    )
     return next(times, None)
 
 
-def rounds_an_hour(rounds: Sequence[Mapping[str, Any]], now: float) -> float:
+def rounds_an_hour(rounds: Sequence[TimedRound], now: float) -> float:
     """Committed rounds in an hour at the pace of the last, which waiting slows down.
 
-    >>> done = {"kind": "train", "state": "committed", "opened_at": 0.0}
-    >>> rounds_an_hour([done | {"closed_at": t} for t in (10.0, 20.0, 30.0)], 30.0)
+    >>> from functools import partial
+    >>> from types import SimpleNamespace
+    >>> done = partial(SimpleNamespace, kind="train", state="committed", opened_at=0.0)
+    >>> rounds_an_hour([done(closed_at=t) for t in (10.0, 20.0, 30.0)], 30.0)
     360.0
     """
     pace, found = seconds_a_round(rounds), ends(rounds)
@@ -42,7 +63,7 @@ def rounds_an_hour(rounds: Sequence[Mapping[str, Any]], now: float) -> float:
     return 3600.0 / max(pace, now - found[-1])
 
 
-def time_left_s(rounds: Sequence[Mapping[str, Any]], left: int) -> float | None:
+def time_left_s(rounds: Sequence[TimedRound], left: int) -> float | None:
     """Seconds until so many more rounds are committed; None while nobody can tell."""
     pace = seconds_a_round(rounds)
     return None if pace is None else pace * max(0, left)

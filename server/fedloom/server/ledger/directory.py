@@ -6,10 +6,25 @@ from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
+from fedloom.server.ledger.rows import ClientDetailRow, PartRow
 
-from fedloom.server.fleet.last_seen import Seen
-from fedloom.server.ledger.store import Row, Store
+from fedloom.server.ledger.store import Store
 from fedloom.server.ledger.tables import certificates, clients, cohorts, labels, rounds, updates
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """A client that connected or disconnected.
+
+    Attributes:
+        at: seconds since the epoch.
+        version: of its SDK; None where it only disconnected.
+        labels: that the device gave itself; None likewise.
+    """
+
+    at: float
+    version: str | None = None
+    labels: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +68,7 @@ class Directory(Store):
     def holds(self) -> dict[str, str]:
         """Clients that are in quarantine or drained."""
         query = sa.select(clients.c.name, clients.c.hold).where(clients.c.hold.is_not(None))
-        return {row["name"]: row["hold"] for row in self._rows(query)}
+        return self._pairs(query)
 
     def set_hold(self, name: str, hold: str | None, reason: str) -> bool:
         """Put a client in quarantine, drain it, or release it (None); False if it is so already."""
@@ -84,21 +99,20 @@ class Directory(Store):
         """Names of clients that a filter lets through, in order."""
         query = sa.select(clients.c.name).order_by(clients.c.name)
         query = query.where(*_conditions(which))
-        with self._engine.connect() as connection:
-            return list(connection.execute(query).scalars())
+        return self._values(query)
 
-    def look_up(self, names: Sequence[str]) -> list[dict[str, Any]]:
+    def look_up(self, names: Sequence[str]) -> list[ClientDetailRow]:
         """Everything known of some clients, by name: rows, certificates, labels, their rounds."""
         with self._engine.connect() as connection:
             rows = connection.execute(
                 sa.select(clients).where(clients.c.name.in_(names)).order_by(clients.c.name)
             ).mappings()
-            found = {row["name"]: {**row, **_unknown()} for row in rows}
-            for part in (_certificates, _labels, _phases, _contributions):
-                part(connection, found)
-        return list(found.values())
+            found = {row["name"]: {**row, **_no_details()} for row in rows}
+            for add in (_certificates, _labels, _phases, _contributions):
+                add(connection, found)
+        return [ClientDetailRow(**row) for row in found.values()]
 
-    def parts_of(self, client: str, *, before: float = 0, limit: int = 50) -> list[Row]:
+    def parts_of(self, client: str, *, before: float = 0, limit: int = 50) -> list[PartRow]:
         """A client's parts in rounds, newest first, with what is known of its updates.
 
         Args:
@@ -125,12 +139,12 @@ class Directory(Store):
             .order_by(cohorts.c.offered_at.desc())
             .limit(limit)
         )  # fmt: skip
-        return list(self._rows(query.where(cohorts.c.offered_at < before) if before else query))
+        return self._rows(query.where(cohorts.c.offered_at < before) if before else query, PartRow)
 
     def versions(self) -> dict[str, int]:
-        """How many clients say that they run which version of the SDK."""
-        query = sa.select(clients.c.version, sa.func.count().label("n")).group_by(clients.c.version)
-        return {row["version"] or "": row["n"] for row in self._rows(query)}
+        """How many clients report which version of the SDK."""
+        query = sa.select(clients.c.version, sa.func.count()).group_by(clients.c.version)
+        return {version or "": count for version, count in self._pairs(query).items()}
 
 
 def _conditions(which: Filter) -> Iterable[sa.ColumnElement[bool]]:
@@ -159,15 +173,8 @@ def _literal(text: str) -> str:
     return text.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
 
 
-def _unknown() -> dict[str, Any]:
-    return {
-        "certificate_until": None,
-        "labels": {},
-        "own_labels": {},
-        "phases": {},
-        "last_counted_at": None,
-        "staleness": None,
-    }
+def _no_details() -> dict[str, Any]:
+    return {"labels": {}, "own_labels": {}, "phases": {}}
 
 
 def _certificates(connection: sa.Connection, found: dict[str, dict[str, Any]]) -> None:

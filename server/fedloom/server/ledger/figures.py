@@ -1,8 +1,10 @@
 """What the console draws: the curves of a run, what is refused, who is there. Queries alone."""
 
+from dataclasses import fields
 from typing import Any
 
 import sqlalchemy as sa
+from fedloom.server.ledger.rows import CurveRow, RefusalCount, RunCost
 
 from fedloom.server.ledger.store import Store
 from fedloom.server.ledger.tables import certificates, clients, refusals, rounds
@@ -12,29 +14,29 @@ from fedloom.server.ledger.updates import COMMITTED
 class Figures(Store):
     """Reads over several tables."""
 
-    def curve_rows(self, run: str) -> list[dict[str, Any]]:
+    def curve_rows(self, run: str) -> list[CurveRow]:
         """What a run's committed rounds measured, in order; rounds that were undone left out."""
-        return self._rows(_measured(run).order_by(rounds.c.number))
+        return self._rows(_measured(run).order_by(rounds.c.number), CurveRow)
 
-    def last_curve_rows(self, run: str, limit: int = 10) -> list[dict[str, Any]]:
+    def last_curve_rows(self, run: str, limit: int = 10) -> list[CurveRow]:
         """The last of `curve_rows`."""
-        return self._rows(_measured(run).order_by(rounds.c.number.desc()).limit(limit))[::-1]
+        query = _measured(run).order_by(rounds.c.number.desc()).limit(limit)
+        return self._rows(query, CurveRow)[::-1]
 
-    def cost(self, run: str) -> dict[str, int]:
-        """What a run's rounds cost so far: `bytes_up`, `bytes_down`, `counted`, `retries`."""
-        names = ("bytes_up", "bytes_down", "counted", "retries")
-        sums = [sa.func.sum(rounds.c.summary[name].as_integer()).label(name) for name in names]
-        row = self._row(sa.select(*sums).where(rounds.c.run == run))
-        return {name: int((row or {}).get(name) or 0) for name in names}
+    def cost(self, run: str) -> RunCost:
+        """What a run's rounds cost so far."""
+        sums = [
+            sa.func.coalesce(sa.func.sum(rounds.c.summary[each.name].as_integer()), 0).label(
+                each.name
+            )
+            for each in fields(RunCost)
+        ]
+        return self._rows(sa.select(*sums).where(rounds.c.run == run), RunCost)[0]
 
-    def refused_since(self, at: float, limit: int = 1000) -> list[dict[str, Any]]:
+    def refused_since(self, at: float, limit: int = 1000) -> list[RefusalCount]:
         """How often what was refused since a time, of the latest `limit`, most frequent first.
 
-        Clients in quarantine and revoked ones are left out: somebody has seen to them.
-
-        Returns:
-            `code`, `times`, `clients` (how many of them), `client` and `message` (of one of them),
-            `last`.
+        Clients in quarantine and revoked ones are left out: an operator has dealt with them.
         """
         gone = (clients.c.hold == "quarantine") | (clients.c.status == "revoked")
         held = sa.select(clients.c.name).where(gone)
@@ -50,17 +52,17 @@ class Figures(Store):
             )
             .where(latest.c.at >= at, latest.c.client.is_(None) | latest.c.client.not_in(held))
             .group_by(latest.c.code)
-            .order_by(times.desc())
+            .order_by(times.desc()),
+            RefusalCount,
         )  # fmt: skip
 
     def clients_by_status(self) -> dict[str, int]:
         """How many clients are in each status."""
-        query = sa.select(clients.c.status, sa.func.count().label("number"))
-        rows = self._rows(query.group_by(clients.c.status))
-        return {row["status"]: row["number"] for row in rows}
+        query = sa.select(clients.c.status, sa.func.count()).group_by(clients.c.status)
+        return self._pairs(query)
 
     def first_certificate_end(self) -> float | None:
-        """When the first of the enrolled clients is without a certificate; None without any."""
+        """When the first of the enrolled clients runs out of certificates; None without any."""
         latest = (
             sa.select(sa.func.max(certificates.c.not_after).label("until"))
             .join(clients, clients.c.name == certificates.c.client)
@@ -68,8 +70,8 @@ class Figures(Store):
             .group_by(certificates.c.client)
             .subquery()
         )
-        row = self._row(sa.select(sa.func.min(latest.c.until).label("first")))
-        return None if row is None else row["first"]
+        [first] = self._values(sa.select(sa.func.min(latest.c.until)))
+        return None if first is None else float(first)
 
 
 def _measured(run: str) -> sa.Select[Any]:

@@ -1,12 +1,12 @@
 """Who may come: clients, their certificates, and the tokens that invite them."""
 
 import time
-from typing import Any
 
 import sqlalchemy as sa
+from fedloom.server.ledger.rows import ClientRow, HashedTokenRow, TokenRow
 
 from fedloom.protocol.errors import Code, Refusal
-from fedloom.server.ledger.store import Row, Store
+from fedloom.server.ledger.store import Store
 from fedloom.server.ledger.tables import certificates, clients, tokens
 
 GONE = ("revoked", "left")
@@ -29,9 +29,9 @@ class Identities(Store):
                 )
             )
 
-    def token(self, token_id: str) -> Row | None:
-        """A token's row."""
-        return self._row(sa.select(tokens).where(tokens.c.id == token_id))
+    def token(self, token_id: str) -> HashedTokenRow | None:
+        """A token."""
+        return self._row(sa.select(tokens).where(tokens.c.id == token_id), HashedTokenRow)
 
     def cancel_token(self, token_id: str) -> None:
         """End a token that nobody has used."""
@@ -45,7 +45,7 @@ class Identities(Store):
                 .values(expires_at=now)
             )
 
-    def list_tokens(self, *, before: str = "", limit: int = 0) -> list[dict[str, Any]]:
+    def list_tokens(self, *, before: str = "", limit: int = 0) -> list[TokenRow]:
         """Tokens, without their hashes, newest first.
 
         Args:
@@ -59,16 +59,15 @@ class Identities(Store):
             last = tokens.alias()
             there = sa.select(last.c.created_at).where(last.c.id == before).scalar_subquery()
             query = query.where(order < sa.tuple_(there, sa.literal(before)))
-        return self._rows(query.limit(limit) if limit else query)
+        return self._rows(query.limit(limit) if limit else query, TokenRow)
 
     def num_tokens(self) -> int:
         """How many tokens there ever were."""
-        rows = self._rows(sa.select(sa.func.count().label("n")).select_from(tokens))
-        return int(rows[0]["n"])
+        return int(self._values(sa.select(sa.func.count()).select_from(tokens))[0])
 
     def promised_names(self) -> set[str]:
         """Names of clients that some token is or was for."""
-        return {row["client"] for row in self._rows(sa.select(tokens.c.client))}
+        return set(self._values(sa.select(tokens.c.client)))
 
     def enrol(self, token_id: str, serial: str, not_after: float) -> None:
         """Use a token up and remember the client and the certificate, all or nothing.
@@ -118,17 +117,17 @@ class Identities(Store):
         Raises:
             Refusal: UNKNOWN_CLIENT or REVOKED.
         """
-        row = self._row(
+        found = self._values(
             sa.select(certificates.c.revoked_at).where(
                 certificates.c.serial == serial, certificates.c.client == client
             )
         )
-        if row is None:
+        if not found:
             raise Refusal(
                 Code.UNKNOWN_CLIENT,
                 f"Expected a certificate that this server issued to {client!r}: enrol again.",
             )
-        if row["revoked_at"] is not None:
+        if found[0] is not None:
             raise _gone(client, self.client_status(client))
 
     def revoke(self, client: str) -> bool:
@@ -163,15 +162,14 @@ class Identities(Store):
 
     def revoked_clients(self) -> set[str]:
         """Names of the clients that are revoked now, or have left."""
-        rows = self._rows(sa.select(clients.c.name).where(clients.c.status.in_(GONE)))
-        return {row["name"] for row in rows}
+        return set(self._values(sa.select(clients.c.name).where(clients.c.status.in_(GONE))))
 
     def client_status(self, client: str) -> str | None:
         """`active`, `revoked`, `left`, or None for a stranger."""
-        row = self._row(sa.select(clients.c.status).where(clients.c.name == client))
-        return row["status"] if row else None
+        query = sa.select(clients.c.status).where(clients.c.name == client)
+        return next(iter(self._values(query)), None)
 
-    def list_clients(self) -> list[dict[str, Any]]:
+    def list_clients(self) -> list[ClientRow]:
         """All clients by name, with the expiry of their newest certificate."""
         newest = (
             sa.select(certificates.c.client, sa.func.max(certificates.c.not_after).label("until"))
@@ -181,7 +179,8 @@ class Identities(Store):
         return self._rows(
             sa.select(clients, newest.c.until.label("certificate_until"))
             .join(newest, newest.c.client == clients.c.name, isouter=True)
-            .order_by(clients.c.name)
+            .order_by(clients.c.name),
+            ClientRow,
         )
 
 

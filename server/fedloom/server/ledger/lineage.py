@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 
 import sqlalchemy as sa
+from fedloom.server.ledger.rows import ContributorRow, EvaluationRow, OriginRow, PromotionRow
 
-from fedloom.server.ledger.store import Row, Store, counted_in
+from fedloom.server.ledger.store import Store, counted_in
 from fedloom.server.ledger.tables import models, promotions, rounds, updates
 from fedloom.server.ledger.updates import COMMITTED
 
@@ -12,7 +13,7 @@ from fedloom.server.ledger.updates import COMMITTED
 class Lineage(Store):
     """Methods about where models come from."""
 
-    def origins(self, digest: str) -> list[Row]:
+    def origins(self, digest: str) -> list[OriginRow]:
         """The rounds that committed a model, or runs that began with it (round 0), oldest first."""
         its_round = sa.and_(rounds.c.run == models.c.run, rounds.c.number == models.c.round)
         query = (
@@ -25,9 +26,9 @@ class Lineage(Store):
             .where(models.c.digest == digest)
             .order_by(models.c.created_at, models.c.run)
         )  # fmt: skip
-        return list(self._rows(query))
+        return self._rows(query, OriginRow)
 
-    def contributors(self, run: str, number: int, limit: int = 1000) -> list[Row]:
+    def contributors(self, run: str, number: int, limit: int = 1000) -> list[ContributorRow]:
         """Whose updates are in a round's sum: client, weight and staleness, by name."""
         query = (
             sa.select(updates.c.client, updates.c.weight, updates.c.staleness, updates.c.round)
@@ -35,22 +36,22 @@ class Lineage(Store):
             .order_by(updates.c.client)
             .limit(limit)
         )
-        return list(self._rows(query))
+        return self._rows(query, ContributorRow)
 
-    def promotions_of(self, digest: str) -> list[Row]:
+    def promotions_of(self, digest: str) -> list[PromotionRow]:
         """When a model was promoted, newest first."""
         query = sa.select(promotions).where(promotions.c.digest == digest)
-        return list(self._rows(query.order_by(promotions.c.id.desc()).limit(100)))
+        return self._rows(query.order_by(promotions.c.id.desc()).limit(100), PromotionRow)
 
-    def evaluations(self, digests: Sequence[str]) -> dict[str, list[Row]]:
+    def evaluations(self, digests: Sequence[str]) -> dict[str, list[EvaluationRow]]:
         """What clients measured of models: the committed rounds that began with each."""
         query = (
             sa.select(rounds.c.model_in, rounds.c.run, rounds.c.number, rounds.c.evaluation)
             .where(rounds.c.model_in.in_(digests), rounds.c.state == COMMITTED)
             .order_by(rounds.c.closed_at)
         )
-        found: dict[str, list[Row]] = {digest: [] for digest in digests}
-        for row in self._rows(query):
-            if row["evaluation"]:
-                found[row["model_in"]].append(row)
+        found: dict[str, list[EvaluationRow]] = {digest: [] for digest in digests}
+        for row in self._rows(query, EvaluationRow):
+            if row.evaluation:
+                found[row.model_in].append(row)
         return found

@@ -1,44 +1,51 @@
 """What the members of rounds did: stored when their part is over, read page by page."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import sqlalchemy as sa
+from fedloom.server.ledger.member_summary import summarize
+from fedloom.server.ledger.rows import CountedRoundRow, MemberRow, RoundRow, SessionRow, values
 
-from fedloom.server.ledger.store import Row, Store, counted_in
+from fedloom.server.ledger.store import Store, counted_in, read
 from fedloom.server.ledger.tables import cohorts, rounds, updates
-from fedloom.server.rounds.member_records import Record, summarize
 
 _ITS_UPDATE = sa.and_(
     updates.c.run == cohorts.c.run,
     updates.c.round == cohorts.c.round,
     updates.c.client == cohorts.c.client,
 )
-_SEEN = tuple(name for name in Record.__slots__ if name not in {"phase", "reason"})
+
+
+class MemberRecord(Protocol):
+    """What the server saw of a member, kept outside of the ledger until its part is over."""
+
+    def stored(self) -> dict[str, Any]:
+        """Its columns of `cohorts`; columns left out keep their values."""
 
 
 class Members(Store):
     """Methods about the members of rounds."""
 
     def keep_records(
-        self, run: str, records: Mapping[int, Mapping[str, Record]], *, over: bool
+        self, run: str, records: Mapping[int, Mapping[str, MemberRecord]], *, over: bool
     ) -> None:
-        """Store what members did, and what their rounds come to. Doing it twice changes nothing.
+        """Store what members did, and the summaries of their rounds. Twice changes nothing.
 
         Args:
             run: id.
             records: by the round that they were asked in, then by client.
-            over: whether nobody is at work on these rounds any more.
+            over: whether no client works on these rounds any more.
         """
         with self._write() as connection:
             for number, members in records.items():
                 for client, record in members.items():
-                    values = record.stored()
-                    if "phase" in values:  # unless an update came in at the last moment
+                    seen = record.stored()
+                    if "phase" in seen:  # unless an update was accepted at the last moment
                         ended = cohorts.c.phase.not_in(["offered", "training"])
-                        values["phase"] = sa.case((ended, cohorts.c.phase), else_=values["phase"])
-                    if values:
-                        connection.execute(_of(run, number, client).values(values))
+                        seen["phase"] = sa.case((ended, cohorts.c.phase), else_=seen["phase"])
+                    if seen:
+                        connection.execute(_of(run, number, client).values(seen))
                 summary = _summary(connection, run, number, over=over)
                 connection.execute(
                     rounds.update()
@@ -47,11 +54,11 @@ class Members(Store):
                 )
 
     def summaries(self, run: str, numbers: Iterable[int], *, over: bool) -> dict[int, Any]:
-        """What rounds come to whose summary is not stored: it was lost, or they go on."""
+        """Summaries of rounds that have none stored: it was lost, or the round is open."""
         with self._engine.connect() as connection:
             return {n: _summary(connection, run, n, over=over) for n in numbers}
 
-    def members(self, run: str, number: int, *, after: str = "", limit: int = 0) -> list[Row]:
+    def members(self, run: str, number: int, *, after: str = "", limit: int = 0) -> list[MemberRow]:
         """The members of a round by name, each with what is known of its update.
 
         Args:
@@ -71,11 +78,11 @@ class Members(Store):
             .order_by(cohorts.c.client)
         )  # fmt: skip
         query = query.where(cohorts.c.client > after) if after else query
-        return list(self._rows(query.limit(limit) if limit else query))
+        return self._rows(query.limit(limit) if limit else query, MemberRow)
 
     def page_of_rounds(
         self, run: str, *, before: int = 0, after: int = 0, limit: int = 50
-    ) -> list[dict[str, Any]]:
+    ) -> list[CountedRoundRow]:
         """Some of a run's rounds in order, as `list_rounds` has them.
 
         Args:
@@ -91,43 +98,42 @@ class Members(Store):
             query = query.where(rounds.c.number < before) if before else query
             query = query.order_by(rounds.c.number.desc())
         with self._engine.connect() as connection:
-            rows = [dict(row) for row in connection.execute(query).mappings()]
-            return with_updates(connection, run, sorted(rows, key=lambda row: int(row["number"])))
+            rows = read(connection, query, RoundRow)
+            return with_updates(connection, run, sorted(rows, key=lambda row: row.number))
 
-    def round(self, run: str, number: int) -> Row | None:
+    def round(self, run: str, number: int) -> CountedRoundRow | None:
         """A round, as `list_rounds` has it."""
         query = sa.select(rounds).where(rounds.c.run == run, rounds.c.number == number)
         with self._engine.connect() as connection:
-            rows = [dict(row) for row in connection.execute(query).mappings()]
+            rows = read(connection, query, RoundRow)
             return next(iter(with_updates(connection, run, rows)), None)
 
     def num_rounds(self, run: str, *, before: int) -> int:
         """How many rounds of a run have a lower number than this."""
-        query = sa.select(sa.func.count().label("n")).where(
-            rounds.c.run == run, rounds.c.number < before
-        )
-        return int((self._row(query) or {"n": 0})["n"])
+        query = sa.select(sa.func.count()).where(rounds.c.run == run, rounds.c.number < before)
+        return int(self._values(query)[0])
 
 
 def with_updates(
-    connection: sa.Connection, run: str, rows: Sequence[dict[str, Any]]
-) -> list[dict[str, Any]]:
+    connection: sa.Connection, run: str, rows: Sequence[RoundRow]
+) -> list[CountedRoundRow]:
     """Rounds, each with its number of updates and their mean staleness."""
     if not rows:
         return []
-    numbers = [row["number"] for row in rows]
+    numbers = [row.number for row in rows]
     found = {
-        number: (count, mean)
+        number: (count, float(mean or 0.0))
         for number, count, mean in connection.execute(
             sa.select(counted_in, sa.func.count(), sa.func.avg(updates.c.staleness))
             .where(updates.c.run == run, counted_in.between(min(numbers), max(numbers)))
             .group_by(counted_in)
         )
     }
-    for row in rows:
-        count, mean = found.get(row["number"], (0, None))
-        row["accepted"], row["staleness"] = count, float(mean or 0.0)
-    return list(rows)
+    counts = [found.get(row.number, (0, 0.0)) for row in rows]
+    return [
+        CountedRoundRow(**values(row), accepted=accepted, staleness=staleness)
+        for row, (accepted, staleness) in zip(rows, counts, strict=True)
+    ]
 
 
 def _of(run: str, number: int, client: str) -> sa.Update:
@@ -137,10 +143,9 @@ def _of(run: str, number: int, client: str) -> sa.Update:
 
 
 def _summary(connection: sa.Connection, run: str, number: int, *, over: bool) -> dict[str, Any]:
-    seen = [cohorts.c[name] for name in (*_SEEN, "phase", "offered_at")]
-    members = connection.execute(
-        sa.select(*seen, updates.c.accepted_at)
+    query = (
+        sa.select(cohorts, updates.c.accepted_at)
         .join(updates, _ITS_UPDATE, isouter=True)
         .where(cohorts.c.run == run, cohorts.c.round == number)
-    ).mappings()
-    return summarize((dict(member) for member in members), over=over)
+    )
+    return summarize(read(connection, query, SessionRow), over=over)

@@ -4,8 +4,9 @@ from collections.abc import Iterable
 from typing import Any
 
 import sqlalchemy as sa
+from fedloom.server.ledger.rows import MarkedModel
 
-from fedloom.server.ledger.store import Row, Store
+from fedloom.server.ledger.store import Store
 from fedloom.server.ledger.tables import models, promotions, rounds, runs
 from fedloom.server.ledger.updates import CLOSING, REPORTING
 
@@ -22,13 +23,13 @@ class Prunes(Store):
     def mark_pruned(self, keep: int) -> None:
         """Mark every model that is to go; `keep` of each run stay beside those that always do."""
         counted = (
-            sa.select(models.c.run, sa.func.count().label("n"))
+            sa.select(models.c.run, sa.func.count())
             .where(models.c.pruned.is_(None))
             .group_by(models.c.run)
         )
-        for row in self._rows(counted):
-            if row["n"] > keep:
-                self._mark(row["run"], keep)
+        for run, number in self._pairs(counted).items():
+            if number > keep:
+                self._mark(run, keep)
 
     def _mark(self, run: str, keep: int) -> None:
         with self._write() as connection:
@@ -57,10 +58,10 @@ class Prunes(Store):
                 .values(pruned=MARKED)
             )
 
-    def marked(self) -> list[Row]:
-        """Rows of models that are to go."""
+    def marked(self) -> list[MarkedModel]:
+        """Models whose files are to be removed."""
         columns = (models.c.run, models.c.round, models.c.digest, models.c.state)
-        return list(self._rows(sa.select(*columns).where(models.c.pruned == MARKED)))
+        return self._rows(sa.select(*columns).where(models.c.pruned == MARKED), MarkedModel)
 
     def unmarked(self) -> list[tuple[str, str | None]]:
         """Models and notes of states that something goes on from, or may be rolled back to."""

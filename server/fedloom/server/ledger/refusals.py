@@ -1,9 +1,9 @@
 """Refusals: whom we turned away, and why."""
 
 import time
-from typing import Any
 
 import sqlalchemy as sa
+from fedloom.server.ledger.rows import RefusalRow
 
 from fedloom.protocol.errors import Refusal
 from fedloom.server.ledger.store import Store
@@ -33,7 +33,7 @@ class Refusals(Store):
             oldest = added.inserted_primary_key[0] - KEPT_REFUSALS
             connection.execute(refusals.delete().where(refusals.c.id <= oldest))
 
-    def list_refusals(self, run: str = "", limit: int = 1000) -> list[dict[str, Any]]:
+    def list_refusals(self, run: str = "", limit: int = 1000) -> list[RefusalRow]:
         """The latest refusals, newest first."""
         query = sa.select(refusals).order_by(refusals.c.id.desc()).limit(limit)
-        return self._rows(query.where(refusals.c.run == run) if run else query)
+        return self._rows(query.where(refusals.c.run == run) if run else query, RefusalRow)

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
+from fedloom.server.ledger.rows import ModelRow, RunRow
 
 from fedloom.protocol.errors import UsageError
-from fedloom.server.ledger.store import Row, Store
+from fedloom.server.ledger.store import Store, read
 from fedloom.server.ledger.tables import models, rounds, runs
 from fedloom.server.ledger.updates import COMMITTED
 
@@ -44,11 +45,11 @@ class Point:
 class Rollbacks(Store):
     """Methods about rolling runs back."""
 
-    def points(self, run: str) -> list[dict[str, Any]]:
-        """The models that a run went on from, in order; `state` is None where it was not kept."""
-        return self._rows(_points(run))
+    def points(self, run: str) -> list[ModelRow]:
+        """The models that a run continued from, in order; `state` is None where it was not kept."""
+        return self._rows(_points(run), ModelRow)
 
-    def point(self, run: Row, number: int) -> Point:
+    def point(self, run: RunRow, number: int) -> Point:
         """What rolling a run back to a round would do.
 
         Args:
@@ -73,7 +74,7 @@ class Rollbacks(Store):
             UsageError: as `point`.
         """
         with self._write() as connection:
-            row = dict(connection.execute(sa.select(runs).where(runs.c.id == run)).mappings().one())
+            [row] = read(connection, sa.select(runs).where(runs.c.id == run), RunRow)
             point = _point(connection, row, number)
             values: dict[str, Any] = {
                 "model": point.digest,
@@ -101,44 +102,44 @@ def _points(run: str) -> sa.Select[Any]:
     )
 
 
-def _point(connection: sa.Connection, run: Row, number: int) -> Point:
-    rows = connection.execute(_points(run["id"])).mappings().all()
-    found = next((row for row in rows if row["round"] == number), None)
+def _point(connection: sa.Connection, run: RunRow, number: int) -> Point:
+    rows = read(connection, _points(run.id), ModelRow)
+    found = next((row for row in rows if row.round == number), None)
     if found is None:
-        known = [str(row["round"]) for row in rows[-10:]]
+        known = [str(row.round) for row in rows[-10:]]
         raise UsageError(
-            f"Expected a committed training round of {run['id']} that was not undone or pruned "
+            f"Expected a committed training round of {run.id} that was not undone or pruned "
             f"(the latest: {', '.join(known)}), got {number}."
         )
-    if found["state"] is None:
+    if found.state is None:
         raise UsageError(
             f"Expected round {number} with the state of its strategy, got one from before states "
-            f"were kept: submit a new run from its model {found['digest'][:12]} instead."
+            f"were kept: submit a new run from its model {found.digest[:12]} instead."
         )
     undone = connection.execute(
         sa.select(rounds.c.number)
         .where(
-            rounds.c.run == run["id"],
+            rounds.c.run == run.id,
             rounds.c.number > number,
             rounds.c.state == COMMITTED,
             rounds.c.undone_at.is_(None),
         )
         .order_by(rounds.c.number)
     ).scalars()
-    private = run["privacy"] is not None
+    private = run.privacy is not None
     standing = (
         sa.select(sa.func.count())
         .select_from(models.join(rounds, _ITS_ROUND))
         .where(
-            models.c.run == run["id"],
+            models.c.run == run.id,
             models.c.round.between(1, number),
             rounds.c.undone_at.is_(None),
         )
     )
     return Point(
         number=number,
-        digest=found["digest"],
-        state=None if found["state"] == NO_STATE else found["state"],
-        trained=run["committed"] if private else connection.execute(standing).scalar_one(),
+        digest=found.digest,
+        state=None if found.state == NO_STATE else found.state,
+        trained=run.committed if private else connection.execute(standing).scalar_one(),
         undone=tuple(undone),
     )

@@ -6,13 +6,19 @@ that accepts see, so the set of accepted updates of a closing round never change
 
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import sqlalchemy as sa
+from fedloom.server.ledger.rows import (
+    CohortRow,
+    CountedRoundRow,
+    ObservationRow,
+    RoundRow,
+    UpdateRow,
+)
 
 from fedloom.server.ledger.members import with_updates
 from fedloom.server.ledger.rollbacks import NO_STATE
-from fedloom.server.ledger.store import Row, is_there
+from fedloom.server.ledger.store import Row, is_there, read
 from fedloom.server.ledger.tables import cohorts, models, rounds, runs, updates
 from fedloom.server.ledger.updates import ABANDONED, CLOSING, COMMITTED, REPORTING, Updates
 
@@ -55,41 +61,37 @@ class Rounds(Updates):
                 .values(deadline_at=deadline_at)
             )
 
-    def open_rounds(self) -> list[dict[str, Any]]:
+    def open_rounds(self) -> list[RoundRow]:
         """The rounds of all runs that are neither committed nor abandoned."""
         query = sa.select(rounds).where(rounds.c.state.in_([REPORTING, CLOSING]))
-        return self._rows(query.order_by(rounds.c.run, rounds.c.number))
+        return self._rows(query.order_by(rounds.c.run, rounds.c.number), RoundRow)
 
-    def open_round_of(self, run: str) -> Row | None:
+    def open_round_of(self, run: str) -> RoundRow | None:
         """The open round of a run, if any."""
         query = sa.select(rounds).where(rounds.c.run == run)
-        return self._row(query.where(rounds.c.state.in_([REPORTING, CLOSING])))
+        return self._row(query.where(rounds.c.state.in_([REPORTING, CLOSING])), RoundRow)
 
-    def list_rounds(self, run: str) -> list[dict[str, Any]]:
+    def list_rounds(self, run: str) -> list[CountedRoundRow]:
         """A run's rounds in order, each with its number of updates and their mean staleness."""
         query = sa.select(rounds).where(rounds.c.run == run).order_by(rounds.c.number)
         with self._engine.connect() as connection:
-            rows = [dict(row) for row in connection.execute(query).mappings()]
-            return with_updates(connection, run, rows)
+            return with_updates(connection, run, read(connection, query, RoundRow))
 
-    def cohort(self, run: str, number: int) -> list[dict[str, Any]]:
+    def cohort(self, run: str, number: int) -> list[CohortRow]:
         """The members of a round's cohort by name."""
         return self._rows(
             sa.select(cohorts)
             .where(cohorts.c.run == run, cohorts.c.round == number)
-            .order_by(cohorts.c.client)
+            .order_by(cohorts.c.client),
+            CohortRow,
         )
 
-    def observations(self, run: str, after: int = 0) -> list[dict[str, Any]]:
-        """What a run's committed training rounds tell of each member of their cohorts.
+    def observations(self, run: str, after: int = 0) -> list[ObservationRow]:
+        """The members of a run's committed training rounds, by round, then client.
 
         Args:
             run: id.
             after: only rounds of a higher number.
-
-        Returns:
-            `round`, `client`, `phase`, `offered_at`, `closed_at`, and `accepted_at` and `training`
-            of its accepted update or None; by round, then client.
         """
         its_update = sa.and_(
             updates.c.run == cohorts.c.run,
@@ -108,18 +110,20 @@ class Rounds(Updates):
                 cohorts.c.run == run, cohorts.c.round > after,
                 rounds.c.kind == "train", rounds.c.state == COMMITTED,
             )
-            .order_by(cohorts.c.round, cohorts.c.client)
+            .order_by(cohorts.c.round, cohorts.c.client),
+            ObservationRow,
         )  # fmt: skip
 
-    def at_work(self, run: str, since: int) -> list[dict[str, Any]]:
+    def at_work(self, run: str, since: int) -> list[CohortRow]:
         """Members of rounds from `since` on whose part has not ended, by round and name."""
         return self._rows(
             sa.select(cohorts)
             .where(cohorts.c.run == run, cohorts.c.round >= since, cohorts.c.phase == "offered")
-            .order_by(cohorts.c.round, cohorts.c.client)
+            .order_by(cohorts.c.round, cohorts.c.client),
+            CohortRow,
         )
 
-    def close_round(self, run: str, number: int) -> list[dict[str, Any]]:
+    def close_round(self, run: str, number: int) -> list[UpdateRow]:
         """No update is accepted from here on; returns those that were."""
         with self._write() as connection:
             connection.execute(

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import sqlalchemy as sa
+from fedloom.server.ledger.rows import RunRow
 
 from fedloom.protocol.errors import UsageError
 from fedloom.server.ledger.rollbacks import NO_STATE
@@ -33,19 +34,19 @@ class RunRows(Store):
                 )
             )
 
-    def run(self, run: str) -> Row | None:
-        """A run's row."""
-        return self._row(sa.select(runs).where(runs.c.id == run))
+    def run(self, run: str) -> RunRow | None:
+        """A run."""
+        return self._row(sa.select(runs).where(runs.c.id == run), RunRow)
 
-    def list_runs(self, states: Sequence[str] = ()) -> list[dict[str, Any]]:
+    def list_runs(self, states: Sequence[str] = ()) -> list[RunRow]:
         """Runs in the order of their creation, all or those in some states."""
         query = sa.select(runs).order_by(runs.c.created_at)
-        return self._rows(query.where(runs.c.state.in_(states)) if states else query)
+        return self._rows(query.where(runs.c.state.in_(states)) if states else query, RunRow)
 
-    def reply_to(self, request: str) -> Row | None:
+    def reply_to(self, request: str) -> dict[str, Any] | None:
         """What was answered to a request that was done already; None for a new one."""
-        row = self._row(sa.select(requests.c.reply).where(requests.c.id == request))
-        return None if row is None else dict(row["reply"])
+        found = self._values(sa.select(requests.c.reply).where(requests.c.id == request))
+        return dict(found[0]) if found else None
 
     def keep_reply(self, request: str, reply: Row) -> None:
         """Remember that a request was done, for a while, so that it is not done again."""
@@ -71,7 +72,7 @@ class RunRows(Store):
             connection.execute(runs.update().where(runs.c.id == run).values(values))
 
 
-def require_run(row: Row | None, run: str) -> Row:
+def require_run(row: RunRow | None, run: str) -> RunRow:
     """The row, or an error that says what to do.
 
     Raises:

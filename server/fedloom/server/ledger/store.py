@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import sqlalchemy as sa
 
@@ -14,6 +14,9 @@ from fedloom.server.ledger.migrations import migrate
 from fedloom.server.ledger.tables import updates
 
 Row = Mapping[str, Any]
+"""Columns to write."""
+
+RowT = TypeVar("RowT")
 
 counted_in = updates.c.counts_in
 """The round whose sum an update is in."""
@@ -72,13 +75,27 @@ class Store:
         with self._engine.begin() as connection:
             yield connection
 
-    def _rows(self, query: sa.Select[Any]) -> list[dict[str, Any]]:
+    def _rows(self, query: sa.Select[Any], kind: type[RowT]) -> list[RowT]:
         with self._engine.connect() as connection:
-            return [dict(row) for row in connection.execute(query).mappings()]
+            return read(connection, query, kind)
 
-    def _row(self, query: sa.Select[Any]) -> dict[str, Any] | None:
-        rows = self._rows(query)
-        return rows[0] if rows else None
+    def _row(self, query: sa.Select[Any], kind: type[RowT]) -> RowT | None:
+        return next(iter(self._rows(query, kind)), None)
+
+    def _values(self, query: sa.Select[Any]) -> list[Any]:
+        """The first column of a query."""
+        with self._engine.connect() as connection:
+            return list(connection.execute(query).scalars())
+
+    def _pairs(self, query: sa.Select[Any]) -> dict[Any, Any]:
+        """The first column of a query, and the second of each."""
+        with self._engine.connect() as connection:
+            return dict(connection.execute(query).tuples().all())
+
+
+def read(connection: sa.Connection, query: sa.Select[Any], kind: type[RowT]) -> list[RowT]:
+    """The rows of a query, each as one `kind`, whose fields are the query's columns."""
+    return [kind(**row) for row in connection.execute(query).mappings()]
 
 
 def is_there(connection: sa.Connection, table: sa.Table, **key: str | int) -> bool:

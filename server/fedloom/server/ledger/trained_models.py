@@ -4,9 +4,10 @@ import time
 from typing import Any
 
 import sqlalchemy as sa
+from fedloom.server.ledger.rows import ModelRow, PromotionRow
 
 from fedloom.protocol.errors import UsageError
-from fedloom.server.ledger.store import Row, Store
+from fedloom.server.ledger.store import Store, read
 from fedloom.server.ledger.tables import models, promotions, runs
 
 
@@ -15,7 +16,7 @@ class Models(Store):
 
     def list_models(
         self, run: str = "", *, before: tuple[str, int] | None = None, limit: int = 0
-    ) -> list[dict[str, Any]]:
+    ) -> list[ModelRow]:
         """Committed models, oldest first, of one run or of all.
 
         Args:
@@ -33,24 +34,27 @@ class Models(Store):
             at = sa.select(its.c.created_at).where(its.c.run == before[0], its.c.round == before[1])
             here = sa.tuple_(at.scalar_subquery(), sa.literal(before[0]), sa.literal(before[1]))
             query = query.where(sa.tuple_(*key) < here)
-        return self._rows(query.limit(limit) if limit else query)[::-1]
+        return self._rows(query.limit(limit) if limit else query, ModelRow)[::-1]
 
     def num_models(self, run: str = "") -> int:
         """How many models there are, of one run or of all."""
-        query = sa.select(sa.func.count().label("n")).select_from(models)
-        return int(self._rows(query.where(models.c.run == run) if run else query)[0]["n"])
+        query = sa.select(sa.func.count()).select_from(models)
+        return int(self._values(query.where(models.c.run == run) if run else query)[0])
 
     def find_models(self, prefix: str, limit: int = 6) -> list[str]:
         """Digests of models, pruned ones too, that begin with `prefix` (hex digits)."""
         within = models.c.digest.between(prefix, f"{prefix}g")
-        rows = self._rows(sa.select(models.c.digest).where(within).distinct().limit(limit))
-        return sorted(row["digest"] for row in rows)
+        return sorted(
+            self._values(sa.select(models.c.digest).where(within).distinct().limit(limit))
+        )
 
     def knows_model(self, digest: str) -> bool:
         """Was this model ever committed or submitted here?"""
-        return self._row(sa.select(models.c.digest).where(models.c.digest == digest)) is not None
+        return bool(
+            self._values(sa.select(models.c.digest).where(models.c.digest == digest).limit(1))
+        )
 
-    def model(self, digest: str, run: str = "") -> Row:
+    def model(self, digest: str, run: str = "") -> ModelRow:
         """The latest round of a run, or of any, that has this model.
 
         Raises:
@@ -59,7 +63,7 @@ class Models(Store):
         query = sa.select(models).where(models.c.digest == digest)
         query = query.where(models.c.run == run) if run else query
         found = self._row(
-            query.order_by(models.c.created_at.desc(), models.c.round.desc()).limit(1)
+            query.order_by(models.c.created_at.desc(), models.c.round.desc()).limit(1), ModelRow
         )
         if found is None:
             raise UsageError(
@@ -70,7 +74,7 @@ class Models(Store):
 
     # ---- promotions --------------------------------------------------------------------------
 
-    def promote(self, digest: str, run: str = "", note: str = "") -> tuple[Row, bool]:
+    def promote(self, digest: str, run: str = "", note: str = "") -> tuple[PromotionRow, bool]:
         """Say that a model is the one to use, of its run and of the federation.
 
         Promoting the model that is promoted already changes nothing.
@@ -81,39 +85,41 @@ class Models(Store):
             note: for people.
 
         Returns:
-            The promotion's row, and whether it is new.
+            The promotion, and whether it is new.
 
         Raises:
             UsageError: no run, or not this one, has this model.
         """
         model = self.model(digest, run)
         with self._write() as connection:
-            last = connection.execute(_promoted(None)).mappings().first()
-            if last is not None and (last["run"], last["digest"]) == (model["run"], digest):
-                return dict(last), False
-            values = {name: model[name] for name in ("run", "round", "digest")}
+            last = next(iter(read(connection, _promoted(None), PromotionRow)), None)
+            if last is not None and (last.run, last.digest) == (model.run, digest):
+                return last, False
+            values: dict[str, Any] = {"run": model.run, "round": model.round, "digest": digest}
             values |= {"at": time.time(), "note": note}
             added = connection.execute(promotions.insert().values(values))
             assert added.inserted_primary_key is not None
-            return {"id": added.inserted_primary_key[0], **values}, True
+            return PromotionRow(id=added.inserted_primary_key[0], **values), True
 
-    def promoted(self, run: str | None = None) -> Row | None:
-        """The latest promotion, of a run or of all: `id`, `at`, `run`, `round`, `digest`, `note`.
+    def promoted(self, run: str | None = None) -> PromotionRow | None:
+        """The latest promotion, of a run or of all.
 
         Its id rises with every promotion, so an earlier one cannot pass for a later.
         """
-        return self._row(_promoted(run))
+        return self._row(_promoted(run), PromotionRow)
 
-    def promoted_of(self, name: str) -> Row | None:
+    def promoted_of(self, name: str) -> PromotionRow | None:
         """As `promoted`, of the run with this id or of all runs with this name."""
         meant = sa.select(runs.c.id).where(sa.or_(runs.c.id == name, runs.c.name == name))
-        return self._row(_promoted(None).where(promotions.c.run.in_(meant)))
+        return self._row(_promoted(None).where(promotions.c.run.in_(meant)), PromotionRow)
 
-    def list_promotions(self, run: str = "", *, before: int = 0, limit: int = 100) -> list[Row]:
+    def list_promotions(
+        self, run: str = "", *, before: int = 0, limit: int = 100
+    ) -> list[PromotionRow]:
         """Promotions, newest first, of a run or of all; `before` is the last id of a page."""
         query = sa.select(promotions).order_by(promotions.c.id.desc()).limit(limit)
         query = query.where(promotions.c.run == run) if run else query
-        return list(self._rows(query.where(promotions.c.id < before) if before else query))
+        return self._rows(query.where(promotions.c.id < before) if before else query, PromotionRow)
 
 
 def _promoted(run: str | None) -> sa.Select[Any]:

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import sqlalchemy as sa
+from fedloom.server.ledger.rows import UpdateRow
 
 from fedloom.protocol.errors import Code, Refusal
-from fedloom.server.ledger.store import Row, Store, counted_in
+from fedloom.server.ledger.store import Store, counted_in
 from fedloom.server.ledger.tables import cohorts, rounds, updates
 
 REPORTING, CLOSING, COMMITTED, ABANDONED = "reporting", "closing", "committed", "abandoned"
@@ -54,12 +55,13 @@ class AcceptedUpdate:
 class Updates(Store):
     """Methods about updates."""
 
-    def find_update(self, run: str, number: int, client: str) -> Row | None:
+    def find_update(self, run: str, number: int, client: str) -> UpdateRow | None:
         """The accepted update of a client for a round, if any."""
         return self._row(
             sa.select(updates).where(
                 updates.c.run == run, updates.c.round == number, updates.c.client == client
-            )
+            ),
+            UpdateRow,
         )
 
     def accept(self, update: AcceptedUpdate, capacity: int) -> bool:
@@ -126,12 +128,13 @@ class Updates(Store):
             )
         return True
 
-    def accepted(self, run: str, number: int) -> list[dict[str, Any]]:
+    def accepted(self, run: str, number: int) -> list[UpdateRow]:
         """The updates that count in a round, in the order of their acceptance."""
         return self._rows(
             sa.select(updates)
             .where(updates.c.run == run, counted_in == number)
-            .order_by(updates.c.accepted_at, updates.c.client)
+            .order_by(updates.c.accepted_at, updates.c.client),
+            UpdateRow,
         )
 
     def last_counted(self, run: str, client: str) -> int:
@@ -140,8 +143,8 @@ class Updates(Store):
         Rounds that the run was rolled back over do not count: the run's model is without them.
         """
         its_round = sa.and_(rounds.c.run == updates.c.run, rounds.c.number == counted_in)
-        row = self._row(
-            sa.select(sa.func.max(updates.c.round).label("round"))
+        [last] = self._values(
+            sa.select(sa.func.max(updates.c.round))
             .select_from(updates.join(rounds, its_round))
             .where(
                 updates.c.run == run,
@@ -151,7 +154,7 @@ class Updates(Store):
                 rounds.c.undone_at.is_(None),
             )
         )
-        return int((row or {}).get("round") or 0)
+        return int(last or 0)
 
 
 def check_same(known: str, identity: str) -> None:

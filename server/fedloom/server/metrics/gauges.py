@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 from prometheus_client import Metric
 from prometheus_client.core import GaugeMetricFamily
@@ -20,7 +19,7 @@ from fedloom.server.context import World
 from fedloom.server.engine import Phase
 from fedloom.server.fleet.sessions import Fleet
 from fedloom.server.insight.curves import curves, latest
-from fedloom.server.ledger import Row
+from fedloom.server.ledger.rows import CurveRow, RunRow
 from fedloom.server.pki.authority import Authority
 from fedloom.server.rounds.manager import ACTIVE, Runs
 
@@ -92,9 +91,7 @@ async def look(world: World, runs: Runs, authority: Authority | None) -> Values:
     now, ledger = time.time(), world.ledger
     rows = await world.in_reader(ledger.list_runs)
     shown = _shown(rows, now)
-    measured = {
-        row["id"]: await world.in_reader(ledger.last_curve_rows, row["id"]) for row in shown
-    }
+    measured = {row.id: await world.in_reader(ledger.last_curve_rows, row.id) for row in shown}
     statuses = await world.in_reader(ledger.clients_by_status)
     soonest = await world.in_reader(ledger.first_certificate_end)
     disk = await world.in_disk(shutil.disk_usage, world.models.path("any").parent)
@@ -104,16 +101,16 @@ async def look(world: World, runs: Runs, authority: Authority | None) -> Values:
         "fedloom_certificate_expiry_seconds": [*_ends(authority, soonest)],
         "fedloom_disk_free_bytes": [((), disk.free)],
         "fedloom_disk_bytes": [((), disk.total)],
-        "fedloom_runs": [((state,), sum(r["state"] == state for r in rows)) for state in ACTIVE],
+        "fedloom_runs": [((state,), sum(r.state == state for r in rows)) for state in ACTIVE],
         **_of_runs(shown, measured),
         **_of_rounds(runs, shown),
     }
 
 
-def _shown(rows: Iterable[Row], now: float) -> list[Row]:
+def _shown(rows: Iterable[RunRow], now: float) -> list[RunRow]:
     rows = list(rows)
-    ended = [row for row in rows if (row["ended_at"] or -math.inf) > now - ENDED_S]
-    return [row for row in rows if row["state"] in ACTIVE] + ended[-MOST_ENDED:]
+    ended = [row for row in rows if (row.ended_at or -math.inf) > now - ENDED_S]
+    return [row for row in rows if row.state in ACTIVE] + ended[-MOST_ENDED:]
 
 
 def _of_server(world: World) -> Values:
@@ -158,13 +155,13 @@ def _ends(
         yield ("client",), soonest
 
 
-def _of_runs(rows: Iterable[Row], measured: Mapping[str, list[dict[str, Any]]]) -> Values:
+def _of_runs(rows: Iterable[RunRow], measured: Mapping[str, list[CurveRow]]) -> Values:
     values: dict[str, list[tuple[tuple[str, ...], float]]] = {
         f"fedloom_run_{name}": []
         for name in ("rounds_wanted", "rounds_committed", "progress", "measure", "epsilon")
     }
     for row in rows:
-        run, wanted, committed = row["id"], row["spec"]["rounds"], row["committed"]
+        run, wanted, committed = row.id, row.spec["rounds"], row.committed
         values["fedloom_run_rounds_wanted"].append(((run,), wanted))
         values["fedloom_run_rounds_committed"].append(((run,), committed))
         values["fedloom_run_progress"].append(((run,), committed / wanted if wanted else 1.0))
@@ -178,14 +175,14 @@ def _of_runs(rows: Iterable[Row], measured: Mapping[str, list[dict[str, Any]]]) 
     return values
 
 
-def _of_rounds(runs: Runs, rows: Iterable[Row]) -> Values:
+def _of_rounds(runs: Runs, rows: Iterable[RunRow]) -> Values:
     values: dict[str, list[tuple[tuple[str, ...], float]]] = {}
 
     def put(name: str, labels: tuple[str, ...], value: float) -> None:
         values.setdefault(f"fedloom_round{name}", []).append((labels, value))
 
     for row in rows:
-        run = row["id"]
+        run = row.id
         driver = runs.get(run)
         open_round = None if driver is None else driver.round
         if open_round is None or open_round.engine.state.is_over:

@@ -2,7 +2,9 @@
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+
+from fedloom.server.ledger.member_summary import measured, shape
+from fedloom.server.ledger.rows import ClientDetailRow, PartRow, values
 
 from fedloom.server.ledger import Filter
 from fedloom.server.queries.client_views import (
@@ -15,7 +17,6 @@ from fedloom.server.queries.client_views import (
 )
 from fedloom.server.queries.context import ConsoleContext
 from fedloom.server.queries.errors import NotFoundError
-from fedloom.server.rounds.member_records import measured, shape
 
 _FILTERS = {
     ClientState.REVOKED: {"status": "revoked"},
@@ -108,9 +109,8 @@ async def parts_page(
     return PartList(parts=parts, more=parts[-1].offered_at if len(parts) == limit else None)
 
 
-def _part(row: Any) -> PartView:
-    values = {**row, "shape": shape(row), **measured(row, row["kind"])}
-    return PartView.model_validate(values)
+def _part(row: PartRow) -> PartView:
+    return PartView.model_validate({**values(row), "shape": shape(row), **measured(row, row.kind)})
 
 
 async def look_up(context: ConsoleContext, names: Sequence[str]) -> list[ClientView]:
@@ -133,21 +133,21 @@ async def one_client(context: ConsoleContext, name: str) -> ClientView:
     return found[0]
 
 
-def _view(context: ConsoleContext, row: dict[str, Any]) -> ClientView:
-    session = context.world.fleet.get(row["name"])
+def _view(context: ConsoleContext, row: ClientDetailRow) -> ClientView:
+    session = context.world.fleet.get(row.name)
     task = None if session is None or session.task is None else "{}/{}".format(*session.task)
-    phases: dict[str, int] = row["phases"]
+    phases = row.phases
     undecided = sum(phases.get(name, 0) for name in _UNDECIDED)
     counted, asked = phases.get("reported", 0), sum(phases.values())
     ended = asked - undecided - phases.get("declined", 0)
-    values = {
-        **row,
+    shown = {
+        **values(row),
         **{name: phases.get(name, 0) for name in ("declined", "failed", "refused", "late", "lost")},
         "online": session is not None,
         "task": task,
-        "seen_at": time.time() if session is not None else row["seen_at"],
+        "seen_at": time.time() if session is not None else row.seen_at,
         "asked": asked,
         "counted": counted,
         "success_rate": counted / ended if ended else None,
     }
-    return ClientView.model_validate(values)
+    return ClientView.model_validate(shown)

@@ -94,7 +94,7 @@ class ConsoleContext:
         if await self.world.in_reader(ledger.run, reference) is not None:
             return reference
         rows = await self.world.in_reader(ledger.list_runs)
-        return _only(reference, [r["id"] for r in rows if r["id"].startswith(reference)], "run")
+        return _only(reference, [r.id for r in rows if r.id.startswith(reference)], "run")
 
     async def digest(self, reference: str) -> str:
         """The digest of the one stored model whose digest is, or begins with, `reference`.

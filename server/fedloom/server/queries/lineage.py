@@ -4,6 +4,7 @@ import asyncio
 import math
 from typing import Annotated, Any
 
+from fedloom.server.ledger.rows import values
 from pydantic import BaseModel, Field
 
 from fedloom.server.queries.context import ConsoleContext
@@ -92,25 +93,27 @@ async def model_detail(context: ConsoleContext, digest: str) -> ModelDetail:
     origins, size = [], await world.in_disk(world.models.size, digest)
     rows = await world.in_reader(ledger.origins, digest)
     for row in rows:
-        part = await world.in_reader(ledger.contributors, row["run"], row["round"])
-        origins.append(Origin.model_validate({**row, "contributors": part}))
+        part = await world.in_reader(ledger.contributors, row.run, row.round)
+        origins.append(
+            Origin.model_validate({**values(row), "contributors": [values(each) for each in part]})
+        )
     found = await world.in_reader(ledger.evaluations, [digest])
     promoted = await world.in_reader(ledger.promotions_of, digest)
     return ModelDetail(
         digest=digest,
-        size_bytes=rows[-1]["size_bytes"] if size is None else size,
+        size_bytes=rows[-1].size_bytes if size is None else size,
         stored=size is not None,
         origins=origins,
         evaluations=[
             Evaluation(
-                run=row["run"],
-                round=row["number"],
-                num_examples=row["evaluation"].get("num_examples"),
-                values=row["evaluation"].get("values", {}),
+                run=row.run,
+                round=row.number,
+                num_examples=row.evaluation.get("num_examples"),
+                values=row.evaluation.get("values", {}),
             )
             for row in found[digest]
         ],
-        promoted_at=[row["at"] for row in promoted],
+        promoted_at=[row.at for row in promoted],
     )
 
 

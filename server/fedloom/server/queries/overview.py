@@ -11,9 +11,10 @@ from pydantic import BaseModel, Field
 from fedloom.server.insight import pace
 from fedloom.server.insight.curves import curves
 from fedloom.server.insight.health import Facts, assess
-from fedloom.server.ledger import Row
+from fedloom.server.ledger.rows import RunRow
 from fedloom.server.queries.context import ConsoleContext
 from fedloom.server.queries.errors import NotFoundError
+from fedloom.server.queries.round_views import RoundView
 from fedloom.server.queries.rounds import rounds_of
 from fedloom.server.queries.views import LiveView
 from fedloom.server.rounds.manager import ACTIVE
@@ -118,8 +119,7 @@ class Compared(BaseModel):
 
 async def run_curves(context: ConsoleContext, run: str) -> CurvesView:
     """The curves of the run that `run` names."""
-    rows = await context.world.in_reader(context.world.ledger.curve_rows, await context.run_id(run))
-    return CurvesView.model_validate(curves(rows))
+    return await _curves_of(context, await context.run_id(run))
 
 
 async def compared(context: ConsoleContext, names: Iterable[str]) -> Compared:
@@ -134,26 +134,29 @@ async def compared(context: ConsoleContext, names: Iterable[str]) -> Compared:
     runs = [await context.run_id(name) for name in wanted]
     return Compared(
         runs=[
-            RunCurves(id=run, name=run.rpartition("-")[0], curves=await run_curves(context, run))
+            RunCurves(id=run, name=run.rpartition("-")[0], curves=await _curves_of(context, run))
             for run in runs
         ]
     )
+
+
+async def _curves_of(context: ConsoleContext, run: str) -> CurvesView:
+    rows = await context.world.in_reader(context.world.ledger.curve_rows, run)
+    return CurvesView.model_validate(curves(rows))
 
 
 async def overview(context: ConsoleContext) -> Overview:
     """Health, alerts, active runs and traffic of the server."""
     world, ledger, now = context.world, context.world.ledger, time.time()
     rows = await world.in_reader(ledger.list_runs)
-    active = [
-        await _progress(context, row, now) for row in reversed(rows) if row["state"] in ACTIVE
-    ]
+    active = [await _active_run(context, row, now) for row in reversed(rows) if row.state in ACTIVE]
     enrolled = (await world.in_reader(ledger.clients_by_status)).get("active", 0)
     facts = Facts(
         now=now,
         clients_online=len(world.fleet),
         clients_enrolled=enrolled,
         active=tuple(run.model_dump() for run in active),
-        ended=tuple(row for row in rows if row["state"] not in ACTIVE),
+        ended=tuple(row for row in rows if row.state not in ACTIVE),
         refused=tuple(await world.in_reader(ledger.refused_since, now - 3600)),
         authority_until=context.authority.until.timestamp() if context.authority else None,
         disk_free=await world.in_disk(_disk_free, world.models.path("any").parent),
@@ -173,24 +176,32 @@ async def overview(context: ConsoleContext) -> Overview:
     )
 
 
-async def _progress(context: ConsoleContext, row: Row, now: float) -> ActiveRun:
-    views = await rounds_of(context, row, limit=ROUNDS_SHOWN)
-    rounds = [{**view.model_dump(), "run": row["id"]} for view in reversed(views)]
-    for each in rounds:
-        each["bytes_up"] = each["clients"]["bytes_up"]
-        each["bytes_down"] = each["clients"]["bytes_down"]
-    driver = context.runs.get(row["id"])
-    total, committed = row["spec"]["rounds"], row["committed"]
-    left_s = pace.time_left_s(rounds, total - committed) if row["state"] == "running" else None
+async def _active_run(context: ConsoleContext, row: RunRow, now: float) -> ActiveRun:
+    rounds = (await rounds_of(context, row, limit=ROUNDS_SHOWN))[::-1]
+    driver, is_running = context.runs.get(row.id), row.state == "running"
+    total, committed = row.spec["rounds"], row.committed
     return ActiveRun(
-        **{name: row[name] for name in ("id", "name", "state", "reason", "created_at")},
+        id=row.id,
+        name=row.name,
+        state=row.state,
+        reason=row.reason,
+        created_at=row.created_at,
         rounds_total=total,
         rounds_committed=committed,
-        rounds_an_hour=pace.rounds_an_hour(rounds, now) if row["state"] == "running" else 0.0,
-        time_left_s=left_s,
+        rounds_an_hour=pace.rounds_an_hour(rounds, now) if is_running else 0.0,
+        time_left_s=pace.time_left_s(rounds, total - committed) if is_running else None,
         live=None if driver is None else LiveView.model_validate(driver.status()),
-        rounds=[RoundBrief(**{n: r[n] for n in RoundBrief.model_fields}) for r in rounds],
+        rounds=[_brief(row.id, each) for each in rounds],
     )
+
+
+def _brief(run: str, view: RoundView) -> RoundBrief:
+    traffic = (
+        {"bytes_up": view.clients.bytes_up, "bytes_down": view.clients.bytes_down}
+        if (view.clients)
+        else {"bytes_up": 0, "bytes_down": 0}
+    )
+    return RoundBrief.model_validate({**view.model_dump(), **traffic, "run": run})
 
 
 def _disk_free(directory: Path) -> float:

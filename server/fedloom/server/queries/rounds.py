@@ -1,13 +1,15 @@
 """Rounds of a run: page by page, and one round with what each member did in it."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
-from fedloom.server.ledger import Row, require_run
+from fedloom.server.ledger import require_run
+from fedloom.server.ledger.member_summary import measured, shape, summarize
+from fedloom.server.ledger.rows import CountedRoundRow, MemberRow, RunRow, values
 from fedloom.server.queries.context import ConsoleContext
 from fedloom.server.queries.errors import NotFoundError
 from fedloom.server.queries.round_views import MemberView, RoundDetail, RoundList, RoundView
-from fedloom.server.rounds.member_records import measured, shape, summarize
 
 _OPEN = ("reporting", "closing")
 
@@ -46,71 +48,72 @@ async def round_detail(
     """
     row = await run_row(context, run)
     world = context.world
-    found = await world.in_reader(world.ledger.round, row["id"], number)
+    found = await world.in_reader(world.ledger.round, row.id, number)
     if found is None:
-        raise NotFoundError(f"Expected a round of {row['id']}, got {number}.")
+        raise NotFoundError(f"Expected a round of {row.id}, got {number}.")
     [view] = await _views(context, row, [found])
     page = world.ledger.members
-    members = await world.in_reader(page, row["id"], number, after=after, limit=limit + 1)
-    rows = _overlaid(context, row["id"], number, members[:limit])
-    shown = [_member(member, found["kind"]) for member in rows]
+    members = await world.in_reader(page, row.id, number, after=after, limit=limit + 1)
+    rows = _overlaid(context, row.id, number, members[:limit])
+    shown = [_member(member, found.kind) for member in rows]
     more = shown[-1].client if len(members) > limit else None
-    return RoundDetail(**view.model_dump(), run=row["id"], members=shown, more=more)
+    return RoundDetail(**view.model_dump(), run=row.id, members=shown, more=more)
 
 
-async def run_row(context: ConsoleContext, run: str) -> Row:
-    """The row of the run that is called this."""
+async def run_row(context: ConsoleContext, run: str) -> RunRow:
+    """The run that `run` names."""
     run = await context.run_id(run)
     return require_run(await context.world.in_reader(context.world.ledger.run, run), run)
 
 
 async def rounds_of(
-    context: ConsoleContext, run: Row, *, before: int = 0, limit: int = 50
+    context: ConsoleContext, run: RunRow, *, before: int = 0, limit: int = 50
 ) -> list[RoundView]:
     """The last rounds of a run below a number, or of all, in order."""
     page = context.world.ledger.page_of_rounds
-    found = await context.world.in_reader(page, run["id"], before=before, limit=limit)
+    found = await context.world.in_reader(page, run.id, before=before, limit=limit)
     return await _views(context, run, found)
 
 
-async def _views(context: ConsoleContext, run: Row, rounds: Iterable[Row]) -> list[RoundView]:
-    """Rounds with their summaries: stored, or made of what is known."""
-    rounds = list(rounds)
-    world, name = context.world, run["id"]
-    live = {r["number"] for r in rounds if r["state"] in _OPEN}
-    lacking = [r["number"] for r in rounds if r["summary"] is None and r["number"] not in live]
-    over = run["spec"].get("cohort", {}).get("mode") != "buffered"
+async def _views(
+    context: ConsoleContext, run: RunRow, rounds: Sequence[CountedRoundRow]
+) -> list[RoundView]:
+    """Rounds with their summaries: stored, or computed from what is known."""
+    world, name = context.world, run.id
+    live = {r.number for r in rounds if r.state in _OPEN}
+    lacking = [r.number for r in rounds if r.summary is None and r.number not in live]
+    over = run.spec.get("cohort", {}).get("mode") != "buffered"
     made = await world.in_reader(world.ledger.summaries, name, lacking, over=over)
     for number in live:
         members = await world.in_reader(world.ledger.members, name, number)
         made[number] = summarize(_overlaid(context, name, number, members), over=False)
     views = []
     for row in rounds:
-        values = {**row, "clients": row["summary"] or made[row["number"]]}
+        shown = {**values(row), "clients": row.summary or made[row.number]}
         for what in ("training", "evaluation"):
-            values[what] = row[what] or None  # an empty measurement is none
-        views.append(RoundView.model_validate(values))
+            shown[what] = shown[what] or None  # an empty measurement is none
+        views.append(RoundView.model_validate(shown))
     return views
 
 
 def _overlaid(
-    context: ConsoleContext, run: str, number: int, members: Iterable[Row]
-) -> list[Mapping[str, Any]]:
-    """Rows of members, with what is only in memory yet."""
+    context: ConsoleContext, run: str, number: int, members: Iterable[MemberRow]
+) -> list[MemberRow]:
+    """Members with what is only in memory yet."""
     records = context.world.records.of((run, number))
     driver = context.runs.get(run)
     open_round = None if driver is None else driver.round
-    rows: list[Mapping[str, Any]] = []
+    rows = []
     for member in members:
-        client, row = member["client"], dict(member)
+        client = member.client
+        changes: dict[str, Any] = {}
         if open_round is not None and open_round.key_of(client) == (run, number):
-            row["phase"] = open_round.engine.cohort.phases.get(client, row["phase"])
+            changes["phase"] = str(open_round.engine.cohort.phases.get(client, member.phase))
         if client in records:
-            row |= records[client].stored()
-        rows.append(row)
+            changes |= records[client].stored()
+        rows.append(replace(member, **changes))
     return rows
 
 
-def _member(row: Mapping[str, Any], kind: str) -> MemberView:
-    values = {**row, "phase": str(row["phase"]), "shape": shape(row), **measured(row, kind)}
-    return MemberView.model_validate(values)
+def _member(row: MemberRow, kind: str) -> MemberView:
+    return MemberView.model_validate({**values(row), "shape": shape(row), **measured(row, kind)})

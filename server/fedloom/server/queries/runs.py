@@ -1,6 +1,7 @@
 """Runs: all of them, one with its latest rounds, and the refusals of one."""
 
-from fedloom.server.ledger import Row
+from fedloom.server.ledger.rows import RunRow, values
+
 from fedloom.server.queries.context import ConsoleContext
 from fedloom.server.queries.rounds import rounds_of, run_row
 from fedloom.server.queries.views import (
@@ -16,12 +17,14 @@ LATEST_ROUNDS = 50
 """Rounds that come with a run; pages of rounds have the others."""
 
 
-def run_summary(row: Row) -> RunView:
-    """A run in short, from its row."""
-    return RunView(
-        **{name: row[name] for name in RunView.model_fields if name in row},
-        rounds_total=row["spec"]["rounds"],
-        rounds_committed=row["committed"],
+def run_summary(row: RunRow) -> RunView:
+    """A run in short."""
+    return RunView.model_validate(
+        {
+            **values(row),
+            "rounds_total": row.spec["rounds"],
+            "rounds_committed": row.committed,
+        }
     )
 
 
@@ -37,11 +40,11 @@ async def run_detail(context: ConsoleContext, run: str) -> RunDetail:
     rounds = await rounds_of(context, row, limit=LATEST_ROUNDS)
     world, earlier = context.world, 0
     if rounds and rounds[0].number > 1:
-        earlier = await world.in_reader(world.ledger.num_rounds, row["id"], before=rounds[0].number)
-    driver = context.runs.get(row["id"])
+        earlier = await world.in_reader(world.ledger.num_rounds, row.id, before=rounds[0].number)
+    driver = context.runs.get(row.id)
     return RunDetail(
         **run_summary(row).model_dump(),
-        spec=row["spec"],
+        spec=row.spec,
         rounds=rounds,
         rounds_earlier=earlier,
         live=None if driver is None else LiveView.model_validate(driver.status()),
@@ -52,4 +55,4 @@ async def refusals(context: ConsoleContext, run: str, limit: int) -> RefusalList
     """What clients sent for the run that `run` names and the server refused, newest first."""
     run = await context.run_id(run)
     rows = await context.world.in_reader(context.world.ledger.list_refusals, run, limit)
-    return RefusalList(refusals=[RefusalView(**row) for row in rows])
+    return RefusalList(refusals=[RefusalView.model_validate(values(row)) for row in rows])

@@ -1,7 +1,8 @@
 """One-time tokens of devices, page by page, without their secrets."""
 
 import time
-from typing import Any
+
+from fedloom.server.ledger.rows import TokenRow
 
 from fedloom.server.queries.context import ConsoleContext
 from fedloom.server.queries.views import TokenList, TokenStatus, TokenView
@@ -23,10 +24,17 @@ async def tokens_page(context: ConsoleContext, *, before: str = "", limit: int =
     return TokenList(tokens=listed, total=total, more=more)
 
 
-def token_view(row: dict[str, Any]) -> TokenView:
-    """A token as it is now, from its row without the hash."""
-    if row["used_at"] is not None:
+def token_view(row: TokenRow) -> TokenView:
+    """A token as it is now."""
+    if row.used_at is not None:
         status = TokenStatus.USED
     else:
-        status = TokenStatus.EXPIRED if time.time() >= row["expires_at"] else TokenStatus.UNUSED
-    return TokenView(**row, status=status)
+        status = TokenStatus.EXPIRED if time.time() >= row.expires_at else TokenStatus.UNUSED
+    return TokenView(
+        id=row.id,
+        client=row.client,
+        status=status,
+        created_at=row.created_at,
+        expires_at=row.expires_at,
+        used_at=row.used_at,
+    )

@@ -16,6 +16,7 @@ from fedloom.server.context import World
 from fedloom.server.engine import (
     RunState,
 )
+from fedloom.server.ledger.rows import RunRow
 from fedloom.server.ledger import Point, Row, require_run
 from fedloom.server.metrics.log_buffer import about
 from fedloom.server.planning import limits
@@ -203,7 +204,7 @@ class Runs:
         )
         return point
 
-    async def look_back(self, row: Row, number: int) -> Point:
+    async def look_back(self, row: RunRow, number: int) -> Point:
         """What a rollback to a round would undo.
 
         Args:

@@ -3,28 +3,17 @@
 The server writes down what it sees of a client: the offer, the answer, the bytes down and up, the
 end. A server that is killed loses these times and nothing else: what counts is in the ledger.
 
-Source of the shapes: Bonawitz et al. 2019, "Towards Federated Learning at Scale: System Design",
-Table 1: `-` checked in, `v` downloaded plan, `[` training started, `]` training completed, `+`
-upload started, `^` upload completed, `#` upload rejected, `*` error, `!` interrupted.
-
-Invariants: a record is of a member of a round that may still hear of it; a shape is a path through
-`-v[]+` with one end at most.
+Invariant: a record is of a member of a round that is open, or that the ledger lacks.
 """
 
-import math
 import time
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 Key = tuple[str, int]
 """Run and round."""
 
-LATE, LOST = "late", "lost"
-"""Phases of members that a round ended without: in contact, and out of it."""
-
-_ENDS = {"reported": "^", "refused": "#", "failed": "*", LATE: "!", LOST: "!"}
 _MAX_WORDS = 500
 
 
@@ -157,110 +146,3 @@ class Records:
             if not records:
                 del self._records[key]
         return taken
-
-
-def shape(member: Mapping[str, Any]) -> str:
-    """A member's session in the notation of Bonawitz et al. 2019, Table 1.
-
-    Args:
-        member: columns of `cohorts`.
-
-    >>> shape({"phase": "offered"})
-    '-'
-    >>> shape({"phase": "reported", "took_at": 1.0, "training_began_at": 2, "upload_began_at": 3})
-    '-v[]+^'
-    >>> shape({"phase": "late", "took_at": 1.0, "download_began_at": 2.0})
-    '-!'
-    >>> shape({"phase": "late", "took_at": 1.0, "training_began_at": 2.0})
-    '-v[!'
-    >>> shape({"phase": "late", "took_at": 1.0, "upload_began_at": 3.0, "code": "round_closed"})
-    '-v[]+#'
-    """
-    phase, sent = member["phase"], _sent(member)
-    trains = _trained(member)
-    text = "-" + "v" * trains + "[" * trains + "]+" * sent
-    end = _ENDS.get(phase, "")
-    if end == "!" and sent and member.get("code"):
-        end = "#"
-    return text + end
-
-
-def measured(member: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """What a member's update says that it measured, and on how many examples.
-
-    Args:
-        member: columns of `cohorts`, and `training`, `evaluation` and `norm` of its update or None.
-        kind: of the round; who only evaluates trains on nothing and moves nothing.
-
-    >>> told = {"num_examples": 8, "values": {"loss": 0.5}}
-    >>> measured({"training": None, "evaluation": told, "norm": 0.0}, "evaluate")
-    {'training': None, 'evaluation': {'loss': 0.5}, 'num_examples': 8, 'norm': None}
-    """
-    trains = kind == "train"
-    training, evaluation = member["training"] or {}, member["evaluation"] or {}
-    return {
-        "training": training.get("values") or None,
-        "evaluation": evaluation.get("values") or None,
-        "num_examples": (training if trains else evaluation).get("num_examples"),
-        "norm": member["norm"] if trains else None,
-    }
-
-
-def summarize(members: Iterable[Mapping[str, Any]], *, over: bool) -> dict[str, Any]:
-    """What a round's members did, in numbers: a funnel from `selected` to `counted`.
-
-    Args:
-        members: columns of `cohorts`, and `accepted_at` of each one's update or None.
-        over: whether the round is; whoever had not ended was late.
-    """
-    rows = [dict(m) for m in members]
-    for row in rows:
-        if over and row["phase"] in {"offered", "training"}:
-            row["phase"] = LATE
-    phases = Counter(row["phase"] for row in rows)
-    seconds = sorted(
-        max(0.0, row["accepted_at"] - row["offered_at"])
-        for row in rows
-        if row["accepted_at"] is not None and row["offered_at"] is not None
-    )
-    uploaded = sum(bool(row["upload_ended_at"] or row["accepted_at"]) for row in rows)
-    return {
-        "selected": len(rows),
-        "took": sum(_took(row) for row in rows),
-        "training": sum(_trained(row) for row in rows),
-        "uploaded": uploaded,
-        "counted": phases["reported"],
-        **{name: phases[name] for name in ("declined", "failed", "refused", LATE, LOST)},
-        "p50_s": quantile(seconds, 0.5),
-        "p95_s": quantile(seconds, 0.95),
-        "bytes_down": sum(row["bytes_down"] or 0 for row in rows),
-        "bytes_up": sum(row["bytes_up"] or 0 for row in rows),
-        "retries": sum(row["retries"] or 0 for row in rows),
-        "shapes": dict(Counter(shape(row) for row in rows).most_common()),
-    }
-
-
-def _sent(row: Mapping[str, Any]) -> bool:
-    """Did it begin to send its update?"""
-    return bool(row.get("upload_began_at")) or row["phase"] in {"reported", "refused"}
-
-
-def _trained(row: Mapping[str, Any]) -> bool:
-    """Did it begin to train? One that took its task and fetched nothing had the model already."""
-    cached = row.get("took_at") and not row.get("download_began_at")
-    return bool(_sent(row) or row.get("training_began_at") or cached)
-
-
-def _took(row: Mapping[str, Any]) -> bool:
-    """Did it accept its offer, as far as anybody saw?"""
-    seen = ("took_at", "upload_began_at", "accepted_at")
-    return any(row[name] is not None for name in seen)
-
-
-def quantile(ordered: list[float], share: float) -> float | None:
-    """The smallest value that at least this share does not exceed; None of none.
-
-    >>> quantile([1.0, 2.0, 3.0, 4.0], 0.5), quantile([1.0, 2.0], 0.95), quantile([], 0.5)
-    (2.0, 2.0, None)
-    """
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else None

@@ -80,7 +80,8 @@ from fedloom.server.rounds import engines, progress
 from fedloom.server.rounds import status as round_status
 from fedloom.server.rounds.commit import Outcome, commit
 from fedloom.server.rounds.effect_queue import EffectQueue
-from fedloom.server.rounds.member_records import LATE, LOST, Record
+from fedloom.server.ledger.member_summary import LATE, LOST
+from fedloom.server.rounds.member_records import Record
 from fedloom.server.rounds.round_sum import RoundSum
 from fedloom.server.rounds.storage_retry import store_or_log
 from fedloom.server.rounds.task_table import TaskTable

@@ -13,6 +13,7 @@ from fedloom.protocol.errors import IntegrityError, UnavailableError, UsageError
 from fedloom.server.access.scopes import Operator, Viewer
 from fedloom.server.http.dependencies import FAULTS, Context, Preview
 from fedloom.server.http.head_requests import HEAD_ONLY
+from fedloom.server.ledger.rows import values
 from fedloom.server.queries.context import ConsoleContext
 from fedloom.server.queries.errors import ConflictError
 from fedloom.server.queries.views import (
@@ -151,8 +152,8 @@ async def list_models(
         name, number = before.rsplit("/", 1)
         after = name, int(number)
     rows = await world.in_reader(ledger.list_models, run, before=after, limit=limit)
-    more = f"{rows[0]['run']}/{rows[0]['round']}" if len(rows) == limit else None
-    return ModelList(models=[ModelView(**row) for row in rows], more=more)
+    more = f"{rows[0].run}/{rows[0].round}" if len(rows) == limit else None
+    return ModelList(models=[ModelView.model_validate(values(row)) for row in rows], more=more)
 
 
 @router.get(
@@ -187,22 +188,24 @@ async def promote(
         last = await context.world.in_ledger(ledger.promoted)
     except UsageError as error:
         raise ConflictError(str(error)) from error
-    before = "" if last is None else f" instead of {last['digest'][:12]} of {last['run']}"
+    before = "" if last is None else f" instead of {last.digest[:12]} of {last.run}"
     words = (
-        f"The model {digest[:12]} of round {model['round']} of {model['run']} becomes the one that "
+        f"The model {digest[:12]} of round {model.round} of {model.run} becomes the one that "
         f"clients use{before}. Runs go on as they are."
     )
-    if last is not None and (last["run"], last["digest"]) == (model["run"], digest):
-        words = f"The model {digest[:12]} of {model['run']} is promoted already: nothing changes."
+    if last is not None and (last.run, last.digest) == (model.run, digest):
+        words = f"The model {digest[:12]} of {model.run} is promoted already: nothing changes."
     if preview:
         return Promoted(promotion=None, changed=False, consequence=words)
-    detail = {"run": model["run"], "round": model["round"], "note": wish.note}
+    detail = {"run": model.run, "round": model.round, "note": wish.note}
     await context.audit(principal, "model.promote", digest, detail)
-    row, new = await context.world.in_ledger(ledger.promote, digest, model["run"], wish.note)
+    row, new = await context.world.in_ledger(ledger.promote, digest, model.run, wish.note)
     context.world.live.changed("models")
     if new:
-        log.info("model %s of %s promoted", digest[:12], model["run"])
-    return Promoted(promotion=PromotionView(**row), changed=new, consequence=words)
+        log.info("model %s of %s promoted", digest[:12], model.run)
+    return Promoted(
+        promotion=PromotionView.model_validate(values(row)), changed=new, consequence=words
+    )
 
 
 @router.get("/promotions")
@@ -219,5 +222,7 @@ async def list_promotions(
     run = await context.run_id(run) if run else ""
     ledger = context.world.ledger
     rows = await context.world.in_ledger(ledger.list_promotions, run, before=before, limit=limit)
-    more = rows[-1]["id"] if len(rows) == limit else None
-    return PromotionList(promotions=[PromotionView(**row) for row in rows], more=more)
+    more = rows[-1].id if len(rows) == limit else None
+    return PromotionList(
+        promotions=[PromotionView.model_validate(values(row)) for row in rows], more=more
+    )

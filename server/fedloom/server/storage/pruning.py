@@ -51,7 +51,7 @@ async def prune(world: World) -> int:
     if not marked:
         return 0
     needed = _named(await world.in_ledger(ledger.unmarked))
-    doomed = {(row["run"], row["round"]): _named([(row["digest"], row["state"])]) for row in marked}
+    doomed = {(row.run, row.round): _named([(row.digest, row.state)]) for row in marked}
     # Models are written in that thread: none is while files go.
     gone = await world.in_fold(_remove, world.models, set().union(*doomed.values()) - needed)
     left = {digest for digest in set().union(*doomed.values()) - needed if digest not in gone}

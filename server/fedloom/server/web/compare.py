@@ -29,7 +29,7 @@ async def compare(request: Request, context: Context, who: Viewer) -> HTMLRespon
     for name in wanted:
         row = require_run(await world.in_reader(ledger.run, name), name)
         drawn = curves(await world.in_reader(ledger.curve_rows, name))
-        found.append({"row": row, "curves": drawn, "settings": dict(chosen(row["spec"]))})
+        found.append({"row": row, "curves": drawn, "settings": dict(chosen(row.spec))})
     measured = dict.fromkeys(name for each in found for name in metrics(each["curves"]))
     settings = dict.fromkeys(name for each in found for name in each["settings"])
     return page(

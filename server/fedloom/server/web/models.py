@@ -33,8 +33,8 @@ async def models(request: Request, context: Context, who: Viewer, run: str = "")
     return page(
         request, context, who, "models", page="models",
         rows=rows[::-1], num_all=num_all, promotions=promotions, run=run,
-        runs=[row["id"] for row in reversed(runs)],
-        promoted={row["digest"] for row in promotions[:1]},
+        runs=[row.id for row in reversed(runs)],
+        promoted={row.digest for row in promotions[:1]},
     )  # fmt: skip
 
 
@@ -68,8 +68,8 @@ async def model(
         shown=layers.layers[:LAYERS_SHOWN] if layers else [], dtypes=manifest.dtypes,
         num_tensors=len(manifest.specs),
         largest=max((layer.norm for layer in layers.layers), default=0.0) if layers else 0.0,
-        is_promoted=bool(promotions) and promotions[0]["digest"] == found.digest,
-        others=[row for row in reversed(rows) if row["digest"] != found.digest][:200],
+        is_promoted=bool(promotions) and promotions[0].digest == found.digest,
+        others=[row for row in reversed(rows) if row.digest != found.digest][:200],
     )  # fmt: skip
 
 

@@ -38,7 +38,7 @@ async def rounds(
 ) -> HTMLResponse:
     """A run's rounds, newest first."""
     row = await run_row(context, run)
-    found = await rounds_page(context, row["id"], before=before, limit=A_PAGE)
+    found = await rounds_page(context, row.id, before=before, limit=A_PAGE)
     return page(
         request, context, who, "rounds", page="runs",
         run=row, rounds=found.rounds, more=found.more, before=before,
@@ -57,8 +57,8 @@ async def one_round(
 ) -> HTMLResponse:
     """A round: what each of its members did, and when."""
     row = await run_row(context, run)
-    found = await round_detail(context, row["id"], number, after=after)
-    driver = context.runs.get(row["id"])
+    found = await round_detail(context, row.id, number, after=after)
+    driver = context.runs.get(row.id)
     live: dict[str, Any] | None = None if driver is None else driver.status()
     is_open = live is not None and (live.get("round") or {}).get("number") == number
     return page(

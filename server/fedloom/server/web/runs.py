@@ -1,5 +1,6 @@
 """Pages about runs: all of them, and one."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -11,7 +12,9 @@ from fedloom.server.http.shared_answers import LivePart
 from fedloom.server.insight.curves import TAIL, Curves, curves, latest, metrics
 from fedloom.server.insight.pace import rounds_an_hour, time_left_s
 from fedloom.server.ledger import require_run
+from fedloom.server.ledger.rows import RunRow
 from fedloom.server.queries.context import ConsoleContext
+from fedloom.server.queries.round_views import RoundView
 from fedloom.server.queries.rounds import rounds_of
 from fedloom.server.rounds.manager import ACTIVE
 from fedloom.server.web.render import page
@@ -29,12 +32,12 @@ async def runs(
 ) -> HTMLResponse:
     """Every run, newest first."""
     rows = await context.world.in_reader(context.world.ledger.list_runs)
-    like = [row for row in reversed(rows) if q.lower() in row["id"].lower()]
-    found = [row for row in like if state in ("", row["state"])]
+    like = [row for row in reversed(rows) if q.lower() in row.id.lower()]
+    found = [row for row in like if state in ("", row.state)]
     return page(
         request, context, who, "runs", page="runs",
         rows=found[:500], num_all=len(rows), q=q, state=state,
-        states=sorted({row["state"] for row in rows}),
+        states=sorted({row.state for row in rows}),
     )  # fmt: skip
 
 
@@ -50,29 +53,29 @@ async def _seen(context: ConsoleContext, run: str) -> dict[str, Any]:
     world, ledger = context.world, context.world.ledger
     row = require_run(await world.in_reader(ledger.run, run), run)
     views = await rounds_of(context, row, limit=40)
-    rounds = [view.model_dump() for view in reversed(views)]
-    counts = [r for r in rounds if r["state"] == "committed" and not r["undone_at"]]
+    rounds = views[::-1]
+    counts = [r for r in rounds if r.state == "committed" and not r.undone_at]
     drawn = curves(reversed(counts))  # of the latest alone: charts ask for the whole themselves
     cost = await world.in_reader(ledger.cost, run)
     refusals = await world.in_reader(ledger.list_refusals, run, 10)
     driver = context.runs.get(run)
-    left = row["spec"]["rounds"] - row["committed"]
-    active = row["state"] in ACTIVE
+    left = row.spec["rounds"] - row.committed
+    active = row.state in ACTIVE
     return {
         "run": row,
         "live": driver.status() if driver is not None else None,
         "rounds": rounds[:ROUNDS_SHOWN],
         "is_active": active,
         "an_hour": rounds_an_hour(rounds, _ended(row, rounds)),
-        "left_s": time_left_s(rounds, left) if row["state"] == "running" else None,
+        "left_s": time_left_s(rounds, left) if row.state == "running" else None,
         "metrics": metrics(drawn)[:CHARTS_SHOWN],
         "drawn": drawn,
         "tail": await tail(context, run),
         "latest": latest,
         "refusals": refusals,
         "cost": cost,
-        "chosen": chosen(row["spec"]),
-        "toml": as_toml(row["spec"]),
+        "chosen": chosen(row.spec),
+        "toml": as_toml(row.spec),
     }
 
 
@@ -81,6 +84,6 @@ async def tail(context: ConsoleContext, run: str) -> Curves:
     return curves(await context.world.in_reader(context.world.ledger.last_curve_rows, run, TAIL))
 
 
-def _ended(row: Any, rounds: Any) -> float:
-    """When the pace of a run is looked at: at the end of its last round."""
-    return max((r["closed_at"] or 0.0 for r in rounds), default=row["created_at"])
+def _ended(row: RunRow, rounds: Iterable[RoundView]) -> float:
+    """The time at which a run's pace is measured: the end of its last round."""
+    return max((r.closed_at or 0.0 for r in rounds), default=row.created_at)

@@ -72,9 +72,9 @@ async def new(request: Request, context: Context, who: Viewer, clone: str = "") 
     if clone:
         run = await context.run_id(clone)
         row = require_run(await context.world.in_reader(context.world.ledger.run, run), run)
-        spec, values = _apart(row["spec"])
+        spec, values = _apart(row.spec)
         begun = await context.world.in_reader(context.world.ledger.list_models, run)
-        values |= {"toml": as_toml(spec, row["spec"]), "model": begun[0]["digest"] if begun else ""}
+        values |= {"toml": as_toml(spec, row.spec), "model": begun[0].digest if begun else ""}
     return await _form(request, context, who, values, clone=clone)
 
 
@@ -106,7 +106,7 @@ async def _form(
     return page(
         request, context, who, "submit", page="runs",
         values={"toml": "", "model": "", **values}, fields=FIELDS, fault=fault,
-        at=blamed(fault), models=list({r["digest"]: r for r in rows}.values())[::-1][:200],
+        at=blamed(fault), models=list({r.digest: r for r in rows}.values())[::-1][:200],
         strategies=sorted(registry.STRATEGIES), **told,
     )  # fmt: skip
 

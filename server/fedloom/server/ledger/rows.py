@@ -1,0 +1,370 @@
+"""Rows as the ledger returns them: one frozen dataclass for each kind, named by its columns.
+
+Times are seconds since the epoch, UTC; None stands for NULL.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+
+class _Row(Mapping[str, Any]):
+    """Base of rows, which are mappings as well until every room reads attributes."""
+
+    __slots__ = ()
+
+    def __iter__(self) -> Iterator[str]:
+        return (each.name for each in fields(self))  # type: ignore[arg-type]
+
+    def __len__(self) -> int:
+        return len(fields(self))  # type: ignore[arg-type]
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self, name)
+
+
+def values(row: Any) -> dict[str, Any]:
+    """A row's columns by name; nested values are not copied."""
+    return {each.name: getattr(row, each.name) for each in fields(row)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRow(_Row):
+    """A run.
+
+    Attributes:
+        spec: its specification, as `RunSpec.as_dict` gives it.
+        model: digest of the current model.
+        strategy_state: note of the strategy's state; None without one.
+        committed: training rounds that count.
+        privacy: what the run claims; None without differential privacy.
+        goals: goal and quorum, where an operator changed them.
+    """
+
+    id: str
+    name: str
+    spec: dict[str, Any]
+    state: str
+    reason: str
+    created_at: float
+    ended_at: float | None
+    model: str
+    strategy_state: str | None
+    committed: int
+    last_round: int
+    abandoned_in_a_row: int
+    privacy: dict[str, Any] | None
+    goals: list[int] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundRow(_Row):
+    """A round of a run.
+
+    Attributes:
+        cause: why it was abandoned, in a word; None where it was not.
+        undone_at: when the run was rolled back to before it.
+        summary: what its members did, once it is over.
+    """
+
+    run: str
+    number: int
+    kind: str
+    state: str
+    reason: str
+    cause: str | None
+    opened_at: float
+    deadline_at: float
+    closed_at: float | None
+    model_in: str
+    model_out: str | None
+    training: dict[str, Any] | None
+    evaluation: dict[str, Any] | None
+    privacy: dict[str, Any] | None
+    undone_at: float | None
+    summary: dict[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CountedRoundRow(RoundRow):
+    """A round with its number of accepted updates, and their mean staleness."""
+
+    accepted: int
+    staleness: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CohortRow(_Row):
+    """A member of a round's cohort, and what the server saw of its session; None if not seen."""
+
+    run: str
+    round: int
+    client: str
+    phase: str
+    reason: str = ""
+    offered_at: float | None = None
+    took_at: float | None = None
+    download_began_at: float | None = None
+    download_ended_at: float | None = None
+    training_began_at: float | None = None
+    upload_began_at: float | None = None
+    upload_ended_at: float | None = None
+    ended_at: float | None = None
+    bytes_down: int | None = None
+    bytes_up: int | None = None
+    retries: int | None = None
+    code: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionRow(CohortRow):
+    """A member of a cohort, and when its update was accepted; None without one."""
+
+    accepted_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberRow(SessionRow):
+    """A member of a cohort with its update; None where it has none."""
+
+    counts_in: int | None = None
+    staleness: int | None = None
+    weight: float | None = None
+    norm: float | None = None
+    size_bytes: int | None = None
+    training: dict[str, Any] | None = None
+    evaluation: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartRow(MemberRow):
+    """A client's part in a round, with the round's kind and state."""
+
+    kind: str
+    round_state: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObservationRow(_Row):
+    """A member of a committed training round, as client selection learns from it."""
+
+    round: int
+    client: str
+    phase: str
+    offered_at: float | None
+    closed_at: float | None
+    accepted_at: float | None
+    training: dict[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateRow(_Row):
+    """An accepted update.
+
+    Attributes:
+        round: that its client was asked in.
+        counts_in: the round whose sum it is in.
+        identity: hash of its header and checksum.
+        file: name in the spool; empty when it carries no tensors.
+        training: num_examples and metrics, as `{"num_examples": n, "values": {...}}`.
+        evaluation: likewise.
+    """
+
+    run: str
+    round: int
+    client: str
+    identity: str
+    file: str
+    size_bytes: int
+    weight: float
+    norm: float
+    training: dict[str, Any]
+    evaluation: dict[str, Any]
+    accepted_at: float
+    counts_in: int | None
+    staleness: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurveRow(_Row):
+    """What a committed round measured."""
+
+    number: int
+    kind: str
+    closed_at: float | None
+    training: dict[str, Any] | None
+    evaluation: dict[str, Any] | None
+    privacy: dict[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunCost(_Row):
+    """What a run's rounds cost so far."""
+
+    bytes_up: int
+    bytes_down: int
+    counted: int
+    retries: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefusalRow(_Row):
+    """Something that a client sent and the server refused."""
+
+    id: int
+    at: float
+    client: str
+    run: str
+    round: int
+    code: str
+    message: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefusalCount(_Row):
+    """How often a code was refused, to how many clients, with one client and one message."""
+
+    code: str
+    times: int
+    clients: int
+    client: str | None
+    message: str
+    last: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRow(_Row):
+    """A model that a run began with (round 0) or committed.
+
+    Attributes:
+        state: note of the strategy's state with it; None where it was not kept.
+        pruned: None while its file is kept; see `fedloom.server.ledger.prunes`.
+    """
+
+    run: str
+    round: int
+    digest: str
+    size_bytes: int
+    created_at: float
+    state: str | None
+    pruned: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MarkedModel(_Row):
+    """A model whose file is to be removed."""
+
+    run: str
+    round: int
+    digest: str
+    state: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OriginRow(_Row):
+    """A round that committed a model, or a run that began with it (round 0: no round columns)."""
+
+    run: str
+    round: int
+    created_at: float
+    size_bytes: int
+    model_in: str | None
+    kind: str | None
+    undone_at: float | None
+    training: dict[str, Any] | None
+    privacy: dict[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContributorRow(_Row):
+    """A client whose update is in a round's sum."""
+
+    client: str
+    weight: float
+    staleness: int | None
+    round: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationRow(_Row):
+    """What a committed round measured of the model that it began with."""
+
+    model_in: str
+    run: str
+    number: int
+    evaluation: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromotionRow(_Row):
+    """A model that an operator promoted; the id rises with every promotion."""
+
+    id: int
+    at: float
+    run: str
+    round: int
+    digest: str
+    note: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenRow(_Row):
+    """A one-time token of a device, without its secret."""
+
+    id: str
+    client: str
+    created_at: float
+    expires_at: float
+    used_at: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HashedTokenRow(TokenRow):
+    """A one-time token with the hash of its secret."""
+
+    secret_hash: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientRow(_Row):
+    """A client.
+
+    Attributes:
+        seen_at: when it last connected or disconnected.
+        version: of its SDK, as it reported.
+        hold: quarantine or drain; None for neither.
+        note: the operator's.
+        certificate_until: when its newest certificate ends.
+    """
+
+    name: str
+    status: str
+    enrolled_at: float
+    revoked_at: float | None
+    seen_at: float | None
+    version: str | None
+    hold: str | None
+    hold_reason: str | None
+    held_at: float | None
+    note: str | None
+    certificate_until: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientDetailRow(ClientRow):
+    """A client with its labels and its parts in rounds.
+
+    Attributes:
+        labels: the operator's.
+        own_labels: that the device gave itself.
+        phases: in how many rounds it is or was in each phase.
+        last_counted_at: when an update of it was last accepted.
+        staleness: of its updates, mean; None without any.
+    """
+
+    labels: dict[str, str] = field(default_factory=dict)
+    own_labels: dict[str, str] = field(default_factory=dict)
+    phases: dict[str, int] = field(default_factory=dict)
+    last_counted_at: float | None = None
+    staleness: float | None = None
