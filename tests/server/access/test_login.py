@@ -10,7 +10,7 @@ import pytest
 from fedloom.server.access import gate, passwords, secrets, shield
 from fedloom.server.access.gate import Gate
 from fedloom.server.ledger import accounts
-from fedloom.server.ledger.scope import Scope
+from fedloom.server.ledger.accounts import Scope
 from support.patience import PATIENCE_S
 from support.visitor import Visitor
 

@@ -5,7 +5,7 @@ import getpass
 import pytest
 
 from fedloom.server.ledger.access_tables import audit
-from fedloom.server.ledger.scope import Scope
+from fedloom.server.ledger.accounts import Scope
 from fedloom.server.routes import application
 from support.door import Door
 from support.routes import table

@@ -17,8 +17,7 @@ from fedloom.server.access.principal import LOCAL_USER, Principal
 from fedloom.server.access.site import Site
 from fedloom.server.access.throttle import Throttle, network_of
 from fedloom.server.context import World
-from fedloom.server.ledger.accounts import IDLE_S, Accounts, Row
-from fedloom.server.ledger.scope import Scope
+from fedloom.server.ledger.accounts import IDLE_S, Accounts, Row, Scope
 
 MAX_CHECKS = 16
 """Passwords that wait to be checked: each takes a third of a second and 64 MiB."""

@@ -22,7 +22,7 @@ from urllib.parse import urlencode, urlsplit
 from fedloom.protocol.errors import UsageError, printable
 from fedloom.protocol.settings import setting
 from fedloom.server.access.errors import UnauthenticatedError
-from fedloom.server.ledger.scope import Scope
+from fedloom.server.ledger.accounts import Scope
 
 ALGORITHMS = ["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "EdDSA"]
 """Signatures alone: with HS256 a public key would pass for a shared secret, `none` is none."""

@@ -21,7 +21,7 @@ from fedloom.server.access.errors import ForbiddenError, UnauthenticatedError
 from fedloom.server.access.gate import Gate
 from fedloom.server.access.principal import LOCAL_USER, Principal
 from fedloom.server.access.shield import PRINCIPAL
-from fedloom.server.ledger.scope import Scope
+from fedloom.server.ledger.accounts import Scope
 
 __all__ = [
     "CSRF_FIELD",

@@ -2,19 +2,20 @@
 
 Invariants: a password's session lives no longer than its user and has the scope that its user has
 now; a removed user's sessions and API tokens end in the transaction that removes the user; a login
-link opens one session.
+link opens one session. Scopes are nested: a viewer reads, an operator also controls runs and clients,
+an administrator also manages users, tokens and enrolment.
 """
 
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import StrEnum
 from typing import Any
 
 import sqlalchemy as sa
 
 from fedloom.protocol.errors import UsageError
 from fedloom.server.ledger.access_tables import api_tokens, login_links, sessions, users
-from fedloom.server.ledger.scope import Scope
 
 IDLE_S = 2 * 3600.0
 """A session that nobody uses ends after this."""
@@ -30,6 +31,26 @@ TOUCH_S = 60.0
 _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._@+-]{0,63}")
 
 Row = dict[str, Any]
+
+
+class Scope(StrEnum):
+    """A permission level. `metrics` is the least: a program with it reads `/metrics` alone."""
+
+    METRICS = "metrics"
+    VIEWER = "viewer"
+    OPERATOR = "operator"
+    ADMIN = "admin"
+
+    def covers(self, needed: "Scope") -> bool:
+        """Whether this scope includes `needed`.
+
+        >>> Scope.OPERATOR.covers(Scope.VIEWER), Scope.OPERATOR.covers(Scope.ADMIN)
+        (True, False)
+        """
+        return _RANK[self] >= _RANK[needed]
+
+
+_RANK = {scope: rank for rank, scope in enumerate(Scope)}
 
 
 class LastAdminError(UsageError):

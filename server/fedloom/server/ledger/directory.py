@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
-from fedloom.server.ledger.rows import ClientDetailRow, PartRow
 
+from fedloom.server.ledger.rows import ClientDetailRow, PartRow
 from fedloom.server.ledger.store import Store
 from fedloom.server.ledger.tables import certificates, clients, cohorts, labels, rounds, updates
 

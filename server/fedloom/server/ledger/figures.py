@@ -4,8 +4,8 @@ from dataclasses import fields
 from typing import Any
 
 import sqlalchemy as sa
-from fedloom.server.ledger.rows import CurveRow, RefusalCount, RunCost
 
+from fedloom.server.ledger.rows import CurveRow, RefusalCount, RunCost
 from fedloom.server.ledger.store import Store
 from fedloom.server.ledger.tables import certificates, clients, refusals, rounds
 from fedloom.server.ledger.updates import COMMITTED

@@ -3,9 +3,9 @@
 import time
 
 import sqlalchemy as sa
-from fedloom.server.ledger.rows import ClientRow, HashedTokenRow, TokenRow
 
 from fedloom.protocol.errors import Code, Refusal
+from fedloom.server.ledger.rows import ClientRow, HashedTokenRow, TokenRow
 from fedloom.server.ledger.store import Store
 from fedloom.server.ledger.tables import certificates, clients, tokens
 

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 import sqlalchemy as sa
-from fedloom.server.ledger.rows import ContributorRow, EvaluationRow, OriginRow, PromotionRow
 
+from fedloom.server.ledger.rows import ContributorRow, EvaluationRow, OriginRow, PromotionRow
 from fedloom.server.ledger.store import Store, counted_in
 from fedloom.server.ledger.tables import models, promotions, rounds, updates
 from fedloom.server.ledger.updates import COMMITTED

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import sqlalchemy as sa
+
 from fedloom.server.ledger.member_summary import summarize
 from fedloom.server.ledger.rows import CountedRoundRow, MemberRow, RoundRow, SessionRow, values
-
 from fedloom.server.ledger.store import Store, counted_in, read
 from fedloom.server.ledger.tables import cohorts, rounds, updates
 

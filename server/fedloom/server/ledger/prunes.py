@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from typing import Any
 
 import sqlalchemy as sa
-from fedloom.server.ledger.rows import MarkedModel
 
+from fedloom.server.ledger.rows import MarkedModel
 from fedloom.server.ledger.store import Store
 from fedloom.server.ledger.tables import models, promotions, rounds, runs
 from fedloom.server.ledger.updates import CLOSING, REPORTING

@@ -3,9 +3,9 @@
 import time
 
 import sqlalchemy as sa
-from fedloom.server.ledger.rows import RefusalRow
 
 from fedloom.protocol.errors import Refusal
+from fedloom.server.ledger.rows import RefusalRow
 from fedloom.server.ledger.store import Store
 from fedloom.server.ledger.tables import refusals
 

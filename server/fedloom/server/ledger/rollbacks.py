@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
-from fedloom.server.ledger.rows import ModelRow, RunRow
 
 from fedloom.protocol.errors import UsageError
+from fedloom.server.ledger.rows import ModelRow, RunRow
 from fedloom.server.ledger.store import Store, read
 from fedloom.server.ledger.tables import models, rounds, runs
 from fedloom.server.ledger.updates import COMMITTED

@@ -8,6 +8,9 @@ import time
 from collections.abc import Sequence
 
 import sqlalchemy as sa
+
+from fedloom.server.ledger.members import with_updates
+from fedloom.server.ledger.rollbacks import NO_STATE
 from fedloom.server.ledger.rows import (
     CohortRow,
     CountedRoundRow,
@@ -15,9 +18,6 @@ from fedloom.server.ledger.rows import (
     RoundRow,
     UpdateRow,
 )
-
-from fedloom.server.ledger.members import with_updates
-from fedloom.server.ledger.rollbacks import NO_STATE
 from fedloom.server.ledger.store import Row, is_there, read
 from fedloom.server.ledger.tables import cohorts, models, rounds, runs, updates
 from fedloom.server.ledger.updates import ABANDONED, CLOSING, COMMITTED, REPORTING, Updates

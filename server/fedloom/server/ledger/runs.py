@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import sqlalchemy as sa
-from fedloom.server.ledger.rows import RunRow
 
 from fedloom.protocol.errors import UsageError
 from fedloom.server.ledger.rollbacks import NO_STATE
+from fedloom.server.ledger.rows import RunRow
 from fedloom.server.ledger.store import Row, Store, is_there
 from fedloom.server.ledger.tables import models, requests, runs
 

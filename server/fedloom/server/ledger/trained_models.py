@@ -4,9 +4,9 @@ import time
 from typing import Any
 
 import sqlalchemy as sa
-from fedloom.server.ledger.rows import ModelRow, PromotionRow
 
 from fedloom.protocol.errors import UsageError
+from fedloom.server.ledger.rows import ModelRow, PromotionRow
 from fedloom.server.ledger.store import Store, read
 from fedloom.server.ledger.tables import models, promotions, runs
 

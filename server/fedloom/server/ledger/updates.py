@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import sqlalchemy as sa
-from fedloom.server.ledger.rows import UpdateRow
 
 from fedloom.protocol.errors import Code, Refusal
+from fedloom.server.ledger.rows import UpdateRow
 from fedloom.server.ledger.store import Store, counted_in
 from fedloom.server.ledger.tables import cohorts, rounds, updates
 

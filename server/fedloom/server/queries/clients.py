@@ -3,10 +3,9 @@
 import time
 from collections.abc import Callable, Sequence
 
+from fedloom.server.ledger import Filter
 from fedloom.server.ledger.member_summary import measured, shape
 from fedloom.server.ledger.rows import ClientDetailRow, PartRow, values
-
-from fedloom.server.ledger import Filter
 from fedloom.server.queries.client_views import (
     ClientList,
     ClientState,

@@ -4,9 +4,9 @@ import asyncio
 import math
 from typing import Annotated, Any
 
-from fedloom.server.ledger.rows import values
 from pydantic import BaseModel, Field
 
+from fedloom.server.ledger.rows import values
 from fedloom.server.queries.context import ConsoleContext
 from fedloom.server.storage.model_norms import Layers as MeasuredLayers
 from fedloom.server.storage.model_norms import layers

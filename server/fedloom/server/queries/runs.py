@@ -1,7 +1,6 @@
 """Runs: all of them, one with its latest rounds, and the refusals of one."""
 
 from fedloom.server.ledger.rows import RunRow, values
-
 from fedloom.server.queries.context import ConsoleContext
 from fedloom.server.queries.rounds import rounds_of, run_row
 from fedloom.server.queries.views import (

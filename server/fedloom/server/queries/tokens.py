@@ -3,7 +3,6 @@
 import time
 
 from fedloom.server.ledger.rows import TokenRow
-
 from fedloom.server.queries.context import ConsoleContext
 from fedloom.server.queries.views import TokenList, TokenStatus, TokenView
 

@@ -8,8 +8,7 @@ from fastapi import APIRouter, Path
 from fedloom.server.access import passwords, secrets
 from fedloom.server.access.scopes import Admin, ForbiddenError, Principal, Viewer
 from fedloom.server.http.dependencies import FAULTS, Context
-from fedloom.server.ledger.accounts import LINK_LIFE_S, check_name
-from fedloom.server.ledger.scope import Scope
+from fedloom.server.ledger.accounts import LINK_LIFE_S, Scope, check_name
 from fedloom.server.queries.context import ConsoleContext
 from fedloom.server.queries.errors import ConflictError, NotFoundError
 from fedloom.server.routes.access_views import (

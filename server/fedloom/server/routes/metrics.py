@@ -11,7 +11,7 @@ from fastapi.responses import Response
 from fedloom.server.access.principal import Principal
 from fedloom.server.access.scopes import needs
 from fedloom.server.http.dependencies import FAULTS, Context
-from fedloom.server.ledger.scope import Scope
+from fedloom.server.ledger.accounts import Scope
 from fedloom.server.metrics import gauges, scrape
 
 _TYPES = ("text/plain", "application/openmetrics-text")
