@@ -145,7 +145,7 @@ def main():
             print(f"ledger made in {time.perf_counter() - begun:.0f} s", file=sys.stderr)
         Ledger.in_directory(state).close()
         with Door(state) as door:
-            app = application.create_app(door.world, door.runs, door.authority)
+            app = application.create_app(door.context, door.runs, door.authority)
             slow = 0
             print(f"{'route':<60} {'status':>6} {'p50 ms':>8} {'p95 ms':>8}")
             for url in ["/v1/openapi.json", *urls(app)]:

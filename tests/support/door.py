@@ -15,7 +15,7 @@ from fedloom.server import config
 from fedloom.server.access import oidc_http
 from fedloom.server.access.site import make_site
 from fedloom.server.config import ServerConfig
-from fedloom.server.context import World
+from fedloom.server.context import assemble
 from fedloom.server.http import tcp_listener as console
 from fedloom.server.http import unix_socket
 from fedloom.server.ledger import Ledger
@@ -23,8 +23,10 @@ from fedloom.server.pki.authority import Authority
 from fedloom.server.pki.noise_keys import NoiseKeys
 from fedloom.server.rounds.manager import Runs
 from fedloom.server.routes import application
+from fedloom.server.storage.context import StorageContext
 from fedloom.server.storage.model_store import ModelStore
 from fedloom.server.storage.spool import Spool
+from support.contexts import Contexts
 from support.patience import PATIENCE_S
 
 SPEC = {"name": "digits", "cohort": {"goal": 2}, "train": {"epochs": 1, "learning_rate": 0.1}}
@@ -63,14 +65,14 @@ class Door:
         self.authority = (
             None if plaintext else Authority.create(directory / "pki", "demo", datetime.now(UTC))
         )
-        self.world = World(
-            config=settings,
+        storage = StorageContext(
             ledger=Ledger.in_directory(directory),
             models=ModelStore(directory / "models"),
             spool=Spool(directory / "spool"),
-            noise=NoiseKeys(directory / "noise"),
         )
-        self.runs = Runs(self.world)
+        self.context = assemble(settings, storage, NoiseKeys(directory / "noise"))
+        self.world = Contexts(self.context)
+        self.runs = Runs(self.context.rounds)
         self.site = self.app = None
         self._provider = provider
         self._loop = None
@@ -110,7 +112,7 @@ class Door:
                     self._provider, self.directory, self.site.url
                 )
                 app = application.create_app(
-                    self.world, self.runs, authority,
+                    self.context, self.runs, authority,
                     enrolment="127.0.0.1:1", site=self.site, oidc=oidc,
                 )  # fmt: skip
                 serving = [asyncio.ensure_future(unix_socket.serve(app, listener))]
@@ -128,7 +130,7 @@ class Door:
             raise
         finally:
             await self.runs.stop()
-            self.world.close()
+            self.context.close()
             self._up.set()
 
     def call(self, function, *args):

@@ -20,6 +20,7 @@ from fedloom.protocol.version import PROTOCOL_VERSIONS
 from fedloom.server import config
 from fedloom.server.app import Server
 from fedloom.server.pki.authority import Authority
+from support.contexts import Contexts
 from support.patience import PATIENCE_S
 
 CHANNEL_OPTIONS = (*methods.COMMON_OPTIONS, ("grpc.use_local_subchannel_pool", 1))
@@ -242,11 +243,11 @@ class Federation:
 
     @property
     def world(self):
-        return self.server.world
+        return Contexts(self.server.context)
 
     @property
     def ledger(self):
-        return self.server.world.ledger
+        return self.server.context.storage.ledger
 
     async def start(self):
         self.server = await Server(self.directory).__aenter__()

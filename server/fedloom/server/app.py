@@ -44,8 +44,9 @@ from fedloom.server import config as configuration  # noqa: E402
 from fedloom.server.access import oidc_http  # noqa: E402
 from fedloom.server.access.site import make_site  # noqa: E402
 from fedloom.server.config import ServerConfig, split_address  # noqa: E402
-from fedloom.server.context import World  # noqa: E402
+from fedloom.server.context import ServerContext, assemble  # noqa: E402
 from fedloom.server.fleet import last_seen  # noqa: E402
+from fedloom.server.fleet.context import FleetContext  # noqa: E402
 from fedloom.server.fleet.enrolment import EnrolmentService  # noqa: E402
 from fedloom.server.fleet.service import FleetService  # noqa: E402
 from fedloom.server.fleet.sessions import Hold  # noqa: E402
@@ -60,6 +61,7 @@ from fedloom.server.pki.signing_key import SigningKey  # noqa: E402
 from fedloom.server.rounds.manager import Runs  # noqa: E402
 from fedloom.server.routes import application  # noqa: E402
 from fedloom.server.storage import pruning  # noqa: E402
+from fedloom.server.storage.context import StorageContext  # noqa: E402
 from fedloom.server.storage.model_store import ModelStore  # noqa: E402
 from fedloom.server.storage.spool import Spool  # noqa: E402
 
@@ -142,7 +144,7 @@ class Server:
         plaintext: no TLS, no certificates; on loopback only.
 
     Attributes:
-        world: shared parts, once started.
+        context: of every room, once started.
         runs: likewise.
         authority: None on plaintext.
         fleet_port: the port that is really bound, once started.
@@ -156,7 +158,7 @@ class Server:
             from fedloom.server import flower  # noqa: PLC0415 - for those who name strategies
 
             flower.register(self.config.flower, state_dir.resolve())
-        self.world: World
+        self.context: ServerContext
         self.runs: Runs
         self.authority: Authority | None
         self.fleet_port = 0
@@ -185,45 +187,54 @@ class Server:
             unix_socket.listening(state_dir / "control.sock")
         )
         authority = None if self._plaintext else Authority.load(state_dir / "pki")
-        world = World(
-            config=config,
+        storage = StorageContext(
             ledger=Ledger.in_directory(state_dir, config.database),
             models=ModelStore(state_dir / "models"),
             spool=Spool(state_dir / "spool"),
-            noise=NoiseKeys(state_dir / "noise"),
+        )
+        server = assemble(
+            config,
+            storage,
+            NoiseKeys(state_dir / "noise"),
             signing=None if authority is None else _signing_key(state_dir, authority),
             tracer=tracing.tracer(config.tracing.endpoint, "fedloom-server", config.federation),
         )
-        self._stack.push_async_callback(asyncio.to_thread, world.tracer.close)
-        self._stack.callback(world.close)
-        self._stack.enter_context(world.log_ring.listening())
-        runs = Runs(world)
-        self.world, self.runs, self.authority = world, runs, authority
-        if world.ledger.trail.stop_keeping():
+        self._stack.push_async_callback(asyncio.to_thread, server.rounds.tracer.close)
+        self._stack.callback(server.close)
+        self._stack.enter_context(server.log_ring.listening())
+        runs = Runs(server.rounds)
+        self.context, self.runs, self.authority = server, runs, authority
+        if storage.ledger.trail.stop_keeping():
             log.error("the audit trail lacks the head in %s: see `fedloom audit verify`", HEAD_FILE)
         detail = {"version": __version__}
-        await world.audit("fedloom", "server", "server.start", config.federation, detail)
-        fleet = FleetService(world, runs, authority)
+        await server.access.audit_log.record(
+            "fedloom", "server", "server.start", config.federation, detail
+        )
+        fleet = FleetService(server.fleet, runs, authority)
         self._stack.push_async_callback(runs.stop)
-        for client, why in (await world.in_ledger(world.ledger.holds)).items():
-            world.fleet.hold(client, Hold(why))
+        for client, why in (await storage.in_ledger(storage.ledger.holds)).items():
+            server.fleet.fleet.hold(client, Hold(why))
         await runs.start()
-        self._stack.push_async_callback(last_seen.store, world)  # those that the stop sends away
+        self._stack.push_async_callback(
+            last_seen.store, server.fleet.presence, storage
+        )  # clients that the stop disconnects
         places, enrolling = connection_limits.places(connection_limits.raise_limit())
-        server = grpc.aio.server(options=[*SERVER_OPTIONS, (MAX_CONNECTIONS, places)])
-        server.add_generic_rpc_handlers((fleet.handlers(),))
+        listening = grpc.aio.server(options=[*SERVER_OPTIONS, (MAX_CONNECTIONS, places)])
+        listening.add_generic_rpc_handlers((fleet.handlers(),))
         if authority is None:
-            self.fleet_port = _bind(server, config.fleet, None)
+            self.fleet_port = _bind(listening, config.fleet, None)
         else:
             certificates = Certificates(authority, config.names)
-            self.fleet_port = _bind(server, config.fleet, certificates.credentials(ask_client=True))
-            await self._start_enrolment(world, authority, certificates, enrolling)
-        await server.start()
-        self._stack.push_async_callback(server.stop, GRACE_S)
-        self._background(_sweep(world))
-        self._background(last_seen.keep(world))
-        self._background(pruning.keep(world))
-        self._background(lag.keep(world.meters))
+            self.fleet_port = _bind(
+                listening, config.fleet, certificates.credentials(ask_client=True)
+            )
+            await self._start_enrolment(server.fleet, authority, certificates, enrolling)
+        await listening.start()
+        self._stack.push_async_callback(listening.stop, GRACE_S)
+        self._background(_sweep(server.fleet))
+        self._background(last_seen.keep(server.fleet.presence, storage))
+        self._background(pruning.keep(storage, config.keep_models))
+        self._background(lag.keep(server.fleet.meters))
         await self._start_api(listener)
         log.info("fleet on port %d, enrolment on port %d", self.fleet_port, self.enrolment_port)
 
@@ -236,7 +247,7 @@ class Server:
             if config.oidc is not None:
                 oidc = oidc_http.load(config.oidc, self._state_dir, site.url)
         app = application.create_app(
-            self.world,
+            self.context,
             self.runs,
             authority,
             fleet=_with_port(config.fleet, self.fleet_port),
@@ -250,17 +261,19 @@ class Server:
             self._background(tcp_listener.serve(app, door, self._state_dir, config, authority))
             self.console = site.url
             log.info("console on %s: `fedloom console` prints a link that logs you in", site.url)
-        self._stack.callback(self.world.live.close)  # streams end first, or would hold up the stop
+        self._stack.callback(
+            self.context.fleet.live.close
+        )  # streams end first, or would hold up the stop
 
     async def _start_enrolment(
-        self, world: World, authority: Authority, certificates: Certificates, places: int
+        self, context: FleetContext, authority: Authority, certificates: Certificates, places: int
     ) -> None:
         # Strangers reach this port: few at a time, small messages only. Of an option that comes
         # twice gRPC takes the first, so the limit has to replace the fleet's.
         limits = {"grpc.max_receive_message_length": 64 * 1024, MAX_CONNECTIONS: places}
         options = dict(SERVER_OPTIONS) | limits
         server = grpc.aio.server(options=[*options.items()], maximum_concurrent_rpcs=64)
-        service = EnrolmentService(world, authority, self.fleet_port)
+        service = EnrolmentService(context, authority, self.fleet_port)
         server.add_generic_rpc_handlers((service.handlers(),))
         self.enrolment_port = _bind(
             server, self.config.enrolment, certificates.credentials(ask_client=False)
@@ -311,16 +324,16 @@ def _require_loopback(address: str) -> None:
         )
 
 
-async def _sweep(world: World) -> None:
-    """End calls whose certificates have ended or were revoked, by whomever.
+async def _sweep(context: FleetContext) -> None:
+    """End calls whose certificates have ended, or were revoked by another process.
 
-    Calls are checked as they come, and a revocation through the API ends them at once.
+    Each call is checked when it begins, and a revocation through the API ends calls at once.
     """
     while True:
         await asyncio.sleep(SWEEP_S)
-        revoked = await world.in_ledger(world.ledger.revoked_clients)
+        revoked = await context.in_ledger(context.ledger.revoked_clients)
         now = datetime.now(UTC)
-        for call in world.fleet.calls():
+        for call in context.fleet.calls():
             if call.client in revoked:
                 call.end(Refusal(Code.REVOKED, f"The client {call.client!r} was revoked."))
             elif call.peer is not None and now >= call.peer.not_after:

@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from fedloom.protocol.errors import Code, Refusal
-from fedloom.server import context as worlds
+from fedloom.server.access import audit_log
 from fedloom.server.ledger.access_tables import audit
 from fedloom.server.ledger.audit_trail import Trail, first_break
 from support.door import SPEC, write_model
@@ -53,7 +53,9 @@ def test_what_fails_after_it_was_written_down_is_said_so(door):
     """As when a client was revoked while its certificate was made."""
 
     async def renew():
-        async with door.world.audited("oak", "certificate", "client.renew", "oak", {"serial": "1"}):
+        async with door.world.audit_log.around(
+            "oak", "certificate", "client.renew", "oak", {"serial": "1"}
+        ):
             raise Refusal(Code.REVOKED, "The client was revoked.")
 
     with pytest.raises(Refusal):
@@ -64,13 +66,15 @@ def test_what_fails_after_it_was_written_down_is_said_so(door):
 
 def test_strangers_do_not_fill_the_trail(door, monkeypatch):
     """What anybody can cause is counted by the hour, each kind by itself."""
-    monkeypatch.setattr(worlds, "STRANGERS_PER_HOUR", 3)
-    monkeypatch.setattr(worlds, "time", like(time, time=lambda: 1_000_000.0))
+    monkeypatch.setattr(audit_log, "LIMIT_PER_HOUR", 3)
+    monkeypatch.setattr(audit_log, "time", like(time, time=lambda: 1_000_000.0))
 
     async def knock():
         for _ in range(9):
-            await door.world.audit_stranger("", "enrolment", "client.enrol.refused", "", {})
-        await door.world.audit_stranger("ann", "password", "login.fail", "ann", {})
+            await door.world.audit_log.record_limited(
+                "", "enrolment", "client.enrol.refused", "", {}
+            )
+        await door.world.audit_log.record_limited("ann", "password", "login.fail", "ann", {})
 
     _run(door, knock())
     refused = [e for e in _entries(door) if e["action"] == "client.enrol.refused"]

@@ -22,7 +22,7 @@ def door(tmp_path):
 
 def test_every_route_declares_its_scope(door):
     """A route that forgot to would be open to everybody."""
-    rows = table(application.create_app(door.world, door.runs, door.authority))
+    rows = table(application.create_app(door.context, door.runs, door.authority))
     assert len(rows) > 10
     assert {row.path for row in rows if row.scope is None} == PUBLIC
 

@@ -7,7 +7,7 @@ import pytest
 from fedloom.protocol.errors import Code, Refusal
 from fedloom.server.fleet import sessions as fleet_module
 from fedloom.server.fleet.sessions import Call, Fleet, Hold, Session
-from fedloom.server.metrics.gauges import states
+from fedloom.server.queries.gauges import states
 from support.patience import PATIENCE_S
 
 

@@ -71,7 +71,7 @@ def scanned(statement, plan):
 
 def test_no_route_scans_a_table_that_grows(door):
     """Route by route, statement by statement."""
-    rows = table(application.create_app(door.world, door.runs, door.authority))
+    rows = table(application.create_app(door.context, door.runs, door.authority))
     asked = 0
     for row in rows:
         if row.method != "GET" or row.path in ENDLESS or row.path.startswith("/static"):

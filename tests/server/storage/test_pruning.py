@@ -53,7 +53,7 @@ def commit(door, tmp_path, number):
 
 
 def prune(door):
-    work = pruning.prune(door.world)
+    work = pruning.prune(door.context.storage, door.world.config.keep_models)
     return asyncio.run_coroutine_threadsafe(work, door._loop).result(10)
 
 

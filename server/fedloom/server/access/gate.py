@@ -11,12 +11,12 @@ from starlette.requests import Request
 
 from fedloom.protocol.errors import UnavailableError, printable
 from fedloom.server.access import passwords, secrets
+from fedloom.server.access.context import AccessContext
 from fedloom.server.access.errors import ForbiddenError, TooManyTriesError, UnauthenticatedError
 from fedloom.server.access.oidc import Oidc
 from fedloom.server.access.principal import LOCAL_USER, Principal
 from fedloom.server.access.site import Site
 from fedloom.server.access.throttle import Throttle, network_of
-from fedloom.server.context import World
 from fedloom.server.ledger.accounts import IDLE_S, Accounts, Row, Scope
 
 MAX_CHECKS = 16
@@ -49,7 +49,7 @@ class Gate:
         oidc: logins through a provider; None for none.
     """
 
-    world: World
+    access: AccessContext
     site: Site
     oidc: Oidc | None = None
     _names: Throttle = field(default_factory=lambda: Throttle(free=5, longest_s=60.0))
@@ -60,7 +60,7 @@ class Gate:
     @property
     def accounts(self) -> Accounts:
         """The accounts in the ledger."""
-        return self.world.ledger.accounts
+        return self.access.accounts
 
     async def principal(self, request: Request) -> Principal:
         """Who asks.
@@ -82,10 +82,10 @@ class Gate:
         if token is None:
             raise UnauthenticatedError(_NOT_GOOD)
         now = time.time()
-        row = await self.world.in_access(self.accounts.api_token, token.id, now)
+        row = await self.access.in_access(self.accounts.api_token, token.id, now)
         if row is None or not secrets.same(token.secret, row["secret_hash"]):
             raise UnauthenticatedError(_NOT_GOOD)
-        await self.world.in_access(self.accounts.touch_api_token, row, now)
+        await self.access.in_access(self.accounts.touch_api_token, row, now)
         return Principal(name=row["name"], scope=Scope(row["scope"]), how="token")
 
     async def _by_session(self, secret: str) -> Principal:
@@ -109,7 +109,7 @@ class Gate:
             if fresh and time.time() < until:
                 return row
         revision = accounts.revision  # before the question: a change meanwhile outdates the answer
-        found = await self.world.in_access(accounts.session, hashed, time.time())
+        found = await self.access.in_access(accounts.session, hashed, time.time())
         if len(self._known) >= MAX_KNOWN:
             self._known.clear()
         self._known.pop(hashed, None)
@@ -138,7 +138,7 @@ class Gate:
         """
         name = printable(name, 64)
         self._count(name, address)
-        row = await self.world.in_access(self.accounts.user, name)
+        row = await self.access.in_access(self.accounts.user, name)
         if not await self._check(password, row["password"] if row else None):
             await self.audit_failure(name, "password", address)
             raise UnauthenticatedError(FAILED)
@@ -146,8 +146,8 @@ class Gate:
         self._names.forgive(name)
         self._networks.forgive(network_of(address), 1)
         if passwords.is_outdated(row["password"]):
-            new = await self.world.in_passwords(passwords.hashed, password)
-            await self.world.in_access(
+            new = await self.access.in_passwords(passwords.hashed, password)
+            await self.access.in_access(
                 lambda: self.accounts.set_password(name, new, keep_sessions=True)
             )
         return await self.open_session(name, "password", Scope(row["scope"]), address)
@@ -161,7 +161,7 @@ class Gate:
         row = None
         if secrets.is_secret(secret):
             hashed = secrets.kept(secret)
-            row = await self.world.in_access(self.accounts.use_link, hashed, time.time())
+            row = await self.access.in_access(self.accounts.use_link, hashed, time.time())
         if row is None:
             raise UnauthenticatedError(
                 "Expected a login link that is new, got one that was used or is over: "
@@ -172,9 +172,9 @@ class Gate:
     async def open_session(self, name: str, how: str, scope: Scope, address: str) -> str:
         """Open a session for somebody who has proved who they are; return its secret."""
         detail = {"scope": scope.value, "address": address}
-        await self.world.audit(name, how, "login", name, detail)
+        await self.access.audit_log.record(name, how, "login", name, detail)
         secret = secrets.make_secret()
-        await self.world.in_access(
+        await self.access.in_access(
             self.accounts.open_session, secrets.kept(secret), name, how, scope, time.time()
         )
         return secret
@@ -182,7 +182,7 @@ class Gate:
     async def log_out(self, request: Request) -> None:
         """End the session of a request, if it has one."""
         if secret := request.cookies.get(self.site.cookie):
-            await self.world.in_access(self.accounts.end_session, secrets.kept(secret))
+            await self.access.in_access(self.accounts.end_session, secrets.kept(secret))
 
     async def confirm(self, name: str, password: str) -> None:
         """Check the password of somebody who has a session.
@@ -193,7 +193,7 @@ class Gate:
             UnavailableError: too many others are being checked.
         """
         self._count(name, "")
-        row = await self.world.in_access(self.accounts.user, name)
+        row = await self.access.in_access(self.accounts.user, name)
         if not await self._check(password, row["password"] if row else None):
             raise ForbiddenError("Expected the password that you have now, got another.")
         self._names.forgive(name)
@@ -223,14 +223,14 @@ class Gate:
             raise UnavailableError("Too many log in at once: try again in some seconds.")
         self._checks += 1
         try:
-            return await self.world.in_passwords(passwords.matches, password, stored)
+            return await self.access.in_passwords(passwords.matches, password, stored)
         finally:
             self._checks -= 1
 
     async def audit_failure(self, name: str, how: str, address: str) -> None:
         """Write down that somebody failed to log in, but no flood of it."""
         detail = {"address": address}
-        await self.world.audit_stranger(name, how, "login.fail", name, detail)
+        await self.access.audit_log.record_limited(name, how, "login.fail", name, detail)
 
 
 def _without_port(address: str) -> str:

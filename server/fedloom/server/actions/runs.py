@@ -117,8 +117,8 @@ async def _steer(
         **run_summary(await _row(context, run)).model_dump(), changed=True, consequence=words
     )
     if arguments.request is not None:
-        keep, name = context.world.ledger.keep_reply, _request(run, action, arguments)
-        await context.world.in_ledger(keep, name, acted.model_dump(mode="json"))
+        keep, name = context.ledger.keep_reply, _request(run, action, arguments)
+        await context.in_ledger(keep, name, acted.model_dump(mode="json"))
     return acted
 
 
@@ -138,7 +138,7 @@ async def _replied(
     if arguments.request is None:
         return None
     name = _request(run, action, arguments)
-    known = await context.world.in_ledger(context.world.ledger.reply_to, name)
+    known = await context.in_ledger(context.ledger.reply_to, name)
     return None if known is None else Acted.model_validate(known)
 
 
@@ -162,4 +162,4 @@ async def _do(
 
 
 async def _row(context: ConsoleContext, run: str) -> RunRow:
-    return require_run(await context.world.in_ledger(context.world.ledger.run, run), run)
+    return require_run(await context.in_ledger(context.ledger.run, run), run)

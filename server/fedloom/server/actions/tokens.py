@@ -36,7 +36,7 @@ async def create_token(
     created_at = time.time()
     expires_at = created_at + wish.ttl_s
     token = await _store_token(context, context.authority.root_pin, client, expires_at)
-    context.world.live.changed("tokens")
+    context.live.changed("tokens")
     log.info("token %s made for %s", token.id, client)
     return IssuedToken(
         id=token.id,
@@ -44,28 +44,26 @@ async def create_token(
         token=token.text(),
         created_at=created_at,
         expires_at=expires_at,
-        enrolment=context.enrolment,
+        enrolment=context.enrolment_address,
     )
 
 
 async def _store_token(
     context: ConsoleContext, pin: bytes, client: str, expires_at: float
 ) -> tokens.Token:
-    world = context.world
     while True:
         token = tokens.make_token(pin)
         hashed = tokens.secret_hash(token.secret)
         try:
-            await world.in_ledger(world.ledger.add_token, token.id, hashed, client, expires_at)
+            await context.in_ledger(context.ledger.add_token, token.id, hashed, client, expires_at)
         except sqlalchemy.exc.IntegrityError:
             continue  # the short id was drawn before
         return token
 
 
 async def _free_name(context: ConsoleContext) -> str:
-    world = context.world
-    taken = await world.in_ledger(world.ledger.promised_names)
-    taken.update(await world.in_ledger(world.ledger.names, Filter()))
+    taken = await context.in_ledger(context.ledger.promised_names)
+    taken.update(await context.in_ledger(context.ledger.names, Filter()))
     while (name := draw_name()) in taken:
         pass
     return name
@@ -78,8 +76,7 @@ async def cancel_token(context: ConsoleContext, principal: Principal, token_id: 
         NotFoundError: no token has this id.
         ConflictError: it was used.
     """
-    world = context.world
-    row = await world.in_ledger(world.ledger.token, token_id)
+    row = await context.in_ledger(context.ledger.token, token_id)
     if row is None:
         raise NotFoundError(
             f"Expected a token's id, got {token_id[:80]!r}: see `fedloom token list`."
@@ -90,7 +87,7 @@ async def cancel_token(context: ConsoleContext, principal: Principal, token_id: 
             f"the client instead (`fedloom client revoke {row.client}`)."
         )
     await context.audit(principal, "token.cancel", token_id, {"client": row.client})
-    await world.in_ledger(world.ledger.cancel_token, token_id)
-    world.live.changed("tokens")
-    found = await world.in_ledger(world.ledger.token, token_id)
+    await context.in_ledger(context.ledger.cancel_token, token_id)
+    context.live.changed("tokens")
+    found = await context.in_ledger(context.ledger.token, token_id)
     return token_view(found or row)

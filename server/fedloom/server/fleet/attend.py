@@ -10,9 +10,9 @@ from fedloom.protocol.errors import Code, Refusal, printable
 from fedloom.protocol.transport import methods
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.protocol.version import PROTOCOL_VERSIONS, __version__
-from fedloom.server.context import World
 from fedloom.server.fleet.authenticate import Context
 from fedloom.server.fleet.calls import READ_TIMEOUT_S, check_named
+from fedloom.server.fleet.context import FleetContext
 from fedloom.server.fleet.sessions import Call, Session
 from fedloom.server.metrics.log_buffer import about
 from fedloom.server.rounds.manager import Runs
@@ -25,12 +25,12 @@ class Attending:
     """Serves the streams of clients that attend.
 
     Args:
-        world: shared parts.
+        server: its context.
         runs: where rounds are found.
     """
 
-    def __init__(self, world: World, runs: Runs) -> None:
-        self._world = world
+    def __init__(self, server: FleetContext, runs: Runs) -> None:
+        self._server = server
         self._runs = runs
 
     async def serve(self, call: Call, context: Context) -> None:
@@ -43,21 +43,21 @@ class Attending:
         hello = await _hello(call, context)
         session = Session(call, context.write)
         await session.send(fleet_pb2.ServerMessage(welcome=self._welcome(hello)))
-        self._world.presence.came(client, hello)
-        self._world.fleet.attend(session)
+        self._server.presence.came(client, hello)
+        self._server.fleet.attend(session)
         version = printable(hello.sdk_version, 80)
         log.info("%s attends (%s)", client, version, extra=about(client))
         try:
             await self._listen(session, context)
         finally:
-            self._world.fleet.leave(session)
-            self._world.presence.left(client)
+            self._server.fleet.leave(session)
+            self._server.presence.left(client)
             log.info("%s left", client, extra=about(client))
 
     def _welcome(self, hello: fleet_pb2.Hello) -> fleet_pb2.Welcome:
         return fleet_pb2.Welcome(
             protocol_version=max(set(hello.protocol_versions) & set(PROTOCOL_VERSIONS)),
-            federation=self._world.config.federation,
+            federation=self._server.config.federation,
             server_version=__version__,
             unix_time=time.time(),
         )

@@ -13,7 +13,7 @@ import grpc
 from fedloom.protocol.errors import Code, Refusal, UsageError
 from fedloom.protocol.transport import methods
 from fedloom.protocol.trust.identity import Peer, check_client_name, peer_from_pem
-from fedloom.server.context import World
+from fedloom.server.fleet.context import FleetContext
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
@@ -36,12 +36,12 @@ class Identify:
     """Answers who is calling.
 
     Args:
-        world: for the ledger.
+        server: its context.
         plaintext: believe the name in the metadata; for loopback without TLS only.
     """
 
-    def __init__(self, world: World, *, plaintext: bool) -> None:
-        self._world = world
+    def __init__(self, server: FleetContext, *, plaintext: bool) -> None:
+        self._server = server
         self._plaintext = plaintext
 
     def claimed(self, context: Context) -> str:
@@ -70,8 +70,8 @@ class Identify:
             Refusal: UNKNOWN_CLIENT or REVOKED.
         """
         if peer is not None:
-            world = self._world
-            await world.in_ledger(world.ledger.check_certificate, peer.serial, peer.client)
+            server = self._server
+            await server.in_ledger(server.ledger.check_certificate, peer.serial, peer.client)
 
 
 def _peer(context: Context) -> Peer:

@@ -12,8 +12,8 @@ from contextlib import asynccontextmanager
 from fedloom.protocol.errors import Code, Refusal, printable
 from fedloom.protocol.transport import methods
 from fedloom.protocol.transport.status import grpc_status
-from fedloom.server.context import World
 from fedloom.server.fleet.authenticate import Context, Identify
+from fedloom.server.fleet.context import FleetContext
 from fedloom.server.fleet.sessions import Call
 from fedloom.server.metrics.log_buffer import about
 from fedloom.server.metrics.meters import CALL, UPDATE
@@ -29,13 +29,13 @@ class Calls:
     """Lets calls in.
 
     Args:
-        world: shared parts.
+        server: its context.
         plaintext: believe the name in the metadata; for loopback without TLS only.
     """
 
-    def __init__(self, world: World, *, plaintext: bool) -> None:
-        self._world = world
-        self._identify = Identify(world, plaintext=plaintext)
+    def __init__(self, server: FleetContext, *, plaintext: bool) -> None:
+        self._server = server
+        self._identify = Identify(server, plaintext=plaintext)
 
     @asynccontextmanager
     async def enter(self, context: Context) -> AsyncIterator[Call]:
@@ -45,7 +45,7 @@ class Calls:
         call = Call("", None, handler)
         try:
             call.client, call.peer = self._identify.caller(context)
-            with self._world.fleet.calling(call):
+            with self._server.fleet.calling(call):
                 await self._identify.check(call.peer)
                 yield call
         except TimeoutError:
@@ -67,14 +67,14 @@ class Calls:
             client or context.peer(), run, number, refusal.code, refusal, refusal.detail,
             extra=about(client, run, number),
         )  # fmt: skip
-        world = self._world
-        world.meters.refusals.labels(UPDATE if run else CALL, refusal.code.value).inc()
+        server = self._server
+        server.meters.refusals.labels(UPDATE if run else CALL, refusal.code.value).inc()
         # A full disk is no reason not to tell the caller.
-        storing = world.in_ledger(world.ledger.add_refusal, client, run, number, refusal)
+        storing = server.in_ledger(server.ledger.add_refusal, client, run, number, refusal)
         await store_or_log(storing, "that refusal")
-        world.records.refused(call.task, client, refusal.code, str(refusal))
+        server.records.refused(call.task, client, refusal.code, str(refusal))
         call.refused(client, refusal)
-        world.live.changed("refusals", run)
+        server.live.changed("refusals", run)
         await abort(context, refusal)
 
 

@@ -10,9 +10,9 @@ import grpc
 
 from fedloom.protocol.errors import Code, Refusal
 from fedloom.protocol.v1 import fleet_pb2
-from fedloom.server.context import World
 from fedloom.server.fleet.authenticate import Context
 from fedloom.server.fleet.calls import READ_TIMEOUT_S
+from fedloom.server.fleet.context import FleetContext
 from fedloom.server.fleet.sessions import Call
 from fedloom.server.fleet.transfer_slots import Lane
 from fedloom.server.rounds.manager import Runs
@@ -25,12 +25,12 @@ class Downloads:
     """Sends models.
 
     Args:
-        world: shared parts.
+        server: its context.
         runs: know what open rounds send beside their models.
     """
 
-    def __init__(self, world: World, runs: Runs) -> None:
-        self._world = world
+    def __init__(self, server: FleetContext, runs: Runs) -> None:
+        self._server = server
         self._runs = runs
 
     async def serve(self, call: Call, request: fleet_pb2.DownloadRequest, context: Context) -> None:
@@ -39,23 +39,23 @@ class Downloads:
         Raises:
             Refusal: UNKNOWN_MODEL.
         """
-        world = self._world
+        server = self._server
         known = self._runs.sends(request.digest)
-        if not known and not await world.in_ledger(world.ledger.knows_model, request.digest):
+        if not known and not await server.in_ledger(server.ledger.knows_model, request.digest):
             raise Refusal(
                 Code.UNKNOWN_MODEL, f"Expected a model of this server, got {request.digest!r}."
             )
-        path = world.models.path(request.digest)
-        session = world.fleet.get(call.client)
+        path = server.models.path(request.digest)
+        session = server.fleet.get(call.client)
         task = session.task if session else None
-        seen = world.records.downloading(task, call.client, resumed=request.offset > 0)
-        async with world.downloads.enter() as lane:
+        seen = server.records.downloading(task, call.client, resumed=request.offset > 0)
+        async with server.downloads.enter() as lane:
             await self._send(path, request.offset, context, lane, seen)
 
     async def _send(
         self, path: Path, offset: int, context: Context, lane: Lane, seen: Record
     ) -> None:
-        sent = self._world.meters.sent
+        sent = self._server.meters.sent
         try:
             handle = os.open(path, os.O_RDONLY)
         except FileNotFoundError:

@@ -24,13 +24,13 @@ from fedloom.protocol.trust import late_renewal, tokens
 from fedloom.protocol.trust.identity import peer_from_certificate
 from fedloom.protocol.v1 import enrolment_pb2
 from fedloom.protocol.version import PROTOCOL_VERSIONS
-from fedloom.server.context import World
 from fedloom.server.fleet.authenticate import Context
 from fedloom.server.fleet.calls import abort
+from fedloom.server.fleet.context import FleetContext
+from fedloom.server.fleet.issuing import issue
 from fedloom.server.metrics.log_buffer import about
 from fedloom.server.metrics.meters import ENROLMENT
 from fedloom.server.pki.authority import Authority
-from fedloom.server.pki.issuing import issue
 
 log = logging.getLogger(__name__)
 
@@ -39,13 +39,13 @@ class EnrolmentService:
     """Handlers of `fedloom.v1.Enrolment`.
 
     Args:
-        world: shared parts.
+        server: its context.
         authority: issues the certificates.
         fleet_port: where enrolled clients connect.
     """
 
-    def __init__(self, world: World, authority: Authority, fleet_port: int) -> None:
-        self._world = world
+    def __init__(self, server: FleetContext, authority: Authority, fleet_port: int) -> None:
+        self._server = server
         self._fleet_port = fleet_port
         self._authority = authority
 
@@ -76,7 +76,7 @@ class EnrolmentService:
     async def _answered(
         self, what: str, raw: bytes, kind: type[Message], context: Context
     ) -> enrolment_pb2.IssuedCertificate:
-        world, caller = self._world, _Caller()
+        server, caller = self._server, _Caller()
         try:
             request = methods.parse(kind, raw)
             _check_version(request.protocol_versions)  # type: ignore[attr-defined] # both have it
@@ -90,21 +90,23 @@ class EnrolmentService:
                 what, caller.name or "nobody", context.peer(), refusal.code, refusal,
                 extra=about(caller.name),
             )  # fmt: skip
-            world.meters.refusals.labels(ENROLMENT, refusal.code.value).inc()
-            await world.in_ledger(world.ledger.add_refusal, caller.name, "", 0, refusal)
+            server.meters.refusals.labels(ENROLMENT, refusal.code.value).inc()
+            await server.in_ledger(server.ledger.add_refusal, caller.name, "", 0, refusal)
             detail = {"code": str(refusal.code), "reason": printable(str(refusal)), "what": what}
             detail["address"] = printable(context.peer(), 64)
             who = caller.name
-            await world.audit_stranger(who, "enrolment", "client.enrol.refused", who, detail)
+            await server.audit_log.record_limited(
+                who, "enrolment", "client.enrol.refused", who, detail
+            )
             await abort(context, refusal)
         raise AssertionError("aborted")
 
     async def _enrol(
         self, request: enrolment_pb2.EnrolRequest, caller: "_Caller"
     ) -> enrolment_pb2.IssuedCertificate:
-        world = self._world
+        server = self._server
         token = tokens.parse_token(request.token)
-        row = await world.in_ledger(world.ledger.token, token.id)
+        row = await server.in_ledger(server.ledger.token, token.id)
         if row is None or not tokens.secret_matches(token.secret, row.secret_hash):
             raise Refusal(Code.BAD_TOKEN, "Expected a token of this server: ask for a new one.")
         caller.name = row.client
@@ -114,21 +116,23 @@ class EnrolmentService:
             raise Refusal(Code.BAD_TOKEN, "This token was used before: ask for a new one.")
         if time.time() >= row.expires_at:
             raise Refusal(Code.BAD_TOKEN, "This token has expired: ask for a new one.")
-        reply, serial, not_after = await issue(world, self._authority, request.csr_pem, caller.name)
+        reply, serial, not_after = await issue(
+            server, self._authority, request.csr_pem, caller.name
+        )
         detail = {"token": token.id, "serial": serial}
         name = caller.name
-        async with world.audited(name, "enrolment", "client.enrol", name, detail):
-            await world.in_ledger(world.ledger.enrol, token.id, serial, not_after)
+        async with server.audit_log.around(name, "enrolment", "client.enrol", name, detail):
+            await server.in_ledger(server.ledger.enrol, token.id, serial, not_after)
         reply.fleet_port = self._fleet_port
-        world.live.changed("clients")
-        world.live.changed("tokens")
+        server.live.changed("clients")
+        server.live.changed("tokens")
         log.info("%s enrolled", caller.name, extra=about(caller.name))
         return reply
 
     async def _renew_late(
         self, request: enrolment_pb2.LateRenewRequest, caller: "_Caller"
     ) -> enrolment_pb2.IssuedCertificate:
-        world = self._world
+        server = self._server
         certificate = self._authority.certified(request.certificate_pem)
         peer = peer_from_certificate(certificate)
         if not late_renewal.is_signed(certificate, request.csr_pem, request.signature):
@@ -136,20 +140,22 @@ class EnrolmentService:
                 Code.NO_CERTIFICATE, "Expected a signature by the key of that certificate."
             )
         caller.name = peer.client
-        await world.in_ledger(world.ledger.check_certificate, peer.serial, peer.client)
+        await server.in_ledger(server.ledger.check_certificate, peer.serial, peer.client)
         late_s = time.time() - peer.not_after.timestamp()
-        if late_s > world.config.late_renewal_s:
+        if late_s > server.config.late_renewal_s:
             raise Refusal(
                 Code.EXPIRED,
                 f"The certificate of {peer.client!r} ended {peer.not_after:%Y-%m-%d %H:%M} UTC, "
                 f"{late_s / 3600:.0f} hours ago, and could be renewed late for "
-                f"{world.config.late_renewal_s / 3600:.0f}: enrol again with a new token.",
+                f"{server.config.late_renewal_s / 3600:.0f}: enrol again with a new token.",
             )
-        issued = await issue(world, self._authority, request.csr_pem, peer.client)
+        issued = await issue(server, self._authority, request.csr_pem, peer.client)
         reply, serial, not_after = issued
         detail = {"serial": serial, "before": peer.serial, "late_s": round(late_s)}
-        async with world.audited(peer.client, "enrolment", "client.renew", peer.client, detail):
-            await world.in_ledger(world.ledger.add_certificate, serial, peer.client, not_after)
+        async with server.audit_log.around(
+            peer.client, "enrolment", "client.renew", peer.client, detail
+        ):
+            await server.in_ledger(server.ledger.add_certificate, serial, peer.client, not_after)
         reply.fleet_port = self._fleet_port
         name, late_s = peer.client, max(0.0, late_s)
         log.info(

@@ -8,13 +8,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping
-from typing import Any
 
 from sqlalchemy.exc import SQLAlchemyError
 
 from fedloom.protocol.errors import printable
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server.ledger.directory import Seen
+from fedloom.server.storage.context import StorageContext
 
 log = logging.getLogger(__name__)
 
@@ -59,20 +59,20 @@ class Presence:
         return seen
 
 
-async def store(world: Any) -> None:
-    """Store who came and went, now."""
-    if seen := world.presence.take():
+async def store(presence: Presence, storage: StorageContext) -> None:
+    """Store now which clients connected and disconnected."""
+    if seen := presence.take():
         try:
-            await world.in_ledger(world.ledger.saw, seen)
+            await storage.in_ledger(storage.ledger.saw, seen)
         except SQLAlchemyError as error:  # a full disk: it is not worth more than a line
             log.warning("who was here is not in the ledger: %s", type(error).__name__)
 
 
-async def keep(world: Any) -> None:
-    """Store who came and went, until cancelled."""
+async def keep(presence: Presence, storage: StorageContext) -> None:
+    """Store it every `PACE_S` seconds, until cancelled."""
     try:
         while True:
             await asyncio.sleep(PACE_S)
-            await store(world)
+            await store(presence, storage)
     finally:
-        await store(world)
+        await store(presence, storage)

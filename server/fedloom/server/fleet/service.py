@@ -11,17 +11,17 @@ import grpc
 from fedloom.protocol.errors import Code, Refusal
 from fedloom.protocol.transport import methods
 from fedloom.protocol.v1 import enrolment_pb2, fleet_pb2
-from fedloom.server.context import World
 from fedloom.server.fleet.attend import Attending
 from fedloom.server.fleet.authenticate import Context
 from fedloom.server.fleet.bandwidth_probe import measured
 from fedloom.server.fleet.calls import Calls
+from fedloom.server.fleet.context import FleetContext
 from fedloom.server.fleet.download import Downloads
+from fedloom.server.fleet.issuing import issue
 from fedloom.server.fleet.promoted_model import promoted
 from fedloom.server.fleet.upload import Uploads
 from fedloom.server.metrics.log_buffer import about
 from fedloom.server.pki.authority import Authority
-from fedloom.server.pki.issuing import issue
 from fedloom.server.rounds.manager import Runs
 
 log = logging.getLogger(__name__)
@@ -31,18 +31,18 @@ class FleetService:
     """Handlers of `fedloom.v1.Fleet`.
 
     Args:
-        world: shared parts.
+        server: its context.
         runs: where rounds are found.
         authority: renews certificates; None on plaintext loopback.
     """
 
-    def __init__(self, world: World, runs: Runs, authority: Authority | None) -> None:
-        self._world = world
+    def __init__(self, server: FleetContext, runs: Runs, authority: Authority | None) -> None:
+        self._server = server
         self._authority = authority
-        self._calls = Calls(world, plaintext=authority is None)
-        self._attending = Attending(world, runs)
-        self._downloads = Downloads(world, runs)
-        self._uploads = Uploads(world, runs)
+        self._calls = Calls(server, plaintext=authority is None)
+        self._attending = Attending(server, runs)
+        self._downloads = Downloads(server, runs)
+        self._uploads = Uploads(server, runs)
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """What to register with a server."""
@@ -94,11 +94,13 @@ class FleetService:
             request = methods.parse(enrolment_pb2.RenewRequest, raw)
             if self._authority is None:
                 raise Refusal(Code.NO_CERTIFICATE, "There are no certificates on plaintext.")
-            issued = await issue(self._world, self._authority, request.csr_pem, client)
+            issued = await issue(self._server, self._authority, request.csr_pem, client)
             reply, serial, not_after = issued
-            world, detail = self._world, {"serial": serial}
-            async with world.audited(client, "certificate", "client.renew", client, detail):
-                await world.in_ledger(world.ledger.add_certificate, serial, client, not_after)
+            server, detail = self._server, {"serial": serial}
+            async with server.audit_log.around(
+                client, "certificate", "client.renew", client, detail
+            ):
+                await server.in_ledger(server.ledger.add_certificate, serial, client, not_after)
             log.info("%s renewed its certificate", client, extra=about(client))
             return reply
         raise AssertionError("aborted")
@@ -107,12 +109,12 @@ class FleetService:
         """A client leaves the federation for good: its certificates and its other calls end."""
         async with self._calls.enter(context) as call:
             methods.parse(fleet_pb2.LeaveRequest, raw)
-            world = self._world
+            server = self._server
             name = call.client
-            async with world.audited(name, "certificate", "client.leave", name, {}):
-                await world.in_ledger(world.ledger.leave, name)
+            async with server.audit_log.around(name, "certificate", "client.leave", name, {}):
+                await server.in_ledger(server.ledger.leave, name)
             refusal = Refusal(Code.REVOKED, f"The client {call.client!r} has left the federation.")
-            for other in world.fleet.calls():
+            for other in server.fleet.calls():
                 if other.client == call.client and other is not call:
                     other.end(refusal)
             log.info("%s left the federation", call.client, extra=about(call.client))
@@ -129,5 +131,5 @@ class FleetService:
         """Which model clients are to use, signed."""
         async with self._calls.enter(context):
             request = methods.parse(fleet_pb2.PromotedRequest, raw)
-            return await promoted(self._world, request.run)
+            return await promoted(self._server, request.run)
         raise AssertionError("aborted")

@@ -6,16 +6,17 @@ available and who has gone. A client works on one task at a time, whichever run 
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any
 
 from fedloom.protocol.errors import Code, Refusal
 from fedloom.protocol.trust.identity import Peer
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server.background_tasks import BackgroundTasks
 from fedloom.server.event_hub import Hub
+from fedloom.server.rounds.clients import Listener, Send, TaskId
 from fedloom.server.rounds.progress import ReportedProgress
 
 log = logging.getLogger(__name__)
@@ -36,26 +37,8 @@ class Hold(StrEnum):
     """It ends what it does, which counts, and then rests."""
 
 
-TaskId = tuple[str, int]
-"""Run and round."""
-
 NO_TASK: TaskId = ("", 0)
 """Of calls that are about none."""
-
-Send = Callable[[fleet_pb2.ServerMessage], Awaitable[None]]
-
-
-class Listener(Protocol):
-    """A run that wants to know about clients."""
-
-    def client_available(self, client: str) -> None:
-        """A client is connected and has no task."""
-
-    def client_left(self, client: str) -> None:
-        """A client's stream ended, or another run has taken the client."""
-
-    def claims(self, client: str) -> bool:
-        """Does the run's open round still wait for this client?"""
 
 
 class Call:
@@ -121,12 +104,12 @@ class Session:
 class Fleet:
     """All sessions and other calls, and the runs that listen.
 
-    Attributes:
-        live: whom to tell that somebody has come, gone or begun to work.
+    Args:
+        live: notified when a client connects, disconnects or begins to work.
     """
 
-    def __init__(self) -> None:
-        self.live = Hub()
+    def __init__(self, live: Hub | None = None) -> None:
+        self.live = live or Hub()
         self._sessions: dict[str, Session] = {}
         self._held: dict[str, Hold] = {}
         self._calls: dict[str, set[Call]] = {}

@@ -22,9 +22,9 @@ from fedloom.protocol.transport import methods
 from fedloom.protocol.updates.body import BodyChecker
 from fedloom.protocol.updates.header import PlannedPart, header_limit_bytes
 from fedloom.protocol.v1 import fleet_pb2
-from fedloom.server.context import World
 from fedloom.server.fleet.authenticate import Context
 from fedloom.server.fleet.calls import READ_TIMEOUT_S, check_named
+from fedloom.server.fleet.context import FleetContext
 from fedloom.server.fleet.sessions import Call
 from fedloom.server.fleet.transfer_slots import Lane
 from fedloom.server.fleet.upload_body import IncomingBody
@@ -60,12 +60,12 @@ class Uploads:
     """Takes updates.
 
     Args:
-        world: shared parts.
+        server: its context.
         runs: where rounds are found.
     """
 
-    def __init__(self, world: World, runs: Runs) -> None:
-        self._world = world
+    def __init__(self, server: FleetContext, runs: Runs) -> None:
+        self._server = server
         self._runs = runs
         self._under_way: set[tuple[str, int, str]] = set()
 
@@ -87,7 +87,7 @@ class Uploads:
 
     def _span(self, header: fleet_pb2.UpdateHeader, context: Context) -> Span:
         """The span of taking an update, under the client's where that is of the round's trace."""
-        tracer = self._world.tracer
+        tracer = self._server.tracer
         if not tracer.on:
             return NO_SPAN
         run, number = printable(header.task.run, 80), header.task.round
@@ -116,13 +116,13 @@ class Uploads:
         driver = self._runs.round(key)
         call.refused = partial(driver.refused, number=key[1])
         _check_length(header, driver.plan)
-        self._world.fleet.check(header.client)
+        self._server.fleet.check(header.client)
         planned = driver.admit(header)
-        seen = self._world.records.uploading(key, header.client)
+        seen = self._server.records.uploading(key, header.client)
         with self._alone((*key, header.client)):
             if not header.size_bytes:
                 return not await self._accept(driver, header, identity, "", 0.0)
-            async with self._world.uploads.enter() as lane:
+            async with self._server.uploads.enter() as lane:
                 driver.check_open(header.client, key[1])  # it may have closed while this one waited
                 admitted = _Admitted(driver, header, planned, identity, seen)
                 return await self._receive_body(admitted, context, lane)
@@ -131,8 +131,8 @@ class Uploads:
         self, key: tuple[str, int], header: fleet_pb2.UpdateHeader, identity: str
     ) -> bool:
         """Was this very update accepted before, in this round or an earlier one?"""
-        world = self._world
-        row = await world.in_ledger(world.ledger.find_update, *key, header.client)
+        server = self._server
+        row = await server.in_ledger(server.ledger.find_update, *key, header.client)
         if row is None:
             return False
         if row.identity != identity:
@@ -155,7 +155,7 @@ class Uploads:
     async def _receive_body(self, admitted: _Admitted, context: Context, lane: Lane) -> bool:
         plan, header, begun = admitted.plan, admitted.header, time.monotonic()
         try:
-            file = self._world.spool.open(plan.run, plan.number, header)
+            file = self._server.spool.open(plan.run, plan.number, header)
         except OSError as error:
             raise _no_room(error) from error
         try:
@@ -167,17 +167,17 @@ class Uploads:
         finally:
             file.close()
         first = await self._accept(admitted.driver, header, admitted.identity, file.name, norm)
-        self._world.meters.upload_s.observe(time.monotonic() - begun)
+        self._server.meters.upload_s.observe(time.monotonic() - begun)
         return not first
 
     async def _fill(
         self, file: SpoolFile, admitted: _Admitted, context: Context, lane: Lane
     ) -> float:
         """Have a body come whole, and synced; returns its norm."""
-        world, driver, header = self._world, admitted.driver, admitted.header
-        plan, meters = admitted.plan, self._world.meters
+        server, driver, header = self._server, admitted.driver, admitted.header
+        plan, meters = admitted.plan, self._server.meters
         checker = BodyChecker(header, admitted.planned, plan.limits, plan.manifest)
-        body = IncomingBody(world, file, checker)
+        body = IncomingBody(server, file, checker)
         await body.rescan()
         proceed = fleet_pb2.UploadReply(proceed=fleet_pb2.Proceed(offset=file.received))
         await context.write(proceed.SerializeToString())
@@ -186,7 +186,7 @@ class Uploads:
             admitted.seen.bytes_up += size_bytes
             meters.received.inc(size_bytes)
             lane.passed(size_bytes)
-            world.fleet.check(header.client)
+            server.fleet.check(header.client)
             driver.check_open(header.client, header.task.round)
 
         await body.read(context, passed)
@@ -203,7 +203,7 @@ class Uploads:
         file: str,
         norm: float,
     ) -> bool:
-        self._world.fleet.check(header.client)  # while its body was synced
+        self._server.fleet.check(header.client)  # while its body was synced
         update = AcceptedUpdate(
             run=driver.plan.run,
             round=header.task.round,

@@ -14,9 +14,9 @@ import grpc
 from fedloom.protocol.crash_points import crossing
 from fedloom.protocol.errors import Code, Refusal
 from fedloom.protocol.updates.body import BodyChecker, BodyStats
-from fedloom.server.context import World
 from fedloom.server.fleet.authenticate import Context
 from fedloom.server.fleet.calls import READ_TIMEOUT_S
+from fedloom.server.fleet.context import FleetContext
 from fedloom.server.metrics.meters import timed
 from fedloom.server.storage.spool import SpoolFile
 
@@ -33,13 +33,13 @@ class IncomingBody:
     """A body that comes; call `rescan`, then `read`, then `finish`.
 
     Args:
-        world: shared parts.
+        server: its context.
         file: of the spool, with what came before a cut.
         checker: which has seen nothing yet.
     """
 
-    def __init__(self, world: World, file: SpoolFile, checker: BodyChecker) -> None:
-        self._world = world
+    def __init__(self, server: FleetContext, file: SpoolFile, checker: BodyChecker) -> None:
+        self._server = server
         self._file = file
         self._checker = checker
 
@@ -58,7 +58,7 @@ class IncomingBody:
 
         if file.received:
             try:
-                await self._world.in_disk(rescan)
+                await self._server.in_disk(rescan)
             except Refusal:
                 file.restart()
                 raise
@@ -75,7 +75,7 @@ class IncomingBody:
         """
         file = self._file
         begun, before = time.monotonic(), file.received
-        async with _written_early(self._world, file) as keep_up:
+        async with _written_early(self._server, file) as keep_up:
             while file.received < file.size_bytes:
                 _check_pace(time.monotonic() - begun, file.received - before)
                 size_bytes = await self._read_chunk(context)
@@ -96,7 +96,7 @@ class IncomingBody:
                 f"Expected {file.size_bytes} bytes as declared, got {file.received}.",
             )
         if checker.slow:
-            await self._world.in_disk(checker.feed, chunk)
+            await self._server.in_disk(checker.feed, chunk)
         else:
             checker.feed(chunk)
         file.append(chunk)
@@ -109,15 +109,15 @@ class IncomingBody:
         Raises:
             Refusal: it is not what was announced; it is forgotten.
         """
-        world, checker = self._world, self._checker
+        server, checker = self._server, self._checker
         try:
-            stats = await world.in_disk(checker.finish) if checker.slow else checker.finish()
+            stats = await server.in_disk(checker.finish) if checker.slow else checker.finish()
         except Refusal:
             self._file.restart()
             raise
-        world.meters.checksum_s.observe(checker.spent_s)
-        with timed(world.meters.sync_s):
-            await world.in_disk(self._file.sync)
+        server.meters.checksum_s.observe(checker.spent_s)
+        with timed(server.meters.sync_s):
+            await server.in_disk(self._file.sync)
         return stats
 
 
@@ -131,7 +131,9 @@ def _check_pace(spent_s: float, received_bytes: int) -> None:
 
 
 @asynccontextmanager
-async def _written_early(world: World, file: SpoolFile) -> AsyncIterator[Callable[[], None]]:
+async def _written_early(
+    server: FleetContext, file: SpoolFile
+) -> AsyncIterator[Callable[[], None]]:
     """Have the disk begin on a body while it comes; yields what to call as it does.
 
     So the sync at its end finds little left: 4 ms instead of 120 with eight bodies of 40 MB.
@@ -141,7 +143,7 @@ async def _written_early(world: World, file: SpoolFile) -> AsyncIterator[Callabl
     def keep_up() -> None:
         nonlocal writing
         if file.unwritten >= WRITE_BACK_BYTES and (writing is None or writing.done()):
-            writing = asyncio.ensure_future(world.in_disk(file.write_back))
+            writing = asyncio.ensure_future(server.in_disk(file.write_back))
 
     try:
         yield keep_up

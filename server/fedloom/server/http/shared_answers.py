@@ -95,7 +95,7 @@ class Shared(APIRoute):
             context: ConsoleContext = request.app.state.context
             answers: Answers = request.app.state.answers
             url = f"{request.url.path}?{request.url.query}"
-            live = context.world.live
+            live = context.live
             heard = HEARS.get(self.path, "").format_map(request.path_params).split()
             key = (url, str(who.scope), live.version_of(heard) if heard else live.version)
             status, body, kind = await answers.get(key, lambda: original(request))

@@ -2,8 +2,8 @@
 
 Invariants: a password's session lives no longer than its user and has the scope that its user has
 now; a removed user's sessions and API tokens end in the transaction that removes the user; a login
-link opens one session. Scopes are nested: a viewer reads, an operator also controls runs and clients,
-an administrator also manages users, tokens and enrolment.
+link opens one session. Scopes are nested: a viewer reads, an operator also controls runs and
+clients, an administrator also manages users, tokens and enrolment.
 """
 
 import re

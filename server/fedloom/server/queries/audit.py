@@ -41,8 +41,8 @@ class AuditPage(BaseModel):
 
 async def audit_page(context: ConsoleContext, wanted: Filter, limit: int) -> AuditPage:
     """The entries that match a filter, newest first, at most `limit`."""
-    trail = context.world.ledger.trail
-    rows = await context.world.in_reader(trail.page, wanted, limit + 1)
+    trail = context.ledger.trail
+    rows = await context.in_reader(trail.page, wanted, limit + 1)
     page = rows[:limit]
     return AuditPage(
         entries=[AuditEntry(**row) for row in page],
@@ -53,5 +53,5 @@ async def audit_page(context: ConsoleContext, wanted: Filter, limit: int) -> Aud
 
 async def audit_head(context: ConsoleContext) -> AuditHead:
     """The newest entry."""
-    head = await context.world.in_reader(context.world.ledger.trail.head)
+    head = await context.in_reader(context.ledger.trail.head)
     return AuditHead(id=head.id, hash=head.hash)

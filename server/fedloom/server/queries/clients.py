@@ -49,8 +49,7 @@ async def clients_page(
     which = Filter(
         text=q, version=version, label=label, **(_FILTERS.get(state, {}) if state else {})
     )
-    world = context.world
-    names = await world.in_reader(world.ledger.names, which)
+    names = await context.in_reader(context.ledger.names, which)
     passes = _presence(context, state)
     found = [name for name in names if passes(name)] if passes else names
     rest = [name for name in found if name > after] if after else found
@@ -64,7 +63,7 @@ async def clients_page(
 
 def _presence(context: ConsoleContext, state: ClientState | None) -> Callable[[str], bool] | None:
     """Whether a client is in a state that only the fleet knows of; None where it knows nothing."""
-    get = context.world.fleet.get
+    get = context.fleet.get
 
     def works(name: str) -> bool:
         session = get(name)
@@ -84,7 +83,7 @@ def _presence(context: ConsoleContext, state: ClientState | None) -> Callable[[s
 
 async def versions(context: ConsoleContext) -> Versions:
     """How many clients run which version of the SDK."""
-    return Versions(versions=await context.world.in_reader(context.world.ledger.versions))
+    return Versions(versions=await context.in_reader(context.ledger.versions))
 
 
 async def parts_page(
@@ -102,8 +101,7 @@ async def parts_page(
         NotFoundError: no client has this name.
     """
     await one_client(context, name)
-    world = context.world
-    rows = await world.in_reader(world.ledger.parts_of, name, before=before, limit=limit)
+    rows = await context.in_reader(context.ledger.parts_of, name, before=before, limit=limit)
     parts = [_part(row) for row in rows]
     return PartList(parts=parts, more=parts[-1].offered_at if len(parts) == limit else None)
 
@@ -114,7 +112,7 @@ def _part(row: PartRow) -> PartView:
 
 async def look_up(context: ConsoleContext, names: Sequence[str]) -> list[ClientView]:
     """Some clients by name."""
-    rows = await context.world.in_reader(context.world.ledger.look_up, names)
+    rows = await context.in_reader(context.ledger.look_up, names)
     return [_view(context, row) for row in rows]
 
 
@@ -133,7 +131,7 @@ async def one_client(context: ConsoleContext, name: str) -> ClientView:
 
 
 def _view(context: ConsoleContext, row: ClientDetailRow) -> ClientView:
-    session = context.world.fleet.get(row.name)
+    session = context.fleet.get(row.name)
     task = None if session is None or session.task is None else "{}/{}".format(*session.task)
     phases = row.phases
     undecided = sum(phases.get(name, 0) for name in _UNDECIDED)

@@ -10,13 +10,22 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedloom.protocol.errors import FedloomError, UsageError, printable
+from fedloom.server.access.context import AccessContext
 from fedloom.server.access.gate import Gate
 from fedloom.server.access.principal import Principal
-from fedloom.server.context import World
+from fedloom.server.config import ServerConfig
+from fedloom.server.event_hub import Hub
+from fedloom.server.fleet.sessions import Fleet
+from fedloom.server.fleet.transfer_slots import Lanes
+from fedloom.server.metrics.log_buffer import LogRing
+from fedloom.server.metrics.meters import Meters
 from fedloom.server.pki.authority import Authority
+from fedloom.server.pki.signing_key import SigningKey
 from fedloom.server.queries.errors import NotFoundError
 from fedloom.server.queries.views import Acted
 from fedloom.server.rounds.manager import Runs
+from fedloom.server.rounds.member_records import Records
+from fedloom.server.storage.context import StorageContext
 from fedloom.server.storage.model_norms import Inspector
 
 _DIGEST_PREFIX = re.compile(r"[0-9a-f]{4,64}")
@@ -27,26 +36,42 @@ _last_action: ContextVar[tuple[Principal, str, str] | None] = ContextVar(
 """The action that this request last wrote into the audit trail."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConsoleContext:
+@dataclass(slots=True, kw_only=True)
+class ConsoleContext(StorageContext):
     """What requests of operators work on.
 
     Attributes:
-        fleet: host:port where enrolled clients connect.
-        enrolment: host:port where devices use their tokens.
+        fleet: sessions of the connected clients.
+        uploads: places for updates.
+        downloads: places for models.
+        records: what the members of open rounds do.
+        log_ring: the last lines of the log.
+        signing: the federation's signing key; None on plaintext loopback.
+        authority: issues certificates; None likewise.
         gate: authenticates operators.
-        console: URL of the console; empty where it does not listen.
+        fleet_address: host:port where enrolled clients connect.
+        enrolment_address: host:port where devices use their tokens.
+        console_url: of the console; empty where it does not listen.
         steering: run actions in progress that carry a request id, by that id.
         inspector: computes the norms of a model's tensors.
     """
 
-    world: World
+    config: ServerConfig
+    access: AccessContext
+    fleet: Fleet
+    uploads: Lanes
+    downloads: Lanes
+    records: Records
+    live: Hub
+    log_ring: LogRing
+    meters: Meters
+    signing: SigningKey | None
     runs: Runs
     authority: Authority | None
-    fleet: str
-    enrolment: str
     gate: Gate
-    console: str = ""
+    fleet_address: str
+    enrolment_address: str
+    console_url: str = ""
     inspector: Inspector = field(default_factory=Inspector)
     started_at: float = field(default_factory=time.time)
     steering: dict[str, asyncio.Future[Acted]] = field(default_factory=dict)
@@ -66,7 +91,8 @@ class ConsoleContext:
             subject: id or name of the object.
             detail: the action's arguments as JSON values, without secrets.
         """
-        await self.world.audit(principal.name, principal.how, action, subject, detail or {})
+        log, who = self.access.audit_log, principal
+        await log.record(who.name, who.how, action, subject, detail or {})
         _last_action.set((principal, action, subject))
 
     async def audit_failure(self, error: Exception) -> None:
@@ -79,7 +105,7 @@ class ConsoleContext:
         text = str(error) if isinstance(error, FedloomError) else type(error).__name__
         detail = {"error": printable(text)}
         with suppress(Exception):  # the trail's own fault must not hide the request's answer
-            await self.world.audit(
+            await self.access.audit_log.record(
                 principal.name, principal.how, f"{action}.failed", subject, detail
             )
 
@@ -90,10 +116,10 @@ class ConsoleContext:
             NotFoundError: no run matches.
             UsageError: several runs match.
         """
-        ledger = self.world.ledger
-        if await self.world.in_reader(ledger.run, reference) is not None:
+        ledger = self.ledger
+        if await self.in_reader(ledger.run, reference) is not None:
             return reference
-        rows = await self.world.in_reader(ledger.list_runs)
+        rows = await self.in_reader(ledger.list_runs)
         return _only(reference, [r.id for r in rows if r.id.startswith(reference)], "run")
 
     async def digest(self, reference: str) -> str:
@@ -107,12 +133,12 @@ class ConsoleContext:
             raise UsageError(
                 f"Expected a model's digest, or its first 4 digits or more, got {reference[:80]!r}."
             )
-        found = await self.world.in_disk(self.world.models.find, reference)
+        found = await self.in_disk(self.models.find, reference)
         return _only(reference, found, "model")
 
     async def known_digest(self, reference: str) -> str:
         """As `digest`, also of a model whose file was pruned."""
-        known = await self.world.in_reader(self.world.ledger.find_models, reference)
+        known = await self.in_reader(self.ledger.find_models, reference)
         return known[0] if len(known) == 1 else await self.digest(reference)
 
     async def hold(self, digest: str) -> None:
@@ -121,7 +147,7 @@ class ConsoleContext:
         Raises:
             NotFoundError: it was pruned already.
         """
-        if not await self.world.in_disk(self.world.models.hold, digest):
+        if not await self.in_disk(self.models.hold, digest):
             raise NotFoundError(f"Expected a stored model, got {digest[:12]}, which was pruned.")
 
 

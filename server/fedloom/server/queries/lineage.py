@@ -89,16 +89,16 @@ async def lineage(context: ConsoleContext, reference: str) -> ModelDetail:
 
 async def model_detail(context: ConsoleContext, digest: str) -> ModelDetail:
     """A model by its full digest."""
-    world, ledger = context.world, context.world.ledger
-    origins, size = [], await world.in_disk(world.models.size, digest)
-    rows = await world.in_reader(ledger.origins, digest)
+    ledger = context.ledger
+    origins, size = [], await context.in_disk(context.models.size, digest)
+    rows = await context.in_reader(ledger.origins, digest)
     for row in rows:
-        part = await world.in_reader(ledger.contributors, row.run, row.round)
+        part = await context.in_reader(ledger.contributors, row.run, row.round)
         origins.append(
             Origin.model_validate({**values(row), "contributors": [values(each) for each in part]})
         )
-    found = await world.in_reader(ledger.evaluations, [digest])
-    promoted = await world.in_reader(ledger.promotions_of, digest)
+    found = await context.in_reader(ledger.evaluations, [digest])
+    promoted = await context.in_reader(ledger.promotions_of, digest)
     return ModelDetail(
         digest=digest,
         size_bytes=rows[-1].size_bytes if size is None else size,
@@ -119,11 +119,11 @@ async def model_detail(context: ConsoleContext, digest: str) -> ModelDetail:
 
 def measured(context: ConsoleContext, digest: str, base: str) -> "asyncio.Future[MeasuredLayers]":
     """The tensors of a stored model, beside those of another or of none (""); pages hear of it."""
-    world, path = context.world, context.world.models.path
+    path = context.models.path
 
     async def measure() -> MeasuredLayers:
-        found = await world.in_disk(layers, path(digest), path(base) if base else None)
-        world.live.changed("models", digest)
+        found = await context.in_disk(layers, path(digest), path(base) if base else None)
+        context.live.changed("models", digest)
         return found
 
     return context.inspector.begin((digest, base), measure)

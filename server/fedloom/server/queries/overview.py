@@ -141,33 +141,33 @@ async def compared(context: ConsoleContext, names: Iterable[str]) -> Compared:
 
 
 async def _curves_of(context: ConsoleContext, run: str) -> CurvesView:
-    rows = await context.world.in_reader(context.world.ledger.curve_rows, run)
+    rows = await context.in_reader(context.ledger.curve_rows, run)
     return CurvesView.model_validate(curves(rows))
 
 
 async def overview(context: ConsoleContext) -> Overview:
     """Health, alerts, active runs and traffic of the server."""
-    world, ledger, now = context.world, context.world.ledger, time.time()
-    rows = await world.in_reader(ledger.list_runs)
+    ledger, now = context.ledger, time.time()
+    rows = await context.in_reader(ledger.list_runs)
     active = [await _active_run(context, row, now) for row in reversed(rows) if row.state in ACTIVE]
-    enrolled = (await world.in_reader(ledger.clients_by_status)).get("active", 0)
+    enrolled = (await context.in_reader(ledger.clients_by_status)).get("active", 0)
     facts = Facts(
         now=now,
-        clients_online=len(world.fleet),
+        clients_online=len(context.fleet),
         clients_enrolled=enrolled,
         active=tuple(run.model_dump() for run in active),
         ended=tuple(row for row in rows if row.state not in ACTIVE),
-        refused=tuple(await world.in_reader(ledger.refused_since, now - 3600)),
+        refused=tuple(await context.in_reader(ledger.refused_since, now - 3600)),
         authority_until=context.authority.until.timestamp() if context.authority else None,
-        disk_free=await world.in_disk(_disk_free, world.models.path("any").parent),
+        disk_free=await context.in_disk(_disk_free, context.models.path("any").parent),
     )
     health = assess(facts)
     return Overview(
         level=health.level,
         headline=health.headline,
         alerts=[AlertView(**_plain(alert)) for alert in health.alerts],
-        clients_online=len(world.fleet),
-        clients_available=len(world.fleet.available()),
+        clients_online=len(context.fleet),
+        clients_available=len(context.fleet.available()),
         clients_enrolled=enrolled,
         runs=active,
         rounds_an_hour=sum(run.rounds_an_hour for run in active),

@@ -47,13 +47,12 @@ async def round_detail(
         NotFoundError: the run has no such round.
     """
     row = await run_row(context, run)
-    world = context.world
-    found = await world.in_reader(world.ledger.round, row.id, number)
+    found = await context.in_reader(context.ledger.round, row.id, number)
     if found is None:
         raise NotFoundError(f"Expected a round of {row.id}, got {number}.")
     [view] = await _views(context, row, [found])
-    page = world.ledger.members
-    members = await world.in_reader(page, row.id, number, after=after, limit=limit + 1)
+    page = context.ledger.members
+    members = await context.in_reader(page, row.id, number, after=after, limit=limit + 1)
     rows = _overlaid(context, row.id, number, members[:limit])
     shown = [_member(member, found.kind) for member in rows]
     more = shown[-1].client if len(members) > limit else None
@@ -63,15 +62,15 @@ async def round_detail(
 async def run_row(context: ConsoleContext, run: str) -> RunRow:
     """The run that `run` names."""
     run = await context.run_id(run)
-    return require_run(await context.world.in_reader(context.world.ledger.run, run), run)
+    return require_run(await context.in_reader(context.ledger.run, run), run)
 
 
 async def rounds_of(
     context: ConsoleContext, run: RunRow, *, before: int = 0, limit: int = 50
 ) -> list[RoundView]:
     """The last rounds of a run below a number, or of all, in order."""
-    page = context.world.ledger.page_of_rounds
-    found = await context.world.in_reader(page, run.id, before=before, limit=limit)
+    page = context.ledger.page_of_rounds
+    found = await context.in_reader(page, run.id, before=before, limit=limit)
     return await _views(context, run, found)
 
 
@@ -79,13 +78,13 @@ async def _views(
     context: ConsoleContext, run: RunRow, rounds: Sequence[CountedRoundRow]
 ) -> list[RoundView]:
     """Rounds with their summaries: stored, or computed from what is known."""
-    world, name = context.world, run.id
+    name = run.id
     live = {r.number for r in rounds if r.state in _OPEN}
     lacking = [r.number for r in rounds if r.summary is None and r.number not in live]
     over = run.spec.get("cohort", {}).get("mode") != "buffered"
-    made = await world.in_reader(world.ledger.summaries, name, lacking, over=over)
+    made = await context.in_reader(context.ledger.summaries, name, lacking, over=over)
     for number in live:
-        members = await world.in_reader(world.ledger.members, name, number)
+        members = await context.in_reader(context.ledger.members, name, number)
         made[number] = summarize(_overlaid(context, name, number, members), over=False)
     views = []
     for row in rounds:
@@ -100,7 +99,7 @@ def _overlaid(
     context: ConsoleContext, run: str, number: int, members: Iterable[MemberRow]
 ) -> list[MemberRow]:
     """Members with what is only in memory yet."""
-    records = context.world.records.of((run, number))
+    records = context.records.of((run, number))
     driver = context.runs.get(run)
     open_round = None if driver is None else driver.round
     rows = []

@@ -29,7 +29,7 @@ def run_summary(row: RunRow) -> RunView:
 
 async def list_runs(context: ConsoleContext) -> RunList:
     """All runs, oldest first."""
-    rows = await context.world.in_reader(context.world.ledger.list_runs)
+    rows = await context.in_reader(context.ledger.list_runs)
     return RunList(runs=[run_summary(row) for row in rows])
 
 
@@ -37,9 +37,11 @@ async def run_detail(context: ConsoleContext, run: str) -> RunDetail:
     """The run that `run` names: its specification, its latest rounds, and its live status."""
     row = await run_row(context, run)
     rounds = await rounds_of(context, row, limit=LATEST_ROUNDS)
-    world, earlier = context.world, 0
+    earlier = 0
     if rounds and rounds[0].number > 1:
-        earlier = await world.in_reader(world.ledger.num_rounds, row.id, before=rounds[0].number)
+        earlier = await context.in_reader(
+            context.ledger.num_rounds, row.id, before=rounds[0].number
+        )
     driver = context.runs.get(row.id)
     return RunDetail(
         **run_summary(row).model_dump(),
@@ -53,5 +55,5 @@ async def run_detail(context: ConsoleContext, run: str) -> RunDetail:
 async def refusals(context: ConsoleContext, run: str, limit: int) -> RefusalList:
     """What clients sent for the run that `run` names and the server refused, newest first."""
     run = await context.run_id(run)
-    rows = await context.world.in_reader(context.world.ledger.list_refusals, run, limit)
+    rows = await context.in_reader(context.ledger.list_refusals, run, limit)
     return RefusalList(refusals=[RefusalView.model_validate(values(row)) for row in rows])

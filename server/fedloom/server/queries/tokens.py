@@ -15,9 +15,8 @@ async def tokens_page(context: ConsoleContext, *, before: str = "", limit: int =
         before: id of the last token of the page before.
         limit: most tokens.
     """
-    world = context.world
-    rows = await world.in_reader(world.ledger.list_tokens, before=before, limit=limit)
-    total = await world.in_reader(world.ledger.num_tokens)
+    rows = await context.in_reader(context.ledger.list_tokens, before=before, limit=limit)
+    total = await context.in_reader(context.ledger.num_tokens)
     listed = [token_view(row) for row in rows]
     more = listed[-1].id if len(listed) == limit else None
     return TokenList(tokens=listed, total=total, more=more)

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedloom.protocol.crash_points import crossing
-from fedloom.server.context import World
 from fedloom.server.engine import RoundKind
 from fedloom.server.ledger import Row
 from fedloom.server.metrics.meters import STOPPED
 from fedloom.server.planning.advance import counts
 from fedloom.server.planning.round_plan import RoundPlan
+from fedloom.server.rounds.context import RoundsContext
 from fedloom.server.rounds.round_sum import RoundSum
 
 
@@ -61,7 +61,7 @@ class Result:
     excluded: frozenset[str]
 
 
-async def commit(plan: RoundPlan, total: RoundSum, world: World) -> Result:
+async def commit(plan: RoundPlan, total: RoundSum, world: RoundsContext) -> Result:
     """Make the next model of a round's updates, store it, and commit the round.
 
     Raises:

@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from fedloom.server.context import World
 from fedloom.server.engine import (
     Buffer,
     BufferConfig,
@@ -21,6 +20,7 @@ from fedloom.server.engine import (
 )
 from fedloom.server.ledger import Row
 from fedloom.server.planning.round_plan import RoundPlan
+from fedloom.server.rounds.context import RoundsContext
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ def begin(plan: RoundPlan, *, select: Select, now: float, available: Iterable[st
     )
 
 
-async def read(plan: RoundPlan, row: Row | None, first: int, world: World) -> StoredRound:
+async def read(plan: RoundPlan, row: Row | None, first: int, world: RoundsContext) -> StoredRound:
     """Read what is needed to restore the engine of a round.
 
     Args:

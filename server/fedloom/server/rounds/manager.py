@@ -12,16 +12,16 @@ from functools import partial
 from typing import Any
 
 from fedloom.protocol.errors import Code, FedloomError, Refusal, UsageError
-from fedloom.server.context import World
 from fedloom.server.engine import (
     RunState,
 )
-from fedloom.server.ledger.rows import RunRow
 from fedloom.server.ledger import Point, Row, require_run
+from fedloom.server.ledger.rows import RunRow
 from fedloom.server.metrics.log_buffer import about
 from fedloom.server.planning import limits
 from fedloom.server.planning.spec import RunSpec, parse
 from fedloom.server.planning.state_note import StateNote
+from fedloom.server.rounds.context import RoundsContext
 from fedloom.server.rounds.round_driver import RoundDriver
 from fedloom.server.rounds.run_driver import RunDriver
 from fedloom.server.rounds.state_files import first_note
@@ -34,7 +34,7 @@ ACTIVE = (RunState.RUNNING.value, RunState.PAUSED.value)
 class Runs:
     """All active runs of a server."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: RoundsContext) -> None:
         self._world = world
         self._drivers: dict[str, RunDriver] = {}
         self._forgetting: dict[str, asyncio.Task[None]] = {}

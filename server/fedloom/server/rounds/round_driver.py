@@ -29,7 +29,6 @@ from fedloom.protocol.task_message import for_client
 from fedloom.protocol.updates.header import PlannedPart
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server.background_tasks import BackgroundTasks
-from fedloom.server.context import World
 from fedloom.server.engine import (
     Abandon,
     Abort,
@@ -60,8 +59,8 @@ from fedloom.server.engine import (
     Withdraw,
 )
 from fedloom.server.engine.steps import NO_QUORUM
-from fedloom.server.fleet.sessions import Listener, Session
 from fedloom.server.ledger import AcceptedUpdate, Row
+from fedloom.server.ledger.member_summary import LATE, LOST
 from fedloom.server.metrics.log_buffer import about
 from fedloom.server.metrics.meters import (
     ABANDONED,
@@ -78,9 +77,10 @@ from fedloom.server.planning.admission import check_update
 from fedloom.server.planning.round_plan import RoundPlan
 from fedloom.server.rounds import engines, progress
 from fedloom.server.rounds import status as round_status
+from fedloom.server.rounds.clients import ConnectedClient, Listener
 from fedloom.server.rounds.commit import Outcome, commit
+from fedloom.server.rounds.context import RoundsContext
 from fedloom.server.rounds.effect_queue import EffectQueue
-from fedloom.server.ledger.member_summary import LATE, LOST
 from fedloom.server.rounds.member_records import Record
 from fedloom.server.rounds.round_sum import RoundSum
 from fedloom.server.rounds.storage_retry import store_or_log
@@ -113,7 +113,7 @@ class RoundDriver:
     def __init__(
         self,
         tasks: TaskTable,
-        world: World,
+        world: RoundsContext,
         owner: Listener,
         select: Select,
         ended: Callable[[Outcome], None],
@@ -281,7 +281,7 @@ class RoundDriver:
         self.feed(ClientFailed(client, reason))
         self._world.fleet.free(client, self.key_of(client))
 
-    def client_progressed(self, session: Session, message: fleet_pb2.Progress) -> None:
+    def client_progressed(self, session: ConnectedClient, message: fleet_pb2.Progress) -> None:
         """A member reports its progress."""
         private = self.plan.spec.build_privacy() is not None
         if reported := progress.read(message, private=private):

@@ -17,7 +17,6 @@ from fedloom.protocol import tracing
 from fedloom.protocol.crash_points import crossing
 from fedloom.protocol.task_description import FileRef
 from fedloom.server.background_tasks import BackgroundTasks
-from fedloom.server.context import World
 from fedloom.server.ledger import Row
 from fedloom.server.metrics.log_buffer import about
 from fedloom.server.metrics.meters import timed
@@ -32,6 +31,7 @@ from fedloom.server.planning.round_result import (
 )
 from fedloom.server.planning.run_setup import RunSetup
 from fedloom.server.rounds import fold, state_files
+from fedloom.server.rounds.context import RoundsContext
 from fedloom.server.storage.stored_updates import SpoolUpdates, StoredUpdate
 from fedloom.strategies import Partial
 
@@ -63,7 +63,7 @@ class RoundSum:
         world: of the server.
     """
 
-    def __init__(self, plan: RoundPlan, world: World) -> None:
+    def __init__(self, plan: RoundPlan, world: RoundsContext) -> None:
         self._plan = plan
         self._world = world
         self._checkpoint: Path = world.spool.path(f"{plan.run}.{plan.number}..sum")

@@ -15,7 +15,6 @@ from fedloom.protocol.crash_points import crossing
 from fedloom.protocol.errors import UnavailableError, UsageError
 from fedloom.protocol.manifest import Manifest
 from fedloom.server.background_tasks import BackgroundTasks
-from fedloom.server.context import World
 from fedloom.server.engine import (
     Abort,
     AbortRound,
@@ -46,6 +45,7 @@ from fedloom.server.ledger import Point, Row
 from fedloom.server.metrics.log_buffer import about
 from fedloom.server.planning.round_plan import RoundPlan
 from fedloom.server.rounds.commit import Outcome
+from fedloom.server.rounds.context import RoundsContext
 from fedloom.server.rounds.engines import buffer_settings
 from fedloom.server.rounds.round_driver import RoundDriver
 from fedloom.server.rounds.run_position import Position
@@ -71,7 +71,7 @@ class RunDriver:
         self,
         row: Row,
         manifest: Manifest,
-        world: World,
+        world: RoundsContext,
         ended: Callable[["RunDriver"], None],
     ) -> None:
         self.id: str = row["id"]

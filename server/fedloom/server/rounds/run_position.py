@@ -10,7 +10,6 @@ from dataclasses import replace
 from fedloom.protocol.errors import UsageError
 from fedloom.protocol.manifest import Manifest
 from fedloom.protocol.updates.header import header_limit_bytes
-from fedloom.server.context import World
 from fedloom.server.engine import RoundKind, Select
 from fedloom.server.ledger import Point, Row
 from fedloom.server.planning import limits as run_sums
@@ -18,6 +17,7 @@ from fedloom.server.planning.round_plan import RoundPlan, changed
 from fedloom.server.planning.spec import RunSpec, parse
 from fedloom.server.planning.state_note import StateNote
 from fedloom.server.rounds.commit import Outcome
+from fedloom.server.rounds.context import RoundsContext
 from fedloom.server.rounds.observed_rounds import add_rounds
 from fedloom.strategies.selection import History
 
@@ -36,7 +36,7 @@ class Position:
         header_limit_bytes: the longest header that an update of the run may have.
     """
 
-    def __init__(self, row: Row, manifest: Manifest, world: World) -> None:
+    def __init__(self, row: Row, manifest: Manifest, world: RoundsContext) -> None:
         self.spec: RunSpec = parse(row["spec"])
         self.model: str = row["model"]
         self._run: str = row["id"]

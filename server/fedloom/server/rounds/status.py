@@ -5,9 +5,9 @@ from typing import Any
 
 from fedloom.server.engine import BufferConfig, Phase, RoundEngine
 from fedloom.server.event_hub import Hub
-from fedloom.server.fleet.sessions import Fleet, TaskId
 from fedloom.server.planning.round_plan import RoundPlan
 from fedloom.server.rounds import progress
+from fedloom.server.rounds.clients import Clients, TaskId
 from fedloom.server.rounds.progress import ReportedProgress
 
 _OF_EACH = ("members", "progress")
@@ -52,7 +52,7 @@ def brief(status: dict[str, Any]) -> dict[str, Any]:
 
 
 def reported_progress(
-    engine: RoundEngine, fleet: Fleet, key_of: Callable[[str], TaskId]
+    engine: RoundEngine, fleet: Clients, key_of: Callable[[str], TaskId]
 ) -> dict[str, ReportedProgress]:
     """The last progress report of each member that is training.
 

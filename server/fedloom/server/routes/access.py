@@ -41,15 +41,15 @@ async def me(principal: Viewer) -> Me:
 @router.post("/me/password")
 async def change_own_password(context: Context, principal: Viewer, wish: OwnPassword) -> Me:
     """Change one's own password; every session of the user ends, this one too."""
-    accounts, world = context.gate.accounts, context.world
-    row = await world.in_access(accounts.user, principal.name)
+    accounts, access = context.access.accounts, context.access
+    row = await access.in_access(accounts.user, principal.name)
     if principal.how != "session" or row is None:
         raise ConflictError("Expected a user who logged in by password, got none.")
     await context.gate.confirm(principal.name, wish.old)
     passwords.check_new(wish.new)
     await context.audit(principal, "user.password", principal.name)
-    hashed = await world.in_passwords(passwords.hashed, wish.new)
-    await world.in_access(accounts.set_password, principal.name, hashed)
+    hashed = await access.in_passwords(passwords.hashed, wish.new)
+    await access.in_access(accounts.set_password, principal.name, hashed)
     return Me(name=principal.name, scope=principal.scope, how=principal.how)
 
 
@@ -59,7 +59,7 @@ async def change_own_password(context: Context, principal: Viewer, wish: OwnPass
 @router.get("/users")
 async def list_users(context: Context, _: Admin) -> UserList:
     """All users by name."""
-    rows = await context.world.in_access(context.gate.accounts.users)
+    rows = await context.access.in_access(context.access.accounts.users)
     return UserList(users=[UserView(**row) for row in rows])
 
 
@@ -68,12 +68,12 @@ async def add_user(context: Context, principal: Admin, wish: NewUser) -> UserVie
     """Add a user who logs in by password."""
     name = check_name(wish.name)
     passwords.check_new(wish.password)
-    world, accounts = context.world, context.gate.accounts
-    if await world.in_access(accounts.user, name) is not None:
+    access, accounts = context.access, context.access.accounts
+    if await access.in_access(accounts.user, name) is not None:
         raise _taken(name)
     await context.audit(principal, "user.add", name, {"scope": wish.scope})
-    hashed = await world.in_passwords(passwords.hashed, wish.password)
-    if not await world.in_access(accounts.add_user, name, wish.scope, hashed, time.time()):
+    hashed = await access.in_passwords(passwords.hashed, wish.password)
+    if not await access.in_access(accounts.add_user, name, wish.scope, hashed, time.time()):
         raise _taken(name)
     return await _user(context, name)
 
@@ -86,8 +86,8 @@ async def set_password(
     passwords.check_new(wish.password)
     await _user(context, name)
     await context.audit(principal, "user.password", name)
-    hashed = await context.world.in_passwords(passwords.hashed, wish.password)
-    await context.world.in_access(context.gate.accounts.set_password, name, hashed)
+    hashed = await context.access.in_passwords(passwords.hashed, wish.password)
+    await context.access.in_access(context.access.accounts.set_password, name, hashed)
     return await _user(context, name)
 
 
@@ -99,8 +99,8 @@ async def set_scope(context: Context, principal: Admin, name: Name, wish: NewSco
     """
     await _user(context, name)
     await context.audit(principal, "user.scope", name, {"scope": wish.scope})
-    accounts, keep = context.gate.accounts, _is_own(principal, name)
-    await context.world.in_access(
+    accounts, keep = context.access.accounts, _is_own(principal, name)
+    await context.access.in_access(
         lambda: accounts.set_scope(name, wish.scope, time.time(), keep_an_admin=keep)
     )
     return await _user(context, name)
@@ -109,12 +109,12 @@ async def set_scope(context: Context, principal: Admin, name: Name, wish: NewSco
 @router.post("/users/{name}/logout")
 async def log_user_out(context: Context, principal: Admin, name: Name) -> UserView:
     """End all sessions of a user, or of somebody whom a provider or a link has let in."""
-    session = await context.world.in_access(context.gate.accounts.session_of, name)
+    session = await context.access.in_access(context.access.accounts.session_of, name)
     if session is None:
         await _user(context, name)
     await context.audit(principal, "user.logout", name)
-    await context.world.in_access(context.gate.accounts.end_sessions, name)
-    row = await context.world.in_access(context.gate.accounts.user, name)
+    await context.access.in_access(context.access.accounts.end_sessions, name)
+    row = await context.access.in_access(context.access.accounts.user, name)
     return UserView.model_validate(row or session)
 
 
@@ -123,8 +123,8 @@ async def remove_user(context: Context, principal: Admin, name: Name) -> UserVie
     """Remove a user: sessions and API tokens that the user made end at once."""
     user = await _user(context, name)
     await context.audit(principal, "user.remove", name)
-    accounts, keep = context.gate.accounts, _is_own(principal, name)
-    await context.world.in_access(
+    accounts, keep = context.access.accounts, _is_own(principal, name)
+    await context.access.in_access(
         lambda: accounts.remove_user(name, time.time(), keep_an_admin=keep)
     )
     return user
@@ -136,7 +136,7 @@ def _is_own(principal: Principal, name: str) -> bool:
 
 
 async def _user(context: ConsoleContext, name: str) -> UserView:
-    row = await context.world.in_access(context.gate.accounts.user, name)
+    row = await context.access.in_access(context.access.accounts.user, name)
     if row is None:
         raise NotFoundError(f"Expected a user, got {name[:80]!r}: see `fedloom user list`.")
     return UserView(**row)
@@ -155,7 +155,7 @@ def _taken(name: str) -> ConflictError:
 @router.get("/api-tokens")
 async def list_api_tokens(context: Context, _: Admin) -> ApiTokenList:
     """All API tokens, newest first, without their secrets."""
-    rows = await context.world.in_access(context.gate.accounts.api_tokens)
+    rows = await context.access.in_access(context.access.accounts.api_tokens)
     now = time.time()
     return ApiTokenList(api_tokens=[ApiTokenView.of(row, now) for row in rows])
 
@@ -180,21 +180,21 @@ async def create_api_token(context: Context, principal: Admin, wish: NewApiToken
         )
         row = view.model_dump(mode="json", exclude={"token"})
         row["secret_hash"] = secrets.kept(token.secret)
-        if await context.world.in_access(context.gate.accounts.add_api_token, row):
+        if await context.access.in_access(context.access.accounts.add_api_token, row):
             return view  # else the short id was drawn before
 
 
 @router.post("/api-tokens/{token_id}/revoke")
 async def revoke_api_token(context: Context, principal: Admin, token_id: Name) -> ApiTokenView:
     """End an API token at once. Twice changes nothing."""
-    accounts, now = context.gate.accounts, time.time()
-    rows = await context.world.in_access(accounts.api_tokens)
+    accounts, now = context.access.accounts, time.time()
+    rows = await context.access.in_access(accounts.api_tokens)
     if all(row["id"] != token_id for row in rows):
         raise NotFoundError(
             f"Expected an API token's id, got {token_id[:80]!r}: see `fedloom api-token list`."
         )
     await context.audit(principal, "api-token.revoke", token_id)
-    row = await context.world.in_access(accounts.revoke_api_token, token_id, now)
+    row = await context.access.in_access(accounts.revoke_api_token, token_id, now)
     assert row is not None
     return ApiTokenView.of(row, now)
 
@@ -206,17 +206,17 @@ async def create_login_link(context: Context, principal: Admin, wish: NewLink) -
         raise ForbiddenError(
             "Expected somebody beside the server, over its Unix socket: elsewhere, log in."
         )
-    if not context.console:
+    if not context.console_url:
         raise ConflictError(
             "Expected a server with a console, got one without: set `console` in server.toml."
         )
     await context.audit(principal, "login-link.create", principal.name, {"scope": wish.scope})
     secret, now = secrets.make_secret(), time.time()
-    await context.world.in_access(
-        context.gate.accounts.add_link, secrets.kept(secret), principal.name, wish.scope, now
+    await context.access.in_access(
+        context.access.accounts.add_link, secrets.kept(secret), principal.name, wish.scope, now
     )
     return LoginLink(
-        url=f"{context.console}/login/link?code={secret}",
+        url=f"{context.console_url}/login/link?code={secret}",
         scope=Scope(wish.scope),
         expires_at=now + LINK_LIFE_S,
     )

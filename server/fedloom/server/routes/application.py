@@ -8,6 +8,7 @@ in or have an API token, on a TCP port (`fedloom.server.http.tcp_listener`). Its
 
 import asyncio
 import logging
+from dataclasses import fields
 from urllib.parse import urlencode
 
 import sqlalchemy as sa
@@ -37,7 +38,7 @@ from fedloom.server.access.principal import LOCAL_USER
 from fedloom.server.access.scopes import Viewer, guard
 from fedloom.server.access.shield import PRINCIPAL
 from fedloom.server.access.site import Site
-from fedloom.server.context import World
+from fedloom.server.context import ServerContext
 from fedloom.server.engine.errors import OperatorRefused
 from fedloom.server.http.dependencies import context_of
 from fedloom.server.http.head_requests import HeadOnly
@@ -61,6 +62,7 @@ from fedloom.server.routes import overview as overview_routes
 from fedloom.server.routes import rounds as round_routes
 from fedloom.server.routes import runs as run_routes
 from fedloom.server.routes.models import BadModelError, TooLargeError
+from fedloom.server.storage.context import StorageContext
 from fedloom.server.web import login
 from fedloom.server.web.mount import fault_page, mount
 from fedloom.strategies.privacy import MissingAccountant
@@ -91,7 +93,7 @@ _KINDS: tuple[tuple[type[FedloomError], int, str], ...] = (
 
 
 def create_app(
-    world: World,
+    server: ServerContext,
     runs: Runs,
     authority: Authority | None,
     *,
@@ -103,7 +105,7 @@ def create_app(
     """The application over a server's parts; on a TCP port it needs a `Shield` around it.
 
     Args:
-        world: shared parts.
+        server: the contexts of its rooms.
         runs: the active runs.
         authority: makes tokens' pins; None on plaintext loopback.
         fleet: host:port where enrolled clients connect, if not as configured.
@@ -121,15 +123,25 @@ def create_app(
         dependencies=[Depends(guard)],
     )
     app.state.answers = Answers()
-    gate = Gate(world, site or Site(), oidc)
+    devices = server.fleet
     app.state.context = ConsoleContext(
-        world=world,
+        **{each.name: getattr(server.storage, each.name) for each in fields(StorageContext)},
+        config=devices.config,
+        access=server.access,
+        fleet=devices.fleet,
+        uploads=devices.uploads,
+        downloads=devices.downloads,
+        records=devices.records,
+        live=devices.live,
+        log_ring=server.log_ring,
+        meters=devices.meters,
+        signing=devices.signing,
         runs=runs,
         authority=authority,
-        fleet=fleet or world.config.fleet,
-        enrolment=enrolment or world.config.enrolment,
-        gate=gate,
-        console=site.url if site else "",
+        gate=Gate(server.access, site or Site(), oidc),
+        fleet_address=fleet or devices.config.fleet,
+        enrolment_address=enrolment or devices.config.enrolment,
+        console_url=site.url if site else "",
     )
     app.include_router(login.router)
     app.include_router(metric_routes.router)

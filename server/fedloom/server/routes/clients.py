@@ -83,19 +83,18 @@ async def revoke_client(
     context: Context, principal: Operator, name: str, preview: Preview = False
 ) -> ClientActed:
     """Revoke a client and all its certificates, and cut its connection at once."""
-    world = context.world
     before = await one_client(context, name)
     changed = before.status != "revoked"
     words = revoke_words(name, changed=changed)
     if preview:
         return _acted(before, words, changed=False)
     await context.audit(principal, "client.revoke", name)
-    await world.in_ledger(world.ledger.revoke, name)
+    await context.in_ledger(context.ledger.revoke, name)
     context.runs.let_go(name, "revoked by the operator")  # it cannot come back in this round's time
-    world.fleet.expel(
+    context.fleet.expel(
         name, Refusal(Code.REVOKED, f"The client {name!r} was revoked by the operator.")
     )
-    world.live.changed("clients")
+    context.live.changed("clients")
     log.warning("%s revoked", name)
     return _acted(await one_client(context, name), words, changed=changed)
 
@@ -105,7 +104,7 @@ async def note_client(context: Context, principal: Operator, name: str, wish: No
     """Keep a note about a client; an empty one takes it away."""
     before = await one_client(context, name)
     await context.audit(principal, "client.note", name, {"note": wish.note})
-    await context.world.in_ledger(context.world.ledger.set_note, name, wish.note)
+    await context.in_ledger(context.ledger.set_note, name, wish.note)
     after = await one_client(context, name)
     return _acted(after, f"{name} has another note.", changed=after.note != before.note)
 
@@ -117,7 +116,7 @@ async def label_client(
     """Give a client labels, or take them away; those of its device stay beside them."""
     before = await one_client(context, name)
     await context.audit(principal, "client.label", name, {"labels": wish.labels})
-    await context.world.in_ledger(context.world.ledger.set_labels, name, wish.labels)
+    await context.in_ledger(context.ledger.set_labels, name, wish.labels)
     after = await one_client(context, name)
     return _acted(after, f"{name} has other labels.", changed=after.labels != before.labels)
 
@@ -133,18 +132,18 @@ async def hold_client(
     preview: Preview = False,
 ) -> ClientActed:
     """Put a client in quarantine, drain it, or release it; at once, and across restarts."""
-    world, reason = context.world, (why or Why()).reason
+    reason = (why or Why()).reason
     before = await one_client(context, name)
     wanted = None if hold is Hold.RELEASE else sessions.Hold(hold)
     words = hold_words(before, wanted)
     if preview:
         return _acted(before, words, changed=False)
     await context.audit(principal, f"client.{hold}", name, {"reason": reason} if reason else {})
-    changed = await world.in_ledger(world.ledger.set_hold, name, wanted, reason)
+    changed = await context.in_ledger(context.ledger.set_hold, name, wanted, reason)
     if wanted is None:
-        world.fleet.release(name)
+        context.fleet.release(name)
     else:
-        world.fleet.hold(name, wanted)
+        context.fleet.hold(name, wanted)
     if wanted is sessions.Hold.QUARANTINE:
         context.runs.let_go(name, reason or "put in quarantine by the operator")
     log.warning("%s: %s%s", name, hold, f": {reason}" if reason else "")

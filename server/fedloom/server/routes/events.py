@@ -41,7 +41,7 @@ async def events(
 
     Without `topics` all but `log`. There is no replay: whoever connects again looks at everything.
     """
-    hub = context.world.live
+    hub = context.live
     watcher = hub.watch({topic for topic in topics.split(",") if topic}, principal.name)
     if watcher is None:
         raise UnavailableError(

@@ -28,23 +28,22 @@ router = APIRouter(responses=FAULTS)
 @router.get("/server", tags=["server"])
 async def server(context: Context, _: Viewer) -> ServerView:
     """What this server is and how it does."""
-    world = context.world
-    active = await world.in_ledger(world.ledger.list_runs, ACTIVE)
+    active = await context.in_ledger(context.ledger.list_runs, ACTIVE)
     now = time.time()
     return ServerView(
-        federation=world.config.federation,
+        federation=context.config.federation,
         version=__version__,
         started_at=context.started_at,
         uptime_s=now - context.started_at,
-        clients_online=len(world.fleet),
+        clients_online=len(context.fleet),
         runs_active=len(active),
-        fleet=context.fleet,
-        enrolment=context.enrolment,
-        console=context.console,
-        names=list(world.config.names),
+        fleet=context.fleet_address,
+        enrolment=context.enrolment_address,
+        console=context.console_url,
+        names=list(context.config.names),
         tls=context.authority is not None,
         root_sha256=_root_sha256(context.authority),
-        max_model_bytes=world.config.max_model_bytes,
+        max_model_bytes=context.config.max_model_bytes,
     )
 
 

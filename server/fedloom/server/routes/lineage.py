@@ -73,7 +73,7 @@ async def compare(
 @router.get("/models/{digest}/signature")
 async def signature(context: Context, _: Viewer, digest: str) -> Signature:
     """The federation's signature over what a model's file is: keep it beside the file."""
-    signing = context.world.signing
+    signing = context.signing
     if signing is None:
         raise ConflictError("Expected a federation with a signing key, got one on plaintext.")
     detail = await model_detail(context, await context.digest(digest))
@@ -83,7 +83,7 @@ async def signature(context: Context, _: Viewer, digest: str) -> Signature:
     statement = json.dumps(
         {
             "digest": detail.digest,
-            "federation": context.world.config.federation,
+            "federation": context.config.federation,
             "round": last.round,
             "run": last.run,
             "size_bytes": detail.size_bytes,

@@ -45,7 +45,7 @@ async def list_lines(
     limit: Annotated[int, Query(ge=1, le=1000)] = 200,
 ) -> LogLines:
     """The last lines of this process's log that are like this."""
-    found = context.world.log_ring.lines(
+    found = context.log_ring.lines(
         level=level, text=q, client=client, run=run, since=since, before=before, limit=limit
     )
     more = found[-1]["id"] if len(found) == limit else None

@@ -12,7 +12,8 @@ from fedloom.server.access.principal import Principal
 from fedloom.server.access.scopes import needs
 from fedloom.server.http.dependencies import FAULTS, Context
 from fedloom.server.ledger.accounts import Scope
-from fedloom.server.metrics import gauges, scrape
+from fedloom.server.metrics import scrape
+from fedloom.server.queries.gauges import gauge_values
 
 _TYPES = ("text/plain", "application/openmetrics-text")
 
@@ -37,7 +38,7 @@ class _Scraper(needs):
             UnauthenticatedError: nobody has proved who they are.
             ForbiddenError: they may not.
         """
-        if request.app.state.context.world.config.metrics_open and _is_here(request):
+        if request.app.state.context.config.metrics_open and _is_here(request):
             return Principal(name="metrics", scope=Scope.METRICS, how="loopback")
         return await super().__call__(request)
 
@@ -51,8 +52,8 @@ async def metrics(
     context: Context, request: Request, _: Annotated[Principal, Depends(_Scraper(Scope.METRICS))]
 ) -> Response:
     """Every metric, as Prometheus reads them; docs/metrics.md says what they mean."""
-    values = await gauges.look(context.world, context.runs, context.authority)
-    found = scrape.Scrape(context.world.meters, values)
+    values = await gauge_values(context)
+    found = scrape.Scrape(context.meters, values)
     # In a thread: for a millisecond and more the rounds would wait.
     accept = request.headers.get("accept", "")
     body, media_type = await asyncio.to_thread(scrape.text, found, accept)

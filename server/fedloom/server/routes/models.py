@@ -65,8 +65,8 @@ class _BlockResponse(FileResponse):
 )
 async def add_model(context: Context, principal: Operator, request: Request) -> StoredModel:
     """Store a model, sent as the bytes of a safetensors file. Doing it twice changes nothing."""
-    models, in_disk = context.world.models, context.world.in_disk
-    limit = context.world.config.max_model_bytes
+    models, in_disk = context.models, context.in_disk
+    limit = context.config.max_model_bytes
     declared = request.headers.get("content-length", "0")
     if declared.isdigit():
         _check_size(int(declared), limit)
@@ -85,7 +85,7 @@ async def add_model(context: Context, principal: Operator, request: Request) -> 
         raise UnavailableError(f"The model could not be stored: {error}.") from error
     finally:
         temporary.unlink(missing_ok=True)
-    context.world.live.changed("models")
+    context.live.changed("models")
     log.info("model %s stored, %d bytes", digest[:12], manifest.size_bytes)
     return StoredModel(
         digest=digest,
@@ -115,7 +115,7 @@ async def _flush(
 ) -> int:
     size += len(block)
     _check_size(size, limit)
-    await context.world.in_disk(_write_all, file, bytes(block))
+    await context.in_disk(_write_all, file, bytes(block))
     block.clear()
     return size
 
@@ -145,13 +145,13 @@ async def list_models(
     limit: Annotated[int, Query(ge=1, le=1000)] = 1000,
 ) -> ModelList:
     """Models that runs began with or committed, of one run or of all: the newest, oldest first."""
-    world, ledger = context.world, context.world.ledger
+    ledger = context.ledger
     run = await context.run_id(run) if run else ""
     after = None
     if before:
         name, number = before.rsplit("/", 1)
         after = name, int(number)
-    rows = await world.in_reader(ledger.list_models, run, before=after, limit=limit)
+    rows = await context.in_reader(ledger.list_models, run, before=after, limit=limit)
     more = f"{rows[0].run}/{rows[0].round}" if len(rows) == limit else None
     return ModelList(models=[ModelView.model_validate(values(row)) for row in rows], more=more)
 
@@ -164,7 +164,7 @@ async def list_models(
 async def get_model(context: Context, _: Viewer, digest: str) -> FileResponse:
     """A model's file. Its digest comes as the ETag, so that the receiver can verify it."""
     digest = await context.digest(digest)
-    path = context.world.models.path(digest)
+    path = context.models.path(digest)
     return _BlockResponse(
         path, media_type=MEDIA_TYPE, filename=path.name, headers={"etag": f'"{digest}"'}
     )
@@ -178,14 +178,14 @@ async def promote(
 
     Promoting the model that is promoted already changes nothing.
     """
-    ledger = context.world.ledger
+    ledger = context.ledger
     digest = await context.digest(digest)
     if not preview:
         await context.hold(digest)
     run = await context.run_id(wish.run) if wish.run else ""
     try:
-        model = await context.world.in_ledger(ledger.model, digest, run)
-        last = await context.world.in_ledger(ledger.promoted)
+        model = await context.in_ledger(ledger.model, digest, run)
+        last = await context.in_ledger(ledger.promoted)
     except UsageError as error:
         raise ConflictError(str(error)) from error
     before = "" if last is None else f" instead of {last.digest[:12]} of {last.run}"
@@ -199,8 +199,8 @@ async def promote(
         return Promoted(promotion=None, changed=False, consequence=words)
     detail = {"run": model.run, "round": model.round, "note": wish.note}
     await context.audit(principal, "model.promote", digest, detail)
-    row, new = await context.world.in_ledger(ledger.promote, digest, model.run, wish.note)
-    context.world.live.changed("models")
+    row, new = await context.in_ledger(ledger.promote, digest, model.run, wish.note)
+    context.live.changed("models")
     if new:
         log.info("model %s of %s promoted", digest[:12], model.run)
     return Promoted(
@@ -220,8 +220,8 @@ async def list_promotions(
 ) -> PromotionList:
     """Promotions, newest first, of one run or of all."""
     run = await context.run_id(run) if run else ""
-    ledger = context.world.ledger
-    rows = await context.world.in_ledger(ledger.list_promotions, run, before=before, limit=limit)
+    ledger = context.ledger
+    rows = await context.in_ledger(ledger.list_promotions, run, before=before, limit=limit)
     more = rows[-1].id if len(rows) == limit else None
     return PromotionList(
         promotions=[PromotionView.model_validate(values(row)) for row in rows], more=more

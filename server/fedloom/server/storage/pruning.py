@@ -19,8 +19,8 @@ from collections.abc import Iterable
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from fedloom.server.context import World
 from fedloom.server.planning.state_note import StateNote
+from fedloom.server.storage.context import StorageContext
 from fedloom.server.storage.model_store import ModelStore
 
 log = logging.getLogger(__name__)
@@ -31,32 +31,37 @@ PACE_S = 30.0
 MIN_AGE_S = 600.0
 
 
-async def keep(world: World) -> None:
-    """Prune now and then, until cancelled."""
+async def keep(storage: StorageContext, keep_models: int) -> None:
+    """Prune every `PACE_S` seconds, until cancelled; `keep_models` as for `prune`."""
     while True:
         try:
-            await prune(world)
+            await prune(storage, keep_models)
         except (OSError, SQLAlchemyError):
             log.exception("old models could not be pruned")
         await asyncio.sleep(PACE_S)
 
 
-async def prune(world: World) -> int:
-    """Prune what is to go; returns how many files went."""
-    if not world.config.keep_models:
+async def prune(storage: StorageContext, keep_models: int) -> int:
+    """Remove the models that are no longer kept; returns how many files were removed.
+
+    Args:
+        storage: of the server.
+        keep_models: latest models of each run that stay; 0 for all.
+    """
+    if not keep_models:
         return 0
-    ledger = world.ledger
-    await world.in_ledger(ledger.mark_pruned, world.config.keep_models)
-    marked = await world.in_ledger(ledger.marked)
+    ledger = storage.ledger
+    await storage.in_ledger(ledger.mark_pruned, keep_models)
+    marked = await storage.in_ledger(ledger.marked)
     if not marked:
         return 0
-    needed = _named(await world.in_ledger(ledger.unmarked))
+    needed = _named(await storage.in_ledger(ledger.unmarked))
     doomed = {(row.run, row.round): _named([(row.digest, row.state)]) for row in marked}
     # Models are written in that thread: none is while files go.
-    gone = await world.in_fold(_remove, world.models, set().union(*doomed.values()) - needed)
+    gone = await storage.in_fold(_remove, storage.models, set().union(*doomed.values()) - needed)
     left = {digest for digest in set().union(*doomed.values()) - needed if digest not in gone}
     done = [key for key, named in doomed.items() if not named & left]
-    await world.in_ledger(ledger.pruned, done)
+    await storage.in_ledger(ledger.pruned, done)
     if gone:
         log.info("pruned %d files of old models", len(gone))
     return len(gone)

@@ -20,15 +20,15 @@ router = APIRouter(include_in_schema=False, route_class=LivePart)
 @router.get("/compare")
 async def compare(request: Request, context: Context, who: Viewer) -> HTMLResponse:
     """Curves of the runs that are ticked, on one plot, and what differs in their settings."""
-    world, ledger = context.world, context.world.ledger
-    rows = await world.in_reader(ledger.list_runs)
+    ledger = context.ledger
+    rows = await context.in_reader(ledger.list_runs)
     asked = request.query_params.getlist("runs")
     names = dict.fromkeys(name for text in asked for name in text.split(",") if name)
     wanted = [await context.run_id(name) for name in list(names)[:MAX_COMPARED]]
     found: list[dict[str, Any]] = []
     for name in wanted:
-        row = require_run(await world.in_reader(ledger.run, name), name)
-        drawn = curves(await world.in_reader(ledger.curve_rows, name))
+        row = require_run(await context.in_reader(ledger.run, name), name)
+        drawn = curves(await context.in_reader(ledger.curve_rows, name))
         found.append({"row": row, "curves": drawn, "settings": dict(chosen(row.spec))})
     measured = dict.fromkeys(name for each in found for name in metrics(each["curves"]))
     settings = dict.fromkeys(name for each in found for name in each["settings"])

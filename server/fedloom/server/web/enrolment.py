@@ -48,7 +48,7 @@ async def make(request: Request, context: Context, who: Admin) -> HTMLResponse:
 async def _page(request: Request, context: ConsoleContext, who: Any, **more: Any) -> HTMLResponse:
     listed = await tokens_page(context)
     authority = context.authority
-    found = None if authority is None else await context.world.in_disk(_certificates, authority)
+    found = None if authority is None else await context.in_disk(_certificates, authority)
     values = {"issued": None, "command": "", "qr": "", "fault": "", "client": "", **more}
     return page(
         request, context, who, "enrolment", page="enrolment",
@@ -59,10 +59,10 @@ async def _page(request: Request, context: ConsoleContext, who: Any, **more: Any
 
 def _reached(context: ConsoleContext) -> str:
     """Where devices enrol: by the first name in the certificate that is not this machine alone."""
-    host, _, port = context.enrolment.rpartition(":")
+    host, _, port = context.enrolment_address.rpartition(":")
     if host not in ("0.0.0.0", "::", "[::]"):  # noqa: S104 - compared, not bound
-        return context.enrolment
-    far = [name for name in context.world.config.names if name not in ("localhost", "127.0.0.1")]
+        return context.enrolment_address
+    far = [name for name in context.config.names if name not in ("localhost", "127.0.0.1")]
     return f"{(far or ['localhost'])[0]}:{port}"
 
 

@@ -168,9 +168,9 @@ async def _by_link(context: ConsoleContext, request: Request, code: str) -> Resp
 
 
 async def _page(context: ConsoleContext, status: int = 200, **values: str) -> HTMLResponse:
-    has_users = bool(await context.world.in_access(context.gate.accounts.users))
+    has_users = bool(await context.access.in_access(context.access.accounts.users))
     oidc = context.gate.oidc.config.label if context.gate.oidc else ""
-    federation = context.world.config.federation
+    federation = context.config.federation
     told = {"next": "/", "federation": federation, "passwords": has_users, "oidc": oidc}
     text = _environment().get_template("login.html").render(**{**told, **values})
     return HTMLResponse(text, status)

@@ -31,7 +31,7 @@ async def logs(
     """The last lines that are like this; the page adds those that come."""
     level = level if level in LEVELS else ""
     asked = {"q": q, "client": client.strip(), "run": run.strip()}
-    lines = context.world.log_ring.lines(
+    lines = context.log_ring.lines(
         level=level, text=q, client=asked["client"], run=asked["run"], limit=A_PAGE
     )
     return page(

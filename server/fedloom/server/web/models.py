@@ -24,12 +24,12 @@ PATIENCE_S = 0.1
 @router.get("/models")
 async def models(request: Request, context: Context, who: Viewer, run: str = "") -> HTMLResponse:
     """Models, newest first, and what is promoted."""
-    world, ledger = context.world, context.world.ledger
+    ledger = context.ledger
     run = await context.run_id(run) if run else ""
-    rows = await world.in_reader(ledger.list_models, run, limit=A_PAGE)
-    num_all = await world.in_reader(ledger.num_models, run)
-    promotions = await world.in_reader(ledger.list_promotions, limit=10)
-    runs = await world.in_reader(ledger.list_runs)
+    rows = await context.in_reader(ledger.list_models, run, limit=A_PAGE)
+    num_all = await context.in_reader(ledger.num_models, run)
+    promotions = await context.in_reader(ledger.list_promotions, limit=10)
+    runs = await context.in_reader(ledger.list_runs)
     return page(
         request, context, who, "models", page="models",
         rows=rows[::-1], num_all=num_all, promotions=promotions, run=run,
@@ -48,7 +48,7 @@ async def model(
     base: Annotated[str, Query(max_length=64)] = "",
 ) -> HTMLResponse:
     """A model: where it comes from, what is in it, and what lies between it and another."""
-    world, ledger = context.world, context.world.ledger
+    ledger = context.ledger
     found = await lineage(context, digest)
     if not found.stored:
         raise NotFoundError(
@@ -59,9 +59,9 @@ async def model(
     base = base or (origin.model_in if origin else None) or ""
     other = await lineage(context, base) if base and await _stored(context, base) else None
     layers = await _layers(context, found.digest, other.digest if other else "")
-    manifest = await world.in_disk(world.models.manifest, found.digest)
-    promotions = await world.in_reader(ledger.list_promotions, limit=1)
-    rows = await world.in_reader(ledger.list_models, origin.run if origin else "", limit=201)
+    manifest = await context.in_disk(context.models.manifest, found.digest)
+    promotions = await context.in_reader(ledger.list_promotions, limit=1)
+    rows = await context.in_reader(ledger.list_models, origin.run if origin else "", limit=201)
     return page(
         request, context, who, "model", page="models",
         found=found, digest=found.digest, origin=origin, other=other, layers=layers,
@@ -82,4 +82,4 @@ async def _layers(context: Context, digest: str, base: str) -> Layers | None:
 
 async def _stored(context: Context, digest: str) -> bool:
     """Is a model there? Old ones are pruned."""
-    return bool(await context.world.in_disk(context.world.models.find, digest))
+    return bool(await context.in_disk(context.models.find, digest))

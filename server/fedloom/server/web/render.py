@@ -96,7 +96,7 @@ def page(
     """
     known = {
         "now": time.time(),
-        "federation": context.world.config.federation,
+        "federation": context.config.federation,
         "who": who,
         "may_act": who.scope.covers(Scope.OPERATOR),
         "may_manage": who.scope.covers(Scope.ADMIN),

@@ -31,7 +31,7 @@ async def runs(
     request: Request, context: Context, who: Viewer, q: str = "", state: str = ""
 ) -> HTMLResponse:
     """Every run, newest first."""
-    rows = await context.world.in_reader(context.world.ledger.list_runs)
+    rows = await context.in_reader(context.ledger.list_runs)
     like = [row for row in reversed(rows) if q.lower() in row.id.lower()]
     found = [row for row in like if state in ("", row.state)]
     return page(
@@ -50,14 +50,14 @@ async def run(request: Request, context: Context, who: Viewer, run: str) -> HTML
 
 
 async def _seen(context: ConsoleContext, run: str) -> dict[str, Any]:
-    world, ledger = context.world, context.world.ledger
-    row = require_run(await world.in_reader(ledger.run, run), run)
+    ledger = context.ledger
+    row = require_run(await context.in_reader(ledger.run, run), run)
     views = await rounds_of(context, row, limit=40)
     rounds = views[::-1]
     counts = [r for r in rounds if r.state == "committed" and not r.undone_at]
     drawn = curves(reversed(counts))  # of the latest alone: charts ask for the whole themselves
-    cost = await world.in_reader(ledger.cost, run)
-    refusals = await world.in_reader(ledger.list_refusals, run, 10)
+    cost = await context.in_reader(ledger.cost, run)
+    refusals = await context.in_reader(ledger.list_refusals, run, 10)
     driver = context.runs.get(run)
     left = row.spec["rounds"] - row.committed
     active = row.state in ACTIVE
@@ -81,7 +81,7 @@ async def _seen(context: ConsoleContext, run: str) -> dict[str, Any]:
 
 async def tail(context: ConsoleContext, run: str) -> Curves:
     """What a page that has a run's curves may lack of them."""
-    return curves(await context.world.in_reader(context.world.ledger.last_curve_rows, run, TAIL))
+    return curves(await context.in_reader(context.ledger.last_curve_rows, run, TAIL))
 
 
 def _ended(row: RunRow, rounds: Iterable[RoundView]) -> float:

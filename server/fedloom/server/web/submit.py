@@ -71,9 +71,9 @@ async def new(request: Request, context: Context, who: Viewer, clone: str = "") 
     values: dict[str, str] = dict(DEFAULTS)
     if clone:
         run = await context.run_id(clone)
-        row = require_run(await context.world.in_reader(context.world.ledger.run, run), run)
+        row = require_run(await context.in_reader(context.ledger.run, run), run)
         spec, values = _apart(row.spec)
-        begun = await context.world.in_reader(context.world.ledger.list_models, run)
+        begun = await context.in_reader(context.ledger.list_models, run)
         values |= {"toml": as_toml(spec, row.spec), "model": begun[0].digest if begun else ""}
     return await _form(request, context, who, values, clone=clone)
 
@@ -100,7 +100,7 @@ async def begin(request: Request, context: Context, who: Operator) -> Response:
 async def _form(
     request: Request, context: ConsoleContext, who: Any, values: Mapping[str, str], **more: Any
 ) -> HTMLResponse:
-    rows = await context.world.in_reader(context.world.ledger.list_models, limit=1000)
+    rows = await context.in_reader(context.ledger.list_models, limit=1000)
     fault = more.pop("fault", "")
     told = {"clone": "", "checked": "", "claim": None, **more}
     return page(

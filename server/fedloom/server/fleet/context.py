@@ -1,0 +1,42 @@
+"""The context of the gRPC services: storage, sessions, places for transfers, the audit trail."""
+
+from dataclasses import dataclass, field
+
+from fedloom.protocol.tracing import Tracer
+from fedloom.server.access.audit_log import AuditLog
+from fedloom.server.config import ServerConfig
+from fedloom.server.event_hub import Hub
+from fedloom.server.fleet.last_seen import Presence
+from fedloom.server.fleet.sessions import Fleet
+from fedloom.server.fleet.transfer_slots import Lanes
+from fedloom.server.metrics.meters import Meters
+from fedloom.server.pki.signing_key import SigningKey
+from fedloom.server.rounds.member_records import Records
+from fedloom.server.storage.context import StorageContext
+
+
+@dataclass(slots=True, kw_only=True)
+class FleetContext(StorageContext):
+    """What serves devices.
+
+    Attributes:
+        fleet: sessions of the connected clients.
+        presence: clients that connected or disconnected, and are not stored yet.
+        records: what the members of open rounds do.
+        signing: signs what clients receive; None on plaintext loopback.
+        audit_log: of enrolments, renewals and departures.
+        uploads: places for updates.
+        downloads: places for models.
+    """
+
+    config: ServerConfig
+    fleet: Fleet
+    presence: Presence = field(default_factory=Presence)
+    records: Records
+    live: Hub
+    meters: Meters
+    tracer: Tracer
+    signing: SigningKey | None
+    audit_log: AuditLog
+    uploads: Lanes
+    downloads: Lanes

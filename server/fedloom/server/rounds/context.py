@@ -1,0 +1,42 @@
+"""The context of runs and rounds: storage, connected clients, and what observes a round."""
+
+from dataclasses import dataclass, field
+
+from fedloom.protocol.tracing import Tracer
+from fedloom.protocol.v1 import fleet_pb2
+from fedloom.server.event_hub import Hub
+from fedloom.server.metrics.meters import Meters
+from fedloom.server.pki.noise_keys import NoiseKeys
+from fedloom.server.pki.signing_key import SigningKey
+from fedloom.server.rounds.clients import Clients
+from fedloom.server.rounds.member_records import Records
+from fedloom.server.storage.context import StorageContext
+
+
+@dataclass(slots=True, kw_only=True)
+class RoundsContext(StorageContext):
+    """What runs and their rounds use.
+
+    Attributes:
+        fleet: the connected clients.
+        noise: keys of the noise that private runs add.
+        signing: signs what clients receive; None on plaintext loopback.
+        live: notified of what has changed.
+        records: what the members of open rounds do.
+        meters: counters for Prometheus.
+        tracer: of the steps of a round.
+    """
+
+    fleet: Clients
+    noise: NoiseKeys
+    signing: SigningKey | None = None
+    live: Hub
+    records: Records = field(default_factory=Records)
+    meters: Meters
+    tracer: Tracer = field(default_factory=Tracer)
+
+    def offer(self, client: str, task: fleet_pb2.Task) -> fleet_pb2.ServerMessage:
+        """A task as it travels to a client."""
+        if self.signing is None:
+            return fleet_pb2.ServerMessage(offer=task)
+        return self.signing.offer(client, task)

@@ -1,0 +1,35 @@
+"""The context of everything that stores: the ledger, the files, and the threads that use them."""
+
+from dataclasses import dataclass, field
+
+from fedloom.server.ledger import Ledger
+from fedloom.server.storage.model_store import ModelStore
+from fedloom.server.storage.spool import Spool
+from fedloom.server.threads import Thread
+
+
+@dataclass(slots=True, kw_only=True)
+class StorageContext:
+    """The ledger and the files of a server.
+
+    Attributes:
+        in_ledger: runs the ledger's methods, one at a time, which makes its transactions a
+            sequence.
+        in_reader: runs reads of the ledger for pages and routes, so that they delay no round.
+        in_fold: runs calls that change a round's sum, one at a time.
+        in_disk: runs syncs and file copies.
+    """
+
+    ledger: Ledger
+    models: ModelStore
+    spool: Spool
+    in_ledger: Thread = field(default_factory=lambda: Thread("ledger"))
+    in_reader: Thread = field(default_factory=lambda: Thread("reader", 2))
+    in_fold: Thread = field(default_factory=lambda: Thread("fold"))
+    in_disk: Thread = field(default_factory=lambda: Thread("disk", 4))
+
+    def close(self) -> None:
+        """End the threads, then close the database."""
+        for thread in (self.in_reader, self.in_fold, self.in_disk, self.in_ledger):
+            thread.close()
+        self.ledger.close()

@@ -1,0 +1,21 @@
+"""The contexts of a server as one object: a test reaches any part of them by its name."""
+
+from dataclasses import fields
+
+
+class Contexts:
+    """Parts of a `ServerContext`, whichever context holds them; what is set is set in all."""
+
+    def __init__(self, server):
+        object.__setattr__(self, "_all", (server.fleet, server.rounds, server.access, server))
+
+    def __getattr__(self, name):
+        for each in self._all:
+            if hasattr(each, name):
+                return getattr(each, name)
+        raise AttributeError(name)
+
+    def __setattr__(self, name, value):
+        for each in self._all:
+            if name in {field.name for field in fields(each)}:
+                setattr(each, name, value)
