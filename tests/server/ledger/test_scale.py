@@ -54,7 +54,7 @@ def plans(door, url):
         connection.close()
     finally:
         sa.event.remove(engine, "before_cursor_execute", note)
-    assert status < 500
+    assert status < 500, url
     with engine.connect() as connection:
         for statement, parameters in seen:
             rows = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters)

@@ -90,7 +90,7 @@ class Store:
     def _pairs(self, query: sa.Select[Any]) -> dict[Any, Any]:
         """The first column of a query, and the second of each."""
         with self._engine.connect() as connection:
-            return dict(connection.execute(query).tuples().all())
+            return {first: second for first, second in connection.execute(query)}  # noqa: C416 - rows
 
 
 def read(connection: sa.Connection, query: sa.Select[Any], kind: type[RowT]) -> list[RowT]:
