@@ -13,7 +13,7 @@ from fedloom.protocol.settings import setting, toml
 from fedloom.protocol.tracing import Tracing
 from fedloom.protocol.transport import chunk_size
 from fedloom.protocol.transport.methods import CHUNK_BYTES
-from fedloom.server.access.oidc import OidcConfig
+from fedloom.server.oidc_config import OidcConfig
 
 FILE = "server.toml"
 

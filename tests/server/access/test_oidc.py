@@ -9,8 +9,8 @@ from fedloom.protocol import settings
 from fedloom.protocol.errors import UsageError
 from fedloom.server import config
 from fedloom.server.access import oidc, oidc_http
-from fedloom.server.access.oidc import OidcConfig
 from fedloom.server.ledger.access_tables import audit
+from fedloom.server.oidc_config import OidcConfig
 from support.door import Door
 from support.provider import SECRET, Provider
 from support.visitor import Visitor

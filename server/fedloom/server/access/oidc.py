@@ -17,12 +17,12 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import urlencode
 
-from fedloom.protocol.errors import UsageError, printable
-from fedloom.protocol.settings import setting
+from fedloom.protocol.errors import printable
 from fedloom.server.access.errors import UnauthenticatedError
 from fedloom.server.ledger.accounts import Scope
+from fedloom.server.oidc_config import OidcConfig
 
 ALGORITHMS = ["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "EdDSA"]
 """Signatures alone: with HS256 a public key would pass for a shared secret, `none` is none."""
@@ -35,71 +35,21 @@ MAX_PENDING = 1000
 MAX_OF_NETWORK = 50
 """Of them, of one address: nobody makes the server forget everybody else's."""
 
-_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OidcConfig:
-    """Settings of a provider, `[oidc]` in server.toml."""
-
-    issuer: str = setting(doc="URL of the provider, as in its discovery document")
-    client_id: str = setting(doc="id of this server, as registered there")
-    client_secret_file: str = setting(
-        "",
-        doc="file of the client secret, mode 0600, relative to the state directory; empty: a "
-        "public client",
-    )
-    label: str = setting("single sign-on", doc="text of the button")
-    name_claim: str = setting("email", doc="claim that names an operator in the audit trail")
-    scope_claim: str = setting("groups", doc="claim that grants scopes: a text or a list of texts")
-    viewer: tuple[str, ...] = setting((), doc="values of it that make a viewer")
-    operator: tuple[str, ...] = setting((), doc="values of it that make an operator")
-    admin: tuple[str, ...] = setting((), doc="values of it that make an administrator")
-    scopes: tuple[str, ...] = setting(
-        ("openid", "profile", "email"), doc="scopes to ask the provider for, with openid"
-    )
-
-    def __post_init__(self) -> None:
-        """Check every setting."""
-        check_url(self.issuer, "oidc.issuer")
-        if not self.client_id:
-            raise UsageError("Expected oidc.client_id, got none.")
-        if not (self.viewer or self.operator or self.admin):
-            raise UsageError(
-                "Expected values of the claim in oidc.viewer, oidc.operator or oidc.admin, got "
-                "none: nobody could log in."
-            )
-        if "openid" not in self.scopes:
-            raise UsageError("Expected `openid` among oidc.scopes.")
-
-    def scope_of(self, claims: Mapping[str, Any]) -> Scope | None:
-        """The highest scope that somebody's claims map to; None for none."""
-        given = claims.get(self.scope_claim)
-        values = {given} if isinstance(given, str) else set(_texts(given))
-        allowed = {
-            Scope.ADMIN: self.admin,
-            Scope.OPERATOR: self.operator,
-            Scope.VIEWER: self.viewer,
-        }
-        return next((scope for scope, some in allowed.items() if values & set(some)), None)
+def scope_of(config: OidcConfig, claims: Mapping[str, Any]) -> Scope | None:
+    """The highest scope that somebody's claims map to; None for none."""
+    given = claims.get(config.scope_claim)
+    values = {given} if isinstance(given, str) else set(_texts(given))
+    allowed = {
+        Scope.ADMIN: config.admin,
+        Scope.OPERATOR: config.operator,
+        Scope.VIEWER: config.viewer,
+    }
+    return next((scope for scope, some in allowed.items() if values & set(some)), None)
 
 
 def _texts(given: object) -> list[str]:
     return [text for text in given if isinstance(text, str)] if isinstance(given, list) else []
-
-
-def check_url(url: str, what: str) -> str:
-    """An https URL, or http on loopback.
-
-    Raises:
-        UsageError: it is something else.
-    """
-    parts = urlsplit(url)
-    if parts.scheme == "https" and parts.hostname:
-        return url
-    if parts.scheme == "http" and parts.hostname in _LOOPBACK:
-        return url
-    raise UsageError(f"Expected {what} as https://..., got {url[:200]!r}.")
 
 
 class Provider(Protocol):
@@ -248,7 +198,7 @@ class Oidc:
         return claims
 
     def _who(self, claims: Mapping[str, Any]) -> tuple[str, Scope]:
-        name, scope = claims.get(self.config.name_claim), self.config.scope_of(claims)
+        name, scope = claims.get(self.config.name_claim), scope_of(self.config, claims)
         if not isinstance(name, str) or not name:
             raise _refused(f"the provider does not say the claim {self.config.name_claim!r}")
         if self.config.name_claim == "email" and claims.get("email_verified") is False:

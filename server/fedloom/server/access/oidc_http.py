@@ -17,7 +17,8 @@ from urllib.parse import quote, urlencode
 
 from fedloom.protocol.errors import FedloomError, UnavailableError, UsageError
 from fedloom.protocol.trust.private_files import read_private
-from fedloom.server.access.oidc import Oidc, OidcConfig, check_url
+from fedloom.server.access.oidc import Oidc
+from fedloom.server.oidc_config import OidcConfig, check_url
 
 TIMEOUT_S = 10.0
 MAX_BYTES = 1 << 20
