@@ -4,10 +4,16 @@ from dataclasses import fields
 
 
 class Contexts:
-    """Parts of a `ServerContext`, whichever context holds them; what is set is set in all."""
+    """Parts of a `ServerContext`, whichever context holds them; what is set is set in all.
 
-    def __init__(self, server):
-        object.__setattr__(self, "_all", (server.fleet, server.rounds, server.access, server))
+    Args:
+        server: the contexts of its rooms.
+        more: other contexts.
+    """
+
+    def __init__(self, server, *more):
+        every = (server.fleet, server.rounds, server.access, server, *more)
+        object.__setattr__(self, "_all", every)
 
     def __getattr__(self, name):
         for each in self._all:
@@ -19,3 +25,9 @@ class Contexts:
         for each in self._all:
             if name in {field.name for field in fields(each)}:
                 setattr(each, name, value)
+
+
+def rows_of(ledger, query):
+    """The rows of a query as dictionaries, whatever table they are of."""
+    with ledger._engine.connect() as connection:
+        return [dict(row) for row in connection.execute(query).mappings()]

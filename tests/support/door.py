@@ -120,6 +120,7 @@ class Door:
                     work = console.serve(app, door, self.directory, config, authority)
                     serving.append(asyncio.ensure_future(work))
                 self.app = app
+                self.world = Contexts(self.context, app.state.context)
                 self._up.set()
                 await self._stopping.wait()
                 for task in serving:

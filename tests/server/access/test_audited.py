@@ -13,13 +13,14 @@ from fedloom.protocol.errors import Code, Refusal
 from fedloom.server.access import audit_log
 from fedloom.server.ledger.access_tables import audit
 from fedloom.server.ledger.audit_trail import Trail, first_break
+from support.contexts import rows_of
 from support.door import SPEC, write_model
 from support.modules import like
 from support.visitor import Visitor
 
 
 def _entries(door):
-    return [dict(row) for row in door.world.ledger._rows(sa.select(audit).order_by(audit.c.id))]
+    return rows_of(door.world.ledger, sa.select(audit).order_by(audit.c.id))
 
 
 def _run(door, coroutine):

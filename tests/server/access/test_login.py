@@ -11,6 +11,7 @@ from fedloom.server.access import gate, passwords, secrets, shield
 from fedloom.server.access.gate import Gate
 from fedloom.server.ledger import accounts
 from fedloom.server.ledger.accounts import Scope
+from support.contexts import rows_of
 from support.patience import PATIENCE_S
 from support.visitor import Visitor
 
@@ -20,7 +21,7 @@ PASSWORD = "correct horse battery"
 def _audited(door):
     from fedloom.server.ledger.access_tables import audit
 
-    return [(row["action"], row["who"]) for row in door.world.ledger._rows(audit.select())]
+    return [(row["action"], row["who"]) for row in rows_of(door.world.ledger, audit.select())]
 
 
 # ---- by password -----------------------------------------------------------------------------

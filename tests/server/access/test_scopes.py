@@ -7,6 +7,7 @@ import pytest
 from fedloom.server.ledger.access_tables import audit
 from fedloom.server.ledger.accounts import Scope
 from fedloom.server.routes import application
+from support.contexts import rows_of
 from support.door import Door
 from support.routes import table
 
@@ -38,7 +39,7 @@ def test_caller_of_the_socket_is_the_local_user(door):
     door.ask("POST", "/tokens", {"client": "ward-3"})
     head = door.world.ledger.trail.head()
     assert head.id == 1
-    [entry] = door.world.ledger._rows(audit.select())
+    [entry] = rows_of(door.world.ledger, audit.select())
     assert (entry["who"], entry["how"]) == (getpass.getuser(), "socket")
     assert (entry["action"], entry["subject"]) == ("token.create", "ward-3")
 

@@ -11,6 +11,7 @@ from fedloom.server.access.site import make_site
 from fedloom.server.config import ServerConfig
 from fedloom.server.http import tcp_listener
 from fedloom.server.ledger.access_tables import audit
+from support.contexts import rows_of
 from support.door import Door
 from support.patience import PATIENCE_S
 from support.visitor import Visitor
@@ -80,7 +81,7 @@ def test_proxy_on_this_machine_is_believed_where_it_is_configured(tmp_path):
             )  # fmt: skip
         assert answer.status == 401
         assert answer.headers["strict-transport-security"]
-        [row] = door.world.ledger._rows(audit.select())
+        [row] = rows_of(door.world.ledger, audit.select())
         assert json.loads(row["detail"])["address"] == "192.0.2.7"
 
 

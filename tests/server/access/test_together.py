@@ -8,6 +8,7 @@ import sqlalchemy as sa
 from fedloom.server.ledger.access_tables import audit
 from fedloom.server.ledger.audit_trail import first_break
 from fedloom.server.ledger.tables import promotions
+from support.contexts import rows_of
 from support.door import write_model
 
 
@@ -31,9 +32,9 @@ def test_operators_who_act_at_once_are_all_answered(door, tmp_path):
     ]  # fmt: skip
     answers = _at_once(door, many)
     assert {status for status, _ in answers} <= {200, 409}, answers
-    assert [row["digest"] for row in door.world.ledger._rows(sa.select(promotions))] == [digest]
+    assert [row["digest"] for row in rows_of(door.world.ledger, sa.select(promotions))] == [digest]
     assert sum(answer["changed"] for status, answer in answers[:6] if status == 200) == 1
-    entries = door.world.ledger._rows(sa.select(audit).order_by(audit.c.id))
+    entries = rows_of(door.world.ledger, sa.select(audit).order_by(audit.c.id))
     assert first_break(entries) is None
     assert all(json.loads(entry["detail"]) is not None for entry in entries)
 
