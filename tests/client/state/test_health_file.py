@@ -21,7 +21,7 @@ def health(config, *arguments):
 
 
 def test_an_agent_says_how_it_stands(tmp_path):
-    """It attends, waits while the server is away, and is gone when it is stopped."""
+    """It connects, waits while the server is away, and is gone when it is stopped."""
 
     async def scenario(federation, agents):
         await agents.start("ward", Adder())
@@ -29,7 +29,7 @@ def test_an_agent_says_how_it_stands(tmp_path):
         config = agents.directory / "ward" / "client.toml"
         await until(lambda: read_health(state).attends)
         done = await asyncio.to_thread(health, config, "--attending")
-        assert (done.exit_code, "attends 127.0.0.1" in done.output) == (0, True)
+        assert (done.exit_code, "is connected to 127.0.0.1" in done.output) == (0, True)
         await agents.stop("ward")
         assert not read_health(state).alive
         done = await asyncio.to_thread(health, config, "--json")
@@ -39,7 +39,7 @@ def test_an_agent_says_how_it_stands(tmp_path):
 
 
 def test_one_that_waits_is_alive(tmp_path):
-    """To restart it would mend nothing; who wants to know whether it attends can ask."""
+    """A restart would not help it; `--attending` asks for a connection too."""
     (tmp_path / "client.toml").write_text('server = "h:1"\nstate_dir = "state"\n')
     state = tmp_path / "state"
     state.mkdir()
@@ -49,7 +49,7 @@ def test_one_that_waits_is_alive(tmp_path):
     standing.waits()
     assert health(tmp_path / "client.toml").exit_code == 0
     done = health(tmp_path / "client.toml", "--attending")
-    assert (done.exit_code, "waits for h:1" in done.output) == (5, True)
+    assert (done.exit_code, "has waited for h:1" in done.output) == (5, True)
     wipe(state)
     assert not state.exists()
 
