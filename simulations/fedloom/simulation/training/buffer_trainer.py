@@ -1,8 +1,8 @@
 """Buffers of a simulation: played on the virtual clock, then trained, each client on its model.
 
 A buffer is played first (`buffer_clock`), then the clients whose updates count in it are trained,
-each on the version of the model that it was given, as long as somebody may still need it. The
-order is free, as in a round: the sum is exact.
+each on the version of the model that it was given. The order is free, as in a round: the sum is
+exact.
 """
 
 from collections.abc import Mapping
@@ -17,36 +17,28 @@ from fedloom.simulation.workers.base import Progress, Report
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Between:
-    """What is between two buffers: who is at work, and the models that they have.
+    """What continues from one buffer to the next: clients at work, and their models.
 
     Attributes:
-        flight: who is at work; None for nobody.
-        versions: round → the model that its clients were given, of those who are at work.
+        flight: work in flight; None for none.
+        versions: round → the model that its clients were given, where one is at work.
     """
 
     flight: Flight | None = None
     versions: Mapping[int, Params] = field(default_factory=dict)
 
 
-@dataclass(slots=True)
-class TrainedBuffer(Trained):
-    """A buffer that was played and trained.
+class BufferTrainer:
+    """Plays and trains buffers.
 
-    Attributes:
-        between: what the next buffer goes on from.
-        staleness: models committed since an update's own, of each accepted update.
-        counted: client → the round that it was asked in, of each accepted update.
+    Args:
+        trainer: trains clients.
     """
 
-    between: Between = field(default_factory=Between)
-    staleness: list[int] = field(default_factory=list)
-    counted: dict[int, int] = field(default_factory=dict)
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
 
-
-class BufferTrainer(Trainer):
-    """Plays and trains buffers, and rounds of evaluation."""
-
-    def run_buffer(
+    def run(
         self,
         params: Params,
         what: Next,
@@ -56,7 +48,7 @@ class BufferTrainer(Trainer):
         config: BufferConfig,
         before: Between,
         counted: Mapping[str, int],
-    ) -> TrainedBuffer:
+    ) -> tuple[Trained, Between]:
         """Play and train a buffer.
 
         Args:
@@ -64,32 +56,37 @@ class BufferTrainer(Trainer):
             what: which round the buffer is.
             start_s: the virtual clock at its opening.
             progress: told how many clients are done.
-            config: the knobs.
-            before: who is at work, on which models.
+            config: the settings.
+            before: work from earlier buffers.
             counted: client → the round that it was asked in when it last counted, where it
                 remembers.
+
+        Returns:
+            The buffer, and what the next one continues.
         """
         number, flight = what.number, before.flight
         tasks = self._tasks(what, config)
         versions = {**before.versions, number: params}
         play = self._play_buffer(what, start_s, config, flight, frozenset())
-        result = TrainedBuffer(play.play, self._empty())
+        result = Trained(play.play, self._trainer.empty())
         done: dict[tuple[int, int], Report] = {}
         refused: dict[tuple[int, int], str] = {}
         while result.committed:
             accepted = set(play.updates)
             if done.keys() - accepted:
                 # The refusal changed whom the engine asked: the sum must not hold the others.
-                done, result.partial = {}, self._empty()
+                done, result.partial = {}, self._trainer.empty()
             failed: dict[tuple[int, int], str] = {}
             missing = accepted - done.keys()
             for origin in sorted({origin for origin, _ in missing}):
-                jobs = [self._job(origin, place, counted) for o, place in missing if o == origin]
+                jobs = [
+                    self._trainer.job(origin, place, counted) for o, place in missing if o == origin
+                ]
 
-                def told(count: int, before: int = len(done)) -> None:
+                def notify(count: int, before: int = len(done)) -> None:
                     progress(before + count)
 
-                reports = self._train(versions[origin], tasks[origin], jobs, result, told)
+                reports = self._trainer.train(versions[origin], tasks[origin], jobs, result, notify)
                 done |= {(origin, r.client): r for r in reports if not r.refused}
                 failed |= {(origin, r.client): r.reason for r in reports if r.refused}
             if not failed:
@@ -99,10 +96,8 @@ class BufferTrainer(Trainer):
             result.play = play.play
         result.reports = list(done.values())
         result.refused = {place: reason for (_, place), reason in refused.items()}
-        result.staleness = [number - origin for origin, _ in sorted(done)]
-        result.counted = {place: origin for origin, place in done}
-        result.between = _between(play, versions)
-        return result
+        result.asked_in = {place: origin for origin, place in done}
+        return result, _between(play, versions)
 
     def _tasks(self, what: Next, config: BufferConfig) -> dict[int, RoundTask]:
         """Tasks by the round in which a client was asked; all before it were committed."""
@@ -110,7 +105,7 @@ class BufferTrainer(Trainer):
         for staleness in range(min(config.max_staleness, what.trained) + 1):
             origin = replace(what, number=what.number - staleness, trained=what.trained - staleness)
             factor = config.staleness(staleness)
-            tasks[origin.number] = replace(self._task(origin), factor=factor)
+            tasks[origin.number] = replace(self._trainer.task(origin), factor=factor)
         return tasks
 
     def _play_buffer(
@@ -122,11 +117,11 @@ class BufferTrainer(Trainer):
         refused: frozenset[tuple[int, int]],
     ) -> BufferPlay:
         return play_buffer(
-            self._clock,
+            self._trainer.clock,
             config,
-            select=self._experiment.spec.select(what.number, RoundKind.TRAIN, None),
+            select=self._trainer.experiment.spec.select(what.number, RoundKind.TRAIN, None),
             number=what.number,
-            load=self._load(self._task(what)),
+            load=self._trainer.load(self._trainer.task(what)),
             flight=flight,
             start_s=start_s,
             refused=refused,

@@ -68,6 +68,7 @@ class Trained:
         reports: of the accepted clients.
         refused: client → the reason, of refused updates.
         shares: what each worker did.
+        asked_in: client → the round that it was asked in, of accepted clients; of buffers.
     """
 
     play: Play
@@ -76,6 +77,7 @@ class Trained:
     refused: dict[int, str] = field(default_factory=dict)
     shares: tuple[WorkerShare, ...] = ()
     updates: Updates | None = None
+    asked_in: dict[int, int] = field(default_factory=dict)
 
     @property
     def committed(self) -> bool:
@@ -112,10 +114,10 @@ class Trainer:
         spool: Spooled | None = None,
     ) -> None:
         self._history = history
-        self._experiment = experiment
+        self.experiment = experiment
         self._crew = crew
         self._group = group
-        self._empty = empty
+        self.empty = empty
         self._model_bytes = model_bytes
         self._update_bytes = update_bytes
         self._memory = memory
@@ -124,7 +126,7 @@ class Trainer:
         self._sizes = experiment.population.sizes
         self._held_out = _lengths(experiment.population.held_out_shards)
         self._times = TimeModel(self._sizes)
-        self._clock = Clock(experiment.population.names, experiment.devices)
+        self.clock = Clock(experiment.population.names, experiment.devices)
         self._in_time = _steps_in_time(experiment)
         self._stream = stream_of(experiment.spec)
 
@@ -146,18 +148,18 @@ class Trainer:
             progress: called with how many clients are done.
             counted: client → its last committed round, where clients remember something.
         """
-        task = self._task(what)
+        task = self.task(what)
         number = what.number
-        result = Trained(self._play(task, start_s, frozenset(), what.excluded), self._empty())
+        result = Trained(self._play(task, start_s, frozenset(), what.excluded), self.empty())
         done: dict[int, Report] = {}
         while result.committed:
             accepted = set(result.play.places)
             if done.keys() - accepted:
                 # The refusal changed whom the engine recruited: the sum must not hold the others.
-                done, result.partial = {}, self._empty()
+                done, result.partial = {}, self.empty()
             missing = accepted - done.keys()
-            jobs = [self._job(number, client, counted) for client in missing]
-            new = self._train(params, task, jobs, result, progress)
+            jobs = [self.job(number, client, counted) for client in missing]
+            new = self.train(params, task, jobs, result, progress)
             done |= {report.client: report for report in new if not report.refused}
             refused = {report.client: report.reason for report in new if report.refused}
             if not refused:
@@ -169,8 +171,9 @@ class Trainer:
             result.updates = self._spool.updates(number, result.reports)
         return result
 
-    def _task(self, what: Next) -> RoundTask:
-        spec = self._experiment.spec
+    def task(self, what: Next) -> RoundTask:
+        """What a round asks of its clients."""
+        spec = self.experiment.spec
         asked = describe(
             spec,
             run=spec.name,
@@ -194,15 +197,16 @@ class Trainer:
             memory=self._memory,
             compression=asked.scheme,
             spool="" if self._spool is None else self._spool.folder,
-            attack=self._experiment.attack,
+            attack=self.experiment.attack,
             attackers=self._attackers,
             personal=asked.personal,
             guard=guard,
         )
 
-    def _job(self, number: int, client: int, counted: Mapping[str, int]) -> ClientJob:
-        name = self._experiment.population.names[client]
-        seed = task_seed(self._experiment.spec.seed, number, name)
+    def job(self, number: int, client: int, counted: Mapping[str, int]) -> ClientJob:
+        """The task of one client."""
+        name = self.experiment.population.names[client]
+        seed = task_seed(self.experiment.spec.seed, number, name)
         return ClientJob(client, seed, counted.get(name, 0), self._most_steps(client))
 
     def _most_steps(self, client: int) -> int:
@@ -215,19 +219,20 @@ class Trainer:
         refused: frozenset[int],
         excluded: frozenset[str] = frozenset(),
     ) -> Play:
-        spec, names = self._experiment.spec, self._experiment.population.names
+        spec, names = self.experiment.spec, self.experiment.population.names
         kind = RoundKind.TRAIN if task.train else RoundKind.EVALUATE
-        return self._clock.play(
+        return self.clock.play(
             spec.cohort_config(task.round, self._stream),
             select=spec.select(task.round, kind, self._history, self._stream),
             round_number=task.round,
-            load=self._load(task),
+            load=self.load(task),
             start_s=start_s,
             refused=frozenset(names[client] for client in refused),
             excluded=excluded,
         )
 
-    def _load(self, task: RoundTask) -> Load:
+    def load(self, task: RoundTask) -> Load:
+        """What a task asks of each device."""
         nothing = np.zeros_like(self._sizes)
         return Load(
             trained=self._trained(task) if task.train else nothing,
@@ -239,10 +244,11 @@ class Trainer:
     def _trained(self, task: RoundTask) -> NDArray[np.int64]:
         return trained_examples(self._sizes, task.settings, self._in_time)
 
-    def _train(
+    def train(
         self, params: Params, task: RoundTask, jobs: list[ClientJob], result: Trained,
         progress: Progress,
     ) -> list[Report]:  # fmt: skip
+        """Train clients and add their updates to the sum of `result`."""
         groups = grouped(jobs, self._sizes, self._group)
         ordered = longest_first(groups, self._times.predict())
         gave = self._crew.train(params, task, ordered, result.partial, progress)

@@ -41,11 +41,12 @@ from fedloom.server.planning.run_setup import RunSetup
 from fedloom.simulation.clock.buffer_clock import Flight
 from fedloom.simulation.experiment import Experiment
 from fedloom.simulation.output.history import RoundRecord, spread_of
-from fedloom.simulation.training.buffer_trainer import Between, BufferTrainer, TrainedBuffer
+from fedloom.simulation.training.buffer_trainer import Between, BufferTrainer
 from fedloom.simulation.training.checkpoint import Checkpoint
 from fedloom.simulation.training.round_trainer import (
     Next,
     Trained,
+    Trainer,
     client_metrics,
     cohort,
     examples_of,
@@ -122,7 +123,7 @@ class Simulation:
         self._spool = Spooled(experiment, self.worker_setup.sums) if is_needed(experiment) else None
         self._begun = self._saved = time.perf_counter()
         self._noted = self._latest = self._checkpoint()
-        self._trainer = BufferTrainer(
+        self._trainer = Trainer(
             experiment,
             self.worker_setup.crew,
             group=self.worker_setup.group,
@@ -133,6 +134,7 @@ class Simulation:
             memory="" if self._memory is None else str(self._memory.folder),
             spool=self._spool,
         )
+        self._buffer_trainer = BufferTrainer(self._trainer)
 
     @property
     def params(self) -> Params:
@@ -252,11 +254,11 @@ class Simulation:
     ) -> tuple[RoundRecord, "_After"]:
         """Do a round without changing anything here; returns what it comes to."""
         begun = time.perf_counter()
-        done = self._do(self._next(number, kind), progress)
+        done, between = self._do(self._next(number, kind), progress)
         trained_s = time.perf_counter() - begun
         reports = [self._report(done, number, report) for report in done.reports]
         advanced, reason = self._advance(done, number, kind, reports)
-        after = self._after(done, kind, advanced, reports)
+        after = self._after(done, between, kind, advanced, reports)
         trained = after.training.trained
         metrics = measure(self._setup, (), trained) if advanced is None else advanced.metrics
         told = advanced is not None and self._setup.privacy is None
@@ -270,7 +272,7 @@ class Simulation:
             reason="; ".join(filter(None, (reason, self._refusals(done)))),
             cohort=len(done.play.cohort),
             accepted=len(done.reports),
-            staleness=_staleness(done) if after.trains else 0.0,
+            staleness=_staleness(done, number) if after.trains else 0.0,
             counts={phase.value: n for phase, n in done.play.counts.items() if n},
             examples=examples_of(done.reports) if told else 0,
             training=metrics.training.get("values", {}),
@@ -307,6 +309,7 @@ class Simulation:
     def _after(
         self,
         done: Trained,
+        between: Between,
         kind: RoundKind,
         advanced: Advanced | None,
         reports: list[ClientReport],
@@ -325,13 +328,13 @@ class Simulation:
             virtual_s=virtual_s,
             counted=counted,
             observed=observed,
-            between=done.between if isinstance(done, TrainedBuffer) else Between(),
+            between=between,
             trains=True,
         )
 
-    def _do(self, what: Next, progress: Progress) -> Trained:
+    def _do(self, what: Next, progress: Progress) -> tuple[Trained, Between]:
         if self._buffer is not None and what.kind is RoundKind.TRAIN:
-            return self._trainer.run_buffer(
+            return self._buffer_trainer.run(
                 self._sent(),
                 what,
                 self._virtual_s,
@@ -340,15 +343,15 @@ class Simulation:
                 before=self._between,
                 counted=self._counted,
             )
-        return self._trainer.run(
+        done = self._trainer.run(
             self._sent(), what, self._virtual_s, progress, counted=self._counted
         )
+        return done, Between()
 
     def _report(self, done: Trained, number: int, report: Report) -> ClientReport:
-        asked_in = done.counted if isinstance(done, TrainedBuffer) else {}
         return ClientReport(
             client=self.experiment.population.names[report.client],
-            asked_in=asked_in.get(report.client, number),
+            asked_in=done.asked_in.get(report.client, number),
             has_tensors=report.has_tensors,
             training=client_metrics(report.training),
             evaluation=client_metrics(report.evaluation),
@@ -473,7 +476,7 @@ def settings_digest(experiment: Experiment) -> str:
     return digest.hexdigest()
 
 
-def _staleness(done: Trained) -> float:
-    if not isinstance(done, TrainedBuffer) or not done.staleness:
-        return 0.0
-    return float(np.mean(done.staleness))
+def _staleness(done: Trained, number: int) -> float:
+    """The mean of the models committed since an update's own."""
+    stale = [number - origin for origin in done.asked_in.values()]
+    return float(np.mean(stale)) if stale else 0.0
