@@ -36,7 +36,7 @@ DIGITS = ROOT / "simulations" / "examples" / "digits.toml"
         ({"optimizer.lr": 0.1, "optimizer.name": "sgd"}, "train.learning_rate"),
         ({"optimizer.name": "sgd", "optimizer.moment": 1}, "settings that sgd takes"),
         ({"client.code": 3}, "client.code as"),
-        ({"client.code": "nowhere.py:make"}, "no such file"),
+        ({"client.code": "nowhere.py:make"}, "There is no file nowhere.py"),
         ({"engine.kernel": "slow"}, "engine.kernel of auto"),
         ({"engine.workers": 0}, "engine.workers >= 1"),
         ({"engine.backend": "dask"}, "engine.backend of local, ray"),
