@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from fedloom.simulation.named import parameters
 from fedloom.simulation.partition import PARTITIONERS
 from fedloom.simulation.sources import SOURCES
+from fedloom.strategies.setting_checks import parameters
 
 PAGE = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
 

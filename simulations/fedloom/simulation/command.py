@@ -2,7 +2,6 @@
 
 import shlex
 import sys
-import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ from fedloom.cli.common import output
 from fedloom.cli.common.lazy import load
 from fedloom.cli.common.options import json_option
 from fedloom.protocol.errors import UsageError
+from fedloom.protocol.settings import toml
 
 if TYPE_CHECKING:
     from fedloom.simulation.experiment import Experiment
@@ -138,6 +138,6 @@ def _change(text: str) -> tuple[str, Any]:
     if not equals or not name.strip():
         raise UsageError(f"Expected --set NAME=VALUE, got {text!r}.")
     try:
-        return name.strip(), tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
+        return name.strip(), toml.parse(f"value = {value}", "a value")["value"]
+    except UsageError:
         return name.strip(), value

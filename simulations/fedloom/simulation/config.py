@@ -4,9 +4,8 @@ The top level is a server's run.toml; five tables say what a deployment has in t
 the model, the engine, the devices and the test.
 """
 
-import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from functools import partial
 from math import isfinite
 from pathlib import Path
@@ -19,6 +18,17 @@ from fedloom.cli.common.load_code import find
 from fedloom.client import Client
 from fedloom.client.torch.loop import Loss, MakeOptimizer
 from fedloom.protocol.errors import UsageError
+from fedloom.protocol.settings import (
+    call,
+    check_names,
+    lookup,
+    merged,
+    named,
+    subtable,
+    toml,
+    typed,
+    within,
+)
 from fedloom.server.planning.spec import RunSpec
 from fedloom.server.planning.spec import parse as parse_spec
 from fedloom.simulation import models, sources
@@ -26,6 +36,7 @@ from fedloom.simulation.clock.devices import Devices
 from fedloom.simulation.data.population import Population
 from fedloom.simulation.experiment import EngineSettings, Experiment
 from fedloom.simulation.training import attacks
+from fedloom.strategies.setting_checks import parameters
 
 TABLES = (
     "data", "model", "optimizer", "client", "engine", "devices", "attack", "test", "stop", "output",
@@ -65,51 +76,22 @@ def load(
             )
         return found
     path = Path(text)
-    return build(merged(read(path), overrides or {}), path.parent)
+    values = merged(read(path), overrides or {})
+    with within(f"{path} with --set" if overrides else path):
+        return build(values, path.parent)
 
 
 def read(path: Path) -> dict[str, Any]:
     """The settings of a TOML file; folders in it count from the file's.
 
     Raises:
-        UsageError: there is no such file, or it is not TOML.
+        UsageError: it is missing, may not be read, or is not TOML.
     """
-    try:
-        values = tomllib.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        raise UsageError(f"Expected an experiment in {path}, got no such file.") from None
-    except OSError as error:
-        raise UsageError(f"Expected an experiment in {path}, got: {error.strerror}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"Expected TOML in {path}, got: {error}.") from None
+    values = toml.read(path, "an experiment")
     data = values.get("data")
     if isinstance(data, dict) and isinstance(data.get("folder"), str):
         data["folder"] = str(path.parent / Path(data["folder"]).expanduser())
     return values
-
-
-def merged(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings with some of them replaced by dotted name.
-
-    Raises:
-        UsageError: a dotted name goes through what is not a table.
-    """
-    result = {name: _copied(value) for name, value in values.items()}
-    for dotted, value in overrides.items():
-        *path, last = dotted.split(".")
-        table = result
-        for part in path:
-            table = table.setdefault(part, {})
-            if not isinstance(table, dict):
-                raise UsageError(f"Expected {part!r} in {dotted!r} to be a table, got a value.")
-        table[last] = value
-    return result
-
-
-def _copied(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _copied(inner) for name, inner in value.items()}
-    return value
 
 
 def build(values: Mapping[str, Any], folder: Path = Path()) -> Experiment:
@@ -122,12 +104,8 @@ def build(values: Mapping[str, Any], folder: Path = Path()) -> Experiment:
     Raises:
         UsageError: an unknown setting, a wrong type, or settings that cannot work together.
     """
-    tables = {name: _table(values, name) for name in TABLES}
-    known = [field.name for field in fields(RunSpec)]
-    if unknown := sorted(set(values) - set(TABLES) - set(known)):
-        raise UsageError(
-            f"Expected settings of {', '.join((*known, *TABLES))}, got {', '.join(unknown)}."
-        )
+    tables = {name: subtable(values, name) for name in TABLES}
+    check_names(values, (*(field.name for field in fields(RunSpec)), *TABLES))
     if not tables["data"] or not tables["model"]:
         raise UsageError("Expected a [data] and a [model] table, see `fedloom simulate --help`.")
     run = {name: value for name, value in values.items() if name not in TABLES}
@@ -143,7 +121,7 @@ def build(values: Mapping[str, Any], folder: Path = Path()) -> Experiment:
     devices = None
     if "devices" in values:  # an empty table lacks every timing, and must not mean no time
         devices = Devices.build(tables["devices"], len(population), spec.seed, folder)
-    test = _only(tables["test"], "test", ("every",))
+    check_names(tables["test"], ("every",), "test")
     return Experiment(
         population=population,
         model=_model(tables["model"], population, spec.seed),
@@ -153,8 +131,8 @@ def build(values: Mapping[str, Any], folder: Path = Path()) -> Experiment:
         spec=spec,
         devices=devices,
         attack=attacks.attack(tables["attack"]),
-        engine=EngineSettings(**_settings(EngineSettings, tables["engine"], "engine")),
-        test_every=_count("test.every", test.get("every", 1)),
+        engine=call(EngineSettings, tables["engine"], table="engine"),
+        test_every=_count("test.every", tables["test"].get("every", 1)),
         stop=_stop(tables["stop"]),
         settings=dict(values),
     )
@@ -162,8 +140,7 @@ def build(values: Mapping[str, Any], folder: Path = Path()) -> Experiment:
 
 def _model(table: Mapping[str, Any], population: Population, seed: int) -> partial[nn.Module]:
     settings = {name: value for name, value in table.items() if name != "loss"}
-    if not isinstance(settings.get("name"), str):
-        raise UsageError(f"Expected model.name as a string, got {settings.get('name')!r}.")
+    named(settings, "model")
     offered = {
         "seed": seed,
         "input_shape": population.examples.x.shape[1:],
@@ -192,20 +169,19 @@ def _optimizer(table: dict[str, Any]) -> MakeOptimizer | None:
     """One of torch.optim, by its name in lower case; None for plain gradient descent."""
     if not table:
         return None
-    settings = dict(table)
+    name, settings = named(table, "optimizer")
     known: dict[str, Any] = {
         name.lower(): kind
         for name, kind in vars(torch.optim).items()
-        if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)
+        if isinstance(kind, type)
+        and issubclass(kind, torch.optim.Optimizer)
+        and kind is not torch.optim.Optimizer
     }
-    name = settings.pop("name", None)
-    if name not in known or name == "optimizer":
-        raise UsageError(
-            f"Expected optimizer.name of torch.optim, such as sgd, adam or adamw, got {name!r}."
-        )
+    build = lookup("an optimizer of torch.optim", name, known)
     if "lr" in settings:
         raise UsageError("Expected the learning rate as train.learning_rate, got optimizer.lr.")
-    make = partial(known[name], **settings)
+    check_names(settings, parameters(build).keys() - {"params", "lr"}, "optimizer")
+    make = partial(build, **settings)
     try:
         make([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
     except (TypeError, ValueError) as error:
@@ -217,9 +193,8 @@ def _client(table: dict[str, Any]) -> Callable[[str], Client] | None:
     """The clients' own code: a function from a client's name to its `Client`."""
     if not table:
         return None
-    code = _only(table, "client", ("code",)).get("code")
-    if not isinstance(code, str):
-        raise UsageError(f'Expected client.code as "FILE.py:NAME", got {code!r}.')
+    check_names(table, ("code",), "client")
+    code = typed("client.code", table["code"], str)
     found = find(code)
     if not callable(found):
         raise UsageError(
@@ -230,43 +205,24 @@ def _client(table: dict[str, Any]) -> Callable[[str], Client] | None:
     return make
 
 
-def _table(values: Mapping[str, Any], name: str) -> dict[str, Any]:
-    table = values.get(name, {})
-    if not isinstance(table, Mapping):
-        raise UsageError(f"Expected [{name}] to be a table, got {table!r}.")
-    return dict(table)
-
-
-def _only(table: dict[str, Any], name: str, known: tuple[str, ...]) -> dict[str, Any]:
-    if unknown := sorted(set(table) - set(known)):
-        raise UsageError(
-            f"Expected settings of [{name}] of {', '.join(known)}, got {', '.join(unknown)}."
-        )
-    return table
-
-
-def _settings(kind: type[Any], table: dict[str, Any], name: str) -> dict[str, Any]:
-    known = [field.name for field in fields(kind)]
-    assert all(field.default is not MISSING for field in fields(kind))
-    return _only(table, name, tuple(known))
-
-
 def _count(name: str, value: Any) -> int:
-    if type(value) is not int or value < 0:
-        raise UsageError(f"Expected {name} as a whole number >= 0, got {value!r}.")
-    return value
+    found: int = typed(name, value, int)
+    if found < 0:
+        raise UsageError(f"Expected {name} >= 0, got {found}.")
+    return found
 
 
 def _output(table: dict[str, Any]) -> None:
-    for name, value in _only(table, "output", ("tensorboard", "mlflow")).items():
-        if not isinstance(value, bool):
-            raise UsageError(f"Expected output.{name} as true or false, got {value!r}.")
+    check_names(table, ("tensorboard", "mlflow"), "output")
+    for name, value in table.items():
+        typed(f"output.{name}", value, bool)
 
 
 def _stop(table: dict[str, Any]) -> dict[str, float]:
-    for name, value in table.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
-            raise UsageError(f"Expected stop.{name} as a finite number, got {value!r}.")
+    found = {name: typed(f"stop.{name}", value, float) for name, value in table.items()}
+    for name, value in found.items():
+        if not isfinite(value):
+            raise UsageError(f"Expected stop.{name} as a finite number, got {value}.")
         if name == "accuracy" and not 0 < value <= 1:
-            raise UsageError(f"Expected 0 < stop.accuracy <= 1, such as 0.97, got {value!r}.")
-    return {name: float(value) for name, value in table.items()}
+            raise UsageError(f"Expected 0 < stop.accuracy <= 1, such as 0.97, got {value:g}.")
+    return found

@@ -21,7 +21,9 @@ from torch.nn import functional
 from fedloom.cli.common.load_code import find
 from fedloom.client.torch.loop import Loss
 from fedloom.protocol.errors import UsageError
+from fedloom.protocol.settings import check_names, lookup
 from fedloom.simulation.workers.failures import told
+from fedloom.strategies.setting_checks import parameters
 
 Shape = Sequence[int]
 
@@ -40,7 +42,7 @@ def mlp(
     *, input_shape: Shape, num_classes: int, hidden: Sequence[int], activation: str = "relu"
 ) -> nn.Module:
     """Linear layers of the hidden sizes, each followed by `relu`, `tanh` or `sigmoid`."""
-    between = _get("an activation", _ACTIVATIONS, activation)
+    between = lookup("an activation", activation, _ACTIVATIONS)
     listed = isinstance(hidden, list | tuple)
     if not listed or not all(type(size) is int and size >= 1 for size in hidden):
         raise UsageError(f"Expected model.hidden as a list of sizes >= 1, got {hidden!r}.")
@@ -168,15 +170,16 @@ def build(
     Raises:
         UsageError: no such model, or settings that it does not take or lacks.
     """
-    make = find(name) if ":" in name else _get("a model", MODELS, name)
+    make = find(name) if ":" in name else lookup("a model's name, or FILE.py:NAME", name, MODELS)
     known = {"input_shape": input_shape, "num_classes": num_classes}
     inferred = {key: value for key, value in known.items() if value is not None}
     arguments = {**_taken(make, inferred), **settings}
+    check_names(settings.keys() - _taken(make, settings).keys(), parameters(make), "model")
     try:
         inspect.signature(make).bind(**arguments)
     except TypeError as error:
         raise UsageError(
-            f"Expected settings that the model {name} takes, got {sorted(arguments)}: {error}."
+            f"Expected the settings of the model {name}, got {sorted(arguments)}: {error}."
         ) from None
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # the CPU's alone, where modules are built
@@ -203,8 +206,10 @@ def loss(name: str) -> Loss:
     Raises:
         UsageError: no such loss.
     """
-    found: Loss = find(name) if ":" in name else _get("a loss", LOSSES, name)
-    return found
+    if ":" in name:
+        found: Loss = find(name)
+        return found
+    return lookup("a loss's name, or FILE.py:NAME", name, LOSSES)
 
 
 def of_values(loss: Loss, output: Tensor, target: Tensor) -> Tensor:
@@ -223,11 +228,3 @@ def _taken(make: Callable[..., nn.Module], offered: Mapping[str, Any]) -> dict[s
     takes = inspect.signature(make).parameters
     anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in takes.values())
     return {name: value for name, value in offered.items() if anything or name in takes}
-
-
-def _get(kind: str, known: Mapping[str, Any], name: str) -> Any:
-    if name not in known:
-        raise UsageError(
-            f"Expected {kind} among {', '.join(known)}, or FILE.py:NAME, got {name!r}."
-        )
-    return known[name]

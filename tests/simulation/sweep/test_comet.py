@@ -129,7 +129,7 @@ def test_a_search_without_end_ends():
         ),
         ({"parameters": {"lr": {"type": "discrete"}}}, "list of values"),
         ({"parameters": {"lr": {"type": "float", "minimum": 0}}}, "minimum"),
-        ({"parameters": 3}, "object"),
+        ({"parameters": 3}, "a table .parameters."),
         ({"project": "x"}, "project"),
         ({"derived": {"x": "__import__('os')"}}, "formula"),
     ],

@@ -113,7 +113,7 @@ def test_targets_are_objectives():
     [
         ({"experiment": None}, "experiment"),
         ({"experiment": 3}, "experiment"),
-        ({"algorithm": "magic"}, "grid, random, tpe"),
+        ({"algorithm": "magic"}, '"grid" or "random" or "tpe"'),
         ({"trials": 0, "algorithm": "random"}, "trials"),
         ({"repeats": 0}, "repeats"),
         ({"seed": -1}, "seed"),
@@ -131,7 +131,7 @@ def test_targets_are_objectives():
         ({"parameters": [1]}, "table"),
         ({"variables": {"idle": [1]}}, "idle"),
         ({"derived": {"y": "2 * z"}}, "z"),
-        ({"derived": {"y": 2}}, "formula"),
+        ({"derived": {"y": 2}}, "derived.y as text"),
         ({"derived": {"x": "1"}}, "once"),
         ({"derived": {"y": "x"}, "variables": {"x": [1]}}, "once"),
         ({"pruner": "chainsaw"}, "median"),

@@ -193,9 +193,9 @@ def test_an_attack_has_a_table():
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        ({"name": "flip", "fraction": 0.1}, r"attack\.name of sign_flip, scale, a_little"),
-        ({"name": "scale"}, r"attack\.fraction to be set"),
-        ({"name": "scale", "fraction": 0.1, "z": 1}, r"settings of \[attack\] .* got z"),
+        ({"name": "flip", "fraction": 0.1}, r"an attack, got 'flip'. Did you mean 'sign_flip'"),
+        ({"name": "scale"}, r"Missing setting attack\.fraction of scale"),
+        ({"name": "scale", "fraction": 0.1, "z": 1}, r"'attack\.z' of scale"),
         ({"name": "scale", "fraction": 1.0}, "fraction >= 0 and < 1"),
         ({"name": "scale", "fraction": 0.1, "factor": 0}, "factor > 0"),
         ({"name": "scale", "fraction": 0.1, "spared": ["x"]}, r"attack\.spared of the clients"),

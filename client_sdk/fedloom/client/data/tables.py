@@ -8,8 +8,7 @@ Legend: N rows.
 """
 
 import csv
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from difflib import get_close_matches
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 
 from fedloom.client.data.shard import Arrays
 from fedloom.protocol.errors import UsageError
+from fedloom.strategies.setting_checks import hint
 
 Columns: TypeAlias = dict[str, NDArray[Any]]
 """Name → cells, [N]: text, numbers or objects."""
@@ -106,7 +106,7 @@ def shard_of(
         features = [n for n in columns if n != label] if features is None else features
         for name in (label, *features):
             if name not in columns:
-                raise UsageError(f"Expected a column {name!r} in {where}. {_hint(name, columns)}")
+                raise UsageError(f"Expected a column {name!r} in {where}. {hint(name, columns)}")
         x = np.empty((len(columns[label]), len(features)), dtype)
         for place, name in enumerate(features):
             x[:, place] = numbers(columns[name], name, where, dtype)
@@ -268,9 +268,3 @@ def _is_number(cell: Any) -> bool:
     except (TypeError, ValueError):
         return False
     return True
-
-
-def _hint(name: str, known: Mapping[str, Any]) -> str:
-    near = get_close_matches(name, known, n=1)
-    meant = f"Did you mean {near[0]!r}? " if near else ""
-    return f"{meant}Known: {', '.join(sorted(known)) or 'none'}."

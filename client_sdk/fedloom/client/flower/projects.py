@@ -1,13 +1,11 @@
 """The config that a Flower app comes with: `[tool.flwr.app.config]` in its `pyproject.toml`."""
 
 import importlib.util
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedloom.protocol.errors import UsageError
-from fedloom.protocol.settings import dotted
+from fedloom.protocol.settings import dotted, toml
 
 FILE = "pyproject.toml"
 LEVELS = 3
@@ -40,11 +38,8 @@ def config_of(code: str) -> dict[str, Any]:
 
 def _app(path: Path) -> Mapping[str, Any] | None:
     """The table `[tool.flwr.app]`."""
-    try:
-        document = tomllib.loads(path.read_text())
-    except FileNotFoundError:
+    document = toml.read_optional(path, "the app's project")
+    if document is None:
         return None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"Expected the app's project as TOML in {path}, got: {error}.") from None
     found: Mapping[str, Any] | None = document.get("tool", {}).get("flwr", {}).get("app")
     return found

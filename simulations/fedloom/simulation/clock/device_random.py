@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedloom.protocol.errors import UsageError
+from fedloom.protocol.settings import check_names
 
 Floats = NDArray[np.float64]
 
@@ -102,6 +103,7 @@ def _from_table(name: str, table: Mapping[str, Any], count: int, source: Source)
     needed, make = _DISTRIBUTIONS[kind]
     given = {key: value for key, value in table.items() if key not in _BESIDE}
     optional = {"weights"} if kind == "choice" else set()
+    check_names(table, {*needed, *optional, *_BESIDE}, name)
     if not needed <= given.keys() <= needed | optional:
         raise UsageError(
             f"Expected {', '.join(sorted(needed))} (and min, max if wanted) with {name}'s "

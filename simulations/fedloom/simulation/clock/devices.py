@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedloom.protocol.errors import UsageError
+from fedloom.protocol.settings import check_names, subtable
 from fedloom.strategies import RoundSettings
 
 from .availability import Availability, from_windows, periodic
@@ -149,7 +150,7 @@ class Devices:
             UsageError: a timing is missing or given twice, a setting is unknown or out of range,
                 or a trace is not as it must be.
         """
-        _check_keys("[devices]", table, _KEYS)
+        check_names(table, _KEYS, "devices")
         settings = _Settings(table, num_clients, seed, folder)
         example_s, download, upload = settings.speeds()
         jitter = number("devices.jitter", table.get("jitter", 0.0))
@@ -206,10 +207,8 @@ class _Settings:
 
     def __init__(self, table: Mapping[str, Any], clients: int, seed: int, folder: Path) -> None:
         self._table, self._clients, self._seed, self._folder = table, clients, seed, folder
-        self._trace: Mapping[str, Any] = table.get("trace", {})
-        if not isinstance(self._trace, Mapping):
-            raise UsageError(f"Expected a table [devices.trace], got {self._trace!r}.")
-        _check_keys("[devices.trace]", self._trace, _TRACE_KEYS)
+        self._trace = subtable(table, "trace", "devices")
+        check_names(self._trace, _TRACE_KEYS, "devices.trace")
 
     def speeds(self) -> tuple[Floats, Floats, Floats]:
         """Seconds per example, and bytes/s down and up."""
@@ -275,7 +274,9 @@ class _Settings:
             )
         if table is None:
             return None
-        if not isinstance(table, Mapping) or table.keys() != {"on_s", "off_s"}:
+        if isinstance(table, Mapping):
+            check_names(table, ("on_s", "off_s"), "devices.availability")
+        if not isinstance(table, Mapping) or len(table) != 2:
             raise UsageError(
                 f"Expected devices.availability with on_s and off_s, got {table!r}. Leave it out "
                 "for devices that are always there."
@@ -321,12 +322,3 @@ class _Settings:
     def _draw(self, name: str, setting: object) -> Floats:
         source = Source(self._seed, f"device {name}")
         return draw(f"devices.{name}", setting, self._clients, source)
-
-
-def _check_keys(name: str, table: Mapping[str, Any], known: set[str]) -> None:
-    unknown = sorted(table.keys() - known)
-    if unknown:
-        raise UsageError(
-            f"Expected settings of {name} among {', '.join(sorted(known))}, got "
-            f"{', '.join(unknown)}."
-        )

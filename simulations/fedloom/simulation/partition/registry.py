@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from fedloom.protocol.errors import UsageError
-from fedloom.simulation.named import call, lookup
+from fedloom.protocol.settings import call, lookup
 from fedloom.simulation.partition.base import ExamplePool, Partitioner, Split
 from fedloom.simulation.partition.by_label import (
     Dirichlet,
@@ -50,7 +50,8 @@ def build(partition: Mapping[str, Any]) -> Partitioner:
     """
     settings = dict(partition)
     name = settings.pop("name", None)
-    return call(str(name), lookup("a partitioner's name", name, PARTITIONERS), settings)
+    kind = lookup("a partitioner's name", name, PARTITIONERS)
+    return call(kind, settings, owner=str(name), table="data.partition")
 
 
 def split(pool: ExamplePool, partition: Mapping[str, Any] | Partitioner | None = None) -> Split:

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from fedloom.protocol.errors import UnavailableError, UsageError
 from fedloom.simulation.data.population import Examples
-from fedloom.simulation.named import hint
 from fedloom.simulation.sources.base import LoadedData, as_inputs, as_targets, keep_for_test
 from fedloom.simulation.sources.finite import flaws
+from fedloom.strategies.setting_checks import hint
 
 
 def huggingface(

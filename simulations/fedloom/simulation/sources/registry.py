@@ -4,11 +4,12 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from fedloom.protocol.errors import UsageError
+from fedloom.protocol.settings import call, lookup
 from fedloom.simulation.data.population import Population
-from fedloom.simulation.named import call, lookup, parameters
 from fedloom.simulation.partition.base import Partitioner
 from fedloom.simulation.sources import arrays, huggingface, images, synthetic, tables, text
 from fedloom.simulation.sources.base import LoadedData, populate
+from fedloom.strategies.setting_checks import parameters
 
 SOURCES: Final[dict[str, Callable[..., LoadedData]]] = {
     "digits": images.digits,
@@ -64,7 +65,7 @@ def load(
     if "seed" in parameters(function):
         given["seed"] = seed
     return populate(
-        call(f"the source {source!r}", function, given),
+        call(function, given, owner=f"the source {source!r}", table="data"),
         seed=seed,
         clients=clients,
         partition=partition,

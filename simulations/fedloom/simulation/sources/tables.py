@@ -12,8 +12,8 @@ import numpy as np
 from fedloom.client.data.tables import Columns, numbers, read_csv, read_parquet
 from fedloom.protocol.errors import UsageError
 from fedloom.simulation.data.population import Examples
-from fedloom.simulation.named import hint
 from fedloom.simulation.sources.base import LoadedData, keep_for_test
+from fedloom.strategies.setting_checks import hint
 
 
 def csv_file(

@@ -14,6 +14,7 @@ from typing import Any
 
 from fedloom.protocol.atomic_files import write_whole
 from fedloom.protocol.errors import UsageError
+from fedloom.protocol.settings import merged
 from fedloom.simulation import config
 from fedloom.simulation.api import simulate
 
@@ -254,7 +255,7 @@ class Study:
 
 def without_paths(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings without where this machine keeps its data."""
-    kept = config.merged(settings, {})
+    kept = merged(settings, {})
     for name in ("folder", "download"):
         kept.get("data", {}).pop(name, None)
     return kept

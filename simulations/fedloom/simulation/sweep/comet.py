@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedloom.protocol.errors import UsageError
+from fedloom.protocol.settings import check_names, subtable, within
 from fedloom.simulation.sweep.objective import Objective, natural_direction
 from fedloom.simulation.sweep.settings import (
     DEFAULT_TRIALS,
@@ -106,14 +107,15 @@ def read(
     if not isinstance(values, dict):
         raise UsageError(f"Expected a JSON object in {path}, got {type(values).__name__}.")
     named = Path(experiment) if experiment is not None else None
-    return parse(
-        values,
-        folder=path.parent,
-        name=path.stem,
-        experiment=named,
-        names=names or {},
-        trials=trials,
-    )
+    with within(path):
+        return parse(
+            values,
+            folder=path.parent,
+            name=path.stem,
+            experiment=named,
+            names=names or {},
+            trials=trials,
+        )
 
 
 def parse(
@@ -130,9 +132,9 @@ def parse(
     Raises:
         UsageError: what was expected, what came and what to do.
     """
-    _only(values, _KEYS, "a Comet Optimizer config")
-    spec = _table(values, "spec")
-    _only(spec, _SPEC, "spec")
+    check_names(values, _KEYS)
+    spec = subtable(values, "spec")
+    check_names(spec, _SPEC, "spec")
     if experiment is None:
         if "experiment" not in values:
             raise UsageError(
@@ -143,8 +145,8 @@ def parse(
     algorithm = values.get("algorithm")
     if algorithm not in ALGORITHMS:
         raise UsageError(f"Expected algorithm of {', '.join(ALGORITHMS)}, got {algorithm!r}.")
-    derived = parse_derived(_table(values, "derived"))
-    known = {**_table(values, "map"), **(names or {})}
+    derived = parse_derived(subtable(values, "derived"))
+    known = {**subtable(values, "map"), **(names or {})}
     used = {each for formula in derived.values() for each in formula.names}
     size = spec.get("gridSize", GRID_SIZE)
     combos = spec.get("maxCombo") or None
@@ -155,7 +157,7 @@ def parse(
         algorithm=ALGORITHMS[algorithm],
         parameters=tuple(
             _parameter(each, entry, _setting(each, known, used), size)
-            for each, entry in _table(values, "parameters").items()
+            for each, entry in subtable(values, "parameters").items()
         ),
         derived=derived,
         trials=trials if trials is not None else combos,
@@ -207,7 +209,7 @@ def _parameter(name: str, entry: Any, setting: str | None, grid_size: int) -> Pa
         return Parameter(name=name, setting=setting, values=_values(name, entry))
     if not isinstance(entry, Mapping):
         return Parameter(name=name, setting=setting, values=(entry,))
-    _only(entry, _PARAMETER, f"the parameter {name!r}")
+    check_names(entry, _PARAMETER, f"parameters.{name}")
     kind = entry.get("type", "discrete" if "values" in entry else None)
     if kind in _LISTED or "values" in entry:
         return Parameter(name=name, setting=setting, values=_values(name, entry.get("values")))
@@ -259,15 +261,3 @@ def _number(name: str, key: str, value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float | None):
         raise UsageError(f"Expected {key} of {name!r} as a number, got {value!r}.")
     return None if value is None else float(value)
-
-
-def _table(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    table = values.get(name, {})
-    if not isinstance(table, Mapping):
-        raise UsageError(f"Expected {name!r} as an object, got {table!r}.")
-    return table
-
-
-def _only(table: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
-    if unknown := sorted(set(table) - set(known)):
-        raise UsageError(f"Expected keys of {', '.join(known)} in {where}, got {unknown[0]!r}.")

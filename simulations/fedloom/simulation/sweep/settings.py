@@ -12,14 +12,14 @@ Invariant: two sweeps with equal `identity()` make the same trials with one job.
 """
 
 import hashlib
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fedloom.protocol.errors import UsageError
+from fedloom.protocol.settings import call, check_names, subtable, toml, typed, within
 from fedloom.simulation.sweep import space
 from fedloom.simulation.sweep.expression import Expression
 from fedloom.simulation.sweep.objective import Objective, natural_direction
@@ -169,9 +169,11 @@ class Sweep:
         source = self.source_file(self.experiment)
         try:
             content = source.read_bytes()
-            return content, _toml(content) if source.suffix == ".toml" else {}
-        except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise UsageError(f"Expected an experiment in {source}, got: {error}.") from error
+            return content, toml.read(source, "an experiment") if source.suffix == ".toml" else {}
+        except OSError as error:
+            raise UsageError(
+                f"Expected an experiment in {source}, got: {error.strerror}."
+            ) from error
 
     def check_unchanged(self) -> None:
         """Refuse to go on with an experiment that is no longer what the sweep began with.
@@ -237,10 +239,6 @@ def _described(parameter: Parameter) -> dict[str, Any]:
     return {n: list(v) if isinstance(v, tuple) else v for n, v in fields.items() if n != "name"}
 
 
-def _toml(content: bytes) -> dict[str, Any]:
-    return tomllib.loads(content.decode("utf-8"))
-
-
 def read(path: Path, *, experiment: str | None = None) -> Sweep:
     """Read a sweep file; the experiment that it names is looked for beside it.
 
@@ -251,15 +249,11 @@ def read(path: Path, *, experiment: str | None = None) -> Sweep:
     Raises:
         UsageError: what was expected, what came and what to do.
     """
-    try:
-        values = _toml(path.read_bytes())
-    except FileNotFoundError:
-        raise UsageError(f"Expected a sweep in {path}, got no such file.") from None
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"Expected TOML in {path}, got: {error}.") from None
+    values = toml.read(path, "a sweep")
     if experiment is not None:
         values["experiment"] = str(Path(experiment).absolute())
-    return parse(values, folder=path.parent, name=path.stem)
+    with within(path):
+        return parse(values, folder=path.parent, name=path.stem)
 
 
 def parse(values: Mapping[str, Any], *, folder: Path = Path(), name: str = "sweep") -> Sweep:
@@ -274,25 +268,22 @@ def parse(values: Mapping[str, Any], *, folder: Path = Path(), name: str = "swee
         UsageError: what was expected, what came and what to do.
     """
     targets = [key for key in values if key.startswith(tuple(_TARGETS))]
-    if unknown := sorted(set(values) - set(_KNOWN) - set(targets)):
-        raise UsageError(
-            f"Expected settings of {', '.join(_KNOWN)}, rounds_to_METRIC or virtual_s_to_METRIC in "
-            f"a sweep, got {', '.join(unknown)}."
-        )
+    check_names(values, (*_KNOWN, *targets))
+    trials = typed("trials", values.get("trials"), int | None)
     if "experiment" not in values:
         raise UsageError('Expected experiment = "FILE.toml", or a table [experiment], got neither.')
-    fixed = [parse_parameter(n, spec, n) for n, spec in _table(values, "parameters").items()]
-    free = [parse_parameter(n, spec, None) for n, spec in _table(values, "variables").items()]
+    fixed = [parse_parameter(n, spec, n) for n, spec in subtable(values, "parameters").items()]
+    free = [parse_parameter(n, spec, None) for n, spec in subtable(values, "variables").items()]
     return Sweep(
-        name=str(values.get("name", name)),
+        name=typed("name", values.get("name", name), str),
         experiment=locate(values["experiment"], folder),
         objective=_objective(values, targets),
-        algorithm=values.get("algorithm", "grid"),
+        algorithm=typed("algorithm", values.get("algorithm", "grid"), Literal[ALGORITHMS]),
         parameters=(*fixed, *free),
-        derived=parse_derived(_table(values, "derived")),
-        trials=None if values.get("algorithm", "grid") == "grid" else values.get("trials"),
-        repeats=values.get("repeats", 1),
-        seed=values.get("seed"),
+        derived=parse_derived(subtable(values, "derived")),
+        trials=None if values.get("algorithm", "grid") == "grid" else trials,
+        repeats=typed("repeats", values.get("repeats", 1), int),
+        seed=typed("seed", values.get("seed"), int | None),
         pruner=_pruner(values.get("pruner", "none")),
     )
 
@@ -317,19 +308,15 @@ def locate(experiment: Any, folder: Path) -> Path | Mapping[str, Any]:
 def _objective(values: Mapping[str, Any], targets: list[str]) -> Objective:
     if len(targets) + ("metric" in values) > 1:
         raise UsageError(f"Expected one thing to look for, got {', '.join(targets)} and metric.")
-    of, direction = values.get("of", "last"), values.get("objective")
-    if of not in ("last", "best"):
-        raise UsageError(f'Expected of = "last" or "best", got {of!r}.')
-    if direction not in (None, "maximize", "minimize"):
-        raise UsageError(f'Expected objective = "maximize" or "minimize", got {direction!r}.')
+    of = typed("of", values.get("of", "last"), Literal["last", "best"])
+    direction = values.get("objective")
+    typed("objective", direction, Literal["maximize", "minimize"] | None)
     if not targets:
-        metric = str(values.get("metric", "accuracy"))
+        metric = typed("metric", values.get("metric", "accuracy"), str)
         return Objective(metric=metric, direction=direction or natural_direction(metric), of=of)
     key = targets[0]
     prefix = next(prefix for prefix in _TARGETS if key.startswith(prefix))
-    target = values[key]
-    if isinstance(target, bool) or not isinstance(target, int | float):
-        raise UsageError(f"Expected {key} as a number, got {target!r}.")
+    target = typed(key, values[key], float)
     if direction == "maximize":
         raise UsageError(f'Expected objective = "minimize" with {key}, got {direction!r}.')
     count: Any = _TARGETS[prefix]
@@ -338,13 +325,8 @@ def _objective(values: Mapping[str, Any], targets: list[str]) -> Objective:
 
 
 def _pruner(value: Any) -> Pruner:
-    table = {"name": value} if isinstance(value, str) else value
-    if not isinstance(table, Mapping) or set(table) - set(Pruner.__dataclass_fields__):
-        raise UsageError(
-            f"Expected a pruner's name, or a table of {', '.join(Pruner.__dataclass_fields__)}, "
-            f"got {value!r}."
-        )
-    return Pruner(**table)
+    table = {"name": value} if isinstance(value, str) else subtable({"pruner": value}, "pruner")
+    return call(Pruner, table, table="pruner")
 
 
 def parse_derived(table: Mapping[str, Any]) -> dict[str, Expression]:
@@ -354,8 +336,7 @@ def parse_derived(table: Mapping[str, Any]) -> dict[str, Expression]:
         UsageError: one is no formula.
     """
     for name, text in table.items():
-        if not isinstance(text, str):
-            raise UsageError(f'Expected a formula "…" for {name!r} in [derived], got {text!r}.')
+        typed(f"derived.{name}", text, str)
     return {name: Expression(text) for name, text in table.items()}
 
 
@@ -369,22 +350,22 @@ def parse_parameter(name: str, spec: Any, setting: str | None) -> Parameter:
         spec = {"values": spec}
     if not isinstance(spec, Mapping):
         return Parameter(name=name, setting=setting, values=(spec,))
-    if unknown := sorted(set(spec) - set(_RANGE)):
+    table = f"parameters.{name}"
+    try:
+        check_names(spec, _RANGE, table)
+    except UsageError as error:
         raise UsageError(
-            f"Expected {', '.join(_RANGE)} of the parameter {name!r}, got {', '.join(unknown)}. "
-            'A dotted name needs quotes in TOML: "train.batch_size" = …'
-        )
+            f'{error} A dotted name needs quotes in TOML: "train.batch_size" = …'
+        ) from None
     if "values" in spec:
         return _choice(name, spec, setting)
     for key in ("min", "max", "mu", "sigma"):
-        number = spec.get(key)
-        if isinstance(number, bool) or not isinstance(number, int | float | None):
-            raise UsageError(f"Expected {key} of {name!r} as a number, got {number!r}.")
+        typed(f"{table}.{key}", spec.get(key), float | None)
+    typed(f"{table}.points", spec.get("points"), int | None)
     low, high = spec.get("min"), spec.get("max")
     whole = isinstance(low, int) and isinstance(high, int)
-    kind = spec.get("type", "int" if whole else "float")
-    if kind not in ("int", "float"):
-        raise UsageError(f'Expected type = "int" or "float" of {name!r}, got {kind!r}.')
+    default: Any = "int" if whole else "float"
+    kind = typed(f"{table}.type", spec.get("type", default), Literal["int", "float"])
     if kind == "int" and any(x is not None and x != round(x) for x in (low, high)):
         raise UsageError(f"Expected whole min and max of {name!r}, got {low} and {high}.")
     return Parameter(
@@ -393,7 +374,7 @@ def parse_parameter(name: str, spec: Any, setting: str | None) -> Parameter:
         kind=kind,
         low=low if low is None or kind == "int" else float(low),
         high=high if high is None or kind == "int" else float(high),
-        log=bool(spec.get("log", False)),
+        log=typed(f"{table}.log", spec.get("log", False), bool),
         points=spec.get("points"),
         mu=spec.get("mu"),
         sigma=spec.get("sigma", 1.0),
@@ -406,16 +387,8 @@ def _choice(name: str, spec: Mapping[str, Any], setting: str | None) -> Paramete
         raise UsageError(f"Expected values = […] of {name!r}, got {values!r}.")
     if more := sorted(set(spec) - {"values", "type"}):
         raise UsageError(f"Expected values or a range of {name!r}, got values and {more[0]}.")
-    kind = spec.get("type", "categorical")
-    if kind not in ("int", "float", "categorical"):
-        raise UsageError(f"Expected type of int, float, categorical of {name!r}, got {kind!r}.")
+    kinds = Literal["int", "float", "categorical"]
+    kind = typed(f"parameters.{name}.type", spec.get("type", "categorical"), kinds)
     if kind == "float":
         values = [float(value) for value in values]
     return Parameter(name=name, setting=setting, values=tuple(values))
-
-
-def _table(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    table = values.get(name, {})
-    if not isinstance(table, Mapping):
-        raise UsageError(f"Expected [{name}] to be a table, got {table!r}.")
-    return table

@@ -15,7 +15,7 @@ References:
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any, ClassVar, Final
 
@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedloom.protocol.errors import UsageError
+from fedloom.protocol.settings import call, lookup, named
 from fedloom.simulation.seeds import stream
 from fedloom.strategies import Key, TensorSpec, Updates
 from fedloom.strategies.checks import check_number
@@ -168,24 +169,11 @@ def attack(table: Mapping[str, Any]) -> Attack | None:
     """
     if not table:
         return None
-    settings = dict(table)
-    build = ATTACKS.get(settings.pop("name", ""))
-    if build is None:
-        raise UsageError(
-            f"Expected attack.name of {', '.join(ATTACKS)}, got {table.get('name')!r}."
-        )
-    known = {field.name: field for field in fields(build)}  # type: ignore[arg-type] # dataclasses
-    if unknown := sorted(settings.keys() - known.keys()):
-        raise UsageError(f"Expected settings of [attack] of {', '.join(known)}, got {unknown[0]}.")
-    for name, field in known.items():
-        if field.default is MISSING and name not in settings:
-            raise UsageError(f"Expected attack.{name} to be set, got none.")
-    if "spared" in settings:
+    name, settings = named(table, "attack")
+    build = lookup("an attack", name, ATTACKS)
+    if isinstance(settings.get("spared"), list):
         settings["spared"] = tuple(settings["spared"])
-    try:
-        return build(**settings)
-    except (TypeError, ValueError) as error:
-        raise UsageError(f"attack: {error}") from None
+    return call(build, settings, owner=name, table="attack")
 
 
 class AttackedUpdates(Updates):

@@ -10,6 +10,7 @@ from click.testing import CliRunner
 
 from fedloom.cli.main import main
 from fedloom.protocol.errors import UsageError
+from fedloom.protocol.settings import merged
 from fedloom.simulation import config, sources
 from fedloom.simulation.api import simulate
 from fedloom.simulation.studies.mcmahan2017 import cells, comparison, search
@@ -95,7 +96,7 @@ def test_every_setting_has_an_experiment(mnist):
     """None of the forty-odd is refused when it is asked for."""
     for setting in cells.ALL:
         cell = cells.cell(setting, data={"folder": str(mnist)})
-        settings = config.merged(cell.settings, {"train.learning_rate": 0.1, "rounds": 1})
+        settings = merged(cell.settings, {"train.learning_rate": 0.1, "rounds": 1})
         data = {"source": "synthetic", "clients": 100, "shape": [28, 28], "examples": 1000}
         assert config.build({**settings, "data": data})
         assert cell.cap >= 30
@@ -105,7 +106,7 @@ def test_every_setting_has_an_experiment(mnist):
 def test_an_experiment_is_what_the_paper_says(mnist):
     """A hundred clients, m of them a round, B and E as given, plain averaging by examples."""
     cell = cells.cell(_setting(split="noniid"), data={"folder": str(mnist)}, seed=7)
-    experiment = config.load(config.merged(cell.settings, {"train.learning_rate": 0.1}))
+    experiment = config.load(merged(cell.settings, {"train.learning_rate": 0.1}))
     spec = experiment.spec
     assert len(experiment.population) == 100
     assert set(experiment.population.sizes) == {60}
@@ -118,7 +119,7 @@ def test_an_experiment_is_what_the_paper_says(mnist):
 def test_all_of_a_clients_examples_are_one_batch_where_b_is_infinite(mnist):
     """One step of gradient descent for each epoch."""
     cell = cells.cell(_setting(batch=None, fraction=0.0), data={"folder": str(mnist)})
-    spec = config.load(config.merged(cell.settings, {"train.learning_rate": 0.1})).spec
+    spec = config.load(merged(cell.settings, {"train.learning_rate": 0.1})).spec
     assert spec.local_training().batch_size is None
     assert spec.round_config().goal == 1
 
@@ -141,7 +142,7 @@ def test_all_clients_with_one_batch_each_are_gradient_descent_whatever_the_split
         data = {"source": "synthetic", "examples": 1000, "clients": 100, "seed": 3}
         data["partition"] = cell.settings["data"]["partition"]
         settings = {**cell.settings, "data": data, "rounds": 5, "engine": {"workers": 1}}
-        experiment = config.build(config.merged(settings, {"train.learning_rate": 0.1}))
+        experiment = config.build(merged(settings, {"train.learning_rate": 0.1}))
         losses.append([r.test["loss"] for r in simulate(experiment, show=False).records])
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
     assert losses[0][-1] < losses[0][0]

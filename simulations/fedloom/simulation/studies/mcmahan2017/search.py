@@ -22,6 +22,7 @@ from typing import Any
 
 from fedloom.protocol.atomic_files import write_whole
 from fedloom.protocol.errors import UsageError
+from fedloom.protocol.settings import merged
 from fedloom.simulation import config
 from fedloom.simulation.api import CHECKPOINT, simulate
 from fedloom.simulation.output.environment import describe
@@ -199,7 +200,7 @@ def _settings(cell: RateSearch, k: int, engine: Mapping[str, Any]) -> dict[str, 
         "stop.accuracy": cell.target,
         **{f"engine.{name}": value for name, value in engine.items()},
     }
-    return config.merged(cell.settings, changes)
+    return merged(cell.settings, changes)
 
 
 def _run(
