@@ -137,7 +137,7 @@ def test_a_policy_that_is_none_is_refused():
     """When the experiment is built, with what is known."""
     with pytest.raises(UsageError, match="Did you mean 'sticky'"):
         experiment(selection={"name": "stiky"})
-    with pytest.raises(UsageError, match=r"Expected selection\.name"):
+    with pytest.raises(UsageError, match=r"Missing setting selection\.name"):
         experiment(selection={"share": 0.5})
 
 
