@@ -159,7 +159,7 @@ class Deployment:
         """The ledger's rows of a run's committed rounds."""
         ledger = Ledger.in_directory(self.state)
         try:
-            return [r for r in ledger.list_rounds(run) if r["state"] == "committed"]
+            return [r for r in ledger.list_rounds(run) if r.state == "committed"]
         finally:
             ledger.close()
 

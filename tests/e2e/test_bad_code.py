@@ -66,7 +66,7 @@ def test_whatever_training_raises_ends_its_task_alone(tmp_path, caplog, error, t
         await until(lambda: federation.world.fleet.available() == ["a"])
         pass_deadline(federation, run)  # nobody else takes the place
         await federation.ended(run)
-        assert federation.ledger.run(run)["state"] == "finished"
+        assert federation.ledger.run(run).state == "finished"
         assert not agents.tasks["a"].done()
 
     played(tmp_path, scenario)
@@ -95,11 +95,11 @@ def test_a_wrong_number_of_examples_ends_its_task_alone(tmp_path):
         run = await submit(federation, ONES, rounds=len(wrong) + 1, cohort=cohort)
         await federation.ended(run)
         for number, count in enumerate(wrong, 1):
-            (member,) = (m for m in federation.ledger.members(run, number) if m["client"] == "a")
-            assert member["phase"] == "failed"
-            assert f"got {count!r}" in member["reason"]
+            (member,) = (m for m in federation.ledger.members(run, number) if m.client == "a")
+            assert member.phase == "failed"
+            assert f"got {count!r}" in member.reason
         last = federation.ledger.members(run, len(wrong) + 1)
-        assert [m["phase"] for m in last] == ["reported", "reported"]
+        assert [m.phase for m in last] == ["reported", "reported"]
         text = (agents.configs["a"].state_dir / "journal.jsonl").read_text()
         assert text.count("Expected num_examples from train") == len(wrong)
 
@@ -125,10 +125,10 @@ def test_a_gate_that_raises_declines_and_the_agent_lives(tmp_path):
         await agents.start("a", Adder(), gates=[Breaks()])
         run = await submit(federation, ONES, cohort={"goal": 1, "quorum": 1})
         ledger = federation.ledger
-        await until(lambda: [m["phase"] for m in ledger.cohort(run, 1)] == ["declined"])
+        await until(lambda: [m.phase for m in ledger.cohort(run, 1)] == ["declined"])
         pass_deadline(federation, run)  # nobody else takes the place
         await federation.ended(run)
-        assert ledger.run(run)["state"] == "finished"
+        assert ledger.run(run).state == "finished"
         assert not agents.tasks["a"].done()
 
     played(tmp_path, scenario)

@@ -51,11 +51,11 @@ def test_a_training_that_is_out_of_time_is_given_up_where_the_rule_counts_steps(
         strategy = {"name": "fednova"}
         run = await submit(federation, ONES, cohort=COHORT, strategy=strategy)
         fleet = federation.world.fleet
-        await until(lambda: [m["phase"] for m in federation.ledger.cohort(run, 1)] == ["declined"])
+        await until(lambda: [m.phase for m in federation.ledger.cohort(run, 1)] == ["declined"])
         await agents.start("b", Adder(2.0))
         await federation.ended(run)
         assert fleet.get("a").task is None
-        asked = {m["client"]: m["phase"] for m in federation.ledger.cohort(run, 1)}
+        asked = {m.client: m.phase for m in federation.ledger.cohort(run, 1)}
         assert asked == {"a": "declined", "b": "reported"}
 
     played(tmp_path, scenario)
@@ -67,10 +67,10 @@ def test_a_model_that_does_not_fit_is_declined_before_it_is_downloaded(tmp_path)
     async def scenario(federation, agents):
         await begin(agents, "a", Adder(), memory_mb=1.0)
         run = await submit(federation, ONES, cohort=COHORT)
-        await until(lambda: [m["phase"] for m in federation.ledger.cohort(run, 1)] == ["declined"])
+        await until(lambda: [m.phase for m in federation.ledger.cohort(run, 1)] == ["declined"])
         await agents.start("b", Adder(2.0))
         await federation.ended(run)
-        (declined,) = (m for m in federation.ledger.cohort(run, 1) if m["client"] == "a")
+        (declined,) = (m for m in federation.ledger.cohort(run, 1) if m.client == "a")
         assert "memory_mb" in str(declined)
         assert not list((agents.configs["a"].state_dir / "models").iterdir())
 

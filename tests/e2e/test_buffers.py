@@ -78,7 +78,7 @@ def expected(spec, buffers, initial=ZEROS):
 def accepted(federation, run, number):
     """Client, round of its task and staleness of each update in a buffer."""
     rows = federation.ledger.accepted(run, number)
-    return [(u["client"], u["round"], u["staleness"]) for u in rows]
+    return [(u.client, u.round, u.staleness) for u in rows]
 
 
 def rounds_of(federation, run):
@@ -86,7 +86,7 @@ def rounds_of(federation, run):
 
 
 def committed(federation, run):
-    return sum(r["state"] == "committed" for r in rounds_of(federation, run))
+    return sum(r.state == "committed" for r in rounds_of(federation, run))
 
 
 @pytest.mark.parametrize("staleness", ["inverse_sqrt", "constant", {"name": "hinge", "b": 1.0}])
@@ -110,13 +110,13 @@ def test_a_slow_client_counts_in_the_buffer_that_is_open_when_it_reports(tmp_pat
         ]  # fmt: skip
         assert fast.begun == [(1, 0.0), (2, 1.0), (3, 2.0)]
         assert slow.begun == [(1, 0.0)]
-        spec = federation.ledger.run(run)["spec"]
+        spec = federation.ledger.run(run).spec
         wanted = expected(spec, [[(1.0, 1, 1)], [(1.0, 1, 2)], [(100.0, 3, 1)]])
         model = result(federation, run)
         assert all(model[name].tobytes() == wanted[name].tobytes() for name in wanted)
         factor = staleness_weighting(staleness)(2)
         np.testing.assert_allclose(model["b"], 2 + 100 * factor, rtol=1e-6)
-        assert [r["accepted"] for r in rounds_of(federation, run)] == [1, 1, 1]
+        assert [r.accepted for r in rounds_of(federation, run)] == [1, 1, 1]
 
     played(tmp_path, scenario)
 
@@ -131,19 +131,19 @@ def test_many_clients_keep_the_concurrency_and_every_update_counts_once(tmp_path
         run = await submit(federation, ZEROS, rounds=6, cohort=cohort, evaluate=True)
         await federation.ended(run)
         rows = rounds_of(federation, run)
-        assert [r["kind"] for r in rows] == ["train"] * 6 + ["evaluate"]
-        assert all(r["state"] == "committed" for r in rows)
+        assert [r.kind for r in rows] == ["train"] * 6 + ["evaluate"]
+        assert all(r.state == "committed" for r in rows)
         buffers, seen = [], set()
         for number in range(1, 7):
             updates = federation.ledger.accepted(run, number)
             assert len(updates) >= 3
-            assert len({u["client"] for u in updates}) == len(updates)
-            assert all(u["staleness"] == number - u["round"] for u in updates)
-            keys = {(u["round"], u["client"]) for u in updates}
+            assert len({u.client for u in updates}) == len(updates)
+            assert all(u.staleness == number - u.round for u in updates)
+            keys = {(u.round, u.client) for u in updates}
             assert not keys & seen
             seen |= keys
-            buffers.append([(float(u["client"][1:]), u["weight"], u["round"]) for u in updates])
-        wanted = expected(federation.ledger.run(run)["spec"], buffers)
+            buffers.append([(float(u.client[1:]), u.weight, u.round) for u in updates])
+        wanted = expected(federation.ledger.run(run).spec, buffers)
         model = result(federation, run)
         assert all(model[name].tobytes() == wanted[name].tobytes() for name in wanted)
         assert federation.spool_bytes() == sum(
@@ -208,7 +208,7 @@ def test_a_client_that_drops_out_is_replaced(tmp_path):
         first.turns.release()
         await federation.ended(run)
         assert accepted(federation, run, 3)[0][1:] == (2, 1)
-        member = {m["client"]: m for m in federation.ledger.cohort(run, 1)}["broken"]
+        member = {m.client: m for m in federation.ledger.cohort(run, 1)}["broken"]
         assert member["phase"] == "failed"
         assert "no data" in member["reason"]
 
@@ -241,7 +241,7 @@ def test_a_restarted_server_goes_on_with_those_at_work_on_older_models(tmp_path)
         ]
         assert slow.begun == [(1, 0.0)]  # it was not asked to begin again
         wanted = expected(
-            federation.ledger.run(run)["spec"], [[(1.0, 1, 1)], [(1.0, 1, 2)], [(100.0, 1, 1)]]
+            federation.ledger.run(run).spec, [[(1.0, 1, 1)], [(1.0, 1, 2)], [(100.0, 1, 1)]]
         )
         assert result(federation, run)["b"].tobytes() == wanted["b"].tobytes()
 
@@ -261,9 +261,9 @@ def test_operators_pause_close_abort_and_stop_buffers(tmp_path):
         await until(lambda: slow.at(1) and fast.at(1))
         fast.turns.release()
         await until(lambda: accepted(federation, run, 1) == [("fast", 1, 0)])
-        before = rounds_of(federation, run)[0]["deadline_at"]
+        before = rounds_of(federation, run)[0].deadline_at
         await command(run, "extend", 50.0)
-        assert rounds_of(federation, run)[0]["deadline_at"] == pytest.approx(before + 50, abs=1)
+        assert rounds_of(federation, run)[0].deadline_at == pytest.approx(before + 50, abs=1)
         await command(run, "close")
         await until(lambda: fast.at(2))
 
@@ -271,18 +271,18 @@ def test_operators_pause_close_abort_and_stop_buffers(tmp_path):
         fast.turns.release()
         slow.turns.release()
         await until(lambda: len(accepted(federation, run, 2)) == 2)
-        assert rounds_of(federation, run)[-1]["state"] == "reporting"
+        assert rounds_of(federation, run)[-1].state == "reporting"
         await command(run, "resume")
         await until(lambda: fast.at(3) and slow.at(3))
 
         await command(run, "abort", "wrong data")
         await until(lambda: fast.at(4) and slow.at(4))
-        assert rounds_of(federation, run)[2]["state"] == "abandoned"
-        assert "wrong data" in rounds_of(federation, run)[2]["reason"]
+        assert rounds_of(federation, run)[2].state == "abandoned"
+        assert "wrong data" in rounds_of(federation, run)[2].reason
 
         await command(run, "stop")
         await federation.ended(run)
-        assert federation.ledger.run(run)["state"] == "stopped"
+        assert federation.ledger.run(run).state == "stopped"
         np.testing.assert_allclose(result(federation, run)["b"], 1 + (1 + 100 / 2**0.5) / 2, 1e-6)
         other = await submit(federation, ZEROS, cohort=COHORT)  # their time is free again
         await until(lambda: fast.begun[-1] != slow.begun[-1] or fast.at(1))
@@ -395,14 +395,14 @@ def test_a_run_stopped_between_two_buffers_frees_those_at_work(tmp_path, monkeyp
         held.set()
         await said
         await federation.ended(run)
-        assert federation.ledger.run(run)["state"] == "stopped"
+        assert federation.ledger.run(run).state == "stopped"
         assert committed(federation, run) == 1
         other = await submit(federation, ZEROS, cohort={"goal": 2, "quorum": 2})
         await until(lambda: len(slow.begun) == 2 and len(fast.begun) == 2)
         for client in (slow, fast):
             client.turns.release()
         await federation.ended(other)
-        assert federation.ledger.run(other)["state"] == "finished"
+        assert federation.ledger.run(other).state == "finished"
 
     played(tmp_path, scenario)
 

@@ -71,7 +71,7 @@ def test_a_restart_keeps_what_clients_hold_and_remember(tmp_path):
         await federation.stop()
         await federation.start()
         await federation.ended(run)
-        note = json.loads(federation.ledger.run(run)["strategy_state"])
+        note = json.loads(federation.ledger.run(run).strategy_state)
         assert len(note["told"]["differences"]) > 1
         held = read_params(federation.world.models.path(note["told"]["model"][0]))["w"]
         final = result(federation, run)["w"]

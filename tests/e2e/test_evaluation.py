@@ -93,7 +93,7 @@ def test_a_client_that_only_evaluates_declines_training(tmp_path):
         run = await submit(federation, ZEROS, cohort=cohort, evaluate=False)
 
         def declined():
-            return [m["reason"] for m in federation.ledger.cohort(run, 1) if m["reason"]]
+            return [m.reason for m in federation.ledger.cohort(run, 1) if m.reason]
 
         await until(declined)
         assert declined() == ["this client only evaluates"]
@@ -112,15 +112,15 @@ def test_a_server_that_restarts_goes_on_evaluating(tmp_path):
         await agents.start("a", Judge(1.0, 1))
         run = await submit(federation, ZEROS, **only(rounds=3, cohort={"goal": 2, "quorum": 2}))
         await agents.start("b", Judge(2.0, 1))
-        await until(lambda: federation.ledger.run(run)["committed"] >= 1)
+        await until(lambda: federation.ledger.run(run).committed >= 1)
         await agents.stop("b")
         await federation.server.__aexit__(None, None, None)
         await federation.start()
         await agents.start("b", Judge(2.0, 1))
         await federation.ended(run)
         rounds = federation.ledger.list_rounds(run)
-        assert federation.ledger.run(run)["committed"] == 3
-        assert {r["kind"] for r in rounds} == {"evaluate"}
+        assert federation.ledger.run(run).committed == 3
+        assert {r.kind for r in rounds} == {"evaluate"}
 
     played(tmp_path, scenario)
 

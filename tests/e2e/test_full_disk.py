@@ -72,9 +72,9 @@ def test_a_round_waits_for_its_storage(tmp_path, monkeypatch, owner, method, err
             await agents.start("ann", Adder(1.0, 1))
             run = await submit(federation, ZEROS, rounds=2, cohort={"goal": 2, "quorum": 2})
             await agents.start("bob", Adder(3.0, 3))
-            await until(lambda: federation.ledger.run(run)["state"] == "finished")
+            await until(lambda: federation.ledger.run(run).state == "finished")
             np.testing.assert_array_equal(result(federation, run)["w"], 2 * 2.5)
-            assert [r["accepted"] for r in federation.ledger.list_rounds(run)] == [2, 2]
+            assert [r.accepted for r in federation.ledger.list_rounds(run)] == [2, 2]
         finally:
             await agents.stop()
             await federation.stop()

@@ -38,7 +38,7 @@ def test_a_gate_declines_before_anything_is_downloaded_and_costs_the_round_nothi
         await agents.start("b", Adder())
         await federation.ended(run)
         rounds = federation.ledger.list_rounds(run)
-        assert [r["state"] for r in rounds] == ["committed", "committed"]
+        assert [r.state for r in rounds] == ["committed", "committed"]
         assert not list((agents.configs["a"].state_dir / "models").iterdir())
 
     played(tmp_path, scenario)
@@ -69,9 +69,9 @@ def test_a_hot_device_declines_and_is_asked_again_once_it_has_rested(tmp_path, m
         await agents.start("cool", Adder(1.0))
         await federation.ended(run)
         np.testing.assert_array_equal(result(federation, run)["w"], 4.0)
-        asked = [{m["client"] for m in federation.ledger.cohort(run, n)} for n in (1, 2, 3)]
+        asked = [{m.client for m in federation.ledger.cohort(run, n)} for n in (1, 2, 3)]
         assert asked == [{"hot", "cool"}, {"cool"}, {"cool"}]
-        (declined,) = (m for m in federation.ledger.cohort(run, 1) if m["client"] == "hot")
+        (declined,) = (m for m in federation.ledger.cohort(run, 1) if m.client == "hot")
         assert "Expected less than 70 °C" in str(declined)
 
         zone.write_text("20000")

@@ -53,7 +53,7 @@ def test_quarantine_gives_up_what_a_client_does_and_refuses_what_it_sends(tmp_pa
     assert "is given up" in done["consequence"]
     assert (done["hold"], done["changed"], done["hold_reason"]) == ("quarantine", True, "why not")
     assert (again["changed"], "nothing changes" in again["consequence"]) == (False, True)
-    assert [(m["client"], m["phase"]) for m in members] == [("ann", "reported"), ("bob", "failed")]
+    assert [(m.client, m.phase) for m in members] == [("ann", "reported"), ("bob", "failed")]
     assert model.tolist() == [1.0] * 4
 
 
@@ -107,12 +107,12 @@ def test_a_drained_client_ends_what_it_does_and_rests(tmp_path):
         done = await act(federation, "bob", "drain")
         slow.let_go.set()
         await until(lambda: len(federation.ledger.accepted(run, 1)) == 1)
-        await until(lambda: federation.ledger.run(run)["committed"] == 1)
+        await until(lambda: federation.ledger.run(run).committed == 1)
         available = federation.world.fleet.available()
         await agents.start("ann", Adder(step=10.0))
         await federation.ended(run)
         members = federation.ledger.members(run, 2)
-        return done, available, [m["client"] for m in members], result(federation, run)["w"].copy()
+        return done, available, [m.client for m in members], result(federation, run)["w"].copy()
 
     done, available, second, model = played(tmp_path, scenario)
     assert "ends what it does" in done["consequence"]

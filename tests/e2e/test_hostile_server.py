@@ -266,7 +266,7 @@ def test_a_difference_that_leads_astray_costs_a_download_and_nothing_else(runner
         s.tampered.once(s.tampered.task(astray))
         run = await s.run(model=other)
         await federation.ended(run)
-        assert federation.ledger.run(run)["state"] == "finished"
+        assert federation.ledger.run(run).state == "finished"
         assert any("difference" in e["text"] for e in s.journal("refused"))
 
     runner.run(main())

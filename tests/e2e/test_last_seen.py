@@ -21,7 +21,7 @@ def test_clients_that_a_stop_sends_away_were_seen_then(runner, tmp_path):
         await federation.start()
         rows = federation.ledger.list_clients()
         await federation.stop()
-        return came, next(row["seen_at"] for row in rows if row["name"] == "oak")
+        return came, next(row.seen_at for row in rows if row.name == "oak")
 
     came, seen_at = runner.run(scenery())
     assert seen_at is not None

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.e2e
 
 
 def status(federation, name):
-    return next(row["status"] for row in federation.ledger.list_clients() if row["name"] == name)
+    return next(row.status for row in federation.ledger.list_clients() if row.name == name)
 
 
 def wiped(config):

@@ -63,7 +63,7 @@ def committed(runner, device, **settings):
     async def main():
         run = await device.run(**settings)
         await device.federation.ended(run)
-        assert device.federation.ledger.run(run)["state"] == "finished"
+        assert device.federation.ledger.run(run).state == "finished"
         return result(device.federation, run), device.federation.ledger.list_rounds(run)[0]
 
     return runner.run(main())
@@ -124,8 +124,8 @@ def test_measurements_of_too_few_examples_stay(runner, device):
     async def main():
         run = await device.run(evaluate=True)
         ledger = device.federation.ledger
-        await until(lambda: [r for r in ledger.list_rounds(run) if r["state"] == "committed"])
-        assert not (ledger.list_rounds(run)[0]["evaluation"] or {}).get("values")
+        await until(lambda: [r for r in ledger.list_rounds(run) if r.state == "committed"])
+        assert not (ledger.list_rounds(run)[0].evaluation or {}).get("values")
         reason = await device.phase(run, "failed", number=2)  # that evaluates alone
         assert "measurements of at least 21 examples, got 20" in reason
         await device.stop(run)
@@ -152,8 +152,8 @@ def test_measurements_stay_where_they_may_not_leave(runner, device):
     async def main():
         run = await device.run(evaluate=True)
         ledger = device.federation.ledger
-        await until(lambda: [r for r in ledger.list_rounds(run) if r["state"] == "committed"])
-        assert not (ledger.list_rounds(run)[0]["training"] or {}).get("values")
+        await until(lambda: [r for r in ledger.list_rounds(run) if r.state == "committed"])
+        assert not (ledger.list_rounds(run)[0].training or {}).get("values")
         assert "no measurements" in await device.declined(run, number=2)  # that evaluates alone
         await device.stop(run)
 
@@ -226,8 +226,8 @@ def test_what_compression_left_out_does_not_come_on_top_of_the_norm(runner, devi
         )
         await device.federation.ended(run)
         rows = device.federation.ledger.list_models(run=run)
-        rows = sorted(rows, key=lambda row: row["round"])
-        paths = [device.federation.world.models.path(row["digest"]) for row in rows]
+        rows = sorted(rows, key=lambda row: row.round)
+        paths = [device.federation.world.models.path(row.digest) for row in rows]
         return [read_params(path)["w"].copy() for path in paths]
 
     models = runner.run(main())

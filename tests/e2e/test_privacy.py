@@ -39,7 +39,7 @@ def play(tmp_path, scenario):
 
 def expected(federation, run, rounds):
     """What the run's key and its clients' steps give, without the server's rounds."""
-    spec = parse(federation.ledger.run(run)["spec"])
+    spec = parse(federation.ledger.run(run).spec)
     manifest = read_manifest(federation.directory / "initial.safetensors")
     key = (federation.directory / "noise" / f"{run}.key").read_bytes()
     release, strategy = limits.release(spec, manifest), spec.build_strategy()
@@ -72,16 +72,16 @@ def test_a_private_run_is_clipped_noised_and_accounted(tmp_path):
             np.testing.assert_array_equal(model[name], wanted[name])
         assert np.abs(model["w"]).max() < 2.0  # steps of -2 were clipped; noise is about 1/6
         row = federation.ledger.run(run)
-        claim = row["privacy"]
+        claim = row.privacy
         assert claim["delta"] == 1e-3
         assert "only the server has" in claim["randomness"]
         rounds = federation.ledger.list_rounds(run)
-        assert [r["privacy"]["epsilon"] for r in rounds] == [
-            parse(row["spec"]).privacy_plan().epsilon(n) for n in (1, 2)
+        assert [r.privacy["epsilon"] for r in rounds] == [
+            parse(row.spec).privacy_plan().epsilon(n) for n in (1, 2)
         ]
-        assert rounds[-1]["privacy"]["epsilon"] == claim["epsilon"]
-        assert not any(r["training"] or r["evaluation"] for r in rounds)
-        assert all(u["training"]["num_examples"] == 0 for u in federation.ledger.accepted(run, 1))
+        assert rounds[-1].privacy["epsilon"] == claim["epsilon"]
+        assert not any(r.training or r.evaluation for r in rounds)
+        assert all(u.training["num_examples"] == 0 for u in federation.ledger.accepted(run, 1))
         key = federation.directory / "noise" / f"{run}.key"
         assert key.stat().st_mode & 0o777 == 0o600
         assert len(key.read_bytes()) == 32
@@ -118,8 +118,8 @@ def test_a_run_ends_at_its_budget_and_says_so(tmp_path):
         run = await submit(federation, START, rounds=50, cohort={"goal": 3}, privacy=table)
         await federation.ended(run)
         row = federation.ledger.run(run)
-        assert (row["state"], row["committed"]) == ("finished", 2)
-        assert "privacy budget is spent" in row["reason"]
+        assert (row.state, row.committed) == ("finished", 2)
+        assert "privacy budget is spent" in row.reason
         where = ["--dir", str(federation.directory)]
         runner = CliRunner()
         shown = await asyncio.to_thread(runner.invoke, main, ["run", "status", run, *where])
@@ -180,7 +180,7 @@ def test_the_door_enforces_the_clip(tmp_path, monkeypatch):
         pass_deadline(federation, run)
         await federation.ended(run)
         refusals = federation.ledger.list_refusals(run, 10)
-        assert [(r["client"], r["code"]) for r in refusals] == [("bob", Code.NORM_TOO_LARGE)]
+        assert [(r.client, r.code) for r in refusals] == [("bob", Code.NORM_TOO_LARGE)]
         assert len(federation.ledger.accepted(run, 1)) == 2
 
     play(tmp_path, scenario)
@@ -196,8 +196,8 @@ def test_a_run_whose_key_is_gone_does_not_go_on(tmp_path):
         (federation.directory / "noise" / f"{run}.key").unlink()
         await federation.start()
         row = federation.ledger.run(run)
-        assert row["state"] == "failed"
-        assert "key of the run's noise" in row["reason"]
+        assert row.state == "failed"
+        assert "key of the run's noise" in row.reason
         with pytest.raises(UsageError):
             await submit(federation, START, privacy={**TABLE, "clip": 0.0})
 

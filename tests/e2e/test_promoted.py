@@ -57,8 +57,8 @@ async def latest(config, **settings):
 
 
 def digest_of(federation, run, number):
-    (found,) = [m for m in federation.ledger.list_models(run) if m["round"] == number]
-    return found["digest"]
+    (found,) = [m for m in federation.ledger.list_models(run) if m.round == number]
+    return found.digest
 
 
 def test_a_device_gets_what_was_promoted_and_keeps_it(tmp_path, caplog):
@@ -71,7 +71,7 @@ def test_a_device_gets_what_was_promoted_and_keeps_it(tmp_path, caplog):
         model = await latest(config)
         assert (model.run, model.round, model.fresh) == (run, 1, True)
         assert model.params()["w"] == pytest.approx(np.ones((40, 3)))
-        assert abs(model.promoted_at.timestamp() - federation.ledger.promoted()["at"]) < 1e-3
+        assert abs(model.promoted_at.timestamp() - federation.ledger.promoted().at) < 1e-3
 
         # Its file on the server may go: it is asked for once.
         path = federation.world.models.path(model.digest)

@@ -233,7 +233,7 @@ def test_repeat_is_acknowledged_and_counts_once(runner, arena, caplog):
             later = await opened.send("mallory", forged)
             assert later.replies[0].accepted.repeated
             accepted = arena.federation.ledger.accepted(opened.run, 1)
-            assert sorted(row["client"] for row in accepted) == sorted(ALL)
+            assert sorted(row.client for row in accepted) == sorted(ALL)
         assert not arena.federation.refusals(opened.run)
 
     runner.run(scene())
@@ -335,7 +335,7 @@ def test_late_update_is_refused_when_its_round_is_over(runner, arena, caplog):
             stale = await opened.send("mallory", forged)
             assert_refused(stale, Code.STALE_ROUND)
             assert_recorded(arena, caplog, Code.STALE_ROUND, "mallory", opened.run)
-            assert arena.federation.ledger.run(opened.run)["model"] == arena.digest
+            assert arena.federation.ledger.run(opened.run).model == arena.digest
 
     runner.run(scene())
 
@@ -400,14 +400,14 @@ def test_strategy_that_raises_fails_its_round_and_nothing_else(runner, arena, ca
         async with arena.open_round(strategy={"name": "raising"}) as opened:
             for name in ALL:
                 assert (await opened.send(name, opened.honest(name))).code is None
-            await until(lambda: federation.ledger.run(opened.run)["state"] != "running")
+            await until(lambda: federation.ledger.run(opened.run).state != "running")
             reason = "ArithmeticError: the strategy cannot do this"
             (row,) = federation.ledger.list_rounds(opened.run)
-            assert (row["state"], row["reason"]) == ("abandoned", reason)
+            assert (row.state, row.reason) == ("abandoned", reason)
             stored = federation.ledger.run(opened.run)
-            assert stored["state"] == "paused"
-            assert reason in stored["reason"]
-            assert stored["model"] == arena.model
+            assert stored.state == "paused"
+            assert reason in stored.reason
+            assert stored.model == arena.model
             assert reason in caplog.text
             async with arena.open_round() as other:
                 assert await other.finish() == arena.digest

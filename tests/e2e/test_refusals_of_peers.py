@@ -217,7 +217,7 @@ def test_revocation_cuts_an_upload_under_way(runner, arena, caplog):
             assert arena.federation.ledger.find_update(opened.run, 1, "dave") is None
             assert await opened.finish() == arena.digest
             accepted = arena.federation.ledger.accepted(opened.run, 1)
-            assert sorted(row["client"] for row in accepted) == sorted(GOOD)
+            assert sorted(row.client for row in accepted) == sorted(GOOD)
 
     runner.run(scene())
 

@@ -29,12 +29,12 @@ class Gated(Adder):
 
 
 def committed(federation, run):
-    return [r["number"] for r in federation.ledger.list_rounds(run) if r["state"] == "committed"]
+    return [r.number for r in federation.ledger.list_rounds(run) if r.state == "committed"]
 
 
 def standing(federation, run):
     rows = federation.ledger.list_rounds(run)
-    return [r["number"] for r in rows if r["state"] == "committed" and r["undone_at"] is None]
+    return [r.number for r in rows if r.state == "committed" and r.undone_at is None]
 
 
 async def rolled_back(federation, agents, spec):
@@ -122,9 +122,9 @@ def test_going_back_twice_is_going_back_once(tmp_path):
         await until(lambda: committed(federation, run) == [1])
         await federation.server.runs.roll_back(run, 0)
         await until(lambda: federation.ledger.open_round_of(run) is not None)
-        opened = federation.ledger.open_round_of(run)["number"]
+        opened = federation.ledger.open_round_of(run).number
         again = await federation.server.runs.roll_back(run, 0)
-        return again.undone, opened, federation.ledger.open_round_of(run)["number"]
+        return again.undone, opened, federation.ledger.open_round_of(run).number
 
     undone, before, after = played(tmp_path, scenario)
     assert undone == ()
@@ -138,7 +138,7 @@ def test_a_run_that_has_ended_comes_back_paused(tmp_path):
         run = await straight(federation, agents, ONE)
         await federation.server.runs.roll_back(run, 1)
         row = federation.ledger.run(run)
-        assert (row["state"], row["ended_at"], row["committed"]) == ("paused", None, 1)
+        assert (row.state, row.ended_at, row.committed) == ("paused", None, 1)
         await agents.stop()
         await federation.stop()
         await federation.start()
@@ -151,7 +151,7 @@ def test_a_run_that_has_ended_comes_back_paused(tmp_path):
         return federation.ledger.run(run), standing(federation, run)
 
     row, stands = played(tmp_path, scenario)
-    assert (row["state"], row["committed"]) == ("finished", 3)
+    assert (row.state, row.committed) == ("finished", 3)
     assert stands == [1, 4, 5]
 
 

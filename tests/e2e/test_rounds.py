@@ -112,8 +112,8 @@ def test_a_late_client_is_told_that_the_round_has_closed(tmp_path):
         run = await submit(federation, ZEROS, rounds=2, cohort={"goal": 1, "over_selection": 2.0})
         await federation.ended(run)
         first, second = rounds_of(federation, run)
-        assert (first["accepted"], first["state"]) == (1, "committed")
-        assert second["state"] == "committed"
+        assert (first.accepted, first.state) == (1, "committed")
+        assert second.state == "committed"
         np.testing.assert_array_equal(result(federation, run)["b"], 2.0)
 
     played(tmp_path, scenario)
@@ -134,14 +134,14 @@ def test_a_silent_client_costs_the_deadline_and_no_more(tmp_path):
         await one_has_reported(1)
         await federation.ended(run)
         (only,) = rounds_of(federation, run)
-        assert (only["state"], only["accepted"]) == ("committed", 1)
+        assert (only.state, only.accepted) == ("committed", 1)
         run = await submit(federation, ZEROS, cohort={"goal": 2, "quorum": 2, "deadline_s": 600.0})
         for number in (1, 2, 3):
             await one_has_reported(number)
-        await until(lambda: federation.ledger.run(run)["state"] == "paused")
-        states = [(r["state"], r["accepted"]) for r in rounds_of(federation, run)]
+        await until(lambda: federation.ledger.run(run).state == "paused")
+        states = [(r.state, r.accepted) for r in rounds_of(federation, run)]
         assert states == [("abandoned", 1)] * 3
-        assert "quorum not reached" in federation.ledger.run(run)["reason"]
+        assert "quorum not reached" in federation.ledger.run(run).reason
         np.testing.assert_array_equal(result(federation, run)["b"], ZEROS["b"])
 
     played(tmp_path, scenario)
@@ -165,8 +165,8 @@ def test_a_lost_client_is_replaced_when_patience_ends(tmp_path):
             client.let_go.set()
         await federation.ended(run)
         (only,) = rounds_of(federation, run)
-        assert (only["state"], only["accepted"]) == ("committed", 2)
-        reported = {u["client"] for u in federation.ledger.accepted(run, 1)}
+        assert (only.state, only.accepted) == ("committed", 2)
+        reported = {u.client for u in federation.ledger.accepted(run, 1)}
         assert reported == {kept, spare}
 
     played(tmp_path, scenario)
@@ -190,9 +190,9 @@ def test_a_client_that_raises_is_replaced_or_left_out(tmp_path):
         run = await submit(federation, ZEROS, cohort={"goal": 3, "quorum": 1})
         await federation.ended(run)
         (only,) = rounds_of(federation, run)
-        assert (only["state"], only["accepted"]) == ("committed", 1)
+        assert (only.state, only.accepted) == ("committed", 1)
         await federation.settled()
-        members = {m["client"]: m for m in federation.ledger.cohort(run, 1)}
+        members = {m.client: m for m in federation.ledger.cohort(run, 1)}
         assert members["broken"]["phase"] == "failed"
         assert "ZeroDivisionError: no data" in members["broken"]["reason"]
         assert "nonsense" in members["wrong"]["reason"]
@@ -209,14 +209,14 @@ def test_pause_holds_a_round_and_resume_lets_it_close(tmp_path):
         run = await submit(federation, ZEROS, cohort={"goal": 1, "deadline_s": 600.0})
         await until(held.begun.is_set)
         await federation.server.runs.command(run, "pause")
-        assert federation.ledger.run(run)["state"] == "paused"
+        assert federation.ledger.run(run).state == "paused"
         held.let_go.set()
-        await until(lambda: rounds_of(federation, run)[0]["accepted"] == 1)
+        await until(lambda: rounds_of(federation, run)[0].accepted == 1)
         pass_deadline(federation, run)
-        assert rounds_of(federation, run)[0]["state"] == "reporting"
+        assert rounds_of(federation, run)[0].state == "reporting"
         await federation.server.runs.command(run, "resume")
         await federation.ended(run)
-        assert rounds_of(federation, run)[0]["state"] == "committed"
+        assert rounds_of(federation, run)[0].state == "committed"
         with pytest.raises(UsageError, match="finished"):
             await federation.server.runs.command(run, "pause")
 
@@ -236,27 +236,27 @@ def test_an_operator_aborts_closes_extends_and_stops(tmp_path):
         await until(held.begun.is_set)
         await until(lambda: counted(federation, run) == (1, 1))
 
-        before = rounds_of(federation, run)[0]["deadline_at"]
+        before = rounds_of(federation, run)[0].deadline_at
         await command(run, "extend", 100.0)
-        after = rounds_of(federation, run)[0]["deadline_at"]
+        after = rounds_of(federation, run)[0].deadline_at
         assert after - before == pytest.approx(100.0, abs=1.0)
 
         await command(run, "abort", "wrong data")
-        await until(lambda: rounds_of(federation, run)[0]["state"] == "abandoned")
-        assert "wrong data" in rounds_of(federation, run)[0]["reason"]
+        await until(lambda: rounds_of(federation, run)[0].state == "abandoned")
+        assert "wrong data" in rounds_of(federation, run)[0].reason
 
         await until(lambda: len(rounds_of(federation, run)) == 2)
         await until(lambda: counted(federation, run) == (2, 1))
         await command(run, "close")
         await federation.ended(run)
-        assert rounds_of(federation, run)[1]["state"] == "committed"
+        assert rounds_of(federation, run)[1].state == "committed"
         np.testing.assert_array_equal(result(federation, run)["b"], 1.0)
 
         other = await submit(federation, ZEROS, rounds=100, cohort=cohort)
         await until(lambda: len(rounds_of(federation, other)) == 1)
         await command(other, "stop")
         await federation.ended(other)
-        assert federation.ledger.run(other)["state"] == "stopped"
+        assert federation.ledger.run(other).state == "stopped"
         with pytest.raises(UsageError, match="stopped"):
             await command(other, "resume")
 
@@ -272,13 +272,13 @@ def test_a_paused_run_stays_paused_over_a_restart(tmp_path):
         await agents.start("fast", fast)
         run = await submit(federation, ZEROS, cohort={"goal": 2, "quorum": 2})
         await until(held.begun.is_set)
-        await until(lambda: rounds_of(federation, run)[0]["accepted"] == 1)
+        await until(lambda: rounds_of(federation, run)[0].accepted == 1)
         await federation.server.runs.command(run, "pause")
         await federation.server.__aexit__(None, None, None)
         held.let_go.set()
         await federation.start()
-        await until(lambda: rounds_of(federation, run)[0]["accepted"] == 2)
-        assert rounds_of(federation, run)[0]["state"] == "reporting"
+        await until(lambda: rounds_of(federation, run)[0].accepted == 2)
+        assert rounds_of(federation, run)[0].state == "reporting"
         assert federation.server.runs.get(run).engine.state == "paused"
         await federation.server.runs.command(run, "resume")
         await federation.ended(run)
@@ -298,7 +298,7 @@ def test_two_runs_share_a_fleet(tmp_path):
         await federation.ended(first)
         await federation.ended(second)
         for run in (first, second):
-            assert [r["accepted"] for r in rounds_of(federation, run)] == [2] * 4
+            assert [r.accepted for r in rounds_of(federation, run)] == [2] * 4
             np.testing.assert_array_equal(result(federation, run)["b"], 4.0)
 
     played(tmp_path, scenario)
@@ -352,12 +352,12 @@ def test_evaluation_rides_along_and_ends_the_run(tmp_path):
         )
         await federation.ended(run)
         rows = rounds_of(federation, run)
-        assert [r["kind"] for r in rows] == ["train", "train", "evaluate"]
-        assert [r["evaluation"]["values"]["value"] for r in rows] == [0.0, 1.0, 2.0]
-        assert rows[-1]["evaluation"]["num_examples"] == 4
-        assert rows[0]["training"]["values"]["step"] == 1.0
+        assert [r.kind for r in rows] == ["train", "train", "evaluate"]
+        assert [r.evaluation["values"]["value"] for r in rows] == [0.0, 1.0, 2.0]
+        assert rows[-1].evaluation["num_examples"] == 4
+        assert rows[0].training["values"]["step"] == 1.0
         models = federation.ledger.list_models(run)
-        assert [m["round"] for m in models] == [0, 1, 2]
+        assert [m.round for m in models] == [0, 1, 2]
 
     played(tmp_path, scenario)
 
@@ -383,7 +383,7 @@ def test_certificates_renew_themselves_and_work_goes_on(tmp_path):
         assert peer.not_after > datetime.now(UTC)
         run = await submit(federation, ZEROS, cohort={"goal": 1})
         await federation.ended(run)
-        assert federation.ledger.run(run)["state"] == "finished"
+        assert federation.ledger.run(run).state == "finished"
         assert not [r for r in federation.refusals() if r["code"] == "expired"]
 
     played(tmp_path, scenario)

@@ -34,14 +34,14 @@ def test_every_cohort_follows_from_the_rounds_before_over_a_restart(tmp_path):
     policy = PowerOfChoice(choices=2.0)
 
     def committed(federation, run):
-        return sum(r["state"] == "committed" for r in federation.ledger.list_rounds(run))
+        return sum(r.state == "committed" for r in federation.ledger.list_rounds(run))
 
     def everyone_waits(federation):
         return len(federation.world.fleet.available()) == len(NAMES)
 
     def drawn(rows, number):
         history = History()
-        add_rounds(history, [row for row in rows if row["round"] < number], policy)
+        add_rounds(history, [row for row in rows if row.round < number], policy)
         return sorted(select_by(policy, 3, number, history, 600.0)(NAMES, 2))
 
     async def scenario(federation, agents):
@@ -67,7 +67,7 @@ def test_every_cohort_follows_from_the_rounds_before_over_a_restart(tmp_path):
         await federation.ended(run)
         rows = federation.ledger.observations(run)
         cohorts = {
-            number: sorted(row["client"] for row in federation.ledger.cohort(run, number))
+            number: sorted(row.client for row in federation.ledger.cohort(run, number))
             for number in range(1, ROUNDS + 1)
         }
         assert cohorts == {number: drawn(rows, number) for number in cohorts}

@@ -131,7 +131,7 @@ def test_an_old_offer_that_is_played_back_does_nothing(runner, federation, tmp_p
                 other = await s.run()
                 await until(lambda: "old offer of round 1" in caplog.text)
                 caplog.clear()
-                assert federation.ledger.cohort(other, 1)[0]["phase"] == "offered"
+                assert federation.ledger.cohort(other, 1)[0].phase == "offered"
                 await s.stop(other)
                 assert not federation.refusals()
                 await s.agents.stop("device")

@@ -123,7 +123,7 @@ def test_a_rank_that_is_lost_fails_the_task_and_ends_the_site(tmp_path, fault):
 
         def reason():
             rows = federation.ledger.cohort(run, number)
-            return [r["reason"] for r in rows if r["phase"] == "failed"]
+            return [r.reason for r in rows if r.phase == "failed"]
 
         await until(reason)
         assert "all 2 ranks of this site" in reason()[0]
@@ -204,14 +204,14 @@ def test_a_batch_that_ranks_cannot_share_is_refused_in_words(tmp_path):
             )
 
             def reason():
-                return [r["reason"] for r in federation.ledger.cohort(odd, 1) if r["reason"]]
+                return [r.reason for r in federation.ledger.cohort(odd, 1) if r.reason]
 
             await until(reason)
             assert "batch_size to 4" in reason()[0]
             await federation.server.runs.command(odd, "stop")
             run = await submit(federation, initial(), cohort=cohort, train=TRAIN)
             await finished(federation, run)
-            assert federation.ledger.run(run)["state"] == "finished"
+            assert federation.ledger.run(run).state == "finished"
         finally:
             for rank in ranks:
                 rank.send_signal(signal.SIGTERM)
@@ -234,7 +234,7 @@ def test_a_stop_signal_ends_the_step_on_all_ranks(tmp_path):
             rank.send_signal(signal.SIGTERM)
         codes, outputs = await ended(ranks)
         assert codes == [0, 0], outputs
-        assert federation.ledger.run(run)["committed"] == 0
+        assert federation.ledger.run(run).committed == 0
         assert not federation.ledger.accepted(run, 1)
 
     play(tmp_path, scenario)
@@ -265,10 +265,10 @@ def test_torchrun_starts_a_site_and_starts_it_again(tmp_path):
             ledger = federation.ledger
 
             def failed():
-                return [m["phase"] for m in ledger.cohort(run, 1)] == ["failed"]
+                return [m.phase for m in ledger.cohort(run, 1)] == ["failed"]
 
             def finished():
-                return ledger.run(run)["state"] == "finished"
+                return ledger.run(run).state == "finished"
 
             await until(lambda: failed() or finished())
             if failed():  # else torchrun ended rank 0 before it could say so

@@ -147,7 +147,7 @@ def test_a_refusal_and_a_failure_are_errors_of_their_spans(tmp_path):
             await agents.start("a", Broken())
             run = await submit(federation, {"b": np.zeros(3)}, cohort={"goal": 1, "quorum": 1})
             ledger = federation.ledger
-            await until(lambda: [m["phase"] for m in ledger.cohort(run, 1)] == ["failed"])
+            await until(lambda: [m.phase for m in ledger.cohort(run, 1)] == ["failed"])
             await federation.server.runs.command(run, "stop")
         finally:
             await agents.stop()
@@ -174,7 +174,7 @@ def test_a_collector_that_is_away_delays_nothing(tmp_path):
             await agents.start("a", Adder())
             run = await submit(federation, {"b": np.zeros(3)}, cohort={"goal": 1, "quorum": 1})
             await federation.ended(run)
-            assert federation.ledger.run(run)["state"] == "finished"
+            assert federation.ledger.run(run).state == "finished"
         finally:
             await agents.stop()
             await federation.stop()

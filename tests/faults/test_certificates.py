@@ -68,7 +68,7 @@ def test_a_certificate_that_ended_too_long_ago_needs_a_token(stage):
     ledger = Ledger.in_directory(stage.state)
     newest = ledger.list_refusals("")[0]
     ledger.close()
-    assert (newest["code"], newest["client"]) == (Code.EXPIRED, "ann")
+    assert (newest.code, newest.client) == (Code.EXPIRED, "ann")
 
 
 def test_an_agent_killed_between_the_issue_and_its_disk_renews_again(stage):

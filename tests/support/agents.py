@@ -117,7 +117,7 @@ async def submit(federation, params, **settings):
 def result(federation, run):
     """The current model of a run."""
     row = federation.ledger.run(run)
-    return read_params(federation.world.models.path(row["model"]))
+    return read_params(federation.world.models.path(row.model))
 
 
 def played(tmp_path, scenario, **settings):

@@ -90,8 +90,8 @@ class OpenRound:
             await federation.server.runs.command(self.run, "close")
         await federation.ended(self.run)
         row = federation.ledger.run(self.run)
-        assert row["state"] == "finished", row
-        return row["model"]
+        assert row.state == "finished", row
+        return row.model
 
 
 def expected_digest(path, clients):

@@ -411,17 +411,17 @@ class CrashTest:
         ledger = Ledger.in_directory(self.state)
         row = ledger.run("crash-1")
         ledger.close()
-        if row["state"] not in ("running", "finished"):
-            raise AssertionError(f"the run is {row['state']}: {row['reason']}")
-        return row["state"] == "finished"
+        if row.state not in ("running", "finished"):
+            raise AssertionError(f"the run is {row.state}: {row.reason}")
+        return row.state == "finished"
 
     def judge(self):
         ledger = Ledger.in_directory(self.state)
         rounds = ledger.list_rounds("crash-1")
-        self.report.counted = {r["number"]: r["accepted"] for r in rounds}
-        model = ledger.run("crash-1")["model"]
+        self.report.counted = {r.number: r.accepted for r in rounds}
+        model = ledger.run("crash-1").model
         buffers = [
-            [(u["client"], u["round"], u["staleness"]) for u in ledger.accepted("crash-1", number)]
+            [(u.client, u.round, u.staleness) for u in ledger.accepted("crash-1", number)]
             for number in self.report.counted
         ]
         held = {(number, client) for updates in buffers for client, number, _ in updates}

@@ -128,7 +128,7 @@ class Scene:
             rows[:] = [
                 row
                 for row in self.federation.ledger.cohort(run, number)
-                if row["client"] == self.name and row["phase"] == phase
+                if row.client == self.name and row.phase == phase
             ]
             return bool(rows)
 
@@ -162,7 +162,7 @@ async def scene(federation, directory, name, client=None):
         federation.server.runs.sends = sends
         await agents.stop()
         for run in federation.ledger.list_runs(("running", "paused")):
-            await federation.server.runs.command(run["id"], "stop")
+            await federation.server.runs.command(run.id, "stop")
         await until(lambda: federation.world.fleet.get(name) is None)
 
 

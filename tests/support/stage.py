@@ -242,9 +242,9 @@ class Stage:
         """The ledger's committed rounds and who counted in each: [(number, [client, ...])]."""
         ledger = Ledger.in_directory(self.state)
         try:
-            rows = [r for r in ledger.list_rounds(run) if r["state"] == "committed"]
-            counts = {r["number"]: r["accepted"] for r in rows}
-            clients = {n: [u["client"] for u in ledger.accepted(run, n)] for n in counts}
+            rows = [r for r in ledger.list_rounds(run) if r.state == "committed"]
+            counts = {r.number: r.accepted for r in rows}
+            clients = {n: [u.client for u in ledger.accepted(run, n)] for n in counts}
         finally:
             ledger.close()
         for number, count in counts.items():

@@ -312,7 +312,7 @@ def test_models_are_promoted_and_runs_rolled_back_with_their_consequence_in_word
     assert "becomes the one that clients use" in said
     assert door.world.ledger.promoted() is None
     assert _run("model", "promote", run, "--note", "first", "--yes").stdout == said
-    assert door.world.ledger.promoted()["note"] == "first"
+    assert door.world.ledger.promoted().note == "first"
     assert "nothing changes" in _run("model", "rollback", run, "0").stdout
     assert _json("model", "rollback", run, "0")["changed"] is False
     _run("model", "rollback", run, "3", "--yes", code=2)

@@ -41,7 +41,7 @@ def door(tmp_path_factory):
 @pytest.fixture(scope="module")
 def rows(door):
     """The table, with paths that lead to what is there."""
-    digest = door.world.ledger.run(door.run)["model"]
+    digest = door.world.ledger.run(door.run).model
     found = {"run": door.run, "name": "ward-1", "digest": digest, "action": "pause", "number": "1"}
 
     def filled(path):
@@ -179,7 +179,7 @@ def test_no_answer_holds_a_secret(door, rows):
         "API token": admin.token.rpartition(".")[2],
         "API token as it is kept": secrets.kept(admin.token.rpartition(".")[2]),
         "device's token": device["token"].split(".")[2],
-        "device's token as it is kept": ledger.token(device["id"])["secret_hash"],
+        "device's token as it is kept": ledger.token(device["id"]).secret_hash,
         "link": link["url"].partition("code=")[2],
     }
     keys = [*(door.directory / "pki").iterdir(), *(door.directory / "noise").glob("*")]

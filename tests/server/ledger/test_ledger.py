@@ -81,9 +81,9 @@ def test_an_update_counts_in_the_buffer_that_its_row_names(ledger):
     assert ledger.accept(replace(late, counts_in=3), 10) is False  # a repeat, in a later buffer
     assert ledger.accepted("run", 1) == []
     (row,) = ledger.accepted("run", 2)
-    assert (row["round"], row["counts_in"], row["staleness"]) == (1, 2, 1)
+    assert (row.round, row.counts_in, row.staleness) == (1, 2, 1)
     assert ledger.find_update("run", 1, "alice") == row
-    assert [(r["accepted"], r["staleness"]) for r in ledger.list_rounds("run")] == [(0, 0), (1, 1)]
+    assert [(r.accepted, r.staleness) for r in ledger.list_rounds("run")] == [(0, 0), (1, 1)]
     full = replace(UPDATE, client="bob", counts_in=2, staleness=1)
     assert refused(ledger.accept, full, 1) is Code.ROUND_CLOSED
 
@@ -107,8 +107,8 @@ def test_who_is_at_work_is_whoever_has_not_ended(ledger):
     ledger.commit_round("run", 1, RESULT, 100)
     open_round(ledger, 2)
     ledger.set_phase("run", 2, "alice", "failed", "no data")
-    assert [(m["round"], m["client"]) for m in ledger.at_work("run", 1)] == [(1, "bob"), (2, "bob")]
-    assert [(m["round"], m["client"]) for m in ledger.at_work("run", 2)] == [(2, "bob")]
+    assert [(m.round, m.client) for m in ledger.at_work("run", 1)] == [(1, "bob"), (2, "bob")]
+    assert [(m.round, m.client) for m in ledger.at_work("run", 2)] == [(2, "bob")]
 
 
 # ---- updates ------------------------------------------------------------------------------------
@@ -128,14 +128,14 @@ def test_second_update_for_the_slot_conflicts(ledger):
     """Another update of the same client for the round is refused and leaves the first."""
     ledger.accept(UPDATE, 10)
     assert refused(ledger.accept, replace(UPDATE, identity="other"), 10) is Code.CONFLICTING_UPDATE
-    assert ledger.find_update("run", 1, "alice")["identity"] == "abc"
+    assert ledger.find_update("run", 1, "alice").identity == "abc"
 
 
 def test_acceptance_marks_the_member_reported(ledger):
     """The cohort's row moves in the transaction that accepts."""
     ledger.set_phase("run", 1, "alice", "failed", "lost its patience")
     ledger.accept(UPDATE, 10)
-    phases = {m["client"]: (m["phase"], m["reason"]) for m in ledger.cohort("run", 1)}
+    phases = {m.client: (m.phase, m.reason) for m in ledger.cohort("run", 1)}
     assert phases == {"alice": ("reported", ""), "bob": ("offered", "")}
 
 
@@ -144,9 +144,9 @@ def test_a_record_of_a_late_member_does_not_undo_its_update(ledger):
     ledger.accept(UPDATE, 10)
     late = {name: Record(phase="late", ended_at=2.0, bytes_up=5) for name in ("alice", "bob")}
     ledger.keep_records("run", {1: late}, over=True)
-    rows = {m["client"]: (m["phase"], m["bytes_up"]) for m in ledger.members("run", 1)}
+    rows = {m.client: (m.phase, m.bytes_up) for m in ledger.members("run", 1)}
     assert rows == {"alice": ("reported", 5), "bob": ("late", 5)}
-    assert ledger.round("run", 1)["summary"]["counted"] == 1
+    assert ledger.round("run", 1).summary["counted"] == 1
 
 
 def test_nothing_is_accepted_past_the_capacity(ledger):
@@ -162,8 +162,8 @@ def test_nothing_new_is_accepted_once_a_round_has_closed(ledger, end):
     ledger.accept(UPDATE, 10)
     number = 1
     if end == "close":
-        assert [u["client"] for u in ledger.close_round("run", 1)] == ["alice"]
-        assert [u["client"] for u in ledger.close_round("run", 1)] == ["alice"]
+        assert [u.client for u in ledger.close_round("run", 1)] == ["alice"]
+        assert [u.client for u in ledger.close_round("run", 1)] == ["alice"]
     elif end == "commit":
         ledger.close_round("run", 1)
         ledger.commit_round("run", 1, RESULT, 100)
@@ -187,10 +187,10 @@ def test_commit_moves_the_run_once(ledger):
     ledger.close_round("run", 1)
     ledger.commit_round("run", 1, RESULT, 123)
     run = ledger.run("run")
-    assert (run["model"], run["strategy_state"], run["committed"]) == ("new", '{"step": 1}', 1)
+    assert (run.model, run.strategy_state, run.committed) == ("new", '{"step": 1}', 1)
     ledger.commit_round("run", 1, RESULT | {"model_out": "newer"}, 123)
     assert ledger.run("run") == run
-    assert [(m["round"], m["digest"]) for m in ledger.list_models("run")] == [
+    assert [(m.round, m.digest) for m in ledger.list_models("run")] == [
         (0, "old"),
         (1, "new"),
     ]
@@ -205,8 +205,8 @@ def test_only_a_closing_round_commits(ledger, state):
     if state == "abandoned":
         ledger.abandon_round("run", 1, "no quorum", "quorum")
     ledger.commit_round("run", 1, RESULT, 100)
-    assert ledger.run("run")["model"] == "old"
-    assert ledger.list_rounds("run")[0]["state"] == state
+    assert ledger.run("run").model == "old"
+    assert ledger.list_rounds("run")[0].state == state
 
 
 def test_committed_round_cannot_be_abandoned(ledger):
@@ -214,8 +214,8 @@ def test_committed_round_cannot_be_abandoned(ledger):
     ledger.close_round("run", 1)
     ledger.commit_round("run", 1, RESULT, 100)
     ledger.abandon_round("run", 1, "too late", "quorum")
-    assert ledger.list_rounds("run")[0]["state"] == "committed"
-    assert ledger.run("run")["abandoned_in_a_row"] == 0
+    assert ledger.list_rounds("run")[0].state == "committed"
+    assert ledger.run("run").abandoned_in_a_row == 0
 
 
 def test_abandoned_rounds_in_a_row_are_counted_until_one_commits(ledger):
@@ -224,12 +224,12 @@ def test_abandoned_rounds_in_a_row_are_counted_until_one_commits(ledger):
     ledger.abandon_round("run", 1, "no quorum", "quorum")  # a second time is no second round
     open_round(ledger, 2)
     ledger.abandon_round("run", 2, "no quorum", "quorum")
-    assert ledger.run("run")["abandoned_in_a_row"] == 2
+    assert ledger.run("run").abandoned_in_a_row == 2
     open_round(ledger, 3)
     ledger.close_round("run", 3)
     ledger.commit_round("run", 3, RESULT, 100)
-    assert ledger.run("run")["abandoned_in_a_row"] == 0
-    assert ledger.run("run")["last_round"] == 3
+    assert ledger.run("run").abandoned_in_a_row == 0
+    assert ledger.run("run").last_round == 3
 
 
 def test_round_of_evaluation_makes_no_model(ledger):
@@ -237,8 +237,8 @@ def test_round_of_evaluation_makes_no_model(ledger):
     open_round(ledger, 2, "evaluate")
     ledger.close_round("run", 2)
     ledger.commit_round("run", 2, RESULT | {"counts": False, "model_out": "old"}, 100)
-    assert ledger.run("run")["committed"] == 0
-    assert [m["round"] for m in ledger.list_models("run")] == [0]
+    assert ledger.run("run").committed == 0
+    assert [m.round for m in ledger.list_models("run")] == [0]
 
 
 def test_open_rounds_are_those_that_report_or_close(ledger):
@@ -247,7 +247,7 @@ def test_open_rounds_are_those_that_report_or_close(ledger):
     open_round(ledger, 3)
     ledger.close_round("run", 2)
     ledger.abandon_round("run", 3, "no quorum", "quorum")
-    assert [(r["number"], r["state"]) for r in ledger.open_rounds()] == [
+    assert [(r.number, r.state) for r in ledger.open_rounds()] == [
         (1, "reporting"),
         (2, "closing"),
     ]
@@ -290,7 +290,7 @@ def test_failed_enrolment_leaves_the_token_unused(ledger):
     ledger.enrol("t1", "serial", 500.0)
     with pytest.raises(Exception, match="UNIQUE"):
         ledger.enrol("t2", "serial", 500.0)
-    assert ledger.token("t2")["used_at"] is None
+    assert ledger.token("t2").used_at is None
     assert ledger.client_status("dave") is None
 
 
@@ -326,7 +326,7 @@ def test_revocation_voids_the_tokens_that_are_still_out(ledger):
     ledger.add_token("t", "hash", "carol", 4e9)
     ledger.enrol("t", "serial", 500.0)
     ledger.revoke("carol")
-    ends = {t["id"]: t["expires_at"] for t in ledger.list_tokens()}
+    ends = {t.id: t.expires_at for t in ledger.list_tokens()}
     assert ends["out"] <= time.time()
     assert (ends["ended"], ends["dave's"], ends["t"]) == (5.0, 4e9, 4e9)
 
@@ -351,7 +351,7 @@ def test_a_client_that_has_left_is_out_as_if_revoked_and_said_to_have_left(ledge
     assert ledger.revoked_clients() == {"carol"}
     assert refused(ledger.add_certificate, "renewed", "carol", 600.0) is Code.REVOKED
     assert refused(ledger.check_certificate, "first", "carol") is Code.REVOKED
-    assert {row["id"]: row["expires_at"] for row in ledger.list_tokens()}["again"] < 4e9
+    assert {row.id: row.expires_at for row in ledger.list_tokens()}["again"] < 4e9
     ledger.add_token("new", "hash", "carol", 4e9)
     ledger.enrol("new", "second", 500.0)
     ledger.check_certificate("second", "carol")
@@ -373,10 +373,10 @@ def test_newest_refusals_are_kept_and_listed_first(ledger, monkeypatch):
     for number in range(6):
         refusal = Refusal(Code.TOO_LARGE, f"message {number}", detail="detail")
         ledger.add_refusal("mallory", "run" if number % 2 else "", number, refusal)
-    assert [r["round"] for r in ledger.list_refusals()] == [5, 4, 3, 2]
-    assert [r["round"] for r in ledger.list_refusals("run")] == [5, 3]
+    assert [r.round for r in ledger.list_refusals()] == [5, 4, 3, 2]
+    assert [r.round for r in ledger.list_refusals("run")] == [5, 3]
     newest = ledger.list_refusals(limit=1)[0]
-    assert (newest["client"], newest["code"], newest["message"], newest["detail"]) == (
+    assert (newest.client, newest.code, newest.message, newest.detail) == (
         "mallory",
         "too_large",
         "message 5",

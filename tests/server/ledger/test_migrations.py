@@ -46,7 +46,7 @@ def test_an_old_ledger_gets_the_shape_of_a_new_one(old, tmp_path_factory):
 def test_an_old_ledger_goes_on(old):
     """Its open round takes the update that it waits for, and an accepted one stays counted once."""
     ledger = Ledger.in_directory(old)
-    assert [(r["number"], r["state"]) for r in ledger.list_rounds("digits")] == [
+    assert [(r.number, r.state) for r in ledger.list_rounds("digits")] == [
         (1, "committed"),
         (2, "committed"),
         (3, "reporting"),
@@ -62,12 +62,12 @@ def test_an_old_ledger_goes_on(old):
 def test_an_old_run_can_be_rolled_back_to_what_was_kept(old):
     """Of each run that is its last model's state; the others say what to do instead."""
     ledger = Ledger.in_directory(old)
-    assert {p["round"]: p["state"] for p in ledger.points("digits")} == {
+    assert {p.round: p.state for p in ledger.points("digits")} == {
         0: None,
         1: None,
         2: '{"step": 2}',
     }
-    assert [p["state"] for p in ledger.points("other")] == ['{"step": 0}']
+    assert [p.state for p in ledger.points("other")] == ['{"step": 0}']
     with pytest.raises(UsageError, match="submit a new run from its model digits-1"):
         ledger.roll_back("digits", 1)
 
@@ -77,8 +77,8 @@ def test_updates_from_before_buffers_count_where_they_were_asked(old):
     with sqlite3.connect(old / "ledger.sqlite") as database:
         database.execute("UPDATE updates SET counts_in = NULL")
     ledger = Ledger.in_directory(old)
-    assert [u["client"] for u in ledger.accepted("digits", 1)] == ["alice", "bob"]
-    assert [r["accepted"] for r in ledger.list_rounds("digits")] == [2, 2, 2]
+    assert [u.client for u in ledger.accepted("digits", 1)] == ["alice", "bob"]
+    assert [r.accepted for r in ledger.list_rounds("digits")] == [2, 2, 2]
 
 
 def test_steps_are_done_once(old):

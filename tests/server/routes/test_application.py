@@ -58,7 +58,7 @@ def test_token_text_is_shown_once_and_kept_as_a_hash(door):
     assert status == 201
     token = parse_token(issued["token"])
     assert token.pin == door.authority.root_pin
-    assert secret_matches(token.secret, door.world.ledger.token(token.id)["secret_hash"])
+    assert secret_matches(token.secret, door.world.ledger.token(token.id).secret_hash)
     _, listed = door.ask("GET", "/tokens")
     [row] = listed["tokens"]
     assert (row["id"], row["client"], row["status"]) == (token.id, "ward-3", "unused")
@@ -81,7 +81,7 @@ def test_token_id_that_exists_is_drawn_again(door, monkeypatch):
     monkeypatch.setattr(token_actions.tokens, "make_token", lambda _pin: next(made))
     second = door.ask("POST", "/tokens", {"client": "b"})[1]
     assert second["id"] != first["id"]
-    assert door.world.ledger.token(first["id"])["client"] == "a"
+    assert door.world.ledger.token(first["id"]).client == "a"
 
 
 @pytest.mark.parametrize(

@@ -154,8 +154,8 @@ def test_presence_is_stored_in_one_go(door):
     assert taken["east-2"].version is None
     door.world.ledger.saw(taken)
     [row] = door.world.ledger.look_up(["east-1"])
-    assert (row["version"], row["seen_at"]) == ("1.2", taken["east-1"].at)
-    assert {len(value) for value in row["own_labels"].values()} <= {120}
+    assert (row.version, row.seen_at) == ("1.2", taken["east-1"].at)
+    assert {len(value) for value in row.own_labels.values()} <= {120}
     assert store is not None
 
 

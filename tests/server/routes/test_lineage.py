@@ -23,7 +23,7 @@ def door(tmp_path):
     with Door(tmp_path / "state") as door:
         door.run = door.submit(tmp_path)
         ledger = door.world.ledger
-        door.first = ledger.run(door.run)["model"]
+        door.first = ledger.run(door.run).model
         path = tmp_path / "second.safetensors"
         write_file(path, {"w": np.array([3, 0, 0, 4], np.float32)})
         door.second = door.put_model(path)

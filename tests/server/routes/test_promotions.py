@@ -11,7 +11,7 @@ def door(tmp_path):
     """A server with a run, `first`, that has committed nothing yet."""
     with Door(tmp_path / "state") as door:
         door.first = door.submit(tmp_path)
-        door.digest = door.world.ledger.run(door.first)["model"]
+        door.digest = door.world.ledger.run(door.first).model
         yield door
 
 
@@ -20,7 +20,7 @@ def commit(door, run, number, model):
     ledger = door.world.ledger
     row = {
         "run": run, "number": number, "kind": "train", "opened_at": 0.0, "deadline_at": 1.0,
-        "model_in": ledger.run(run)["model"],
+        "model_in": ledger.run(run).model,
     }  # fmt: skip
     ledger.open_round(row, [])
     ledger.close_round(run, number)
@@ -38,7 +38,7 @@ def test_a_promotion_is_told_with_its_run_and_round(door):
     assert (status, done["changed"]) == (200, True)
     promotion = done["promotion"]
     assert (promotion["run"], promotion["round"], promotion["note"]) == (door.first, 0, "good")
-    assert ledger.promoted()["digest"] == door.digest
+    assert ledger.promoted().digest == door.digest
     assert ledger.promoted(door.first) == ledger.promoted()
     assert ledger.promoted("another") is None
 
@@ -95,7 +95,7 @@ def test_a_rollback_says_what_it_undoes_before_it_does(door, tmp_path):
     status, seen = door.ask("POST", url + "?preview=true", {"round": 0})
     assert (status, seen["changed"]) == (200, False)
     assert "Round 1 is no part of it any more" in seen["consequence"]
-    assert door.world.ledger.run(door.first)["model"] == other
+    assert door.world.ledger.run(door.first).model == other
     done = door.ask("POST", url, {"round": 0})[1]
     assert (done["changed"], done["consequence"]) == (True, seen["consequence"])
     assert (done["model"], done["rounds_committed"]) == (door.digest, 0)
@@ -120,4 +120,4 @@ def test_a_model_whose_file_is_gone_is_no_place_to_go(door, tmp_path):
     commit(door, door.first, 2, "e" * 64)
     status, fault = door.ask("POST", f"/runs/{door.first}/rollback", {"round": 1})
     assert (status, fault["error"]["kind"]) == (500, "integrity")
-    assert door.world.ledger.run(door.first)["model"] == "e" * 64
+    assert door.world.ledger.run(door.first).model == "e" * 64

@@ -88,7 +88,7 @@ def test_a_paused_run_is_tried_again(door):
     for number in (1, 2, 3):
         wait(lambda number=number: door.runs.get(door.run).engine.progress.opened == number)
         act(door, "abort", {"round": number})
-    wait(lambda: door.world.ledger.run(door.run)["state"] == "paused")
+    wait(lambda: door.world.ledger.run(door.run).state == "paused")
     done = act(door, "retry")
     assert (done["state"], done["changed"]) == ("running", True)
     assert door.runs.get(door.run).round.plan.number == 4
@@ -102,11 +102,11 @@ def test_a_goal_is_changed_for_the_open_round_and_later_ones(door):
     engine = door.runs.get(door.run).round.engine
     assert (engine.config.goal, engine.config.quorum) == (1, 1)
     assert act(door, "goal", {"goal": 1})["changed"] is False
-    assert door.world.ledger.run(door.run)["goals"] == [1, 1]
+    assert door.world.ledger.run(door.run).goals == [1, 1]
     for bad in ({"goal": 10_000}, {"goal": 2, "quorum": 3}):
         status, fault = door.ask("POST", f"/runs/{door.run}/goal", bad)
         assert (status, fault["error"]["kind"]) == (409, "conflict"), fault
-    assert door.world.ledger.run(door.run)["goals"] == [1, 1]
+    assert door.world.ledger.run(door.run).goals == [1, 1]
 
 
 def test_a_quorum_that_the_aggregation_cannot_use_is_refused(tmp_path):
@@ -139,7 +139,7 @@ def test_a_round_is_not_closed_with_fewer_than_the_aggregation_needs(tmp_path):
             await asyncio.to_thread(post, "runs", run, "close", body={})
         slow.let_go.set()
         await federation.ended(run)
-        return federation.ledger.run(run)["state"]
+        return federation.ledger.run(run).state
 
     assert played(tmp_path, scenario) == "finished"
 
@@ -156,7 +156,7 @@ def test_only_a_round_that_failed_by_itself_raises_an_alert(tmp_path):
         async def abandoned(run):
             def over():
                 row = federation.ledger.round(run, 1)
-                return row and row["state"] == "abandoned"
+                return row and row.state == "abandoned"
 
             await until(over)
             told = await asyncio.to_thread(control.get, "overview")

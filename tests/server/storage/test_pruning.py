@@ -20,7 +20,7 @@ def door(tmp_path):
     """A server that keeps two models, and a run of six rounds, each with a state of its own."""
     with Door(tmp_path / "state", keep_models=2) as door:
         door.run = door.submit(tmp_path)
-        door.models, door.states = [door.world.ledger.run(door.run)["model"]], [None]
+        door.models, door.states = [door.world.ledger.run(door.run).model], [None]
         for number in range(1, 7):
             commit(door, tmp_path, number)
         yield door
@@ -81,7 +81,7 @@ def test_what_was_pruned_is_no_place_to_go_back_to_and_what_stays_is(door):
     status, done = door.ask("POST", f"/runs/{door.run}/rollback", {"round": 5})
     assert (status, done["rounds_committed"]) == (200, 5)
     run = door.world.ledger.run(door.run)
-    assert (run["model"], f'"{door.states[5]}"' in run["strategy_state"]) == (door.models[5], True)
+    assert (run.model, f'"{door.states[5]}"' in run.strategy_state) == (door.models[5], True)
     prune(door)
     assert 5 in kept(door, door.models)  # it is the run's now
 
@@ -139,7 +139,7 @@ def test_nothing_goes_where_everything_is_to_stay(tmp_path):
     """Nought keeps all."""
     with Door(tmp_path / "state", keep_models=0) as door:
         door.run = door.submit(tmp_path)
-        door.models, door.states = [door.world.ledger.run(door.run)["model"]], [None]
+        door.models, door.states = [door.world.ledger.run(door.run).model], [None]
         for number in range(1, 4):
             commit(door, tmp_path, number)
         assert prune(door) == 0

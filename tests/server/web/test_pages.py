@@ -61,7 +61,7 @@ def test_every_page_stands_on_an_empty_server(door, path):
 def test_pages_hold_no_script_and_no_style_of_their_own(door, tmp_path):
     """So that the policy against injected ones can be strict."""
     run = submit(door, tmp_path)
-    digest = door.world.ledger.run(run)["model"]
+    digest = door.world.ledger.run(run).model
     pages = (f"/runs/{run}", f"/runs/{run}/rounds", f"/models/{digest}", f"/runs/new?clone={run}")
     for path in (*STATIC_PAGES, *pages):
         status, text = get(door, path)
@@ -85,7 +85,7 @@ def test_run_that_has_ended_says_how_long_it_took(door, tmp_path):
     run = submit(door, tmp_path)
     assert "<dt>Time left</dt>" in get(door, f"/runs/{run}")[1]
     door.ask("POST", f"/runs/{run}/stop", {})
-    wait_for(lambda: door.world.ledger.run(run)["ended_at"], "it does not end")
+    wait_for(lambda: door.world.ledger.run(run).ended_at, "it does not end")
     text = get(door, f"/runs/{run}")[1]
     assert ("<dt>Took</dt>" in text, "Time left" in text) == (True, False)
 
@@ -101,7 +101,7 @@ def test_live_part_is_that_part_alone(door, tmp_path):
 def test_live_part_is_as_old_as_the_last_change_of_what_its_page_hears(door, tmp_path):
     """Else it would be drawn too often, or, worse, show what was."""
     run = submit(door, tmp_path)
-    values = {"run": run, "digest": door.world.ledger.run(run)["model"]}
+    values = {"run": run, "digest": door.world.ledger.run(run).model}
     pages = [path for path in HEARS if path not in NO_PAGES]
     assert len(pages) >= 8
     for path in pages:

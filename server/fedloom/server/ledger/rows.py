@@ -9,7 +9,7 @@ from typing import Any
 
 
 class _Row(Mapping[str, Any]):
-    """Base of rows, which are mappings as well until every room reads attributes."""
+    """Base of rows: a mapping of columns as well, for code that takes any row."""
 
     __slots__ = ()
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from fedloom.protocol.crash_points import crossing
 from fedloom.server.engine import RoundKind
-from fedloom.server.ledger import Row
+from fedloom.server.ledger.rows import ObservationRow, UpdateRow
 from fedloom.server.metrics.meters import STOPPED
 from fedloom.server.planning.advance import counts
 from fedloom.server.planning.round_plan import RoundPlan
@@ -37,7 +37,7 @@ class Outcome:
     strategy_state: str | None
     reason: str = ""
     fault: bool = False
-    observed: Sequence[Row] = ()
+    observed: Sequence[ObservationRow] = ()
     excluded: frozenset[str] = frozenset()
     cause: str = STOPPED
 
@@ -56,8 +56,8 @@ class Result:
 
     model: str
     strategy_state: str | None
-    updates: Sequence[Row]
-    observed: Sequence[Row]
+    updates: Sequence[UpdateRow]
+    observed: Sequence[ObservationRow]
     excluded: frozenset[str]
 
 
@@ -84,7 +84,7 @@ async def commit(plan: RoundPlan, total: RoundSum, world: RoundsContext) -> Resu
     }
     await world.in_ledger(ledger.commit_round, *plan.key, result, done.model.size_bytes)
     crossing("commit.ledger")
-    observed: Sequence[Row] = ()
+    observed: Sequence[ObservationRow] = ()
     if trains and plan.spec.build_selection().needs:
         observed = await world.in_ledger(ledger.observations, plan.run, plan.number - 1)
     return Result(done.model.digest, done.note, updates, observed, done.excluded)

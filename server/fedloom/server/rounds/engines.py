@@ -18,7 +18,7 @@ from fedloom.server.engine import (
     RoundState,
     Select,
 )
-from fedloom.server.ledger import Row
+from fedloom.server.ledger.rows import CohortRow, RoundRow, UpdateRow
 from fedloom.server.planning.round_plan import RoundPlan
 from fedloom.server.rounds.context import RoundsContext
 
@@ -34,10 +34,10 @@ class StoredRound:
         at_work: rows of members that may still be at work, in earlier rounds too; of buffers.
     """
 
-    row: Row | None
-    members: Sequence[Row] = ()
-    accepted: Sequence[Row] = ()
-    at_work: Sequence[Row] = ()
+    row: RoundRow | None
+    members: Sequence[CohortRow] = ()
+    accepted: Sequence[UpdateRow] = ()
+    at_work: Sequence[CohortRow] = ()
 
 
 def buffer_settings(plan: RoundPlan) -> BufferConfig | None:
@@ -60,7 +60,9 @@ def begin(plan: RoundPlan, *, select: Select, now: float, available: Iterable[st
     )
 
 
-async def read(plan: RoundPlan, row: Row | None, first: int, world: RoundsContext) -> StoredRound:
+async def read(
+    plan: RoundPlan, row: RoundRow | None, first: int, world: RoundsContext
+) -> StoredRound:
     """Read what is needed to restore the engine of a round.
 
     Args:
@@ -74,7 +76,7 @@ async def read(plan: RoundPlan, row: Row | None, first: int, world: RoundsContex
         return StoredRound(row=None, at_work=await world.in_ledger(ledger.at_work, plan.run, first))
     members = await world.in_ledger(ledger.cohort, *key)
     accepted = await world.in_ledger(ledger.accepted, *key)
-    at_work: Sequence[Row] = ()
+    at_work: Sequence[CohortRow] = ()
     if buffer_settings(plan) is not None:
         at_work = await world.in_ledger(ledger.at_work, plan.run, first)
     return StoredRound(row=row, members=members, accepted=accepted, at_work=at_work)
@@ -102,8 +104,8 @@ def restore(
         paused: whether the run is.
     """
     row, config = stored.row, buffer_settings(plan) or plan.config
-    state = RoundState.COMMITTED if row is None else RoundState(row["state"])
-    left_s = 0.0 if row is None else max(row["deadline_at"] - time.time(), config.patience_s)
+    state = RoundState.COMMITTED if row is None else RoundState(row.state)
+    left_s = 0.0 if row is None else max(row.deadline_at - time.time(), config.patience_s)
     if isinstance(config, BufferConfig):
         return Buffer.rebuild(
             config,
@@ -121,8 +123,8 @@ def restore(
         config,
         select=select,
         state=state,
-        cohort={m["client"]: Phase(m["phase"]) for m in stored.members},
-        accepted={u["client"] for u in stored.accepted},
+        cohort={m.client: Phase(m.phase) for m in stored.members},
+        accepted={u.client for u in stored.accepted},
         deadline_left_s=left_s,
         now=now,
         available=available,
@@ -132,11 +134,11 @@ def restore(
 
 def _snapshots(stored: StoredRound, grace_s: float) -> dict[str, MemberSnapshot]:
     """Members by name: a later task of a client ends its earlier one, and its update ends both."""
-    members = {m["client"]: _snapshot(m, grace_s) for m in (*stored.at_work, *stored.members)}
-    reported = {u["client"]: MemberSnapshot(u["round"], Phase.REPORTED) for u in stored.accepted}
+    members = {m.client: _snapshot(m, grace_s) for m in (*stored.at_work, *stored.members)}
+    reported = {u.client: MemberSnapshot(u.round, Phase.REPORTED) for u in stored.accepted}
     return members | reported
 
 
-def _snapshot(row: Row, grace_s: float) -> MemberSnapshot:
-    phase = Phase(row["phase"])
-    return MemberSnapshot(row["round"], phase, grace_s if phase is Phase.OFFERED else None)
+def _snapshot(row: CohortRow, grace_s: float) -> MemberSnapshot:
+    phase = Phase(row.phase)
+    return MemberSnapshot(row.round, phase, grace_s if phase is Phase.OFFERED else None)

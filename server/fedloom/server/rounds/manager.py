@@ -15,7 +15,7 @@ from fedloom.protocol.errors import Code, FedloomError, Refusal, UsageError
 from fedloom.server.engine import (
     RunState,
 )
-from fedloom.server.ledger import Point, Row, require_run
+from fedloom.server.ledger import Point, require_run
 from fedloom.server.ledger.rows import RunRow
 from fedloom.server.metrics.log_buffer import about
 from fedloom.server.planning import limits
@@ -44,16 +44,16 @@ class Runs:
         world = self._world
         rounds = await world.in_ledger(world.ledger.open_rounds)
         active = await world.in_ledger(world.ledger.list_runs, ACTIVE)
-        kept = {(row["run"], row["number"]) for row in rounds}
+        kept = {(row.run, row.number) for row in rounds}
         world.spool.sweep(kept.union(*map(_worked_on, active)))
         for row in active:
             try:
                 await self._drive(row)
             except Exception as error:  # one run that cannot continue must not stop the others
-                log.exception("run %s cannot continue", row["id"], extra=about(run=row["id"]))
+                log.exception("run %s cannot continue", row.id, extra=about(run=row.id))
                 why = str(error) if isinstance(error, FedloomError) else repr(error)
                 await world.in_ledger(
-                    partial(world.ledger.set_run_state, row["id"], "failed", why, ended=True)
+                    partial(world.ledger.set_run_state, row.id, "failed", why, ended=True)
                 )
 
     async def stop(self) -> None:
@@ -62,9 +62,9 @@ class Runs:
             await driver.stop()
             await driver.settled()
 
-    async def _drive(self, row: Row) -> None:
+    async def _drive(self, row: RunRow) -> None:
         world = self._world
-        manifest = await world.in_disk(world.models.manifest, row["model"])
+        manifest = await world.in_disk(world.models.manifest, row.model)
         driver = RunDriver(row, manifest, world, self.ended)
         self._drivers[driver.id] = driver
         try:
@@ -159,7 +159,7 @@ class Runs:
         if driver is None:
             world = self._world
             row = require_run(await world.in_ledger(world.ledger.run, run), run)
-            raise UsageError(f"Expected an active run, got one that is {row['state']}.")
+            raise UsageError(f"Expected an active run, got one that is {row.state}.")
         driver.command(action, argument)
         await driver.settled()
 
@@ -215,7 +215,7 @@ class Runs:
             UsageError: there is no such round, or the run cannot be rolled back.
             IntegrityError: files of that round are gone.
         """
-        world, spec = self._world, parse(row["spec"])
+        world, spec = self._world, parse(row.spec)
         settings = spec.build_privacy()
         if settings is not None and settings.restart_every is not None:
             raise UsageError(
@@ -256,16 +256,16 @@ def new_id(name: str) -> str:
     return f"{name}-{secrets.token_hex(3)}"
 
 
-def _worked_on(run: Row) -> set[tuple[str, int]]:
+def _worked_on(run: RunRow) -> set[tuple[str, int]]:
     """Rounds of a run that are over, whose clients may still be at work."""
     try:
-        config = parse(run["spec"]).buffer_config()
+        config = parse(run.spec).buffer_config()
     except FedloomError:
         return set()  # its driver reports the error
     if config is None:
         return set()
-    first = max(1, run["last_round"] - config.max_staleness)
-    return {(run["id"], number) for number in range(first, run["last_round"] + 1)}
+    first = max(1, run.last_round - config.max_staleness)
+    return {(run.id, number) for number in range(first, run.last_round + 1)}
 
 
 def _claim(spec: RunSpec) -> dict[str, Any] | None:

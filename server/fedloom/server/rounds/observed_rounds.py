@@ -8,13 +8,13 @@ from collections.abc import Iterable
 from itertools import groupby
 
 from fedloom.server.engine import Phase
-from fedloom.server.ledger import Row
+from fedloom.server.ledger.rows import ObservationRow
 from fedloom.server.planning.observations import CohortMember, observe
 from fedloom.server.planning.round_result import ClientMetrics
 from fedloom.strategies.selection import History, Selection
 
 
-def add_rounds(history: History, rows: Iterable[Row], policy: Selection) -> None:
+def add_rounds(history: History, rows: Iterable[ObservationRow], policy: Selection) -> None:
     """Add committed rounds to a history.
 
     Args:
@@ -22,17 +22,17 @@ def add_rounds(history: History, rows: Iterable[Row], policy: Selection) -> None
         rows: as `Ledger.observations` gives them, of rounds that the history does not have.
         policy: says which metrics are a client's loss and label.
     """
-    for number, members in groupby(rows, key=lambda row: int(row["round"])):
+    for number, members in groupby(rows, key=lambda row: row.round):
         history.add(number, observe(map(_member, members), policy))
 
 
-def _member(row: Row) -> CohortMember:
+def _member(row: ObservationRow) -> CohortMember:
     return CohortMember(
-        client=row["client"],
-        phase=Phase(row["phase"]),
-        counted=row["accepted_at"] is not None,
-        training=ClientMetrics(**(row["training"] or {})),
-        offered_at=row["offered_at"],
-        accepted_at=row["accepted_at"],
-        closed_at=row["closed_at"],
+        client=row.client,
+        phase=Phase(row.phase),
+        counted=row.accepted_at is not None,
+        training=ClientMetrics(**(row.training or {})),
+        offered_at=row.offered_at,
+        accepted_at=row.accepted_at,
+        closed_at=row.closed_at,
     )

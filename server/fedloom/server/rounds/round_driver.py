@@ -59,8 +59,9 @@ from fedloom.server.engine import (
     Withdraw,
 )
 from fedloom.server.engine.steps import NO_QUORUM
-from fedloom.server.ledger import AcceptedUpdate, Row
+from fedloom.server.ledger import AcceptedUpdate
 from fedloom.server.ledger.member_summary import LATE, LOST
+from fedloom.server.ledger.rows import RoundRow
 from fedloom.server.metrics.log_buffer import about
 from fedloom.server.metrics.meters import (
     ABANDONED,
@@ -149,7 +150,7 @@ class RoundDriver:
         )
         self._start()
 
-    async def restore(self, row: Row | None, *, paused: bool = False) -> None:
+    async def restore(self, row: RoundRow | None, *, paused: bool = False) -> None:
         """Continue a round that was open when the server stopped.
 
         Args:
@@ -460,7 +461,7 @@ class RoundDriver:
         done = await commit(self.plan, self._sum, self._world)
         self.feed(Committed())
         self._keep_records()
-        self._clean(update["file"] for update in done.updates)
+        self._clean(update.file for update in done.updates)
         num_updates = len(done.updates)
         log.info(
             "round %d of %s committed %s from %d updates",

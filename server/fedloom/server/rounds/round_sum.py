@@ -17,7 +17,7 @@ from fedloom.protocol import tracing
 from fedloom.protocol.crash_points import crossing
 from fedloom.protocol.task_description import FileRef
 from fedloom.server.background_tasks import BackgroundTasks
-from fedloom.server.ledger import Row
+from fedloom.server.ledger.rows import UpdateRow
 from fedloom.server.metrics.log_buffer import about
 from fedloom.server.metrics.meters import timed
 from fedloom.server.planning import limits
@@ -77,11 +77,11 @@ class RoundSum:
         spec = self._plan.spec
         return Partial(limits.sums(spec, self._plan.manifest), spec.exponent())
 
-    async def restore(self, accepted: Iterable[Row]) -> None:
+    async def restore(self, accepted: Iterable[UpdateRow]) -> None:
         """Read the last checkpoint, and fold what was accepted since."""
         self._folder = await self._world.in_fold(fold.restore, self._checkpoint, self._empty)
         for update in accepted:
-            self.add(update["client"], update["file"], update["staleness"] or 0)
+            self.add(update.client, update.file, update.staleness or 0)
 
     def add(self, client: str, file: str, staleness: int = 0) -> None:
         """Queue an accepted update for folding; `file` is empty where it has no tensors."""
@@ -114,7 +114,7 @@ class RoundSum:
         crossing("fold.after")
         return self._folder.save(self._checkpoint) if due else []
 
-    async def finish(self, accepted: Iterable[Row]) -> "StoredResult":
+    async def finish(self, accepted: Iterable[UpdateRow]) -> "StoredResult":
         """Make the run's next state of all accepted updates, and store it.
 
         Raises:
@@ -128,13 +128,13 @@ class RoundSum:
             await self.restore(())
         self._finishing = True
         for update in accepted:
-            self.add(update["client"], update["file"], update["staleness"] or 0)
+            self.add(update.client, update.file, update.staleness or 0)
         await self._folding.settled()
         if self._error is not None:
             raise self._error
         return await self._world.in_fold(self._finish_in_thread, accepted)
 
-    def _finish_in_thread(self, accepted: Sequence[Row]) -> "StoredResult":
+    def _finish_in_thread(self, accepted: Sequence[UpdateRow]) -> "StoredResult":
         plan = self._plan
         setup = RunSetup.of(plan.spec, plan.manifest, plan.stream)
         before = state_files.load(self._world.models, setup, plan)
@@ -158,12 +158,12 @@ class RoundSum:
             excluded=after.state.excluded,
         )
 
-    def _each(self, accepted: Sequence[Row]) -> SpoolUpdates:
+    def _each(self, accepted: Sequence[UpdateRow]) -> SpoolUpdates:
         spool = self._world.spool
         stored = [
-            StoredUpdate(row["client"], spool.path(row["file"]), spool.header(row["file"]))
+            StoredUpdate(row.client, spool.path(row.file), spool.header(row.file))
             for row in accepted
-            if row["file"]
+            if row.file
         ]
         return SpoolUpdates(limits.sums(self._plan.spec, self._plan.manifest), stored)
 
@@ -188,14 +188,14 @@ class RoundSum:
         await self._folding.settled()
 
 
-def _report(row: Row) -> ClientReport:
+def _report(row: UpdateRow) -> ClientReport:
     """An accepted update, as the ledger holds it."""
     return ClientReport(
-        client=row["client"],
-        asked_in=row["round"],
-        has_tensors=bool(row["file"]),
-        training=_metrics(row["training"]),
-        evaluation=_metrics(row["evaluation"]),
+        client=row.client,
+        asked_in=row.round,
+        has_tensors=bool(row.file),
+        training=_metrics(row.training),
+        evaluation=_metrics(row.evaluation),
     )
 
 

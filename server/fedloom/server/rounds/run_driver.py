@@ -41,7 +41,8 @@ from fedloom.server.engine import (
     Started,
     Stop,
 )
-from fedloom.server.ledger import Point, Row
+from fedloom.server.ledger import Point
+from fedloom.server.ledger.rows import CountedRoundRow, RunRow
 from fedloom.server.metrics.log_buffer import about
 from fedloom.server.planning.round_plan import RoundPlan
 from fedloom.server.rounds.commit import Outcome
@@ -69,12 +70,12 @@ class RunDriver:
 
     def __init__(
         self,
-        row: Row,
+        row: RunRow,
         manifest: Manifest,
         world: RoundsContext,
         ended: Callable[["RunDriver"], None],
     ) -> None:
-        self.id: str = row["id"]
+        self.id: str = row.id
         self.position = Position(row, manifest, world)
         self.spec = self.position.spec
         self.engine: Run
@@ -85,43 +86,41 @@ class RunDriver:
         self._rolling_back = asyncio.Lock()
         self._storing = BackgroundTasks()
 
-    async def start(self, row: Row) -> None:
+    async def start(self, row: RunRow) -> None:
         """Begin, or continue from what the ledger holds of the run."""
         world = self._world
         open_round = await world.in_ledger(world.ledger.open_round_of, self.id)
         rows = await world.in_ledger(world.ledger.list_rounds, self.id)
         progress = RunProgress(
-            opened=row["last_round"],
-            trained=row["committed"],
-            evaluated=any(r["kind"] == "evaluate" and _counts(r) for r in rows),
-            abandoned_in_a_row=row["abandoned_in_a_row"],
-            open_kind=RoundKind(open_round["kind"]) if open_round else None,
+            opened=row.last_round,
+            trained=row.committed,
+            evaluated=any(r.kind == "evaluate" and _counts(r) for r in rows),
+            abandoned_in_a_row=row.abandoned_in_a_row,
+            open_kind=RoundKind(open_round.kind) if open_round else None,
         )
         await self.position.look_back(rows)
-        state = RunState(row["state"])
-        self.engine = Run(
-            self.spec.run_config(), state=state, reason=row["reason"], progress=progress
-        )
+        state = RunState(row.state)
+        self.engine = Run(self.spec.run_config(), state=state, reason=row.reason, progress=progress)
         world.fleet.listen(self)
         if open_round is not None:
-            kind = RoundKind(open_round["kind"])
-            restored = self._round_driver(self._plan(open_round["number"], kind), rows)
+            kind = RoundKind(open_round.kind)
+            restored = self._round_driver(self._plan(open_round.number, kind), rows)
             await restored.restore(open_round, paused=state is RunState.PAUSED)
             self.round = restored
         elif self._leaves_work(rows):
-            last = self._plan(rows[-1]["number"], RoundKind.TRAIN)
-            last = replace(last, trained=last.trained - 1, model=rows[-1]["model_in"])
+            last = self._plan(rows[-1].number, RoundKind.TRAIN)
+            last = replace(last, trained=last.trained - 1, model=rows[-1].model_in)
             between = self._round_driver(last, rows)
             await between.restore(None)
             self.round = between
         self.feed(Started())
 
-    def _leaves_work(self, rows: Sequence[Row]) -> bool:
+    def _leaves_work(self, rows: Sequence[CountedRoundRow]) -> bool:
         """Whether clients of the last round may still be at work, for the next buffer."""
         buffered, trained = self.spec.buffer_config() is not None, self.engine.progress.trained
         if not buffered or trained >= self.spec.rounds or not rows:
             return False
-        return _counts(rows[-1]) and bool(rows[-1]["kind"] == "train")
+        return _counts(rows[-1]) and bool(rows[-1].kind == "train")
 
     async def stop(self) -> None:
         """Leave everything as it is; a later start continues it."""
@@ -306,7 +305,7 @@ class RunDriver:
         """Wait until every change so far is stored."""
         await self._storing.settled()
 
-    def _round_driver(self, plan: RoundPlan, rows: Sequence[Row] = ()) -> RoundDriver:
+    def _round_driver(self, plan: RoundPlan, rows: Sequence[CountedRoundRow] = ()) -> RoundDriver:
         """The driver of a round; of a buffer, with those before it that clients may work for."""
         buffer, select = buffer_settings(plan), self.position.select(plan)
         earlier = () if buffer is None else _plans_before(plan, rows, buffer.max_staleness)
@@ -359,10 +358,12 @@ class RunDriver:
         }
 
 
-def _plans_before(plan: RoundPlan, rows: Sequence[Row], max_staleness: int) -> list[RoundPlan]:
+def _plans_before(
+    plan: RoundPlan, rows: Sequence[CountedRoundRow], max_staleness: int
+) -> list[RoundPlan]:
     """Plans of the rounds before one whose models clients may still work on."""
     before: list[RoundPlan] = []
-    models = {r["number"]: r["model_in"] for r in rows if _counts(r)}
+    models = {r.number: r.model_in for r in rows if _counts(r)}
     for number in range(plan.number - 1, plan.number - max_staleness - 1, -1):
         if number not in models:
             break  # abandoned, undone, or none: work on earlier models has ended
@@ -371,6 +372,6 @@ def _plans_before(plan: RoundPlan, rows: Sequence[Row], max_staleness: int) -> l
     return before
 
 
-def _counts(row: Row) -> bool:
+def _counts(row: CountedRoundRow) -> bool:
     """Whether this round was committed and not undone."""
-    return row["state"] == "committed" and row["undone_at"] is None
+    return row.state == "committed" and row.undone_at is None

@@ -11,7 +11,8 @@ from fedloom.protocol.errors import UsageError
 from fedloom.protocol.manifest import Manifest
 from fedloom.protocol.updates.header import header_limit_bytes
 from fedloom.server.engine import RoundKind, Select
-from fedloom.server.ledger import Point, Row
+from fedloom.server.ledger import Point
+from fedloom.server.ledger.rows import CountedRoundRow, RunRow
 from fedloom.server.planning import limits as run_sums
 from fedloom.server.planning.round_plan import RoundPlan, changed
 from fedloom.server.planning.spec import RunSpec, parse
@@ -36,20 +37,20 @@ class Position:
         header_limit_bytes: the longest header that an update of the run may have.
     """
 
-    def __init__(self, row: Row, manifest: Manifest, world: RoundsContext) -> None:
-        self.spec: RunSpec = parse(row["spec"])
-        self.model: str = row["model"]
-        self._run: str = row["id"]
+    def __init__(self, row: RunRow, manifest: Manifest, world: RoundsContext) -> None:
+        self.spec: RunSpec = parse(row.spec)
+        self.model: str = row.model
+        self._run: str = row.id
         self._manifest = manifest
         self._world = world
         self._limits = run_sums.limits(self.spec, manifest)
-        self._strategy_state: str | None = row["strategy_state"]
-        self._goals: tuple[int, int] | None = tuple(row["goals"]) if row["goals"] else None
+        self._strategy_state: str | None = row.strategy_state
+        self._goals: tuple[int, int] | None = (row.goals[0], row.goals[1]) if row.goals else None
         self._history = History()
         self._excluded: frozenset[str] = frozenset()
         self.header_limit_bytes = header_limit_bytes(manifest, len(self._limits.groups))
 
-    async def look_back(self, rounds: Sequence[Row]) -> None:
+    async def look_back(self, rounds: Sequence[CountedRoundRow]) -> None:
         """Read what committed rounds say of clients, and who took part in the open privacy tree.
 
         Args:
@@ -63,10 +64,10 @@ class Position:
         plan = self.spec.privacy_plan()
         if plan is None or plan.settings.restart_every is None:
             return
-        done = [r["number"] for r in rounds if (r["kind"], r["state"]) == ("train", "committed")]
+        done = [r.number for r in rounds if (r.kind, r.state) == ("train", "committed")]
         for trained, number in enumerate(done, 1):
             part = await world.in_ledger(world.ledger.accepted, self._run, number)
-            clients = (update["client"] for update in part)
+            clients = (update.client for update in part)
             self._excluded = frozenset(plan.taken(self._excluded, clients, trained))
 
     def plan(self, number: int, kind: RoundKind, trained: int) -> RoundPlan:
