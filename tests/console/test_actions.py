@@ -133,7 +133,7 @@ def test_model_is_promoted_and_a_run_rolled_back(watched, scene):
     page.goto(scene.url + "/models")
     expect(page.locator(".health")).to_contain_text("the best so far")
     page.goto(scene.url + f"/runs/{run}/rounds/1")
-    act(page, "Roll back to here", says="goes on from the model", yes="Roll back")
+    act(page, "Roll back to here", says="continues from the model", yes="Roll back")
     page.goto(scene.url + f"/runs/{run}/rounds")
     expect(page.locator("#round-3 .tag")).to_have_text("undone")
     assert scene.run(run)["state"] == "paused"

@@ -65,7 +65,7 @@ def test_lost_server_is_said_and_regained_without_reload(watched, scene, busy):
     expect(page.locator("#link")).to_have_text("Live")
     with scene.stopped_server():
         expect(page.locator("#lost")).to_be_visible()
-        expect(page.locator("#lost")).to_contain_text("has not been heard since")
+        expect(page.locator("#lost")).to_contain_text("Connection lost at")
         expect(page.locator("#link")).to_have_text("Lost")
         shoot(page, "lost")
         page.get_by_role("button", name="Pause", exact=True).click()

@@ -40,7 +40,7 @@ def wait(condition):
 @pytest.mark.parametrize(
     ("action", "state", "words"),
     [
-        ("pause", "running", "opens no other round until it is resumed. The clock of round 1"),
+        ("pause", "running", "opens no other round until it is resumed. The deadline of round 1"),
         ("stop", "running", "ends for good; its last model stays. Round 1 is dropped"),
         ("abort", "running", "drops round 1 with 0 updates, and opens another"),
         ("retry?x", "running", "is open with the same model already: nothing changes"),

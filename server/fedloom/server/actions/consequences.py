@@ -1,4 +1,4 @@
-"""What actions do, in words: for whoever is asked to confirm one, and for whoever did it."""
+"""The consequences of actions in words, for the confirmation of an action and for its answer."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,10 +16,10 @@ _OF_A_ROUND = (Action.CLOSE, Action.ABORT, Action.EXTEND, Action.RETRY)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """What somebody wants to be done to a run.
+    """An action that an operator wants to do to a run.
 
     Attributes:
-        run: its row.
+        run: as it is now.
         round: its open round, as `RoundDriver.status` tells it; None without one.
     """
 
@@ -29,7 +29,7 @@ class Wish:
     arguments: ActionArguments
 
     def done(self) -> str:
-        """A sentence if there is nothing to do: it is so already, or the round is over."""
+        """A sentence if there is nothing to do: the state is so already, or the round is over."""
         name, state, asked = self.run.id, self.run.state, self.arguments.round
         is_so = {Action.PAUSE: "paused", Action.RESUME: "running", Action.STOP: "stopped"}
         if is_so.get(self.action) == state:
@@ -57,14 +57,14 @@ class Wish:
         if self.round is not None:
             which = f"round {self.round['number']}"
             updates = f" with {_updates(self.round['accepted'])}"
-        clock = f" The clock of {which} stands; updates still count." if updates else ""
+        clock = f" The deadline of {which} is paused; updates still count." if updates else ""
         dropped = f" {which.capitalize()} is dropped{updates}." if updates else ""
         again = "opens a round from the same model at once."
         if self.round is not None:
             again = f"drops {which}{updates}, and opens it again from the same model at once."
         said = {
             Action.PAUSE: f"opens no other round until it is resumed.{clock}",
-            Action.RESUME: "goes on; deadlines move by the length of the pause.",
+            Action.RESUME: "continues; deadlines move by the length of the pause.",
             Action.STOP: f"ends for good; its last model stays.{dropped}",
             Action.CLOSE: f"closes {which} now{updates} and makes a model of them.",
             Action.ABORT: f"drops {which}{updates}, and opens another from the same model.",
@@ -99,14 +99,14 @@ def rollback_words(run: RunRow, point: Point) -> str:
     if not point.undone:
         return f"{run.id} is at {where} already: nothing changes."
     words = (
-        f"{run.id} goes on from the model {point.digest[:12]} and the state of {where}. "
+        f"{run.id} continues from the model {point.digest[:12]} and the state of {where}. "
         f"{_counted(point.undone)} no part of it any more, and its open round, if any, is given "
         "up with its updates."
     )
     if run.privacy is not None:
         words += " The privacy that they spent stays spent: as many rounds fewer follow."
     if run.state not in ACTIVE:
-        words += f" It was {run.state}, and is paused from then on: resume it to go on."
+        words += f" It was {run.state}, and is paused from then on: resume it to continue."
     return words
 
 

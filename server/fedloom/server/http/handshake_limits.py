@@ -1,9 +1,12 @@
-"""TLS handshakes of strangers, bounded: how many are under way, and how many begin in a second.
+"""Limits on TLS handshakes: how many are in progress, and how many begin in a second.
 
-A handshake costs a stranger little and us a signature and a file descriptor, on the event loop that
-serves the fleet too. So whoever would begin one too many is cut before it begins: of one address
-after `A_SECOND_OF_NETWORK`, so that nobody takes the console from everybody else, and in all after
-`A_SECOND`, which is a tenth of a core.
+A handshake costs a peer little and the server a signature and a file descriptor, on the event loop
+that serves the fleet too. So a connection beyond a limit is closed before its handshake: for one
+address after `A_SECOND_OF_NETWORK`, so that one peer cannot block the console for the others, and
+in all after `A_SECOND`, which is a tenth of a core.
+
+No setting of uvicorn does this: it passes a TLS context to asyncio, whose handshake may take a
+minute, and it counts a connection only after its handshake (uvicorn 0.49).
 
 Source: RFC 9325, section 7.6, names the attack; the rate is that of a leaky bucket (Turner 1986).
 """
@@ -25,13 +28,13 @@ HANDSHAKE_S = 10.0
 """Longest that a handshake may take."""
 
 A_SECOND, AT_ONCE = 100.0, 200.0
-"""Handshakes that may begin, of everybody: each second, and in a burst."""
+"""Handshakes that may begin, of all addresses: each second, and in a burst."""
 
 A_SECOND_OF_NETWORK, AT_ONCE_OF_NETWORK = 20.0, 100.0
 """Likewise, of one address; not of this machine itself, where a reverse proxy may be."""
 
 MAX_PENDING, MAX_PENDING_OF_NETWORK = 256, 64
-"""Handshakes under way."""
+"""Handshakes in progress."""
 
 LOCAL = ("127.0.0.1", "::/64")
 
@@ -39,11 +42,11 @@ _MAX_KEYS = 10_000
 
 
 class Rate:
-    """So many a second, and so many in a burst, for each key.
+    """A leaky bucket for each key.
 
     Args:
-        a_second: how fast a key is forgiven.
-        at_once: the most that it may have open.
+        a_second: how fast a bucket drains.
+        at_once: how much it holds.
     """
 
     def __init__(self, a_second: float, at_once: float) -> None:
@@ -93,7 +96,7 @@ class Handshakes:
         return _Arrival(self)
 
     def begin(self, transport: asyncio.Transport) -> None:
-        """Begin a handshake, or cut the connection."""
+        """Begin a handshake, or close the connection."""
         peer = transport.get_extra_info("peername")
         network = network_of(peer[0]) if peer else ""
         if not self._has_room(network, time.monotonic()):

@@ -1,8 +1,12 @@
-"""HTTP over TCP that strangers cannot wear out: a connection that does nothing ends.
+"""Time limits for slow HTTP connections, and limits on their number, in all and by address.
 
-A socket costs a stranger nothing and us a file descriptor, of which the fleet needs one for every
-client. So a request's head has to come soon, a body and the reading of an answer have to go on,
-and so many connections are held in all and for each address; beyond that they are cut at once.
+A socket costs a peer nothing and the server a file descriptor, of which the fleet needs one for
+every client. So a request's head must arrive soon, a body and the reading of an answer must make
+progress, and connections beyond the limits are closed at once.
+
+No setting of uvicorn does this: `timeout_keep_alive` ends idle connections between requests, and
+`limit_concurrency` answers 503 to requests that are complete. It has no time limit for a head or a
+body, and none by address (uvicorn 0.49). So this subclasses its HTTP protocol.
 
 Sources: the attack is known as slowloris (R. Hansen, 2009); RFC 9112, section 9.5, on time-outs.
 """
@@ -16,13 +20,13 @@ from fedloom.server.access.throttle import network_of
 from fedloom.server.http.unix_socket import HttpProtocol
 
 HEAD_S = 10.0
-"""Longest wait for the head of a request, from when it may come."""
+"""Longest wait for the head of a request, from when the connection is ready for it."""
 
 STALL_S = 60.0
 """Longest that a body, or the reading of an answer, may make no progress."""
 
 LOOK_S = 2.5
-"""Between two looks at a connection."""
+"""Between two checks of a connection."""
 
 MAX_CONNECTIONS = 512
 
@@ -33,7 +37,7 @@ _LOCAL = ("127.0.0.1", "::/64")
 
 
 class PatientProtocol(HttpProtocol):
-    """HTTP whose patience has an end."""
+    """HTTP that closes connections which make no progress."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -44,7 +48,7 @@ class PatientProtocol(HttpProtocol):
         self._seen: tuple[object, ...] = ()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Count the connection, and cut one too many."""
+        """Count the connection, and close it if it is beyond a limit."""
         super().connection_made(transport)
         self._network = network_of(self.client[0]) if self.client else ""
         if len(self.connections) > MAX_CONNECTIONS or self._is_crowd():
@@ -60,7 +64,7 @@ class PatientProtocol(HttpProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes, and note that they came."""
+        """Count the bytes, then parse them."""
         self._received += len(data)
         super().data_received(data)
 
@@ -72,7 +76,7 @@ class PatientProtocol(HttpProtocol):
         self._looking = self.loop.call_later(LOOK_S, self._look)
 
     def _look(self) -> None:
-        """End the connection if it has not gone on for too long."""
+        """Close the connection if it made no progress for too long."""
         waiting, now = self._waits_for(), self.loop.time()
         if waiting != self._seen or not waiting:
             self._seen, self._since = waiting, now
@@ -82,7 +86,7 @@ class PatientProtocol(HttpProtocol):
         self._look_later()
 
     def _waits_for(self) -> tuple[object, ...]:
-        """What the other end has to do next, and how far it is; nothing while it is our turn."""
+        """What the peer has to do next, and how far it is; empty while it is the server's turn."""
         state = self.conn.their_state
         done = self.cycle is None or self.cycle.response_complete
         if self.flow.write_paused:
