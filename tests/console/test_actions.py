@@ -19,7 +19,7 @@ def test_run_is_paused_resumed_and_stopped(watched, scene, busy):
     shoot(page, "confirm", whole=False)
     page.keyboard.press("Escape")
     assert scene.run(busy)["state"] == "running"
-    act(page, "Pause", says="clock")
+    act(page, "Pause", says="deadline of round")
     expect(page.locator(".toast")).to_contain_text("Paused")
     expect(page.locator(".head .tag")).to_have_text("paused")
     assert scene.run(busy)["state"] == "paused"

@@ -20,8 +20,10 @@ from fedloom.protocol.task_description import (
 from fedloom.protocol.task_message import for_client, from_message, names, to_message
 from fedloom.protocol.updates.compression import scheme
 from fedloom.protocol.v1 import fleet_pb2
-from fedloom.strategies import FedProx, Personal, Plain, RoundSettings
+from fedloom.strategies import FedProx, Personal, Plain, RoundSettings, strategy
+from support import parts
 
+OWN_RULES = [strategy(name, s.get("strategy")).rule for name, s in parts.STRATEGIES.items()]
 numbers = st.floats(0, 1e6, exclude_min=True)
 counts = st.integers(0, 2**31 - 1)
 files = st.builds(
@@ -55,7 +57,7 @@ tasks = st.builds(
         st.builds(DifferenceRef, base=st.text(min_size=1), file=files), max_size=2
     ).map(tuple),
     settings=settings,
-    rule=st.sampled_from([Plain(), FedProx(mu=0.5)]),
+    rule=st.sampled_from([Plain(), FedProx(mu=0.5), *OWN_RULES]),
     evaluate=st.booleans(),
     weighting=st.sampled_from(WEIGHTINGS),
     bounds=st.none()

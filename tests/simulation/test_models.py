@@ -91,7 +91,7 @@ def test_ones_own_model_and_loss_come_from_a_file(tmp_path):
         ({"name": "cnn", "input_shape": (5,)}, "Use mlp"),
         ({"name": "cnn", "input_shape": (3, 2, 9)}, "at least 4×4"),
         ({"name": "2nn", "input_shape": None}, "missing a required argument: 'input_shape'"),
-        ({"name": "nowhere.py:net"}, "no such file"),
+        ({"name": "nowhere.py:net"}, "There is no file nowhere.py"),
     ],
 )
 def test_a_model_that_cannot_be_built_is_refused(settings, message):

@@ -17,7 +17,7 @@ from fedloom.protocol.task_description import (
 )
 from fedloom.protocol.updates.compression import scheme_of
 from fedloom.protocol.v1 import fleet_pb2
-from fedloom.strategies import Personal, RoundSettings, client_rule
+from fedloom.strategies import ClientRule, Personal, RoundSettings, client_rule
 
 _WEIGHTINGS = {
     "examples": fleet_pb2.WEIGHTING_EXAMPLES,
@@ -161,7 +161,7 @@ def from_message(message: fleet_pb2.Task) -> TaskDescription:
                 for each in message.differences
             ),
             settings=_settings(message.train),
-            rule=client_rule(message.rule.name, dict(message.rule.settings)),
+            rule=rule_of(message.rule),
             evaluate=message.evaluate,
             weighting=_WEIGHTING_NAMES[message.weighting],
             bounds=_bounds(message),
@@ -177,6 +177,17 @@ def from_message(message: fleet_pb2.Task) -> TaskDescription:
         )
     except (KeyError, ValueError, TypeError) as error:
         raise UsageError(f"Expected a task that this version knows, got: {error}.") from error
+
+
+def rule_of(message: fleet_pb2.ClientRule) -> ClientRule:
+    """Return the client rule of a message; its settings travel as doubles, whole numbers too.
+
+    Raises:
+        TypeError: a setting has the wrong type.
+        ValueError: the rule or a setting is unknown, missing or out of range.
+    """
+    settings = {name: int(v) if v.is_integer() else v for name, v in message.settings.items()}
+    return client_rule(message.name, settings)
 
 
 def _file(message: fleet_pb2.ModelRef) -> FileRef | None:

@@ -140,14 +140,14 @@ def test_nobody_takes_part_twice_in_a_tree(tmp_path):
     for resume in (False, True):
         simulation = Simulation(tree(), path, resume=resume)
         for record in simulation.rounds():
-            asked.append((record.round, simulation._taken))
+            asked.append((record.round, simulation._training.excluded))
             if not resume and record.round == 2:
                 simulation.save()
                 break
         digest = simulation.digest()
         simulation.close()
     assert digest == whole.digest
-    sizes = [len(taken) for _, taken in asked]
+    sizes = [len(excluded) for _, excluded in asked]
     assert sizes == [2, 4, 0, 2, 4, 0]
     assert all(record.accepted == 2 for record in whole.records)
 

@@ -8,9 +8,10 @@ from pathlib import Path
 from fedloom.client.budgets import machine
 from fedloom.client.budgets.settings import Budgets
 from fedloom.client.state.store import ClientStore
+from fedloom.protocol.task_message import rule_of
 from fedloom.protocol.updates.compression import scheme_of
 from fedloom.protocol.v1 import fleet_pb2
-from fedloom.strategies import Personal, Plain, client_rule
+from fedloom.strategies import Personal, Plain
 from fedloom.strategies.personal.settings import NAMES
 
 MB = 1e6
@@ -98,7 +99,7 @@ def written(offer: fleet_pb2.Task) -> int:
     first and then in a file.
     """
     scheme = scheme_of(offer.compression)
-    rule = client_rule(offer.rule.name or Plain.name, dict(offer.rule.settings))
+    rule = rule_of(offer.rule) if offer.rule.name else Plain()
     groups = 1 if rule.picks else len(rule.groups)
     made = 0 if rule.is_elementary or rule.picks else groups
     errors = groups if scheme is not None and scheme.remembers else 0
