@@ -332,6 +332,7 @@ class CrashTest:
 
     async def enrol_all(self):
         while not self.ready.exists():
+            self.server.died()  # raises where it ended by itself
             await asyncio.sleep(0.02)
         for client, token in enumerate(self.tokens):
             config = self.directory / f"c{client}" / "client.toml"
