@@ -8,6 +8,7 @@ import pytest
 
 from fedloom.protocol.errors import Code, Refusal, UsageError
 from fedloom.server.planning.spec import parse
+from fedloom.server.rounds import round_driver
 from fedloom.strategies import (
     DELTA,
     Full,
@@ -17,7 +18,6 @@ from fedloom.strategies import (
 )
 from fedloom.strategies.staleness import discounted, staleness_weighting
 from support.agents import Adder, played, result, submit, until
-from support.patience import PATIENCE_S
 
 pytestmark = pytest.mark.e2e
 
@@ -48,6 +48,18 @@ class Stepped(Adder):
 def spooled(federation):
     """How many updates the server has on its disk."""
     return len(list((federation.directory / "spool").iterdir()))
+
+
+def hold_commits(monkeypatch):
+    """Have full buffers wait for the event that this returns; the ledger's thread stays free."""
+    may_commit, commit = asyncio.Event(), round_driver.commit
+
+    async def held(*args):
+        await may_commit.wait()
+        return await commit(*args)
+
+    monkeypatch.setattr(round_driver, "commit", held)
+    return may_commit
 
 
 def expected(spec, buffers, initial=ZEROS):
@@ -300,14 +312,7 @@ def test_an_upload_between_two_buffers_waits_for_the_next_one(tmp_path, monkeypa
         slow, fast = Stepped(100.0), Stepped(1.0)
         await agents.start("slow", slow)
         await agents.start("fast", fast)
-        ledger = federation.world.ledger
-        held, commit = threading.Event(), ledger.commit_round
-
-        def slowly(*args):
-            held.wait(PATIENCE_S)
-            return commit(*args)
-
-        monkeypatch.setattr(ledger, "commit_round", slowly)
+        may_commit = hold_commits(monkeypatch)
         run = await submit(federation, ZEROS, rounds=2, cohort=COHORT)
         await until(lambda: slow.at(1) and fast.at(1))
         fast.turns.release()
@@ -316,7 +321,7 @@ def test_an_upload_between_two_buffers_waits_for_the_next_one(tmp_path, monkeypa
         before = spooled(federation)
         slow.turns.release()
         await until(lambda: spooled(federation) > before)
-        held.set()
+        may_commit.set()
         await federation.ended(run)
         assert accepted(federation, run, 2) == [("slow", 1, 1)]
 
@@ -334,24 +339,15 @@ def test_a_run_paused_between_two_buffers_keeps_those_at_work(tmp_path, monkeypa
         slow, fast = Stepped(100.0), Stepped(1.0)
         await agents.start("slow", slow)
         await agents.start("fast", fast)
-        ledger = federation.world.ledger
-        held, commit = threading.Event(), ledger.commit_round
-
-        def slowly(*args):
-            held.wait(PATIENCE_S)
-            return commit(*args)
-
-        monkeypatch.setattr(ledger, "commit_round", slowly)
+        may_commit = hold_commits(monkeypatch)
         run = await submit(federation, ZEROS, rounds=2, cohort=COHORT)
         other = await submit(federation, ZEROS, rounds=2, cohort=COHORT)
         await until(lambda: slow.at(1) and fast.at(1))
         fast.turns.release()
         await until(lambda: federation.server.runs.get(run).round.engine.state == "closing")
-        # The ledger's thread is held too: what commands store comes after the commit.
-        said = [asyncio.ensure_future(command(*args)) for args in ((other, "stop"), (run, "pause"))]
-        await asyncio.sleep(0.01)
-        held.set()
-        await asyncio.gather(*said)
+        await command(other, "stop")
+        await command(run, "pause")
+        may_commit.set()
         await until(lambda: committed(federation, run) == 1)
         await until(lambda: federation.server.runs.get(run).round.engine.state == "committed")
         if restart:
@@ -378,22 +374,13 @@ def test_a_run_stopped_between_two_buffers_frees_those_at_work(tmp_path, monkeyp
         slow, fast = Stepped(100.0), Stepped(1.0)
         await agents.start("slow", slow)
         await agents.start("fast", fast)
-        ledger = federation.world.ledger
-        held, commit = threading.Event(), ledger.commit_round
-
-        def slowly(*args):
-            held.wait(PATIENCE_S)
-            return commit(*args)
-
-        monkeypatch.setattr(ledger, "commit_round", slowly)
+        may_commit = hold_commits(monkeypatch)
         run = await submit(federation, ZEROS, rounds=9, cohort=COHORT)
         await until(lambda: slow.at(1) and fast.at(1))
         fast.turns.release()
         await until(lambda: federation.server.runs.get(run).round.engine.state == "closing")
-        said = asyncio.ensure_future(federation.server.runs.command(run, "stop"))
-        await asyncio.sleep(0.01)
-        held.set()
-        await said
+        await federation.server.runs.command(run, "stop")
+        may_commit.set()
         await federation.ended(run)
         assert federation.ledger.run(run).state == "stopped"
         assert committed(federation, run) == 1
