@@ -90,7 +90,7 @@ def known(door, tmp_path, monkeypatch, action):
     monkeypatch.setenv("FEDLOOM_DIR", str(door.directory))
     (tmp_path / "run.toml").write_text(RUN_TOML)
     path = write_model(tmp_path / "init.safetensors")
-    ledger = door.world.ledger
+    ledger = door.contexts.ledger
     if not ledger.look_up(["ward-1"]):
         ledger.add_token("t0", b"hash", "ward-1", 2e9)
         ledger.enrol("t0", "serial", 2e9)

@@ -11,7 +11,7 @@ def arena(runner, federation, tmp_path_factory):
 
     path = tmp_path_factory.mktemp("model") / "model.safetensors"
     write_model(path)
-    model = federation.world.models.add(path)
+    model = federation.contexts.models.add(path)
     identities = {name: federation.enrol(name) for name in ("alice", "bob", "mallory")}
 
     async def attend():

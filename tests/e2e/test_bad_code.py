@@ -63,7 +63,7 @@ def test_whatever_training_raises_ends_its_task_alone(tmp_path, caplog, error, t
         run = await submit(federation, ONES, cohort={"goal": 1, "quorum": 1})
         log = agents.configs["a"].state_dir / "journal.jsonl"
         await until(lambda: told.replace("\\", "\\\\") in log.read_text())
-        await until(lambda: federation.world.fleet.available() == ["a"])
+        await until(lambda: federation.contexts.fleet.available() == ["a"])
         pass_deadline(federation, run)  # nobody else takes the place
         await federation.ended(run)
         assert federation.ledger.run(run).state == "finished"

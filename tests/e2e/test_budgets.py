@@ -50,7 +50,7 @@ def test_a_training_that_is_out_of_time_is_given_up_where_the_rule_counts_steps(
         await begin(agents, "a", Endless(), training_s=0.05)
         strategy = {"name": "fednova"}
         run = await submit(federation, ONES, cohort=COHORT, strategy=strategy)
-        fleet = federation.world.fleet
+        fleet = federation.contexts.fleet
         await until(lambda: [m.phase for m in federation.ledger.cohort(run, 1)] == ["declined"])
         await agents.start("b", Adder(2.0))
         await federation.ended(run)

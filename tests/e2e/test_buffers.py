@@ -242,7 +242,7 @@ def test_a_restarted_server_goes_on_with_those_at_work_on_older_models(tmp_path)
         await federation.start()
         driver = federation.server.runs.get(run).round
         assert (driver.engine.origin("slow"), driver.engine.origin("fast")) == (1, 2)
-        await until(lambda: len(federation.world.fleet) == 2)
+        await until(lambda: len(federation.contexts.fleet) == 2)
         fast.turns.release()
         await until(lambda: fast.at(3))
         slow.turns.release()

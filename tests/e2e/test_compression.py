@@ -73,7 +73,7 @@ def test_a_restart_keeps_what_clients_hold_and_remember(tmp_path):
         await federation.ended(run)
         note = json.loads(federation.ledger.run(run).strategy_state)
         assert len(note["told"]["differences"]) > 1
-        held = read_params(federation.world.models.path(note["told"]["model"][0]))["w"]
+        held = read_params(federation.contexts.models.path(note["told"]["model"][0]))["w"]
         final = result(federation, run)["w"]
         assert not np.array_equal(held, final)
         # Scales are of blocks of 16 values of a mean of two sparse steps.

@@ -58,7 +58,7 @@ def test_a_hot_device_declines_and_is_asked_again_once_it_has_rested(tmp_path, m
     zone = heat(monkeypatch, tmp_path, 90)
 
     async def scenario(federation, agents):
-        fleet = federation.world.fleet
+        fleet = federation.contexts.fleet
         await agents.enrol("hot")
         settings = Conditions(temperature_below=70.0, again_s=3600.0)
         agents.configs["hot"] = replace(agents.configs["hot"], conditions=settings)
@@ -100,7 +100,7 @@ def test_a_device_that_gets_hot_while_it_trains_does_as_it_is_told(
         await until(warm.begun.is_set)
         zone.write_text("90000")
         if when_lost == "stop":
-            await until(lambda: federation.world.fleet.get("warm").task is None)
+            await until(lambda: federation.contexts.fleet.get("warm").task is None)
             await agents.start("cool", Adder(1.0))
         else:
             await asyncio.sleep(0.1)

@@ -83,12 +83,14 @@ def test_a_client_in_quarantine_is_not_asked_and_a_released_one_is(tmp_path):
         await agents.start("bob", Adder(step=7.0))
         await act(federation, "bob", "quarantine")
         run = await submit(federation, MODEL, **ONE)
-        assert federation.world.fleet.available() == []
+        assert federation.contexts.fleet.available() == []
         await federation.stop()
         await federation.start()
-        await until(lambda: federation.world.fleet.get("bob") is not None)  # it comes back itself
+        await until(
+            lambda: federation.contexts.fleet.get("bob") is not None
+        )  # it comes back itself
         assert federation.ledger.open_round_of(run) is None
-        assert federation.world.fleet.available() == []
+        assert federation.contexts.fleet.available() == []
         await act(federation, "bob", "release")
         await federation.ended(run)
         return result(federation, run)["w"].copy()
@@ -108,7 +110,7 @@ def test_a_drained_client_ends_what_it_does_and_rests(tmp_path):
         slow.let_go.set()
         await until(lambda: len(federation.ledger.accepted(run, 1)) == 1)
         await until(lambda: federation.ledger.run(run).committed == 1)
-        available = federation.world.fleet.available()
+        available = federation.contexts.fleet.available()
         await agents.start("ann", Adder(step=10.0))
         await federation.ended(run)
         members = federation.ledger.members(run, 2)

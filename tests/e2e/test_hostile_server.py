@@ -107,7 +107,7 @@ def test_an_absurd_offer_is_refused_before_anything_is_done(runner, device, name
         assert "Expected" in entry["text"]
         await s.stop(run)
         await s.takes_part()
-        assert federation.world.fleet.get("device") is stream
+        assert federation.contexts.fleet.get("device") is stream
         assert not s.strangers()
 
     runner.run(main())
@@ -163,7 +163,7 @@ def test_a_model_that_is_none_is_refused_though_its_digest_is_right(runner, devi
         assert not (s.state / "models" / f"{digest}.safetensors").exists()
         await s.stop(run)
         await s.takes_part()
-        assert federation.world.fleet.get("device") is stream
+        assert federation.contexts.fleet.get("device") is stream
 
     runner.run(main())
 
@@ -175,7 +175,7 @@ def test_bytes_other_than_promised_are_refused_after_a_few_tries(runner, device,
     s, stream = device, device.begin()
     good = container({"w": np.full(3, len(lie), np.float32)})
     digest, size = s.put(good), len(good)
-    path = s.federation.world.models.path(digest)
+    path = s.federation.contexts.models.path(digest)
     if lie == "less promised":
         size -= 8
     else:
@@ -190,7 +190,7 @@ def test_bytes_other_than_promised_are_refused_after_a_few_tries(runner, device,
         assert "3 times" in s.journal("refused")[-1]["text"]
         await s.stop(run)
         await s.takes_part()
-        assert s.federation.world.fleet.get("device") is stream
+        assert s.federation.contexts.fleet.get("device") is stream
 
     runner.run(main())
 
@@ -282,9 +282,9 @@ def test_a_message_too_long_ends_the_stream_and_not_the_agent(runner, device):
         huge.signed_offer.statement = bytes(methods.MAX_MESSAGE_BYTES + 1)
         s.tampered.once(lambda *_: huge)
         run = await s.run()
-        await until(lambda: federation.world.fleet.get("device") is not stream)
+        await until(lambda: federation.contexts.fleet.get("device") is not stream)
         await s.stop(run)
-        await until(lambda: federation.world.fleet.get("device") is not None)
+        await until(lambda: federation.contexts.fleet.get("device") is not None)
         assert "longer than" in s.journal("refused")[0]["text"]
         await s.takes_part()
 
@@ -301,7 +301,7 @@ def test_offers_without_end_are_declined_and_harm_no_other_task(runner, federati
             s.tampered.once(lambda to, task, honest: offers.append((to, task)) or honest)
             run = await s.run()
             await until(client.begun.is_set)
-            (to, task), stream = offers[0], federation.world.fleet.get("flooded")
+            (to, task), stream = offers[0], federation.contexts.fleet.get("flooded")
             for number in range(2, 40):
                 task.key.round = number
                 await stream.send(s.tampered.signed(to, task))
@@ -326,7 +326,7 @@ def test_a_withdrawal_of_a_path_removes_nothing(runner, device):
         precious.write_text("mine")
         key = fleet_pb2.TaskKey(run="../../x", round=1)
         withdraw = fleet_pb2.Withdraw(task=key, reason="\x1b[31mred\n")
-        federation.world.fleet.send("device", fleet_pb2.ServerMessage(withdraw=withdraw))
+        federation.contexts.fleet.send("device", fleet_pb2.ServerMessage(withdraw=withdraw))
         await until(lambda: s.journal("refused"))
         assert precious.read_text() == "mine"
         await s.takes_part()

@@ -65,7 +65,7 @@ def test_who_has_left_may_come_back_with_a_token(runner, federation, tmp_path):
         await agents.start("returner", Adder())
         assert status(federation, "returner") == "active"
         await agents.stop()
-        await until(lambda: federation.world.fleet.get("returner") is None)
+        await until(lambda: federation.contexts.fleet.get("returner") is None)
 
     runner.run(scenery())
 

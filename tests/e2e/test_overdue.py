@@ -59,10 +59,10 @@ def test_offers_are_declined_until_a_withdrawn_training_has_ended(tmp_path, monk
             why = await declined(federation, second)
             assert f"still running round 1 of {first}, though the server withdrew it" in why
             assert "still running round" in journal(agents, "a")
-            assert federation.world.fleet.available() == []  # it rests
+            assert federation.contexts.fleet.available() == []  # it rests
             deaf.let_go.set()
             await command(second, "stop")
-            federation.world.fleet.rest("a", 0.001)
+            federation.contexts.fleet.rest("a", 0.001)
             second = await submit(federation, ONES, cohort=COHORT)
         deaf.let_go.set()
         await federation.ended(second)

@@ -31,7 +31,7 @@ def test_a_plaintext_run_on_loopback_gives_the_same_mean(tmp_path):
             for step, each in enumerate(settings, start=1)
         ]
         try:
-            await until(lambda: len(federation.world.fleet) == 2)
+            await until(lambda: len(federation.contexts.fleet) == 2)
             run = await submit(
                 federation, {"b": np.zeros(3)}, cohort={"goal": 2, "quorum": 2}, rounds=2
             )

@@ -227,7 +227,7 @@ def test_what_compression_left_out_does_not_come_on_top_of_the_norm(runner, devi
         await device.federation.ended(run)
         rows = device.federation.ledger.list_models(run=run)
         rows = sorted(rows, key=lambda row: row.round)
-        paths = [device.federation.world.models.path(row.digest) for row in rows]
+        paths = [device.federation.contexts.models.path(row.digest) for row in rows]
         return [read_params(path)["w"].copy() for path in paths]
 
     models = runner.run(main())

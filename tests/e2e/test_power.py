@@ -39,7 +39,7 @@ def test_an_update_is_on_the_disk_before_it_counts(runner, arena, monkeypatch):
 
 def test_a_model_is_on_the_disk_before_it_is_committed(runner, arena, monkeypatch):
     """Under its digest, whose folder is synced too."""
-    models = arena.federation.world.models
+    models = arena.federation.contexts.models
     known, order = {*models.find("")}, []
     for call in ("fdatasync", "fsync"):
         real = getattr(os, call)

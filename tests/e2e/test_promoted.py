@@ -74,7 +74,7 @@ def test_a_device_gets_what_was_promoted_and_keeps_it(tmp_path, caplog):
         assert abs(model.promoted_at.timestamp() - federation.ledger.promoted().at) < 1e-3
 
         # Its file on the server may go: it is asked for once.
-        path = federation.world.models.path(model.digest)
+        path = federation.contexts.models.path(model.digest)
         path.rename(path.with_suffix(".away"))
         assert (await latest(config)).digest == model.digest
         path.with_suffix(".away").rename(path)
@@ -115,9 +115,9 @@ def test_what_is_not_signed_for_this_question_is_refused(tmp_path, monkeypatch):
         true = servers.promoted
         forged = {}
 
-        async def answer(world, asked):
-            reply = await true(world, asked)
-            return forged["how"](world, reply)
+        async def answer(context, asked):
+            reply = await true(context, asked)
+            return forged["how"](context, reply)
 
         monkeypatch.setattr("fedloom.server.fleet.service.promoted", answer)
 
@@ -126,19 +126,19 @@ def test_what_is_not_signed_for_this_question_is_refused(tmp_path, monkeypatch):
             reply.signature.CopyFrom(signer.signature(PROMOTED, statement))
             return reply
 
-        def changed(world, reply, **fields):
+        def changed(context, reply, **fields):
             statement = fleet_pb2.PromotedStatement.FromString(reply.statement)
             for name, value in fields.items():
                 setattr(statement, name, value)
-            return with_key(world.signing.signer, statement.SerializeToString())
+            return with_key(context.signing.signer, statement.SerializeToString())
 
-        def path_like(world, reply):
+        def path_like(context, reply):
             statement = fleet_pb2.PromotedStatement.FromString(reply.statement)
             statement.model.digest = "../../identity"
-            return with_key(world.signing.signer, statement.SerializeToString())
+            return with_key(context.signing.signer, statement.SerializeToString())
 
-        def purpose(world, reply):
-            reply.signature.CopyFrom(world.signing.signer.signature("task", reply.statement))
+        def purpose(context, reply):
+            reply.signature.CopyFrom(context.signing.signer.signature("task", reply.statement))
             return reply
 
         cases = {
@@ -175,8 +175,8 @@ def test_an_old_promotion_cannot_be_replayed(tmp_path, monkeypatch):
     async def scenario(federation, config, run):
         true, kept = servers.promoted, []
 
-        async def recorded(world, asked):
-            kept.append(await true(world, asked))
+        async def recorded(context, asked):
+            kept.append(await true(context, asked))
             return kept[-1]
 
         monkeypatch.setattr("fedloom.server.fleet.service.promoted", recorded)
@@ -185,7 +185,7 @@ def test_an_old_promotion_cannot_be_replayed(tmp_path, monkeypatch):
         federation.ledger.promote(digest_of(federation, run, 2))
         await latest(config)
 
-        async def replayed(world, asked):
+        async def replayed(context, asked):
             return kept[0]
 
         monkeypatch.setattr("fedloom.server.fleet.service.promoted", replayed)

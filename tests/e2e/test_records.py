@@ -126,7 +126,7 @@ def test_a_server_that_was_killed_lost_times_and_nothing_else(tmp_path):
     async def scenario(federation, agents):
         await agents.start("ann", Adder())
         await agents.start("bob", Breaks())
-        records = federation.world.records
+        records = federation.contexts.records
         records.take = lambda key: records._records.pop(key, {}) and {}
         federation.ledger.keep_records = lambda *_args, **_kwargs: None
         run = await submit(federation, MODEL, **THREE | {"cohort": {"goal": 2, "quorum": 1}})
@@ -151,7 +151,7 @@ def test_clients_of_buffers_are_recorded_where_they_were_asked(tmp_path):
         rounds = (await ask(federation, "runs", run, "rounds"))["rounds"]
         numbers = [r["number"] for r in rounds]
         details = [await ask(federation, "runs", run, "rounds", str(n)) for n in numbers]
-        return rounds, [m for d in details for m in d["members"]], federation.world.records
+        return rounds, [m for d in details for m in d["members"]], federation.contexts.records
 
     rounds, members, records = played(tmp_path, scenario)
     counted = sum(m["phase"] == "reported" for m in members)

@@ -24,7 +24,7 @@ def kinds(answer):
 
 
 def digest_of(arena, clients):
-    return expected_digest(arena.federation.world.models.path(arena.model), clients)
+    return expected_digest(arena.federation.contexts.models.path(arena.model), clients)
 
 
 def test_truncated_update_is_refused_and_goes_on_where_it_was_cut(runner, arena, caplog):

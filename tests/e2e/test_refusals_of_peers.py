@@ -184,7 +184,7 @@ def test_revocation_cuts_a_live_stream_within_two_seconds(runner, arena, caplog)
             assert app.SWEEP_S < 2.0
             assert_refused(ended, Code.REVOKED)
             assert_recorded(arena, caplog, Code.REVOKED, "eve")
-            assert arena.federation.world.fleet.get("eve") is None
+            assert arena.federation.contexts.fleet.get("eve") is None
             for answer in (await every_method(stream.channel, "eve")).values():
                 assert answer.code is Code.REVOKED
             anew = await every_method(arena.federation.channel(eve), "eve")
@@ -228,7 +228,7 @@ def test_quarantine_refuses_an_upload_under_way_and_a_new_one(runner, arena, cap
     async def scene():
         erin = arena.federation.enrol("erin")
         stream = await arena.federation.attend(erin)
-        fleet = arena.federation.world.fleet
+        fleet = arena.federation.contexts.fleet
         cohort = {"goal": 4, "quorum": 1, "patience_s": 3600.0, "deadline_s": 3600.0}
         async with arena.open_round(cohort=cohort) as opened:
             forged = honest("erin", await stream.offer_of(opened.run))
@@ -326,7 +326,7 @@ def test_bad_greeting_ends_the_stream_by_type(runner, arena, caplog, name):
             answer = await converse(peter, methods.ATTEND, messages)
             assert_refused(answer, code)
             assert_recorded(arena, caplog, code, "peter")
-            assert arena.federation.world.fleet.get("peter") is None
+            assert arena.federation.contexts.fleet.get("peter") is None
 
     runner.run(scene())
 
@@ -342,7 +342,7 @@ def test_second_stream_of_a_client_takes_over(runner, arena, caplog):
             ended = await first.ending()
             assert_refused(ended, Code.BUSY)
             assert_recorded(arena, caplog, Code.BUSY, "twin")
-            assert arena.federation.world.fleet.get("twin") is not None
+            assert arena.federation.contexts.fleet.get("twin") is not None
             await second.stop()
 
     runner.run(scene())
@@ -355,7 +355,7 @@ def test_client_with_too_many_calls_at_once_has_to_wait(runner, arena, caplog):
         async with others_go_on(arena):
             channel = arena.federation.channel(arena.federation.enrol("greedy"))
             held = [Upload(channel) for _ in range(MAX_CALLS)]
-            await until(lambda: len(arena.federation.world.fleet.calls()) == MAX_CALLS + 3)
+            await until(lambda: len(arena.federation.contexts.fleet.calls()) == MAX_CALLS + 3)
             answers = await every_method(channel, "greedy")
             assert {a.code for a in answers.values()} == {Code.BUSY}
             assert_recorded(arena, caplog, Code.BUSY, "greedy")
@@ -394,7 +394,7 @@ def test_download_past_the_end_is_empty(runner, arena):
     """An offset at or far past the end of a model gives no bytes and no error."""
 
     async def scene():
-        size = arena.federation.world.models.path(arena.model).stat().st_size
+        size = arena.federation.contexts.models.path(arena.model).stat().st_size
         for offset, left in ((size - 3, 3), (size, 0), (size + 1, 0), (2**64 - 1, 0)):
             request = fleet_pb2.DownloadRequest(digest=arena.model, offset=offset)
             answer = await download(arena.channels["alice"], request.SerializeToString())

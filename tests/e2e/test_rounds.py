@@ -97,7 +97,7 @@ def test_transfers_in_chunks_of_their_own_choice_give_the_same_mean(tmp_path):
         run = await submit(federation, start, cohort={"goal": 2, "quorum": 2}, rounds=2)
         await federation.ended(run)
         np.testing.assert_array_equal(result(federation, run)["w"], start["w"] + 4)
-        assert federation.world.config.chunk_bytes == "auto"
+        assert federation.contexts.config.chunk_bytes == "auto"
 
     played(tmp_path, scenario, chunk_bytes='"auto"')
 
@@ -367,7 +367,7 @@ def test_certificates_renew_themselves_and_work_goes_on(tmp_path):
     """A certificate of some seconds is renewed at two thirds of its life, over and over."""
 
     async def scenario(federation, agents):
-        object.__setattr__(federation.world.config, "client_certificate_s", 15.0)
+        object.__setattr__(federation.contexts.config, "client_certificate_s", 15.0)
         await agents.enrol("a")
         store = agents.configs["a"].state_dir
         serials = set()
@@ -401,9 +401,9 @@ def test_a_renewed_issuing_authority_turns_nobody_away(tmp_path):
         authority._issuer = _renew_issuer(directory, authority._root, root_key, datetime.now(UTC))
         await agents.start("after", Adder())
         await agents.stop("before")
-        await until(lambda: federation.world.fleet.get("before") is None)
+        await until(lambda: federation.contexts.fleet.get("before") is None)
         await agents.start("before", Adder())
-        assert len(federation.world.fleet) == 2
+        assert len(federation.contexts.fleet) == 2
 
     played(tmp_path, scenario)
 
@@ -414,7 +414,7 @@ def test_a_revoked_agent_ends_with_the_reason(tmp_path):
     async def scenario(federation, agents):
         await agents.start("a", Adder())
         federation.ledger.revoke("a")
-        federation.world.fleet.expel("a", Refusal(Code.REVOKED, "revoked by the operator"))
+        federation.contexts.fleet.expel("a", Refusal(Code.REVOKED, "revoked by the operator"))
         with pytest.raises(Refusal, match="revoked") as caught:
             async with asyncio.timeout(PATIENCE_S):
                 await agents.tasks.pop("a")

@@ -37,7 +37,7 @@ def test_every_cohort_follows_from_the_rounds_before_over_a_restart(tmp_path):
         return sum(r.state == "committed" for r in federation.ledger.list_rounds(run))
 
     def everyone_waits(federation):
-        return len(federation.world.fleet.available()) == len(NAMES)
+        return len(federation.contexts.fleet.available()) == len(NAMES)
 
     def drawn(rows, number):
         history = History()
@@ -62,7 +62,7 @@ def test_every_cohort_follows_from_the_rounds_before_over_a_restart(tmp_path):
         before = committed(federation, run)
         assert before < ROUNDS
         await federation.start()
-        await until(lambda: all(federation.world.fleet.get(name) is not None for name in NAMES))
+        await until(lambda: all(federation.contexts.fleet.get(name) is not None for name in NAMES))
         await federation.server.runs.command(run, "resume")
         await federation.ended(run)
         rows = federation.ledger.observations(run)

@@ -105,7 +105,7 @@ def test_a_tampered_offer_is_refused_and_the_agent_goes_on(
 
     async def main():
         async with scene(federation, tmp_path, "device", Counting()) as s:
-            stream = federation.world.fleet.get("device")
+            stream = federation.contexts.fleet.get("device")
             s.tampered.once(lambda *arguments: change(s, *arguments))
             run = await s.run()
             assert TAMPERED[change] in await s.declined(run)
@@ -113,7 +113,7 @@ def test_a_tampered_offer_is_refused_and_the_agent_goes_on(
             await s.stop(run)
             assert not trained
             await s.takes_part()
-            assert federation.world.fleet.get("device") is stream
+            assert federation.contexts.fleet.get("device") is stream
 
     runner.run(main())
 
@@ -135,7 +135,7 @@ def test_an_old_offer_that_is_played_back_does_nothing(runner, federation, tmp_p
                 await s.stop(other)
                 assert not federation.refusals()
                 await s.agents.stop("device")
-                await until(lambda: federation.world.fleet.get("device") is None)
+                await until(lambda: federation.contexts.fleet.get("device") is None)
                 await s.agents.start("device", Adder())
             await s.takes_part()
 
@@ -148,7 +148,7 @@ def test_agents_follow_a_rotated_key_online_and_offline(runner, federation, tmp_
     async def main():
         async with scene(federation, tmp_path, "device") as s:
             await s.agents.enrol("sleeper")
-            key = federation.world.signing._key
+            key = federation.contexts.signing._key
             before = key.signer.public
             key.rotate()
             await s.takes_part()
@@ -156,14 +156,14 @@ def test_agents_follow_a_rotated_key_online_and_offline(runner, federation, tmp_
             assert ClientStore(s.agents.configs["device"].state_dir).trusted() == {middle}
             key.rotate()
             await s.agents.stop("device")
-            await until(lambda: federation.world.fleet.get("device") is None)
+            await until(lambda: federation.contexts.fleet.get("device") is None)
             assert ClientStore(s.agents.configs["sleeper"].state_dir).trusted() == {before}
             await s.agents.start("sleeper", Adder())
             await s.takes_part()
             newest = key.signer.public
             assert ClientStore(s.agents.configs["sleeper"].state_dir).trusted() == {newest}
             await s.agents.stop("sleeper")
-            await until(lambda: federation.world.fleet.get("sleeper") is None)
+            await until(lambda: federation.contexts.fleet.get("sleeper") is None)
             await s.agents.start("device", Adder())
             await s.takes_part()
 
@@ -176,13 +176,13 @@ def test_a_device_that_was_enrolled_before_learns_the_key_once(runner, federatio
     async def main():
         async with scene(federation, tmp_path, "device") as s:
             await s.agents.stop("device")
-            await until(lambda: federation.world.fleet.get("device") is None)
+            await until(lambda: federation.contexts.fleet.get("device") is None)
             store = ClientStore(s.agents.configs["device"].state_dir)
             (s.agents.configs["device"].state_dir / "signing.pub").unlink()
             assert not store.trusted()
             await s.agents.start("device", Adder())
             await s.takes_part()
-            assert store.trusted() == {federation.world.signing.signer.public}
+            assert store.trusted() == {federation.contexts.signing.signer.public}
 
     runner.run(main())
 

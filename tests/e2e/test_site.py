@@ -47,7 +47,7 @@ async def start(federation, agents, *, enrolled=False, size=2, **environment):
     # The others must not need what rank 0 needs: they get the path of nothing.
     others = (*run[:-1], agents.directory / "nothing.toml")
     ranks = site.start_each([run, *[others] * (size - 1)], environment=environment)
-    fleet = federation.world.fleet
+    fleet = federation.contexts.fleet
     async with asyncio.timeout(site.PATIENCE_S):  # two interpreters load torch first
         while fleet.get("site") is None and ranks[0].poll() is None:
             await asyncio.sleep(0.01)
@@ -255,7 +255,7 @@ def test_torchrun_starts_a_site_and_starts_it_again(tmp_path):
             [(*launcher, *port, *run_)], environment=environment, bare=True
         )
         try:
-            fleet = federation.world.fleet
+            fleet = federation.contexts.fleet
             await until(lambda: fleet.get("site") is not None)
             before = fleet.get("site")
             cohort = {"goal": 1, "quorum": 1, "deadline_s": 600.0}

@@ -60,7 +60,7 @@ def collector(tmp_path_factory):
                 await agents.enrol(name)
                 path = directory / name / "client.toml"
                 processes.append(_process(path, collector.endpoint))
-            await until(lambda: len(federation.world.fleet) == 2)
+            await until(lambda: len(federation.contexts.fleet) == 2)
             params = {"b": np.zeros(3, np.float32)}
             run = await submit(federation, params, rounds=2, cohort={"goal": 2, "quorum": 2})
             await federation.ended(run)
@@ -138,7 +138,7 @@ def test_a_refusal_and_a_failure_are_errors_of_their_spans(tmp_path):
     async def play(collector):
         (tmp_path / "server").mkdir()
         federation = await Federation(tmp_path / "server").start()
-        federation.world.tracer = tracing.tracer(collector.endpoint, "fedloom-server")
+        federation.contexts.tracer = tracing.tracer(collector.endpoint, "fedloom-server")
         agents = Agents(federation, tmp_path)
         try:
             await agents.enrol("a")
@@ -152,7 +152,7 @@ def test_a_refusal_and_a_failure_are_errors_of_their_spans(tmp_path):
         finally:
             await agents.stop()
             await federation.stop()
-            await asyncio.to_thread(federation.world.tracer.close)
+            await asyncio.to_thread(federation.contexts.tracer.close)
 
     with Collector().listening() as collector:
         asyncio.run(play(collector))
@@ -168,7 +168,7 @@ def test_a_collector_that_is_away_delays_nothing(tmp_path):
     async def play():
         (tmp_path / "server").mkdir()
         federation = await Federation(tmp_path / "server").start()
-        federation.world.tracer = tracing.tracer("http://127.0.0.1:9", "fedloom-server")
+        federation.contexts.tracer = tracing.tracer("http://127.0.0.1:9", "fedloom-server")
         agents = Agents(federation, tmp_path)
         try:
             await agents.start("a", Adder())
@@ -178,7 +178,7 @@ def test_a_collector_that_is_away_delays_nothing(tmp_path):
         finally:
             await agents.stop()
             await federation.stop()
-            await asyncio.to_thread(federation.world.tracer.close)
+            await asyncio.to_thread(federation.contexts.tracer.close)
 
     asyncio.run(play())
 

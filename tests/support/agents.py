@@ -72,7 +72,7 @@ class Agents:
         if name not in self.configs:
             await self.enrol(name)
         self.tasks[name] = asyncio.ensure_future(Agent(client, self.configs[name], gates).run())
-        fleet = self.federation.world.fleet
+        fleet = self.federation.contexts.fleet
         await until(lambda: fleet.get(name) is not None)
 
     async def stop(self, *names):
@@ -103,7 +103,7 @@ async def submit(federation, params, **settings):
     """Start a run from a model in memory; returns its id."""
     path = federation.directory / "initial.safetensors"
     write_file(path, params)
-    digest = federation.world.models.add(path)
+    digest = federation.contexts.models.add(path)
     values = {
         "name": "test",
         "rounds": 1,
@@ -117,7 +117,7 @@ async def submit(federation, params, **settings):
 def result(federation, run):
     """The current model of a run."""
     row = federation.ledger.run(run)
-    return read_params(federation.world.models.path(row.model))
+    return read_params(federation.contexts.models.path(row.model))
 
 
 def played(tmp_path, scenario, **settings):

@@ -53,7 +53,7 @@ class Arena:
     @property
     def digest(self):
         """The model that alice's and bob's updates make, from the algebra alone."""
-        path = self.federation.world.models.path(self.model)
+        path = self.federation.contexts.models.path(self.model)
         return expected_digest(path, GOOD)
 
 

@@ -71,7 +71,7 @@ class Door:
             spool=Spool(directory / "spool"),
         )
         self.context = assemble(settings, storage, NoiseKeys(directory / "noise"))
-        self.world = Contexts(self.context)
+        self.contexts = Contexts(self.context)
         self.runs = Runs(self.context.rounds)
         self.site = self.app = None
         self._provider = provider
@@ -98,7 +98,7 @@ class Door:
 
     async def _serve(self):
         self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
-        config, authority = self.world.config, self.authority
+        config, authority = self.contexts.config, self.authority
         try:
             async with AsyncExitStack() as stack:
                 listener = await stack.enter_async_context(
@@ -120,7 +120,7 @@ class Door:
                     work = console.serve(app, door, self.directory, config, authority)
                     serving.append(asyncio.ensure_future(work))
                 self.app = app
-                self.world = Contexts(self.context, app.state.context)
+                self.contexts = Contexts(self.context, app.state.context)
                 self._up.set()
                 await self._stopping.wait()
                 for task in serving:

@@ -242,7 +242,7 @@ class Federation:
         self._attending = []
 
     @property
-    def world(self):
+    def contexts(self):
         return Contexts(self.server.context)
 
     @property
@@ -334,7 +334,7 @@ class Federation:
     async def settled(self):
         """Wait until what was handed to the ledger's thread is stored."""
         await asyncio.sleep(0)  # let what is about to be handed over be so
-        await self.world.in_ledger(lambda: None)
+        await self.contexts.in_ledger(lambda: None)
 
     def refusals(self, run=""):
         """The refusals in the ledger, newest first."""

@@ -40,8 +40,8 @@ def main():
 def fuzz(door, folder, given):
     """Fuzz a server and see that it has lived through it."""
     run = door.submit(folder)
-    door.world.ledger.add_token("01", "hash", "ward-1", 4e9)
-    door.world.ledger.enrol("01", "01", 4e9)
+    door.contexts.ledger.add_token("01", "hash", "ward-1", 4e9)
+    door.contexts.ledger.enrol("01", "01", 4e9)
     _, made = door.ask("POST", "/api-tokens", {"name": "fuzz", "scope": "admin"})
     admin = Visitor(door.site, token=made["token"])
     description = admin.ask("GET", "/v1/openapi.json").document
@@ -61,7 +61,7 @@ def fuzz(door, folder, given):
     )  # fmt: skip
     answer = admin.ask("GET", "/v1/server")
     assert answer.status == 200, answer
-    print(f"the server lives; {door.world.ledger.trail.head().id} entries in the audit trail")
+    print(f"the server lives; {door.contexts.ledger.trail.head().id} entries in the audit trail")
     return ended.returncode
 
 

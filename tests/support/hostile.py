@@ -79,8 +79,8 @@ class Scene:
         self.agents = agents
         self.name = name
         self._before = 0
-        self.tampered = Tampered(federation.world.signing, federation.authority.federation)
-        federation.world.signing = self.tampered
+        self.tampered = Tampered(federation.contexts.signing, federation.authority.federation)
+        federation.contexts.signing = self.tampered
 
     @property
     def state(self):
@@ -90,7 +90,7 @@ class Scene:
     def begin(self):
         """A test of several with this agent begins: what was before is not of it."""
         self._before = len(list(journal.read(self.state)))
-        return self.federation.world.fleet.get(self.name)
+        return self.federation.contexts.fleet.get(self.name)
 
     def journal(self, event):
         """The entries of an event in the owner's journal, since the test began."""
@@ -107,7 +107,7 @@ class Scene:
         path = self.federation.directory / "put"
         path.write_bytes(raw)
         digest = hashlib.sha256(raw).hexdigest()
-        path.replace(self.federation.world.models.path(digest))
+        path.replace(self.federation.contexts.models.path(digest))
         self.federation.server.runs.sends = lambda _: True
         return digest
 
@@ -153,17 +153,17 @@ class Scene:
 async def scene(federation, directory, name, client=None):
     """An agent that attends a server in somebody's hands."""
     agents = Agents(federation, directory)
-    own, sends = federation.world.signing, federation.server.runs.sends
+    own, sends = federation.contexts.signing, federation.server.runs.sends
     try:
         await agents.start(name, client or Adder())
         yield Scene(federation, agents, name)
     finally:
-        federation.world.signing = own
+        federation.contexts.signing = own
         federation.server.runs.sends = sends
         await agents.stop()
         for run in federation.ledger.list_runs(("running", "paused")):
             await federation.server.runs.command(run.id, "stop")
-        await until(lambda: federation.world.fleet.get(name) is None)
+        await until(lambda: federation.contexts.fleet.get(name) is None)
 
 
 def thief():

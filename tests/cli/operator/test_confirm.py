@@ -139,7 +139,7 @@ def test_label_that_is_none_is_refused(door, monkeypatch, label):
 def test_labels_are_set_and_taken_away(door, monkeypatch):
     """Any name without `=`: with digits, capitals, an x."""
     monkeypatch.setenv("FEDLOOM_DIR", str(door.directory))
-    ledger = door.world.ledger
+    ledger = door.contexts.ledger
     ledger.add_token("t1", b"hash", "ward-1", 2e9)
     ledger.enrol("t1", "serial", 2e9)
     words = ("client", "label", "ward-1")

@@ -144,8 +144,8 @@ def test_listener_on_every_interface_is_named_by_the_certificate(tmp_path, monke
 def test_clients_are_listed_and_revoked(door):
     """A stranger cannot be revoked: exit 2."""
     assert "fedloom token create" in _run("client", "list").stdout
-    door.world.ledger.add_token("01", "hash", "ward-3", 4e9)
-    door.world.ledger.enrol("01", "01", 4e9)
+    door.contexts.ledger.add_token("01", "hash", "ward-3", 4e9)
+    door.contexts.ledger.enrol("01", "01", 4e9)
     assert "offline" in _run("client", "list").stdout
     assert _run("client", "revoke", "ward-3", "--yes").stdout.endswith("ward-3 is revoked.\n")
     assert _json("client", "list")["clients"][0]["status"] == "revoked"
@@ -230,7 +230,7 @@ def test_watching_a_failed_run_exits_with_1(door):
     """So that a script notices."""
     run = _submit("--json")
     door.ask("POST", f"/runs/{run}/stop")
-    door.world.ledger.set_run_state(run, "failed", "the strategy raised")
+    door.contexts.ledger.set_run_state(run, "failed", "the strategy raised")
     assert "the strategy raised" in _run("run", "status", "--watch", code=1).stdout
 
 
@@ -240,7 +240,7 @@ def test_refusals_are_listed(door):
 
     run = _submit()
     assert _run("run", "refusals").stdout == "Nothing was refused.\n"
-    door.world.ledger.add_refusal("ward-3", run, 1, Refusal(Code.NOT_FINITE, "w[3] is NaN."))
+    door.contexts.ledger.add_refusal("ward-3", run, 1, Refusal(Code.NOT_FINITE, "w[3] is NaN."))
     output = _run("run", "refusals").stdout
     assert "not_finite" in output
     assert "w[3] is NaN." in output
@@ -263,7 +263,7 @@ def test_damaged_model_is_not_exported(door, tmp_path):
     """Exit 4, and what was there before stays."""
     _submit()
     [model] = _json("model", "list")["models"]
-    door.world.models.path(model["digest"]).write_bytes(b"rotten")
+    door.contexts.models.path(model["digest"]).write_bytes(b"rotten")
     (tmp_path / "out.safetensors").write_bytes(b"before")
     _run("model", "export", "--out", "out.safetensors", code=4)
     assert (tmp_path / "out.safetensors").read_bytes() == b"before"
@@ -310,9 +310,9 @@ def test_models_are_promoted_and_runs_rolled_back_with_their_consequence_in_word
     run = _submit()
     said = _run("model", "promote", run, "--preview").stdout
     assert "becomes the one that clients use" in said
-    assert door.world.ledger.promoted() is None
+    assert door.contexts.ledger.promoted() is None
     assert _run("model", "promote", run, "--note", "first", "--yes").stdout == said
-    assert door.world.ledger.promoted().note == "first"
+    assert door.contexts.ledger.promoted().note == "first"
     assert "nothing changes" in _run("model", "rollback", run, "0").stdout
     assert _json("model", "rollback", run, "0")["changed"] is False
     _run("model", "rollback", run, "3", "--yes", code=2)

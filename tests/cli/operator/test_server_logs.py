@@ -22,12 +22,12 @@ def door(tmp_path, monkeypatch):
     """A server with some lines in its log."""
     monkeypatch.setenv("FEDLOOM_DIR", str(tmp_path / "state"))
     with Door(tmp_path / "state") as door:
-        log.addHandler(door.world.log_ring)
+        log.addHandler(door.contexts.log_ring)
         log.info("oak attends", extra=about("oak"))
         log.warning("refused [oak]", extra=about("oak", "digits-1", 3))
         log.debug("nothing much")
         yield door
-        log.removeHandler(door.world.log_ring)
+        log.removeHandler(door.contexts.log_ring)
 
 
 def _logs(*args):

@@ -31,7 +31,7 @@ def add_user(door):
 
     def add(name="ann", scope=Scope.ADMIN):
         hashed = passwords.hashed(PASSWORD)
-        assert door.world.ledger.accounts.add_user(name, scope, hashed, time.time())
+        assert door.contexts.ledger.accounts.add_user(name, scope, hashed, time.time())
         visitor = Visitor(door.site)
         assert visitor.log_in(name, PASSWORD).status == 303
         return visitor
@@ -49,7 +49,7 @@ def by_token(door):
             "id": token.id, "secret_hash": secrets.kept(token.secret), "name": "grafana",
             "scope": scope.value, "made_by": "ann", "created_at": 0.0, "expires_at": expires_at,
         }  # fmt: skip
-        assert door.world.ledger.accounts.add_api_token(row)
+        assert door.contexts.ledger.accounts.add_api_token(row)
         return Visitor(door.site, token=token.text())
 
     return make

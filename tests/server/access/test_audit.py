@@ -138,7 +138,7 @@ def test_what_is_no_ledger_or_no_head_is_not_what_was_written(state, name):
 
 def test_trail_is_read_page_by_page(door, by_token):
     """Newest first, without a gap and without a repeat; and by who, what, whom and when."""
-    trail = door.world.ledger.trail
+    trail = door.contexts.ledger.trail
     for number in range(25):
         trail.append("ann" if number % 2 else "bob", "token", "run.pause", f"run-{number}", {})
     trail.append("ann", "token", "runaway.x", "run-1", {})
@@ -168,7 +168,7 @@ def test_what_was_not_done_is_said_so(door):
     def broken(*_, **__):
         raise OSError("disk full")
 
-    door.world.ledger.accounts.set_scope = broken
+    door.contexts.ledger.accounts.set_scope = broken
     assert door.ask("POST", "/users/ann/scope", {"scope": "viewer"})[0] == 500
     _, page = door.ask("GET", "/audit")
     last, begun, *_ = page["entries"]

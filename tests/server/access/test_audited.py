@@ -20,7 +20,7 @@ from support.visitor import Visitor
 
 
 def _entries(door):
-    return rows_of(door.world.ledger, sa.select(audit).order_by(audit.c.id))
+    return rows_of(door.contexts.ledger, sa.select(audit).order_by(audit.c.id))
 
 
 def _run(door, coroutine):
@@ -41,11 +41,11 @@ def test_model_is_not_stored_before_it_is_written_down(door, tmp_path, monkeypat
     def refuse(*_):
         raise OSError("no more room")
 
-    monkeypatch.setattr(door.world.models, "adopt", refuse)
+    monkeypatch.setattr(door.contexts.models, "adopt", refuse)
     assert door.ask("PUT", "/models", body=model)[0] == 503
     assert [e["action"] for e in _entries(door)] == ["model.add", "model.add.failed"]
     monkeypatch.undo()
-    monkeypatch.setattr(door.world.ledger.trail, "append", refuse)
+    monkeypatch.setattr(door.contexts.ledger.trail, "append", refuse)
     assert door.ask("PUT", "/models", body=model)[0] == 503
     assert not list((door.directory / "models").iterdir())
 
@@ -54,7 +54,7 @@ def test_what_fails_after_it_was_written_down_is_said_so(door):
     """As when a client was revoked while its certificate was made."""
 
     async def renew():
-        async with door.world.audit_log.around(
+        async with door.contexts.audit_log.around(
             "oak", "certificate", "client.renew", "oak", {"serial": "1"}
         ):
             raise Refusal(Code.REVOKED, "The client was revoked.")
@@ -72,10 +72,10 @@ def test_strangers_do_not_fill_the_trail(door, monkeypatch):
 
     async def knock():
         for _ in range(9):
-            await door.world.audit_log.record_limited(
+            await door.contexts.audit_log.record_limited(
                 "", "enrolment", "client.enrol.refused", "", {}
             )
-        await door.world.audit_log.record_limited("ann", "password", "login.fail", "ann", {})
+        await door.contexts.audit_log.record_limited("ann", "password", "login.fail", "ann", {})
 
     _run(door, knock())
     refused = [e for e in _entries(door) if e["action"] == "client.enrol.refused"]
@@ -86,7 +86,7 @@ def test_strangers_do_not_fill_the_trail(door, monkeypatch):
 @pytest.fixture
 def full(door):
     """The ledger's disk is full: it takes no page more."""
-    engine = door.world.ledger._engine
+    engine = door.contexts.ledger._engine
 
     def limit(connection, _record):
         connection.execute("PRAGMA max_page_count=1")  # it becomes what there is

@@ -47,7 +47,7 @@ def test_a_stream_of_events_is_not_held(door, token):
     """More than anybody may have open at once, and nobody watches."""
     answers = heads(door, token, *["/v1/events"] * 40)
     assert all(b"text/event-stream" in found for found in answers)
-    assert door.call(len, door.world.live) == 0
+    assert door.call(len, door.contexts.live) == 0
 
 
 def test_a_model_is_not_read_for_its_length(door, token, tmp_path, monkeypatch):

@@ -21,7 +21,7 @@ PASSWORD = "correct horse battery"
 def _audited(door):
     from fedloom.server.ledger.access_tables import audit
 
-    return [(row["action"], row["who"]) for row in rows_of(door.world.ledger, audit.select())]
+    return [(row["action"], row["who"]) for row in rows_of(door.contexts.ledger, audit.select())]
 
 
 # ---- by password -----------------------------------------------------------------------------
@@ -114,10 +114,10 @@ def test_forwarded_addresses_are_not_believed(door):
 def test_hash_is_made_anew_when_the_cost_rises(door, add_user, monkeypatch):
     """At the next login, and the sessions that are open stay so."""
     ann = add_user()
-    before = door.world.ledger.accounts.user("ann")["password"]
+    before = door.contexts.ledger.accounts.user("ann")["password"]
     monkeypatch.setattr(passwords, "COST", passwords.Cost(n=32, r=1, p=1))
     assert Visitor(door.site).log_in("ann", PASSWORD).status == 303
-    after = door.world.ledger.accounts.user("ann")["password"]
+    after = door.contexts.ledger.accounts.user("ann")["password"]
     assert (before.split("$")[1], after.split("$")[1]) == ("16", "32")
     assert ann.ask("GET", "/v1/me").status == 200
     assert Visitor(door.site).log_in("ann", PASSWORD).status == 303
@@ -150,15 +150,15 @@ def test_form_shows_what_was_typed_as_text(door):
 def test_session_ends_by_itself(door, add_user, monkeypatch, seconds):
     """Unused for two hours, or after twelve."""
     ann = add_user()
-    row = door.world.ledger.accounts.session(secrets.kept(ann.session), time.time())
+    row = door.contexts.ledger.accounts.session(secrets.kept(ann.session), time.time())
     at = row["created_at"]
     if seconds == accounts.LIFE_S:
         for hours in range(1, 12):
-            assert door.world.ledger.accounts.session(row["id"], at + hours * 3600)
-    assert door.world.ledger.accounts.session(row["id"], at + seconds - 1)
+            assert door.contexts.ledger.accounts.session(row["id"], at + hours * 3600)
+    assert door.contexts.ledger.accounts.session(row["id"], at + seconds - 1)
     if seconds == accounts.IDLE_S:
         at += seconds - 1
-    assert door.world.ledger.accounts.session(row["id"], at + seconds) is None
+    assert door.contexts.ledger.accounts.session(row["id"], at + seconds) is None
 
 
 def test_removed_users_session_ends_at_once(door, add_user):
@@ -176,7 +176,7 @@ def test_removed_users_session_ends_at_once(door, add_user):
 def test_session_is_asked_of_the_ledger_once_while_no_account_changes(door, add_user, monkeypatch):
     """Pages ask all the time; any change of the accounts makes the next one ask again."""
     ann, asked = add_user(), []
-    accounts = door.world.ledger.accounts
+    accounts = door.contexts.ledger.accounts
     question = accounts.session
     monkeypatch.setattr(accounts, "session", lambda *a: (asked.append(1), question(*a))[1])
     for _ in range(3):
@@ -251,7 +251,7 @@ def test_stream_of_events_ends_with_the_session(door, add_user, monkeypatch):
 def test_quiet_stream_ends_with_the_credential(door, by_token, monkeypatch):
     """While nothing happens nothing is sent, and nothing that is sent may be what ends it."""
     monkeypatch.setattr(shield, "RECHECK_S", 0.05)
-    monkeypatch.setattr(door.world.fleet.live, "_beat_s", 3600.0)
+    monkeypatch.setattr(door.contexts.fleet.live, "_beat_s", 3600.0)
     viewer = by_token(Scope.VIEWER)
     port = int(door.site.url.rpartition(":")[2])
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
@@ -278,7 +278,7 @@ def test_action_with_a_cookie_needs_the_sessions_token(door, add_user):
     for wrong in (None, "", "x" * 64, "é", secrets.csrf_token(bob.session), ann.session):
         answer = _pause(ann, x_csrf_token=wrong and wrong.encode().decode("latin-1"))
         assert (answer.status, answer.kind) == (403, "denied")
-    assert door.world.ledger.list_tokens() == []
+    assert door.contexts.ledger.list_tokens() == []
     assert _pause(ann, x_csrf_token=secrets.csrf_token(ann.session)).status == 201
 
 

@@ -71,7 +71,7 @@ def test_provider_logs_somebody_in(door, provider):
     me = visitor.ask("GET", "/v1/me").document
     assert me == {"name": "ann@example.org", "scope": "operator", "how": "oidc"}
     assert visitor.ask("POST", "/v1/tokens", document={}).status == 403
-    newest = rows_of(door.world.ledger, audit.select().order_by(audit.c.id.desc()).limit(1))[0]
+    newest = rows_of(door.contexts.ledger, audit.select().order_by(audit.c.id.desc()).limit(1))[0]
     assert (newest["action"], newest["who"], newest["how"]) == ("login", "ann@example.org", "oidc")
     assert "Example SSO" in Visitor(door.site).ask("GET", "/login").text
 

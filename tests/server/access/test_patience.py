@@ -131,7 +131,7 @@ def test_stream_of_events_is_not_cut(hasty, door, by_token):
     looks = threading.Event()
     door.call(lambda: asyncio.get_running_loop().call_later(0.6, looks.set))
     assert looks.wait(PATIENCE_S)
-    door.call(door.world.live.changed, "clients")
+    door.call(door.contexts.live.changed, "clients")
     for _ in range(3):
         line = response.readline()
     assert line == b"event: clients\n"
@@ -233,7 +233,7 @@ def test_parts_that_are_kept_are_few(door, add_user, monkeypatch):
 def test_nobody_takes_all_streams_of_events(door, by_token, monkeypatch):
     """Somebody else still gets one."""
     monkeypatch.setattr(event_hub, "MAX_OF_ONE", 2)
-    hub = door.world.live
+    hub = door.contexts.live
     held = [door.call(hub.watch, (), "ann") for _ in range(3)]
     assert [each is not None for each in held] == [True, True, False]
     assert by_token().ask("GET", "/v1/events").status == 200

@@ -37,9 +37,9 @@ def test_scopes_are_nested():
 def test_caller_of_the_socket_is_the_local_user(door):
     """The kernel says who it is, and the audit trail keeps it."""
     door.ask("POST", "/tokens", {"client": "ward-3"})
-    head = door.world.ledger.trail.head()
+    head = door.contexts.ledger.trail.head()
     assert head.id == 1
-    [entry] = rows_of(door.world.ledger, audit.select())
+    [entry] = rows_of(door.contexts.ledger, audit.select())
     assert (entry["who"], entry["how"]) == (getpass.getuser(), "socket")
     assert (entry["action"], entry["subject"]) == ("token.create", "ward-3")
 
@@ -50,6 +50,6 @@ def test_action_is_not_done_where_the_trail_cannot_be_written(door, monkeypatch)
     def broken(*_):
         raise OSError("disk full")
 
-    monkeypatch.setattr(door.world.ledger.trail, "append", broken)
+    monkeypatch.setattr(door.contexts.ledger.trail, "append", broken)
     assert door.ask("POST", "/tokens", {"client": "ward-3"})[0] == 500
-    assert door.world.ledger.list_tokens() == []
+    assert door.contexts.ledger.list_tokens() == []

@@ -81,7 +81,7 @@ def test_proxy_on_this_machine_is_believed_where_it_is_configured(tmp_path):
             )  # fmt: skip
         assert answer.status == 401
         assert answer.headers["strict-transport-security"]
-        [row] = rows_of(door.world.ledger, audit.select())
+        [row] = rows_of(door.contexts.ledger, audit.select())
         assert json.loads(row["detail"])["address"] == "192.0.2.7"
 
 

@@ -28,7 +28,7 @@ def door(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(passwords, "COST", passwords.Cost(n=16, r=1, p=1))
         with Door(directory / "state", console="127.0.0.1:0") as door:
-            ledger = door.world.ledger
+            ledger = door.contexts.ledger
             door.run = door.submit(directory)
             ledger.add_token("01", "hash", "ward-1", 4e9)
             ledger.enrol("01", "01", 4e9)
@@ -41,7 +41,7 @@ def door(tmp_path_factory):
 @pytest.fixture(scope="module")
 def rows(door):
     """The table, with paths that lead to what is there."""
-    digest = door.world.ledger.run(door.run).model
+    digest = door.contexts.ledger.run(door.run).model
     found = {"run": door.run, "name": "ward-1", "digest": digest, "action": "pause", "number": "1"}
 
     def filled(path):
@@ -57,7 +57,7 @@ def _token(door, scope):
 
 def _refusals(door, rows, visitor, statuses, wanted=lambda _: True):
     """Send every wanted row as a visitor; return those that were not refused as they must be."""
-    before = door.world.ledger.trail.head()
+    before = door.contexts.ledger.trail.head()
     wrong = []
     for row, path in rows:
         if row.scope is not None and wanted(row):
@@ -65,7 +65,7 @@ def _refusals(door, rows, visitor, statuses, wanted=lambda _: True):
             said = answer.kind if row.method != "HEAD" else answer.text or "denied"
             if answer.status not in statuses or said != "denied":
                 wrong.append((row, answer))
-    assert door.world.ledger.trail.head() == before  # nothing has begun
+    assert door.contexts.ledger.trail.head() == before  # nothing has begun
     return wrong
 
 
@@ -170,7 +170,7 @@ def test_no_answer_holds_a_secret(door, rows):
     ann.log_in("ann", PASSWORD)
     _, device = door.ask("POST", "/tokens", {"client": "ward-2"})
     _, link = door.ask("POST", "/login-links", {})
-    ledger = door.world.ledger
+    ledger = door.contexts.ledger
     hidden = {
         "password": PASSWORD,
         "hash of the password": ledger.accounts.user("ann")["password"],

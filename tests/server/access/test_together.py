@@ -22,8 +22,8 @@ def test_operators_who_act_at_once_are_all_answered(door, tmp_path):
     run = door.submit(tmp_path)
     digest = door.put_model(write_model(tmp_path / "submitted.safetensors"))
     for enrolled in ("oak", "elm"):
-        door.world.ledger.add_token(enrolled, "0" * 64, enrolled, 2e9)
-        door.world.ledger.enrol(enrolled, f"serial-{enrolled}", 2e9)
+        door.contexts.ledger.add_token(enrolled, "0" * 64, enrolled, 2e9)
+        door.contexts.ledger.enrol(enrolled, f"serial-{enrolled}", 2e9)
     many = [
         *[(f"/models/{digest}/promote", {})] * 6, *[(f"/runs/{run}/pause", {})] * 4,
         *[(f"/runs/{run}/resume", {})] * 4, *[(f"/runs/{run}/rollback", {"round": 0})] * 4,
@@ -32,9 +32,11 @@ def test_operators_who_act_at_once_are_all_answered(door, tmp_path):
     ]  # fmt: skip
     answers = _at_once(door, many)
     assert {status for status, _ in answers} <= {200, 409}, answers
-    assert [row["digest"] for row in rows_of(door.world.ledger, sa.select(promotions))] == [digest]
+    assert [row["digest"] for row in rows_of(door.contexts.ledger, sa.select(promotions))] == [
+        digest
+    ]
     assert sum(answer["changed"] for status, answer in answers[:6] if status == 200) == 1
-    entries = rows_of(door.world.ledger, sa.select(audit).order_by(audit.c.id))
+    entries = rows_of(door.contexts.ledger, sa.select(audit).order_by(audit.c.id))
     assert first_break(entries) is None
     assert all(json.loads(entry["detail"]) is not None for entry in entries)
 

@@ -80,7 +80,7 @@ def test_change_of_something_else_spoils_no_answer(tmp_path):
         ):  # fmt: skip
             before = len(drawn)
             if topic:
-                door.call(door.world.live.changed, topic, subject)
+                door.call(door.contexts.live.changed, topic, subject)
             for _ in range(3):
                 connection = door.connect()
                 connection.request("GET", url)

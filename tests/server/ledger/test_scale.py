@@ -45,7 +45,7 @@ def plans(door, url):
         if statement.lstrip().upper().startswith("SELECT"):
             seen.append((statement, parameters))
 
-    engine = door.world.ledger._engine
+    engine = door.contexts.ledger._engine
     sa.event.listen(engine, "before_cursor_execute", note)
     try:
         connection = door.connect()
@@ -93,7 +93,7 @@ def test_what_rounds_ask_the_ledger_finds_rows_by_index(door):
     def note(_connection, _cursor, statement, parameters, *_):
         seen.append((statement, parameters))
 
-    ledger, engine = door.world.ledger, door.world.ledger._engine
+    ledger, engine = door.contexts.ledger, door.contexts.ledger._engine
     sa.event.listen(engine, "before_cursor_execute", note)
     ledger.last_counted(RUN, name_of(1))
     ledger.find_update(RUN, 1, name_of(1))

@@ -67,7 +67,7 @@ def story(tmp_path_factory):
             streams = {name: await federation.attend(i) for name, i in identities.items()}
             channels = {name: federation.channel(i) for name, i in identities.items()}
             write_model(directory / "model.safetensors")
-            model = federation.world.models.add(directory / "model.safetensors")
+            model = federation.contexts.models.add(directory / "model.safetensors")
             arena = Arena(federation, model, identities, streams, channels)
             texts = {"before": await _read(federation)}
             async with arena.open_round() as opened:

@@ -77,7 +77,7 @@ def test_run_that_does_not_begin_stops_no_other(tmp_path, monkeypatch):
             "GET", "/models")[1]["models"][0]["digest"]})[0] == 500  # fmt: skip
         bad = next(r for r in door.ask("GET", "/runs")[1]["runs"] if r["name"] == "bad")
         assert (bad["state"], "division" in bad["reason"]) == ("failed", True)
-        door.world.ledger.set_run_state(bad["id"], "running", "", ended=False)
+        door.contexts.ledger.set_run_state(bad["id"], "running", "", ended=False)
     with Door(tmp_path / "state", plaintext=True) as door:
         door.call_async(door.runs.start)
         states = {r["name"]: r["state"] for r in door.ask("GET", "/runs")[1]["runs"]}

@@ -27,7 +27,7 @@ def door(tmp_path):
 
 
 def _enrol(door, client, serial="01"):
-    ledger = door.world.ledger
+    ledger = door.contexts.ledger
     ledger.add_token(serial, "hash", client, 4e9)
     ledger.enrol(serial, serial, 4e9)
 
@@ -48,7 +48,7 @@ def test_server_says_what_it_is(door):
     assert server["federation"] == "demo"
     assert server["root_sha256"] == door.authority.root_pin.hex()
     assert server["enrolment"] == "127.0.0.1:1"
-    assert server["fleet"] == door.world.config.fleet
+    assert server["fleet"] == door.contexts.config.fleet
     assert (server["clients_online"], server["runs_active"], server["tls"]) == (0, 0, True)
 
 
@@ -58,7 +58,7 @@ def test_token_text_is_shown_once_and_kept_as_a_hash(door):
     assert status == 201
     token = parse_token(issued["token"])
     assert token.pin == door.authority.root_pin
-    assert secret_matches(token.secret, door.world.ledger.token(token.id).secret_hash)
+    assert secret_matches(token.secret, door.contexts.ledger.token(token.id).secret_hash)
     _, listed = door.ask("GET", "/tokens")
     [row] = listed["tokens"]
     assert (row["id"], row["client"], row["status"]) == (token.id, "ward-3", "unused")
@@ -81,7 +81,7 @@ def test_token_id_that_exists_is_drawn_again(door, monkeypatch):
     monkeypatch.setattr(token_actions.tokens, "make_token", lambda _pin: next(made))
     second = door.ask("POST", "/tokens", {"client": "b"})[1]
     assert second["id"] != first["id"]
-    assert door.world.ledger.token(first["id"]).client == "a"
+    assert door.contexts.ledger.token(first["id"]).client == "a"
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_plaintext_server_makes_no_tokens(tmp_path):
 def test_tokens_tell_used_from_expired(door):
     """A used token stays used when its time is over."""
     _enrol(door, "ward-1", "01")
-    door.world.ledger.add_token("02", "hash", "ward-2", 1.0)
+    door.contexts.ledger.add_token("02", "hash", "ward-2", 1.0)
     _, listed = door.ask("GET", "/tokens")
     assert {t["id"]: t["status"] for t in listed["tokens"]} == {"01": "used", "02": "expired"}
 
@@ -120,7 +120,7 @@ def test_tokens_tell_used_from_expired(door):
 def test_revoking_cuts_the_connection_at_once(door):
     """The client's stream ends with the reason, and its certificate is worth nothing."""
     _enrol(door, "ward-3")
-    stream = door.call(_attend, door.world.fleet, "ward-3")
+    stream = door.call(_attend, door.contexts.fleet, "ward-3")
     assert door.ask("GET", "/clients")[1]["clients"][0]["online"] is True
     status, client = door.ask("POST", "/clients/ward-3/revoke")
     assert (status, client["status"]) == (200, "revoked")
@@ -128,7 +128,7 @@ def test_revoking_cuts_the_connection_at_once(door):
     door.call(lambda: None)  # the cancelled stream's turn
     assert stream.handler.cancelled()
     with pytest.raises(Refusal) as refused:
-        door.world.ledger.check_certificate("01", "ward-3")
+        door.contexts.ledger.check_certificate("01", "ward-3")
     assert refused.value.code is Code.REVOKED
 
 
@@ -237,7 +237,7 @@ def test_only_digests_name_models(door, reference):
 def test_digest_prefix_must_be_unique(door):
     """Two models with one beginning are named, none is guessed."""
     for digit in "12":
-        write_model(door.world.models.path("beef" + digit * 60))
+        write_model(door.contexts.models.path("beef" + digit * 60))
     assert "beef111" in _fault(door.ask("GET", "/models/beef"), 422, "usage")
     _fault(door.ask("GET", f"/models/{UNKNOWN}"), 404, "not_found")
 
@@ -345,7 +345,7 @@ def test_refusals_of_a_run_are_listed_newest_first(door, tmp_path):
     run = door.submit(tmp_path)
     for round_number in (1, 2):
         refusal = Refusal(Code.NOT_FINITE, "Expected numbers.", detail="w[3]")
-        door.world.ledger.add_refusal("ward-3", run, round_number, refusal)
+        door.contexts.ledger.add_refusal("ward-3", run, round_number, refusal)
     _, listed = door.ask("GET", f"/runs/{run}/refusals")
     assert [r["round"] for r in listed["refusals"]] == [2, 1]
     assert listed["refusals"][0]["detail"] == "w[3]"
@@ -361,7 +361,7 @@ def test_unexpected_error_is_told_briefly_and_logged_in_full(door, monkeypatch, 
     def broken(**_):
         raise KeyError("the secret inside")
 
-    monkeypatch.setattr(door.world.ledger, "list_tokens", broken)
+    monkeypatch.setattr(door.contexts.ledger, "list_tokens", broken)
     with caplog.at_level(logging.ERROR):
         message = _fault(door.ask("GET", "/tokens"), 500, "internal")
         assert _until(door, lambda: "the secret inside" in caplog.text)
@@ -372,7 +372,7 @@ def test_unexpected_error_is_told_briefly_and_logged_in_full(door, monkeypatch, 
 def test_damaged_store_is_not_blamed_on_the_caller(door, tmp_path):
     """A stored model that is no model is the server's trouble: 500, and which kind."""
     digest = door.put_model(write_model(tmp_path / "m.safetensors"))
-    door.world.models.path(digest).write_bytes(b"rotten")
+    door.contexts.models.path(digest).write_bytes(b"rotten")
     _fault(door.ask("POST", "/runs", {"spec": SPEC, "model": digest}), 500, "integrity")
 
 

@@ -9,7 +9,7 @@ from support.door import Door
 
 
 def enrol(door, *names):
-    ledger = door.world.ledger
+    ledger = door.contexts.ledger
     for name in names:
         ledger.add_token(name, "hash", name, 4e9)
         ledger.enrol(name, f"serial-{name}", 4e9)
@@ -52,7 +52,7 @@ def test_search_takes_every_character_as_it_is(door):
 
 def test_labels_of_devices_and_of_operators_stand_beside_each_other(door):
     """Either finds a client; a device that comes again changes its own only."""
-    ledger = door.world.ledger
+    ledger = door.contexts.ledger
     ledger.saw({"east-1": Seen(at=1.0, version="0.9", labels={"site": "north", "gpu": "no"})})
     done = door.ask("POST", "/clients/east-1/labels", {"labels": {"site": "south", "ward": "3"}})[1]
     assert done["labels"] == {"site": "south", "ward": "3"}
@@ -103,7 +103,7 @@ def test_a_stranger_is_not_found_by_any_action(door):
 
 def test_what_a_client_did_is_told_with_its_rate(door, tmp_path):
     """Four rounds: two counted, one declined, one open; declining costs nothing."""
-    ledger, run = door.world.ledger, door.submit(tmp_path)
+    ledger, run = door.contexts.ledger, door.submit(tmp_path)
     for number, end in enumerate(["reported", "reported", "declined", "failed", "offered"], 1):
         row = {
             "run": run, "number": number, "kind": "train", "opened_at": float(number),
@@ -136,7 +136,7 @@ def test_what_a_client_did_is_told_with_its_rate(door, tmp_path):
 
 def test_versions_are_counted(door):
     """Those that never came say nothing."""
-    door.world.ledger.saw({"east-1": Seen(at=1.0, version="1.0", labels={})})
+    door.contexts.ledger.saw({"east-1": Seen(at=1.0, version="1.0", labels={})})
     assert door.ask("GET", "/client-versions")[1]["versions"] == {"": 4, "1.0": 1}
 
 
@@ -152,8 +152,8 @@ def test_presence_is_stored_in_one_go(door):
     assert taken["east-1"].version == "1.2"
     assert len(taken["east-1"].labels) == 32
     assert taken["east-2"].version is None
-    door.world.ledger.saw(taken)
-    [row] = door.world.ledger.look_up(["east-1"])
+    door.contexts.ledger.saw(taken)
+    [row] = door.contexts.ledger.look_up(["east-1"])
     assert (row.version, row.seen_at) == ("1.2", taken["east-1"].at)
     assert {len(value) for value in row.own_labels.values()} <= {120}
     assert store is not None

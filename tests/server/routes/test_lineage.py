@@ -22,7 +22,7 @@ def door(tmp_path):
     """A server whose run committed a round of two clients' updates, by hand."""
     with Door(tmp_path / "state") as door:
         door.run = door.submit(tmp_path)
-        ledger = door.world.ledger
+        ledger = door.contexts.ledger
         door.first = ledger.run(door.run).model
         path = tmp_path / "second.safetensors"
         write_file(path, {"w": np.array([3, 0, 0, 4], np.float32)})
@@ -99,7 +99,7 @@ def test_page_does_not_wait_for_a_large_model(door, monkeypatch):
         return 'id="measuring"' in text, 'id="tensor-1"' in text
 
     assert shown() == shown() == (True, False)
-    live = door.world.live
+    live = door.contexts.live
     before = door.call(live.version_of, ["models"])
     go.set()
     layers = door.ask("GET", f"/models/{door.second}/layers?base={door.first}")[1]["layers"]
@@ -121,7 +121,7 @@ def test_a_tensor_that_the_base_lacks_has_no_difference(tmp_path):
 def test_a_download_has_the_federation_s_word_beside_it(door, tmp_path):
     """Over exactly this digest and this federation; a plaintext server has no key to give it."""
     assert door.ask("GET", f"/models/{door.second}/signature")[0] == 409
-    door.world.signing = SigningKey.ensure(tmp_path / "signing", "demo")
+    door.contexts.signing = SigningKey.ensure(tmp_path / "signing", "demo")
     signed = door.ask("GET", f"/models/{door.second}/signature")[1]
     statement = json.loads(signed["statement"])
     assert (statement["digest"], statement["federation"]) == (door.second, "demo")

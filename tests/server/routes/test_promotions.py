@@ -11,13 +11,13 @@ def door(tmp_path):
     """A server with a run, `first`, that has committed nothing yet."""
     with Door(tmp_path / "state") as door:
         door.first = door.submit(tmp_path)
-        door.digest = door.world.ledger.run(door.first).model
+        door.digest = door.contexts.ledger.run(door.first).model
         yield door
 
 
 def commit(door, run, number, model):
     """Commit a round by hand; the run's driver knows nothing of it."""
-    ledger = door.world.ledger
+    ledger = door.contexts.ledger
     row = {
         "run": run, "number": number, "kind": "train", "opened_at": 0.0, "deadline_at": 1.0,
         "model_in": ledger.run(run).model,
@@ -32,7 +32,7 @@ def commit(door, run, number, model):
 
 def test_a_promotion_is_told_with_its_run_and_round(door):
     """Everybody who asks for the promoted model gets this one from now on."""
-    ledger = door.world.ledger
+    ledger = door.contexts.ledger
     assert ledger.promoted() is None
     status, done = door.ask("POST", f"/models/{door.digest[:8]}/promote", {"note": "good"})
     assert (status, done["changed"]) == (200, True)
@@ -73,7 +73,7 @@ def test_a_preview_promotes_nothing(door):
     done = door.ask("POST", f"/models/{door.digest}/promote?preview=true", {})[1]
     assert (done["promotion"], done["changed"]) == (None, False)
     assert "becomes the one that clients use" in done["consequence"]
-    assert door.world.ledger.promoted() is None
+    assert door.contexts.ledger.promoted() is None
 
 
 def test_a_model_of_no_run_is_not_promoted(door, tmp_path):
@@ -84,7 +84,7 @@ def test_a_model_of_no_run_is_not_promoted(door, tmp_path):
     status, _ = door.ask("POST", f"/models/{door.digest}/promote", {"run": "nope"})
     assert status == 404
     with pytest.raises(UsageError, match="Expected a model"):
-        door.world.ledger.promote(stray)
+        door.contexts.ledger.promote(stray)
 
 
 def test_a_rollback_says_what_it_undoes_before_it_does(door, tmp_path):
@@ -95,7 +95,7 @@ def test_a_rollback_says_what_it_undoes_before_it_does(door, tmp_path):
     status, seen = door.ask("POST", url + "?preview=true", {"round": 0})
     assert (status, seen["changed"]) == (200, False)
     assert "Round 1 is no part of it any more" in seen["consequence"]
-    assert door.world.ledger.run(door.first).model == other
+    assert door.contexts.ledger.run(door.first).model == other
     done = door.ask("POST", url, {"round": 0})[1]
     assert (done["changed"], done["consequence"]) == (True, seen["consequence"])
     assert (done["model"], done["rounds_committed"]) == (door.digest, 0)
@@ -120,4 +120,4 @@ def test_a_model_whose_file_is_gone_is_no_place_to_go(door, tmp_path):
     commit(door, door.first, 2, "e" * 64)
     status, fault = door.ask("POST", f"/runs/{door.first}/rollback", {"round": 1})
     assert (status, fault["error"]["kind"]) == (500, "integrity")
-    assert door.world.ledger.run(door.first).model == "e" * 64
+    assert door.contexts.ledger.run(door.first).model == "e" * 64

@@ -49,11 +49,11 @@ def wait(condition):
 )
 def test_a_preview_says_what_would_be_and_does_nothing(door, action, state, words):
     """Nothing moves, nothing is audited."""
-    head = door.world.ledger.trail.head()
+    head = door.contexts.ledger.trail.head()
     done = act(door, action.removesuffix("?x"), query="?preview=true")
     assert words in done["consequence"]
     assert (done["changed"], done["state"]) == (False, state)
-    assert door.world.ledger.trail.head() == head
+    assert door.contexts.ledger.trail.head() == head
 
 
 def test_what_is_so_already_is_no_error(door):
@@ -88,7 +88,7 @@ def test_a_paused_run_is_tried_again(door):
     for number in (1, 2, 3):
         wait(lambda number=number: door.runs.get(door.run).engine.progress.opened == number)
         act(door, "abort", {"round": number})
-    wait(lambda: door.world.ledger.run(door.run).state == "paused")
+    wait(lambda: door.contexts.ledger.run(door.run).state == "paused")
     done = act(door, "retry")
     assert (done["state"], done["changed"]) == ("running", True)
     assert door.runs.get(door.run).round.plan.number == 4
@@ -102,11 +102,11 @@ def test_a_goal_is_changed_for_the_open_round_and_later_ones(door):
     engine = door.runs.get(door.run).round.engine
     assert (engine.config.goal, engine.config.quorum) == (1, 1)
     assert act(door, "goal", {"goal": 1})["changed"] is False
-    assert door.world.ledger.run(door.run).goals == [1, 1]
+    assert door.contexts.ledger.run(door.run).goals == [1, 1]
     for bad in ({"goal": 10_000}, {"goal": 2, "quorum": 3}):
         status, fault = door.ask("POST", f"/runs/{door.run}/goal", bad)
         assert (status, fault["error"]["kind"]) == (409, "conflict"), fault
-    assert door.world.ledger.run(door.run).goals == [1, 1]
+    assert door.contexts.ledger.run(door.run).goals == [1, 1]
 
 
 def test_a_quorum_that_the_aggregation_cannot_use_is_refused(tmp_path):

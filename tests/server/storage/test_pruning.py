@@ -20,7 +20,7 @@ def door(tmp_path):
     """A server that keeps two models, and a run of six rounds, each with a state of its own."""
     with Door(tmp_path / "state", keep_models=2) as door:
         door.run = door.submit(tmp_path)
-        door.models, door.states = [door.world.ledger.run(door.run).model], [None]
+        door.models, door.states = [door.contexts.ledger.run(door.run).model], [None]
         for number in range(1, 7):
             commit(door, tmp_path, number)
         yield door
@@ -29,13 +29,13 @@ def door(tmp_path):
 def put(door, tmp_path, value):
     path = tmp_path / "made.safetensors"
     write_file(path, {"w": np.full(4, value, np.float32)})
-    digest = door.world.models.add(path)
-    os.utime(door.world.models.path(digest), (OLD, OLD))
+    digest = door.contexts.models.add(path)
+    os.utime(door.contexts.models.path(digest), (OLD, OLD))
     return digest
 
 
 def commit(door, tmp_path, number):
-    ledger = door.world.ledger
+    ledger = door.contexts.ledger
     model, state = put(door, tmp_path, number), put(door, tmp_path, 100 + number)
     row = {
         "run": door.run, "number": number, "kind": "train", "opened_at": 0.0, "deadline_at": 1.0,
@@ -53,17 +53,17 @@ def commit(door, tmp_path, number):
 
 
 def prune(door):
-    work = pruning.prune(door.context.storage, door.world.config.keep_models)
+    work = pruning.prune(door.context.storage, door.contexts.config.keep_models)
     return asyncio.run_coroutine_threadsafe(work, door._loop).result(10)
 
 
 def kept(door, digests):
-    return [n for n, d in enumerate(digests) if d and door.world.models.path(d).exists()]
+    return [n for n, d in enumerate(digests) if d and door.contexts.models.path(d).exists()]
 
 
 def test_the_first_the_last_and_the_promoted_stay_with_their_states(door):
     """Everything else goes, once; the rows stay and say so."""
-    door.world.ledger.promote(door.models[2])
+    door.contexts.ledger.promote(door.models[2])
     assert prune(door) == 6
     assert kept(door, door.models) == [0, 2, 5, 6]
     assert kept(door, door.states) == [2, 5, 6]
@@ -77,10 +77,10 @@ def test_what_was_pruned_is_no_place_to_go_back_to_and_what_stays_is(door):
     """Counts of rounds are as they were, though rows between are pruned."""
     prune(door)
     with pytest.raises(UsageError, match="not undone or pruned"):
-        door.world.ledger.roll_back(door.run, 3)
+        door.contexts.ledger.roll_back(door.run, 3)
     status, done = door.ask("POST", f"/runs/{door.run}/rollback", {"round": 5})
     assert (status, done["rounds_committed"]) == (200, 5)
-    run = door.world.ledger.run(door.run)
+    run = door.contexts.ledger.run(door.run)
     assert (run.model, f'"{door.states[5]}"' in run.strategy_state) == (door.models[5], True)
     prune(door)
     assert 5 in kept(door, door.models)  # it is the run's now
@@ -98,7 +98,7 @@ def test_a_file_that_two_rows_share_stays_as_long_as_one_needs_it(door, tmp_path
 def test_a_model_that_came_twice_stays_with_the_later(door, tmp_path):
     """A run that has settled commits the same bytes again: one file, two rows."""
     commit(door, tmp_path, 7)
-    with door.world.ledger._write() as connection:
+    with door.contexts.ledger._write() as connection:
         connection.execute(
             models.update().where(models.c.round == 6).values(digest=door.models[3], state="null")
         )
@@ -108,7 +108,7 @@ def test_a_model_that_came_twice_stays_with_the_later(door, tmp_path):
 
 def test_a_file_that_was_just_written_stays_until_its_row_may_have_come(door):
     """A commit writes the file first; the next look takes what is still not needed."""
-    path = door.world.models.path(door.models[3])
+    path = door.contexts.models.path(door.models[3])
     os.utime(path)
     prune(door)
     assert path.exists()
@@ -126,20 +126,20 @@ def test_a_kill_between_two_steps_leaves_nothing_behind(door, monkeypatch, step)
         raise RuntimeError("killed")
 
     with monkeypatch.context() as patch:
-        patch.setattr(door.world.ledger, step, killed)
+        patch.setattr(door.contexts.ledger, step, killed)
         with pytest.raises(RuntimeError):
             prune(door)
     prune(door)
     assert kept(door, door.models) == [0, 5, 6]
     assert kept(door, door.states) == [5, 6]
-    assert door.world.ledger.marked() == []
+    assert door.contexts.ledger.marked() == []
 
 
 def test_nothing_goes_where_everything_is_to_stay(tmp_path):
     """Nought keeps all."""
     with Door(tmp_path / "state", keep_models=0) as door:
         door.run = door.submit(tmp_path)
-        door.models, door.states = [door.world.ledger.run(door.run).model], [None]
+        door.models, door.states = [door.contexts.ledger.run(door.run).model], [None]
         for number in range(1, 4):
             commit(door, tmp_path, number)
         assert prune(door) == 0
@@ -162,7 +162,7 @@ def test_model_that_is_promoted_or_begun_with_while_files_go_stays(door, tmp_pat
     async def act():
         await door.app.state.context.hold(digest)
         if what == "promote":
-            return await door.world.in_ledger(door.world.ledger.promote, digest)
+            return await door.contexts.in_ledger(door.contexts.ledger.promote, digest)
         spec = {"name": "new", "cohort": {"goal": 2}, "train": {"epochs": 1, "learning_rate": 0.1}}
         return await door.runs.submit(spec, digest)
 

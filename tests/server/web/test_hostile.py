@@ -53,7 +53,7 @@ def door(tmp_path_factory):
     state.mkdir()
     fill(state, num_rounds=3, cohort=5, num_clients=20, spec=parse(SPEC).as_dict())
     with Door(state) as door:
-        ledger = door.world.ledger
+        ledger = door.contexts.ledger
         with ledger._engine.begin() as connection:
             for table, column in WRITTEN:
                 if column in table.c:

@@ -45,7 +45,7 @@ def get(door, path):
 
 def submit(door, tmp_path):
     """Start a run; returns its id."""
-    digest = door.world.models.add(write_model(tmp_path / "m.safetensors"))
+    digest = door.contexts.models.add(write_model(tmp_path / "m.safetensors"))
     return door.ask("POST", "/runs", {"spec": SPEC, "model": digest})[1]["id"]
 
 
@@ -61,7 +61,7 @@ def test_every_page_stands_on_an_empty_server(door, path):
 def test_pages_hold_no_script_and_no_style_of_their_own(door, tmp_path):
     """So that the policy against injected ones can be strict."""
     run = submit(door, tmp_path)
-    digest = door.world.ledger.run(run).model
+    digest = door.contexts.ledger.run(run).model
     pages = (f"/runs/{run}", f"/runs/{run}/rounds", f"/models/{digest}", f"/runs/new?clone={run}")
     for path in (*STATIC_PAGES, *pages):
         status, text = get(door, path)
@@ -85,7 +85,7 @@ def test_run_that_has_ended_says_how_long_it_took(door, tmp_path):
     run = submit(door, tmp_path)
     assert "<dt>Time left</dt>" in get(door, f"/runs/{run}")[1]
     door.ask("POST", f"/runs/{run}/stop", {})
-    wait_for(lambda: door.world.ledger.run(run).ended_at, "it does not end")
+    wait_for(lambda: door.contexts.ledger.run(run).ended_at, "it does not end")
     text = get(door, f"/runs/{run}")[1]
     assert ("<dt>Took</dt>" in text, "Time left" in text) == (True, False)
 
@@ -101,7 +101,7 @@ def test_live_part_is_that_part_alone(door, tmp_path):
 def test_live_part_is_as_old_as_the_last_change_of_what_its_page_hears(door, tmp_path):
     """Else it would be drawn too often, or, worse, show what was."""
     run = submit(door, tmp_path)
-    values = {"run": run, "digest": door.world.ledger.run(run).model}
+    values = {"run": run, "digest": door.contexts.ledger.run(run).model}
     pages = [path for path in HEARS if path not in NO_PAGES]
     assert len(pages) >= 8
     for path in pages:
@@ -127,7 +127,7 @@ def test_files_are_kept_for_as_long_as_they_do_not_change(door):
 def test_log_page_shows_lines_about_one_client_or_run(door):
     """With what they are about as links, and filters that hold what was asked."""
     for words in (("oak", "digits-1", 3), ("elm", "digits-1"), ("oak", "other-2")):
-        door.world.log_ring.emit(
+        door.contexts.log_ring.emit(
             logging.makeLogRecord(
                 {"msg": f"seen {'/'.join(map(str, words))}", "levelname": "INFO", **about(*words)}
             )
@@ -147,7 +147,7 @@ def test_log_page_shows_lines_about_one_client_or_run(door):
 
 def test_names_that_clients_choose_are_escaped(door):
     """Whatever reaches a page is text."""
-    ledger = door.world.ledger
+    ledger = door.contexts.ledger
     ledger.add_token("01", "hash", "ward", time.time() + 60)
     ledger.enrol("01", "01", time.time() + 60)
     status, text = get(door, "/runs?q=%3Cscript%3Ealert(1)%3C/script%3E")

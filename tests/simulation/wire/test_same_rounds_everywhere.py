@@ -186,7 +186,7 @@ class Deployment:
         write_file(path, params, dict.fromkeys(params, "F32"))
         values = {n: v for n, v in made.spec.as_dict().items() if v is not None}
         runs, ledger = self.federation.server.runs, self.federation.ledger
-        run = await runs.submit(values, self.federation.world.models.add(path))
+        run = await runs.submit(values, self.federation.contexts.models.add(path))
         async with asyncio.timeout(PATIENCE_S):
             while (driver := runs.get(run)) and driver.engine.state is RunState.RUNNING:
                 if driver.round is not None and _waits_in_vain(driver.round.engine):

@@ -61,15 +61,15 @@ class Result:
     excluded: frozenset[str]
 
 
-async def commit(plan: RoundPlan, total: RoundSum, world: RoundsContext) -> Result:
+async def commit(plan: RoundPlan, total: RoundSum, context: RoundsContext) -> Result:
     """Make the next model of a round's updates, store it, and commit the round.
 
     Raises:
         TooFewUpdatesError: the aggregation needs others; another round may have them.
         Exception: whatever the strategy raised, or the storage.
     """
-    ledger = world.ledger
-    updates = await world.in_ledger(ledger.close_round, *plan.key)
+    ledger = context.ledger
+    updates = await context.in_ledger(ledger.close_round, *plan.key)
     crossing("round.closing")
     done = await total.finish(updates)
     trains = plan.kind is RoundKind.TRAIN
@@ -82,9 +82,9 @@ async def commit(plan: RoundPlan, total: RoundSum, world: RoundsContext) -> Resu
         "counts": counts(plan.spec, plan.kind),
         "trained": trains,
     }
-    await world.in_ledger(ledger.commit_round, *plan.key, result, done.model.size_bytes)
+    await context.in_ledger(ledger.commit_round, *plan.key, result, done.model.size_bytes)
     crossing("commit.ledger")
     observed: Sequence[ObservationRow] = ()
     if trains and plan.spec.build_selection().needs:
-        observed = await world.in_ledger(ledger.observations, plan.run, plan.number - 1)
+        observed = await context.in_ledger(ledger.observations, plan.run, plan.number - 1)
     return Result(done.model.digest, done.note, updates, observed, done.excluded)

@@ -61,7 +61,7 @@ def begin(plan: RoundPlan, *, select: Select, now: float, available: Iterable[st
 
 
 async def read(
-    plan: RoundPlan, row: RoundRow | None, first: int, world: RoundsContext
+    plan: RoundPlan, row: RoundRow | None, first: int, context: RoundsContext
 ) -> StoredRound:
     """Read what is needed to restore the engine of a round.
 
@@ -69,16 +69,18 @@ async def read(
         plan: of the round.
         row: of the round; None between two buffers.
         first: number of the first round whose clients may still be at work.
-        world: shared parts.
+        context: storage, connected clients, and what observes rounds.
     """
-    ledger, key = world.ledger, plan.key
+    ledger, key = context.ledger, plan.key
     if row is None:
-        return StoredRound(row=None, at_work=await world.in_ledger(ledger.at_work, plan.run, first))
-    members = await world.in_ledger(ledger.cohort, *key)
-    accepted = await world.in_ledger(ledger.accepted, *key)
+        return StoredRound(
+            row=None, at_work=await context.in_ledger(ledger.at_work, plan.run, first)
+        )
+    members = await context.in_ledger(ledger.cohort, *key)
+    accepted = await context.in_ledger(ledger.accepted, *key)
     at_work: Sequence[CohortRow] = ()
     if buffer_settings(plan) is not None:
-        at_work = await world.in_ledger(ledger.at_work, plan.run, first)
+        at_work = await context.in_ledger(ledger.at_work, plan.run, first)
     return StoredRound(row=row, members=members, accepted=accepted, at_work=at_work)
 
 

@@ -34,26 +34,26 @@ ACTIVE = (RunState.RUNNING.value, RunState.PAUSED.value)
 class Runs:
     """All active runs of a server."""
 
-    def __init__(self, world: RoundsContext) -> None:
-        self._world = world
+    def __init__(self, context: RoundsContext) -> None:
+        self._context = context
         self._drivers: dict[str, RunDriver] = {}
         self._forgetting: dict[str, asyncio.Task[None]] = {}
 
     async def start(self) -> None:
         """Continue every run that was active."""
-        world = self._world
-        rounds = await world.in_ledger(world.ledger.open_rounds)
-        active = await world.in_ledger(world.ledger.list_runs, ACTIVE)
+        context = self._context
+        rounds = await context.in_ledger(context.ledger.open_rounds)
+        active = await context.in_ledger(context.ledger.list_runs, ACTIVE)
         kept = {(row.run, row.number) for row in rounds}
-        world.spool.sweep(kept.union(*map(_worked_on, active)))
+        context.spool.sweep(kept.union(*map(_worked_on, active)))
         for row in active:
             try:
                 await self._drive(row)
             except Exception as error:  # one run that cannot continue must not stop the others
                 log.exception("run %s cannot continue", row.id, extra=about(run=row.id))
                 why = str(error) if isinstance(error, FedloomError) else repr(error)
-                await world.in_ledger(
-                    partial(world.ledger.set_run_state, row.id, "failed", why, ended=True)
+                await context.in_ledger(
+                    partial(context.ledger.set_run_state, row.id, "failed", why, ended=True)
                 )
 
     async def stop(self) -> None:
@@ -63,9 +63,9 @@ class Runs:
             await driver.settled()
 
     async def _drive(self, row: RunRow) -> None:
-        world = self._world
-        manifest = await world.in_disk(world.models.manifest, row.model)
-        driver = RunDriver(row, manifest, world, self.ended)
+        context = self._context
+        manifest = await context.in_disk(context.models.manifest, row.model)
+        driver = RunDriver(row, manifest, context, self.ended)
         self._drivers[driver.id] = driver
         try:
             await driver.start(row)
@@ -88,8 +88,8 @@ class Runs:
             UsageError: the specification or the model is not valid.
         """
         spec = parse(values)
-        world = self._world
-        manifest = await world.in_disk(world.models.manifest, model)
+        context = self._context
+        manifest = await context.in_disk(context.models.manifest, model)
         limits.sums(spec, manifest)  # refuses what is not for this model
         run = run or new_id(spec.name)
         row: dict[str, Any] = {
@@ -100,17 +100,17 @@ class Runs:
             "reason": "",
             "model": model,
             "privacy": _claim(spec),
-            "strategy_state": await world.in_disk(first_note, world.models, spec, model),
+            "strategy_state": await context.in_disk(first_note, context.models, spec, model),
         }
-        await world.in_disk(world.noise.make, run, spec)
-        await world.in_ledger(world.ledger.add_run, row, manifest.size_bytes)
-        world.live.changed("run", run)
-        stored = await world.in_ledger(world.ledger.run, run)
+        await context.in_disk(context.noise.make, run, spec)
+        await context.in_ledger(context.ledger.add_run, row, manifest.size_bytes)
+        context.live.changed("run", run)
+        stored = await context.in_ledger(context.ledger.run, run)
         try:
             await self._drive(require_run(stored, run))
         except Exception as error:  # it is stored: without a reason it would look as if it ran
-            fail = partial(world.ledger.set_run_state, run, "failed", repr(error), ended=True)
-            await world.in_ledger(fail)
+            fail = partial(context.ledger.set_run_state, run, "failed", repr(error), ended=True)
+            await context.in_ledger(fail)
             raise
         asked = json.dumps(spec.as_dict(), sort_keys=True)
         log.info("run %s submitted: %s", run, asked, extra=about(run=run))
@@ -157,8 +157,8 @@ class Runs:
         """
         driver = self._drivers.get(run)
         if driver is None:
-            world = self._world
-            row = require_run(await world.in_ledger(world.ledger.run, run), run)
+            context = self._context
+            row = require_run(await context.in_ledger(context.ledger.run, run), run)
             raise UsageError(f"Expected an active run, got one that is {row.state}.")
         driver.command(action, argument)
         await driver.settled()
@@ -182,8 +182,8 @@ class Runs:
             IntegrityError: files of that round are gone.
             UnavailableError: a round is being committed and takes long.
         """
-        world, ledger = self._world, self._world.ledger
-        row = require_run(await world.in_ledger(ledger.run, run), run)
+        context, ledger = self._context, self._context.ledger
+        row = require_run(await context.in_ledger(ledger.run, run), run)
         point = await self.look_back(row, number)
         if not point.undone:
             return point
@@ -195,12 +195,12 @@ class Runs:
             if run in self._forgetting:
                 await self._forgetting[run]
             why = f"rolled back to round {number} by the operator: resume it to go on"
-            await world.in_ledger(partial(ledger.roll_back, run, number, revive=why))
-            await self._drive(require_run(await world.in_ledger(ledger.run, run), run))
-        world.live.changed("run", run)
-        context = about(run=run, number=number)
+            await context.in_ledger(partial(ledger.roll_back, run, number, revive=why))
+            await self._drive(require_run(await context.in_ledger(ledger.run, run), run))
+        context.live.changed("run", run)
+        extra = about(run=run, number=number)
         log.warning(
-            "run %s rolled back to round %d; undone: %s", run, number, point.undone, extra=context
+            "run %s rolled back to round %d; undone: %s", run, number, point.undone, extra=extra
         )
         return point
 
@@ -215,16 +215,16 @@ class Runs:
             UsageError: there is no such round, or the run cannot be rolled back.
             IntegrityError: files of that round are gone.
         """
-        world, spec = self._world, parse(row.spec)
+        context, spec = self._context, parse(row.spec)
         settings = spec.build_privacy()
         if settings is not None and settings.restart_every is not None:
             raise UsageError(
                 "Expected a run whose rounds can be undone, got one with dp_ftrl, whose noise is "
                 "on the sum of all rounds: submit a new run from the model instead."
             )
-        point = await world.in_ledger(world.ledger.point, row, number)
+        point = await context.in_ledger(context.ledger.point, row, number)
         files = StateNote.read(point.state).digests | {point.digest}
-        await world.in_disk(world.models.require, files)
+        await context.in_disk(context.models.require, files)
         return point
 
     async def change_goals(self, run: str, goal: int, quorum: int) -> None:
@@ -242,7 +242,7 @@ class Runs:
     def ended(self, driver: RunDriver) -> None:
         """A run has ended; it is forgotten once the ledger has its state."""
         if driver.id not in self._forgetting and driver.id in self._drivers:
-            self._world.fleet.forget(driver)
+            self._context.fleet.forget(driver)
             self._forgetting[driver.id] = asyncio.ensure_future(self._forget(driver))
 
     async def _forget(self, driver: RunDriver) -> None:

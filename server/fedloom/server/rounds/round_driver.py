@@ -98,7 +98,7 @@ class RoundDriver:
 
     Args:
         tasks: the plan of the round, and of earlier rounds that clients may still work on.
-        world: shared parts.
+        context: storage, connected clients, and what observes rounds.
         owner: the run, as the fleet knows it.
         select: draws the cohort and its replacements.
         ended: called whenever a round is over.
@@ -114,20 +114,20 @@ class RoundDriver:
     def __init__(
         self,
         tasks: TaskTable,
-        world: RoundsContext,
+        context: RoundsContext,
         owner: Listener,
         select: Select,
         ended: Callable[[Outcome], None],
     ) -> None:
         self.tasks = tasks
-        self.trace = RoundTrace(world.tracer)
-        self._world = world
+        self.trace = RoundTrace(context.tracer)
+        self._context = context
         self._owner = owner
         self._select = select
         self._ended = ended
         self._buffered = engines.buffer_settings(self.plan) is not None
-        self._status = round_status.StatusPublisher(world.live, self.plan.run)
-        self._sum = RoundSum(self.plan, world)
+        self._status = round_status.StatusPublisher(context.live, self.plan.run)
+        self._sum = RoundSum(self.plan, context)
         self._timer: asyncio.TimerHandle | None = None
         self._effects = EffectQueue(self._perform, self._fail, self._finish, self._log_name)
         self._gate = UpdateGate()
@@ -157,7 +157,7 @@ class RoundDriver:
             row: of the round; None between two buffers, where the run opens the next one.
             paused: whether the run is.
         """
-        stored = await engines.read(self.plan, row, self.tasks.first, self._world)
+        stored = await engines.read(self.plan, row, self.tasks.first, self._context)
         self.engine = engines.restore(
             self.plan, stored, select=self._select, now=self._now(), available=self._idle(),
             paused=paused,
@@ -178,17 +178,17 @@ class RoundDriver:
         """Open the next buffer."""
         config = cast(Buffer, self.engine).config
         self._select, self._stored = select, False
-        self._sum = RoundSum(plan, self._world)
+        self._sum = RoundSum(plan, self._context)
         self.trace.begin(plan)
         self.tasks.open(plan)
         self.feed(NextBuffer(plan.number, select, last=engines.is_last(plan)))
         for stale in self.tasks.drop_before(plan.number - config.max_staleness):
-            self._world.spool.release_round(*stale.key)
+            self._context.spool.release_round(*stale.key)
 
     def disband(self, reason: str) -> None:
         """End all work between two buffers: the run opens no other one."""
         self.feed(Disband(reason))
-        if records := self._world.records.take_ended(self.plan.run):
+        if records := self._context.records.take_ended(self.plan.run):
             self._store_records(records, over=True)
         self._release()
         self._effects.cancel()
@@ -227,7 +227,7 @@ class RoundDriver:
 
     def _occupy(self, offer: Offer) -> bool:
         key = self.plan_of(offer.origin).key
-        return self._world.fleet.occupy(offer.client, key, self._owner)
+        return self._context.fleet.occupy(offer.client, key, self._owner)
 
     def _set_timer(self) -> None:
         if self._timer is not None:
@@ -258,7 +258,7 @@ class RoundDriver:
 
     def client_replied(self, client: str, reply: fleet_pb2.OfferReply) -> None:
         """A client accepted or declined its offer."""
-        records, key = self._world.records, self.key_of(client)
+        records, key = self._context.records, self.key_of(client)
         self.trace.answered(client, "" if reply.accepted else printable(reply.reason))
         if reply.accepted:
             records.took(key, client)
@@ -266,36 +266,36 @@ class RoundDriver:
         else:
             records.ended(key, client, reply.reason)
             self._note(client, Phase.DECLINED, reply.reason)
-            self._world.fleet.rest(client, reply.again_s)
-            self._world.meters.declined.inc()
+            self._context.fleet.rest(client, reply.again_s)
+            self._context.meters.declined.inc()
             self.feed(OfferDeclined(client, reply.reason))
-            self._world.fleet.free(client, self.key_of(client))
+            self._context.fleet.free(client, self.key_of(client))
 
     def client_failed(self, client: str, reason: str) -> None:
         """A client failed."""
         if self.claims(client):  # logged once, however often the client reports it
             number, about = self.plan.number, self._about(client)
             log.warning("%s gave up on round %d: %s", client, number, reason, extra=about)
-            self._world.meters.failed.inc()
+            self._context.meters.failed.inc()
         self._note(client, Phase.FAILED, reason)
-        self._world.records.ended(self.key_of(client), client, reason)
+        self._context.records.ended(self.key_of(client), client, reason)
         self.feed(ClientFailed(client, reason))
-        self._world.fleet.free(client, self.key_of(client))
+        self._context.fleet.free(client, self.key_of(client))
 
     def client_progressed(self, session: ConnectedClient, message: fleet_pb2.Progress) -> None:
         """A member reports its progress."""
         private = self.plan.spec.build_privacy() is not None
         if reported := progress.read(message, private=private):
             session.progress = reported
-            self._world.records.training(self.key_of(session.client), session.client)
-            self._world.live.changed("round", self.plan.run, self._brief)
+            self._context.records.training(self.key_of(session.client), session.client)
+            self._context.live.changed("round", self.plan.run, self._brief)
 
     def let_go(self, client: str, reason: str) -> None:
         """Stop waiting for a member and withdraw its task."""
         run, number = self.key_of(client)
         task = fleet_pb2.TaskKey(run=run, round=number)
         message = fleet_pb2.ServerMessage(withdraw=fleet_pb2.Withdraw(task=task, reason=reason))
-        self._world.fleet.send(client, message)
+        self._context.fleet.send(client, message)
         self.client_failed(client, reason)
 
     def client_available(self, client: str) -> None:
@@ -305,7 +305,7 @@ class RoundDriver:
 
     def _idle(self) -> list[str]:
         excluded = self.plan.excluded
-        return [client for client in self._world.fleet.available() if client not in excluded]
+        return [client for client in self._context.fleet.available() if client not in excluded]
 
     def client_left(self, client: str) -> None:
         """A client's stream ended, or another run took it."""
@@ -315,8 +315,8 @@ class RoundDriver:
         """Store how a member ended, after what is queued already."""
         if self.claims(client):
             key = self.key_of(client)
-            world, why = self._world, reason[:500]
-            noting = world.in_ledger(world.ledger.set_phase, *key, client, phase.value, why)
+            context, why = self._context, reason[:500]
+            noting = context.in_ledger(context.ledger.set_phase, *key, client, phase.value, why)
             self._storing.start(noting)
 
     # ---- uploads -----------------------------------------------------------------------------
@@ -353,9 +353,9 @@ class RoundDriver:
         mine = self.claims(client) and self.key_of(client) == (self.plan.run, number)
         if refusal.code.blames_update and mine:
             self._note(client, Phase.REFUSED, f"{refusal.code}: {refusal}")
-            self._world.records.ended((self.plan.run, number), client)
+            self._context.records.ended((self.plan.run, number), client)
             self.feed(UpdateRefused(client, refusal.code))
-            self._world.fleet.free(client, self.key_of(client))
+            self._context.fleet.free(client, self.key_of(client))
 
     async def accept(self, update: AcceptedUpdate) -> bool:
         """Make an update count; its bytes are synced. True unless it was accepted before.
@@ -369,17 +369,17 @@ class RoundDriver:
         crossing("accept.after")
         if first:
             key = (update.run, update.round)
-            self._world.meters.accepted.inc()
-            self._world.records.accepted(key, update.client)
+            self._context.meters.accepted.inc()
+            self._context.records.accepted(key, update.client)
             if update.counted == self.plan.number:
                 self._sum.add(update.client, update.file, update.staleness)
             self.feed(UpdateAccepted(update.client))
-            self._world.fleet.free(update.client, key)
+            self._context.fleet.free(update.client, key)
         return first
 
     async def _store(self, update: AcceptedUpdate) -> tuple[AcceptedUpdate, bool]:
         """Store an update: in its round, or in the buffer that is open or opens next."""
-        world = self._world
+        context = self._context
         while True:
             if self._buffered:
                 await self._gate.wait()
@@ -387,7 +387,9 @@ class RoundDriver:
                 number = self.plan.number
                 update = replace(update, counts_in=number, staleness=number - update.round)
             try:
-                first = await world.in_ledger(world.ledger.accept, update, self.plan.spec.capacity)
+                first = await context.in_ledger(
+                    context.ledger.accept, update, self.plan.spec.capacity
+                )
             except Refusal as refusal:
                 if refusal.code is not Code.ROUND_CLOSED or not self._buffered:
                     raise
@@ -402,17 +404,17 @@ class RoundDriver:
         return f"round {self.plan.number} of {self.plan.run}", self._about()
 
     async def _perform(self, effect: RoundEffect) -> Outcome | None:
-        world = self._world
+        context = self._context
         match effect:
             case Opened(cohort):
                 await self._open(cohort)
             case Recruited(client):
-                await world.in_ledger(world.ledger.recruit, *self.plan.key, client)
+                await context.in_ledger(context.ledger.recruit, *self.plan.key, client)
             case Offer() if self._is_current(effect):
                 await self._send(effect)
             case Close():
                 self._gate.close()
-                with timed(world.meters.commit_s), self.trace.commit():
+                with timed(context.meters.commit_s), self.trace.commit():
                     return await self._close()
             case Abandon(reason):
                 cause = QUORUM if reason.startswith(NO_QUORUM) else STOPPED
@@ -422,7 +424,7 @@ class RoundDriver:
     async def _open(self, cohort: tuple[str, ...]) -> None:
         now, plan = time.time(), self.plan
         row = plan.row(now, self.deadline_at() or now)
-        await self._world.in_ledger(self._world.ledger.open_round, row, cohort)
+        await self._context.in_ledger(self._context.ledger.open_round, row, cohort)
         self._stored = True
         self._opened_at = time.monotonic()
         crossing("round.opened")
@@ -436,29 +438,29 @@ class RoundDriver:
         return self.claims(offer.client) and self.engine.origin(offer.client) == offer.origin
 
     async def _send(self, offer: Offer) -> None:
-        world, key = self._world, self.key_of(offer.client)
+        context, key = self._context, self.key_of(offer.client)
         message = await self._offer(offer)
-        world.records.offered(key, offer.client, again=offer.again)
+        context.records.offered(key, offer.client, again=offer.again)
         self.trace.offered(offer.client, message)
-        world.fleet.send(offer.client, message)
-        world.meters.offers.inc()
+        context.fleet.send(offer.client, message)
+        context.meters.offers.inc()
         crossing("offer.sent")
 
     def _withdraw(self, effect: Withdraw) -> None:
         plan = self.plan_of(effect.origin)
         if not self._kept:
             lost = self.engine.cohort.phases.get(effect.client) is Phase.LOST
-            self._world.records.withdrawn(plan.key, effect.client, LOST if lost else LATE)
+            self._context.records.withdrawn(plan.key, effect.client, LOST if lost else LATE)
         message = fleet_pb2.ServerMessage(
             withdraw=fleet_pb2.Withdraw(
                 task=fleet_pb2.TaskKey(run=plan.run, round=plan.number), reason=effect.reason
             )
         )
-        self._world.fleet.send(effect.client, message)
-        self._world.fleet.free(effect.client, plan.key)
+        self._context.fleet.send(effect.client, message)
+        self._context.fleet.free(effect.client, plan.key)
 
     async def _close(self) -> Outcome:
-        done = await commit(self.plan, self._sum, self._world)
+        done = await commit(self.plan, self._sum, self._context)
         self.feed(Committed())
         self._keep_records()
         self._clean(update.file for update in done.updates)
@@ -481,9 +483,9 @@ class RoundDriver:
         return await self._abandon(reason, fault=fault, cause=FAULT if fault else TOO_FEW)
 
     async def _abandon(self, reason: str, *, fault: bool, cause: str) -> Outcome:
-        world = self._world
+        context = self._context
         if self._stored:
-            await world.in_ledger(world.ledger.abandon_round, *self.plan.key, reason, cause)
+            await context.in_ledger(context.ledger.abandon_round, *self.plan.key, reason, cause)
         self._keep_records()
         self._clean()
         about, run = self._about(), self.plan.run
@@ -492,7 +494,7 @@ class RoundDriver:
 
     def _keep_records(self) -> None:
         """Store what the members did whose part is over; the round does not wait for it."""
-        records, number = self._world.records, self.plan.number
+        records, number = self._context.records, self.plan.number
         self._kept = over = not self.engine.continues
         mine = records.take(self.plan.key) if over else {}
         kept = {number: mine, **records.take_ended(self.plan.run)}
@@ -500,8 +502,8 @@ class RoundDriver:
             self._store_records(kept, over=over)
 
     def _store_records(self, records: Mapping[int, Mapping[str, Record]], *, over: bool) -> None:
-        ledger, run = self._world.ledger, self.plan.run
-        storing = self._world.in_ledger(ledger.keep_records, run, records, over=over)
+        ledger, run = self._context.ledger, self.plan.run
+        storing = self._context.in_ledger(ledger.keep_records, run, records, over=over)
         self._storing.start(store_or_log(storing, "what members of a round did"))
 
     def _clean(self, files: Iterable[str] = ()) -> None:
@@ -516,7 +518,7 @@ class RoundDriver:
         """No client works for this driver any more: delete what is left on disk of their work."""
         self._gate.open()  # whoever waits to be accepted is refused
         for plan in self.tasks.plans:
-            self._world.spool.release_round(*plan.key)
+            self._context.spool.release_round(*plan.key)
         if self._timer is not None:
             self._timer.cancel()
 
@@ -529,7 +531,7 @@ class RoundDriver:
         return self.engine.continues or not self.engine.state.is_over
 
     def _count(self, outcome: Outcome) -> None:
-        meters, ended = self._world.meters, ABANDONED if outcome.model is None else COMMITTED
+        meters, ended = self._context.meters, ABANDONED if outcome.model is None else COMMITTED
         meters.rounds.labels(self.plan.kind.value, ended, outcome.cause).inc()
         self.trace.end(outcome.reason, outcome=ended, cause=outcome.cause)
         if self._opened_at is not None:
@@ -545,7 +547,7 @@ class RoundDriver:
 
     def status(self) -> dict[str, Any]:
         """The live status of the round."""
-        reported = round_status.reported_progress(self.engine, self._world.fleet, self.key_of)
+        reported = round_status.reported_progress(self.engine, self._context.fleet, self.key_of)
         return round_status.status(self.plan, self.engine, reported, self._now())
 
     def _brief(self) -> dict[str, Any]:
@@ -555,10 +557,10 @@ class RoundDriver:
 
     async def _offer(self, offer: Offer) -> fleet_pb2.ServerMessage:
         plan, client = self.plan_of(offer.origin), offer.client
-        spec, world, memory = plan.spec, self._world, None
+        spec, context, memory = plan.spec, self._context, None
         if spec.remembers:
-            memory = await world.in_ledger(world.ledger.last_counted, plan.run, client)
+            memory = await context.in_ledger(context.ledger.last_counted, plan.run, client)
         task = for_client(self.tasks.message(plan), client, spec.seed, memory)
         left_s = self.engine.clock.deadline_left_s(self._now()) or 0.0
         task.deadline_s = math.inf if self._buffered else left_s  # with buffers it may come stale
-        return world.offer(client, task)
+        return context.offer(client, task)

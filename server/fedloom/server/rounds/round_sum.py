@@ -60,13 +60,13 @@ class RoundSum:
 
     Args:
         plan: of the round.
-        world: of the server.
+        context: storage, connected clients, and what observes rounds.
     """
 
-    def __init__(self, plan: RoundPlan, world: RoundsContext) -> None:
+    def __init__(self, plan: RoundPlan, context: RoundsContext) -> None:
         self._plan = plan
-        self._world = world
-        self._checkpoint: Path = world.spool.path(f"{plan.run}.{plan.number}..sum")
+        self._context = context
+        self._checkpoint: Path = context.spool.path(f"{plan.run}.{plan.number}..sum")
         self._folder = fold.Folder(self._empty(), set())
         self._folding = BackgroundTasks()
         self._error: Exception | None = None
@@ -79,7 +79,7 @@ class RoundSum:
 
     async def restore(self, accepted: Iterable[UpdateRow]) -> None:
         """Read the last checkpoint, and fold what was accepted since."""
-        self._folder = await self._world.in_fold(fold.restore, self._checkpoint, self._empty)
+        self._folder = await self._context.in_fold(fold.restore, self._checkpoint, self._empty)
         for update in accepted:
             self.add(update.client, update.file, update.staleness or 0)
 
@@ -95,21 +95,21 @@ class RoundSum:
     async def _fold(self, client: str, file: str, factor: float) -> None:
         try:
             above = tracing.current()
-            done = await self._world.in_fold(self._fold_in_thread, client, file, factor, above)
+            done = await self._context.in_fold(self._fold_in_thread, client, file, factor, above)
         except Exception as error:
             number, extra = self._plan.number, about(client, *self._plan.key)
             log.exception("round %d: the update of %s does not fold", number, client, extra=extra)
             self._error = error
             return
         for name in done:
-            self._world.spool.release(name)
+            self._context.spool.release(name)
 
     def _fold_in_thread(self, client: str, file: str, factor: float, above: str) -> list[str]:
         if client in self._folder.folded:
             return []
-        spool = self._world.spool
-        span = self._world.tracer.span("fold", above, client=client)
-        with span, timed(self._world.meters.fold_s):
+        spool = self._context.spool
+        span = self._context.tracer.span("fold", above, client=client)
+        with span, timed(self._context.meters.fold_s):
             due = self._folder.fold(client, spool.path(file), spool.header(file), factor)
         crossing("fold.after")
         return self._folder.save(self._checkpoint) if due else []
@@ -132,12 +132,12 @@ class RoundSum:
         await self._folding.settled()
         if self._error is not None:
             raise self._error
-        return await self._world.in_fold(self._finish_in_thread, accepted)
+        return await self._context.in_fold(self._finish_in_thread, accepted)
 
     def _finish_in_thread(self, accepted: Sequence[UpdateRow]) -> "StoredResult":
         plan = self._plan
         setup = RunSetup.of(plan.spec, plan.manifest, plan.stream)
-        before = state_files.load(self._world.models, setup, plan)
+        before = state_files.load(self._context.models, setup, plan)
         result = RoundResult(
             number=plan.number,
             kind=plan.kind,
@@ -150,7 +150,7 @@ class RoundSum:
             model = FileRef(digest=plan.model, size_bytes=plan.manifest.size_bytes)
             note = plan.strategy_state
         else:
-            model, note = state_files.store(self._world.models, setup, plan, after)
+            model, note = state_files.store(self._context.models, setup, plan, after)
         return StoredResult(
             model=model,
             note=note,
@@ -159,7 +159,7 @@ class RoundSum:
         )
 
     def _each(self, accepted: Sequence[UpdateRow]) -> SpoolUpdates:
-        spool = self._world.spool
+        spool = self._context.spool
         stored = [
             StoredUpdate(row.client, spool.path(row.file), spool.header(row.file))
             for row in accepted
@@ -176,11 +176,11 @@ class RoundSum:
         """
         self._checkpoint.unlink(missing_ok=True)
         if files is None:
-            self._world.spool.release_round(*self._plan.key)
+            self._context.spool.release_round(*self._plan.key)
             return
         for name in files:
             if name:
-                self._world.spool.release(name)
+                self._context.spool.release(name)
 
     async def stop(self) -> None:
         """Wait for the update that is being folded; the others stay in the spool."""

@@ -64,7 +64,7 @@ class RunDriver:
     Args:
         row: the run's row in the ledger.
         manifest: of its model.
-        world: shared parts.
+        context: storage, connected clients, and what observes rounds.
         ended: called when it has ended and waits for no client.
     """
 
@@ -72,15 +72,15 @@ class RunDriver:
         self,
         row: RunRow,
         manifest: Manifest,
-        world: RoundsContext,
+        context: RoundsContext,
         ended: Callable[["RunDriver"], None],
     ) -> None:
         self.id: str = row.id
-        self.position = Position(row, manifest, world)
+        self.position = Position(row, manifest, context)
         self.spec = self.position.spec
         self.engine: Run
         self.round: RoundDriver | None = None
-        self._world = world
+        self._context = context
         self._ended = ended
         self._between = asyncio.Event()  # no round is open
         self._rolling_back = asyncio.Lock()
@@ -88,9 +88,9 @@ class RunDriver:
 
     async def start(self, row: RunRow) -> None:
         """Begin, or continue from what the ledger holds of the run."""
-        world = self._world
-        open_round = await world.in_ledger(world.ledger.open_round_of, self.id)
-        rows = await world.in_ledger(world.ledger.list_rounds, self.id)
+        context = self._context
+        open_round = await context.in_ledger(context.ledger.open_round_of, self.id)
+        rows = await context.in_ledger(context.ledger.list_rounds, self.id)
         progress = RunProgress(
             opened=row.last_round,
             trained=row.committed,
@@ -101,7 +101,7 @@ class RunDriver:
         await self.position.look_back(rows)
         state = RunState(row.state)
         self.engine = Run(self.spec.run_config(), state=state, reason=row.reason, progress=progress)
-        world.fleet.listen(self)
+        context.fleet.listen(self)
         if open_round is not None:
             kind = RoundKind(open_round.kind)
             restored = self._round_driver(self._plan(open_round.number, kind), rows)
@@ -165,7 +165,7 @@ class RunDriver:
             UsageError: the run cannot, or the numbers are not valid.
         """
         self.position.change_goals(goal, quorum)
-        self._later(self._world.ledger.set_goals, self.id, goal, quorum)
+        self._later(self._context.ledger.set_goals, self.id, goal, quorum)
         if self.round is not None and self.round.engine.state.is_open:
             self.round.feed(ChangeGoal(goal, quorum))
 
@@ -187,7 +187,7 @@ class RunDriver:
 
     def _store_deadline(self) -> None:
         assert self.round is not None
-        ledger, round_ = self._world.ledger, self.round
+        ledger, round_ = self._context.ledger, self.round
         deadline_at = round_.deadline_at()
         if deadline_at is not None:
             self._later(ledger.set_deadline, self.id, round_.plan.number, deadline_at)
@@ -207,8 +207,8 @@ class RunDriver:
                 await self._wait_until_between()
                 self._disband(reason)
                 crossing("rollback.before")
-                ledger = self._world.ledger
-                point = await self._world.in_ledger(ledger.roll_back, self.id, point.number)
+                ledger = self._context.ledger
+                point = await self._context.in_ledger(ledger.roll_back, self.id, point.number)
                 crossing("rollback.after")
                 self.position.go_back(point)
                 trained = point.trained
@@ -273,8 +273,8 @@ class RunDriver:
                 if self.round is not None and self.round.engine.state.is_open:
                     self._feed_round(Abort(reason))
             case Finish():
-                model, context = self.position.model[:12], about(run=self.id)
-                log.info("run %s finished with model %s", self.id, model, extra=context)
+                model, extra = self.position.model[:12], about(run=self.id)
+                log.info("run %s finished with model %s", self.id, model, extra=extra)
 
     def _feed_round(self, event: RoundEvent) -> None:
         if self.round is not None and not self.round.engine.state.is_over:
@@ -287,19 +287,19 @@ class RunDriver:
         if state is RunState.FINISHED and (plan := self.spec.privacy_plan()) is not None:
             reason = plan.stopped()
         if state is not RunState.RUNNING:
-            context = about(run=self.id)
-            log.info("run %s is %s: %s", self.id, state.value, reason or "done", extra=context)
-        ledger = self._world.ledger
+            extra = about(run=self.id)
+            log.info("run %s is %s: %s", self.id, state.value, reason or "done", extra=extra)
+        ledger = self._context.ledger
         self._later(partial(ledger.set_run_state, self.id, state.value, reason, ended=ended))
         self._changed()
 
     def _later(self, call: Any, *args: Any) -> None:
-        stored = self._storing.start(self._world.in_ledger(call, *args))
+        stored = self._storing.start(self._context.in_ledger(call, *args))
         stored.add_done_callback(lambda _: self._changed())
 
     def _changed(self) -> None:
         """Notify the pages that watch the run: its rows have changed."""
-        self._world.live.changed("run", self.id)
+        self._context.live.changed("run", self.id)
 
     async def settled(self) -> None:
         """Wait until every change so far is stored."""
@@ -310,7 +310,7 @@ class RunDriver:
         buffer, select = buffer_settings(plan), self.position.select(plan)
         earlier = () if buffer is None else _plans_before(plan, rows, buffer.max_staleness)
         tasks = TaskTable(plan, earlier)
-        return RoundDriver(tasks, self._world, self, select, self._round_ended)
+        return RoundDriver(tasks, self._context, self, select, self._round_ended)
 
     def _plan(self, number: int, kind: RoundKind) -> RoundPlan:
         return self.position.plan(number, kind, self.engine.progress.trained)
@@ -353,7 +353,7 @@ class RunDriver:
     def status(self) -> dict[str, Any]:
         """Live status of the run, which the ledger does not store."""
         return {
-            "clients_available": len(self._world.fleet.available()),
+            "clients_available": len(self._context.fleet.available()),
             "round": None if self.round is None else self.round.status(),
         }
 

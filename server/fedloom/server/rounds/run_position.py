@@ -29,7 +29,7 @@ class Position:
     Args:
         row: the run's row in the ledger.
         manifest: of its model.
-        world: of the server.
+        context: storage, connected clients, and what observes rounds.
 
     Attributes:
         spec: of the run.
@@ -37,12 +37,12 @@ class Position:
         header_limit_bytes: the longest header that an update of the run may have.
     """
 
-    def __init__(self, row: RunRow, manifest: Manifest, world: RoundsContext) -> None:
+    def __init__(self, row: RunRow, manifest: Manifest, context: RoundsContext) -> None:
         self.spec: RunSpec = parse(row.spec)
         self.model: str = row.model
         self._run: str = row.id
         self._manifest = manifest
-        self._world = world
+        self._context = context
         self._limits = run_sums.limits(self.spec, manifest)
         self._strategy_state: str | None = row.strategy_state
         self._goals: tuple[int, int] | None = (row.goals[0], row.goals[1]) if row.goals else None
@@ -56,17 +56,19 @@ class Position:
         Args:
             rounds: all of the run's, in order.
         """
-        world, policy = self._world, self.spec.build_selection()
+        context, policy = self._context, self.spec.build_selection()
         if policy.needs:
             add_rounds(
-                self._history, await world.in_ledger(world.ledger.observations, self._run), policy
+                self._history,
+                await context.in_ledger(context.ledger.observations, self._run),
+                policy,
             )
         plan = self.spec.privacy_plan()
         if plan is None or plan.settings.restart_every is None:
             return
         done = [r.number for r in rounds if (r.kind, r.state) == ("train", "committed")]
         for trained, number in enumerate(done, 1):
-            part = await world.in_ledger(world.ledger.accepted, self._run, number)
+            part = await context.in_ledger(context.ledger.accepted, self._run, number)
             clients = (update.client for update in part)
             self._excluded = frozenset(plan.taken(self._excluded, clients, trained))
 
@@ -93,7 +95,7 @@ class Position:
             strategy_state=self._strategy_state,
             manifest=self._manifest,
             limits=limits,
-            stream=self._world.noise.stream(self._run, self.spec),
+            stream=self._context.noise.stream(self._run, self.spec),
             clip=clip or 0.0,
             excluded=self._excluded,
             goals=self._goals,

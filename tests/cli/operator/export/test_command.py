@@ -32,8 +32,8 @@ def story(door, tmp_path):
     run = door.submit(tmp_path)
     commit(door, run, 1, 0.5)
     row = _row(run, 2)
-    door.world.ledger.open_round(row, [])
-    door.world.ledger.abandon_round(run, 2, "=quorum not reached", "quorum")
+    door.contexts.ledger.open_round(row, [])
+    door.contexts.ledger.abandon_round(run, 2, "=quorum not reached", "quorum")
     commit(door, run, 3, 0.25)
     return run
 
@@ -44,7 +44,7 @@ def _row(run, number):
 
 
 def commit(door, run, number, loss):
-    ledger = door.world.ledger
+    ledger = door.contexts.ledger
     ledger.open_round(_row(run, number), [])
     ledger.close_round(run, number)
     values = {"loss": loss, "nan": float("nan")}
@@ -106,7 +106,7 @@ def test_watching_goes_on_until_the_run_ends(door, story, tmp_path, monkeypatch)
             commit(door, story, 4, 0.125)
         else:
             commit(door, story, 5, 0.0625)
-            door.world.ledger.set_run_state(story, "finished", "", ended=True)
+            door.contexts.ledger.set_run_state(story, "finished", "", ended=True)
 
     monkeypatch.setattr(command, "time", like(time, sleep=pace))
     _export(story, "--tensorboard", str(tmp_path / "logs"), "--watch")

@@ -42,7 +42,7 @@ def test_first_record_is_what_the_format_says(tmp_path):
     EventFile(tmp_path).close()
     data = _only(tmp_path).read_bytes()
     assert struct.unpack("<Q", data[:8]) == (24,)
-    assert data[8:12].hex() == "a37f4b22"  # as every event file in the world has it
+    assert data[8:12].hex() == "a37f4b22"  # of every event file
     assert data[12:13] == b"\x09"
     assert data[21:36] == b"\x1a\x0dbrain.Event:2"
     assert len(data) == 12 + 24 + 4
