@@ -77,7 +77,7 @@ def test_no_file_is_needed_where_the_environment_says_all(tmp_path):
     environ = {"FEDLOOM_SERVER": "fl:1", "FEDLOOM_STATE_DIR": "/var/lib/fedloom"}
     loaded = load(tmp_path / "none.toml", environ)
     assert (loaded.server, loaded.state_dir) == ("fl:1", Path("/var/lib/fedloom"))
-    with pytest.raises(UsageError, match=r"no such file: .*enroll.* Or set FEDLOOM_STATE_DIR\."):
+    with pytest.raises(UsageError, match=r"No settings file .*enroll.* Or set FEDLOOM_STATE_DIR\."):
         load(tmp_path / "none.toml", {"FEDLOOM_SERVER": "fl:1"})
 
 

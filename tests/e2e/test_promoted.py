@@ -90,7 +90,7 @@ def test_a_device_gets_what_was_promoted_and_keeps_it(tmp_path, caplog):
         with caplog.at_level(logging.WARNING):
             offline = await latest(config)
         assert (offline.round, offline.fresh) == (2, False)
-        assert "cannot be asked" in caplog.text
+        assert "using the stored model" in caplog.text
         assert (await latest(config, offline=True)).round == 2
         await federation.start()
 
@@ -101,7 +101,7 @@ def test_nothing_here_and_no_server_is_said(tmp_path):
     """Offline works only after it worked once."""
 
     async def scenario(federation, config, run):
-        with pytest.raises(UsageError, match="run this once"):
+        with pytest.raises(UsageError, match="Run this once"):
             await latest(config, offline=True)
 
     play(tmp_path, scenario, rounds=1)

@@ -12,10 +12,10 @@
     >>> rounds(Mean(), {"mean": np.zeros(1, np.float32)}, run=run).params["mean"]
     array([3.], dtype=float32)
 
-`run(Mean(), config="client.toml")` attends a server and trains whenever the server asks.
-`fedloom.client.torch` makes a client of a PyTorch module, `fedloom.client.numpy` of a gradient in
-numpy, `fedloom.client.sklearn` of a linear model. `save_file` and `load_file` write and read
-models. This package needs neither torch nor any library of the server.
+`run(Mean(), config="client.toml")` connects to a server and trains when the server asks.
+`fedloom.client.torch` makes a client from a PyTorch module, `fedloom.client.numpy` from a gradient
+in numpy, `fedloom.client.sklearn` from a linear model. `save_file` and `load_file` write and read
+models. This package requires neither torch nor the server's libraries.
 """
 
 import fedloom.protocol.transport  # noqa: F401 - before gRPC is imported

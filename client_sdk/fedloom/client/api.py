@@ -1,4 +1,4 @@
-"""What a client's author writes against: `Client`, the `Task` it gets, the `Update` it returns."""
+"""The interface of training code: `Client`, the `Task` it receives, the `Update` it returns."""
 
 import math
 import threading
@@ -27,14 +27,14 @@ T = TypeVar("T")
 
 
 class Kind(StrEnum):
-    """What a task is for."""
+    """Kind of a task."""
 
     TRAIN = "train"
     EVALUATE = "evaluate"
 
 
 class Weighting(StrEnum):
-    """Where the weight of an update comes from."""
+    """Source of an update's weight: its examples, the client's own number, or 1."""
 
     EXAMPLES = "examples"
     CLIENT = "client"
@@ -43,7 +43,7 @@ class Weighting(StrEnum):
 
 @dataclass(slots=True)
 class _Limit:
-    """When a training is to end, by the monotonic clock; one for all copies of its task."""
+    """Monotonic time at which a training must end; shared by all copies of its task."""
 
     ends_at: float = math.inf
 
@@ -57,15 +57,15 @@ class Task:
         round: number of the round in it, from 1.
         kind: training or evaluation.
         client: this client's name.
-        settings: epochs or steps, batch size (0: all in one batch), learning rate, and how to
-            depart from training the whole model to the end.
+        settings: epochs or steps, batch size (0: all in one batch), learning rate, and which part
+            of the model to train.
         rule: changes local gradients, `gradient(grad, at)`; `plain` changes nothing.
-        local: what the rule receives and remembers, and what it is told of the training.
-        config: what the run's author passes to the client's code.
-        seed: for the client's randomness; the same whenever this task is offered to this client.
-        deadline_s: seconds left to report when the task was offered.
+        local: what the rule receives and remembers, and the measured training, such as its steps.
+        config: the run's `[config]`, for the client's code.
+        seed: of the client's randomness; the same for each offer of this task to this client.
+        deadline_s: seconds until the round's deadline when the task was offered.
         weighting: with `CLIENT`, `train` must return an `Update` that has a weight.
-        checkpoints: where a training that is cut short is kept; see `checkpoint` and `resume`.
+        checkpoints: of an interrupted training; see `checkpoint` and `resume`.
     """
 
     run: str
@@ -85,32 +85,32 @@ class Task:
     _reporter: Reporter = field(default_factory=Reporter, repr=False, compare=False)
 
     def config_as(self, kind: type[T]) -> T:
-        """What the run's author passes to the client's code, as a dataclass of yours.
+        """The run's `[config]` as a dataclass of your own.
 
         Args:
             kind: a dataclass with fields of bool, int, float, str, `Literal` or `| None`. Fields
                 with a default may be left out of the run's `[config]`.
 
         Raises:
-            UsageError: a name that it lacks, one that is missing, or a value of another type.
+            UsageError: a name is unknown or missing, or a value has another type.
         """
         return typed_config.typed(self.config, kind)
 
     def progress(self, done: float | tuple[float, float], loss: object = None) -> None:
-        """Say how far the training is, for the operator to see; it costs next to nothing.
+        """Report the training's progress to the operator; cheap enough to call every step.
 
-        At most one message a second leaves the device, and none without a connection. Where the
-        run is private, the loss never does.
+        At most one message a second leaves the device, and none without a connection. In a private
+        run the loss is not sent.
 
         Args:
             done: a fraction from 0 to 1, or `(done, of)`, such as steps.
-            loss: of late; anything that `float` takes.
+            loss: recent training loss; anything that `float` accepts.
         """
         self._reporter.say(done, loss)
 
     @contextmanager
     def reporting(self, heard: Callable[[TrainingProgress], None]) -> Iterator[None]:
-        """For agents: hear of progress, in the training's thread, at most once a second."""
+        """For agents: call `heard` with progress in the training thread, at most once a second."""
         self._reporter.heard = heard
         try:
             yield
@@ -118,10 +118,10 @@ class Task:
             self._reporter.heard = None
 
     def tensors(self, names: Iterable[str]) -> frozenset[str]:
-        """Those of the model's tensors that this task trains, also those that stay here.
+        """The model's tensors that this task trains, including personal ones that are not sent.
 
         Raises:
-            UsageError: the run asks for none of the model's.
+            UsageError: the run's settings select none of the model's tensors.
         """
         kept = self.local.personal.kept(names := list(names))
         try:
@@ -130,39 +130,39 @@ class Task:
             raise UsageError(str(error)) from None
 
     def width(self) -> float:
-        """The share of each hidden dimension that this client trains, and sends as `SliceOf`."""
+        """The share of each hidden dimension that this client trains and sends as `SliceOf`."""
         return self.settings.width(self.client)
 
     def should_stop(self) -> bool:
-        """Whether to stop soon: keep a `checkpoint` if you can, and return what you have.
+        """Whether to stop soon: write a `checkpoint` if you can, and return the partial result.
 
-        Where the round no longer wants it, nothing of that is sent.
+        If the task was withdrawn, the result is not sent.
         """
         return self.dropped or self.out_of_time
 
     @property
     def dropped(self) -> bool:
-        """Whether what the training returns is sent no more."""
+        """Whether the result will be discarded, as after a withdrawal."""
         return self._stopping.is_set()
 
     @property
     def out_of_time(self) -> bool:
-        """Whether the training takes longer than this device allows; what there is counts."""
+        """Whether the training exceeded this device's time budget; a partial result is sent."""
         return time.monotonic() >= self._limit.ends_at
 
     def limit(self, seconds: float) -> None:
-        """For agents: give the training so much time from now on."""
+        """For agents: set the training's time budget, seconds from now."""
         self._limit.ends_at = time.monotonic() + seconds
 
     def stop(self) -> None:
-        """Ask the training code to stop; what it returns is dropped."""
+        """Ask the training code to stop; its result is discarded."""
         self._stopping.set()
 
     def checkpoint(self, write: Callable[[BinaryIO], object], *, always: bool = False) -> bool:
-        """Keep the state of the training, to go on from it after a kill or a reboot.
+        """Save the state of the training, to resume after a kill or a reboot.
 
-        Call it as often as you like, as between epochs: it writes only when the last one is long
-        enough ago, or the training is to stop.
+        Call it often, such as after each epoch: it writes only if the last checkpoint is older than
+        `interruptions.checkpoint_s`, or if the training must stop.
 
             for epoch in range(epoch, epochs):
                 ...
@@ -170,19 +170,19 @@ class Task:
 
         Args:
             write: writes the state to a file.
-            always: write in any case.
+            always: write regardless of the last checkpoint's age.
 
         Returns:
-            Whether it was written: a full disk, or `budgets.disk_mb`, fails no training.
+            Whether it was written. A full disk, or `budgets.disk_mb`, does not fail the training.
         """
         if not (always or self.dropped or self.checkpoints.due()):
             return False
         return self.checkpoints.save(write)
 
     def resume(self) -> Path | None:
-        """Where the state lies that was kept when this very task was cut short; None for nowhere.
+        """File of the checkpoint of this same task; None if there is none.
 
-        It is yours to judge whether it still fits your data.
+        Check that it still fits your data.
         """
         return self.checkpoints.saved()
 
@@ -215,13 +215,13 @@ class MaskOf:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What training gave.
+    """The result of a training.
 
     Attributes:
-        params: new values, for all tensors or some, whole (an array) or in part.
+        params: new values of all tensors or some, whole (an array) or in part.
         num_examples: trained on.
-        metrics: whatever should be averaged over the clients.
-        weight: of this update, where the run weights by client.
+        metrics: averaged over the clients.
+        weight: of this update, if the run weights by client.
     """
 
     params: Mapping[str, "NDArray[Any] | SliceOf | MaskOf"]
@@ -236,13 +236,13 @@ Trained: TypeAlias = (
 
 
 class Client:
-    """Subclass this. Both methods run in a thread of their own, never both at once."""
+    """Subclass this. `train` and `evaluate` run in a separate thread, never both at once."""
 
     def train(self, params: Params, task: Task) -> Trained:
         """Train on local data.
 
         Args:
-            params: the model as the server sent it; private copies, change them as you like.
+            params: the model as the server sent it; copies that you may change.
             task: how to train.
 
         Returns:
@@ -252,7 +252,7 @@ class Client:
         raise NotImplementedError
 
     def evaluate(self, params: Params, task: Task) -> tuple[int, Metrics]:
-        """Evaluate on local data; leave it out where there is nothing to evaluate on.
+        """Evaluate on local data; omit it if there is no data to evaluate on.
 
         Returns:
             The number of examples and metrics.
@@ -260,13 +260,13 @@ class Client:
         raise NotImplementedError
 
     def initial(self) -> Params | None:
-        """Model that a run may begin with, for `fedloom model init`; None where there is none."""
+        """Initial model of a run, for `fedloom model init`; None if this client has none."""
         return None
 
     def can_train(self) -> bool:
-        """Whether `train` is there; a client without it declines what is to be trained."""
+        """Whether `train` is implemented; a client without it declines training tasks."""
         return type(self).train is not Client.train
 
     def can_evaluate(self) -> bool:
-        """Whether `evaluate` is there."""
+        """Whether `evaluate` is implemented."""
         return type(self).evaluate is not Client.evaluate

@@ -27,7 +27,7 @@ POLICY = "policy.toml"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientConfig:
-    """Settings of a client; each field is described by its own sentence."""
+    """Settings of a client; `doc` describes each field."""
 
     server: str = setting(doc="host:port of the fleet", example="fl.example.org:7443")
     enrolment: str = setting(
@@ -151,26 +151,26 @@ def _check_required(values: Mapping[str, Any], path: Path, *, exists: bool) -> N
         return
     if not exists:
         raise UsageError(
-            f"Expected a client's settings in {path}, got no such file: `fedloom client enroll` "
-            f"makes one. Or set {' and '.join(s.variable for s in missing)}."
+            f"No settings file {path}: `fedloom client enroll` writes one. "
+            f"Or set {' and '.join(s.variable for s in missing)}."
         )
     names = " and ".join(f"{s.key} ({in_words(s.kind)})" for s in missing)
     raise UsageError(f"Missing setting {names}. Add it, or set the variable {missing[0].variable}.")
 
 
 def template(given: Mapping[str, Any]) -> str:
-    """Return a client.toml with every setting, its sentence, and its default as a comment.
+    """Return a client.toml with every setting, its description, and its default as a comment.
 
     Args:
         given: key → value that is written as a setting.
     """
     head = [
-        "# Settings of a client; docs/client.md says more. An environment variable overrides each",
-        "# of them, such as FEDLOOM_SERVER.",
+        "# Settings of a client, described in docs/client.md. An environment variable overrides",
+        "# each of them, such as FEDLOOM_SERVER.",
     ]
     return settings.template(ClientConfig, head, given)
 
 
 def table() -> str:
-    """Return the settings as a table of Markdown, for docs/client.md."""
+    """Return the settings as a Markdown table, for docs/client.md."""
     return settings.markdown(ClientConfig)

@@ -1,7 +1,7 @@
-"""Models as files: what a run begins with, and what `fedloom model export` writes.
+"""Model files: the initial model of a run, and the output of `fedloom model export`.
 
-The files are safetensors (https://huggingface.co/docs/safetensors), and the functions are called
-and behave as those of `safetensors.numpy`; a device need not install that library for them.
+The format is safetensors (https://huggingface.co/docs/safetensors). The functions have the names
+and behaviour of `safetensors.numpy`, without requiring that library.
 """
 
 from collections.abc import Mapping
@@ -15,14 +15,14 @@ from fedloom.protocol.tensors import container
 
 
 def save_file(params: Mapping[str, NDArray[Any]], path: str | Path) -> None:
-    """Write arrays to a safetensors file, which appears whole or not at all.
+    """Write arrays to a safetensors file, atomically.
 
     Args:
         params: arrays by name.
         path: replaced if it exists.
 
     Raises:
-        UsageError: the format has no such dtype.
+        UsageError: the format does not support a dtype.
     """
     container.write_file(Path(path), params)
 
@@ -31,9 +31,9 @@ def load_file(path: str | Path) -> Params:
     """Read the arrays of a safetensors file.
 
     Returns:
-        Arrays by name in their shapes, yours to change; bfloat16 as float32.
+        Arrays by name in their shapes, writable; bfloat16 as float32.
 
     Raises:
-        IntegrityError: it is not a whole safetensors file.
+        IntegrityError: the file is not a complete safetensors file.
     """
     return container.read_params(Path(path), writable=True)

@@ -1,6 +1,6 @@
-"""What stands between an offer and its download: each gate may say why this device should not.
+"""Gates: checks of an offer before its model is downloaded; each may decline with a reason.
 
-Declining is normal and costs a round nothing: the server asks another client instead.
+Declining is normal: the server asks another client instead.
 """
 
 from collections.abc import Iterable
@@ -12,26 +12,26 @@ from fedloom.protocol.v1 import fleet_pb2
 
 
 class Gate(Protocol):
-    """Something that an offer has to pass before anything of it is downloaded.
+    """A check that an offer must pass before its model is downloaded.
 
-    One that objects to every offer alike for a while has an attribute `again_s` besides: seconds
-    in which the server need not ask this client anything.
+    A gate that declines every offer for a while may have an attribute `again_s`: seconds in which
+    the server need not send this client offers.
     """
 
     def objection(self, offer: fleet_pb2.Task) -> str | None:
-        """Why not to take an offer, as a sentence for the operator; None for yes.
+        """The reason to decline an offer, a sentence for the operator; None to accept.
 
-        May block for a second or two: it is asked in a thread.
+        May block for a second or two: it is called in a thread.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class Objection:
-    """Why an offer is not taken.
+    """Why an offer is declined.
 
     Attributes:
         reason: a sentence.
-        again_s: seconds in which the server need not ask again, whatever the run; 0: whenever.
+        again_s: seconds in which the server need not offer tasks of any run; 0: no pause.
     """
 
     reason: str
@@ -40,23 +40,23 @@ class Objection:
 
 @dataclass(frozen=True, slots=True)
 class Able:
-    """Declines what a client has no code or data for.
+    """Declines training tasks of a client that only evaluates.
 
     Attributes:
-        client: the author's.
+        client: the training code.
     """
 
     client: Client
 
     def objection(self, offer: fleet_pb2.Task) -> str | None:
-        """Whether it is a training for a client that only evaluates."""
+        """The reason to decline a training task, if the client has no `train`."""
         if offer.kind == fleet_pb2.TASK_KIND_TRAIN and not self.client.can_train():
             return "this client only evaluates"
         return None
 
 
 def first_objection(gates: Iterable[Gate], offer: fleet_pb2.Task) -> Objection | None:
-    """Ask gates in their order, up to the first that objects."""
+    """Ask gates in order, up to the first that objects."""
     for gate in gates:
         if reason := gate.objection(offer):
             return Objection(reason, getattr(gate, "again_s", 0.0))

@@ -1,11 +1,11 @@
-"""The promoted model, to be used: its parameters, its answers, and files for other programs.
+"""The promoted model for inference: its parameters, its predictions, and exports.
 
     from fedloom.client import Model
 
     model = Model.latest("client.toml")
     scores = model.predict(module, x)            # a torch module, or an estimator of scikit-learn
 
-Invariant: what `latest` gives is a model that this federation promoted, also without a network.
+Invariant: `latest` returns only a model that this federation promoted, also without a network.
 """
 
 import asyncio
@@ -32,11 +32,11 @@ class Model:
 
     Attributes:
         path: of its safetensors file.
-        digest: SHA-256 of that, hex; empty for a file of one's own.
-        run: that made it; empty likewise.
+        digest: SHA-256 of the file, hex; empty for a file that was not promoted.
+        run: that made it; empty for a file that was not promoted.
         round: of the run.
-        promoted_at: UTC; None for a file of one's own.
-        fresh: the server has just said so; False where it could not be asked.
+        promoted_at: UTC; None for a file that was not promoted.
+        fresh: whether the server confirmed it just now; False if the server was not reached.
     """
 
     path: Path
@@ -50,18 +50,18 @@ class Model:
     def latest(
         cls, config: str | Path = "client.toml", *, run: str = "", offline: bool = False
     ) -> "Model":
-        """Get the promoted model: downloaded once, and from this device from then on.
+        """Get the promoted model; it is downloaded once and then read from this device.
 
         Args:
             config: path of the settings that `fedloom client enroll` wrote.
-            run: id or name of a run; empty for the latest promotion of any.
+            run: id or name of a run; empty for the latest promotion of any run.
             offline: do not ask the server.
 
         Raises:
-            UsageError: nothing was promoted, or nothing is here and the server is out of reach.
-            Refusal: the server will not have this client, or what it said is not signed by the
+            UsageError: no model was promoted, or none is stored and the server is unreachable.
+            Refusal: the server refuses this client, or its statement is not signed by the
                 federation's key.
-            IntegrityError: the server said something older than before.
+            IntegrityError: the server's statement is older than the stored one.
         """
         from fedloom.client.promoted_model import PromotedModels, fetch  # noqa: PLC0415 - a session's import
 
@@ -73,12 +73,12 @@ class Model:
                     aside.submit(lambda: asyncio.run(fetch(settings, run))).result()
                 fresh = True
             except UnavailableError as error:
-                log.warning("the server cannot be asked, using what is here: %s", error)
+                log.warning("the server is unreachable, using the stored model: %s", error)
         last = shelf.last(run)
         if last is None or not shelf.has(last.digest):
             raise UsageError(
-                f"Expected a promoted model in {settings.state_dir}, got none: run this once while "
-                f"{settings.server} can be reached."
+                f"No promoted model in {settings.state_dir}. Run this once while "
+                f"{settings.server} is reachable."
             )
         return cls(
             path=shelf.path(last.digest),
@@ -90,26 +90,26 @@ class Model:
         )
 
     def params(self) -> dict[str, NDArray[Any]]:
-        """Arrays by name; private copies.
+        """Arrays by name; copies that you may change.
 
         Raises:
-            IntegrityError: the file is no safetensors file.
+            IntegrityError: the file is not a safetensors file.
         """
         return read_params(self.path, writable=True)
 
     def predict(self, target: Any, x: Any) -> NDArray[Any]:
-        """Answer for inputs.
+        """Predict for a batch of inputs.
 
         Args:
-            target: what computes: a torch module or a `TorchClient`, whose tensors are replaced by
-                the model's; an estimator of scikit-learn or a client of one, which stays as it is.
+            target: a torch module or a `TorchClient`, whose tensors are replaced by the model's; or
+                a scikit-learn estimator or a client of one, which is not changed.
             x: inputs, one example per row.
 
         Returns:
-            A module's outputs, or what an estimator predicts.
+            The module's outputs, or the estimator's predictions.
 
         Raises:
-            UsageError: the model is not for this target.
+            UsageError: the model does not fit this target.
         """
         if _is_torch(target):
             from fedloom.client.torch.inference import predict  # noqa: PLC0415 - torch
@@ -118,23 +118,23 @@ class Model:
         if hasattr(target, "predict") or hasattr(target, "fitted"):
             return _estimator(target, self.params()).predict(x)  # type: ignore[no-any-return]
         raise UsageError(
-            "Expected a torch module, an estimator of scikit-learn, or a client of one, got "
-            f"{type(target).__name__}. Use params() with code of your own."
+            "Expected a torch module, a scikit-learn estimator, or a client of one, got "
+            f"{type(target).__name__}. Use params() with your own code."
         )
 
     def export(
         self, out: str | Path, kind: str = "safetensors", target: Any = None, example: Any = None
     ) -> Path:
-        """Write the model for other programs, and check that it answers there as here.
+        """Export the model, and check that the exported file gives the same outputs.
 
         Args:
             out: the file to write; replaced if it exists.
             kind: `safetensors`, `torchscript`, `torch-export` or `onnx`.
-            target: a torch module or a `TorchClient`; for all but safetensors.
+            target: a torch module or a `TorchClient`; not used for safetensors.
             example: inputs of two or more examples; a `TorchClient` has its own.
 
         Raises:
-            UsageError: the module cannot be exported so; says why.
+            UsageError: the module cannot be exported in this format; the message gives the reason.
         """
         out = Path(out)
         if kind == "safetensors":
@@ -142,18 +142,12 @@ class Model:
             return out
         if not _is_torch(target):
             raise UsageError(
-                f"Expected the code of a torch module or a TorchClient to export {kind}, got "
-                f"{type(target).__name__}: the model's file has numbers alone."
+                f"Expected a torch module or a TorchClient to export {kind}, got "
+                f"{type(target).__name__}: the model's file holds only parameters."
             )
         from fedloom.client.torch.exports import export  # noqa: PLC0415 - torch
 
         return export(target, self.params(), out, kind, example)
-
-
-_OF_TORCH = {
-    ("torch.nn.modules.module", "Module"),
-    ("fedloom.client.torch.client", "TorchClient"),
-}
 
 
 def _is_torch(target: Any) -> bool:

@@ -1,12 +1,12 @@
-"""The promoted model on a device: asked for, checked, downloaded once, kept for when it is offline.
+"""The promoted model on a device: requested, verified, downloaded once, and kept for offline use.
 
-What is kept lies apart from the agent's models, so that both may be at work at once:
+Its files are separate from the agent's models, so that both may run at the same time:
 
-    promoted/<scope>.json               what the server said last, of a run or of all
-    promoted/<digest>.safetensors       models, whole
+    promoted/<scope>.json               the last promotion of a run, or of all runs
+    promoted/<digest>.safetensors       complete models
 
-Invariants: a model under its digest has it; what the server says is believed where its key signed
-it for this federation and question, and where it is not older than what was said before.
+Invariants: a model file has the digest in its name; a promotion is accepted only if the server
+signed it for this federation and request, and if it is not older than the stored one.
 """
 
 import hashlib
@@ -33,17 +33,17 @@ from fedloom.protocol.v1 import fleet_pb2
 
 FOLDER = "promoted"
 KEEP = 4
-"""Models that stay when another one comes."""
+"""Models that are kept when another one arrives."""
 _READ_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Promotion:
-    """Which model is the one to use.
+    """A promotion: which model devices are to use.
 
     Attributes:
-        promotion: rises with every promotion of this server.
-        promoted_us: when, by the server's clock; microseconds since the epoch.
+        promotion: number that increases with every promotion of this server.
+        promoted_us: time by the server's clock; microseconds since the epoch.
         run: that made the model.
         round: of that run.
         digest: SHA-256 of the model's bytes, hex.
@@ -58,13 +58,13 @@ class Promotion:
     size_bytes: int
 
     def is_before(self, other: "Promotion") -> bool:
-        """Is this an older statement? By both clocks that servers have: one may be set back."""
+        """Whether this is older by number and by time; a server may set one of them back."""
         mine, theirs = (self.promotion, self.promoted_us), (other.promotion, other.promoted_us)
         return mine != theirs and mine[0] <= theirs[0] and mine[1] <= theirs[1]
 
 
 class PromotedModels:
-    """The promoted models that are here.
+    """The promoted models stored on this device.
 
     Args:
         state_dir: of the client.
@@ -74,23 +74,26 @@ class PromotedModels:
         self._folder = private_directory(state_dir / FOLDER)
 
     def path(self, digest: str) -> Path:
-        """Where a whole model lies."""
+        """File of a complete model."""
         return self._folder / f"{digest}.safetensors"
 
     def last(self, scope: str) -> Promotion | None:
-        """What was said last, of a run or (empty) of all."""
+        """The stored promotion of a run, or (empty) of all runs; None if there is none.
+
+        Raises:
+            IntegrityError: its file is damaged.
+        """
         try:
             return Promotion(**json.loads(self._note(scope).read_text()))
         except FileNotFoundError:
             return None
         except (ValueError, TypeError):
             raise IntegrityError(
-                f"Expected the last promotion in {self._note(scope)}, got something else. Remove "
-                "the file to ask the server anew."
+                f"The file {self._note(scope)} is damaged. Remove it to ask the server again."
             ) from None
 
     def note(self, scope: str, promotion: Promotion) -> None:
-        """Keep what was said, durably."""
+        """Store a promotion durably."""
         write_whole(self._note(scope), json.dumps(asdict(promotion)), sync=True)
 
     def _note(self, scope: str) -> Path:
@@ -98,7 +101,7 @@ class PromotedModels:
         return self._folder / f"{name}.json"
 
     def has(self, digest: str) -> bool:
-        """Is this model here, whole?"""
+        """Whether this model is stored and intact; a damaged file is removed."""
         path = self.path(digest)
         if not path.exists():
             return False
@@ -108,14 +111,14 @@ class PromotedModels:
         path.unlink()
         return False
 
-    # ---- as `transfer.download` wants it -------------------------------------------------
+    # ---- for `transfer.download` ---------------------------------------------------------
 
     def receive_model(self, digest: str, size_bytes: int) -> PartialDownload:
-        """Begin, or go on with, receiving a model."""
+        """Start or resume a download; `adopt_model` completes it."""
         return PartialDownload(self._folder / f"{digest}.part", size_bytes)
 
     def adopt_model(self, digest: str) -> Path:
-        """The part is whole and verified; the oldest models make room."""
+        """Turn a complete, verified download into a model; remove the oldest ones."""
         path = self.path(digest)
         (self._folder / f"{digest}.part").replace(path)
         by_age = sorted(self._folder.glob("*.safetensors"), key=lambda p: p.stat().st_mtime_ns)
@@ -127,13 +130,13 @@ class PromotedModels:
 
 
 async def fetch(config: ClientConfig, scope: str) -> Promotion:
-    """Ask which model is promoted, and download it unless it is here.
+    """Ask the server which model is promoted, and download it unless it is stored.
 
     Raises:
         UnavailableError: the server cannot be reached.
-        Refusal: it does not have this client, or what it said is not signed.
-        IntegrityError: it said something older than before.
-        UsageError: nothing was promoted.
+        Refusal: it refuses this client, or its statement is not signed.
+        IntegrityError: its statement is older than the stored one.
+        UsageError: no model was promoted.
     """
     shelf = PromotedModels(config.state_dir)
     connection = Connection(config, ClientStore(config.state_dir))
@@ -144,7 +147,7 @@ async def fetch(config: ClientConfig, scope: str) -> Promotion:
             raise IntegrityError(
                 f"Expected promotion {seen.promotion} or a later one, got {promotion.promotion}: "
                 "an old statement is being replayed, or the server was restored from a backup. "
-                "The model that is here stays; ask the operator to promote once more."
+                "The stored model is kept; ask the operator to promote again."
             )
         if not shelf.has(promotion.digest):
             model = fleet_pb2.ModelRef(digest=promotion.digest, size_bytes=promotion.size_bytes)
@@ -170,24 +173,22 @@ async def _ask(channel: grpc.aio.Channel, connection: Connection, scope: str) ->
     except grpc.aio.AioRpcError as error:
         if error.code() is grpc.StatusCode.UNIMPLEMENTED:
             raise UsageError(
-                f"Expected a server that promotes models, got an older one at {connection.server}: "
-                "upgrade the server."
+                f"The server at {connection.server} is too old to promote models: upgrade it."
             ) from None
         raise methods.error_from_rpc(error, connection.server) from error
     if not reply.statement:
         of = f" of {scope!r}" if scope else ""
         raise UsageError(
-            f"Expected a promoted model{of}, got none: the operator promotes one by "
-            "`fedloom model promote`."
+            f"No model{of} is promoted. The operator promotes one with `fedloom model promote`."
         )
     return _believed(reply, connection, scope)
 
 
 def _believed(reply: fleet_pb2.PromotedReply, connection: Connection, scope: str) -> Promotion:
-    """What a reply says, if it may be believed.
+    """The promotion in a reply, after its checks.
 
     Raises:
-        Refusal: it is not signed, or not for this federation and question.
+        Refusal: it is not signed, not for this federation and request, or malformed.
     """
     if connection.trust is not None:
         connection.trust.check(PROMOTED, reply.statement, reply.signature)

@@ -1,4 +1,4 @@
-"""A run's `[config]` as a dataclass that the client's author wrote."""
+"""A run's `[config]` as a dataclass of the training code."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ _KINDS = (bool, int, float, str, type(None))
 
 
 def typed(config: Mapping[str, Any], kind: type[T]) -> T:
-    """Make a dataclass of a run's config.
+    """Make a dataclass from a run's config.
 
     >>> @dataclasses.dataclass(frozen=True)
     ... class Settings:
@@ -24,13 +24,12 @@ def typed(config: Mapping[str, Any], kind: type[T]) -> T:
     Settings(dropout=0.1, layers=3)
 
     Args:
-        config: booleans, numbers and texts by name.
-        kind: a dataclass of such; fields with a default may be left out.
+        config: booleans, numbers and strings by name.
+        kind: a dataclass of these types; fields with a default may be left out.
 
     Raises:
-        TypeError: `kind` is not a dataclass, or the type of a field is not one that a run's config
-            can hold.
-        UsageError: a name is unknown or missing, or a value is of another type.
+        TypeError: `kind` is not a dataclass, or a field has a type that a run's config cannot hold.
+        UsageError: a name is unknown or missing, or a value has another type.
     """
     if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
         raise TypeError(f"Expected a dataclass of settings, got {kind!r}.")
@@ -39,8 +38,8 @@ def typed(config: Mapping[str, Any], kind: type[T]) -> T:
         options = alternatives(hints[field.name])
         if field.init and any(k not in _KINDS and get_origin(k) is not Literal for k in options):
             raise TypeError(
-                f"Expected the field {field.name!r} to be bool, int, float or str, or one of such, "
-                f"as a run's [config] holds nothing else, got {hints[field.name]!r}."
+                f"Expected the field {field.name!r} to be bool, int, float, str, Literal or None, "
+                f"the types of a run's [config], got {hints[field.name]!r}."
             )
     check_call(kind, config, table="config")
     found = {name: fitted(value, hints[name]) for name, value in config.items()}

@@ -1,4 +1,4 @@
-"""Offers that cannot fit are declined before anything is downloaded."""
+"""Offers that exceed memory or disk are declined before a download."""
 
 import os
 
@@ -46,15 +46,15 @@ def objection(store, budgets, asked, *, available=1e12, resident=0.0, free=1e12)
         ({"memory_mb": 500}, {"resident": 101 * MB}, False),
     ],
 )
-def test_a_model_must_fit_into_memory_as_often_as_training_takes_it(store, budgets, machine, fits):
-    """What is free counts, and what the owner allows."""
+def test_a_model_must_fit_into_memory_memory_factor_times(store, budgets, machine, fits):
+    """Into free memory, and into the owner's limit."""
     said = objection(store, Budgets(**budgets), offer(100 * MB), **machine)
     assert (said is None) == fits
     assert fits or "times the model of 100.0 MB" in said
 
 
-def test_what_comes_beside_the_model_takes_memory_too(store):
-    """As control variates do."""
+def test_received_tensors_count_as_memory_too(store):
+    """Such as control variates."""
     beside = fleet_pb2.ModelRef(digest="b" * 64, size_bytes=100 * MB)
     asked = offer(100 * MB, received=beside)
     assert objection(store, Budgets(), asked, available=799 * MB) is not None
@@ -62,7 +62,7 @@ def test_what_comes_beside_the_model_takes_memory_too(store):
 
 
 def test_the_disk_must_have_room_for_model_and_update(store):
-    """Of the model only where it is not here."""
+    """For the model only if it is not stored yet."""
     asked = offer(100)
     assert "free on the disk" in objection(store, Budgets(), asked, free=199)
     store.model_path("a" * 64).write_bytes(b"x")
@@ -77,8 +77,8 @@ def put(store, name, size_bytes, age):
     return path
 
 
-def test_the_oldest_make_room_within_the_quota(store):
-    """Never the identity, nor what the task itself needs."""
+def test_the_oldest_files_are_deleted_to_meet_the_quota(store):
+    """Never the identity, nor files that the task needs."""
     identity = put(store, "identity.pem", 10_000, 99)
     needed = put(store, f"models/{'a' * 64}.safetensors", 300_000, 98)
     memory = put(store, "memory/r.2.safetensors", 50_000, 97)
@@ -94,20 +94,19 @@ def test_the_oldest_make_room_within_the_quota(store):
     assert not stale.exists()
     assert not newest.exists()
     said = objection(store, Budgets(disk_mb=0.7), offer(300_000))
-    assert "to fit into disk_mb = 0.7" in said
+    assert said.endswith("disk_mb is 0.7.")
     for path in (identity, needed, memory, kept):
         assert path.exists(), path
 
 
-def test_without_a_quota_nothing_is_let_go(store):
-    """What is old may still be of use."""
+def test_without_a_quota_nothing_is_deleted(store):
     old = put(store, f"models/{'b' * 64}.safetensors", 300_000, 50)
     assert objection(store, Budgets(), offer(300_000)) is None
     assert old.exists()
 
 
-def test_a_quota_is_for_checkpoints_too(store):
-    """What the update still needs stays free; without a quota nothing is bounded."""
+def test_a_quota_limits_checkpoints_too(store):
+    """Space for the update is reserved; without a quota there is no limit."""
     asked = offer(300_000)
     store.model_path("a" * 64).write_bytes(bytes(300_000))
     assert room_beside(Budgets(), store, asked) == float("inf")
@@ -118,13 +117,13 @@ def test_a_quota_is_for_checkpoints_too(store):
     assert not old.exists()
 
 
-def test_what_a_task_remembers_takes_disk_too(store):
-    """Of scaffold, and of compression that makes up for what it left out."""
+def test_memories_of_a_task_take_disk_too(store):
+    """Of scaffold, and of compression with error feedback."""
     plain, quota = offer(300_000), Budgets(disk_mb=0.7)
     assert objection(store, quota, plain) is None
     feedback = {"codec": "int8", "error_feedback": True}
     for more in ({"rule": {"name": "scaffold"}}, {"compression": feedback}):
-        assert "to fit into disk_mb" in objection(store, quota, offer(300_000, **more))
+        assert "disk_mb is 0.7" in objection(store, quota, offer(300_000, **more))
 
 
 @pytest.mark.parametrize(
@@ -140,7 +139,7 @@ def test_what_a_task_remembers_takes_disk_too(store):
     ],
 )
 def test_scratch_space_takes_disk_too(store, more, models):
-    """A task that would find the disk full is not begun, and a checkpoint leaves it room."""
+    """A task that would fill the disk is declined, and a checkpoint leaves room for its update."""
     asked = offer(100_000, **more)
     store.model_path("a" * 64).write_bytes(bytes(100_000))
     assert objection(store, Budgets(), asked, free=models * 100_000) is None

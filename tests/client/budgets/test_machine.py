@@ -1,4 +1,4 @@
-"""What a machine has free, and how a thread steps back."""
+"""Free memory of a machine, and the priority of a thread."""
 
 import os
 import sys
@@ -23,8 +23,8 @@ def lay(root, meminfo=None, **cgroup):
     return root
 
 
-def test_the_container_counts_where_it_has_less(tmp_path):
-    """Cached files can be let go, so they are free."""
+def test_a_smaller_limit_of_the_container_counts(tmp_path):
+    """Cached files can be evicted, so they count as free."""
     lay(tmp_path, "MemTotal: 9999 kB\nMemAvailable:    1000 kB\n")
     assert machine.available_bytes(tmp_path) == 1_024_000
     lay(tmp_path, max="500000", current="300000", stat="anon 5\ninactive_file 100000")
@@ -34,8 +34,7 @@ def test_the_container_counts_where_it_has_less(tmp_path):
 
 
 @pytest.mark.parametrize("meminfo", [None, "", "MemAvailable: much kB"])
-def test_what_cannot_be_read_limits_nothing(tmp_path, meminfo):
-    """Rather a training than a guess."""
+def test_unreadable_memory_figures_impose_no_limit(tmp_path, meminfo):
     assert machine.available_bytes(lay(tmp_path, meminfo)) == float("inf")
 
 
@@ -44,8 +43,8 @@ def test_this_process_has_memory():
     assert 10e6 < machine.resident_bytes() < machine.available_bytes() + 1e12
 
 
-def test_one_thread_steps_back_and_the_others_do_not():
-    """The agent itself stays as quick as it was."""
+def test_only_the_training_thread_gets_a_lower_priority():
+    """And the threads that it starts."""
     before = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
     seen = []
 
@@ -63,8 +62,8 @@ def test_one_thread_steps_back_and_the_others_do_not():
     assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == before
 
 
-def test_linear_algebra_keeps_to_the_threads():
-    """Of the OpenBLAS that numpy has loaded, where it has."""
+def test_openblas_keeps_to_the_thread_limit():
+    """If numpy has loaded it."""
     libraries = machine._loaded("openblas")
     if not libraries:
         pytest.skip("numpy is built with another library")

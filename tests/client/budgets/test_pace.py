@@ -1,4 +1,4 @@
-"""A bandwidth cap, under a virtual clock."""
+"""The bandwidth limit, on a virtual clock."""
 
 import asyncio
 
@@ -12,7 +12,7 @@ from fedloom.protocol.transport.chunk_size import MIN_CHUNK_BYTES
 
 
 class Time:
-    """A clock that sleeping moves."""
+    """A clock that `sleep` advances."""
 
     def __init__(self):
         self.now = 1000.0
@@ -25,7 +25,7 @@ class Time:
 
 
 def spent(mbit_s, sizes, pauses=()):
-    """Seconds that it takes to let these pass, with pauses before them."""
+    """Seconds until messages of these sizes have passed, with pauses before them."""
     time = Time()
     pace = Pace(mbit_s, time.clock, time.sleep)
 
@@ -39,27 +39,26 @@ def spent(mbit_s, sizes, pauses=()):
 
 
 def test_bytes_pass_at_the_rate():
-    """8 Mbit/s are a megabyte a second, in messages of whatever size."""
+    """8 Mbit/s are a megabyte a second, for any message size."""
     assert spent(8, [1_000_000] * 10) == pytest.approx(10)
     assert spent(8, [10_000] * 1000) == pytest.approx(10)
     assert spent(0.5, [1_000_000]) == pytest.approx(16)
 
 
-def test_without_a_cap_nothing_waits():
-    """And messages keep their size."""
+def test_without_a_limit_nothing_waits():
     assert spent(None, [10**9]) == 0
     assert Pace().most(1 << 20) == 1 << 20
 
 
 @given(st.lists(st.integers(1, 2_000_000), min_size=1), st.floats(0, 3600))
 def test_no_time_is_saved_up_beyond_a_burst(sizes, pause):
-    """After however long a pause, only a quarter of a second's bytes pass at once."""
+    """After any pause, only a quarter of a second's bytes pass at once."""
     took = spent(8, sizes, [pause]) - pause
     assert sum(sizes) / 1e6 - BURST_S - 1e-6 <= took <= sum(sizes) / 1e6 + 1e-6
 
 
 def test_two_transfers_share_the_rate():
-    """It is the device's, not the transfer's: the second waits for the first one's bytes too."""
+    """The limit is the device's: the second transfer waits for the first one's bytes too."""
     waits = []
 
     async def sleep(seconds):
@@ -75,7 +74,7 @@ def test_two_transfers_share_the_rate():
 
 
 def test_messages_are_small_on_a_slow_link():
-    """So that it moves several times a second, and the server sees it move."""
+    """Several messages a second show the server that the transfer proceeds."""
     assert Pace(8).most(1 << 20) == 250_000
     assert Pace(0.02).most(1 << 20) == MIN_CHUNK_BYTES
     assert Pace(1000).most(1 << 20) == 1 << 20

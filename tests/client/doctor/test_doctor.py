@@ -246,14 +246,14 @@ def test_a_revoked_client_hears_it(look, federation, runner, tmp_path):
 @pytest.mark.parametrize(
     ("breaks", "says"),
     [
-        (lambda p: p.unlink(), "identity.pem, got no such file"),
+        (lambda p: p.unlink(), "identity.pem is missing"),
         (lambda p: p.chmod(0o644), "Expected mode 600"),
         (lambda p: p.write_bytes(b"garbage"), "got 7 bytes of something else"),
         (
             lambda p: p.write_bytes(
                 key_to_pem(generate_key()) + p.read_bytes().split(b"-----END PRIVATE KEY-----\n")[1]
             ),
-            "do not fit each other",
+            "do not match",
         ),
     ],
 )

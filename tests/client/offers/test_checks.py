@@ -11,7 +11,7 @@ from fedloom.protocol.v1 import fleet_pb2
 
 
 def offer():
-    """An offer as a sane server gives it."""
+    """A valid offer."""
     task = fleet_pb2.Task(
         key=fleet_pb2.TaskKey(run="digits-1", round=3),
         model=fleet_pb2.ModelRef(digest="ab" * 32, size_bytes=512),
@@ -53,30 +53,30 @@ BAD = {
     "a long run": setter("key.run", "ä" * 101),
     "round 0": setter("key.round", 0),
     "a model without a digest": setter("model.digest", ""),
-    "an endless model": setter("model.size_bytes", checks.MAX_MODEL_BYTES + 1),
-    "something endless beside it": lambda task: (
+    "a model that is too large": setter("model.size_bytes", checks.MAX_MODEL_BYTES + 1),
+    "received tensors that are too large": lambda task: (
         setter("received.digest", "ab" * 32)(task),
         setter("received.size_bytes", checks.MAX_MODEL_BYTES + 1)(task),
     ),
-    "more differences than anybody keeps": many_differences,
+    "too many differences": many_differences,
     "a difference that is a path": bad_difference,
     "a difference from a path": bad_base,
     "years of epochs": setter("train.epochs", checks.MAX_EPOCHS + 1),
     "years of steps": setter("train.steps", checks.MAX_STEPS + 1),
     "years of patience": setter("train.patience", checks.MAX_EPOCHS + 1),
     "years of a head's epochs": setter("personal.head_epochs", checks.MAX_EPOCHS + 1),
-    "an endless batch": setter("train.batch_size", checks.MAX_BATCH + 1),
-    "no number as rate": setter("train.learning_rate", math.nan),
+    "a batch that is too large": setter("train.batch_size", checks.MAX_BATCH + 1),
+    "NaN as learning rate": setter("train.learning_rate", math.nan),
     "a negative clip": setter("train.clip_norm", -1.0),
-    "an endless budget": setter("train.time_budget_s", math.inf),
-    "an endless width": lambda task: task.train.widths.append(math.inf),
-    "no number as deadline": setter("deadline_s", math.nan),
-    "a clip of nothing": setter("privacy.noise_multiplier", 1.0),
+    "an infinite budget": setter("train.time_budget_s", math.inf),
+    "an infinite width": lambda task: task.train.widths.append(math.inf),
+    "NaN as deadline": setter("deadline_s", math.nan),
+    "a clip norm of 0": setter("privacy.noise_multiplier", 1.0),
 }
 
 
-def test_a_sane_offer_passes():
-    """Also at the bounds."""
+def test_a_valid_offer_passes():
+    """Also at the limits."""
     task = offer()
     check_offer(task)
     task.differences.extend([task.differences[0]] * (checks.MAX_DIFFERENCES - 1))
@@ -86,8 +86,8 @@ def test_a_sane_offer_passes():
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_one_thing_that_makes_no_sense_is_enough(name):
-    """It is refused with a sentence that says what was expected."""
+def test_an_offer_with_one_invalid_field_is_refused(name):
+    """The message states what was expected."""
     task = offer()
     BAD[name](task)
     with pytest.raises(Refusal, match="Expected"):

@@ -1,4 +1,4 @@
-"""An old offer that is played back makes a device do nothing."""
+"""A replayed offer is refused."""
 
 import logging
 
@@ -9,7 +9,7 @@ from fedloom.protocol.errors import Code, Refusal
 
 
 def is_old(answers, run, number, issued_us):
-    """Is such an offer turned away?"""
+    """Whether such an offer is refused."""
     try:
         answers.check(run, number, issued_us)
     except Refusal as refusal:
@@ -18,14 +18,14 @@ def is_old(answers, run, number, issued_us):
 
 
 def answered(answers, run, number, issued_us):
-    """A round from its offer to its end."""
+    """Play a round from its offer to its end."""
     answers.check(run, number, issued_us)
     answers.saw(run, issued_us)
     answers.settle(run, number)
 
 
-def test_offers_of_answered_rounds_are_old_also_after_a_restart(tmp_path):
-    """Those of earlier rounds too, but not those of later rounds or of other runs."""
+def test_offers_of_answered_rounds_are_refused_also_after_a_restart(tmp_path):
+    """Earlier rounds too, but not later rounds or other runs."""
     answers = ReplayGuard(tmp_path)
     assert not is_old(answers, "a-1", 3, 70)
     answered(answers, "a-1", 3, 70)
@@ -34,8 +34,8 @@ def test_offers_of_answered_rounds_are_old_also_after_a_restart(tmp_path):
         assert not is_old(each, "b-1", 3, 70)
 
 
-def test_a_later_offer_of_an_answered_round_is_the_servers_own(tmp_path):
-    """It was set back to a backup; what it said before that is old all the same."""
+def test_a_later_signed_offer_of_an_answered_round_is_accepted(tmp_path):
+    """The server was restored from a backup; its offers from before that are still refused."""
     answers = ReplayGuard(tmp_path)
     answered(answers, "a", 3, 70)
     answered(answers, "a", 4, 80)
@@ -45,15 +45,14 @@ def test_a_later_offer_of_an_answered_round_is_the_servers_own(tmp_path):
     assert is_old(answers, "a", 3, 90)
 
 
-def test_a_server_whose_clock_goes_back_is_not_turned_away(tmp_path):
-    """New rounds are new, whenever they say that they were made."""
+def test_a_new_round_is_accepted_after_the_servers_clock_went_back(tmp_path):
     answers = ReplayGuard(tmp_path)
     answered(answers, "a", 3, 70)
     assert not is_old(answers, "a", 4, 10)
 
 
-def test_every_copy_of_an_offer_is_old_once_the_round_is_over(tmp_path):
-    """A reconnect brings a second one, which is the newest that counts."""
+def test_every_copy_of_an_offer_is_refused_after_the_round(tmp_path):
+    """After a reconnect the server signs a second one; its time counts."""
     answers = ReplayGuard(tmp_path)
     answers.saw("a", 70)
     answers.saw("a", 75)
@@ -62,7 +61,7 @@ def test_every_copy_of_an_offer_is_old_once_the_round_is_over(tmp_path):
 
 
 def test_the_oldest_runs_are_forgotten(tmp_path):
-    """The file stays small; a run that goes on stays in it."""
+    """The file stays small; an active run stays in it."""
     answers = ReplayGuard(tmp_path)
     answered(answers, "long", 1, 1)
     for number in range(KEEP_RUNS):
@@ -73,17 +72,15 @@ def test_the_oldest_runs_are_forgotten(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"a": []}', '{"a": 3}', "\udcff"])
-def test_a_broken_file_is_warned_of_and_left_behind(tmp_path, text, caplog):
-    """It must not keep a device from its work."""
+def test_a_damaged_file_is_ignored_with_a_warning(tmp_path, text, caplog):
     (tmp_path / FILE).write_bytes(text.encode(errors="surrogateescape"))
     with caplog.at_level(logging.WARNING):
         assert not is_old(ReplayGuard(tmp_path), "a", 1, 1)
     assert caplog.records
 
 
-def test_a_full_disk_costs_only_the_memory_over_restarts(tmp_path, caplog):
-    """The agent goes on."""
+def test_on_a_full_disk_the_guard_works_until_a_restart(tmp_path, caplog):
     answers = ReplayGuard(tmp_path / "gone")
     answered(answers, "a", 1, 1)
     assert is_old(answers, "a", 1, 1)
-    assert "not noted" in caplog.text
+    assert "could not be stored" in caplog.text

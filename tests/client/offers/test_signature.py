@@ -1,4 +1,4 @@
-"""Whose word a client takes when it is told of a key: the known one's, whatever comes with it."""
+"""A client accepts a new signing key only if the known one endorsed it."""
 
 from datetime import UTC, datetime
 
@@ -17,30 +17,30 @@ NEVER = datetime(9999, 1, 1, tzinfo=UTC)
 
 @pytest.fixture
 def store(tmp_path):
-    """Files of a client that knows no key yet."""
+    """State of a client that knows no key yet."""
     return ClientStore(tmp_path / "state")
 
 
 def trust_of(store):
-    """As an agent that begins has it."""
+    """The trust of an agent that starts."""
     return Trust(store, Peer(federation="ward", client="oak", serial="01", not_after=NEVER))
 
 
 def renewed(signer):
-    """What comes with a renewed certificate."""
+    """The message of a renewed certificate."""
     return enrolment_pb2.IssuedCertificate(signing_key=signer.public, signing_chain=signer.chain)
 
 
 def test_the_first_key_is_learnt_with_a_renewed_certificate(store):
-    """By a client from before there were signatures, and for good."""
+    """By a client whose enrolment is older than signatures; it is stored."""
     assert not trust_of(store).knows_key
     signer = Signer.new()
     trust_of(store).learn(renewed(signer))
     assert trust_of(store).verifier.keys == {signer.public}
 
 
-def test_a_renewed_certificate_brings_no_key_that_the_known_one_does_not_vouch_for(store):
-    """The known one stays, on disk too, and the owner reads of it."""
+def test_a_key_that_the_known_one_did_not_endorse_is_refused(store):
+    """The known key is kept, also on disk, and the journal records the refusal."""
     known, other = Signer.new(), Signer.new().successor()
     store.trust(known.public)
     trust = trust_of(store)
@@ -53,8 +53,8 @@ def test_a_renewed_certificate_brings_no_key_that_the_known_one_does_not_vouch_f
     assert entry["key"] == other.public.hex()
 
 
-def test_a_key_that_was_vouched_for_takes_the_place_of_the_known_one(store):
-    """Over a restart, and the earlier key counts no more."""
+def test_an_endorsed_key_replaces_the_known_one(store):
+    """Also after a restart; the earlier key is not accepted any more."""
     known = Signer.new()
     store.trust(known.public)
     new = known.successor()

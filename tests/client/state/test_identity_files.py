@@ -1,4 +1,4 @@
-"""Broken files of an identity: which one, what was expected, what came, and what to do."""
+"""Errors of damaged identity files: which file, what was expected, its content, and what to do."""
 
 import asyncio
 import shutil
@@ -22,7 +22,7 @@ from support.patience import PATIENCE_S
 
 @pytest.fixture(scope="module")
 def pristine(runner, federation, tmp_path_factory):
-    """A device that is enrolled, whose folder nobody changes, and another one."""
+    """Folders of two enrolled devices, which tests do not change."""
     folder = tmp_path_factory.mktemp("devices")
     for name in ("ann", "bob"):
         token = federation.add_token(name).text()
@@ -34,13 +34,12 @@ def pristine(runner, federation, tmp_path_factory):
 
 @pytest.fixture
 def device(pristine, tmp_path):
-    """A copy of it to break."""
+    """A copy of the first device, which a test may damage."""
     shutil.copytree(pristine, tmp_path / "devices")
     return tmp_path / "devices" / "ann"
 
 
 def of(path, name):
-    """Another file of the same folder."""
     return (path.parent / name).read_bytes()
 
 
@@ -63,29 +62,29 @@ def with_bobs_key(path):
 
 
 EMPTY = {"empty": (lambda _: b"", "got an empty file")}
-ZEROS = {"zeros": (lambda _: bytes(4096), "got 4096 bytes of nothing")}
+ZEROS = {"zeros": (lambda _: bytes(4096), "got 4096 blank bytes")}
 GARBAGE = {"garbage": (lambda _: b"\xff\x00garbage", "got 9 bytes of something else")}
 PEM = EMPTY | ZEROS | GARBAGE
 BROKEN = {
     "identity.pem": PEM
     | {
         "the root": (lambda p: of(p, "root.pem"), r"got a certificate \(of CN=.*\)"),
-        "truncated": (unterminated, "got a private key and a certificate, cut off"),
-        "half a key": (lambda p: p.read_bytes()[:90], "got a private key, cut off"),
+        "truncated": (unterminated, "got a private key and a certificate, truncated"),
+        "half a key": (lambda p: p.read_bytes()[:90], "got a private key, truncated"),
         "a key alone": (with_keys, "got a private key. Restore"),
-        "another's key": (with_bobs_key, "got ones that do not fit each other"),
+        "another's key": (with_bobs_key, "do not match"),
         "the signing key": (lambda p: of(p, "signing.pub"), "got 65 bytes of something else"),
     },
     "root.pem": PEM
     | {
         "the identity": (
             lambda p: of(p, "identity.pem"),
-            r"got a private key and 2 times a certificate \(of ann\)",
+            r"got a private key and 2 certificates \(of ann\)",
         ),
-        "truncated": (unterminated, "got a certificate, cut off"),
+        "truncated": (unterminated, "got a certificate, truncated"),
         "a leaf": (
             lambda p: b"-----BEGIN C" + of(p, "identity.pem").split(b"-----BEGIN C", 1)[1],
-            r"got 2 times a certificate \(of ann\)",
+            r"got 2 certificates \(of ann\)",
         ),
     },
     "signing.pub": PEM
@@ -98,8 +97,7 @@ BROKEN = {
 CASES = [(file, name) for file, cases in BROKEN.items() for name in cases]
 
 
-def told(device):
-    """What an agent says when it starts."""
+def start_error(device):
     config = replace(load(device / "client.toml"), reconnect_s=0.1)
     with pytest.raises(FedloomError) as caught:
         asyncio.run(asyncio.wait_for(Agent(Adder(), config).run(), PATIENCE_S))
@@ -107,12 +105,12 @@ def told(device):
 
 
 @pytest.mark.parametrize(("file", "name"), CASES, ids=map(" ".join, CASES))
-def test_a_broken_file_is_named_with_what_came_and_what_to_do(device, file, name):
-    """Before anything is connected; and no byte of a key is shown."""
+def test_the_error_of_a_damaged_file_names_its_content_and_the_remedy(device, file, name):
+    """It is raised before connecting, and shows no byte of a key."""
     path = device / "client-state" / file
     contents, words = BROKEN[file][name]
     write_private(path, contents(path))
-    caught = told(device)
+    caught = start_error(device)
     assert caught.type is IntegrityError
     text = str(caught.value)
     assert str(path) in text
@@ -126,25 +124,24 @@ def test_a_broken_file_is_named_with_what_came_and_what_to_do(device, file, name
 
 
 @pytest.mark.parametrize("file", ["identity.pem", "root.pem"])
-def test_a_file_that_is_gone_is_named(device, file):
-    """Where the other is there; where both are gone the device is not enrolled."""
+def test_a_missing_file_is_named(device, file):
+    """If only one of the two is missing; without both, the device is not enrolled."""
     (device / "client-state" / file).unlink()
-    caught = told(device)
+    caught = start_error(device)
     assert caught.type is UsageError
-    assert f"{device / 'client-state' / file}, got no such file. Restore it" in str(caught.value)
+    assert f"{device / 'client-state' / file} is missing. Restore it" in str(caught.value)
 
 
 @pytest.mark.parametrize("file", ["identity.pem", "root.pem", "signing.pub"])
-def test_a_file_that_cannot_be_read_is_named(device, monkeypatch, file):
-    """It is a folder, somebody else's, or everybody's."""
+def test_an_unreadable_file_is_named(device, monkeypatch, file):
+    """A folder, another user's file, or a file that other users may read."""
     path = device / "client-state" / file
     path.chmod(0o644)
-    assert f"Expected mode 600 of {path}" in str(told(device).value)
+    assert f"Expected mode 600 of {path}" in str(start_error(device).value)
     data = path.read_bytes()
     path.unlink()
     path.mkdir()
-    said = str(told(device).value)
-    assert f"may read in {path}, got: Is a directory. Run this as" in said
+    assert f"cannot read {path}: Is a directory. Run this as" in str(start_error(device).value)
     path.rmdir()
     write_private(path, data)
     real = identity_files.read_private
@@ -155,11 +152,11 @@ def test_a_file_that_cannot_be_read_is_named(device, monkeypatch, file):
         return real(asked)
 
     monkeypatch.setattr(identity_files, "read_private", refuse)
-    assert f"may read in {path}, got: Permission denied. Run" in str(told(device).value)
+    assert f"cannot read {path}: Permission denied. Run" in str(start_error(device).value)
 
 
-def test_noise_is_never_drawn_from_a_broken_key(device):
-    """Half a secret is none: anybody could take the noise off again."""
+def test_a_damaged_noise_key_is_refused(device):
+    """A short or known key would let others remove the noise."""
     store = ClientStore(device / "client-state")
     path = store.directory / "noise.key"
     for data in (b"", b"\1" * 31, of(path, "identity.pem")):
@@ -168,8 +165,8 @@ def test_noise_is_never_drawn_from_a_broken_key(device):
             store.noise_key()
 
 
-def test_windows_line_endings_are_none_of_our_business(device):
-    """A file that an editor went over is as good as it was."""
+def test_windows_line_endings_are_accepted(device):
+    """An editor may have changed them."""
     path = device / "client-state" / "identity.pem"
     write_private(path, path.read_bytes().replace(b"\n", b"\r\n").rstrip())
     assert identity_files.read(path.parent).peer.client == "ann"
@@ -183,8 +180,7 @@ TOML = {
 
 
 @pytest.mark.parametrize("name", TOML)
-def test_a_broken_client_toml_is_named(device, name):
-    """As any other file."""
+def test_a_damaged_client_toml_is_named(device, name):
     contents, words = TOML[name]
     path = device / "client.toml"
     path.write_bytes(contents)
@@ -193,8 +189,8 @@ def test_a_broken_client_toml_is_named(device, name):
     assert str(path) in str(caught.value)
 
 
-def test_another_devices_identity_is_as_good_as_any(device):
-    """Nothing on this device says that it is not this one; the server knows who is who."""
+def test_another_devices_identity_is_accepted(device):
+    """No file of a device tells which client it is, except its identity."""
     path = device / "client-state" / "identity.pem"
     write_private(path, of_bob(path))
     assert identity_files.read(path.parent).peer.client == "bob"

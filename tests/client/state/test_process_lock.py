@@ -1,4 +1,4 @@
-"""A state directory has one agent at most."""
+"""At most one agent runs on a state directory."""
 
 import os
 import signal
@@ -10,8 +10,8 @@ from fedloom.protocol.errors import UnavailableError, UsageError
 from support.locks import hold
 
 
-def test_a_second_agent_is_refused_and_told_which_one_runs(tmp_path):
-    """Until the first has ended, however that ends."""
+def test_a_second_agent_is_refused_with_the_pid_of_the_first(tmp_path):
+    """Until the first process ends, also by a kill."""
     process, _ = hold(tmp_path)
     try:
         with pytest.raises(UsageError, match=f"process {process.pid}"), only_agent(tmp_path):
@@ -23,7 +23,7 @@ def test_a_second_agent_is_refused_and_told_which_one_runs(tmp_path):
         assert (tmp_path / FILE).read_text() == str(os.getpid())
 
 
-def test_a_child_of_an_agent_that_was_killed_keeps_nobody_out(tmp_path):
+def test_a_child_of_a_killed_agent_does_not_hold_the_lock(tmp_path):
     """Workers of the training code may outlive the agent."""
     process, child = hold(tmp_path, "fork")
     try:
@@ -37,13 +37,13 @@ def test_a_child_of_an_agent_that_was_killed_keeps_nobody_out(tmp_path):
 
 
 def test_a_second_agent_of_the_same_process_is_refused(tmp_path):
-    """A process's own locks are none to itself."""
+    """The kernel's lock does not prevent this."""
     with only_agent(tmp_path), pytest.raises(UsageError), only_agent(tmp_path):
         pass
 
 
-def test_a_directory_that_cannot_be_written_to_is_said_to_be_so(tmp_path):
-    """In words, and not by the round that it fails."""
+def test_a_directory_that_cannot_be_written_to_is_reported(tmp_path):
+    """At the start, not by a failed round."""
     (tmp_path / FILE).mkdir()
-    with pytest.raises(UnavailableError, match="can be written to"), only_agent(tmp_path):
+    with pytest.raises(UnavailableError, match="Cannot write to"), only_agent(tmp_path):
         pass

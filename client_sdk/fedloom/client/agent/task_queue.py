@@ -250,9 +250,9 @@ class TaskQueue:
             self._refused(withdraw.task, "a withdrawal whose run id is malformed")
             return
         why = printable(withdraw.reason)
-        log.info("round %d of %s is no longer wanted: %s", key[1], key[0], why)
+        log.info("round %d of %s was withdrawn: %s", key[1], key[0], why)
         if key in self._work:
-            self._note("withdrawn", key, f"Round {key[1]} of {key[0]} is no longer wanted: {why}")
+            self._note("withdrawn", key, f"The server withdrew {_of(key)}: {why}")
             self._answers.settle(*key)
         self._cancel(key)
         self._drop(key)
@@ -300,23 +300,23 @@ class TaskQueue:
                 await self._connection.persist(lambda: self._upload(header))
             name = self._connection.name
             log.info("%s: update of round %d of %s accepted", name, task.round, task.run)
-            self._note("accepted", key, f"The server has what was sent for {_of(key)}.")
+            self._note("accepted", key, f"The server accepted the result of {_of(key)}.")
             self._settle(key)
             self._rules.answered(offer)
         except Refusal as refusal:
             log.warning("round %d of %s: %s: %s", task.round, task.run, refusal.code, refusal)
             span.end(refusal.code.value)
             why = f"{refusal.code}: {refusal}"
-            self._note("rejected", key, f"The server did not want what was for {_of(key)}: {why}")
+            self._note("rejected", key, f"The server rejected the result of {_of(key)}: {why}")
             self._settle(key)
             self._rules.answered(offer)
         except PolicyError as error:
-            log.warning("round %d of %s: kept here: %s", task.round, task.run, error)
+            log.warning("round %d of %s: nothing was sent: %s", task.round, task.run, error)
             self._note("declined", key, f"Sent nothing for {_of(key)}: {error}")
             self._drop(key)
             await self._failed(offer.key, f"{error}")
         except UnfitError as error:
-            self._refused(offer.key, f"what came for {_of(key)}: {error}")
+            self._refused(offer.key, f"the model for {_of(key)}: {error}")
             await self._failed(offer.key, f"refused by the device: {error}")
         except OutOfTimeError as late:
             await self._decline(offer.key, Objection(str(late)))
@@ -327,12 +327,10 @@ class TaskQueue:
         except Exception as error:
             log.exception("round %d of %s: the client's code failed", task.round, task.run)
             span.end(type(error).__name__)
-            said = f"{type(error).__name__}: {words(error)}"
-            reason = said if self._sends_error_messages() else type(error).__name__
-            told = "this" if reason == said else reason
-            text = (
-                f"Sent nothing for {_of(key)}, which failed: {said} (the server was told: {told})"
-            )
+            full = f"{type(error).__name__}: {words(error)}"
+            reason = full if self._sends_error_messages() else type(error).__name__
+            sent = "this" if reason == full else reason
+            text = f"The training of {_of(key)} failed: {full} (reported to the server: {sent})"
             self._note("failed", key, printable(text))
             await self._failed(offer.key, reason)
 

@@ -1,4 +1,4 @@
-"""What a device may be used for at most: threads, priority, memory, disk, bandwidth, time."""
+"""Limits of the resources that training may use: threads, memory, disk, bandwidth, time."""
 
 from fedloom.client.budgets.gate import BudgetGate, room_beside
 from fedloom.client.budgets.pace import Pace

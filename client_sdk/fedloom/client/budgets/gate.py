@@ -1,4 +1,4 @@
-"""The budgets as a gate: an offer that cannot fit is declined before it is downloaded."""
+"""The budget gate: declines an offer that exceeds the device's memory or disk."""
 
 import math
 import shutil
@@ -19,14 +19,14 @@ CHECKPOINT_MODELS = 5
 
 
 class BudgetGate:
-    """Objects to offers that do not fit into this device's memory or disk.
+    """Declines offers that do not fit into this device's memory or disk.
 
     Args:
         budgets: of this device.
-        store: whose oldest files make room.
-        available: bytes of memory that are free.
-        resident: bytes of memory that this process has.
-        free: bytes that are free on the disk of a folder.
+        store: its oldest files are deleted to free space.
+        available: returns free memory, bytes.
+        resident: returns the memory of this process, bytes.
+        free: returns free disk space of a folder, bytes.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class BudgetGate:
         self._available, self._resident, self._free = available, resident, free
 
     def objection(self, offer: fleet_pb2.Task) -> str | None:
-        """What the offer would need, and what there is."""
+        """The reason to decline: what the offer needs and what is free; None to accept."""
         return self._of_memory(offer) or self._of_disk(offer)
 
     def _of_memory(self, offer: fleet_pb2.Task) -> str | None:
@@ -51,12 +51,10 @@ class BudgetGate:
         needs = budgets.memory_factor * size
         times = f"{budgets.memory_factor:g} times the model of {_mb(size)}"
         if needs and needs > (there := self._available()):
-            return f"Expected {times} to fit into memory, got {_mb(there)} free."
+            return f"The task needs {times}; only {_mb(there)} of memory are free."
         most = float("inf") if budgets.memory_mb is None else budgets.memory_mb * MB
         if needs + (held := self._resident()) > most:
-            return (
-                f"Expected {times}, with {_mb(held)} in use, to fit into memory_mb = {_mb(most)}."
-            )
+            return f"The task needs {times}, beside {_mb(held)} in use; memory_mb is {_mb(most)}."
         return None
 
     def _of_disk(self, offer: fleet_pb2.Task) -> str | None:
@@ -70,18 +68,19 @@ class BudgetGate:
             held = self._store.evict(int(quota * MB - needs), set(sizes), key)
             if held + needs > quota * MB:
                 return (
-                    f"Expected {_mb(needs)} for the task, with {_mb(held)} that stay, to fit into "
-                    f"disk_mb = {quota:g}."
+                    f"The task needs {_mb(needs)} on the disk, beside {_mb(held)} in use; "
+                    f"disk_mb is {quota:g}."
                 )
         if needs > (free := self._free(self._store.directory)):
-            return f"Expected {_mb(needs)} free on the disk, got {_mb(free)}."
+            return f"The task needs {_mb(needs)}; only {_mb(free)} are free on the disk."
         return None
 
 
 def room_beside(budgets: Budgets, store: ClientStore, offer: fleet_pb2.Task) -> float:
-    """Bytes that a checkpoint of a task may take, beside all that its update still needs.
+    """Bytes that a checkpoint of a task may take, after space is reserved for its update.
 
-    Old files make room for as much as a model with an optimizer of two moments takes.
+    Old files are deleted to fit a checkpoint of `CHECKPOINT_MODELS` models: enough for a model and
+    an optimizer with two moments.
     """
     if budgets.disk_mb is None:
         return math.inf
@@ -93,10 +92,10 @@ def room_beside(budgets: Budgets, store: ClientStore, offer: fleet_pb2.Task) -> 
 
 
 def written(offer: fleet_pb2.Task) -> int:
-    """How many models a task writes to the disk at most, which are all there when it ends.
+    """Disk space that a task needs at its end, at most, in sizes of the model.
 
-    Groups of its update; those that a rule makes, in scratch space; and what is remembered, there
-    first and then in a file.
+    Counted are the groups of its update, the groups that a rule computes (in scratch space), and
+    memories (in scratch space and then in a file).
     """
     scheme = scheme_of(offer.compression)
     rule = rule_of(offer.rule) if offer.rule.name else Plain()

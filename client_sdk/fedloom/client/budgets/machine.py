@@ -1,4 +1,4 @@
-"""What a Linux machine has free, and how a thread steps back for others.
+"""Free memory of a Linux machine, and lower priorities and thread counts for training.
 
 Sources: proc(5) for MemAvailable and statm; the kernel's Documentation/admin-guide/cgroup-v2.rst
 for memory.max; ioprio_set(2).
@@ -25,9 +25,9 @@ _SETTERS = (
 
 
 def available_bytes(root: Path = ROOT) -> float:
-    """Memory that can be had without swapping: the machine's, or the container's if less.
+    """Memory available without swapping: the machine's, or the container's if less.
 
-    Infinite where neither can be read.
+    Infinite if neither can be read.
     """
     return min(_of_machine(root), *_of_cgroup(root))
 
@@ -44,14 +44,14 @@ def _of_cgroup(root: Path) -> Iterator[float]:
     yield float("inf")
     folder = root / "sys/fs/cgroup"
     with suppress(OSError, ValueError, KeyError):
-        most = int((folder / "memory.max").read_text())  # "max" is no number: no limit
+        most = int((folder / "memory.max").read_text())  # "max" raises ValueError: no limit
         used = int((folder / "memory.current").read_text())
         stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
         yield float(most - used + int(stat["inactive_file"]))
 
 
 def resident_bytes() -> int:
-    """Of this process."""
+    """Resident memory of this process, bytes; 0 if it cannot be read."""
     with suppress(OSError, ValueError):
         pages = int(Path("/proc/self/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")
@@ -59,7 +59,7 @@ def resident_bytes() -> int:
 
 
 def step_back(nice: int, *, idle_io: bool) -> None:
-    """Lower the priority of this thread, and of those that it starts. Linux; else nothing."""
+    """Lower the priority of this thread and of those that it starts. Linux only."""
     if sys.platform != "linux":
         return
     me = threading.get_native_id()
@@ -71,7 +71,7 @@ def step_back(nice: int, *, idle_io: bool) -> None:
 
 
 def use_threads(most: int) -> None:
-    """Let torch and OpenBLAS use so many threads at most, where they are loaded."""
+    """Limit the threads of torch and OpenBLAS, if they are loaded."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.get_num_threads() > most:
         torch.set_num_threads(most)

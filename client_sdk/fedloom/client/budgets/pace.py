@@ -1,7 +1,7 @@
-"""A bandwidth cap: a token bucket of a quarter second.
+"""A bandwidth limit: a token bucket of a quarter second.
 
-Source: the algorithm is that of RFC 2697, section 3, with one rate; a message that is larger than
-the bucket is let through, and paid for after.
+Source: RFC 2697, section 3, with one rate. A message larger than the bucket passes, and the next
+one waits longer.
 """
 
 import asyncio
@@ -14,12 +14,12 @@ BURST_S = 0.25
 
 
 class Pace:
-    """Lets bytes pass in one direction at a rate on average, whatever the number of transfers.
+    """Limits the average rate of all transfers in one direction.
 
     Args:
-        mbit_s: 10^6 bit/s; None for no cap.
+        mbit_s: 10^6 bit/s; None for no limit.
         clock: seconds.
-        sleep: for so many seconds.
+        sleep: waits for a number of seconds.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class Pace:
         self._free_at = clock()
 
     def most(self, size_bytes: int) -> int:
-        """How large one message may be, so that a slow link still moves several times a second."""
+        """Largest size of one message, bytes: a slow link still sends several a second."""
         if self._bytes_per_s is None:
             return size_bytes
         return min(size_bytes, max(MIN_CHUNK_BYTES, int(self._bytes_per_s * BURST_S)))

@@ -1,1 +1,1 @@
-"""The identity of a device: enrolment, renewal, departure, and trust in the server."""
+"""The identity of a device: enrolment, renewal and departure."""

@@ -1,7 +1,7 @@
 """Enrolment: a token from the operator becomes this device's identity.
 
-The private key is made here and never leaves; what goes out is a certificate request. The server
-is trusted at first contact because the token pins its root.
+The private key is generated here and never leaves; the device sends a certificate request. The
+server is trusted at first contact because the token pins its root.
 """
 
 import asyncio
@@ -32,23 +32,23 @@ async def enrol(server: str, token: str, config: Path) -> str:
 
     Args:
         server: host:port of the server's enrolment port.
-        token: as the operator gave it.
-        config: the client.toml to write; the state goes to `client-state` beside it.
+        token: one-time token from the operator.
+        config: the client.toml to write; the state is stored in `client-state` beside it.
 
     Returns:
-        The name that this client has from now on.
+        The name of this client.
 
     Raises:
-        Refusal: the token or the server is not what it must be.
-        UnavailableError: the server cannot be reached.
-        UsageError: `server` is not host:port, or there is a client.toml already.
+        Refusal: the token is not accepted, or the server does not match its pin.
+        UnavailableError: the server cannot be reached, or the disk cannot be written to.
+        UsageError: `server` is not host:port, or client.toml exists already.
     """
     host, _, port = server.rpartition(":")
     if not host or not port.isdigit():
         raise UsageError(f"Expected --server as host:port, got {server!r}.")
     _check_new(config)
     pin = parse_token(token).pin
-    _check_place(config)  # else the token would be spent in vain
+    _check_writable(config)  # before the token is used up
     root = await asyncio.to_thread(fetch_root, host.strip("[]"), int(port), pin, CONTACT_S)
     key = identity.generate_key()
     request = enrolment_pb2.EnrolRequest(
@@ -61,15 +61,11 @@ async def enrol(server: str, token: str, config: Path) -> str:
 
 def _check_new(config: Path) -> None:
     if config.exists():
-        raise UsageError(f"Expected no {config} yet, got one: move it away to enrol anew.")
+        raise UsageError(f"The file {config} exists already. Move it away to enrol again.")
 
 
-def _check_place(config: Path) -> None:
-    """Can the identity and the settings be written?
-
-    Raises:
-        UnavailableError: they cannot; nothing has been asked of the server yet.
-    """
+def _check_writable(config: Path) -> None:
+    """Check that the identity and the settings can be written."""
     try:
         config.parent.mkdir(parents=True, exist_ok=True)
         ClientStore(config.parent / STATE).make_room()
@@ -78,15 +74,15 @@ def _check_place(config: Path) -> None:
         trial.unlink()
     except OSError as error:
         raise UnavailableError(
-            f"Expected to write to {config.parent}, got: {error}. Mend that and enrol again: the "
-            "token is still good."
+            f"Cannot write to {config.parent}: {error}. Correct this and enrol again; the token is "
+            "still valid."
         ) from error
 
 
 def _keep(
     config: Path, key_pem: bytes, issued: enrolment_pb2.IssuedCertificate, server: str
 ) -> None:
-    """Write the identity, then the settings that point at it."""
+    """Write the identity, then the settings that refer to it."""
     store = ClientStore(config.parent / STATE)
     if len(issued.signing_key) != KEY_BYTES:
         raise IntegrityError(
@@ -105,10 +101,10 @@ def _keep(
         signing_key=issued.signing_key.hex(),
     )
     policy = config.parent / POLICY
-    if not policy.exists():  # an earlier one, or one that was put there before, is the owner's
+    if not policy.exists():  # an existing one belongs to the owner
         policy.write_text(policy_template())
     values = {"server": fleet, "enrolment": server, "state_dir": STATE, "policy": POLICY}
-    write_whole(config, template(values), sync=True)  # half a client.toml would be none
+    write_whole(config, template(values), sync=True)
 
 
 async def _call(

@@ -1,12 +1,11 @@
-"""Leaving a federation: the server is told, and what this device kept of it is wiped.
+"""Leaving a federation: the server is notified, and this device's stored data is erased.
 
-Wiping does not wait for the server: a device that is offline leaves all the same, and its
-certificate ends by itself. Keys are overwritten before they are removed; on a disk that moves
-blocks about, as flash does, an earlier copy may outlive that, so a device that changes hands
-should be erased as a whole.
+Erasing does not wait for the server: an offline device leaves too, and its certificate expires.
+Keys are overwritten before they are removed. Flash storage may keep earlier copies of a block, so
+erase the whole device before it changes owners.
 
-Invariants: only what this package makes is removed, whatever else lies in the folder; a departure
-that was cut off can be repeated.
+Invariants: only files that this package wrote are removed; an interrupted departure can be
+repeated.
 """
 
 import os
@@ -36,16 +35,16 @@ FILES = ("root.pem", "signing.pub", "room", LOCK, ANSWERS, ROUNDS, AGENT)
 FOLDERS = ("models", "outbox", "memory", "promoted", "checkpoints", "flower")
 
 _GONE = frozenset({Code.REVOKED, Code.UNKNOWN_CLIENT, Code.EXPIRED})
-"""Answers of a server for which this client is no more."""
+"""Refusals of a server that does not accept this client any more."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeaveNotice:
-    """How telling the server went.
+    """Result of notifying the server.
 
     Attributes:
-        told: whether the server knows.
-        why: it does not, as a sentence.
+        told: whether the server was notified.
+        why: the reason if it was not, as a sentence.
     """
 
     told: bool
@@ -53,15 +52,13 @@ class LeaveNotice:
 
 
 async def notify_server(config: ClientConfig) -> LeaveNotice:
-    """Tell the server that this client leaves.
+    """Notify the server that this client leaves.
 
     Args:
         config: of the client.
     """
-    if config.plaintext:
-        return LeaveNotice(True)  # without certificates there is nothing to revoke
-    if not (config.state_dir / "identity.pem").exists():
-        return LeaveNotice(True)
+    if config.plaintext or not (config.state_dir / "identity.pem").exists():
+        return LeaveNotice(True)  # no certificate to revoke
     connection = Connection(config, ClientStore(config.state_dir))
     try:
         async with connection.open_channel() as channel:
@@ -73,7 +70,7 @@ async def notify_server(config: ClientConfig) -> LeaveNotice:
             await method(fleet_pb2.LeaveRequest(), timeout=CONNECT_S)
     except grpc.aio.AioRpcError as error:
         return _answer(methods.error_from_rpc(error, config.server))
-    except FedloomError as error:  # a certificate that has ended, or cannot be read
+    except FedloomError as error:  # an expired or unreadable certificate
         return _answer(error)
     return LeaveNotice(True)
 
@@ -85,14 +82,14 @@ def _answer(error: FedloomError) -> LeaveNotice:
 
 
 def wipe(state_dir: Path, *, keep_log: bool = False) -> list[Path]:
-    """Remove what a client keeps; what is not there any more is no error.
+    """Remove a client's files; missing files are no error.
 
     Args:
         state_dir: of the client.
-        keep_log: leave the journal.
+        keep_log: keep the journal.
 
     Returns:
-        What lies in the folder beside that, and was left alone.
+        Other files in the folder, which were not removed.
     """
     if not state_dir.exists():
         return []
@@ -119,11 +116,11 @@ def wipe(state_dir: Path, *, keep_log: bool = False) -> list[Path]:
 
 
 def _overwrite(path: Path) -> None:
-    """Put chance in the place of a key's bytes."""
+    """Overwrite a file with random bytes."""
     try:
         handle = os.open(path, os.O_WRONLY | os.O_NOFOLLOW)
     except OSError:
-        return  # it is gone, or no file of ours
+        return  # missing, or a link
     try:
         os.pwrite(handle, secrets.token_bytes(os.fstat(handle).st_size), 0)
         os.fsync(handle)
@@ -132,7 +129,7 @@ def _overwrite(path: Path) -> None:
 
 
 def put_aside(config: Path) -> Path:
-    """Rename a client.toml, so that the device can enrol anew; its settings may be of use then."""
+    """Rename a client.toml to `.left`, so that the device can enrol again."""
     aside = config.with_name(config.name + ".left")
     if config.exists():
         config.replace(aside)

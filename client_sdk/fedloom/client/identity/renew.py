@@ -1,6 +1,6 @@
-"""Renewing the certificate before it ends, and going over to the new one at leisure.
+"""Renewal of the certificate before it expires, and the switch to the new one.
 
-When it ends is the server's clock to say: a device's may be an hour wrong, or years.
+Expiry is judged by the server's clock, because a device's clock may be wrong by hours or years.
 """
 
 import asyncio
@@ -26,14 +26,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Renewal:
-    """How a client renews.
+    """Renews the certificate of a client.
 
     Attributes:
-        connection: to renew by.
-        store: has the certificate, and gets the new one.
-        busy: the work that a new connection would disturb.
+        connection: to the server.
+        store: of the certificate.
+        busy: returns the tasks that a reconnection would interrupt.
         jitter: from 0 to 1, of this client.
-        enrolment: host:port where devices enrol; empty where it is not known.
+        enrolment: host:port where devices enrol; empty if unknown.
     """
 
     connection: Connection
@@ -43,7 +43,7 @@ class Renewal:
     enrolment: str = ""
 
     async def when_due(self, channel: grpc.aio.Channel, stream: Any) -> None:
-        """Renew in time; ends the stream when there is a new certificate to connect with."""
+        """Renew when due, then end the stream to reconnect with the new certificate."""
         try:
             await self._renew_in_time(channel)
             log.info("reconnecting with the renewed certificate")
@@ -52,13 +52,13 @@ class Renewal:
             log.exception("the certificate was not renewed")
 
     async def learn_key(self, channel: grpc.aio.Channel) -> None:
-        """Renew at once where there is no key to check offers by: an enrolment from before them."""
+        """Renew at once if the signing key is unknown: an enrolment older than signed offers."""
         trust = self.connection.trust
         if trust is not None and not trust.knows_key:
             await self._renew(channel)
 
     async def _renew_in_time(self, channel: grpc.aio.Channel) -> None:
-        """Renew at two thirds of the certificate's life; return when to reconnect."""
+        """Renew at two thirds of the certificate's life; return when it is time to reconnect."""
         here = self.connection
         await here.connected.wait()
         pem, _ = self.store.identity()
@@ -67,7 +67,7 @@ class Renewal:
         await asyncio.sleep(due_s)
         await here.persist(lambda: self._renew(channel))
         left_s = (end - here.now()).total_seconds()
-        # Within the rest of the old one's life, so that a fleet enrolled together spreads out.
+        # Spread reconnections of a fleet that enrolled together over the old certificate's life.
         await asyncio.sleep(JITTER.uniform(0, max(0.0, left_s / 2)))
         while (work := self.busy()) and (end - here.now()).total_seconds() > left_s / 4:
             await asyncio.wait(list(work), timeout=1.0)
@@ -84,14 +84,14 @@ class Renewal:
         log.info("certificate renewed")
 
     async def if_ended(self, *, told: bool = False) -> None:
-        """Renew a certificate that has ended, where devices enrol: it opens no other door.
+        """Renew an expired certificate at the enrolment port, the only one that accepts it.
 
         Args:
-            told: the server says so, or seems to; else by the clock.
+            told: the server rejected the certificate as expired; otherwise the clock decides.
 
         Raises:
             Refusal: it cannot be renewed any more.
-            UnavailableError: the server cannot be reached there.
+            UnavailableError: the enrolment port cannot be reached.
         """
         pem, root = self.store.identity()
         _, end = identity.validity(pem)
@@ -100,15 +100,15 @@ class Renewal:
         if not self.enrolment:
             raise Refusal(
                 Code.EXPIRED,
-                f"The certificate ended {end:%Y-%m-%d %H:%M} UTC: say where devices enrol "
-                "(`enrolment` in client.toml) to renew it, or enrol again with a new token (and "
-                "check this device's clock).",
+                f"The certificate expired on {end:%Y-%m-%d %H:%M} UTC. Set `enrolment` in "
+                "client.toml to renew it, or enrol again with a new token, and check this device's "
+                "clock.",
             )
         await self._late(pem, root)
-        log.info("certificate renewed, after its end")
+        log.info("certificate renewed after it had expired")
 
     async def _late(self, pem: bytes, root: bytes) -> None:
-        """Renew by the key alone."""
+        """Renew an expired certificate: the request is signed with its key."""
         credentials = grpc.ssl_channel_credentials(root_certificates=root)
         async with grpc.aio.secure_channel(
             self.enrolment, credentials, methods.COMMON_OPTIONS
@@ -130,11 +130,11 @@ class Renewal:
             await self._ask(method, request, self.enrolment)
 
     async def _ask(self, method: Any, request: Callable[[bytes], Message], server: str) -> None:
-        """Ask for a certificate over a new key, and keep both."""
+        """Request a certificate for a new key, and store both."""
         try:
-            self.store.make_room()  # else the server would issue one after another in vain
+            self.store.make_room()  # before the server issues a certificate
         except OSError as error:
-            raise UnavailableError(f"Expected room for a certificate, got: {error}.") from error
+            raise _no_room(error) from error
         key = identity.generate_key()
         try:
             issued = await method(request(identity.build_csr(key)), timeout=CONNECT_S)
@@ -144,10 +144,14 @@ class Renewal:
         try:
             self.store.save_identity(identity.key_to_pem(key), issued.chain_pem, issued.root_pem)
         except OSError as error:
-            raise UnavailableError(f"Expected room for a certificate, got: {error}.") from error
+            raise _no_room(error) from error
         self.connection.heard(issued.unix_time)
         _, until = identity.validity(issued.chain_pem)
-        text = f"Got a new certificate from {server}, good until {until:%Y-%m-%d %H:%M} UTC."
+        text = f"Got a new certificate from {server}, valid until {until:%Y-%m-%d %H:%M} UTC."
         self.store.journal.note("renewed", text, server=server, until=until.timestamp())
         if self.connection.trust is not None:
             self.connection.trust.learn(issued)
+
+
+def _no_room(error: OSError) -> UnavailableError:
+    return UnavailableError(f"Expected room for a certificate, got: {error}.")

@@ -1,8 +1,7 @@
-"""Checks of an offer: its names and numbers must be within limits before any of them is used.
+"""Checks of an offer: its names and numbers must be within limits before they are used.
 
-The signature proves who made an offer, not that it makes sense: the server may be broken, or its
-key stolen. An offer must not name a file of its choice, keep the device busy for years, or end the
-agent.
+The signature proves who made an offer, not that it is valid: the server may be faulty, or its key
+stolen. An offer must not choose file paths, keep the device busy for years, or crash the agent.
 
 Invariant: a name that becomes part of a path has passed `check_offer`.
 """
@@ -17,7 +16,7 @@ _RUN = re.compile(r"[\w-]{1,128}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 MAX_RUN_BYTES = 200
-"""Of a run's id: with what comes after it a file may have such a name."""
+"""Longest run id, bytes: file names append a suffix to it."""
 MAX_MODEL_BYTES = 1 << 42
 MAX_DIFFERENCES = 64
 MAX_EPOCHS = 100_000
@@ -26,15 +25,15 @@ MAX_BATCH = 1 << 24
 
 
 def is_run(run: str) -> bool:
-    """Can this be a run's id? It becomes part of file names."""
+    """Whether this is a valid run id, which becomes part of file names."""
     return _RUN.fullmatch(run) is not None and len(run.encode()) <= MAX_RUN_BYTES
 
 
 def check_offer(offer: fleet_pb2.Task) -> None:
-    """Are an offer's names and numbers ones that a sane server gives?
+    """Check that an offer's names and numbers are within limits.
 
     Raises:
-        Refusal: MALFORMED or TOO_LARGE; says which.
+        Refusal: MALFORMED or TOO_LARGE; the message names the field.
     """
     if not is_run(offer.key.run):
         raise _malformed("a run's id of letters, digits, - and _", repr(offer.key.run[:80]))

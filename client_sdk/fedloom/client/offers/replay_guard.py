@@ -1,10 +1,10 @@
 """Replay guard: refuses old offers that are sent again.
 
 Signatures do not expire, so a recorded offer stays valid. For each run the device therefore stores
-the last round that it answered (or that was withdrawn) and when the newest accepted offer was
-signed. An offer of such a round or an earlier one is refused unless it was signed later: then the
-server itself repeats it, as after a restore from a backup. Only the server's times are compared;
-the device's clock may be wrong.
+the last round that it answered or that was withdrawn, and the signing time of the newest accepted
+offer. An offer of this or an earlier round is refused unless it was signed later: then the server
+itself repeats the round, as after a restore from a backup. Only the server's times are compared,
+because the device's clock may be wrong.
 """
 
 import json
@@ -59,7 +59,7 @@ class ReplayGuard:
         try:
             write_whole(self._path, json.dumps(self._runs))
         except OSError as error:
-            log.warning("round %d of %s is not noted as answered: %s", number, run, error)
+            log.warning("round %d of %s could not be stored as answered: %s", number, run, error)
 
 
 def _read(path: Path) -> dict[str, tuple[int, int]]:
@@ -69,5 +69,5 @@ def _read(path: Path) -> dict[str, tuple[int, int]]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, AttributeError, TypeError) as error:
-        log.warning("which rounds were answered is not known any more (%s): %s", path, error)
+        log.warning("the record of answered rounds is lost (%s): %s", path, error)
         return {}

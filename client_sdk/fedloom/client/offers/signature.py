@@ -1,7 +1,7 @@
-"""What a client takes the server's word for: offers that the federation's key signed for it.
+"""Signatures of the server: a client accepts only offers that the federation's key signed for it.
 
-Invariant: the key changes only to one that the present key vouches for; a client that was enrolled
-before there were signatures learns it once, with a renewed certificate.
+Invariant: the key changes only to one that the current key endorses. A client whose enrolment is
+older than signatures learns the key once, with a renewed certificate.
 """
 
 import logging
@@ -26,11 +26,11 @@ class Trust:
     """A client's view of the federation's signing key.
 
     Args:
-        store: where the key rests.
-        me: whom this client's certificate names.
+        store: of the key.
+        me: this client, by its certificate.
 
     Attributes:
-        verifier: for whatever else the server signs.
+        verifier: of the server's signatures.
     """
 
     def __init__(self, store: ClientStore, me: Peer) -> None:
@@ -45,11 +45,11 @@ class Trust:
 
     @property
     def knows_key(self) -> bool:
-        """Whether any key was ever learnt."""
+        """Whether the federation's key is known."""
         return bool(self.verifier.keys)
 
     def open(self, offer: fleet_pb2.SignedOffer) -> VerifiedOffer:
-        """What an offer asks; a key that a known one endorsed is remembered.
+        """Verify an offer and return its task; stores a key that the known one endorsed.
 
         Raises:
             Refusal: it is not signed, or not for this client.
@@ -60,7 +60,7 @@ class Trust:
         return opened
 
     def check(self, purpose: str, payload: bytes, signature: signing_pb2.Signature) -> None:
-        """Is something else that the server says signed? An endorsed key is remembered.
+        """Check the signature of another statement; stores a key that the known one endorsed.
 
         Raises:
             Refusal: BAD_SIGNATURE.
@@ -70,19 +70,19 @@ class Trust:
         self._keep(before)
 
     def learn(self, issued: enrolment_pb2.IssuedCertificate) -> None:
-        """Take the key that came with a renewed certificate, if it may be taken.
+        """Accept the key that came with a renewed certificate.
 
         Raises:
-            Refusal: BAD_SIGNATURE where it is another key that the known one does not vouch for.
+            Refusal: BAD_SIGNATURE if it is a new key that the known one does not endorse.
         """
         before, key = self.verifier.keys, issued.signing_key
         if before:
             if not self.verifier.follow(key, issued.signing_chain):
                 refusal = Refusal(
                     Code.BAD_SIGNATURE,
-                    "Expected the federation's signing key with a renewed certificate, got another "
-                    "that it does not vouch for; the known one stays. If the server has lost its "
-                    "key, enrol again.",
+                    "The renewed certificate came with a signing key that the federation's known "
+                    "key does not endorse; the known key is kept. If the server has lost its key, "
+                    "enrol again.",
                 )
                 self._store.journal.note("refused", f"Refused a key: {refusal}", key=key.hex())
                 raise refusal
@@ -94,13 +94,13 @@ class Trust:
         if self.verifier.keys != before:
             (key,) = self.verifier.keys
             self._store.trust(key)
-            text = f"The federation signs by the key {fingerprint(key)} from now on."
+            text = f"The federation now signs with the key {fingerprint(key)}."
             log.info(text)
             self._store.journal.note("renewed", text, signing_key=key.hex())
 
 
 def unsigned() -> Refusal:
-    """Why an offer without a signature is not taken."""
+    """The refusal of an offer without a signature."""
     return Refusal(
         Code.BAD_SIGNATURE,
         "Expected an offer signed by the federation's key, got one without a signature.",

@@ -1,11 +1,11 @@
-"""What this device holds of its federation: its key and certificate, the root, the signing key.
+"""The identity files of a device: key and certificate, root, signing key and noise key.
 
-Files on a device's disk go wrong in ways that no handshake tells apart: emptied by a full disk, cut
-off by a power loss, restored in each other's place. Each is read here, and what is wrong with it is
-said with its name, what came instead, and what to do.
+Files may be emptied by a full disk, truncated by a power loss, or swapped in a restore, and a TLS
+handshake does not tell these apart. Each file is checked here; an error names the file, its actual
+content, and what to do.
 
-Invariant: what is returned fits together: the key is the certificate's, which names a client of a
-federation, and the root is an authority's. Whether the server proves itself by it is TLS's to say.
+Invariant: the returned files match: the key belongs to the certificate, the certificate names a
+client of a federation, and the root is an authority. TLS verifies the server against it.
 """
 
 import re
@@ -31,15 +31,15 @@ _LABEL = re.compile(rb"-----(BEGIN|END) ([A-Z0-9 ]{1,40})-----")
 
 @dataclass(frozen=True, slots=True)
 class StoredIdentity:
-    """An identity as it lies on disk.
+    """An identity on disk.
 
     Attributes:
-        peer: whom the certificate names.
-        path: of the key with its chain.
-        pem: these.
-        root_pem: what the server's certificate leads to.
-        begin: of the certificate, UTC.
-        end: likewise.
+        peer: the client that the certificate names.
+        path: file of the key with its certificate chain.
+        pem: content of that file.
+        root_pem: root of the server's certificate.
+        begin: start of the certificate's validity, UTC.
+        end: end of its validity, UTC.
     """
 
     peer: Peer
@@ -51,29 +51,26 @@ class StoredIdentity:
 
 
 def read(directory: Path) -> StoredIdentity:
-    """The identity in a state directory.
+    """Read and check the identity in a state directory.
 
     Raises:
         UsageError: this client is not enrolled, or may not read its files.
-        IntegrityError: one of them is not what was written.
+        IntegrityError: one of them is damaged.
     """
     path = directory / IDENTITY
     if not path.exists() and not (directory / ROOT).exists():
-        raise UsageError(
-            f"Expected an identity in {directory}, got none. Enrol this device: "
-            "`fedloom client enroll`."
-        )
+        raise UsageError(f"No identity in {directory}. Enrol this device: `fedloom client enroll`.")
     pem = _read(path)
     peer, begin, end = _certified(path, pem)
     return StoredIdentity(peer, path, pem, _root(directory / ROOT), begin, end)
 
 
 def signing_key(directory: Path) -> bytes | None:
-    """The public key that the server signs by; None where it was never learnt.
+    """The server's public signing key; None if none is stored.
 
     Raises:
         UsageError: it may not be read.
-        IntegrityError: the file is not what was written.
+        IntegrityError: the file is damaged.
     """
     path = directory / SIGNING
     if not path.exists():
@@ -84,31 +81,29 @@ def signing_key(directory: Path) -> bytes | None:
     except ValueError:
         key = b""
     if len(key) != SIGNING_BYTES:
-        raise _broken(
-            path, f"the key that the server signs by, in {2 * SIGNING_BYTES} hex digits", data
-        )
+        raise _broken(path, f"the server's signing key in {2 * SIGNING_BYTES} hex digits", data)
     return key
 
 
 def noise_key(path: Path) -> bytes:
-    """The secret of this device's own noise.
+    """The secret key of this device's noise.
 
     Raises:
         FileNotFoundError: there is none yet.
         UsageError: it may not be read.
-        IntegrityError: the file is not what was written.
+        IntegrityError: the file is damaged.
     """
     data = _read(path) if path.exists() else read_private(path)
     if len(data) != NOISE_BYTES:
         raise IntegrityError(
-            f"Expected {NOISE_BYTES} secret bytes in {path}, got {_came(data)}. Restore it, or "
-            "remove it: another one is made then."
+            f"Expected {NOISE_BYTES} secret bytes in {path}, got {_content(data)}. Restore it, or "
+            "remove it: a new one is made then."
         )
     return data
 
 
 def _certified(path: Path, pem: bytes) -> tuple[Peer, datetime, datetime]:
-    """Whom the certificate beside the key names, and from when to when."""
+    """The client that a certificate names, and its validity; checks that the key matches."""
     wanted = "a private key with the certificate of a client"
     try:
         key = identity.key_from_pem(pem)
@@ -119,14 +114,14 @@ def _certified(path: Path, pem: bytes) -> tuple[Peer, datetime, datetime]:
         raise _broken(path, wanted, pem) from None
     if key.public_key() != certificate.public_key():
         raise IntegrityError(
-            f"Expected a key and its certificate in {path}, got ones that do not fit each other. "
-            f"Restore the file as a whole, or {ENROL}."
+            f"Expected a matching key and certificate in {path}, got two that do not match. "
+            f"Restore the whole file, or {ENROL}."
         )
     return peer, certificate.not_valid_before_utc, certificate.not_valid_after_utc
 
 
 def _root(path: Path) -> bytes:
-    """The federation's root certificate, or several while it changes."""
+    """The federation's root certificate, or several during a change of root."""
     pem = _read(path)
     try:
         found = x509.load_pem_x509_certificates(pem)
@@ -135,7 +130,7 @@ def _root(path: Path) -> bytes:
         authorities = []
     if not authorities or not all(authorities) or b"PRIVATE KEY" in pem:
         wanted = "the root certificate of the federation"
-        raise _broken(path, wanted, pem, "it is the same on all devices of a federation")
+        raise _broken(path, wanted, pem, " (it is the same on all devices of a federation)")
     return pem
 
 
@@ -148,54 +143,51 @@ def _is_authority(certificate: x509.Certificate) -> bool:
 
 
 def _read(path: Path) -> bytes:
-    """A file that only its owner may read.
+    """Read a file that only its owner may read.
 
     Raises:
-        UsageError: it is gone, no file, or not for this user.
-        UnavailableError: the disk does not give it.
+        UsageError: it is missing, not a file, or this user may not read it.
+        UnavailableError: the disk failed.
     """
     try:
         return read_private(path)
     except FileNotFoundError:
         raise UsageError(
-            f"Expected {path}, got no such file. Restore it from a backup, or {ENROL}."
+            f"The file {path} is missing. Restore it from a backup, or {ENROL}."
         ) from None
     except (PermissionError, IsADirectoryError) as error:
         raise UsageError(
-            f"Expected a file that this user may read in {path}, got: {error.strerror}. Run this "
-            "as the owner of its folder, or mend its owner and mode."
+            f"This user cannot read {path}: {error.strerror}. Run this as the owner of its folder, "
+            "or correct the file's owner and mode."
         ) from None
     except OSError as error:
-        raise UnavailableError(
-            f"Expected to read {path}, got: {error.strerror}. Look after the disk."
-        ) from error
+        raise UnavailableError(f"Cannot read {path}: {error.strerror}. Check the disk.") from error
 
 
 def _broken(path: Path, wanted: str, data: bytes, hint: str = "") -> IntegrityError:
-    aside = f" ({hint})" if hint else ""
     return IntegrityError(
-        f"Expected {wanted} in {path}, got {_came(data)}. Restore it from a backup{aside}, or "
+        f"Expected {wanted} in {path}, got {_content(data)}. Restore it from a backup{hint}, or "
         f"{ENROL}."
     )
 
 
-def _came(data: bytes) -> str:
-    """What a file holds, in words; never the bytes of a key."""
+def _content(data: bytes) -> str:
+    """What a file contains, in words; never the bytes of a key."""
     if not data.strip(b"\0 \r\n\t"):
-        return f"{len(data)} bytes of nothing" if data else "an empty file"
+        return f"{len(data)} blank bytes" if data else "an empty file"
     found = [(kind, label.decode().lower()) for kind, label in _LABEL.findall(data)]
     begun = Counter(label for kind, label in found if kind == b"BEGIN")
     ended = Counter(label for kind, label in found if kind == b"END")
     if not begun:
         return f"{len(data)} bytes of something else"
-    parts = [f"{n} times a {label}" if n > 1 else f"a {label}" for label, n in begun.items()]
-    cut = ", cut off" if begun != ended else ""
+    parts = [f"{n} {label}s" if n > 1 else f"a {label}" for label, n in begun.items()]
+    cut = ", truncated" if begun != ended else ""
     name = _named(data)
     return " and ".join(parts) + (f" ({name})" if name else "") + cut
 
 
 def _named(data: bytes) -> str:
-    """Whom the first certificate is of."""
+    """The client or subject of the first certificate."""
     try:
         certificate = x509.load_pem_x509_certificate(data)
     except UNREADABLE:

@@ -1,10 +1,9 @@
-"""One agent on one state directory: two would fight for one identity and write the same files.
+"""The lock of a state directory: two agents would share one identity and write the same files.
 
-The lock is the kernel's (`fcntl(2)`, record locks), so it ends with the process, however that ends;
-and children that training code forks do not inherit it, so that none of them keeps an agent from
-being started again.
+It is a kernel lock (`fcntl(2)`, record locks): it ends with the process in any case, and children
+that training code forks do not inherit it, so that they do not prevent a restart of the agent.
 
-Invariant: whoever is inside `only_agent` is the only one, on this machine, for that directory.
+Invariant: at most one process on this machine is inside `only_agent` for a directory.
 """
 
 import errno
@@ -26,19 +25,18 @@ log = logging.getLogger(__name__)
 FILE = "agent.lock"
 _TAKEN = {errno.EACCES, errno.EAGAIN}
 _held: set[Path] = set()
-"""By this process: its own locks are none to itself."""
+"""Directories locked by this process, which the kernel lock does not detect."""
 
-
-_MEND = "stop that one, or enrol this one with a token and a directory of its own."
+_MEND = "stop that agent, or enrol this one with its own token and directory."
 
 
 @contextmanager
 def only_agent(directory: Path, mend: str = _MEND) -> Iterator[None]:
-    """Be the only agent on a state directory, or what must not be there beside one.
+    """Lock a state directory, for an agent or for work that must not run beside one.
 
     Args:
-        directory: of the client's state; there already.
-        mend: what to do about another, as the end of a sentence.
+        directory: of the client's state; must exist.
+        mend: what to do if an agent runs, as the end of a sentence.
 
     Raises:
         UsageError: another agent runs on it.
@@ -52,8 +50,8 @@ def only_agent(directory: Path, mend: str = _MEND) -> Iterator[None]:
         handle = os.open(place / FILE, flags, 0o600)
     except OSError as error:
         raise UnavailableError(
-            f"Expected a state directory that can be written to, got: {error}. Mend its owner and "
-            "mode, or mount it for writing."
+            f"Cannot write to the state directory: {error}. Correct its owner and mode, or mount "
+            "it for writing."
         ) from error
     try:
         _lock(handle, directory, mend)
@@ -73,16 +71,13 @@ def _lock(handle: int, directory: Path, mend: str) -> None:
         if error.errno in _TAKEN:
             holder = os.pread(handle, 20, 0).decode(errors="replace")
             raise _taken(directory, holder, mend) from None
-        log.warning("%s cannot be locked (%s): let one agent alone run on it", directory, error)
+        log.warning("%s cannot be locked (%s): run only one agent with it", directory, error)
         return
-    with suppress(OSError):  # a full disk: the lock is held all the same
+    with suppress(OSError):  # a full disk: the lock is held anyway
         os.ftruncate(handle, 0)
         os.pwrite(handle, str(os.getpid()).encode(), 0)
 
 
 def _taken(directory: Path, holder: str, mend: str) -> UsageError:
     process = f"process {holder}" if holder.isdigit() else "another process"
-    return UsageError(
-        f"Expected nobody else on the state directory {directory}, got an agent that runs on it "
-        f"({process}): {mend}"
-    )
+    return UsageError(f"An agent already uses the state directory {directory} ({process}): {mend}")

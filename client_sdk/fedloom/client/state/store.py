@@ -1,7 +1,7 @@
-"""A client's state directory: its identity, the models it received and the updates it owes.
+"""A client's state directory: its identity, received models and unsent updates.
 
-Invariants: the private key never leaves it; an update whose header is here is whole, and is sent
-rather than trained again if its task is offered once more; a model under its digest is whole.
+Invariants: the private key never leaves it; an update with a header is complete, and is sent
+instead of trained again if its task is offered again; a model file named by its digest is complete.
 """
 
 import hashlib
@@ -246,7 +246,7 @@ class ClientStore:
             return {}
         path = self._memory_path(run, number)
         if not path.exists():
-            log.warning("the memory of round %d of %s is gone: starting anew", number, run)
+            log.warning("the memory of round %d of %s is missing: starting empty", number, run)
             return {}
         return stored_params(path)
 
@@ -336,7 +336,7 @@ class ClientStore:
         try:
             header = fleet_pb2.UpdateHeader.FromString(path.read_bytes())
         except DecodeError:
-            return None  # damaged by a power cut: it is made again
+            return None  # damaged by a power loss: trained again
         body = self.body_path(task.key.run, task.key.round)
         whole = header.model_digest == task.model.digest and _crc(body) == header.crc32c
         return header if whole else None
