@@ -79,7 +79,7 @@ def test_the_table_says_what_differs():
     heading, *lines = shown.strip().splitlines()
     names = ["trial", "accuracy", "batch_size", "widths", "scaled", "learning_rate", "trained"]
     assert heading.split()[:7] == names
-    assert lines[0].split()[:7] == ["1", "1", "50.00%", "8", "[4]", "false", "0.1"]
+    assert lines[0].split()[:7] == ["1", "1", "50.00%", "8", "4", "false", "0.1"]
     assert "diverged" in lines[1]
     assert "failed: boom" in lines[2]
 

@@ -1,11 +1,11 @@
-"""A picture of who holds what: clients by classes.
+"""A heat map of the labels of each client.
 
-Few clients are drawn as a table, a row each, with counts in its cells and sizes beside it. Many are
-drawn as columns of a wide map, those with like labels side by side, with sizes above: a thousand
-columns in the order of their names would look like noise whatever the split.
+Up to 40 clients are drawn as the rows of a table, with counts in its cells and sizes beside it.
+More are drawn as columns, ordered by their labels, with sizes above: a thousand columns in the
+order of their names would look like noise.
 
-Colour is the share of a client's examples, so that small clients can be read as well as large ones;
-nothing is nearly white, and one hue that darkens evenly can be read with any colour vision.
+Colour is the share of a client's examples, so that small clients can be read as well as large ones.
+One hue that darkens evenly can be read with any colour vision.
 """
 
 from io import BytesIO
@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
@@ -22,10 +21,12 @@ from numpy.typing import NDArray
 
 from fedloom.simulation.data.population import Population
 from fedloom.simulation.data.statistics import label_counts, total_variations
+from fedloom.simulation.output.figures import GREY, INK, canvas
+from fedloom.simulation.output.words import shortened
 
-_INK, _GREY, _BAR = "#222222", "#6E6E6E", "#9A9A9A"
+_BAR = "#9A9A9A"
 _MAX_ROWS = 40
-"""Clients that are drawn as rows with their names; more become columns without."""
+"""Clients that are drawn as rows with names; more are drawn as columns without."""
 _MAX_NUMBERED_CLASSES = 20
 """Classes beyond which counts do not fit into cells."""
 _COLOURS = ListedColormap(colormaps["Blues"](np.linspace(0.02, 1.0, 256)))
@@ -34,12 +35,12 @@ _COLOURS = ListedColormap(colormaps["Blues"](np.linspace(0.02, 1.0, 256)))
 def heat_map(population: Population, path: Path | str | None = None, *, title: str = "") -> bytes:
     """Draw how many examples of each class each client trains on.
 
-    Targets that are no class numbers leave nothing to map: sizes alone are drawn.
+    Without class numbers as targets only the sizes are drawn.
 
     Args:
         population: whose shards to draw.
-        path: where to write the PNG; not written where left out.
-        title: above the picture; says how many clients there are where left out.
+        path: of the PNG file; by default none is written.
+        title: above the picture; by default the number of clients.
 
     Returns:
         The PNG.
@@ -49,7 +50,7 @@ def heat_map(population: Population, path: Path | str | None = None, *, title: s
     counts = label_counts(population)
     title = title or f"{len(counts):,} clients by label"
     few = len(counts) <= _MAX_ROWS
-    # Where each place of an example has a target, such as the next character, places are counted.
+    # If each place of an example has a target, such as the next character, places are counted.
     unit = "examples" if population.examples.y.ndim == 1 else "targets"
     names = list(population.names)
     figure = _few(counts, names, title, unit) if few else _many(counts, title, unit)
@@ -58,7 +59,7 @@ def heat_map(population: Population, path: Path | str | None = None, *, title: s
 
 def _written(figure: Figure, path: Path | str | None) -> bytes:
     buffer = BytesIO()
-    # Without the version of matplotlib in it, the same population gives the same file.
+    # No version of matplotlib in the file: the same population gives the same bytes.
     figure.savefig(buffer, format="png", metadata={"Software": None})
     png = buffer.getvalue()
     if path is not None:
@@ -72,7 +73,7 @@ def _few(counts: NDArray[np.int64], names: list[str], title: str, unit: str) -> 
     label_width = 0.35 + 0.085 * min(max(map(len, names)), 30)
     map_width = float(np.clip(0.6 * num_classes, 4.0, 10.0))
     width, height = label_width + map_width + 3.35, map_height + 1.62
-    figure = _figure(width, height)
+    figure = canvas(width, height, layout=None)
     bottom = 0.55 / height
     map_box = (label_width / width, bottom, map_width / width, map_height / height)
     axes = figure.add_axes(map_box)
@@ -80,8 +81,8 @@ def _few(counts: NDArray[np.int64], names: list[str], title: str, unit: str) -> 
     image = axes.imshow(shares, cmap=_COLOURS, vmin=0, vmax=_top(shares), aspect="auto")
     if num_classes <= _MAX_NUMBERED_CLASSES:
         _number(axes, counts, shares / _top(shares))
-    axes.set_yticks(range(num_clients), [_short(name) for name in names])
-    axes.set_xlabel("class", color=_INK)
+    axes.set_yticks(range(num_clients), [shortened(name, 30) for name in names])
+    axes.set_xlabel("class", color=INK)
     _class_ticks(axes, num_classes)
     _lines_between(axes, num_clients, num_classes)
 
@@ -97,10 +98,10 @@ def _few(counts: NDArray[np.int64], names: list[str], title: str, unit: str) -> 
             textcoords="offset points",
             va="center",
             size=8,
-            color=_INK,
+            color=INK,
         )
     sizes.set_xlim(0, totals.max() * 1.02)
-    sizes.set_title(unit, size=9, color=_INK, loc="left")
+    sizes.set_title(unit, size=9, color=INK, loc="left")
     sizes.tick_params(left=False, labelleft=False, bottom=False, labelbottom=False)
     sizes.tick_params(which="minor", left=False)
     _strip(sizes)
@@ -116,7 +117,7 @@ def _many(counts: NDArray[np.int64], title: str, unit: str) -> Figure:
     counts = counts[_by_likeness(counts)]
     map_height = float(np.clip(0.3 * num_classes, 2.0, 6.5))
     width, height = 11.5, map_height + 2.2
-    figure = _figure(width, height)
+    figure = canvas(width, height, layout=None)
     left, right = 0.75 / width, 1.05 / width
     bottom = 0.5 / height
     axes = figure.add_axes((left, bottom, 1 - left - right, map_height / height))
@@ -124,12 +125,10 @@ def _many(counts: NDArray[np.int64], title: str, unit: str) -> Figure:
     image = axes.imshow(
         shares, cmap=_COLOURS, vmin=0, vmax=_top(shares), aspect="auto", interpolation="nearest"
     )
-    axes.set_ylabel("class", color=_INK)
+    axes.set_ylabel("class", color=INK)
     _class_ticks(axes, num_classes, rows=True)
     axes.set_xticks([])
-    axes.set_xlabel(
-        f"{num_clients:,} clients, those with like labels side by side", color=_INK, labelpad=8
-    )
+    axes.set_xlabel(f"{num_clients:,} clients, ordered by their labels", color=INK, labelpad=8)
     _strip(axes)
 
     above = bottom + (map_height + 0.12) / height
@@ -143,10 +142,10 @@ def _many(counts: NDArray[np.int64], title: str, unit: str) -> Figure:
     )
     sizes.set_xlim(-0.5, num_clients - 0.5)
     sizes.set_ylim(0, totals.max() * 1.05)
-    sizes.set_ylabel(unit, color=_INK, size=9)
+    sizes.set_ylabel(unit, color=INK, size=9)
     sizes.set_yticks([0, int(totals.max())])
     sizes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-    sizes.tick_params(bottom=False, labelbottom=False, labelsize=8, colors=_GREY)
+    sizes.tick_params(bottom=False, labelbottom=False, labelsize=8, colors=GREY)
     _strip(sizes)
 
     bar = (1 - right + 0.15 / width, bottom, 0.13 / width, map_height / height)
@@ -158,7 +157,7 @@ def _many(counts: NDArray[np.int64], title: str, unit: str) -> Figure:
 def _sizes(population: Population, title: str) -> Figure:
     sizes = np.sort(population.sizes)[::-1]
     width, height = 9.0, 3.4
-    figure = _figure(width, height)
+    figure = canvas(width, height, layout=None)
     axes = figure.add_axes((0.09, 0.17, 0.88, 0.58))
     edges = np.arange(len(sizes) + 1) - 0.5
     axes.fill_between(
@@ -167,11 +166,11 @@ def _sizes(population: Population, title: str) -> Figure:
     axes.set_xlim(-0.5, len(sizes) - 0.5)
     axes.set_ylim(0, sizes[0] * 1.05)
     axes.set_xticks([])
-    axes.set_xlabel(f"{len(sizes):,} clients, the largest first", color=_INK)
-    axes.set_ylabel("examples", color=_INK)
+    axes.set_xlabel(f"{len(sizes):,} clients, the largest first", color=INK)
+    axes.set_ylabel("examples", color=INK)
     axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-    axes.tick_params(length=0, labelsize=9, colors=_INK)
+    axes.tick_params(length=0, labelsize=9, colors=INK)
     _strip(axes)
     subtitle = f"{sizes[-1]:,} to {sizes[0]:,} examples each, {sizes.sum():,} in all"
     _title(figure, 0.09, title, subtitle)
@@ -179,7 +178,7 @@ def _sizes(population: Population, title: str) -> Figure:
 
 
 def _by_likeness(counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Order clients by their commonest class, how much of it they have, and the next commonest."""
+    """The order of clients by most frequent class, its share, and second most frequent class."""
     shares = counts / counts.sum(axis=1, keepdims=True)
     commonest = np.argsort(-shares, axis=1, kind="stable")
     most = np.rint(shares.max(axis=1) * 50)
@@ -195,12 +194,12 @@ def _subtitle(counts: NDArray[np.int64], unit: str) -> str:
     )
     return (
         f"{each}; mean total variation from all labels {total_variations(counts).mean():.2f} "
-        "(0: all alike, 1: apart)"
+        "(0: equal, 1: disjoint)"
     )
 
 
 def _top(shares: NDArray[np.float64]) -> float:
-    """The end of the colour scale: the largest share, up to the next tenth."""
+    """The end of the colour scale: the largest share, rounded up to a tenth."""
     return float(min(1.0, max(0.1, np.ceil(shares.max() * 10 - 1e-9) / 10)))
 
 
@@ -212,7 +211,7 @@ def _number(axes: Axes, counts: NDArray[np.int64], depth: NDArray[np.float64]) -
             ha="center",
             va="center",
             size=8,
-            color="white" if depth[row, column] > 0.55 else _INK if count else _GREY,
+            color="white" if depth[row, column] > 0.55 else INK if count else GREY,
         )
 
 
@@ -221,7 +220,7 @@ def _class_ticks(axes: Axes, num_classes: int, *, rows: bool = False) -> None:
     step = next(step for step in (1, 2, 5, 10, 20, 50, 100, 1000) if num_classes / step <= room)
     ticks = range(0, num_classes, step)
     (axes.set_yticks if rows else axes.set_xticks)(ticks)
-    axes.tick_params(length=0, labelsize=9, colors=_INK)
+    axes.tick_params(length=0, labelsize=9, colors=INK)
 
 
 def _lines_between(axes: Axes, num_rows: int, num_columns: int) -> None:
@@ -240,26 +239,16 @@ def _colour_bar(
     bar.outline.set_visible(False)
     bar.ax.yaxis.set_major_locator(MaxNLocator(5))
     bar.ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-    bar.ax.tick_params(length=0, labelsize=8, colors=_INK)
-    bar.ax.set_title(f"of a client's\n{unit}", size=8, color=_INK, loc="left", pad=6)
-
-
-def _figure(width: float, height: float) -> Figure:
-    figure = Figure(figsize=(width, height), dpi=150, facecolor="white")
-    FigureCanvasAgg(figure)
-    return figure
+    bar.ax.tick_params(length=0, labelsize=8, colors=INK)
+    bar.ax.set_title(f"of a client's\n{unit}", size=8, color=INK, loc="left", pad=6)
 
 
 def _title(figure: Figure, left: float, title: str, subtitle: str) -> None:
     height = figure.get_size_inches()[1]
-    figure.text(left, 1 - 0.28 / height, title, size=13, weight="bold", color=_INK, va="center")
-    figure.text(left, 1 - 0.55 / height, subtitle, size=9, color=_GREY, va="center")
+    figure.text(left, 1 - 0.28 / height, title, size=13, weight="bold", color=INK, va="center")
+    figure.text(left, 1 - 0.55 / height, subtitle, size=9, color=GREY, va="center")
 
 
 def _strip(axes: Axes) -> None:
     for spine in axes.spines.values():
         spine.set_visible(False)
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= 30 else f"{name[:29]}…"

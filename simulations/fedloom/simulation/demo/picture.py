@@ -1,38 +1,30 @@
-"""The demo's picture: the learning curve of the federated model, above what each client holds.
+"""The demo's picture: the learning curve of the federated model above the clients' examples.
 
-Colours are Okabe and Ito's, which people with any colour vision can tell apart; each curve has its
-label beside it, in place of a legend.
+Each curve has its label beside it, in place of a legend.
 """
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from fedloom.simulation.demo.report import DemoResult
-from fedloom.simulation.output.plots import GREY, INK, style
+from fedloom.simulation.output import figures, words
+from fedloom.simulation.output.figures import BLUE, GREY, INK, LINE, ORANGE, style
 
-_BLUE, _ORANGE = "#0072B2", "#D55E00"
 _TOP = 1.02
 _MIN_GAP = 0.055
-"""Smallest distance between two labels at the right, as a fraction of the axis."""
+"""Smallest distance between two labels, as a fraction of the axis."""
 
 
 def draw(outcome: DemoResult, path: Path) -> None:
-    """Draw an outcome as a PNG.
-
-    Args:
-        outcome: what to draw.
-        path: where to write it.
-    """
+    """Draw an outcome as a PNG at `path`."""
     height = 5.2 + 0.6 + 0.36 * len(outcome.counts)
-    figure = Figure(figsize=(9.5, height), dpi=150, facecolor="white")
-    FigureCanvasAgg(figure)
+    figure = figures.canvas(9.5, height, layout=None)
     curves, shards = figure.subplots(
         2,
         1,
@@ -47,7 +39,7 @@ def draw(outcome: DemoResult, path: Path) -> None:
     )
     _draw_curves(curves, outcome)
     _draw_shards(shards, outcome)
-    figure.savefig(path)
+    figures.save(figure, path)
 
 
 def _draw_curves(axes: Axes, outcome: DemoResult) -> None:
@@ -57,18 +49,18 @@ def _draw_curves(axes: Axes, outcome: DemoResult) -> None:
     axes.axhspan(alone[0], alone[-1], color=GREY, alpha=0.15, linewidth=0)
     axes.axhline(median, color=GREY, linewidth=1.2, linestyle=(0, (1, 2)))
     _plot(axes, outcome)
-    spread = f"{alone[0]:.1%} to {alone[-1]:.1%},\nmedian {median:.1%}"
+    spread = f"{words.share(alone[0])} to {words.share(alone[-1])},\nmedian {words.share(median)}"
     _name(
         axes,
         [
-            (central, f"centralised {central:.1%}", _ORANGE),
-            (outcome.accuracy, f"federated {outcome.accuracy:.1%}", _BLUE),
+            (central, f"centralised {words.share(central)}", ORANGE),
+            (outcome.accuracy, f"federated {words.share(outcome.accuracy)}", BLUE),
             (median, f"each client alone\n{spread}", GREY),
         ],
     )
     _title(
         axes,
-        f"{settings.num_clients} clients learn {settings.data} together: {outcome.accuracy:.1%}",
+        f"{settings.num_clients} clients learn {settings.data}: {words.share(outcome.accuracy)}",
         f"federated averaging, labels skewed by Dirichlet({settings.alpha:g}); accuracy on "
         f"{outcome.num_held_out:,} held-out examples",
     )
@@ -80,17 +72,17 @@ def _draw_curves(axes: Axes, outcome: DemoResult) -> None:
 
 
 def _plot(axes: Axes, outcome: DemoResult) -> None:
-    """Draw both curves; the centralised one after as many passes over the data."""
+    """Draw both curves; each round of the centralised one has as many passes over the data."""
     centralised = (outcome.federated[0], *outcome.baselines.centralised)
-    axes.plot(centralised, color=_ORANGE, linewidth=1.5, linestyle=(0, (4, 2)))
-    axes.plot(outcome.federated, color=_BLUE, linewidth=2.2, marker="o", markersize=3.5)
+    axes.plot(centralised, color=ORANGE, linewidth=1.5, linestyle=(0, (4, 2)))
+    axes.plot(outcome.federated, color=BLUE, linewidth=2.2, marker="o", markersize=3.5)
     axes.set_xlim(0, len(outcome.federated) - 0.8)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
-    axes.grid(axis="y", color="#E6E6E6", linewidth=0.8)
+    axes.grid(axis="y", color=LINE, linewidth=0.8)
 
 
 def _draw_detail(axes: Axes, outcome: DemoResult) -> None:
-    """Enlarge where the curves end, which percents from 0 to 100 cannot show."""
+    """Enlarge the ends of the curves, which a scale of 0 to 100% cannot show."""
     floor = np.floor(20 * min(outcome.accuracy, outcome.baselines.centralised[-1]) - 0.5) / 20
     ground = Rectangle(
         (0.32, 0.02), 0.68, 0.47, transform=axes.transAxes, color="white", zorder=1.9
@@ -123,27 +115,13 @@ def _draw_shards(axes: Axes, outcome: DemoResult) -> None:
         )
         for row, (start, count) in enumerate(zip(starts[:, label], counts[:, label], strict=True)):
             if count > 0.025 * widest:
-                axes.text(
-                    start + count / 2,
-                    row,
-                    str(label),
-                    ha="center",
-                    va="center",
-                    fontsize=8,
-                    color=INK,
-                )
+                middle = start + count / 2
+                axes.text(middle, row, str(label), ha="center", va="center", fontsize=8, color=INK)
     for row, client in enumerate(clients):
         total, alone = counts[row].sum(), outcome.baselines.alone[client]
-        text = f"{total:,} examples, alone {alone:.1%}"
-        axes.annotate(
-            text,
-            (1.02, row),
-            xycoords=("axes fraction", "data"),
-            va="center",
-            fontsize=9,
-            color=GREY,
-        )
-    _title(axes, "What each client holds", "training examples by label")
+        text = f"{total:,} examples, alone {words.share(alone)}"
+        _beside(axes, row, text, fontsize=9, color=GREY)
+    _title(axes, "Training examples of each client", "by label")
     axes.invert_yaxis()
     axes.set_xlim(0, widest)
     axes.tick_params(axis="y", length=0)
@@ -152,39 +130,25 @@ def _draw_shards(axes: Axes, outcome: DemoResult) -> None:
 
 
 def _name(axes: Axes, labels: list[tuple[float, str, str]]) -> None:
-    """Write labels at the right end of what they name, moved apart where they would touch."""
+    """Write labels at the right end of the curves, moved apart where they would touch."""
     ceiling = _TOP
     for height, text, color in sorted(labels, reverse=True):
         position = min(height, ceiling)
-        axes.annotate(
-            text,
-            (1.02, position),
-            xycoords=("axes fraction", "data"),
-            va="center",
-            fontsize=10.5,
-            color=color,
-            fontweight="bold",
-        )
+        _beside(axes, position, text, fontsize=10.5, color=color, fontweight="bold")
         ceiling = position - _MIN_GAP * (1 + text.count("\n"))
 
 
+def _beside(axes: Axes, height: float, text: str, **look: Any) -> None:
+    axes.annotate(text, (1.02, height), xycoords=("axes fraction", "data"), va="center", **look)
+
+
 def _title(axes: Axes, title: str, subtitle: str) -> None:
-    axes.annotate(
-        title,
-        (0, 1),
-        xytext=(0, 22),
-        xycoords="axes fraction",
-        textcoords="offset points",
-        fontsize=13,
-        fontweight="bold",
-        color=INK,
+    lines: tuple[tuple[str, int, dict[str, Any]], ...] = (
+        (title, 22, {"fontsize": 13, "fontweight": "bold", "color": INK}),
+        (subtitle, 7, {"fontsize": 9.5, "color": GREY}),
     )
-    axes.annotate(
-        subtitle,
-        (0, 1),
-        xytext=(0, 7),
-        xycoords="axes fraction",
-        textcoords="offset points",
-        fontsize=9.5,
-        color=GREY,
-    )
+    for text, height, look in lines:
+        axes.annotate(
+            text, (0, 1), xytext=(0, height), xycoords="axes fraction", textcoords="offset points",
+            **look,
+        )  # fmt: skip

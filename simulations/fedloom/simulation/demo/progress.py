@@ -1,15 +1,14 @@
-"""The live display of a run: what `fedloom run status --json` says, drawn for a terminal.
+"""The live display of a run, drawn for a terminal from a status as of `fedloom run status --json`.
 
-Pure: a status goes in, something that rich can print comes out; who polls and refreshes is
-elsewhere. It reads only fields of the HTTP API's RunDetail (fedloom.server.queries.views).
+Pure. It reads only fields of the HTTP API's RunDetail (fedloom.server.queries.views).
 
-Legend: a curve's point (n, loss, accuracy) is of the model after n training rounds, which clients
-evaluate at the start of the next round.
+Legend: a curve's point (n, loss, accuracy) belongs to the model after n training rounds. Clients
+evaluate it at the start of the next round.
 """
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from rich.columns import Columns
@@ -19,8 +18,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from fedloom.simulation.output import words
+from fedloom.simulation.output.panel import sparkline
+
 _WIDTH, _BAR_WIDTH = 78, 44
-_BARS = "▁▂▃▄▅▆▇█"
 PHASES = {
     "offered": ("…", "yellow"),
     "training": ("▶", "cyan"),
@@ -34,11 +35,11 @@ _STATES = {"finished": "green", "stopped": "yellow", "failed": "red", "paused": 
 
 
 class EvaluationPoint(NamedTuple):
-    """How good the model was after some rounds.
+    """The quality of the model after some rounds.
 
     Attributes:
-        rounds: training rounds behind it.
-        loss: mean over all clients' examples, or None.
+        rounds: training rounds before it.
+        loss: mean over all clients' examples; None if not measured or not finite.
         accuracy: likewise.
     """
 
@@ -65,7 +66,7 @@ def curve(status: Mapping[str, Any]) -> list[EvaluationPoint]:
 
 
 def render(status: Mapping[str, Any], *, elapsed_s: float) -> RenderableType:
-    """Draw where a run stands.
+    """Draw the state of a run.
 
     Args:
         status: a RunDetail.
@@ -80,25 +81,15 @@ def render(status: Mapping[str, Any], *, elapsed_s: float) -> RenderableType:
     return Panel(
         Group(*body),
         title=Text(f" {status['name']} ", style="bold"),
-        subtitle=Text.assemble((f" {status['state']}", color), f" · {elapsed_s:.0f} s "),
+        subtitle=Text.assemble((f" {status['state']}", color), f" · {words.duration(elapsed_s)} "),
         border_style=color,
         padding=(1, 2),
         width=_WIDTH,
     )
 
 
-def sparkline(values: Sequence[float], width: int = _BAR_WIDTH) -> str:
-    """The last values as bars between 0 and 1.
-
-    >>> sparkline([0.1, 0.5, 1.0])
-    '▁▅█'
-    """
-    last = values[-width:]
-    return "".join(_BARS[min(int(max(v, 0.0) * len(_BARS)), len(_BARS) - 1)] for v in last)
-
-
 def _finite(values: Mapping[str, float], name: str) -> float | None:
-    """What a client measured, unless its model diverged."""
+    """A metric; None if it is missing or not finite."""
     value = values.get(name)
     return value if value is not None and math.isfinite(value) else None
 
@@ -116,17 +107,9 @@ def _progress(status: Mapping[str, Any]) -> RenderableType:
     points = curve(status)
     accuracies = [point.accuracy for point in points if point.accuracy is not None]
     losses = [point.loss for point in points if point.loss is not None]
-    highest = max(losses, default=0.0) or 1.0
-    grid.add_row(
-        "accuracy",
-        Text(sparkline(accuracies), style="green"),
-        f"{accuracies[-1]:.1%}" if accuracies else "–",
-    )
-    grid.add_row(
-        "loss",
-        Text(sparkline([loss / highest for loss in losses]), style="yellow"),
-        f"{losses[-1]:.3f}" if losses else "–",
-    )
+    for name, values, style in (("accuracy", accuracies, "green"), ("loss", losses, "yellow")):
+        bars = Text(sparkline(values, _BAR_WIDTH), style=style)
+        grid.add_row(name, bars, words.metric(name, values[-1] if values else None))
     return grid
 
 
@@ -140,7 +123,7 @@ def _round(live: Mapping[str, Any]) -> RenderableType:
         (f"{round_['number']}", "bold"),
         f" · {round_['kind']} · {'paused' if round_['paused'] else round_['state']} · ",
         (f"{Counter(phases.values())['reported']} of {round_['goal']} reported", "bold"),
-        (f" · {left:.0f} s left" if left is not None else "", "dim"),
+        (f" · {words.duration(left)} left" if left is not None else "", "dim"),
     )
     members = [_member(name, phases[name]) for name in sorted(phases, key=_natural)]
     return Group(head, Columns(members, padding=(0, 1)), _tally(phases))
@@ -159,6 +142,6 @@ def _tally(phases: Mapping[str, str]) -> Text:
 
 
 def _natural(name: str) -> tuple[str, int]:
-    """Order site-2 before site-10."""
+    """A key that sorts site-2 before site-10."""
     stem = name.rstrip("0123456789")
     return stem, int(name[len(stem) :] or 0)

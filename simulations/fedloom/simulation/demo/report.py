@@ -1,15 +1,16 @@
-"""The demo's result, as text in the terminal."""
+"""The demo's result as text for a terminal."""
 
 from dataclasses import dataclass
 
 import numpy as np
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
+from fedloom.cli.common.output import make_table
 from fedloom.simulation.data.population import Population
 from fedloom.simulation.demo.baselines import Baselines
 from fedloom.simulation.demo.settings import DemoSettings
+from fedloom.simulation.output import words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,7 +18,7 @@ class DemoResult:
     """Figures of a demo.
 
     Attributes:
-        settings: what was run.
+        settings: of the demo.
         counts: training examples of each class, by client.
         num_held_out: examples that accuracies are measured on.
         federated: accuracy after 0, 1, … rounds; NaN where no client evaluated.
@@ -34,17 +35,17 @@ class DemoResult:
 
     @property
     def accuracy(self) -> float:
-        """Of the federated model at the end."""
+        """Accuracy of the final federated model."""
         return self.federated[-1]
 
     @property
     def difference(self) -> float:
-        """By how much centralised training is better, in accuracy."""
+        """Accuracy of centralised training minus that of the federated model."""
         return self.baselines.centralised[-1] - self.accuracy
 
 
 def label_counts(population: Population) -> dict[str, tuple[int, ...]]:
-    """How many training examples of each class each client holds."""
+    """Training examples of each class, by client."""
     num_classes = population.num_classes or 0
     return {
         name: tuple(np.bincount(population.examples.y[shard], minlength=num_classes).tolist())
@@ -53,50 +54,40 @@ def label_counts(population: Population) -> dict[str, tuple[int, ...]]:
 
 
 def holdings(counts: dict[str, tuple[int, ...]]) -> RenderableType:
-    """A table of what each client holds: examples of each class."""
-    table = Table(
-        title="Training examples by label", title_justify="left", box=None, pad_edge=False
-    )
-    table.add_column("client")
-    num_classes = len(next(iter(counts.values())))
-    for label in range(num_classes):
-        table.add_column(str(label), justify="right", style="cyan")
-    table.add_column("all", justify="right", style="bold")
-    for client, row in counts.items():
-        shown = (Text("·", style="dim") if not n else Text(str(n)) for n in row)
-        table.add_row(client, *shown, str(sum(row)))
-    totals = np.sum(list(counts.values()), axis=0).tolist()
-    table.add_section()
-    table.add_row("all", *map(str, totals), str(sum(totals)), style="dim")
-    return table
+    """A table of each client's training examples by class."""
+    labels = range(len(next(iter(counts.values()))))
+    columns = ["client", *(f">{label}" for label in labels), ">all"]
+    rows = [
+        [client, *(f"[cyan]{n}[/]" if n else "[dim]·[/]" for n in row), f"[bold]{sum(row)}[/]"]
+        for client, row in counts.items()
+    ]
+    totals = [sum(row[label] for row in counts.values()) for label in labels]
+    rows.append([f"[dim]{cell}[/]" for cell in ("all", *totals, sum(totals))])
+    return Group(Text("Training examples by label", "bold"), make_table(columns, rows))
 
 
 def summary(outcome: DemoResult) -> RenderableType:
-    """The report's text: federated beside centralised and beside each client alone."""
+    """The federated model beside centralised training and each client alone."""
     settings, baselines = outcome.settings, outcome.baselines
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column(style="dim")
-    table.add_column(justify="right")
-    table.add_column()
-    table.add_row(
-        "federated",
-        Text(f"{outcome.accuracy:.2%}", style="bold green"),
-        f"{settings.rounds} rounds of {_epochs(settings)} in {outcome.federated_s:.0f} s",
-    )
-    table.add_row(
-        "centralised",
-        f"{baselines.centralised[-1]:.2%}",
-        f"all examples in one place: {_points(outcome.difference)} the federated model",
-    )
+    epochs = words.things(settings.epochs, "local epoch")
+    rows = [
+        [
+            "federated",
+            f"[bold green]{words.metric('accuracy', outcome.accuracy)}[/]",
+            f"{settings.rounds} rounds of {epochs} in {words.duration(outcome.federated_s)}",
+        ],
+        [
+            "centralised",
+            words.metric("accuracy", baselines.centralised[-1]),
+            f"all examples in one place: {_points(outcome.difference)} the federated model",
+        ],
+    ]
     for client, accuracy in baselines.alone.items():
         counts = outcome.counts[client]
-        held = f"{sum(counts)} examples of {sum(map(bool, counts))} labels"
-        table.add_row(f"{client} alone", f"{accuracy:.2%}", Text(held, style="dim"))
-    return Group(Text(f"Accuracy on {outcome.num_held_out} held-out examples", "bold"), table)
-
-
-def _epochs(settings: DemoSettings) -> str:
-    return "1 local epoch" if settings.epochs == 1 else f"{settings.epochs} local epochs"
+        held = f"{words.things(sum(counts), 'example')} of {sum(map(bool, counts))} labels"
+        rows.append([f"{client} alone", words.metric("accuracy", accuracy), f"[dim]{held}[/]"])
+    title = f"Accuracy on {outcome.num_held_out} held-out examples"
+    return Group(Text(title, "bold"), make_table(["model", ">accuracy", "training"], rows))
 
 
 def _points(difference: float) -> str:

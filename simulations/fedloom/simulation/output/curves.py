@@ -205,10 +205,10 @@ class Band:
     highs: tuple[Point, ...]
     shares: tuple[str, str]
 
-    def told(self) -> str:
-        """What lies in it.
+    def label(self) -> str:
+        """The quantiles, for a legend.
 
-        >>> Band(lows=(), middles=(), highs=(), shares=("0.1", "0.9")).told()
+        >>> Band(lows=(), middles=(), highs=(), shares=("0.1", "0.9")).label()
         '10th to 90th percentile'
         """
         low, high = (f"{100 * float(share):g}{_ordinal(share)}" for share in self.shares)

@@ -141,7 +141,7 @@ def _band(source: str, band: curves.Band, metric: str, axis: "_Axis", scale: Axi
     low, high = (words.metric(metric, points[-1][1]) for points in (band.lows, band.highs))
     return Area(
         style=f"band-{source}",
-        name=band.told(),
+        name=band.label(),
         last=f"{low} to {high}",
         path=_path([_place(point, axis, scale) for point in edge]) + "Z",
     )
@@ -166,7 +166,7 @@ def clients_chart(records: Sequence[RoundRecord]) -> Chart | None:
             Area(
                 style=name if name in curves.PHASES else "other",
                 name=curves.phase_name(name),
-                last=f"{members[name] / everyone:.1%}",
+                last=words.share(members[name] / everyone),
                 path=_steps(edges, below, above, axis, top),
             )
         )

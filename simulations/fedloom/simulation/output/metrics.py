@@ -34,7 +34,7 @@ _FIELDS = {field.name for field in fields(RoundRecord)}
 
 def to_line(record: RoundRecord) -> str:
     """A round as one line of JSON, its end included."""
-    return json.dumps(_plain(record.as_dict()), allow_nan=False, ensure_ascii=False) + "\n"
+    return json.dumps(plain(record.as_dict()), allow_nan=False, ensure_ascii=False) + "\n"
 
 
 def from_line(line: str) -> RoundRecord:
@@ -155,19 +155,19 @@ class Metrics:
         return [values.get(name, "") for name in self._columns]
 
 
-def _plain(value: Any) -> Any:
-    """What JSON can hold: numbers of numpy become Python's, those not finite null."""
+def plain(value: Any) -> Any:
+    """A value for JSON: numpy's numbers become Python's, and numbers that are not finite null."""
     if isinstance(value, Mapping):
-        return {str(name): _plain(inner) for name, inner in value.items()}
+        return {str(name): plain(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
+        return [plain(inner) for inner in value]
     if hasattr(value, "item"):
         value = value.item()
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _cell(value: Any) -> str:
-    value = _plain(value) if hasattr(value, "item") else value
+    value = plain(value) if hasattr(value, "item") else value
     if (isinstance(value, float) and not math.isfinite(value)) or value is None:
         return "nan"
     return str(value)

@@ -109,8 +109,10 @@ def render(state: PanelState, width: int) -> RenderableType:
     color = "cyan" if not state.ended else "green" if state.trained >= state.total else "yellow"
     return Panel(
         Group(*body),
-        title=Text.assemble(" ", (_shortened(state.name or "simulation", 40), "bold"), " "),
-        subtitle=Text(f" {_shortened(state.engine, inner - 4)} ", "dim") if state.engine else None,
+        title=Text.assemble(" ", (words.shortened(state.name or "simulation", 40), "bold"), " "),
+        subtitle=Text(f" {words.shortened(state.engine, inner - 4)} ", "dim")
+        if state.engine
+        else None,
         border_style=color,
         padding=(0, 2),
         width=width,
@@ -233,8 +235,3 @@ def _balance(record: RoundRecord, width: int) -> Text:
     even = curves.balance(record)
     told = f"  {words.share(even)} balanced" if even is not None else ""
     return Text.assemble((bars + more, "cyan"), told, no_wrap=True)
-
-
-def _shortened(text: str, most: int) -> str:
-    text = "".join(c if c.isprintable() else " " for c in text)
-    return text if len(text) <= most else text[: max(most - 1, 0)] + "…"

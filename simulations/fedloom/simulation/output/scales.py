@@ -67,7 +67,7 @@ class AxisScale:
             low, high = max(low, 0.0), min(high, 1.0)
         step = nice_step((high - low) / 5)
         first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-        ticks = tuple(_clean(n * step) for n in range(first, last + 1))
+        ticks = tuple(rounded(n * step) for n in range(first, last + 1))
         return cls(low=ticks[0], high=ticks[-1], ticks=ticks, share=share)
 
     @classmethod
@@ -104,7 +104,7 @@ def nice_step(rough: float) -> float:
     (0.05, 0.2, 10.0)
     """
     power = 10.0 ** math.floor(math.log10(rough))
-    return next(_clean(n * power) for n in (1, 2, 2.5, 5, 10) if n * power >= rough * (1 - 1e-9))
+    return next(rounded(n * power) for n in (1, 2, 2.5, 5, 10) if n * power >= rough * (1 - 1e-9))
 
 
 def whole_ticks(low: float, high: float, most: int = 6) -> tuple[float, ...]:
@@ -140,6 +140,6 @@ def time_ticks(high_s: float, most: int = 6) -> tuple[float, ...]:
     return tuple(n * step * unit_s for n in range(math.floor(high_s / unit_s / step + 1e-9) + 1))
 
 
-def _clean(value: float) -> float:
-    """A number without the dust of its multiplication."""
+def rounded(value: float) -> float:
+    """A number without rounding errors of its calculation: 0.1, not 0.10000000000000002."""
     return float(f"{value:.12g}")

@@ -1,6 +1,6 @@
-"""Numbers as people read them: durations, counts, shares, metrics.
+"""Numbers as text, for every display and report: durations, counts, shares, metrics, settings.
 
-Pure. A value that is not finite is said to be so; it is never shown as a number.
+Pure. A value that is not finite is shown as "not finite", never as a number.
 """
 
 import math
@@ -8,40 +8,26 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from fedloom.cli.common import output
 from fedloom.protocol.settings import dotted
 
 ABSENT = "–"
 
-_UNITS = ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s"))
 _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"))
 _SHARES = ("accuracy", "precision", "recall", "f1", "auc")
 
 
 def duration(seconds: float | None) -> str:
-    """A length of time in at most two units.
+    """A length of time in at most two units; `ABSENT` for none.
 
     >>> duration(0.0123), duration(3.21), duration(3725), duration(200_000)
-    ('12 ms', '3.2 s', '1 h 2 min', '2 d 8 h')
-
-    Args:
-        seconds: None where there is none to tell.
+    ('12 ms', '3.2 s', '1 h 02 min', '2 d 07 h')
     """
-    if seconds is None or not math.isfinite(seconds):
-        return ABSENT
-    if seconds < 0.9995:
-        return f"{1000 * seconds:.0f} ms"
-    if seconds < 59.5:
-        return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
-    for size, name, smaller, smaller_name in _UNITS:
-        parts = round(seconds / smaller)
-        if parts * smaller >= size:
-            whole, rest = divmod(parts, size // smaller)
-            return f"{whole:,} {name} {rest} {smaller_name}" if rest else f"{whole:,} {name}"
-    return "1 min"
+    return ABSENT if seconds is None or not math.isfinite(seconds) else output.duration(seconds)
 
 
 def count(number: int) -> str:
-    """A whole number with its thousands set apart.
+    """A whole number with separators of thousands.
 
     >>> count(1234567)
     '1,234,567'
@@ -50,7 +36,7 @@ def count(number: int) -> str:
 
 
 def rate(per_second: float | None) -> str:
-    """How many a second.
+    """A rate per second.
 
     >>> rate(3.14159), rate(87.2), rate(5321.0)
     ('3.14', '87', '5,321')
@@ -61,7 +47,7 @@ def rate(per_second: float | None) -> str:
 
 
 def number(value: float) -> str:
-    """A number in about four digits.
+    """A number in four digits.
 
     >>> number(0.123456), number(1234567.0), number(3.0), number(1.5e-9)
     ('0.1235', '1.235M', '3', '1.5e-09')
@@ -75,7 +61,7 @@ def number(value: float) -> str:
 
 
 def is_share(metric: str) -> bool:
-    """Whether a metric is a share of one, by its name: higher is better and percents suit it.
+    """Whether a metric is a share of one, by its name: shown in percent, higher is better.
 
     >>> is_share("accuracy"), is_share("top5_accuracy"), is_share("loss")
     (True, True, False)
@@ -84,7 +70,7 @@ def is_share(metric: str) -> bool:
 
 
 def metric(name: str, value: float | None) -> str:
-    """A metric's value, in percents where it is a share.
+    """A metric's value; a share in percent.
 
     >>> metric("accuracy", 0.98765), metric("loss", 0.04321), metric("loss", float("nan"))
     ('98.77%', '0.0432', 'not finite')
@@ -99,7 +85,7 @@ def metric(name: str, value: float | None) -> str:
 
 
 def things(number: int, singular: str, plural: str = "") -> str:
-    """So many of something.
+    """A count with its noun.
 
     >>> things(1, "round"), things(2000, "round")
     ('1 round', '2,000 rounds')
@@ -108,7 +94,7 @@ def things(number: int, singular: str, plural: str = "") -> str:
 
 
 def share(value: float) -> str:
-    """A share of one in percents, with no more digits than it has, three at most.
+    """A share of one in percent, with at most three digits.
 
     >>> share(0.5), share(0.995), share(0.98123)
     ('50%', '99.5%', '98.1%')
@@ -117,7 +103,7 @@ def share(value: float) -> str:
 
 
 def moment(text: object) -> str:
-    """An ISO 8601 time to the minute; what is none comes back as it is.
+    """An ISO 8601 time to the minute; other text is returned unchanged.
 
     >>> moment("2026-02-03T04:05:06+00:00")
     '2026-02-03 04:05 UTC'
@@ -135,14 +121,29 @@ def flat(table: Mapping[str, Any]) -> list[tuple[str, str]]:
     >>> flat({"data": {"clients": 8}, "seed": 1})
     [('data.clients', '8'), ('seed', '1')]
     """
-    return [(n, _told(v)) for n, v in dotted(table) if v is not None and v != []]
+    return [(n, setting(v, 10)) for n, v in dotted(table) if v is not None and v != []]
 
 
-def _told(value: Any) -> str:
+def setting(value: Any, digits: int = 4) -> str:
+    """A setting's value as in TOML, fractions rounded to so many digits.
+
+    >>> setting(0.30000000000000004), setting(512), setting(True), setting([2, 3])
+    ('0.3', '512', 'true', '2, 3')
+    """
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):
-        return f"{value:.10g}"
+        return f"{value:.{digits}g}"
     if isinstance(value, list | tuple):
-        return ", ".join(map(_told, value))
+        return ", ".join(setting(each, digits) for each in value)
     return str(value)
+
+
+def shortened(text: str, most: int) -> str:
+    """Printable text of at most so many characters.
+
+    >>> shortened("a long name", 8)
+    'a long …'
+    """
+    text = "".join(c if c.isprintable() else " " for c in text)
+    return text if len(text) <= most else text[: max(most - 1, 0)] + "…"

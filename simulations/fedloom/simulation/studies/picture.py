@@ -1,33 +1,30 @@
-"""A study's results as a picture: a panel for each column, a bar for each row, its runs as dots.
+"""A study's results as a picture: a panel for each column, a bar for each row, a dot for each run.
 
-Colours are Okabe and Ito's. Bars are horizontal, so that names can be read at any width.
+Bars are horizontal, so that names can be read at any width.
 """
 
 from pathlib import Path
 
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 
-from fedloom.simulation.output.plots import GREY, INK, LINE, style
+from fedloom.simulation.output import figures
+from fedloom.simulation.output.figures import BLUE, GREY, INK, SKY
 from fedloom.simulation.studies import table
 from fedloom.simulation.studies.study import Column, Study, StudyResults
 
-_BAR, _DOT = "#56B4E9", "#0072B2"
 _PANEL_IN, _ROW_IN = 2.6, 0.34
 _ROOM = 1.26
-"""Width of a panel by its longest bar: numbers are to the right of the bars."""
+"""Width of a panel over its longest bar: numbers are to the right of the bars."""
 
 
 def draw(study: Study, results: StudyResults, path: Path) -> None:
-    """Draw the columns that are meant to be drawn, and leave the picture at `path` (PNG)."""
+    """Draw the columns with `is_drawn` as a PNG at `path`."""
     rows = table.rows(study, results)
     columns = [column for column in table.columns(study, results) if column.is_drawn]
-    figure = Figure(
-        figsize=(1.6 + _PANEL_IN * len(columns), 1.3 + _ROW_IN * len(rows)), layout="constrained"
-    )
-    FigureCanvasAgg(figure)
-    panels = figure.subplots(1, len(columns), sharey=True, squeeze=False)[0]
+    figure, panels = figures.panels(
+        study.title, 1.6 + _PANEL_IN * len(columns), 1.3 + _ROW_IN * len(rows),
+        columns=len(columns), title_size=11, label_size=8, grid="x",
+    )  # fmt: skip
     entries = [[column.entry(results, row) for row in rows] for column in columns]
     top = max(value for some in entries for entry in some if entry for value in entry.values)
     top = 1.0 if study.metric == "accuracy" else max(top, 1e-9)
@@ -35,11 +32,9 @@ def draw(study: Study, results: StudyResults, path: Path) -> None:
         _panel(axes, column, results, rows, top)
     panels[0].set_yticks(range(len(rows)), rows)
     panels[0].invert_yaxis()
-    figure.suptitle(study.title, fontsize=11, color=INK, x=0.01, ha="left")
     label = "dots are runs" if study.columns else f"{study.metric}; dots are runs"
     figure.supxlabel(label, fontsize=9, color=GREY)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    figures.save(figure, path)
 
 
 def _panel(axes: Axes, column: Column, results: StudyResults, rows: list[str], top: float) -> None:
@@ -47,8 +42,8 @@ def _panel(axes: Axes, column: Column, results: StudyResults, rows: list[str], t
         entry = column.entry(results, row)
         if entry is None:
             continue
-        axes.barh(place, entry.mean, height=0.62, color=_BAR)
-        axes.plot(entry.values, [place] * len(entry.values), "o", color=_DOT, markersize=3)
+        axes.barh(place, entry.mean, height=0.62, color=SKY)
+        axes.plot(entry.values, [place] * len(entry.values), "o", color=BLUE, markersize=3)
         axes.text(
             0.99, place, column.text(entry).partition(" ±")[0],
             transform=axes.get_yaxis_transform(), ha="right", va="center", fontsize=8, color=INK,
@@ -56,7 +51,5 @@ def _panel(axes: Axes, column: Column, results: StudyResults, rows: list[str], t
     axes.set_title(column.title, fontsize=9, color=INK)
     axes.set_xlim(0, _ROOM * top)
     axes.set_xticks([tick for tick in axes.get_xticks() if tick <= top * 1.001])
-    axes.grid(axis="x", color=LINE, linewidth=0.8)
-    style(axes, 8)
     axes.tick_params(length=0)
     axes.spines["left"].set_visible(False)

@@ -4,6 +4,7 @@ import csv
 import io
 from collections.abc import Iterable
 
+from fedloom.simulation.output import words
 from fedloom.simulation.studies.study import Column, Study, StudyResults, metric_column
 
 
@@ -39,7 +40,7 @@ def cells(study: Study, results: StudyResults) -> list[list[str]]:
 
 def _text(column: Column, results: StudyResults, row: str) -> str:
     entry = column.entry(results, row)
-    return "–" if entry is None else column.text(entry)
+    return words.ABSENT if entry is None else column.text(entry)
 
 
 def markdown(study: Study, results: StudyResults) -> str:

@@ -1,11 +1,8 @@
 """A sweep's plots: every trial's curve, the objective by setting and by trial.
 
-Colours are Okabe and Ito's; the best trial has a colour of its own. Figures are drawn by Agg
-canvases, so nothing here touches pyplot.
-
-Optuna's matplotlib plots were tried. They number trials from 0, where the table counts from 1,
-leave out pruned trials, failed ones and derived settings, do not mark the best trial, list every
-trial in a legend that is cut off, and change pyplot's style for the whole process.
+Optuna's matplotlib plots were rejected. They number trials from 0, where the table counts from 1.
+They omit pruned and failed trials and derived settings, do not mark the best trial, cut off the
+legend, and change pyplot's style for the whole process.
 """
 
 import math
@@ -13,52 +10,42 @@ import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import optuna
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
 
-from fedloom.simulation.output.plots import INK, LINE, style
+from fedloom.simulation.output import figures, words
+from fedloom.simulation.output.figures import BLUE, INK, ORANGE
 from fedloom.simulation.output.scales import AxisScale
 from fedloom.simulation.sweep import table
 from fedloom.simulation.sweep.outcome import FAILED, FINISHED, SweepResult, TrialRow
 from fedloom.simulation.sweep.rounds import curve
 
-BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#8A8A8A"
-LOST = "pruned, failed or never there"
+GREY = "#8A8A8A"
+LOST = "pruned, failed or target not reached"
 _MAX_PANELS = 8
 _COLUMNS = 4
 _FEW = 6
-_LINES = ("#56B4E9", "#009E73", "#E69F00", "#CC79A7", "#0072B2", "#8A8A8A")
+_LINES = (figures.SKY, figures.GREEN, figures.AMBER, figures.PINK, BLUE, GREY)
 _MIN_FOR_IMPORTANCE = 10
 """Finished trials below which an importance would be noise."""
 
 
 def draw_all(outcome: SweepResult) -> list[Path]:
-    """Draw whatever the rows have to show.
-
-    Returns:
-        The files, of `curves.png`, `settings.png` and `history.png`.
-    """
-    figures = {
-        "curves.png": curves_figure(outcome),
-        "settings.png": settings_figure(outcome),
-        "history.png": history_figure(outcome),
-    }
-    files = []
-    for name, figure in figures.items():
-        if figure is not None:
-            files.append(outcome.folder / name)
-            figure.savefig(files[-1])
-    return files
+    """Draw `curves.png`, `settings.png` and `history.png`, as far as the rows have values."""
+    drawn = [
+        ("curves", curves_figure(outcome)),
+        ("settings", settings_figure(outcome)),
+        ("history", history_figure(outcome)),
+    ]
+    return figures.save_all(outcome.folder, drawn)
 
 
 def curves_figure(outcome: SweepResult) -> Figure | None:
-    """The metric by round of every trial, the best one in colour; None where nothing was kept."""
+    """The metric by round of every trial, the best one in colour; None without any round."""
     objective = outcome.sweep.objective
     folder = outcome.folder / "trials"
     lines = {r.trial: curve(folder / f"{r.trial:04d}.jsonl", objective) for r in outcome.rows}
@@ -78,7 +65,7 @@ def curves_figure(outcome: SweepResult) -> Figure | None:
         axes.axhline(objective.target, color=INK, linewidth=1, linestyle=(0, (2, 3)))
     if best is not None:
         axes.plot([], [], color=ORANGE, linewidth=2.6, label=_named(outcome, best))
-        axes.plot([], [], color=BLUE, linewidth=1.2, label="the others")
+        axes.plot([], [], color=BLUE, linewidth=1.2, label="other trials")
         if any(row.state != FINISHED and row.trial in lines for row in outcome.rows):
             axes.plot([], [], color=GREY, linewidth=1.2, linestyle="dashed", label="not finished")
         _legend(axes)
@@ -86,7 +73,7 @@ def curves_figure(outcome: SweepResult) -> Figure | None:
 
 
 def settings_figure(outcome: SweepResult) -> Figure | None:
-    """The objective over each setting that varies, one panel each; None where none does."""
+    """The objective over each setting that varies, one panel each; None if none varies."""
     rows = _usable(outcome)
     names = [name for name in table.columns(rows) if _varies(rows, name)][:_MAX_PANELS]
     if not names:
@@ -109,25 +96,25 @@ def settings_figure(outcome: SweepResult) -> Figure | None:
 
 
 def history_figure(outcome: SweepResult) -> Figure | None:
-    """The objective by trial, and the best so far; None below two trials."""
+    """The objective by trial, and the best so far; None for fewer than two trials."""
     rows = _usable(outcome)
     if len(rows) < 2:
         return None
-    figure, (axes,) = _figure(f"{outcome.sweep.name}: how the search went")
+    figure, (axes,) = _figure(f"{outcome.sweep.name}: objective by trial")
     finished = [row for row in rows if row.state == FINISHED]
     others = [row for row in rows if row.state != FINISHED]
     axes.plot([r.trial for r in finished], _values(finished), "o", color=BLUE,
-              markersize=6, label="a trial")  # fmt: skip
+              markersize=6, label="finished")  # fmt: skip
     if others:
         axes.plot([r.trial for r in others], _values(others), "x", color=GREY,
-                  markersize=6, label="pruned, where it stood")  # fmt: skip
+                  markersize=6, label="pruned, last value")  # fmt: skip
     _mark_lost(axes, outcome, [float(row.trial) for row in _lost(outcome)], LOST)
     if finished:
         better = max if outcome.sweep.objective.direction == "maximize" else min
         bests = [better(_values(finished[: i + 1])) for i in range(len(finished))]
         end = max(row.trial for row in outcome.rows)
         axes.step([*(r.trial for r in finished), end], [*bests, bests[-1]], where="post",
-                  color=ORANGE, linewidth=2.2, label="the best so far")  # fmt: skip
+                  color=ORANGE, linewidth=2.2, label="best so far")  # fmt: skip
     _y_axis(axes, _values(rows), _unit(outcome))
     axes.set_xlabel("trial", color=INK)
     axes.xaxis.set_major_locator(MaxNLocator(8, integer=True, steps=[1, 2, 5, 10]))
@@ -151,7 +138,7 @@ def _draw_curve(
 
 
 def _draw_setting(axes: Axes, outcome: SweepResult, name: str) -> None:
-    """Each trial's objective over one setting; a cross at the worse edge where it has none."""
+    """Each trial's objective over one setting; a trial without a value is a cross at the edge."""
     rows, lost, best = _usable(outcome), _lost(outcome), outcome.best
     rows, lost = ([row for row in some if name in row.shown] for some in (rows, lost))
     places = _places(axes, outcome, name, [*rows, *lost])
@@ -170,23 +157,23 @@ def _draw_setting(axes: Axes, outcome: SweepResult, name: str) -> None:
 
 
 def _places(axes: Axes, outcome: SweepResult, name: str, rows: Sequence[TrialRow]) -> list[float]:
-    """Where each row's value of a setting lies on the axis, which is made fit for them."""
+    """The place of each row's value of a setting on the axis, which is scaled for them."""
     values = [row.shown[name] for row in rows]
     parameter = next((p for p in outcome.sweep.parameters if p.name == name), None)
     ranged = parameter is not None and parameter.num_values is None
     numeric = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
     kinds = _kinds(rows, name)
-    # A few values, such as batch sizes 8 to 512, stand side by side however far apart they lie.
+    # A few values, such as batch sizes 8 to 512, are evenly spaced.
     if not numeric or (len(kinds) <= _FEW and (not ranged or outcome.sweep.algorithm == "grid")):
-        axes.set_xticks(range(len(kinds)), [_cut(kind) for kind in kinds])
+        axes.set_xticks(range(len(kinds)), [words.shortened(kind, 16) for kind in kinds])
         axes.set_xlim(-0.5, len(kinds) - 0.5)
-        return [float(kinds.index(table.plain(value))) for value in values]
+        return [float(kinds.index(words.setting(value))) for value in values]
     wide = min(values) > 0 and max(values) / min(values) > 100
     if wide or (parameter is not None and parameter.log):
         axes.set_xscale("log")
         decades = math.log10(max(values) / min(values))
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if decades < 2 else (1,)))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: table.plain(value)))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: words.setting(value)))
         axes.minorticks_off()
     else:
         axes.xaxis.set_major_locator(MaxNLocator(4))
@@ -201,7 +188,7 @@ def _mark_lost(axes: Axes, outcome: SweepResult, places: Sequence[float], label:
 
 
 def _lines(outcome: SweepResult, rows: Sequence[TrialRow]) -> list[str]:
-    """The two parameters of a grid over two of few values each, the longer first; else nothing."""
+    """Both parameters of a grid over two with few values each, the longer first; else none."""
     names = [p.name for p in outcome.sweep.parameters if _varies(rows, p.name)]
     few = all(len(_kinds(rows, name)) <= _FEW for name in names)
     if outcome.sweep.algorithm != "grid" or len(names) != 2 or not few:
@@ -210,15 +197,15 @@ def _lines(outcome: SweepResult, rows: Sequence[TrialRow]) -> list[str]:
 
 
 def _connect(axes: Axes, rows: Sequence[TrialRow], name: str, other: str) -> None:
-    """Join the rows of a grid that differ in one parameter alone, and say what the other was."""
+    """Join the rows of a grid that differ only in one parameter; the legend names the other."""
     places = {kind: float(i) for i, kind in enumerate(_kinds(rows, name))}
     for color, kind in zip(_LINES, _kinds(rows, other), strict=False):
         line = sorted(
-            (places[table.plain(row.shown[name])], row.value or 0.0)
+            (places[words.setting(row.shown[name])], row.value or 0.0)
             for row in rows
-            if table.plain(row.shown[other]) == kind
+            if words.setting(row.shown[other]) == kind
         )
-        label = f"{table.short_names([other])[other]} {_cut(kind)}"
+        label = f"{table.short_names([other])[other]} {words.shortened(kind, 16)}"
         axes.plot(*zip(*line, strict=True), color=color, linewidth=1.8, label=label, zorder=1.5)
     axes.legend(frameon=False, fontsize=10, labelcolor=INK, loc="best")
 
@@ -227,11 +214,11 @@ def _kinds(rows: Sequence[TrialRow], name: str) -> list[str]:
     """The values of a setting as text, numbers in ascending order."""
     values = [row.shown[name] for row in rows if name in row.shown]
     numeric = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
-    return list(dict.fromkeys(map(table.plain, sorted(values) if numeric else values)))
+    return list(dict.fromkeys(map(words.setting, sorted(values) if numeric else values)))
 
 
 def _lost(outcome: SweepResult) -> list[TrialRow]:
-    """Rows that no curve or point can show."""
+    """Rows without a value that can be drawn."""
     drawn = {row.trial for row in _usable(outcome)}
     return [row for row in outcome.rows if row.trial not in drawn]
 
@@ -250,11 +237,11 @@ def _values(rows: Sequence[TrialRow]) -> list[float]:
 
 
 def _varies(rows: Sequence[TrialRow], name: str) -> bool:
-    return len({table.plain(row.shown[name]) for row in rows if name in row.shown}) > 1
+    return len({words.setting(row.shown[name]) for row in rows if name in row.shown}) > 1
 
 
 def _importances(outcome: SweepResult) -> dict[str, float]:
-    """Each parameter's share in what makes the best trials good; empty where there are too few.
+    """Each parameter's importance for the best trials; empty for too few trials.
 
     Source: Watanabe et al. (2023), "PED-ANOVA: efficiently quantifying hyperparameter importance
     in arbitrary subspaces", IJCAI.
@@ -279,75 +266,34 @@ def _importances(outcome: SweepResult) -> dict[str, float]:
 
 
 def _unit(outcome: SweepResult) -> str:
-    """What the objective is measured in, for an axis."""
+    """The label of the objective's axis."""
     objective = outcome.sweep.objective
     return objective.metric if objective.target is None else objective.title
 
 
 def _named(outcome: SweepResult, row: TrialRow) -> str:
     text = table.settings_text(row.shown, outcome.sweep.constants)
-    return f"trial {row.trial}: {_cut(text, 70)}"
+    return f"trial {row.trial}: {words.shortened(text, 70)}"
 
 
 def _figure(title: str, num: int = 1) -> tuple[Figure, list[Axes]]:
     columns = min(num, _COLUMNS)
-    lines = math.ceil(num / columns)
+    rows = math.ceil(num / columns)
     width = 7.2 if num == 1 else max(7.2, 3.1 * columns)
-    figure = Figure(
-        figsize=(width, 4.6 if num == 1 else 0.7 + 3.5 * lines),
-        dpi=150,
-        facecolor="white",
-        layout="constrained",
-    )
-    FigureCanvasAgg(figure)
-    figure.suptitle(
-        _cut(title, 62).replace("$", r"\$"), x=0.01, ha="left", fontsize=15, fontweight="bold",
-        color=INK,
-    )  # fmt: skip
-    grid: Any = figure.subplots(lines, columns, squeeze=False, sharey=True).flat
-    panels = list(grid)
+    height = 4.6 if num == 1 else 0.7 + 3.5 * rows
+    figure, panels = figures.panels(title, width, height, rows=rows, columns=columns)
     for spare in panels[num:]:
         spare.remove()
-    for axes in panels[:num]:
-        style(axes, 11.5)
-        axes.xaxis.label.set_fontsize(12.5)
-        axes.grid(axis="y", color=LINE, linewidth=0.9)
     return figure, panels[:num]
 
 
 def _y_axis(axes: Axes, values: Sequence[float], metric: str, label: str | None = None) -> None:
     name = metric.rpartition(".")[2]
     scale = AxisScale.of(values, name)
-    if scale.log:
-        axes.set_yscale("log")
-    axes.set_yticks(scale.ticks, _labels(scale))
-    axes.minorticks_off()
-    margin = 0.0 if scale.log else 0.02 * (scale.high - scale.low)
-    axes.set_ylim(scale.low - margin, scale.high + margin)
+    figures.draw_scale(axes, scale, margin=0.02)
     axes.set_ylabel(metric if label is None else label, color=INK, fontsize=12.5)
-
-
-def _labels(scale: AxisScale) -> list[str]:
-    """What stands beside the ticks; percents with as many decimals as they all need."""
-    if not scale.share:
-        return [scale.label(tick) for tick in scale.ticks]
-    exact = (d for d in range(4) if all(_whole(100 * tick * 10**d) for tick in scale.ticks))
-    decimals = next(exact, 4)
-    return [f"{tick:.{decimals}%}" for tick in scale.ticks]
-
-
-def _whole(value: float) -> bool:
-    return abs(value - round(value)) < 1e-6
 
 
 def _legend(axes: Axes) -> None:
     longest = max((len(str(text)) for text in axes.get_legend_handles_labels()[1]), default=0)
-    columns = 3 if longest < 40 else 1
-    axes.legend(
-        loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=columns, frameon=False,
-        fontsize=10.5, labelcolor=INK,
-    )  # fmt: skip
-
-
-def _cut(text: str, most: int = 16) -> str:
-    return text if len(text) <= most else text[: most - 1] + "…"
+    figures.draw_legend(axes, 3 if longest < 40 else 1)

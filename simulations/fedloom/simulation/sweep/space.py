@@ -22,6 +22,7 @@ from optuna.distributions import (
 )
 
 from fedloom.protocol.errors import UsageError
+from fedloom.simulation.output.scales import rounded
 
 Scalar = bool | int | float | str | None
 _TAIL = 1e-6
@@ -169,7 +170,7 @@ class Parameter:
             ratio = self.high / self.low
             last = max(points - 1, 1)
             shares = [i / last for i in range(points)] if points > 1 else [0.5]
-            spaced = [_clean(self.low * ratio**share) for share in shares]
+            spaced = [rounded(self.low * ratio**share) for share in shares]
         else:
             spaced = _spread(self.low, self.high, points)
         inside = [min(max(x, self.low), self.high) for x in spaced]
@@ -204,12 +205,7 @@ def _spread(low: float, high: float, points: int) -> list[float]:
     if points == 1:
         return [(low + high) / 2]
     step = (high - low) / (points - 1)
-    return [_clean(low + i * step) for i in range(points)]
-
-
-def _clean(value: float) -> float:
-    """As people would write it: 0.1, not 0.10000000000000002."""
-    return float(f"{value:.12g}")
+    return [rounded(low + i * step) for i in range(points)]
 
 
 def grid_size(parameters: Sequence[Parameter]) -> int:

@@ -1,4 +1,4 @@
-"""A sweep's result in words: the table of trials, `trials.csv`, and the best settings as TOML."""
+"""A sweep's result as text: the table of trials, `trials.csv`, and the best settings as TOML."""
 
 import csv
 import math
@@ -7,21 +7,21 @@ from pathlib import Path
 from typing import Any
 
 from rich.table import Table
-from rich.text import Text
 
+from fedloom.cli.common import output
 from fedloom.protocol.settings import toml
 from fedloom.simulation.output import words
 from fedloom.simulation.sweep.outcome import FAILED, FINISHED, SweepResult, TrialRow
 from fedloom.simulation.sweep.settings import Sweep
 
 MOST = 40
-"""Rows of a table; all are in `trials.csv`."""
+"""Rows of the table; `trials.csv` has all."""
 MOST_WIDE = 70
-"""Characters of a state with its reason, likewise."""
+"""Characters of a state with its reason."""
 
 
 def short_names(names: Iterable[str]) -> dict[str, str]:
-    """Dotted names by their last part, where that tells them apart.
+    """Dotted names by their last part, where that is unique.
 
     >>> short_names(["train.batch_size", "rounds"])
     {'train.batch_size': 'batch_size', 'rounds': 'rounds'}
@@ -33,31 +33,22 @@ def short_names(names: Iterable[str]) -> dict[str, str]:
     return {n: s if last.count(s) == 1 else n for n, s in zip(names, last, strict=True)}
 
 
-def plain(value: Any) -> str:
-    """A setting's value, numbers in at most four digits.
-
-    >>> plain(0.30000000000000004), plain(512), plain(True), plain([2, 3])
-    ('0.3', '512', 'true', '[2, 3]')
-    """
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
 def settings_text(settings: Mapping[str, Any], without: Container[str] = ()) -> str:
-    """Settings in a line.
+    """Settings in one line.
 
     >>> settings_text({"train.batch_size": 8, "rounds": 20})
     'batch_size 8  rounds 20'
     """
     short = short_names(settings)
     return "  ".join(
-        f"{short[name]} {plain(value)}" for name, value in settings.items() if name not in without
+        f"{short[name]} {words.setting(value)}"
+        for name, value in settings.items()
+        if name not in without
     )
 
 
 def value_text(sweep: Sweep, row: TrialRow) -> str:
-    """A row's objective, and with repeats how far they lie apart."""
+    """A row's objective; of repeats the mean and half their range."""
     value, target = row.value, sweep.objective.target
     if value is None:
         return words.ABSENT
@@ -73,44 +64,42 @@ def value_text(sweep: Sweep, row: TrialRow) -> str:
 
 
 def columns(rows: Sequence[TrialRow]) -> list[str]:
-    """Names of what varies, in the order of the rows' own."""
+    """Names of the settings that vary, in the order of the rows."""
     return list(dict.fromkeys(name for row in rows for name in row.shown))
 
 
 def trials_table(outcome: SweepResult) -> Table:
-    """The trials, best first; what is the same in all of them is left out."""
+    """The trials, best first; settings that are equal in all of them are omitted."""
     ranking = outcome.ranking
     names = [name for name in columns(ranking) if name not in outcome.sweep.constants]
     short = short_names(names)
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
-    table.add_column("", justify="right")
-    table.add_column("trial", justify="right")
-    table.add_column(outcome.sweep.objective.title, justify="right")
-    for name in names:
-        numbers = all(isinstance(row.shown.get(name, 0), int | float) for row in ranking)
-        table.add_column(short[name], justify="right" if numbers else "left")
-    for title in ("trained", "time"):
-        table.add_column(title, justify="right")
-    table.add_column("state", overflow="fold")
-    for place, row in enumerate(ranking[:MOST], 1):
-        table.add_row(*_cells(outcome, place, row, names), style=_style(outcome, row))
+    numbers = {n for n in names if all(isinstance(r.shown.get(n, 0), int | float) for r in ranking)}
+    titles = (
+        *("", ">trial", f">{outcome.sweep.objective.title}"),
+        *(f">{short[name]}" if name in numbers else short[name] for name in names),
+        *(">trained", ">time", "~state"),
+    )
+    shown = ranking[:MOST]
+    table = output.make_table(
+        titles, [_cells(outcome, place, row, names) for place, row in enumerate(shown, 1)]
+    )
+    for line, row in zip(table.rows, shown, strict=True):
+        line.style = _style(outcome, row)
     return table
 
 
-def _cells(outcome: SweepResult, place: int, row: TrialRow, names: Sequence[str]) -> list[Text]:
+def _cells(outcome: SweepResult, place: int, row: TrialRow, names: Sequence[str]) -> list[str]:
     mark = ": " if row.state == FAILED else ", "
-    state = row.state + (f"{mark}{row.reason}" if row.reason else "")
-    if len(state) > MOST_WIDE:
-        state = state[: MOST_WIDE - 1] + "…"
-    return [
-        Text(str(place) if row.state == FINISHED else ""),
-        Text(str(row.trial)),
-        Text(value_text(outcome.sweep, row)),
-        *(Text(plain(row.shown[name]) if name in row.shown else "") for name in names),
-        Text(words.things(row.rounds, "round")),
-        Text(words.duration(row.seconds)),
-        Text(state),
-    ]
+    cells = (
+        str(place) if row.state == FINISHED else "",
+        str(row.trial),
+        value_text(outcome.sweep, row),
+        *(words.setting(row.shown[name]) if name in row.shown else "" for name in names),
+        words.things(row.rounds, "round"),
+        words.duration(row.seconds),
+        words.shortened(row.state + (f"{mark}{row.reason}" if row.reason else ""), MOST_WIDE),
+    )
+    return [output.escape(cell) for cell in cells]
 
 
 def _style(outcome: SweepResult, row: TrialRow) -> str:
@@ -122,7 +111,7 @@ def _style(outcome: SweepResult, row: TrialRow) -> str:
 
 
 def write_csv(outcome: SweepResult, path: Path) -> None:
-    """Write every simulation in the order of the numbers, numbers in full."""
+    """Write every simulation, ordered by number, with all digits."""
     names = columns(outcome.rows)
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
@@ -138,20 +127,20 @@ def write_csv(outcome: SweepResult, path: Path) -> None:
 
 
 def plain_exact(value: Any) -> Any:
-    """A value that a spreadsheet reads as what it is."""
+    """A value as a spreadsheet reads it."""
     return str(value).lower() if isinstance(value, bool) else value
 
 
 def best_toml(outcome: SweepResult) -> str:
-    """The best row's settings, ready to paste into the experiment; empty where there is none."""
+    """The best row's settings, ready to paste into the experiment; empty without a best row."""
     best = outcome.best
     if best is None:
         return ""
     tables: dict[str, Any] = {}
-    own = set(best.settings) - set(_by_itself(outcome, best))
+    asked = {p.setting for p in outcome.sweep.parameters} | set(outcome.sweep.derived)
     for dotted in best.settings:
-        if dotted not in own:
-            continue
+        if dotted == "engine.workers" and dotted not in asked:
+            continue  # set by the sweep; it changes no result
         *path, last = dotted.split(".")
         table = tables
         for part in path:
@@ -160,14 +149,8 @@ def best_toml(outcome: SweepResult) -> str:
     return toml.dumps(tables)
 
 
-def _by_itself(outcome: SweepResult, best: TrialRow) -> list[str]:
-    """Settings that the sweep set by itself and that change no result."""
-    asked = {p.setting for p in outcome.sweep.parameters} | set(outcome.sweep.derived)
-    return [name for name in best.settings if name == "engine.workers" and name not in asked]
-
-
 def document(outcome: SweepResult) -> dict[str, Any]:
-    """The outcome for machines."""
+    """The outcome as a JSON document."""
     best = outcome.best
     return {
         "name": outcome.sweep.name,

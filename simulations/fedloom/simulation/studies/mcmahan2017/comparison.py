@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from fedloom.simulation.output import words
 from fedloom.simulation.studies.mcmahan2017 import grid, search
 from fedloom.simulation.studies.mcmahan2017.published import PUBLISHED, Published
 from fedloom.simulation.studies.mcmahan2017.search import SearchResult
@@ -120,7 +121,8 @@ def _remarks(found: SearchResult) -> Iterable[str]:
         yield "not run"
         return
     if best.rounds is None:
-        yield f"not reached in {best.last_round} rounds, {best.accuracy:.2%} at best"
+        accuracy = words.metric("accuracy", best.accuracy)
+        yield f"not reached in {best.last_round} rounds, {accuracy} at best"
     tried = {attempt.k for attempt in found.attempts if attempt.ended != search.CUT}
     if cut := [f"{a.learning_rate:g}" for a in found.attempts if a.ended == search.CUT]:
         yield f"cut: η = {', '.join(cut)}"
@@ -135,7 +137,7 @@ def _over(count: float | None, by: float | None) -> float | None:
 
 
 def _text(value: float | None, form: str, unit: str = "") -> str:
-    return "–" if value is None else f"{value:{form}}{unit}"
+    return words.ABSENT if value is None else f"{value:{form}}{unit}"
 
 
 def markdown(rows: Iterable[ComparisonRow]) -> str:
@@ -170,7 +172,7 @@ def rates(found: Mapping[str, SearchResult]) -> str:
                     str(attempt.last_round),
                     f"{attempt.accuracy:.4f}",
                     f"{attempt.clients_per_s:g}",
-                    f"{attempt.wall_s / 60:.1f} min",
+                    words.duration(attempt.wall_s),
                 )
             )
     return markdown_table(columns, lines) + "\n"

@@ -6,6 +6,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from fedloom.simulation.output import words
 from fedloom.simulation.output.history import RoundRecord
 from fedloom.simulation.studies.mcmahan2017.search import Attempt, RateSearch
 
@@ -70,17 +71,19 @@ class SearchDisplay:
             self._task,
             completed=what.trained,
             description=f"{self._cell.name}  η = {rate}",
-            accuracy="" if accuracy is None else f"{accuracy:.2%} of {self._cell.target:.0%}",
+            accuracy=""
+            if accuracy is None
+            else f"{words.share(accuracy)} of {words.share(self._cell.target)}",
         )
 
 
 def _line(rate: str, attempt: Attempt) -> str:
+    best = words.metric("accuracy", attempt.accuracy)
     end = {
         "reached": f"[green]{attempt.rounds} rounds[/]",
-        "behind": f"behind the best after {attempt.last_round} rounds, {attempt.accuracy:.2%}",
-        "capped": f"not reached in {attempt.last_round} rounds, {attempt.accuracy:.2%}",
-        "diverged": f"[red]diverged in round {attempt.last_round}[/], {attempt.accuracy:.2%}",
+        "behind": f"behind the best after {attempt.last_round} rounds, {best}",
+        "capped": f"not reached in {attempt.last_round} rounds, {best}",
+        "diverged": f"[red]diverged in round {attempt.last_round}[/], {best}",
     }[attempt.ended]
-    return (
-        f"η = {rate:<7} {end}  [dim]{attempt.wall_s:.0f} s, {attempt.clients_per_s:g} clients/s[/]"
-    )
+    time, speed = words.duration(attempt.wall_s), f"{attempt.clients_per_s:g} clients/s"
+    return f"η = {rate:<7} {end}  [dim]{time}, {speed}[/]"
