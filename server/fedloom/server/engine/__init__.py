@@ -32,6 +32,7 @@ from .events import (
     Wake,
 )
 from .round import Round
+from .round_engine import RoundEngine
 from .run import (
     AbortRound,
     Break,
@@ -53,7 +54,6 @@ from .run import (
 )
 from .selection import Select, select_by, uniform
 from .states import IGNORE, REFUSE, RoundState, RunState, Verdict
-from .steps import RoundEngine
 
 __all__ = [
     "IGNORE",

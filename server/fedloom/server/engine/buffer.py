@@ -1,23 +1,22 @@
 """A buffer: a round that takes updates of older models too, as a state machine without I/O.
 
 Clients are kept at work, `concurrency` at a time, each on the model that was newest when it was
-asked. When `goal` updates have come, the buffer closes and its sum makes the next model; clients
-at work continue, and their updates count in the buffer that is open when they arrive. One `Buffer`
-is all the buffers of a run, one after another: it waits for `NextBuffer` while it is committed.
+asked. After `goal` updates the buffer closes and its sum makes the next model. Clients at work
+continue; their updates count in the buffer that is open when they arrive. One `Buffer` object
+serves all buffers of a run, one after another: in state COMMITTED it waits for `NextBuffer`.
 
-An update keeps the address of the round that its client was asked in, its origin. Only committed
-rounds lie between an origin and the round that is open, since a buffer that is abandoned ends all
-work; so the staleness of an update, the models committed since its own, is the difference of the
-two numbers.
+An update keeps the number of the round in which its client was asked, its origin. An abandoned
+buffer ends all work, so only committed rounds lie between an origin and the open round: the
+staleness of an update (models committed since its own) is the difference of the two numbers.
 
 Sources: Nguyen et al. 2022, "Federated Learning with Buffered Asynchronous Aggregation" (FedBuff),
 Algorithm 1; with a goal of 1 the schedule is that of Xie et al. 2019, "Asynchronous Federated
 Optimization" (FedAsync), Algorithm 1.
 
-Invariants: those of `Round`, and: no client is asked while `concurrency` members are at work. A
-client is asked at most once for a model and counts at most once in a buffer, as in the paper. No
-client stays at work whose update would be staler than `max_staleness`. What a client does while a
-buffer is being committed is noted, and no client is asked before the next model exists.
+Invariants: those of `Round`. No client is asked while `concurrency` members are at work. A client
+is asked at most once per model and counts at most once per buffer, as in the paper. Work whose
+update would be staler than `max_staleness` is withdrawn. Events of clients are processed while a
+buffer is committed, but no client is asked before the next model exists.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -28,8 +27,8 @@ from typing import Any, ClassVar
 from fedloom.protocol.errors import Code
 
 from . import steps
-from .clock import AT_ONCE, RoundClock
-from .cohort import Cohort, Phase
+from .clock import AT_ONCE
+from .cohort import Phase
 from .config import BufferConfig
 from .effects import Offer, Opened, RoundEffect, Withdraw
 from .events import (
@@ -53,7 +52,8 @@ from .events import (
     UpdateRefused,
     Wake,
 )
-from .selection import CandidatePool, Select
+from .round_engine import RoundEngine
+from .selection import Select
 from .states import IGNORE, REFUSE, RoundState, Verdict
 
 
@@ -62,9 +62,9 @@ class MemberSnapshot:
     """The state of a member, for a buffer that is rebuilt.
 
     Attributes:
-        origin: the round that it was asked in.
+        origin: the round in which it was asked.
         phase: as stored.
-        grace_s: seconds that it is still waited for; None while it is in contact.
+        grace_s: seconds left of its grace period; None while it is in contact.
     """
 
     origin: int
@@ -72,32 +72,17 @@ class MemberSnapshot:
     grace_s: float | None = None
 
 
-class Buffer:
-    """The buffers of a run, one after another; see `RoundEngine` for what its driver reads.
+class Buffer(RoundEngine):
+    """The buffers of a run, one after another; the cohort includes members of earlier rounds.
 
     Attributes:
-        config: the settings.
         number: of the round that the buffer is.
         last: the run wants no other buffer after this one.
-        state: of the round.
-        reason: why it was abandoned.
-        cohort: its members, those still at work for earlier rounds included.
-        candidates: idle clients outside the cohort.
-        clock: its deadline and its pause.
     """
 
-    __slots__ = (
-        "_origins",
-        "_resting",
-        "candidates",
-        "clock",
-        "cohort",
-        "config",
-        "last",
-        "number",
-        "reason",
-        "state",
-    )
+    __slots__ = ("_origins", "_resting", "last", "number")
+
+    config: BufferConfig
 
     def __init__(
         self,
@@ -119,14 +104,9 @@ class Buffer:
             available: clients that are idle already.
             last: the run wants no other buffer after this one.
         """
-        self.config = config
+        super().__init__(config, select, now, available)
         self.number = number
         self.last = last
-        self.state = RoundState.SELECTING
-        self.reason = ""
-        self.candidates = CandidatePool(select, available)
-        self.cohort = Cohort()
-        self.clock = RoundClock(now)
         self._origins: dict[str, int] = {}
         self._resting: dict[str, None] = {}  # idle, but not to be asked again for this model
 
@@ -155,7 +135,7 @@ class Buffer:
             number: of the round that is open, or was committed last.
             select: draws replacements.
             state: REPORTING, CLOSING or COMMITTED.
-            members: those at work or lost, and those whose part in this buffer has ended.
+            members: those at work or lost, and those that ended in this buffer.
             now: monotonic seconds.
             deadline_left_s: seconds, as `RoundClock.deadline_left_s` gave them before.
             available: clients that are idle already.
@@ -184,21 +164,16 @@ class Buffer:
     # ---- what the driver reads ---------------------------------------------------------------
 
     @property
-    def wake_at(self) -> float | None:
-        """Monotonic seconds of the next `Wake` that is needed, or None."""
-        return steps.wake_at(self)
-
-    @property
     def continues(self) -> bool:
         """Whether members keep working after a commit, for the next buffer."""
         return not self.last and self.state is not RoundState.ABANDONED
 
     def origin(self, client: str) -> int | None:
-        """The round that a member was asked in; None for others."""
+        """The round in which a member was asked; None for others."""
         return self._origins.get(client)
 
     def snapshot(self, now: float) -> dict[str, MemberSnapshot]:
-        """Those at work or lost, as `rebuild` takes them after a commit."""
+        """The members at work or lost, as `rebuild` takes them after a commit."""
         return {client: self._member(client, now) for client in self.cohort.unfinished()}
 
     def _member(self, client: str, now: float) -> MemberSnapshot:
@@ -211,7 +186,7 @@ class Buffer:
         return wanted and self.cohort.is_unfinished(client)
 
     def refusal_for(self, client: str, origin: int | None = None) -> Code | None:
-        """Why an update of this client for the task of `origin` is not admitted now."""
+        """Why an update of this client for the task of `origin` is refused now, or None."""
         origin = self.number if origin is None else origin
         if self.number - origin > self.config.max_staleness:
             return Code.STALE_ROUND
@@ -219,24 +194,6 @@ class Buffer:
             return Code.NOT_IN_COHORT
         between = self.state in (RoundState.CLOSING, RoundState.COMMITTED) and not self.last
         return None if between or self.state is RoundState.REPORTING else Code.ROUND_CLOSED
-
-    # ---- handling ----------------------------------------------------------------------------
-
-    def handle(self, event: BufferEvent, now: float) -> list[RoundEffect]:
-        """Take note of an event and say what is to be done, in order; see `Round.handle`.
-
-        Raises:
-            OperatorRefused: an operator's command does not fit; nothing has changed.
-        """
-        clock = self.clock
-        clock.now = now = max(now, clock.now)
-        action = self.TABLE[self.state][type(event)]
-        if action is REFUSE:
-            raise steps.too_late(event, self.state)
-        effects = [] if isinstance(action, Verdict) else action(self, event)
-        if now >= clock.check_at:
-            effects += steps.do_what_is_due(self, self.TABLE)
-        return effects
 
     # selecting
 
@@ -264,7 +221,7 @@ class Buffer:
         return self.config.concurrency - self.cohort.at_work
 
     def ask(self, client: str) -> Offer:
-        """Let a client join the cohort, on the model of this buffer."""
+        """Add a client to the cohort, on the model of this buffer."""
         self.cohort.put(client, Phase.OFFERED)
         self._origins[client] = self.number
         return Offer(client, origin=self.number)
@@ -412,7 +369,7 @@ class Buffer:
     }
 
 
-# Each step takes the event of its row, which the type of a table cannot say.
+# A table's type cannot express that each step takes the event of its row.
 BufferAction = Callable[[Buffer, Any], list[RoundEffect]] | Verdict
 
 

@@ -1,6 +1,6 @@
 """The clock of a round: its deadline, its pause, and when something is due next.
 
-Times are monotonic seconds. Nothing here reads the system's clock: time comes with each event.
+Times are monotonic seconds and come with each event; nothing here reads the system's clock.
 
 Invariant: nothing is due before `check_at`, so an engine need not look at its members until then.
 """
@@ -10,11 +10,11 @@ from math import inf, isfinite
 from .errors import OperatorRefused
 
 AT_ONCE = -inf
-"""As `check_at`: something is due with the next event, whenever it comes."""
+"""As `check_at`: something is due with the next event."""
 
 
 class RoundClock:
-    """The time that a round has, and how much of it has passed.
+    """The time of a round.
 
     Args:
         now: monotonic seconds.
@@ -40,17 +40,17 @@ class RoundClock:
         return self.paused_at is not None
 
     def deadline_left_s(self, now: float) -> float | None:
-        """Seconds until the deadline, which a pause holds; None before it is set."""
+        """Seconds until the deadline, which a pause stops; None before it is set."""
         if self.deadline == inf:
             return None
         return max(0.0, self.deadline - (now if self.paused_at is None else self.paused_at))
 
     def stop(self) -> None:
-        """Have nothing due any more: the round is closing or over."""
+        """Stop: the round is closing or over."""
         self.paused_at, self.check_at = None, inf
 
     def grace_until(self, grace_s: float) -> float:
-        """When the grace period of a member ends that lost contact now; it is due then."""
+        """The end of the grace period of a member that loses contact now."""
         if self.paused_at is not None:
             return self.paused_at + grace_s
         until = self.now + grace_s
@@ -60,36 +60,36 @@ class RoundClock:
     # ---- commands of the operator ------------------------------------------------------------
 
     def pause(self) -> None:
-        """Stop the time.
+        """Pause.
 
         Raises:
-            OperatorRefused: it is stopped already.
+            OperatorRefused: it is paused already.
         """
         if self.paused:
-            raise OperatorRefused("Expected a round that runs, got one that is paused already.")
+            raise OperatorRefused("The round is paused already.")
         self.paused_at, self.check_at = self.now, inf
 
     def resume(self) -> float:
-        """Let the time run again; the deadline moves by the pause.
+        """Resume; the deadline moves by the pause.
 
         Returns:
             The length of the pause in seconds.
 
         Raises:
-            OperatorRefused: the time runs.
+            OperatorRefused: it is not paused.
         """
         if self.paused_at is None:
-            raise OperatorRefused("Expected a round that is paused, got one that runs.")
+            raise OperatorRefused("The round is not paused.")
         pause_s = self.now - self.paused_at
         self.deadline += pause_s
-        self.paused_at, self.check_at = None, AT_ONCE  # act at once on what the pause held back
+        self.paused_at, self.check_at = None, AT_ONCE  # what the pause delayed is due now
         return pause_s
 
     def extend(self, seconds: float) -> None:
         """Move the deadline.
 
         Raises:
-            OperatorRefused: not by a positive, finite number of seconds.
+            OperatorRefused: the seconds are not positive and finite.
         """
         if not (seconds > 0 and isfinite(self.deadline + seconds)):
             raise OperatorRefused(f"Expected seconds={seconds} > 0 and finite.")

@@ -1,4 +1,4 @@
-"""The members of a round: the phase of each, and who has lost contact since when.
+"""The members of a round: the phase of each, and the grace periods of those out of contact.
 
 Invariants: a member is in one phase; `accepted` counts each member once; only members that the
 round waits for are out of contact, in the order in which their grace periods end.
@@ -73,7 +73,7 @@ class Cohort:
         return self._phases.get(client) in _UNFINISHED
 
     def put(self, client: str, phase: Phase) -> None:
-        """Let a client join, or move to another phase."""
+        """Add a client, or move it to another phase."""
         before = self._phases.get(client)
         if before is not None:
             self._counts[before] -= 1
@@ -81,12 +81,12 @@ class Cohort:
         self._phases[client] = phase
 
     def start_training(self, client: str) -> None:
-        """Note that a member accepted its offer."""
+        """Record that a member accepted its offer."""
         if self._phases.get(client) is Phase.OFFERED:
             self.put(client, Phase.TRAINING)
 
     def end(self, client: str, phase: Phase) -> bool:
-        """Move an unfinished member to a final phase; False when it is no such member."""
+        """Move an unfinished member to a final phase; False for other clients."""
         if self._phases.get(client) not in _UNFINISHED:
             return False
         self._away.pop(client, None)
@@ -94,10 +94,10 @@ class Cohort:
         return True
 
     def report(self, client: str) -> bool:
-        """Count a member's update; False when it is no member or was counted before.
+        """Count a member's update; False for a client that is no member or was counted before.
 
-        A member that declined, failed or was refused counts as well: its update is durable, and
-        what was acknowledged is never lost.
+        A member that declined, failed or was refused counts as well: its update was acknowledged,
+        so it must not be lost.
         """
         phase = self._phases.get(client)
         if phase is None or phase is Phase.REPORTED:
@@ -107,7 +107,7 @@ class Cohort:
         return True
 
     def leave(self, client: str, grace_until: float) -> None:
-        """Note that a member at work is out of contact; the first such moment counts."""
+        """Record that a member at work is out of contact; a grace period that runs is kept."""
         if self._phases.get(client) in _AT_WORK:
             self._away.setdefault(client, grace_until)
 
@@ -116,12 +116,12 @@ class Cohort:
         return self._phases[client], self._away.get(client)
 
     def drop(self, client: str) -> None:
-        """Forget a member."""
+        """Remove a member."""
         self._counts[self._phases.pop(client)] -= 1
         self._away.pop(client, None)
 
     def come_back(self, client: str) -> bool:
-        """Offer an unfinished member its task again; False when it is no such member."""
+        """Move an unfinished member back to OFFERED; False for other clients."""
         if self._phases.get(client) not in _UNFINISHED:
             return False
         self._away.pop(client, None)

@@ -21,17 +21,17 @@ class RoundConfig:
     Attributes:
         goal: clients; the round opens when this many are available and closes when this many
             updates are accepted. At least 1.
-        over_selection: factor, at least 1; ceil(goal × over_selection) clients are chosen when so
-            many are available, so that the round need not wait for the slowest.
-        quorum: updates, from 1 to goal; the fewest that the round may close with at its deadline
-            or when no client is left to wait for.
-        deadline_s: seconds from the opening of REPORTING until the round closes with what it has,
-            or is abandoned under quorum. Positive and finite.
+        over_selection: factor, at least 1; up to ceil(goal × over_selection) clients are chosen,
+            so that the round need not wait for the slowest.
+        quorum: updates, from 1 to goal; the fewest with which the round may close at its deadline
+            or when nobody is at work.
+        deadline_s: seconds from the opening of REPORTING until the round closes with the updates
+            it has, or is abandoned under quorum. Positive and finite.
         patience_s: the grace period: seconds that a cohort member may be out of contact before
-            the round stops waiting for it and an idle client takes its place. At least 0, finite.
-        candidates: clients that must be available before a cohort is drawn from all that are; no
-            fewer than the goal in any case.
-        replace: an idle client takes the place of a member that dropped out.
+            the round stops waiting for it and an idle client replaces it. At least 0, finite.
+        candidates: clients that must be available before the cohort is drawn from them; the goal
+            if that is higher.
+        replace: whether an idle client replaces a member that dropped out.
 
     Raises:
         UsageError: a value is out of its range.
@@ -65,17 +65,17 @@ class BufferConfig(RoundConfig):
 
     Attributes:
         goal: updates; the buffer closes when this many are accepted.
-        concurrency: clients at work at a time, on whichever models; at least 1.
-        max_staleness: committed models; a staler update is refused, and the task of a client
-            whose update would be staler is withdrawn. At least 0.
+        concurrency: clients at work at a time, on any model; at least 1.
+        max_staleness: committed models; a staler update is refused, and a task whose update would
+            be staler is withdrawn. At least 0.
         staleness: the factor of a stale update.
         quorum: as of a round.
-        deadline_s: seconds from a buffer's opening until it closes with what it has, or is
-            abandoned under quorum.
+        deadline_s: seconds from a buffer's opening until it closes with the updates it has, or
+            is abandoned under quorum.
         patience_s: as of a round.
         candidates: clients that must be available before the first buffer opens.
-        over_selection: 1; the concurrency says how many are at work.
-        replace: True; it keeps so many at work.
+        over_selection: 1; `concurrency` sets how many are at work.
+        replace: True.
 
     Raises:
         UsageError: a value is out of its range.
@@ -91,20 +91,19 @@ class BufferConfig(RoundConfig):
         _expect(self.max_staleness >= 0, f"max_staleness={self.max_staleness} >= 0 models")
         _expect(
             self.over_selection == 1,
-            f"over_selection=1 of a buffer, whose concurrency says how many are at work, "
-            f"got {self.over_selection}",
+            f"over_selection=1 for a buffer (set concurrency instead), got {self.over_selection}",
         )
-        _expect(self.replace, "replace=true of a buffer, which keeps clients at work, got false")
+        _expect(self.replace, "replace=true for a buffer, got false")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
-    """How many rounds a run wants, and when it pauses for its operator.
+    """How many rounds a run wants, and when it pauses.
 
     Attributes:
         rounds: committed training rounds wanted. At least 1.
         evaluate_last: whether a round of evaluation follows the last training round.
-        evaluate_only: the rounds wanted are of evaluation; nothing is trained.
+        evaluate_only: whether all rounds evaluate and none trains.
         max_abandoned: abandoned rounds in a row after which the run pauses. At least 1.
 
     Raises:

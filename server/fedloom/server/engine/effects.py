@@ -1,6 +1,6 @@
-"""What a round asks of its driver, in the order in which it is to be done.
+"""What a round asks of its driver, in order.
 
-In a buffer, `origin` is the round whose task an effect is about, since clients work across rounds.
+`origin` is the round of the task that an effect is about: in a buffer, clients work across rounds.
 None stands for the open round.
 """
 
@@ -16,14 +16,14 @@ class Opened:
 
 @dataclass(slots=True)
 class Recruited:
-    """A client joined the cohort in another's place. Store it before its offer is sent."""
+    """A client joined the cohort. Store it before its offer is sent."""
 
     client: str
 
 
 @dataclass(slots=True)
 class Offer:
-    """Send the task to a client; `again` when it is a member that came back."""
+    """Send the task to a client; `again` for a member that reconnected."""
 
     client: str
     again: bool = False

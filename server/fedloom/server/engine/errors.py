@@ -3,7 +3,7 @@
 from fedloom.protocol.errors import UsageError
 
 
-class OperatorRefused(UsageError):  # noqa: N818 - a refusal is the field's word for it
+class OperatorRefused(UsageError):  # noqa: N818 - named after the refusal
     """An operator's command does not fit the state of the round or run; nothing has changed.
 
     It is the only exception that handling an event raises.

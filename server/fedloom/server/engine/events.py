@@ -1,7 +1,7 @@
-"""The events of a round: what happens to it, as plain values.
+"""The events of a round, as plain values.
 
-They are slotted but not frozen: a frozen dataclass takes three times as long to make, and a
-simulation makes millions. No code changes one.
+They are not frozen, but no code changes one: a frozen dataclass takes three times as long to make,
+and a simulation makes millions.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from .selection import Select
 
 @dataclass(slots=True)
 class Attended:
-    """A client is in contact and idle: a newcomer, or a member of the cohort that came back."""
+    """A client is in contact and idle: a new client, or a member that reconnected."""
 
     client: str
 
@@ -34,7 +34,7 @@ class OfferAccepted:
 
 @dataclass(slots=True)
 class OfferDeclined:
-    """A client declined the task; it is not asked again in this round."""
+    """A client declined the task; this round does not ask it again."""
 
     client: str
     reason: str = ""
@@ -50,7 +50,7 @@ class ClientFailed:
 
 @dataclass(slots=True)
 class UpdateAccepted:
-    """A client's update is checked and durable; from here on it counts, once."""
+    """A client's update is checked and durable; it counts, once."""
 
     client: str
 
@@ -59,8 +59,7 @@ class UpdateAccepted:
 class UpdateRefused:
     """A client's update was refused for its content; the round no longer waits for it.
 
-    After a transport fault (truncated, bad checksum) the client sends it again: the driver does
-    not report those here.
+    The driver does not report transport faults (truncated, bad checksum): the client retries.
     """
 
     client: str
@@ -72,7 +71,7 @@ class UpdateRefused:
 
 @dataclass(slots=True)
 class Wake:
-    """The time of `wake_at` has come. A spurious one changes nothing."""
+    """The time of `wake_at` has come. An early one changes nothing."""
 
 
 # ---- what operators do -----------------------------------------------------------------------
@@ -80,12 +79,12 @@ class Wake:
 
 @dataclass(slots=True)
 class Pause:
-    """Stop the clock: nothing is opened, recruited, closed or abandoned; updates still count."""
+    """Pause the clock: nothing is opened, recruited, closed or abandoned; updates still count."""
 
 
 @dataclass(slots=True)
 class Resume:
-    """Start the clock again; the deadline and every grace period move by the pause."""
+    """Resume the clock; the deadline and every grace period move by the pause."""
 
 
 @dataclass(slots=True)
@@ -109,7 +108,7 @@ class ExtendDeadline:
 
 @dataclass(slots=True)
 class ChangeGoal:
-    """Want another number of updates, from now on.
+    """Change the number of updates wanted, from now on.
 
     Attributes:
         goal: updates; at least 1.
@@ -130,7 +129,7 @@ class Committed:
 
 @dataclass(slots=True)
 class CommitFailed:
-    """The round's result could not be made (the strategy raised) or stored."""
+    """The round's result could not be computed (the strategy raised) or stored."""
 
     reason: str
 
@@ -163,9 +162,9 @@ class NextBuffer:
     """Open the next buffer; the model of the last one is durable.
 
     Attributes:
-        number: of the round that it is; the next after the last one's.
-        select: draws who is asked in it.
-        last: the run wants no other after it.
+        number: of its round; one more than the last one's.
+        select: draws the clients to ask.
+        last: whether it is the last buffer of the run.
     """
 
     number: int
@@ -175,7 +174,7 @@ class NextBuffer:
 
 @dataclass(slots=True)
 class Disband:
-    """No other buffer will open: end all work."""
+    """No further buffer will open: end all work."""
 
     reason: str
 

@@ -1,15 +1,15 @@
 """One synchronous round of federated learning, as a state machine that does no I/O.
 
-A `Round` gets events and their time and returns what is to be done; sockets, files and clocks are
-its driver's. It is mutable on purpose: a simulation pushes millions of events through it, and a
-cohort that is copied for each event would make that quadratic.
+A `Round` gets events and their time and returns what is to be done; its driver has the sockets,
+files and clocks. It is mutable because a simulation sends millions of events: copying the cohort
+for each event would take quadratic time.
 
 Sources: Bonawitz et al. 2019, "Towards Federated Learning at Scale: System Design", section 2
-(selection, reporting, goal and deadline); the shape, a literal table of (state, event), is h11's.
+(selection, reporting, goal and deadline); h11 for the literal table of (state, event).
 
 Invariants: a client is counted once. Every member gets one first offer. A round closes with its
-quorum, or by its operator's command with at least one update. Terminal states stay terminal.
-After handling, `wake_at` is None or later than `now`. Handling raises nothing but OperatorRefused.
+quorum, or by an operator's command with at least one update. Terminal states do not change.
+After handling, `wake_at` is None or later than `now`. Handling raises OperatorRefused only.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -19,8 +19,8 @@ from typing import Any, ClassVar
 from fedloom.protocol.errors import Code, IntegrityError, UsageError
 
 from . import steps
-from .clock import AT_ONCE, RoundClock
-from .cohort import Cohort, Phase
+from .clock import AT_ONCE
+from .cohort import Phase
 from .config import RoundConfig
 from .effects import Offer, Opened, RoundEffect
 from .errors import OperatorRefused
@@ -43,26 +43,15 @@ from .events import (
     UpdateRefused,
     Wake,
 )
-from .selection import CandidatePool, Select
+from .round_engine import RoundEngine
+from .selection import Select
 from .states import IGNORE, REFUSE, RoundState, Verdict
 
 
-class Round:
-    """One round; see `fedloom.server.engine.RoundEngine` for what its driver reads.
+class Round(RoundEngine):
+    """One round; `ChangeGoal` replaces its settings."""
 
-    Attributes:
-        config: the five settings; `ChangeGoal` replaces them.
-        state: of the round.
-        reason: why it was abandoned.
-        cohort: its members.
-        candidates: idle clients outside the cohort.
-        clock: its deadline and its pause.
-        continues: False: a round is the only one of its engine.
-    """
-
-    __slots__ = ("_places", "candidates", "clock", "cohort", "config", "reason", "state")
-
-    continues: ClassVar[bool] = False
+    __slots__ = ("_places",)
 
     def __init__(
         self, config: RoundConfig, *, select: Select, now: float, available: Iterable[str] = ()
@@ -70,20 +59,14 @@ class Round:
         """Begin to select.
 
         Args:
-            config: the five settings.
-            select: draws the cohort and its replacements; what it returns is checked, and
-                anything but the asked number of different candidates is a ValueError.
+            config: the settings.
+            select: draws the cohort and its replacements; ValueError if it does not return the
+                requested number of different candidates.
             now: monotonic seconds.
-            available: clients that are idle already. Those named here are drawn from together,
-                so that the draw does not depend on the order in which they attended.
+            available: clients that are idle already. The draw does not depend on their order.
         """
-        self.config = config
-        self.state = RoundState.SELECTING
-        self.reason = ""
-        self.candidates = CandidatePool(select, available)
-        self.cohort = Cohort()
-        self.clock = RoundClock(now)
-        self._places = 0  # reports hoped for: the size of the cohort when it was chosen
+        super().__init__(config, select, now, available)
+        self._places = 0  # updates wanted: the size of the cohort when it was chosen
 
     @classmethod
     def restore(
@@ -106,11 +89,11 @@ class Round:
         round that has reached its goal closes, one that was closing asks for its commit again.
 
         Args:
-            config: the five settings.
+            config: the settings.
             select: draws replacements.
-            state: REPORTING or CLOSING. A round that was selecting is simply begun anew.
+            state: REPORTING or CLOSING. For a round that was selecting, build a new one.
             cohort: client to the phase last stored, in the order of joining.
-            accepted: members whose updates are durable; this outweighs their stored phase.
+            accepted: members whose updates are durable; it overrides their stored phase.
             deadline_left_s: seconds, as `RoundClock.deadline_left_s` gave them before.
             now: monotonic seconds.
             available: clients that are idle already.
@@ -140,50 +123,22 @@ class Round:
     # ---- what the driver reads ---------------------------------------------------------------
 
     @property
-    def wake_at(self) -> float | None:
-        """Monotonic seconds of the next `Wake` that is needed, or None."""
-        return steps.wake_at(self)
+    def continues(self) -> bool:
+        """False: a round is the only one of its engine."""
+        return False
 
     def origin(self, _: str) -> None:
-        """The round that a member was asked in: always this one."""
+        """None: members are asked in this round."""
 
     def waits_for(self, client: str) -> bool:
         """Whether an update of this client is still expected."""
         return self.state is RoundState.REPORTING and self.cohort.is_unfinished(client)
 
     def refusal_for(self, client: str, _: int = 0) -> Code | None:
-        """Why an update of this client is not admitted now, or None.
-
-        A repeat of an accepted update is the ledger's to recognise, before this is asked.
-        """
+        """Why an update of this client is refused now, or None."""
         if client not in self.cohort:
             return Code.NOT_IN_COHORT
         return None if self.state is RoundState.REPORTING else Code.ROUND_CLOSED
-
-    # ---- handling ----------------------------------------------------------------------------
-
-    def handle(self, event: RoundEvent, now: float) -> list[RoundEffect]:
-        """Take note of an event and say what is to be done, in order.
-
-        The event comes before what is due at the same time: an update that was accepted before
-        the deadline was noticed still counts.
-
-        Args:
-            event: what happened.
-            now: monotonic seconds; an earlier time than the last counts as the last.
-
-        Raises:
-            OperatorRefused: an operator's command does not fit; nothing has changed.
-        """
-        clock = self.clock
-        clock.now = now = max(now, clock.now)
-        action = self.TABLE[self.state][type(event)]
-        if action is REFUSE:
-            raise steps.too_late(event, self.state)
-        effects = [] if isinstance(action, Verdict) else action(self, event)
-        if now >= clock.check_at:
-            effects += steps.do_what_is_due(self, self.TABLE)
-        return effects
 
     # selecting
 
@@ -224,13 +179,13 @@ class Round:
 
     @property
     def free(self) -> int:
-        """Members that may be recruited now, in the places of those who dropped out."""
+        """Members that may be recruited now, to replace those that dropped out."""
         if not self.config.replace:
             return 0
         return self._places - self.cohort.accepted - self.cohort.at_work
 
     def ask(self, client: str) -> Offer:
-        """Let a client join the cohort."""
+        """Add a client to the cohort."""
         self.cohort.put(client, Phase.OFFERED)
         return Offer(client)
 
@@ -241,7 +196,7 @@ class Round:
             config = replace(self.config, goal=event.goal, quorum=event.quorum)
         except UsageError as error:
             raise OperatorRefused(str(error)) from None
-        self.config, self.clock.check_at = config, AT_ONCE  # what is due by the new numbers
+        self.config, self.clock.check_at = config, AT_ONCE  # the new goal may be reached already
         if self.state is RoundState.REPORTING:
             self._places = max(config.goal, min(self._places, config.cohort_size))
         return []
@@ -306,5 +261,5 @@ class Round:
     }
 
 
-# Each step takes the event of its row, which the type of a table cannot say.
+# A table's type cannot express that each step takes the event of its row.
 Action = Callable[[Round, Any], list[RoundEffect]] | Verdict

@@ -1,8 +1,8 @@
-"""A run above its rounds, as a state machine without I/O: what comes next, and when to pause.
+"""A run as a state machine without I/O: which round comes next, and when to pause.
 
 Invariants: one round is open at a time. Round numbers rise by one for every round opened, whether
-it is committed or not. FINISHED, STOPPED and FAILED stay as they are. A round that was closing
-when its run was stopped is still counted when it commits.
+it is committed or not. FINISHED, STOPPED and FAILED do not change. A round that was closing when
+its run was stopped is still counted when it commits.
 """
 
 from collections.abc import Callable, Mapping
@@ -48,12 +48,12 @@ class RoundAbandoned:
 
 @dataclass(slots=True)
 class Stop:
-    """The operator ends the run; its committed rounds stay."""
+    """The operator ends the run; its committed rounds are kept."""
 
 
 @dataclass(slots=True)
 class Break:
-    """The driver cannot continue this run: something it needs is missing or damaged."""
+    """The driver cannot continue this run: something that it needs is missing or damaged."""
 
     reason: str
 
@@ -70,7 +70,7 @@ class RolledBack:
     """The rollback is done, or failed and changed nothing.
 
     Attributes:
-        trained: committed training rounds behind its model now; None where nothing changed.
+        trained: committed training rounds of the current model; None if nothing changed.
     """
 
     trained: int | None
@@ -113,7 +113,7 @@ class ResumeRound:
 
 @dataclass(slots=True)
 class AbortRound:
-    """Pass `Abort` to the round if it `is_open`; one that is closing is left to commit."""
+    """Pass `Abort` to the round if it `is_open`; a closing round commits."""
 
     reason: str
 
@@ -129,7 +129,7 @@ RunEffect = OpenRound | PauseRound | ResumeRound | AbortRound | Finish
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunProgress:
-    """What a run has done: all that it takes, beside its state, to restore it.
+    """What a run has done: with its state, all that is needed to restore it.
 
     Attributes:
         opened: rounds opened; the number of the latest.
@@ -147,7 +147,7 @@ class RunProgress:
 
 
 class Run:
-    """One run: how far it has come and what comes next."""
+    """One run: its progress and its next round."""
 
     __slots__ = ("config", "held", "progress", "reason", "state")
 
@@ -165,8 +165,7 @@ class Run:
             config: how many rounds, and when to pause.
             state: as stored.
             reason: why it is paused or failed, as stored.
-            progress: as stored; a round that is open there is for the driver to restore, paused
-                if the run is.
+            progress: as stored; the driver restores the round that is open, paused if the run is.
         """
         self.config = config
         self.state = state
@@ -175,10 +174,10 @@ class Run:
         self.held = False  # between `RollBack` and `RolledBack`
 
     def handle(self, event: RunEvent) -> list[RunEffect]:
-        """Take note of an event and say what is to be done, in order.
+        """Process an event and return what is to be done, in order.
 
         Raises:
-            OperatorRefused: an operator's command does not fit; nothing has changed.
+            OperatorRefused: an operator's command does not fit the state; nothing has changed.
         """
         action = self.TABLE[self.state][type(event)]
         if action is REFUSE:
@@ -193,7 +192,7 @@ class Run:
     # running
 
     def _started(self, _: Started | None = None) -> list[RunEffect]:
-        """Do what comes next: finish, or open a round unless one is open."""
+        """Finish, or open the next round unless one is open."""
         if self.held:
             return []
         kind = self._next_kind()
@@ -356,5 +355,5 @@ class Run:
     }
 
 
-# Each method takes the event of its row, which the type of a table cannot say.
+# A table's type cannot express that each method takes the event of its row.
 RunAction = Callable[[Run, Any], list[RunEffect]] | Verdict

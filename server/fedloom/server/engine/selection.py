@@ -1,9 +1,9 @@
-"""Which clients a round asks: a draw by seed, round, candidates and their history.
+"""The draw of clients for a round, by seed, round number, candidates and their history.
 
-The policies are those of `fedloom.strategies.selection`; here they become the `select` of a round.
+The policies are in `fedloom.strategies.selection`; here they become the `select` of a round.
 
-Invariant: the history does not change while a round is open, so a restored round draws the
-replacements that it would have drawn.
+Invariant: the history does not change while a round is open, so a restored round draws the same
+replacements.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -48,14 +48,14 @@ def select_by(
     """The draw of a round by a policy.
 
     Args:
-        policy: decides who is drawn.
+        policy: of the selection.
         seed: the run's, taken modulo 2^64.
         round_number: the round's, from 0.
-        history: of the clients in committed rounds; None where the policy needs none.
-        deadline_s: seconds that the round gives its clients.
+        history: of the clients in committed rounds; None if the policy needs none.
+        deadline_s: of the round, in seconds.
 
     Returns:
-        A pure function, as long as the history stays as it is.
+        A pure function while the history does not change.
     """
 
     def select(candidates: Sequence[str], count: int) -> Sequence[str]:
@@ -76,8 +76,8 @@ def select_by(
 class CandidatePool:
     """The idle clients outside a cohort: draws the first members and their replacements.
 
-    Replacements are drawn for an eighth of the pool at a time and handed out one by one: O(1) for
-    each, amortised, and independent of the order in which the candidates attended.
+    An eighth of the pool is drawn at a time as replacements, so that each costs amortised O(1).
+    The draw does not depend on the order in which the candidates attended.
     """
 
     __slots__ = ("_drawn", "_idle", "_select", "_turn")
@@ -85,7 +85,7 @@ class CandidatePool:
     def __init__(self, select: Select, idle: Iterable[str] = ()) -> None:
         self._select = select
         self._idle = _OfRoster(idle) if isinstance(idle, Attendance) else _Named(idle)
-        self._drawn: Sequence[str] = ()  # those who left since are skipped
+        self._drawn: Sequence[str] = ()  # clients that left since are skipped
         self._turn = 0  # of the next among them
 
     def __len__(self) -> int:
@@ -121,8 +121,7 @@ class CandidatePool:
         """Draw one idle client; None when the pool is empty.
 
         Raises:
-            ValueError: the selection function did not return as many different candidates as
-                it was asked for.
+            ValueError: as `take`.
         """
         idle = self._idle
         while idle:
@@ -148,8 +147,8 @@ class _Named:
     __slots__ = ("_names",)
 
     def __init__(self, names: Iterable[str]) -> None:
-        # A dict for its order: names that came sorted are sorted again in O(n). One that came as a
-        # dict is copied, which takes a quarter of the time: 1 ms for 100,000 clients, each round.
+        # A dict keeps the order: sorting names that came sorted is O(n). Copying a dict takes a
+        # quarter of the time of building one: 1 ms for 100,000 clients, each round.
         self._names: dict[str, None] = (
             names.copy() if isinstance(names, dict) else dict.fromkeys(names)
         )
@@ -173,7 +172,7 @@ class _Named:
         return sorted(self._names)
 
     def are_different(self, chosen: Sequence[str]) -> bool:
-        """Whether each is chosen once and idle."""
+        """Whether the chosen clients are idle and none occurs twice."""
         different = set(chosen)
         return len(different) == len(chosen) and not different.difference(self._names)
 
@@ -185,7 +184,7 @@ class _OfRoster:
 
     def __init__(self, attendance: Attendance) -> None:
         self._roster, self._place_of = attendance.roster, attendance.roster.place_of
-        self._there = bytearray(attendance.there.tobytes())  # one item of it costs a third
+        self._there = bytearray(attendance.there.tobytes())  # an item costs a third of an array's
         self._count = self._there.count(1)
 
     def __len__(self) -> int:
@@ -211,10 +210,10 @@ class _OfRoster:
         return Candidates(self._roster, np.flatnonzero(np.frombuffer(self._there, np.bool_)))
 
     def are_different(self, chosen: Sequence[str]) -> bool:
-        """Whether each is chosen once and idle."""
+        """Whether the chosen clients are idle and none occurs twice."""
         there = np.frombuffer(self._there, np.bool_)
         if isinstance(chosen, Candidates):
-            places = chosen.places  # looking names up takes 0.5 µs each, which are not in a cache
+            places = chosen.places  # a lookup by name takes 0.5 µs (cache miss)
         else:
             places = np.array([self._place_of.get(client, -1) for client in chosen], np.intp)
         if (places < 0).any() or not there[places].all():

@@ -34,7 +34,7 @@ class RunState(StrEnum):
 
 
 class Verdict(Enum):
-    """What a table says where no step is taken: nothing happens, or the operator gets an error."""
+    """A table entry without a step: nothing happens, or the operator gets an error."""
 
     IGNORE = "ignore"
     REFUSE = "refuse"

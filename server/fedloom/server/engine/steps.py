@@ -1,19 +1,16 @@
-"""What rounds and buffers have in common: what their driver sees of them, and the steps they share.
+"""The steps that the tables of rounds and buffers share.
 
 A step takes an engine and the event of its row in the engine's table, and returns the effects. The
-tables in `round` and `buffer` name these steps beside the methods that only one of them has.
+tables in `round` and `buffer` name these steps beside methods of their own class.
 """
 
 from collections.abc import Mapping
 from math import inf
-from typing import Any, Protocol
+from typing import Any
 
-from fedloom.protocol.errors import Code
-
-from .clock import AT_ONCE, RoundClock
-from .cohort import Cohort, Phase
-from .config import RoundConfig
-from .effects import Abandon, Close, Offer, Recruited, RoundEffect, Withdraw
+from .clock import AT_ONCE
+from .cohort import Phase
+from .effects import Abandon, Close, Recruited, RoundEffect, Withdraw
 from .errors import OperatorRefused
 from .events import (
     Abort,
@@ -29,20 +26,17 @@ from .events import (
     OfferDeclined,
     Pause,
     Resume,
-    RoundEvent,
     UpdateAccepted,
     UpdateRefused,
     Wake,
 )
-from .selection import CandidatePool
-from .states import IGNORE, REFUSE, RoundState, Verdict
+from .round_engine import RoundEngine
+from .states import IGNORE, REFUSE, RoundState
 
 NO_QUORUM = "quorum not reached"
-"""How the reason of a round begins that was abandoned at its deadline."""
+"""The start of the reason of a round that was abandoned at its deadline."""
 
 CLOSED = "the round has closed"
-
-_WAKE = Wake()
 
 _ENDED: Mapping[type[Any], Phase] = {
     OfferDeclined: Phase.DECLINED,
@@ -51,100 +45,10 @@ _ENDED: Mapping[type[Any], Phase] = {
 }
 
 
-class RoundEngine(Protocol):
-    """Decides what happens in a round: events and their time go in, effects come out.
-
-    Ask `wake_at` after building an engine and after every event, and handle `Wake` at that time.
-
-    Attributes:
-        state: of the round.
-        reason: why it was abandoned.
-    """
-
-    state: RoundState
-    reason: str
-
-    @property
-    def config(self) -> RoundConfig:
-        """The settings of the round."""
-
-    @property
-    def cohort(self) -> Cohort:
-        """Its members and the phase of each."""
-
-    @property
-    def candidates(self) -> CandidatePool:
-        """Idle clients outside the cohort."""
-
-    @property
-    def clock(self) -> RoundClock:
-        """Its deadline and its pause."""
-
-    @property
-    def wake_at(self) -> float | None:
-        """Monotonic seconds of the next `Wake` that is needed, or None."""
-
-    @property
-    def continues(self) -> bool:
-        """Whether members keep working after a commit, for the next round of this engine."""
-
-    def handle(self, event: RoundEvent, now: float) -> list[RoundEffect]:
-        """Take note of an event and say what is to be done, in order.
-
-        Raises:
-            OperatorRefused: an operator's command does not fit; nothing has changed.
-        """
-
-    def origin(self, client: str) -> int | None:
-        """The round that a member was asked in; None where that is the open one."""
-
-    def waits_for(self, client: str) -> bool:
-        """Whether an update of this client is still expected."""
-
-    def refusal_for(self, client: str, origin: int) -> Code | None:
-        """Why an update of this client for the task of round `origin` is not admitted now."""
-
-
-class Engine(RoundEngine, Protocol):
-    """What the shared steps need of an engine beside what its driver sees."""
-
-    @property
-    def free(self) -> int:
-        """Members that may be recruited now."""
-
-    def ask(self, client: str) -> Offer:
-        """Let a client join the cohort."""
-
-
 # ---- time ------------------------------------------------------------------------------------
 
 
-def next_due(engine: RoundEngine) -> float:
-    """When something is due without an event; infinity for never."""
-    if engine.clock.paused_at is not None or engine.state is not RoundState.REPORTING:
-        return inf
-    return min(engine.clock.deadline, engine.cohort.next_loss())
-
-
-def wake_at(engine: RoundEngine) -> float | None:
-    """When an engine must be woken; see `RoundEngine.wake_at`."""
-    if engine.clock.check_at == AT_ONCE:
-        return engine.clock.now
-    at = next_due(engine)
-    return None if at == inf else at
-
-
-def do_what_is_due(
-    engine: RoundEngine, table: Mapping[RoundState, Mapping[type[Any], Any]]
-) -> list[RoundEffect]:
-    """Handle `Wake` by the table after another event; `check_at` has been reached."""
-    due = table[engine.state][Wake]
-    effects: list[RoundEffect] = [] if isinstance(due, Verdict) else due(engine, _WAKE)
-    engine.clock.check_at = next_due(engine)
-    return effects
-
-
-def time_passed(engine: Engine, _: Wake) -> list[RoundEffect]:
+def time_passed(engine: RoundEngine, _: Wake) -> list[RoundEffect]:
     """Act on the deadline, or on grace periods that have ended."""
     clock, cohort = engine.clock, engine.cohort
     if clock.paused:
@@ -164,13 +68,13 @@ def time_passed(engine: Engine, _: Wake) -> list[RoundEffect]:
 # ---- candidates and members ------------------------------------------------------------------
 
 
-def candidate_left(engine: Engine, event: Left) -> list[RoundEffect]:
+def candidate_left(engine: RoundEngine, event: Left) -> list[RoundEffect]:
     """Forget a candidate."""
     engine.candidates.discard(event.client)
     return []
 
 
-def left(engine: Engine, event: Left) -> list[RoundEffect]:
+def left(engine: RoundEngine, event: Left) -> list[RoundEffect]:
     """Start the grace period of a member, or forget a candidate."""
     engine.candidates.discard(event.client)
     until = engine.clock.grace_until(engine.config.patience_s)
@@ -178,41 +82,43 @@ def left(engine: Engine, event: Left) -> list[RoundEffect]:
     return []
 
 
-def started(engine: Engine, event: OfferAccepted) -> list[RoundEffect]:
-    """Note that a member trains."""
+def started(engine: RoundEngine, event: OfferAccepted) -> list[RoundEffect]:
+    """Record that a member trains."""
     engine.cohort.start_training(event.client)
     return []
 
 
-def ended(engine: Engine, event: OfferDeclined | ClientFailed | UpdateRefused) -> list[RoundEffect]:
-    """End a member's part without an update; another client takes its place."""
+def ended(
+    engine: RoundEngine, event: OfferDeclined | ClientFailed | UpdateRefused
+) -> list[RoundEffect]:
+    """End a member's part without an update; an idle client replaces it."""
     return settle(engine) if engine.cohort.end(event.client, _ENDED[type(event)]) else []
 
 
 def ended_in_commit(
-    engine: Engine, event: OfferDeclined | ClientFailed | UpdateRefused
+    engine: RoundEngine, event: OfferDeclined | ClientFailed | UpdateRefused
 ) -> list[RoundEffect]:
-    """End a member's part while nobody is recruited."""
+    """End a member's part; nobody is recruited during a commit."""
     engine.cohort.end(event.client, _ENDED[type(event)])
     return []
 
 
-def reported_in_commit(engine: Engine, event: UpdateAccepted) -> list[RoundEffect]:
-    """Count an update that became durable while the round closed; the driver waits for those."""
+def reported_in_commit(engine: RoundEngine, event: UpdateAccepted) -> list[RoundEffect]:
+    """Count an update that became durable while the round closed; the driver waits for it."""
     engine.cohort.report(event.client)
     return []
 
 
-def came_too_late(engine: Engine, event: Attended) -> list[RoundEffect]:
-    """Withdraw the task of a member that comes back after the round."""
+def came_too_late(engine: RoundEngine, event: Attended) -> list[RoundEffect]:
+    """Withdraw the task of a member that reconnects after the round."""
     client = event.client
     if not engine.cohort.is_unfinished(client):
         return []
     return [Withdraw(client, engine.reason or CLOSED, engine.origin(client))]
 
 
-def settle(engine: Engine) -> list[RoundEffect]:
-    """Close if the goal is reached, else fill free places, else close if nobody is left."""
+def settle(engine: RoundEngine) -> list[RoundEffect]:
+    """Close at the goal; else recruit; else close with a quorum if nobody is at work."""
     if engine.clock.paused:
         return []
     cohort, config = engine.cohort, engine.config
@@ -224,8 +130,8 @@ def settle(engine: Engine) -> list[RoundEffect]:
     return effects
 
 
-def recruit(engine: Engine) -> list[RoundEffect]:
-    """Give free places to candidates."""
+def recruit(engine: RoundEngine) -> list[RoundEffect]:
+    """Offer free places to candidates."""
     effects: list[RoundEffect] = []
     free = engine.free
     while free > 0 and (client := engine.candidates.pop()) is not None:
@@ -237,35 +143,35 @@ def recruit(engine: Engine) -> list[RoundEffect]:
 # ---- the end ---------------------------------------------------------------------------------
 
 
-def close(engine: Engine) -> list[RoundEffect]:
-    """Close the round; who is still at work is told so, unless its update may count later."""
+def close(engine: RoundEngine) -> list[RoundEffect]:
+    """Close the round and withdraw open tasks, unless their updates may count later."""
     engine.state = RoundState.CLOSING
     engine.clock.stop()
     return [Close(), *([] if engine.continues else withdrawals(engine, CLOSED))]
 
 
-def close_again(engine: Engine, _: Wake) -> list[RoundEffect]:
-    """Ask for the commit again, once, after a round was restored as closing."""
+def close_again(engine: RoundEngine, _: Wake) -> list[RoundEffect]:
+    """Request the commit again, once, after a round was restored as closing."""
     if engine.clock.check_at != AT_ONCE:
         return []
     engine.clock.check_at = inf
     return [Close()]
 
 
-def committed(engine: Engine, _: Committed) -> list[RoundEffect]:
-    """Note that the result is durable."""
+def committed(engine: RoundEngine, _: Committed) -> list[RoundEffect]:
+    """The result is durable: the round is over."""
     engine.state = RoundState.COMMITTED
     return []
 
 
-def commit_failed(engine: Engine, event: CommitFailed) -> list[RoundEffect]:
-    """Abandon the round; who still works does so for a round without a result."""
+def commit_failed(engine: RoundEngine, event: CommitFailed) -> list[RoundEffect]:
+    """Abandon the round and withdraw the tasks that are still open."""
     unfinished = withdrawals(engine, event.reason) if engine.continues else []
     engine.state, engine.reason = RoundState.ABANDONED, event.reason
     return [Abandon(event.reason), *unfinished]
 
 
-def abandon(engine: Engine, reason: str) -> list[RoundEffect]:
+def abandon(engine: RoundEngine, reason: str) -> list[RoundEffect]:
     """End the round without a result."""
     engine.state, engine.reason = RoundState.ABANDONED, reason
     engine.clock.stop()
@@ -273,7 +179,7 @@ def abandon(engine: Engine, reason: str) -> list[RoundEffect]:
 
 
 def withdrawals(engine: RoundEngine, reason: str) -> list[RoundEffect]:
-    """Tell every member that may still be at work that its task is withdrawn."""
+    """Withdraw the task of every member that may still be at work."""
     unfinished = engine.cohort.unfinished()
     return [Withdraw(client, reason, engine.origin(client)) for client in unfinished]
 
@@ -281,16 +187,16 @@ def withdrawals(engine: RoundEngine, reason: str) -> list[RoundEffect]:
 # ---- commands of the operator ----------------------------------------------------------------
 
 
-def abort(engine: Engine, event: Abort) -> list[RoundEffect]:
+def abort(engine: RoundEngine, event: Abort) -> list[RoundEffect]:
     """End the round without a result, as the operator asks."""
     return abandon(engine, event.reason)
 
 
-def close_now(engine: Engine, _: CloseNow) -> list[RoundEffect]:
-    """Close with what there is.
+def close_now(engine: RoundEngine, _: CloseNow) -> list[RoundEffect]:
+    """Close with the accepted updates.
 
     Raises:
-        OperatorRefused: there is no update.
+        OperatorRefused: no update is accepted.
     """
     if not engine.cohort.accepted:
         raise OperatorRefused(
@@ -300,18 +206,14 @@ def close_now(engine: Engine, _: CloseNow) -> list[RoundEffect]:
     return close(engine)
 
 
-def nothing_to_close(_: Engine, __: CloseNow) -> list[RoundEffect]:
-    """Refuse to close a round that has not opened.
-
-    Raises:
-        OperatorRefused: always.
-    """
+def nothing_to_close(_: RoundEngine, __: CloseNow) -> list[RoundEffect]:
+    """Refuse to close a round that has not opened."""
     raise OperatorRefused(
         "Expected a round that is reporting, got one that waits for clients; abort it instead."
     )
 
 
-def extend(engine: Engine, event: ExtendDeadline) -> list[RoundEffect]:
+def extend(engine: RoundEngine, event: ExtendDeadline) -> list[RoundEffect]:
     """Move the deadline.
 
     Raises:
@@ -321,43 +223,32 @@ def extend(engine: Engine, event: ExtendDeadline) -> list[RoundEffect]:
     return []
 
 
-def no_deadline(_: Engine, __: ExtendDeadline) -> list[RoundEffect]:
-    """Refuse to move a deadline that is not set yet.
-
-    Raises:
-        OperatorRefused: always.
-    """
+def no_deadline(_: RoundEngine, __: ExtendDeadline) -> list[RoundEffect]:
+    """Refuse to move a deadline that is not set yet."""
     raise OperatorRefused(
         "Expected a round that is reporting, got one that waits for clients: "
         "its deadline is set when it opens."
     )
 
 
-def pause(engine: Engine, _: Pause) -> list[RoundEffect]:
-    """Stop the time of the round.
+def pause(engine: RoundEngine, _: Pause) -> list[RoundEffect]:
+    """Pause the clock.
 
     Raises:
-        OperatorRefused: it is stopped already.
+        OperatorRefused: it is paused already.
     """
     engine.clock.pause()
     return []
 
 
-def resume(engine: Engine, _: Resume) -> list[RoundEffect]:
-    """Let the time run again; the deadline and every grace period move by the pause.
+def resume(engine: RoundEngine, _: Resume) -> list[RoundEffect]:
+    """Resume the clock; the deadline and every grace period move by the pause.
 
     Raises:
-        OperatorRefused: the time runs.
+        OperatorRefused: it is not paused.
     """
     engine.cohort.delay(engine.clock.resume())
     return []
-
-
-def too_late(event: object, state: RoundState) -> OperatorRefused:
-    """The error for a command that the table refuses in this state."""
-    return OperatorRefused(
-        f"Expected a round that is still open to {type(event).__name__}, got one {state}."
-    )
 
 
 OVER: Mapping[type[Any], Any] = {
@@ -378,4 +269,4 @@ OVER: Mapping[type[Any], Any] = {
     Committed: IGNORE,
     CommitFailed: IGNORE,
 }
-"""The row of a table for an engine that is over for good."""
+"""The row of a table for a state that does not change any more."""
