@@ -89,7 +89,7 @@ def measure(rule, num_clients, num_values, num_rounds, num_processes):
         "after_mib": resident / MIB,
         "models_over_idle": (peak - idle) / size,
         "client_models_over_idle": (clients_peak - clients_idle) / size / per_process,
-        "s_a_round": (row["ended_at"] - rounds[0]["opened_at"]) / len(rounds),
+        "s_a_round": (row["ended_at"] - rounds[0].opened_at) / len(rounds),
     }
 
 

@@ -81,7 +81,7 @@ def measure(num_values, num_rounds, num_clients):
         after = cpu_s(deployment.pid), sum(map(cpu_s, pids))
         rows = deployment.rounds(run)
         events = deployment.events()
-    opened = [r["opened_at"] for r in rows] + [row["ended_at"]]
+    opened = [r.opened_at for r in rows] + [row["ended_at"]]
     seconds = [b - a for a, b in itertools.pairwise(opened)][WARM_UP:]
     watched = {}
     for name, begin, end in events:

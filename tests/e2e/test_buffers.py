@@ -221,8 +221,8 @@ def test_a_client_that_drops_out_is_replaced(tmp_path):
         await federation.ended(run)
         assert accepted(federation, run, 3)[0][1:] == (2, 1)
         member = {m.client: m for m in federation.ledger.cohort(run, 1)}["broken"]
-        assert member["phase"] == "failed"
-        assert "no data" in member["reason"]
+        assert member.phase == "failed"
+        assert "no data" in member.reason
 
     played(tmp_path, scenario)
 

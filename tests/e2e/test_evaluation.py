@@ -48,18 +48,18 @@ def test_a_run_evaluates_a_model_and_leaves_it_as_it_is(tmp_path):
         run = await submit(federation, ZEROS, **values)
         await federation.ended(run)
         row, rounds = federation.ledger.run(run), federation.ledger.list_rounds(run)
-        assert (row["state"], row["committed"]) == ("finished", 2)
-        assert [r["kind"] for r in rounds] == ["evaluate", "evaluate"]
+        assert (row.state, row.committed) == ("finished", 2)
+        assert [r.kind for r in rounds] == ["evaluate", "evaluate"]
         assert not result(federation, run)["w"].any()
-        assert {r["model_out"] for r in rounds} == {rounds[0]["model_in"]}
+        assert {r.model_out for r in rounds} == {rounds[0].model_in}
         assert len(federation.ledger.list_models(run)) == 1
         for found in rounds:
-            told = found["evaluation"]
+            told = found.evaluation
             assert told["num_examples"] == 4
             assert told["values"]["loss"] == pytest.approx((1 + 2 + 2 * 4) / 4)
             assert told["quantiles"]["loss"] == {"0": 1.0, "0.5": 2.0, "1": 4.0}
             assert set(told["clients"]) == {"a", "b", "c"}
-            assert not found["training"]
+            assert not found.training
         await shown(federation, run)
         get = Control(federation.directory).get
         detail = await asyncio.to_thread(get, "runs", run, "rounds", "1")

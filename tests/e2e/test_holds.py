@@ -72,7 +72,7 @@ def test_nobody_waits_for_a_client_that_was_revoked(tmp_path):
 
     code, members, model = played(tmp_path, scenario)
     assert code is Code.REVOKED
-    assert [(m["client"], m["phase"]) for m in members] == [("ann", "reported"), ("bob", "failed")]
+    assert [(m.client, m.phase) for m in members] == [("ann", "reported"), ("bob", "failed")]
     assert model.tolist() == [1.0] * 4
 
 

@@ -106,7 +106,7 @@ def test_without_the_key_nothing_is_issued(runner, federation, ended, forgery):
     """A wrong signature or none, and what is no certificate."""
     answer = asked(runner, federation, request(ended, **forgery(federation, ended)))
     assert (answer.code, answer.replies) == (Code.NO_CERTIFICATE, [])
-    assert federation.refusals()[0]["code"] == Code.NO_CERTIFICATE
+    assert federation.refusals()[0].code == Code.NO_CERTIFICATE
 
 
 def test_another_authority_by_the_same_name_certifies_nobody(runner, federation, ended, tmp_path):

@@ -35,7 +35,7 @@ class Deaf(Client):
 async def declined(federation, run):
     """Why the first client of a run's first round took no part."""
     cohort = federation.ledger.cohort
-    await until(lambda: [m["phase"] for m in cohort(run, 1)] == ["declined"])
+    await until(lambda: [m.phase for m in cohort(run, 1)] == ["declined"])
     return str(cohort(run, 1)[0])
 
 

@@ -201,7 +201,7 @@ def test_the_device_clips_and_adds_noise_itself(runner, device):
     model, row = committed(runner, device)
     for name, array in PARAMS.items():
         np.testing.assert_allclose(model[name] - array, 0.3 / norm, rtol=1e-5)
-    assert not (row["training"] or {}).get("values")
+    assert not (row.training or {}).get("values")
     owner_says(device, '[privacy]\nclip_norm = 0.3\nnoise = 2.0\notherwise = "add"')
     noisy, _ = committed(runner, device)
     noise = [(noisy[name] - model[name]).ravel() for name in PARAMS]

@@ -98,7 +98,7 @@ def test_an_open_round_is_told_as_it_is_now(tmp_path):
     assert during["state"] == "reporting"
     assert [m["phase"] for m in after["members"]] == ["reported", "late"]
     assert [m["shape"] for m in after["members"]] == ["-v[]+^", "-v[!"]
-    assert row["summary"]["late"] == 1
+    assert row.summary["late"] == 1
 
 
 def test_a_member_that_went_away_is_lost(tmp_path):

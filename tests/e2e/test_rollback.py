@@ -83,7 +83,7 @@ def test_a_run_goes_on_from_exactly_the_state_it_went_back_to(tmp_path, spec):
     (back, forth), row, stands = played(tmp_path, both)
     assert back.tobytes() == forth.tobytes()
     assert np.any(back != 0)
-    assert (row["state"], row["committed"]) == ("finished", 3)
+    assert (row.state, row.committed) == ("finished", 3)
     assert len(stands) == 3
     assert stands[0] == 1
     assert 2 not in stands
@@ -105,10 +105,10 @@ def test_the_open_round_is_given_up_first(tmp_path):
         return federation.ledger.list_rounds(run)
 
     rows = played(tmp_path, scenario)
-    assert [r["state"] for r in rows] == ["committed", "abandoned", *["committed"] * 3]
-    assert rows[1]["reason"] == "rolled back to round 0 by the operator"
-    assert rows[0]["undone_at"] is not None
-    assert rows[2]["model_in"] == rows[0]["model_in"]
+    assert [r.state for r in rows] == ["committed", "abandoned", *["committed"] * 3]
+    assert rows[1].reason == "rolled back to round 0 by the operator"
+    assert rows[0].undone_at is not None
+    assert rows[2].model_in == rows[0].model_in
 
 
 def test_going_back_twice_is_going_back_once(tmp_path):
@@ -164,11 +164,11 @@ def test_privacy_that_was_spent_stays_spent(tmp_path):
         return federation.ledger.run(run), federation.ledger.list_rounds(run)
 
     row, rows = played(tmp_path, scenario)
-    spent = [r["privacy"]["epsilon"] for r in rows if r["state"] == "committed"]
+    spent = [r.privacy["epsilon"] for r in rows if r.state == "committed"]
     assert len(spent) == 3  # as many as the claim speaks of, the undone one included
     assert spent == sorted(set(spent))
-    assert spent[-1] == pytest.approx(row["privacy"]["epsilon"])
-    assert row["state"] == "finished"
+    assert spent[-1] == pytest.approx(row.privacy["epsilon"])
+    assert row.state == "finished"
 
 
 def test_a_tree_of_noise_is_not_cut(tmp_path):

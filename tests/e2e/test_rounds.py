@@ -193,9 +193,9 @@ def test_a_client_that_raises_is_replaced_or_left_out(tmp_path):
         assert (only.state, only.accepted) == ("committed", 1)
         await federation.settled()
         members = {m.client: m for m in federation.ledger.cohort(run, 1)}
-        assert members["broken"]["phase"] == "failed"
-        assert "ZeroDivisionError: no data" in members["broken"]["reason"]
-        assert "nonsense" in members["wrong"]["reason"]
+        assert members["broken"].phase == "failed"
+        assert "ZeroDivisionError: no data" in members["broken"].reason
+        assert "nonsense" in members["wrong"].reason
 
     played(tmp_path, scenario)
 
@@ -384,7 +384,7 @@ def test_certificates_renew_themselves_and_work_goes_on(tmp_path):
         run = await submit(federation, ZEROS, cohort={"goal": 1})
         await federation.ended(run)
         assert federation.ledger.run(run).state == "finished"
-        assert not [r for r in federation.refusals() if r["code"] == "expired"]
+        assert not [r for r in federation.refusals() if r.code == "expired"]
 
     played(tmp_path, scenario)
 

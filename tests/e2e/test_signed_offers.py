@@ -198,4 +198,4 @@ def test_a_server_of_before_signatures_is_told_apart_and_left_alone(
         runner.run(Agent(Adder(), agents.configs["modern"]).run())
     assert caught.value.code is Code.VERSION_UNSUPPORTED
     newest = federation.refusals()[0]
-    assert (newest["code"], newest["client"]) == ("version_unsupported", "modern")
+    assert (newest.code, newest.client) == ("version_unsupported", "modern")

@@ -117,9 +117,9 @@ def assert_refused(answer, code):
 def assert_recorded(arena, caplog, code, client, run=None):
     """The newest refusal of the ledger is this one, and the log names it too."""
     newest = arena.federation.refusals()[0]
-    assert (newest["code"], newest["client"]) == (code, client)
-    assert run is None or newest["run"] == run
-    assert len(newest["message"]) <= 1000
+    assert (newest.code, newest.client) == (code, client)
+    assert run is None or newest.run == run
+    assert len(newest.message) <= 1000
     lines = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     ours = [line for line in lines if str(code) in line]
     assert ours, lines

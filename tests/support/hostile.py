@@ -133,7 +133,7 @@ class Scene:
             return bool(rows)
 
         await until(reached)
-        return rows[0]["reason"]
+        return rows[0].reason
 
     async def declined(self, run, number=1):
         return await self.phase(run, "declined", number)

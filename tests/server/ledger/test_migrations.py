@@ -86,7 +86,7 @@ def test_steps_are_done_once(old):
     Ledger.in_directory(old).close()
     with sqlite3.connect(old / "ledger.sqlite") as database:
         database.execute("UPDATE models SET state = 'kept' WHERE run = 'other'")
-    assert [p["state"] for p in Ledger.in_directory(old).points("other")] == ["kept"]
+    assert [p.state for p in Ledger.in_directory(old).points("other")] == ["kept"]
 
 
 def test_a_step_that_fails_leaves_the_old_ledger(old, monkeypatch):
@@ -103,7 +103,7 @@ def test_a_step_that_fails_leaves_the_old_ledger(old, monkeypatch):
     after = sqlite3.connect(old / "ledger.sqlite").execute("SELECT sql FROM sqlite_master")
     assert after.fetchall() == before
     monkeypatch.undo()
-    assert [p["round"] for p in Ledger.in_directory(old).points("digits")] == [0, 1, 2]
+    assert [p.round for p in Ledger.in_directory(old).points("digits")] == [0, 1, 2]
 
 
 def test_a_newer_ledger_is_refused_with_what_to_do(old):

@@ -230,10 +230,10 @@ def test_a_simulation_and_a_deployment_end_with_the_same_model(part, situation, 
         return
     digest, records = simulated(made)
     run, rounds = runner.run(deployment.play(made))
-    assert [r["state"] for r in rounds] == [r.state for r in records]
-    assert [r["accepted"] for r in rounds] == [r.accepted for r in records]
+    assert [r.state for r in rounds] == [r.state for r in records]
+    assert [r.accepted for r in rounds] == [r.accepted for r in records]
     assert evaluated(rounds) == [r.evaluation for r in records]
-    assert run["model"] == digest
+    assert run.model == digest
     happened(situation, records)
 
 
@@ -247,12 +247,12 @@ def refused(made, deployment, runner):
     with pytest.raises(UsageError, match="whole"):
         simulated(made)
     _, rounds = runner.run(deployment.play(made))
-    assert [r["state"] for r in rounds][:UNUSUAL] == ["committed", "abandoned"]
+    assert [r.state for r in rounds][:UNUSUAL] == ["committed", "abandoned"]
 
 
 def evaluated(rounds):
     """What clients measured, round by round."""
-    return [(r["evaluation"] or {}).get("values", {}) for r in rounds]
+    return [(r.evaluation or {}).get("values", {}) for r in rounds]
 
 
 def happened(situation, records):

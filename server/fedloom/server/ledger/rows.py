@@ -3,24 +3,8 @@
 Times are seconds since the epoch, UTC; None stands for NULL.
 """
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
-
-
-class _Row(Mapping[str, Any]):
-    """Base of rows: a mapping of columns as well, for code that takes any row."""
-
-    __slots__ = ()
-
-    def __iter__(self) -> Iterator[str]:
-        return (each.name for each in fields(self))  # type: ignore[arg-type]
-
-    def __len__(self) -> int:
-        return len(fields(self))  # type: ignore[arg-type]
-
-    def __getitem__(self, name: str) -> Any:
-        return getattr(self, name)
 
 
 def values(row: Any) -> dict[str, Any]:
@@ -29,7 +13,7 @@ def values(row: Any) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunRow(_Row):
+class RunRow:
     """A run.
 
     Attributes:
@@ -58,7 +42,7 @@ class RunRow(_Row):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RoundRow(_Row):
+class RoundRow:
     """A round of a run.
 
     Attributes:
@@ -94,7 +78,7 @@ class CountedRoundRow(RoundRow):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CohortRow(_Row):
+class CohortRow:
     """A member of a round's cohort, and what the server saw of its session; None if not seen."""
 
     run: str
@@ -145,7 +129,7 @@ class PartRow(MemberRow):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ObservationRow(_Row):
+class ObservationRow:
     """A member of a committed training round, as client selection learns from it."""
 
     round: int
@@ -158,7 +142,7 @@ class ObservationRow(_Row):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UpdateRow(_Row):
+class UpdateRow:
     """An accepted update.
 
     Attributes:
@@ -186,7 +170,7 @@ class UpdateRow(_Row):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CurveRow(_Row):
+class CurveRow:
     """What a committed round measured."""
 
     number: int
@@ -198,7 +182,7 @@ class CurveRow(_Row):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunCost(_Row):
+class RunCost:
     """What a run's rounds cost so far."""
 
     bytes_up: int
@@ -208,7 +192,7 @@ class RunCost(_Row):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RefusalRow(_Row):
+class RefusalRow:
     """Something that a client sent and the server refused."""
 
     id: int
@@ -222,7 +206,7 @@ class RefusalRow(_Row):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RefusalCount(_Row):
+class RefusalCount:
     """How often a code was refused, to how many clients, with one client and one message."""
 
     code: str
@@ -234,7 +218,7 @@ class RefusalCount(_Row):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelRow(_Row):
+class ModelRow:
     """A model that a run began with (round 0) or committed.
 
     Attributes:
@@ -252,7 +236,7 @@ class ModelRow(_Row):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MarkedModel(_Row):
+class MarkedModel:
     """A model whose file is to be removed."""
 
     run: str
@@ -262,7 +246,7 @@ class MarkedModel(_Row):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OriginRow(_Row):
+class OriginRow:
     """A round that committed a model, or a run that began with it (round 0: no round columns)."""
 
     run: str
@@ -277,7 +261,7 @@ class OriginRow(_Row):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ContributorRow(_Row):
+class ContributorRow:
     """A client whose update is in a round's sum."""
 
     client: str
@@ -287,7 +271,7 @@ class ContributorRow(_Row):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EvaluationRow(_Row):
+class EvaluationRow:
     """What a committed round measured of the model that it began with."""
 
     model_in: str
@@ -297,7 +281,7 @@ class EvaluationRow(_Row):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PromotionRow(_Row):
+class PromotionRow:
     """A model that an operator promoted; the id rises with every promotion."""
 
     id: int
@@ -309,7 +293,7 @@ class PromotionRow(_Row):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TokenRow(_Row):
+class TokenRow:
     """A one-time token of a device, without its secret."""
 
     id: str
@@ -327,7 +311,7 @@ class HashedTokenRow(TokenRow):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClientRow(_Row):
+class ClientRow:
     """A client.
 
     Attributes:
