@@ -195,12 +195,12 @@ def test_what_needs_an_extra_that_is_missing_says_how_to_get_it(tmp_path, monkey
 
 
 def test_a_private_run_keeps_its_goal(tmp_path):
-    """What it claims hangs on it."""
+    """The privacy claim depends on them."""
     with Door(tmp_path / "state") as door:
         private = {"clip": 1.0, "noise_multiplier": 1.0, "delta": 1e-3, "noise": "seed"}
         door.run = door.submit(tmp_path, privacy=private)
         status, fault = door.ask("POST", f"/runs/{door.run}/goal", {"goal": 1})
-        assert (status, "claim hangs on it" in fault["error"]["message"]) == (409, True)
+        assert (status, "claim depends on it" in fault["error"]["message"]) == (409, True)
 
 
 @pytest.mark.e2e

@@ -11,7 +11,7 @@ def check_update(header: fleet_pb2.UpdateHeader, plan: RoundPlan) -> list[Planne
     """Check a header against the plan of its round; return the parts of the body.
 
     Raises:
-        Refusal: it is of another model, or exceeds the round's limits.
+        Refusal: the update is of another model, or exceeds the round's limits.
     """
     given = plan.given.digest
     if header.model_digest != given:

@@ -1,15 +1,15 @@
-"""What a committed round does to a run: one pure function, which server and simulator call.
+"""The transition of a run by a committed round: a pure function for server and simulator.
 
     (state before the round, accepted updates) → state after it
 
-The server maps models from files and stores what comes back; the simulator keeps arrays. Both get
-the same bits, since every decision is here.
+The server maps models from files and stores the result; the simulator keeps arrays. Both get the
+same bits, since every decision is here.
 
 Invariants:
-    - An empty round moves nothing: without a single tensor the model, the strategy's state and what
-      clients hold stay the same objects. Private runs add their noise in any case, or everyone
-      could see that the round was empty.
-    - The next model is as a file of it would be read back.
+    - A round without tensors changes nothing: model, strategy state and the clients' model
+      stay the same objects. Private runs add their noise all the same: otherwise the model would
+      reveal that the round was empty.
+    - The next model equals what would be read back from its file.
 """
 
 from dataclasses import dataclass, replace
@@ -30,12 +30,12 @@ from fedloom.strategies import Params, State, privacy, reduced
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TrainingState:
-    """What the next round of a run starts from.
+    """The state from which the next round of a run starts.
 
     Attributes:
         model: its tensors by name; they may be mapped from a file.
         strategy: the strategy's state.
-        held: the model that clients hold: `model`, but for what encoded differences have lost.
+        held: the model that clients hold: `model` minus the loss of encoded differences.
         trained: rounds committed of those that the run wants.
         excluded: clients that may not take part before the privacy tree ends.
     """
@@ -49,13 +49,13 @@ class TrainingState:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Advanced:
-    """What a committed round comes to.
+    """The result of a committed round.
 
     Attributes:
-        state: that the next round starts from; with the same `model` where nothing moved.
-        metrics: that the round makes known.
-        difference: from the model that clients held to the one that they hold now; None where
-            nothing moved or models are sent whole.
+        state: of the next round; with the same `model` object if nothing changed.
+        metrics: of the round.
+        difference: from the model that clients held to the one that they hold now; None if
+            nothing changed or models are sent whole.
     """
 
     state: TrainingState
@@ -74,12 +74,12 @@ def advance(setup: RunSetup, before: TrainingState, result: RoundResult) -> Adva
 
     Args:
         setup: of the run.
-        before: the state that the round started from.
+        before: the state from which the round started.
         result: its accepted updates.
 
     Raises:
-        TooFewUpdatesError: the aggregation needs others; the round is to be abandoned.
-        Exception: what a strategy raises, which it would raise again.
+        TooFewUpdatesError: the aggregation needs more updates; abandon the round.
+        Exception: any error of a strategy; it would occur again.
     """
     trains = result.kind is RoundKind.TRAIN
     trained = before.trained + counts(setup.spec, result.kind)
@@ -106,7 +106,7 @@ def advance(setup: RunSetup, before: TrainingState, result: RoundResult) -> Adva
 
 
 def counts(spec: RunSpec, kind: RoundKind) -> bool:
-    """Whether a committed round is one of those that the run wants."""
+    """Whether a committed round counts towards the rounds that the run wants."""
     return kind is RoundKind.TRAIN or spec.evaluate_only
 
 

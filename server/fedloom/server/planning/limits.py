@@ -1,7 +1,7 @@
-"""What a run's rounds sum, how the sums are released, and the limits on updates.
+"""The contents of a run's sums, their release, and the limits on updates.
 
 All of it follows from the specification and the model's manifest, so a restarted server and a
-simulator have the same.
+simulator agree.
 """
 
 from fedloom.protocol.errors import UsageError
@@ -17,7 +17,7 @@ def sums(spec: RunSpec, manifest: Manifest) -> dict[Key, TensorSpec]:
     """Return the tensors and scalars that updates may cover and a round sums.
 
     Raises:
-        UsageError: [personal] or train.only is not for this model.
+        UsageError: [personal] or train.only does not fit the model.
     """
     released = release(spec, manifest)
     return _strategy_sums(spec, manifest) | ({} if released is None else released.counts)
@@ -77,7 +77,7 @@ def longest(spec: RunSpec, manifest: Manifest, clip: float | None) -> float | No
     Args:
         spec: of the run.
         manifest: of its model.
-        clip: of the round; None for the first round's.
+        clip: of the round; None for that of the first round.
     """
     plan = spec.privacy_plan()
     if plan is None:

@@ -1,4 +1,4 @@
-"""What a committed round tells selection of the members of its cohort."""
+"""What selection learns of a committed round's cohort."""
 
 import math
 from collections.abc import Iterable
@@ -20,10 +20,10 @@ class CohortMember:
         client: its name.
         phase: at the end of the round.
         counted: whether its update counted.
-        training: measured in its training, where its update counted.
-        offered_at: when it was first offered the task; None where that was not measured.
-        accepted_at: when its update was accepted; None where none was, or it was not measured.
-        closed_at: when the round closed; None where that was not measured.
+        training: metrics of its training; None unless its update counted.
+        offered_at: when it was first offered the task; None if not measured.
+        accepted_at: when its update was accepted; None if none was, or not measured.
+        closed_at: when the round closed; None if not measured.
     """
 
     client: str
@@ -36,9 +36,9 @@ class CohortMember:
 
     @property
     def waited_s(self) -> float:
-        """How long the round waited for it: to its update, or to the end where none came.
+        """Seconds that the round waited for it: until its update, or the end without one.
 
-        NaN for a member that declined or failed, and where it was not measured.
+        NaN for a member that declined or failed, and if not measured.
         """
         until = self.accepted_at
         if not self.counted and self.phase not in _GAVE_UP:
@@ -49,11 +49,11 @@ class CohortMember:
 
 
 def observe(members: Iterable[CohortMember], policy: Selection) -> list[Observation]:
-    """Return what a selection policy may know of a committed training round.
+    """Return the observations of a committed training round for a selection policy.
 
     Args:
         members: of its cohort.
-        policy: says which metrics are a client's loss and label.
+        policy: names the metrics that are a client's loss and label.
     """
     loss, label = metrics_of(policy)
     return [

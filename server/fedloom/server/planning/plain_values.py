@@ -1,7 +1,7 @@
 """Values that a specification may hold: those that the ledger, JSON and the wire all represent.
 
 TOML and Python's JSON reader accept more: infinities, integers of any length, lone surrogates,
-tables nested without end. A run with one of those could be stored and never be shown.
+tables nested without limit. A run with one of those could be stored but not displayed.
 """
 
 import math
@@ -21,10 +21,10 @@ def check_values(values: Mapping[str, Any], where: str = "", depth: int = MAX_DE
     Args:
         values: parsed TOML or JSON.
         where: path of the table, for messages.
-        depth: tables and lists that may still lie in each other.
+        depth: further levels of nesting that are allowed.
 
     Raises:
-        UsageError: something is not.
+        UsageError: a value cannot.
     """
     for name, value in values.items():
         _check_text(name, f"the name of a setting in [{where}]" if where else "a setting's name")
@@ -33,7 +33,7 @@ def check_values(values: Mapping[str, Any], where: str = "", depth: int = MAX_DE
 
 def _check(value: object, where: str, depth: int) -> None:
     if depth == 0:
-        raise UsageError(f"Expected {where} without so many tables in tables.")
+        raise UsageError(f"Expected {where} with fewer levels of nested tables.")
     match value:
         case str():
             _check_text(value, where)
@@ -59,7 +59,7 @@ def _check_text(text: object, where: str) -> None:
         size = len(text.encode())
     except UnicodeEncodeError:
         raise UsageError(
-            f"Expected {where} as text in Unicode, got half a character: {ascii(text)[:80]}."
+            f"Expected {where} as Unicode text, got a lone surrogate: {ascii(text)[:80]}."
         ) from None
     if size > MAX_TEXT:
         raise UsageError(f"Expected {where} of at most {MAX_TEXT} bytes, got {size}.")

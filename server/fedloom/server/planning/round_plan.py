@@ -1,4 +1,4 @@
-"""The plan of a round: all that is decided when it opens, and the task of its clients."""
+"""The plan of a round: everything decided when it opens, and the task of its clients."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,7 +15,7 @@ from fedloom.strategies.privacy import Stream
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundPlan:
-    """A round as it is opened.
+    """The plan of a round.
 
     Attributes:
         run: id.
@@ -23,14 +23,14 @@ class RoundPlan:
         kind: training or evaluation.
         trained: training rounds committed before this one.
         spec: of the run.
-        model: digest of the model that it starts from.
+        model: digest of the model from which it starts.
         strategy_state: the ledger's note of the strategy's state, or None at the start.
         manifest: of the model.
         limits: on updates.
         stream: of the run's noise key, with [privacy].
         clip: of this round, with [privacy].
         excluded: clients that may not take part before the privacy tree ends.
-        goals: goal and quorum as the operator changed them; None for the specification's. The
+        goals: goal and quorum that the operator set; None for those of the specification. The
             capacity of the sum follows from the specification alone, so its bits do not change.
     """
 
@@ -60,7 +60,7 @@ class RoundPlan:
 
     @property
     def given(self) -> FileRef:
-        """The model that clients get: not quite `model` where differences are encoded."""
+        """The model that clients get; it differs from `model` if differences are encoded."""
         own = FileRef(digest=self.model, size_bytes=self.manifest.size_bytes)
         return self.note.held or own
 
@@ -70,7 +70,7 @@ class RoundPlan:
         return self.run, self.number
 
     def row(self, opened_at: float, deadline_at: float) -> dict[str, Any]:
-        """The round's row in the ledger, as it is opened; times are seconds since the epoch."""
+        """The ledger's row of the new round; times are seconds since the epoch."""
         return {
             "run": self.run,
             "number": self.number,

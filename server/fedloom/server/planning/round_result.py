@@ -1,4 +1,4 @@
-"""What came of a round's clients: the input of `advance`, and the metrics made of it."""
+"""The reports of a round's clients, which are the input of `advance`, and their metrics."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ class ClientMetrics:
     """What a client measured.
 
     Attributes:
-        num_examples: it measured on.
+        num_examples: number of examples measured.
         values: by metric.
     """
 
@@ -29,7 +29,7 @@ class ClientReport:
 
     Attributes:
         client: its name.
-        asked_in: number of the round that its task was of; an earlier one in buffered runs.
+        asked_in: number of the round of its task; possibly an earlier one in buffered runs.
         has_tensors: whether it carries tensors.
         training: measured in training.
         evaluation: measured on held-out examples.
@@ -50,8 +50,8 @@ class RoundResult:
         number: of the round.
         kind: training or evaluation.
         reports: one for each accepted update.
-        total: their exact sum; `advance` uses it up.
-        updates: each of them, where something looks at each; the sum is then empty.
+        total: their exact sum; `advance` consumes it.
+        updates: each of them, for aggregations that need each; the sum is then empty.
     """
 
     number: int
@@ -63,7 +63,7 @@ class RoundResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundMetrics:
-    """What a committed round makes known beside its model.
+    """The metrics of a committed round.
 
     Attributes:
         training: summary of the clients' training metrics; see `fedloom.strategies.summarize`.
@@ -79,12 +79,12 @@ class RoundMetrics:
 def measure(setup: RunSetup, reports: Sequence[ClientReport], trained: int) -> RoundMetrics:
     """Summarize a committed round.
 
-    A private run tells what it has spent and nothing that clients measured, which no noise hides.
+    A private run reports its spent budget only: no noise protects what clients measured.
 
     Args:
         setup: of the run.
         reports: of the accepted updates.
-        trained: rounds committed, with this one.
+        trained: rounds committed, this one included.
     """
     if setup.privacy is not None:
         return RoundMetrics(privacy=setup.privacy.spent(trained))
@@ -97,12 +97,12 @@ def measure(setup: RunSetup, reports: Sequence[ClientReport], trained: int) -> R
 
 
 def last_counted(before: Mapping[str, int], reports: Sequence[ClientReport]) -> dict[str, int]:
-    """Client → the round whose task it did when its update with tensors last counted.
+    """For each client, the round of the task whose update with tensors last counted.
 
-    What a client remembers belongs to that round. `Ledger.last_counted` is the same rule in SQL.
+    A client's memory belongs to that round. `Ledger.last_counted` is the same rule in SQL.
 
     Args:
-        before: as it was before a committed round.
-        reports: of the round.
+        before: the result before the round.
+        reports: of the committed round.
     """
     return {**before, **{r.client: r.asked_in for r in reports if r.has_tensors}}

@@ -1,7 +1,7 @@
-"""What a run's rounds are computed with: its specification, built once.
+"""The parts of a run that its rounds compute with, built once from its specification.
 
-It follows from the specification, the model's manifest and the run's noise key alone, so a
-restarted server and a simulator compute with the same.
+They follow from the specification, the model's manifest and the run's noise key alone, so a
+restarted server and a simulator agree.
 """
 
 from dataclasses import dataclass, field
@@ -22,8 +22,8 @@ class RunSetup:
         spec: of the run.
         manifest: of its model.
         strategy: with its client rule and its aggregation.
-        broadcast: encodes the differences between models that clients get; None where they get
-            models whole.
+        broadcast: encodes the differences between models for clients; None to send whole
+            models.
         privacy: noise, budget and claim; None without [privacy].
         release: how sums are released; None without [privacy].
         stream: of the run's noise key; None without [privacy].
@@ -39,10 +39,10 @@ class RunSetup:
 
     @classmethod
     def of(cls, spec: RunSpec, manifest: Manifest, stream: Stream | None) -> "RunSetup":
-        """Build what a specification describes.
+        """Build the parts from a specification.
 
         Raises:
-            UsageError: [personal] or train.only is not for this model.
+            UsageError: [personal] or train.only does not fit the model.
         """
         return cls(
             spec=spec,

@@ -1,7 +1,7 @@
-"""What an operator asks for: the specification of a run, as TOML or JSON, checked when it is built.
+"""The specification of a run, as an operator submits it in TOML or JSON; checked when built.
 
-The server keeps it in the ledger and builds the strategy, the round's knobs and the limits from
-it, so a restarted server, or a simulator, goes on with the very same run.
+The ledger keeps it, and the strategy, the settings of rounds and the limits are built from it, so a
+restarted server or a simulator continues with the same run.
 """
 
 from collections.abc import Mapping
@@ -39,7 +39,7 @@ from fedloom.strategies.selection import History, Selection
 from fedloom.strategies.staleness import staleness_weighting
 
 MODES = ("synchronous", "buffered")
-"""Of rounds: clients all work on one model, or each on the newest when it was asked."""
+"""Modes of rounds: all clients work on one model, or each on the newest when it was asked."""
 
 MAX_ROUNDS = 10**9
 
@@ -49,13 +49,13 @@ class RunSpec:
     """A run, as submitted.
 
     Attributes:
-        name: for people; the run's id starts with it.
+        name: for display; the run's id starts with it.
         rounds: training rounds to commit.
         seed: of the selection of cohorts and of the clients' randomness.
-        evaluate: clients evaluate each model that they receive, and the last one in a round of
-            its own.
-        evaluate_only: nothing is trained: clients evaluate the given model, in so many rounds; one
-            by default.
+        evaluate: clients evaluate each model that they receive, and the last one in a separate
+            round.
+        evaluate_only: nothing is trained: clients evaluate the given model in all rounds (default:
+            one round).
         weighting: `examples`, `client` or `uniform`; by default `examples`, or `uniform` with an
             aggregation or a strategy that counts every client once.
         strategy: name and settings, `{"name": "fedavg", ...}`.
@@ -63,15 +63,15 @@ class RunSpec:
         aggregation: how updates become means, name and settings, `{"name": "median"}`.
         compression: how updates and models are encoded, `{"up": {"name": "int8", ...}, "down":
             ...}`: a codec's settings, and for `up` also `error_feedback`.
-        personal: what is each client's own: settings of `Personal`.
+        personal: tensors that each client keeps: settings of `Personal`.
         cohort: settings of `RoundConfig`; with `mode = "buffered"` those of `BufferConfig`.
-        selection: who is asked, name and settings.
+        selection: policy that draws cohorts, name and settings.
         metrics: settings of `MetricsSettings`.
         train: settings of `LocalTraining`.
         max_abs: largest magnitude of a value that clients may send.
         max_norm: largest Euclidean norm of an update; None for no limit.
         max_weight: largest weight of an update.
-        config: passed to the client's code as it is.
+        config: passed to the client's code unchanged.
         privacy: settings of `Privacy`; empty for no differential privacy.
     """
 
@@ -97,7 +97,7 @@ class RunSpec:
     privacy: Mapping[str, Any]
 
     def __post_init__(self) -> None:
-        """Build everything once, so that what cannot work is refused now."""
+        """Build everything once, so that settings that cannot work are refused now."""
         if not self.name.replace("-", "").replace("_", "").isalnum() or len(self.name) > 40:
             raise UsageError(
                 f"Expected a name of at most 40 letters, digits, - and _, got {self.name!r}."
@@ -152,13 +152,13 @@ class RunSpec:
         return strategy
 
     def build_compression(self) -> Scheme | None:
-        """How updates are encoded; None for as they are."""
+        """The encoding of updates; None to send them unencoded."""
         return scheme(self._direction("up"), table="compression.up")
 
     def build_broadcast(self) -> Codec | None:
-        """How differences between models are encoded on the way to clients; None for models whole.
+        """The encoding of model differences for clients; None to send whole models.
 
-        What is lost is always made up for by the next difference.
+        The next difference always includes what the last one lost.
         """
         values = self._direction("down")
         if "error_feedback" in values:
@@ -179,13 +179,13 @@ class RunSpec:
         return values
 
     def build_personal(self) -> Personal:
-        """What is each client's own."""
+        """The tensors that each client keeps."""
         return call(Personal, self.personal, table="personal")
 
     # ---- privacy -----------------------------------------------------------------------------
 
     def build_privacy(self) -> Privacy | None:
-        """The [privacy] table, or None where there is none."""
+        """The [privacy] table, or None."""
         if not self.privacy:
             return None
         return call(Privacy, self.privacy, table="privacy")
@@ -209,11 +209,11 @@ class RunSpec:
             )
 
     def cohort_config(self, number: int, stream: Stream | None) -> RoundConfig:
-        """The knobs of one round: the run's, with a cohort as large as drawn for it.
+        """The settings of one round; with Poisson sampling, with the drawn cohort size.
 
         Args:
             number: the round's.
-            stream: of the run's secret; only asked with sampling by coins.
+            stream: of the run's secret; used only with Poisson sampling.
         """
         config = self.round_config()
         settings = self.build_privacy()
@@ -235,13 +235,13 @@ class RunSpec:
         history: History | None,
         stream: Stream | None = None,
     ) -> Select:
-        """What a round draws with.
+        """The draw of a round's cohort.
 
         Args:
             number: the round's.
-            kind: a round of evaluation draws uniformly, whatever the policy.
-            history: what committed rounds told.
-            stream: of the run's secret; where the claim hangs on who was drawn, nobody can tell.
+            kind: an evaluation round draws uniformly, with any policy.
+            history: of clients in committed rounds.
+            stream: of the run's secret; keeps the draw secret if the privacy claim depends on it.
         """
         settings = self.build_privacy()
         if settings is not None and settings.sampling != "none":
@@ -253,20 +253,20 @@ class RunSpec:
         return select_by(self.build_selection(), self.seed, number, history, deadline_s)
 
     def metrics_settings(self) -> MetricsSettings:
-        """What is kept of the clients' metrics."""
+        """The metrics that are kept of clients."""
         return call(MetricsSettings, self.metrics, table="metrics")
 
     def local_training(self) -> LocalTraining:
-        """What clients are told to do in a round."""
+        """The clients' local training in a round."""
         return call(LocalTraining, self.train, table="train")
 
     def round_config(self) -> RoundConfig:
-        """The knobs of a round; those of a buffer where the run is asynchronous."""
+        """The settings of a round; those of a buffer in an asynchronous run."""
         config = self._round_config()
         settings = self.build_privacy()
         if settings is None:
             return config
-        # Drawn once, and from nobody less than the claim says: see `fedloom.strategies.privacy`.
+        # Drawn once, from at least the population of the claim: see `fedloom.strategies.privacy`.
         sampled = settings.sampling != "none"
         candidates = max(config.candidates, settings.population or 1) if sampled else 1
         return replace(config, replace=False, candidates=candidates)
@@ -281,12 +281,12 @@ class RunSpec:
         return call(BufferConfig, settings, table="cohort")
 
     def buffer_config(self) -> BufferConfig | None:
-        """The knobs of a buffer; None where the run's rounds are synchronous."""
+        """The settings of a buffer; None in a synchronous run."""
         config = self.round_config()
         return config if isinstance(config, BufferConfig) else None
 
     def run_config(self) -> RunConfig:
-        """The knobs of the run: no more rounds than its privacy budget allows."""
+        """The settings of the run, with no more rounds than its privacy budget allows."""
         plan = self.privacy_plan()
         rounds = self.rounds if plan is None else min(self.rounds, plan.affordable)
         return RunConfig(
@@ -295,18 +295,18 @@ class RunSpec:
 
     @property
     def special(self) -> tuple[str, ...]:
-        """Names of settings that change what plain local training does."""
+        """Names of settings that change plain local training."""
         return (*self.local_training().special, *self.build_personal().special)
 
     @property
     def capacity(self) -> int:
-        """Most updates that one round can accept: the goal, and what may pass the door with it."""
+        """Most updates that one round can accept: the goal, and those admitted at the same time."""
         config = self.round_config()
         beside = config.concurrency if isinstance(config, BufferConfig) else config.goal
         return config.goal + beside + 64
 
     def exponent(self) -> int:
-        """The fixed point of a round's sums; it follows from the specification alone."""
+        """The fixed-point format of a round's sums; it follows from the specification alone."""
         heaviest = 1.0 if self.weighting == "uniform" else self.max_weight
         most = exponent(self.max_abs, heaviest * self.capacity)
         plan = self.privacy_plan()
@@ -316,14 +316,14 @@ class RunSpec:
 
     @property
     def remembers(self) -> bool:
-        """Whether clients keep something from round to round."""
+        """Whether clients keep tensors from round to round."""
         compression = self.build_compression()
         of_codec = compression is not None and compression.remembers
         own = self.build_personal().remembers
         return of_codec or own or bool(self.build_strategy().rule.remembers)
 
     def as_dict(self) -> dict[str, Any]:
-        """What `parse` makes this from."""
+        """The table from which `parse` builds this."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {n: dict(v) if isinstance(v, Mapping) else v for n, v in values.items()}
 
@@ -342,7 +342,7 @@ def parse(values: Mapping[str, Any]) -> RunSpec:
 
 
 def _is_weighted(values: Mapping[str, Any]) -> bool:
-    """Whether updates may count by their weights; what there is not is refused elsewhere."""
+    """Whether updates may count by their weights; unknown names are refused elsewhere."""
     aggregation = registry.AGGREGATIONS.get(str(values["aggregation"].get("name")))
     strategy = registry.STRATEGIES.get(str(values["strategy"].get("name")))
     takes = getattr(strategy, "weightings", WEIGHTINGS)

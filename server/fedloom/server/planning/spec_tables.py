@@ -1,4 +1,4 @@
-"""The top level of a specification: its settings, their types, and what is filled in for others."""
+"""The top level of a specification: its settings, their types and their defaults."""
 
 from collections.abc import Mapping
 from typing import Any

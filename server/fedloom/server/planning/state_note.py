@@ -1,8 +1,8 @@
-"""The ledger's note of a run's state: which files hold what belongs to a model.
+"""The ledger's note of a run's state: the files that belong to a model.
 
-The note is JSON: `step` and `arrays` of the strategy's state, `sent`, what clients get beside the
-model, `clip` of the next round in private runs, and `told`, in runs that send encoded differences:
-the model that clients hold, and the differences that lead to it.
+The note is JSON: `step` and `arrays` of the strategy's state; `sent`, the file that clients get
+beside the model; `clip` of the next round in private runs; and `told` in runs that send encoded
+differences: the model that clients hold, and the differences that lead to it.
 """
 
 import json
@@ -14,12 +14,12 @@ from fedloom.protocol.task_description import DifferenceRef, FileRef
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateNote:
-    """What belongs to a model of a run.
+    """The state that belongs to a model of a run.
 
     Attributes:
         step: of the strategy's state.
-        arrays: digest of the strategy's slots; empty where it has none.
-        sent: what clients get beside the model; None for nothing.
+        arrays: digest of the strategy's slots; empty without slots.
+        sent: file that clients get beside the model; None for nothing.
         clip: of the next round; None without [privacy].
         held: the model that clients hold; None for the run's own.
         differences: that lead to `held`, oldest first.
@@ -34,7 +34,7 @@ class StateNote:
 
     @classmethod
     def read(cls, text: str | None) -> "StateNote":
-        """Read a note; None and `null` are those of a state that is yet to be initialised."""
+        """Read a note; None and `null` stand for a state that is not initialised yet."""
         found: dict[str, Any] = json.loads(text or "null") or {}
         told = found.get("told") or {}
         return cls(
@@ -50,7 +50,7 @@ class StateNote:
         )
 
     def text(self) -> str:
-        """Return the note as the ledger holds it."""
+        """Return the note in the form of the ledger."""
         values: dict[str, Any] = {
             "step": self.step,
             "arrays": self.arrays,

@@ -1,4 +1,4 @@
-"""What a round asks of its clients: the same in a deployment and in a simulation."""
+"""The task of a round's clients: the same in a deployment and in a simulation."""
 
 from fedloom.protocol.task_description import DevicePrivacy, TaskDescription
 from fedloom.server.engine import RoundKind
@@ -8,7 +8,7 @@ from fedloom.server.planning.spec import RunSpec
 def describe(
     spec: RunSpec, *, run: str, number: int, trained: int, kind: RoundKind, clip: float
 ) -> TaskDescription:
-    """Return the task of a round, without its files and what differs between clients.
+    """Return the task of a round, without its files and the values that differ between clients.
 
     Args:
         spec: of the run.
@@ -36,7 +36,7 @@ def describe(
 
 
 def _privacy(spec: RunSpec, clip: float) -> DevicePrivacy | None:
-    """What a device does for privacy: clip, count, and add noise where the server must not."""
+    """A device's part in privacy: clip, count, and add noise under local privacy."""
     plan = spec.privacy_plan()
     if plan is None:
         return None

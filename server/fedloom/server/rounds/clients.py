@@ -1,4 +1,4 @@
-"""The connected clients, as rounds see them: who is available, and what occupies whom."""
+"""The connected clients, as rounds see them: who is available, and the task of each."""
 
 from collections.abc import Awaitable, Callable
 from typing import Protocol
@@ -30,8 +30,8 @@ class ConnectedClient(Protocol):
 
     Attributes:
         client: its name.
-        task: what occupies it.
-        progress: how far it reports its training is.
+        task: that it works on; None while it is idle.
+        progress: its last training report.
     """
 
     client: str
@@ -40,7 +40,7 @@ class ConnectedClient(Protocol):
 
 
 class Clients(Protocol):
-    """All connected clients; `fedloom.server.fleet.sessions.Fleet` is the one of a server."""
+    """All connected clients; a server's is `fedloom.server.fleet.sessions.Fleet`."""
 
     def get(self, client: str) -> ConnectedClient | None:
         """A client, if it is connected."""
@@ -49,19 +49,19 @@ class Clients(Protocol):
         """Connected clients without a task, by name."""
 
     def listen(self, listener: Listener) -> None:
-        """Notify a run about clients from now on, and about those that are available now."""
+        """Notify a run about clients that are available, now and later."""
 
     def forget(self, listener: Listener) -> None:
-        """A run has ended."""
+        """Stop notifying a run that has ended."""
 
     def occupy(self, client: str, task: TaskId, owner: Listener) -> bool:
-        """Give a client's time to a run; False if it is gone or works for another."""
+        """Assign a client to a run; False if it is gone or works for another."""
 
     def free(self, client: str, task: TaskId) -> None:
-        """A client no longer works on a task."""
+        """Record that a client no longer works on a task."""
 
     def rest(self, client: str, seconds: float) -> None:
-        """Offer a client nothing new for a while, as it asked for."""
+        """Offer a client nothing for a while, at its own request."""
 
     def send(self, client: str, message: fleet_pb2.ServerMessage) -> None:
         """Send without waiting."""

@@ -1,9 +1,9 @@
-"""How a round ends: what it came to, and the steps that commit its model.
+"""The outcome of a round, and the steps that commit its model.
 
 Every step may be repeated, since the process may crash after any of them.
 
-Invariants: the sum that is committed is of exactly the updates that the ledger held when the round
-left `reporting`; the model is on disk before the ledger says that the round is committed.
+Invariants: the committed sum is of exactly the updates that the ledger held when the round left
+`reporting`; the model is on disk before the ledger says that the round is committed.
 """
 
 from collections.abc import Sequence
@@ -27,10 +27,10 @@ class Outcome:
         model: digest of the run's model after it.
         strategy_state: the ledger's note of the state that belongs to the model.
         reason: why it was abandoned.
-        fault: another attempt would fail again.
-        observed: what the round tells selection of its cohort; see `Ledger.observations`.
+        fault: whether another attempt would fail the same way.
+        observed: what selection learns of the cohort; see `Ledger.observations`.
         excluded: clients that may not take part before the privacy tree ends.
-        cause: why, in a word; see `fedloom.server.metrics.meters.REASONS`.
+        cause: a code of `fedloom.server.metrics.meters.REASONS`.
     """
 
     model: str | None
@@ -44,7 +44,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a round was committed with.
+    """The result of a committed round.
 
     Attributes:
         model: digest of the next model.
@@ -62,11 +62,11 @@ class Result:
 
 
 async def commit(plan: RoundPlan, total: RoundSum, context: RoundsContext) -> Result:
-    """Make the next model of a round's updates, store it, and commit the round.
+    """Compute the next model from a round's updates, store it, and commit the round.
 
     Raises:
-        TooFewUpdatesError: the aggregation needs others; another round may have them.
-        Exception: whatever the strategy raised, or the storage.
+        TooFewUpdatesError: the aggregation needs more updates; another round may have them.
+        Exception: any error of the strategy or the storage.
     """
     ledger = context.ledger
     updates = await context.in_ledger(ledger.close_round, *plan.key)

@@ -21,10 +21,10 @@ class RoundsContext(StorageContext):
         fleet: the connected clients.
         noise: keys of the noise that private runs add.
         signing: signs what clients receive; None on plaintext loopback.
-        live: notified of what has changed.
+        live: receives the changes that pages show.
         records: what the members of open rounds do.
         meters: counters for Prometheus.
-        tracer: of the steps of a round.
+        tracer: records the steps of a round.
     """
 
     fleet: Clients
@@ -36,7 +36,7 @@ class RoundsContext(StorageContext):
     tracer: Tracer = field(default_factory=Tracer)
 
     def offer(self, client: str, task: fleet_pb2.Task) -> fleet_pb2.ServerMessage:
-        """A task as it travels to a client."""
+        """The message that offers a task to a client, signed where the server signs."""
         if self.signing is None:
             return fleet_pb2.ServerMessage(offer=task)
         return self.signing.offer(client, task)

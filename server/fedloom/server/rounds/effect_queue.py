@@ -1,7 +1,7 @@
-"""The effects of an engine, performed one after another in the order in which it asked for them.
+"""Performs the effects of an engine one after another, in order.
 
-An effect that fails for want of storage is performed again until it succeeds, so performing it
-twice must do no harm; an effect that fails otherwise is handed to its owner.
+An effect whose storage fails is repeated until it succeeds, so effects must be idempotent. An
+effect that fails otherwise is passed to its owner.
 """
 
 import asyncio
@@ -19,13 +19,13 @@ End = TypeVar("End")
 
 
 class EffectQueue(Generic[Effect, End]):
-    """Performs effects in a task of its own.
+    """Performs effects in one asyncio task.
 
     Args:
-        perform: performs one; returns how everything ended, or None to continue.
-        fail: handles an exception of `perform`; returns how everything ended.
-        ended: called with that; returns whether to continue with further effects.
-        owner: whose effects these are, for the log, and the context of its log lines.
+        perform: performs one effect; returns the outcome, or None to continue.
+        fail: handles an exception of `perform`; returns the outcome.
+        ended: called with the outcome; returns whether to continue with further effects.
+        owner: returns the owner's name for the log, and the context of its log lines.
     """
 
     def __init__(
@@ -43,20 +43,20 @@ class EffectQueue(Generic[Effect, End]):
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin with what is in the queue."""
+        """Begin with the queued effects."""
         self._task = asyncio.ensure_future(self._work())
 
     def put(self, effect: Effect) -> None:
-        """Perform an effect after those before it."""
+        """Queue an effect."""
         self._effects.put_nowait(effect)
 
     def cancel(self) -> None:
-        """Perform no more; called from an effect, that one is still completed."""
+        """Perform no more effects; the one in progress is completed."""
         if self._task is not None and self._task is not asyncio.current_task():
             self._task.cancel()
 
     async def stop(self) -> None:
-        """Perform no more, and wait until nothing is being performed."""
+        """Perform no more effects, and wait for the one in progress."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])

@@ -1,6 +1,6 @@
-"""The engine of a round: begun, or restored from what the ledger holds of it.
+"""Builds the engine of a round, or restores it from the ledger.
 
-A round of training is a buffer where the run has buffers; every other round is synchronous.
+Training rounds of a buffered run are buffers; all other rounds are synchronous.
 """
 
 import time
@@ -25,13 +25,13 @@ from fedloom.server.rounds.context import RoundsContext
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredRound:
-    """What the ledger holds of a round that is continued.
+    """The ledger's rows of a round that is continued.
 
     Attributes:
         row: of the round; None between two buffers.
         members: rows of its cohort.
         accepted: rows of the updates that count in it.
-        at_work: rows of members that may still be at work, in earlier rounds too; of buffers.
+        at_work: with buffers, rows of members that may still be at work, of earlier rounds too.
     """
 
     row: RoundRow | None
@@ -41,17 +41,17 @@ class StoredRound:
 
 
 def buffer_settings(plan: RoundPlan) -> BufferConfig | None:
-    """The settings of the buffer that a round is; None for a synchronous round."""
+    """The settings of a round that is a buffer; None for a synchronous round."""
     return plan.spec.buffer_config() if plan.kind is RoundKind.TRAIN else None
 
 
 def is_last(plan: RoundPlan) -> bool:
-    """Whether the run wants no other training round after this one."""
+    """Whether it is the last training round of the run."""
     return plan.trained + 1 >= plan.spec.rounds
 
 
 def begin(plan: RoundPlan, *, select: Select, now: float, available: Iterable[str]) -> RoundEngine:
-    """The engine of a round that opens as soon as enough clients are available."""
+    """Build the engine of a new round; it opens as soon as enough clients are available."""
     config = buffer_settings(plan)
     if config is None:
         return Round(plan.config, select=select, now=now, available=available)
@@ -93,17 +93,17 @@ def restore(
     available: Iterable[str],
     paused: bool = False,
 ) -> RoundEngine:
-    """The engine of a round that continues after a restart.
+    """Build the engine of a round that continues after a restart.
 
-    The time that the server was down does not count: members get their whole grace period.
+    Members get their whole grace period again: the time without a server does not count.
 
     Args:
         plan: of the round.
         stored: of `read`.
         select: draws replacements.
-        now: of the engine's clock, seconds.
+        now: seconds on the engine's clock.
         available: clients that are idle.
-        paused: whether the run is.
+        paused: whether the run is paused.
     """
     row, config = stored.row, buffer_settings(plan) or plan.config
     state = RoundState.COMMITTED if row is None else RoundState(row.state)
@@ -135,7 +135,7 @@ def restore(
 
 
 def _snapshots(stored: StoredRound, grace_s: float) -> dict[str, MemberSnapshot]:
-    """Members by name: a later task of a client ends its earlier one, and its update ends both."""
+    """Members by name; a later task ends an earlier one of the same client, an update ends both."""
     members = {m.client: _snapshot(m, grace_s) for m in (*stored.at_work, *stored.members)}
     reported = {u.client: MemberSnapshot(u.round, Phase.REPORTED) for u in stored.accepted}
     return members | reported

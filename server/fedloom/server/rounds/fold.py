@@ -1,8 +1,8 @@
 """Folding: adding the spool files of accepted updates to a round's exact sum, with checkpoints.
 
-A folder belongs to one round and knows by client name what it has folded: after a crash the sum
-resumes from the last checkpoint and adds the updates that it lacks. The order does not matter,
-since the sum is of integers.
+A folder belongs to one round and records the clients that it has folded. After a crash the sum
+resumes from the last checkpoint and adds the missing updates. The order does not matter, since
+the sum is of integers.
 """
 
 import json
@@ -19,11 +19,11 @@ from fedloom.protocol.v1 import fleet_pb2
 from fedloom.strategies.exact.partial import Partial
 
 CHECKPOINT_EVERY = 16
-"""Updates between checkpoints of a round's sum; bounds the disk it needs and a restart's work."""
+"""Updates between checkpoints of a round's sum; limits disk space and the work of a restart."""
 
 
 class Folder:
-    """A round's sum, and whose updates are in it.
+    """A round's sum, and the clients whose updates it contains.
 
     Args:
         partial: empty, or restored.
@@ -41,8 +41,8 @@ class Folder:
         """Add one accepted update; adding it again changes nothing.
 
         Args:
-            client: that sent it.
-            path: of its file.
+            client: the sender.
+            path: of the spool file.
             header: of the update.
             factor: multiplies its deltas, from 0 to 1; below 1 for a stale update.
 
@@ -70,7 +70,7 @@ class Folder:
 
 
 def restore(path: Path, empty: Callable[[], Partial]) -> Folder:
-    """Return the folder of a checkpoint, or an empty one where there is none."""
+    """Return the folder of a checkpoint, or an empty one without a checkpoint."""
     if not path.exists():
         return Folder(empty(), set())
     arrays = {name: np.array(array) for name, array in read_params(path).items()}
@@ -79,5 +79,5 @@ def restore(path: Path, empty: Callable[[], Partial]) -> Folder:
 
 
 def metrics_of(message: fleet_pb2.Metrics) -> Mapping[str, Any]:
-    """Return a message's metrics as the ledger keeps them."""
+    """Return a message's metrics in the form of the ledger."""
     return {"num_examples": message.num_examples, "values": dict(message.values)}

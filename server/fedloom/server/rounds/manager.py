@@ -1,6 +1,6 @@
 """All active runs of a server: submit, find, command, roll back and continue them.
 
-Invariant: a run that cannot continue stops no other.
+Invariant: a run that cannot continue does not stop other runs.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ class Runs:
                 )
 
     async def stop(self) -> None:
-        """Leave every run as it is."""
+        """Stop driving; the runs do not change and continue at the next start."""
         for driver in list(self._drivers.values()):
             await driver.stop()
             await driver.settled()
@@ -74,12 +74,12 @@ class Runs:
             raise
 
     async def submit(self, values: Mapping[str, Any], model: str, run: str = "") -> str:
-        """Start a run from a model that is in the store.
+        """Start a run from a stored model.
 
         Args:
             values: the specification, as parsed TOML or JSON.
             model: digest.
-            run: its id, of `new_id`; drawn here if empty.
+            run: its id, from `new_id`; empty to draw one.
 
         Returns:
             The run's id.
@@ -90,7 +90,7 @@ class Runs:
         spec = parse(values)
         context = self._context
         manifest = await context.in_disk(context.models.manifest, model)
-        limits.sums(spec, manifest)  # refuses what is not for this model
+        limits.sums(spec, manifest)  # refuses a specification that does not fit the model
         run = run or new_id(spec.name)
         row: dict[str, Any] = {
             "id": run,
@@ -108,7 +108,7 @@ class Runs:
         stored = await context.in_ledger(context.ledger.run, run)
         try:
             await self._drive(require_run(stored, run))
-        except Exception as error:  # it is stored: without a reason it would look as if it ran
+        except Exception as error:  # the row exists: without a reason it would look as if it ran
             fail = partial(context.ledger.set_run_state, run, "failed", repr(error), ended=True)
             await context.in_ledger(fail)
             raise
@@ -121,18 +121,18 @@ class Runs:
         return self._drivers.get(run)
 
     def longest_header_bytes(self) -> int:
-        """The longest header that an update of any active run may have."""
+        """The largest header that an update of any active run may have, in bytes."""
         return max(
             (driver.position.header_limit_bytes for driver in self._drivers.values()), default=0
         )
 
     def sends(self, digest: str) -> bool:
-        """Whether clients download these bytes for an open round."""
+        """Whether an open round offers the file of this digest for download."""
         rounds = [driver.round for driver in self._drivers.values()]
         return any(each is not None and each.sends(digest) for each in rounds)
 
     def round(self, key: tuple[str, int]) -> RoundDriver:
-        """The driver of the round that a message is about.
+        """The driver of the round of a message.
 
         Raises:
             Refusal: UNKNOWN_RUN, STALE_ROUND or FUTURE_ROUND.
@@ -164,23 +164,23 @@ class Runs:
         await driver.settled()
 
     def let_go(self, client: str, reason: str) -> None:
-        """Have every round stop waiting for a client."""
+        """Make every round stop waiting for a client."""
         for driver in list(self._drivers.values()):
             driver.let_go(client, reason)
 
     async def roll_back(self, run: str, number: int) -> Point:
         """Roll a run back to the model and the state of an earlier committed round.
 
-        One that has ended comes back, paused. Doing it twice changes nothing, as long as no round
-        was committed in between.
+        A run that has ended becomes paused. A repeat changes nothing, unless a round was committed
+        in between.
 
         Returns:
             What was undone.
 
         Raises:
-            UsageError: there is no such round, or it does not fit the run.
-            IntegrityError: files of that round are gone.
-            UnavailableError: a round is being committed and takes long.
+            UsageError: there is no such round, or the run cannot be rolled back.
+            IntegrityError: files of that round are missing.
+            UnavailableError: the commit of the open round takes too long.
         """
         context, ledger = self._context, self._context.ledger
         row = require_run(await context.in_ledger(ledger.run, run), run)
@@ -189,12 +189,12 @@ class Runs:
             return point
         driver = self._drivers.get(run)
         if driver is not None and run not in self._forgetting:
-            # Whoever asked may go away; the driver must not miss what the ledger did.
+            # The caller may disconnect; the driver must not miss the change in the ledger.
             await asyncio.shield(asyncio.ensure_future(driver.roll_back(point)))
         else:
             if run in self._forgetting:
                 await self._forgetting[run]
-            why = f"rolled back to round {number} by the operator: resume it to go on"
+            why = f"rolled back to round {number} by the operator: resume it to continue"
             await context.in_ledger(partial(ledger.roll_back, run, number, revive=why))
             await self._drive(require_run(await context.in_ledger(ledger.run, run), run))
         context.live.changed("run", run)
@@ -213,7 +213,7 @@ class Runs:
 
         Raises:
             UsageError: there is no such round, or the run cannot be rolled back.
-            IntegrityError: files of that round are gone.
+            IntegrityError: files of that round are missing.
         """
         context, spec = self._context, parse(row.spec)
         settings = spec.build_privacy()
@@ -252,7 +252,7 @@ class Runs:
 
 
 def new_id(name: str) -> str:
-    """Draw the id of a run with this name."""
+    """Draw the id of a new run with this name."""
     return f"{name}-{secrets.token_hex(3)}"
 
 

@@ -1,9 +1,9 @@
 """What each member of a round did, and when: kept in memory while it works, stored at the end.
 
-The server writes down what it sees of a client: the offer, the answer, the bytes down and up, the
-end. A server that is killed loses these times and nothing else: what counts is in the ledger.
+The server records the offer, the answer, the bytes down and up, and the end. If it is killed, only
+these times are lost: results are in the ledger.
 
-Invariant: a record is of a member of a round that is open, or that the ledger lacks.
+Invariant: a record belongs to a member of an open round, or is not yet in the ledger.
 """
 
 import time
@@ -22,19 +22,19 @@ class Record:
     """One member's part in a round; times are seconds since the epoch, None where not seen.
 
     Attributes:
-        took_at: it accepted the offer.
-        download_began_at: of the model, or of what comes beside it; None where it had it.
-        download_ended_at: of the last of them.
-        training_began_at: it had all that it needed, or said so.
-        upload_began_at: its header was good.
-        upload_ended_at: its body was whole and on disk.
-        ended_at: accepted, refused, failed, declined, or not waited for any more.
+        took_at: when it accepted the offer.
+        download_began_at: of the model or of another file; None if it had all of them.
+        download_ended_at: of the last file.
+        training_began_at: when it had all files, or reported that it trains.
+        upload_began_at: when its header was accepted.
+        upload_ended_at: when its body was complete and on disk.
+        ended_at: when it was accepted or refused, failed, declined, or was given up.
         bytes_down: sent to it.
         bytes_up: received from it.
         retries: offers, downloads and uploads beyond the first of each.
         code: of its last refusal.
-        reason: in words, of what went wrong.
-        phase: where it stands; None where the ledger knows better.
+        reason: of the error, as text.
+        phase: its phase; None to keep that of the ledger.
     """
 
     took_at: float | None = None
@@ -52,11 +52,11 @@ class Record:
     phase: str | None = None
 
     def downloaded(self) -> None:
-        """It has all the bytes that it asked for."""
+        """Its download is complete."""
         self.download_ended_at = self.training_began_at = time.time()
 
     def stored(self) -> dict[str, Any]:
-        """Its columns; what is None keeps what the ledger has."""
+        """Its columns without None; the ledger keeps its values for those."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
@@ -67,11 +67,11 @@ class Records:
         self._records: dict[Key, dict[str, Record]] = {}
 
     def of(self, key: Key) -> Mapping[str, Record]:
-        """The members of a round that did anything, by name; a live view."""
+        """The members of a round with a record, by name; a live view."""
         return self._records.get(key, {})
 
     def find(self, key: Key, client: str) -> Record | None:
-        """A member's record, if there is one."""
+        """A member's record, or None."""
         return self._records.get(key, {}).get(client)
 
     def offered(self, key: Key, client: str, *, again: bool) -> None:
@@ -85,7 +85,7 @@ class Records:
             record.took_at = record.took_at or time.time()
 
     def downloading(self, key: Key | None, client: str, *, resumed: bool) -> Record:
-        """Somebody asks for bytes; count them in what comes back, which may be of no round."""
+        """A client downloads; returns the record that counts the bytes (unused without a round)."""
         record = self.find(key, client) if key else None
         if record is None:
             return Record()
@@ -94,12 +94,12 @@ class Records:
         return record
 
     def training(self, key: Key, client: str) -> None:
-        """A member says that it trains."""
+        """A member reports that it trains."""
         if record := self.find(key, client):
             record.training_began_at = record.training_began_at or time.time()
 
     def uploading(self, key: Key, client: str) -> Record:
-        """An update may come; count its bytes in what comes back, which may be of no round."""
+        """A client uploads; returns the record that counts the bytes (unused without a round)."""
         record = self.find(key, client)
         if record is None:
             return Record()
@@ -110,7 +110,7 @@ class Records:
         return record
 
     def refused(self, key: Key, client: str, code: str, words: str) -> None:
-        """Something that a member sent was turned away; it may still send better."""
+        """A message of a member was refused; the member may try again."""
         if record := self.find(key, client):
             record.code, record.reason = code, words[:_MAX_WORDS]
 
@@ -120,23 +120,23 @@ class Records:
             record.ended_at, record.phase = time.time(), None
 
     def ended(self, key: Key, client: str, words: str | None = None) -> None:
-        """A member's part is over; the ledger knows how."""
+        """A member's part is over; its phase is in the ledger."""
         if record := self.find(key, client):
             record.ended_at = record.ended_at or time.time()
             if words is not None:
                 record.reason = words[:_MAX_WORDS]
 
     def withdrawn(self, key: Key, client: str, phase: str) -> None:
-        """A round goes on, or has ended, without a member; `phase` is LATE or LOST."""
+        """A round continues or ended without a member; `phase` is LATE or LOST."""
         record = self._records.setdefault(key, {}).setdefault(client, Record())
         record.phase, record.ended_at = phase, record.ended_at or time.time()
 
     def take(self, key: Key) -> dict[str, Record]:
-        """The records of a round that is over; they are forgotten here."""
+        """Remove and return the records of a round that is over."""
         return self._records.pop(key, {})
 
     def take_ended(self, run: str) -> dict[int, dict[str, Record]]:
-        """Records of members whose part is over, by round, where rounds go on for the others."""
+        """Remove and return records of ended members, by round, while their rounds continue."""
         taken: dict[int, dict[str, Record]] = {}
         for key in [key for key in self._records if key[0] == run]:
             records = self._records[key]

@@ -1,7 +1,7 @@
 """What selection knows of clients, read from the ledger's committed rounds.
 
-Invariant: a run's history follows from the ledger alone: rounds that are added one by one as they
-are committed give the same history as all of them after a restart.
+Invariant: a run's history follows from the ledger alone: adding rounds one by one as they are
+committed gives the same history as adding all of them after a restart.
 """
 
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ def add_rounds(history: History, rows: Iterable[ObservationRow], policy: Selecti
     Args:
         history: of the run.
         rows: as `Ledger.observations` gives them, of rounds that the history does not have.
-        policy: says which metrics are a client's loss and label.
+        policy: names the metrics that are a client's loss and label.
     """
     for number, members in groupby(rows, key=lambda row: row.round):
         history.add(number, observe(map(_member, members), policy))

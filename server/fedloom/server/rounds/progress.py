@@ -1,6 +1,6 @@
 """Training progress that members of a round report: the latest of each, for the console.
 
-It is held in memory, as long as the connection. Nothing depends on it, so invalid reports are
+It is kept in memory while the client is connected. Nothing depends on it, so invalid reports are
 dropped silently.
 """
 
@@ -18,7 +18,7 @@ class ReportedProgress:
     Attributes:
         task: run and round.
         fraction: from 0 to 1.
-        loss: recent training loss; None where none was reported, or the run is private.
+        loss: recent training loss; None if not reported, or if the run is private.
     """
 
     task: tuple[str, int]
@@ -31,11 +31,11 @@ class ReportedProgress:
 
 
 def read(message: fleet_pb2.Progress, *, private: bool) -> ReportedProgress | None:
-    """Read a progress message; None where it is invalid.
+    """Read a progress message; None if it is invalid.
 
     Args:
         message: of a client.
-        private: whether the run is, so that only the fraction is kept.
+        private: whether the run is private; then only the fraction is kept.
     """
     if not 0 <= message.fraction <= 1:
         return None

@@ -1,18 +1,18 @@
 """Drives the engine of a round in the server: feeds it events and performs its effects.
 
-The engine decides (`fedloom.server.engine`); the driver feeds it what clients, operators and the
-clock do, performs its effects in order, and keeps the order in which things become durable:
+The engine decides (`fedloom.server.engine`). The driver passes it the events of clients, operators
+and the clock, performs its effects in order, and keeps this order of durable steps:
 
     cohort stored → offers sent → updates accepted → round closing → model stored → round committed
 
-A synchronous round has a driver of its own. With buffers one driver serves all training rounds of a
+Each synchronous round has its own driver. With buffers one driver serves all training rounds of a
 run, since clients work across them: its table of tasks holds the plan of each round that a client
-may still work on. An update counts in the buffer that is open when it is stored, and one that comes
-while a buffer is being committed waits for the next.
+may still work on. An update counts in the buffer that is open when it is stored; an update that
+arrives during a commit waits for the next buffer.
 
-Invariants: an offer is sent only to a member that the ledger holds. The sum that is committed is of
-exactly the updates that the ledger held when the round left `reporting`. The ledger's row of an
-update says in which round it counts and how stale it is, so a restart gives the same bits.
+Invariants: an offer is sent only to a member that the ledger holds. The committed sum is of exactly
+the updates that the ledger held when the round left `reporting`. The ledger's row of an update has
+the round in which it counts and its staleness, so a restart gives the same bits.
 """
 
 import asyncio
@@ -99,12 +99,12 @@ class RoundDriver:
     Args:
         tasks: the plan of the round, and of earlier rounds that clients may still work on.
         context: storage, connected clients, and what observes rounds.
-        owner: the run, as the fleet knows it.
+        owner: the run, registered with the fleet.
         select: draws the cohort and its replacements.
         ended: called whenever a round is over.
 
     Attributes:
-        engine: decides.
+        engine: the state machine.
         tasks: that clients may work on.
         trace: the spans of the round.
     """
@@ -134,17 +134,17 @@ class RoundDriver:
         self._storing = BackgroundTasks()
         self._stored = False  # the ledger has a row of the open round
         self._kept = False  # records of the members were stored
-        self._opened_at: float | None = None  # monotonic; None where another process opened it
+        self._opened_at: float | None = None  # monotonic; None if an earlier process opened it
 
     @property
     def plan(self) -> RoundPlan:
-        """The plan of the open round, or of the one that was committed last."""
+        """The plan of the open round, or of the last committed one."""
         return self.tasks.plan
 
     # ---- life --------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Select from whoever is available."""
+        """Begin to select from the available clients."""
         self.engine = engines.begin(
             self.plan, select=self._select, now=self._now(), available=self._idle()
         )
@@ -154,8 +154,8 @@ class RoundDriver:
         """Continue a round that was open when the server stopped.
 
         Args:
-            row: of the round; None between two buffers, where the run opens the next one.
-            paused: whether the run is.
+            row: of the round; None between two buffers, when the run opens the next one.
+            paused: whether the run is paused.
         """
         stored = await engines.read(self.plan, row, self.tasks.first, self._context)
         self.engine = engines.restore(
@@ -186,7 +186,7 @@ class RoundDriver:
             self._context.spool.release_round(*stale.key)
 
     def disband(self, reason: str) -> None:
-        """End all work between two buffers: the run opens no other one."""
+        """End all work between two buffers: the run opens no further one."""
         self.feed(Disband(reason))
         if records := self._context.records.take_ended(self.plan.run):
             self._store_records(records, over=True)
@@ -194,7 +194,7 @@ class RoundDriver:
         self._effects.cancel()
 
     async def stop(self) -> None:
-        """Leave the round as it is; a later start continues it."""
+        """Stop driving the round; the next start continues it."""
         self._gate.stop()
         if self._timer is not None:
             self._timer.cancel()
@@ -209,10 +209,10 @@ class RoundDriver:
     # ---- events ------------------------------------------------------------------------------
 
     def feed(self, event: BufferEvent) -> None:
-        """Have the engine handle an event, and queue its effects.
+        """Pass an event to the engine, and queue its effects.
 
         Raises:
-            OperatorRefused: the operator's command does not fit.
+            OperatorRefused: the operator's command does not fit the state.
         """
         effects = self.engine.handle(cast(RoundEvent, event), self._now())
         for effect in effects:
@@ -240,11 +240,11 @@ class RoundDriver:
         return asyncio.get_running_loop().time()
 
     def plan_of(self, number: int | None) -> RoundPlan:
-        """The plan of a round that clients may work on; None stands for the open round."""
+        """The plan of a round that clients may work on; None for the open round."""
         return self.tasks.plan_of(number)
 
     def key_of(self, client: str) -> tuple[str, int]:
-        """The task that a member works on: run and round."""
+        """Run and round of the task that a member works on."""
         origin = self.engine.origin(client)
         return self.plan.key if origin is None else (self.plan.run, origin)
 
@@ -283,7 +283,7 @@ class RoundDriver:
         self._context.fleet.free(client, self.key_of(client))
 
     def client_progressed(self, session: ConnectedClient, message: fleet_pb2.Progress) -> None:
-        """A member reports its progress."""
+        """A member reports progress."""
         private = self.plan.spec.build_privacy() is not None
         if reported := progress.read(message, private=private):
             session.progress = reported
@@ -312,7 +312,7 @@ class RoundDriver:
         self.feed(Left(client))
 
     def _note(self, client: str, phase: Phase, reason: str) -> None:
-        """Store how a member ended, after what is queued already."""
+        """Store a member's final phase, after the effects that are queued already."""
         if self.claims(client):
             key = self.key_of(client)
             context, why = self._context, reason[:500]
@@ -322,7 +322,7 @@ class RoundDriver:
     # ---- uploads -----------------------------------------------------------------------------
 
     def admit(self, header: fleet_pb2.UpdateHeader) -> list[PlannedPart]:
-        """May this client upload this update now?
+        """Admit an upload by its header.
 
         Raises:
             Refusal: not in the cohort, closed, another model, or a bad header.
@@ -331,7 +331,7 @@ class RoundDriver:
         return check_update(header, self.plan_of(header.task.round))
 
     def sends(self, digest: str) -> bool:
-        """Whether clients download these bytes, as a model or on the way to one."""
+        """Whether a task offers the file of this digest: a model or a difference."""
         return self.tasks.names(digest)
 
     def check_open(self, client: str, number: int) -> None:
@@ -358,7 +358,7 @@ class RoundDriver:
             self._context.fleet.free(client, self.key_of(client))
 
     async def accept(self, update: AcceptedUpdate) -> bool:
-        """Make an update count; its bytes are synced. True unless it was accepted before.
+        """Accept an update whose bytes are synced. False if it was accepted before.
 
         Raises:
             Refusal: the round has closed, another update was accepted, or, with buffers, it is too
@@ -378,7 +378,7 @@ class RoundDriver:
         return first
 
     async def _store(self, update: AcceptedUpdate) -> tuple[AcceptedUpdate, bool]:
-        """Store an update: in its round, or in the buffer that is open or opens next."""
+        """Store an update in its round, or in the open or next buffer."""
         context = self._context
         while True:
             if self._buffered:
@@ -478,7 +478,7 @@ class RoundDriver:
         known = isinstance(error, FedloomError | TooFewUpdatesError)
         reason = f"{error}" if known else f"{type(error).__name__}: {error}"
         self.feed(Abort(reason) if self.engine.state.is_open else CommitFailed(reason))
-        # Other clients may come to the next round; after any other error it would fail again.
+        # The next round may have other clients; any other error would occur again.
         fault = not isinstance(error, TooFewUpdatesError)
         return await self._abandon(reason, fault=fault, cause=FAULT if fault else TOO_FEW)
 
@@ -493,7 +493,7 @@ class RoundDriver:
         return Outcome(None, None, reason, fault, cause=cause)
 
     def _keep_records(self) -> None:
-        """Store what the members did whose part is over; the round does not wait for it."""
+        """Store the records of members that ended; the round does not wait for it."""
         records, number = self._context.records, self.plan.number
         self._kept = over = not self.engine.continues
         mine = records.take(self.plan.key) if over else {}
@@ -504,10 +504,10 @@ class RoundDriver:
     def _store_records(self, records: Mapping[int, Mapping[str, Record]], *, over: bool) -> None:
         ledger, run = self._context.ledger, self.plan.run
         storing = self._context.in_ledger(ledger.keep_records, run, records, over=over)
-        self._storing.start(store_or_log(storing, "what members of a round did"))
+        self._storing.start(store_or_log(storing, "the record of a round's members"))
 
     def _clean(self, files: Iterable[str] = ()) -> None:
-        """Delete these files of a round that is over, or all of them where no work continues."""
+        """Delete these files of a round that is over; all of them if no work continues."""
         if self.engine.continues:
             self._sum.clean(files)
         else:
@@ -515,15 +515,15 @@ class RoundDriver:
             self._release()
 
     def _release(self) -> None:
-        """No client works for this driver any more: delete what is left on disk of their work."""
-        self._gate.open()  # whoever waits to be accepted is refused
+        """No client works for this driver any more: delete the files that are left."""
+        self._gate.open()  # uploads that wait are refused
         for plan in self.tasks.plans:
             self._context.spool.release_round(*plan.key)
         if self._timer is not None:
             self._timer.cancel()
 
     def _finish(self, outcome: Outcome) -> bool:
-        """The round is over; returns whether another one is open, or may follow, in this driver."""
+        """The round is over; returns whether this driver has, or may get, another one."""
         if self._timer is not None:
             self._timer.cancel()
         self._count(outcome)
@@ -562,5 +562,5 @@ class RoundDriver:
             memory = await context.in_ledger(context.ledger.last_counted, plan.run, client)
         task = for_client(self.tasks.message(plan), client, spec.seed, memory)
         left_s = self.engine.clock.deadline_left_s(self._now()) or 0.0
-        task.deadline_s = math.inf if self._buffered else left_s  # with buffers it may come stale
+        task.deadline_s = math.inf if self._buffered else left_s  # with buffers it may be stale
         return context.offer(client, task)

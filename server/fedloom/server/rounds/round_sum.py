@@ -1,7 +1,7 @@
-"""The sum of one round: updates are folded as they are accepted, in the fold's own thread.
+"""The sum of one round: updates are folded as they are accepted, in a thread of the fold.
 
-An aggregation that looks at each update folds nothing: the files stay until the round is over, and
-are read in blocks when it closes.
+An aggregation that needs each update folds nothing: the files are kept until the round is over,
+and are read in blocks when it closes.
 
 Invariants: every accepted update is folded once, however often it is added; the model is on disk
 before the ledger says that the round is committed.
@@ -40,12 +40,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredResult:
-    """What a round came to, durable but for the ledger's row.
+    """The result of a round; the ledger's row is not yet written.
 
     Attributes:
         model: the next model.
         note: the ledger's note of the state that belongs to it.
-        metrics: that the round makes known.
+        metrics: of the round.
         excluded: clients that may not take part before the privacy tree ends.
     """
 
@@ -78,7 +78,7 @@ class RoundSum:
         return Partial(limits.sums(spec, self._plan.manifest), spec.exponent())
 
     async def restore(self, accepted: Iterable[UpdateRow]) -> None:
-        """Read the last checkpoint, and fold what was accepted since."""
+        """Read the last checkpoint, and fold the updates accepted since."""
         self._folder = await self._context.in_fold(fold.restore, self._checkpoint, self._empty)
         for update in accepted:
             self.add(update.client, update.file, update.staleness or 0)
@@ -98,7 +98,7 @@ class RoundSum:
             done = await self._context.in_fold(self._fold_in_thread, client, file, factor, above)
         except Exception as error:
             number, extra = self._plan.number, about(client, *self._plan.key)
-            log.exception("round %d: the update of %s does not fold", number, client, extra=extra)
+            log.exception("round %d: cannot fold the update of %s", number, client, extra=extra)
             self._error = error
             return
         for name in done:
@@ -115,14 +115,14 @@ class RoundSum:
         return self._folder.save(self._checkpoint) if due else []
 
     async def finish(self, accepted: Iterable[UpdateRow]) -> "StoredResult":
-        """Make the run's next state of all accepted updates, and store it.
+        """Compute the run's next state from all accepted updates, and store it.
 
         Raises:
-            TooFewUpdatesError: the aggregation needs others; another round may have them.
-            Exception: whatever the strategy raised, or an update could not be folded.
+            TooFewUpdatesError: the aggregation needs more updates; another round may have them.
+            Exception: any error of the strategy, or of folding an update.
         """
         accepted = list(accepted)
-        if self._finishing:  # an attempt before may have used up the sum in memory: read it again
+        if self._finishing:  # an earlier attempt may have consumed the sum in memory: read it again
             await self.stop()
             self._error = None
             await self.restore(())
@@ -171,7 +171,7 @@ class RoundSum:
         """Delete the checkpoint and the spool files of a round that is over.
 
         Args:
-            files: of its updates, where clients may still upload for the round's task; None for
+            files: of its updates, if clients may still upload for the round's task; None for
                 every file of the round.
         """
         self._checkpoint.unlink(missing_ok=True)
@@ -183,7 +183,7 @@ class RoundSum:
                 self._context.spool.release(name)
 
     async def stop(self) -> None:
-        """Wait for the update that is being folded; the others stay in the spool."""
+        """Stop after the update that is being folded; the others stay in the spool."""
         self._folding.cancel()
         await self._folding.settled()
 

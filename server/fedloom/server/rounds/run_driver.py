@@ -1,6 +1,6 @@
 """Drives one active run: its rounds, one after another.
 
-The run's engine decides what comes next; the driver opens rounds, passes an operator's commands to
+The run's engine decides the next step; the driver opens rounds, passes an operator's commands to
 them, and stores the state of the run.
 """
 
@@ -55,7 +55,7 @@ from fedloom.server.rounds.task_table import TaskTable
 log = logging.getLogger(__name__)
 
 COMMIT_S = 60.0
-"""Longest wait for a round that is being committed before a run is rolled back."""
+"""Longest wait for a commit before a run is rolled back, in seconds."""
 
 
 class RunDriver:
@@ -65,7 +65,7 @@ class RunDriver:
         row: the run's row in the ledger.
         manifest: of its model.
         context: storage, connected clients, and what observes rounds.
-        ended: called when it has ended and waits for no client.
+        ended: called when the run has ended and waits for no client.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class RunDriver:
         self._storing = BackgroundTasks()
 
     async def start(self, row: RunRow) -> None:
-        """Begin, or continue from what the ledger holds of the run."""
+        """Begin, or continue from the ledger."""
         context = self._context
         open_round = await context.in_ledger(context.ledger.open_round_of, self.id)
         rows = await context.in_ledger(context.ledger.list_rounds, self.id)
@@ -123,7 +123,7 @@ class RunDriver:
         return _counts(rows[-1]) and bool(rows[-1].kind == "train")
 
     async def stop(self) -> None:
-        """Leave everything as it is; a later start continues it."""
+        """Stop driving the run; the next start continues it."""
         if self.round is not None:
             await self.round.stop()
 
@@ -159,10 +159,10 @@ class RunDriver:
                 raise UsageError(f"Expected a known action, got {action!r}.")
 
     def change_goals(self, goal: int, quorum: int) -> None:
-        """Change goal and quorum of all rounds to come, the open one included.
+        """Change goal and quorum of the open and all later rounds.
 
         Raises:
-            UsageError: the run cannot, or the numbers are not valid.
+            UsageError: the run's goal is fixed, or the numbers are not valid.
         """
         self.position.change_goals(goal, quorum)
         self._later(self._context.ledger.set_goals, self.id, goal, quorum)
@@ -170,7 +170,7 @@ class RunDriver:
             self.round.feed(ChangeGoal(goal, quorum))
 
     def _check_enough(self) -> None:
-        """Check that the aggregation can use what the open round has; the engine checks for any."""
+        """Check that the open round has enough updates for the aggregation; the engine needs one."""
         if self.round is None or self.round.plan.kind is not RoundKind.TRAIN:
             return
         aggregation, got = self.spec.build_strategy().aggregation, self.round.status()["accepted"]
@@ -197,7 +197,7 @@ class RunDriver:
 
         Raises:
             UsageError: it does not fit the state of the run.
-            UnavailableError: the open round is being committed and takes long.
+            UnavailableError: the commit of the open round takes too long.
         """
         async with self._rolling_back:
             reason = f"rolled back to round {point.number} by the operator"
@@ -216,7 +216,7 @@ class RunDriver:
                 self.feed(RolledBack(trained))
 
     def _disband(self, reason: str) -> None:
-        """End all work between two buffers, where the run has them."""
+        """End all work between two buffers, in a buffered run."""
         if self.round is not None:
             between, self.round = self.round, None
             between.disband(reason)
@@ -234,10 +234,10 @@ class RunDriver:
     # ---- rounds ------------------------------------------------------------------------------
 
     def feed(self, event: RunEvent) -> None:
-        """Have the run's engine handle an event, and perform its effects.
+        """Pass an event to the run's engine, and perform its effects.
 
         Raises:
-            OperatorRefused: the operator's command does not fit.
+            OperatorRefused: the operator's command does not fit the state.
         """
         before = (self.engine.state, self.engine.reason)
         effects = self.engine.handle(event)
@@ -298,7 +298,7 @@ class RunDriver:
         stored.add_done_callback(lambda _: self._changed())
 
     def _changed(self) -> None:
-        """Notify the pages that watch the run: its rows have changed."""
+        """Notify the pages that show the run: its rows have changed."""
         self._context.live.changed("run", self.id)
 
     async def settled(self) -> None:
@@ -306,7 +306,7 @@ class RunDriver:
         await self._storing.settled()
 
     def _round_driver(self, plan: RoundPlan, rows: Sequence[CountedRoundRow] = ()) -> RoundDriver:
-        """The driver of a round; of a buffer, with those before it that clients may work for."""
+        """Make the driver of a round; for a buffer, with earlier rounds that clients may work on."""
         buffer, select = buffer_settings(plan), self.position.select(plan)
         earlier = () if buffer is None else _plans_before(plan, rows, buffer.max_staleness)
         tasks = TaskTable(plan, earlier)
@@ -328,7 +328,7 @@ class RunDriver:
         self.feed(RoundCommitted(round_.plan.kind))
 
     def let_go(self, client: str, reason: str) -> None:
-        """Stop waiting for a client; its task is withdrawn."""
+        """Stop waiting for a client, and withdraw its task."""
         if self.round is not None and self.round.claims(client):
             self.round.let_go(client, reason)
 
@@ -366,7 +366,7 @@ def _plans_before(
     models = {r.number: r.model_in for r in rows if _counts(r)}
     for number in range(plan.number - 1, plan.number - max_staleness - 1, -1):
         if number not in models:
-            break  # abandoned, undone, or none: work on earlier models has ended
+            break  # abandoned, undone or missing: work on earlier models has ended
         trained = plan.trained - (plan.number - number)
         before.append(replace(plan, number=number, trained=trained, model=models[number]))
     return before

@@ -1,7 +1,7 @@
-"""Where a run is: the model, the state and the memory of clients that its next round starts from.
+"""The position of a run: the model, state and client history from which its next round starts.
 
-Invariants: it changes only when a round was committed and when the run is rolled back; what it
-knows of clients follows from the ledger alone, so it is the same after a restart.
+Invariants: it changes only when a round is committed or the run is rolled back; the history of
+clients follows from the ledger alone, so it is the same after a restart.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from fedloom.strategies.selection import History
 
 
 class Position:
-    """What a run's next round is planned from.
+    """The position of a run.
 
     Args:
         row: the run's row in the ledger.
@@ -34,7 +34,7 @@ class Position:
     Attributes:
         spec: of the run.
         model: digest of the newest model.
-        header_limit_bytes: the longest header that an update of the run may have.
+        header_limit_bytes: largest header that an update of the run may have.
     """
 
     def __init__(self, row: RunRow, manifest: Manifest, context: RoundsContext) -> None:
@@ -51,7 +51,7 @@ class Position:
         self.header_limit_bytes = header_limit_bytes(manifest, len(self._limits.groups))
 
     async def look_back(self, rounds: Sequence[CountedRoundRow]) -> None:
-        """Read what committed rounds say of clients, and who took part in the open privacy tree.
+        """Read the clients' history from committed rounds, and the members of the open privacy tree.
 
         Args:
             rounds: all of the run's, in order.
@@ -73,7 +73,7 @@ class Position:
             self._excluded = frozenset(plan.taken(self._excluded, clients, trained))
 
     def plan(self, number: int, kind: RoundKind, trained: int) -> RoundPlan:
-        """A round from here.
+        """Plan a round from this position.
 
         Args:
             number: of the round.
@@ -110,35 +110,35 @@ class Position:
         return settings.clip if noted is None else noted
 
     def select(self, plan: RoundPlan) -> Select:
-        """What a round draws its cohort with."""
+        """The draw of a round's cohort."""
         return self.spec.select(plan.number, plan.kind, self._history, plan.stream)
 
     def move(self, outcome: Outcome) -> None:
-        """Start the next round from what a committed one came to."""
+        """Continue from a committed round."""
         assert outcome.model is not None
         add_rounds(self._history, outcome.observed, self.spec.build_selection())
         self.model, self._strategy_state = outcome.model, outcome.strategy_state
         self._excluded = outcome.excluded
 
     def go_back(self, point: Point) -> None:
-        """Start the next round from where the run was rolled back to."""
+        """Continue from the round to which the run was rolled back."""
         self.model, self._strategy_state = point.digest, point.state
 
     @property
     def goals(self) -> tuple[int, int]:
-        """Goal and quorum of the open round and of those to come."""
+        """Goal and quorum of the open round and of later ones."""
         config = self.spec.round_config()
         return self._goals or (config.goal, config.quorum)
 
     def change_goals(self, goal: int, quorum: int) -> None:
-        """Change the goal and the quorum of the rounds to come.
+        """Change goal and quorum of later rounds.
 
         Raises:
             UsageError: the run's goal is fixed, or the numbers do not fit it.
         """
         config, buffered = self.spec.round_config(), self.spec.buffer_config() is not None
         if buffered or self.spec.privacy:
-            kind = "buffers" if buffered else "privacy, whose claim hangs on it"
+            kind = "buffers" if buffered else "privacy, whose claim depends on it"
             raise UsageError(f"Expected a run whose goal may change, got one with {kind}.")
         most = self.spec.capacity - config.goal
         if goal > most:

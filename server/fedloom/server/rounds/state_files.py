@@ -1,4 +1,4 @@
-"""A run's state as the server keeps it: files in the model store, and a note of them."""
+"""A run's state on disk: files in the model store, and the ledger's note of them."""
 
 from fedloom.protocol.crash_points import crossing
 from fedloom.protocol.task_description import DifferenceRef, FileRef
@@ -24,7 +24,7 @@ def first_note(models: ModelStore, spec: RunSpec, model: str) -> str | None:
 
 
 def load(models: ModelStore, setup: RunSetup, plan: RoundPlan) -> TrainingState:
-    """The state that a round starts from, its arrays mapped from their files."""
+    """The state from which a round starts; its arrays are mapped from files."""
     model, note = models.params(plan.model), plan.note
     if plan.strategy_state is None:
         strategy = begin(setup, model).strategy
@@ -41,7 +41,7 @@ def load(models: ModelStore, setup: RunSetup, plan: RoundPlan) -> TrainingState:
 def store(
     models: ModelStore, setup: RunSetup, plan: RoundPlan, after: Advanced
 ) -> tuple[FileRef, str]:
-    """Store the state that a round led to; returns the model's file and the ledger's note."""
+    """Store the state after a round; returns the model's file and the ledger's note."""
     state = after.state
     crossing("commit.model")
     model = _saved(models, models.save(state.model, plan.manifest.dtypes))
@@ -69,7 +69,7 @@ def _save_slots(models: ModelStore, state: State) -> str:
 
 
 def _save_sent(models: ModelStore, strategy: Strategy, state: State) -> FileRef | None:
-    """Store what clients get beside the model."""
+    """Store the tensors that clients get beside the model."""
     sent = slots_to_arrays(strategy.sends(state))
     return _saved(models, models.save(sent, {})) if sent else None
 
@@ -77,7 +77,7 @@ def _save_sent(models: ModelStore, strategy: Strategy, state: State) -> FileRef 
 def _save_broadcast(
     models: ModelStore, plan: RoundPlan, after: Advanced
 ) -> tuple[FileRef | None, tuple[DifferenceRef, ...]]:
-    """Store the model that clients hold, and the difference that leads to it."""
+    """Store the model that clients hold, and its difference from the previous one."""
     made, base = after.difference, plan.given
     if made is None:
         return None, ()
@@ -87,7 +87,7 @@ def _save_broadcast(
     held = _saved(models, digest)
     step = _saved(models, models.save(made.arrays, made.dtypes))
     steps = [*plan.note.differences, DifferenceRef(base=base.digest, file=step)]
-    # As many differences as are together shorter than the model itself.
+    # Keep as many differences as are together shorter than the model.
     while len(steps) > 1 and sum(each.file.size_bytes for each in steps) > held.size_bytes:
         del steps[0]
     return held, tuple(steps)

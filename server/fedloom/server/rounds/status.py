@@ -11,7 +11,7 @@ from fedloom.server.rounds.clients import Clients, TaskId
 from fedloom.server.rounds.progress import ReportedProgress
 
 _OF_EACH = ("members", "progress")
-"""What grows with the number of members."""
+"""Keys whose values grow with the number of members."""
 
 
 def status(
@@ -47,7 +47,7 @@ def status(
 
 
 def brief(status: dict[str, Any]) -> dict[str, Any]:
-    """The status without what it has of each member, as every event carries it."""
+    """The status without the values of each member, for events."""
     return {name: value for name, value in status.items() if name not in _OF_EACH}
 
 
@@ -58,7 +58,7 @@ def reported_progress(
 
     Args:
         engine: of the round.
-        fleet: knows who is connected.
+        fleet: the connected clients.
         key_of: the task that a member works on.
     """
     sessions = (
@@ -74,7 +74,7 @@ def reported_progress(
 
 
 class StatusPublisher:
-    """Publishes the status of a run's rounds to the pages that watch the run.
+    """Publishes the status of a run's rounds to the pages that show the run.
 
     Args:
         live: carries the events.
@@ -87,13 +87,13 @@ class StatusPublisher:
         self._last: tuple[object, ...] = ()
 
     def publish(self, engine: RoundEngine, status: Callable[[], dict[str, Any]]) -> None:
-        """Something has happened in a round.
+        """Publish that a round has changed.
 
-        The event carries the status in brief; pages load the run again where more has changed.
+        The event carries the brief status; pages reload the run where more has changed.
 
         Args:
             engine: of the round.
-            status: of `brief`; called where a page watches.
+            status: returns that of `brief`; called only if a page shows the run.
         """
         self._live.changed("round", self._run, status)
         config = engine.config

@@ -1,6 +1,6 @@
-"""Errors of the disk or the database: retry until it works, or log and continue.
+"""Errors of the disk or the database: retry until success, or log and continue.
 
-A disk that is full for a while loses no update.
+No update is lost while a disk is full for a time.
 """
 
 import asyncio
@@ -15,15 +15,15 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 30.0
-"""Between attempts of a step that failed because of the disk or the database."""
+"""Seconds between attempts of a step whose storage failed."""
 
 
 async def retry_storage(step: Callable[[], Awaitable[T]], who: str, extra: dict[str, Any]) -> T:
-    """Do a step, again while its storage fails.
+    """Perform a step; repeat it while its storage fails.
 
     Args:
-        step: may be done again, wherever it failed.
-        who: waits for it, for the log.
+        step: idempotent, wherever it failed.
+        who: the owner, for the log.
         extra: context of the log lines.
     """
     wait_s = FIRST_WAIT_S
@@ -32,7 +32,7 @@ async def retry_storage(step: Callable[[], Awaitable[T]], who: str, extra: dict[
             return await step()
         except (OSError, OperationalError) as error:
             why = getattr(error, "orig", error)
-            log.error(  # noqa: TRY400 - a traceback tells an operator nothing here
+            log.error(  # noqa: TRY400 - the traceback does not help an operator here
                 "%s waits for its storage, next try in %.0f s: %s", who, wait_s, why, extra=extra
             )
         await asyncio.sleep(wait_s)
@@ -40,11 +40,11 @@ async def retry_storage(step: Callable[[], Awaitable[T]], who: str, extra: dict[
 
 
 async def store_or_log(storing: Awaitable[None], what: str) -> None:
-    """Store something for the console; a failure is only logged, and no round waits for it.
+    """Store values for the console; a failure is only logged, and no round waits for it.
 
     Args:
-        storing: stores it.
-        what: it is, for the log.
+        storing: stores them.
+        what: their name, for the log.
     """
     try:
         await storing

@@ -1,7 +1,7 @@
-"""The tasks of a run that clients may work on: that of the open round, and of earlier rounds.
+"""The tasks of a run that clients may work on: of the open round and of earlier ones.
 
-A synchronous round has one. With buffers clients work across rounds, each on the task of the round
-that it was asked in; the engine knows which (`RoundEngine.origin`).
+A synchronous round has one. With buffers each client works on the task of the round in which it was
+asked (`RoundEngine.origin`).
 """
 
 from collections.abc import Iterable
@@ -15,18 +15,18 @@ class TaskTable:
     """Plans and task messages by the number of their round.
 
     Args:
-        plan: of the open round, or of the one that was committed last.
+        plan: of the open round, or of the last committed one.
         earlier: plans of earlier rounds that clients may still work on.
 
     Attributes:
-        plan: of the open round, or of the one that was committed last.
+        plan: of the open round, or of the last committed one.
     """
 
     def __init__(self, plan: RoundPlan, earlier: Iterable[RoundPlan] = ()) -> None:
         self.plan = plan
         self._plans = {each.number: each for each in (*earlier, plan)}
         self._messages: dict[int, fleet_pb2.Task] = {}
-        self.message(plan)  # a task that cannot be written fails the run now, and no offer later
+        self.message(plan)  # a task that cannot be encoded fails the run now, not a later offer
 
     def __contains__(self, number: int) -> bool:
         return number in self._plans
@@ -46,13 +46,13 @@ class TaskTable:
         return self.plan if number is None else self._plans.get(number, self.plan)
 
     def message(self, plan: RoundPlan) -> fleet_pb2.Task:
-        """The task of a round, as all its clients have it."""
+        """The task of a round, the same for all its clients."""
         if plan.number not in self._messages:
             self._messages[plan.number] = to_message(task_of(plan))
         return self._messages[plan.number]
 
     def names(self, digest: str) -> bool:
-        """Whether clients download these bytes for a task, as a model or on the way to one."""
+        """Whether a task offers the file of this digest: a model or a difference."""
         return any(names(self.message(plan), digest) for plan in self.plans)
 
     def open(self, plan: RoundPlan) -> None:

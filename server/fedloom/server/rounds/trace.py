@@ -9,7 +9,7 @@ class RoundTrace:
     """Records the spans of a round.
 
     Args:
-        tracer: may be off.
+        tracer: possibly disabled.
     """
 
     def __init__(self, tracer: Tracer) -> None:
@@ -19,33 +19,33 @@ class RoundTrace:
 
     @property
     def parent(self) -> str:
-        """The parent of the round's other spans; empty where tracing is off."""
+        """The parent of the round's other spans; empty if tracing is off."""
         return self._span.traceparent
 
     def begin(self, plan: RoundPlan) -> None:
-        """A round is open; the span of a buffer before it ends."""
+        """Begin the span of an open round; that of the previous buffer ends."""
         self._span.end()
         kind = plan.kind.value
         self._span = self._tracer.span("round", run=plan.run, round=plan.number, kind=kind)
 
     def offered(self, client: str, offer: fleet_pb2.ServerMessage) -> None:
-        """An offer is about to be sent; the client's spans will be under its own."""
+        """Begin the span of an offer, the parent of the client's spans."""
         if self._tracer.on:
             self.answered(client, "offered again")
             span = self._tracer.span("offer", self.parent, client=client)
             self._offers[client], offer.traceparent = span, span.traceparent
 
     def answered(self, client: str, error: str = "") -> None:
-        """A client accepted its offer, or gave a reason why not."""
+        """End an offer's span: accepted, or declined with a reason."""
         if (span := self._offers.pop(client, None)) is not None:
             span.end(error)
 
     def commit(self) -> Span:
-        """The span of making and storing the model."""
+        """The span of computing and storing the model."""
         return self._tracer.span("commit", self.parent)
 
     def end(self, error: str = "", **attributes: str) -> None:
-        """The round is over, or the server stops."""
+        """End all spans: the round is over, or the server stops."""
         self._span.set(**attributes)
         for client in list(self._offers):
             self.answered(client, "no answer")

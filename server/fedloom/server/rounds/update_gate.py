@@ -1,4 +1,4 @@
-"""Holds uploads back while a buffer is being committed: their updates count in the next one.
+"""Delays uploads while a buffer is being committed: their updates count in the next one.
 
 Invariant: the gate is open exactly while the ledger holds the row of an open round.
 """
@@ -8,7 +8,7 @@ import asyncio
 from fedloom.protocol.errors import Code, Refusal
 
 HOLD_S = 10.0
-"""Longest that an upload waits for the next buffer before its client is told to try again."""
+"""Longest wait of an upload for the next buffer before its client must retry, in seconds."""
 
 
 class UpdateGate:
@@ -24,7 +24,7 @@ class UpdateGate:
         return self._open.is_set()
 
     def open(self) -> None:
-        """Let uploads pass, those that wait too."""
+        """Let uploads pass, waiting ones too."""
         self._open.set()
 
     def close(self) -> None:
@@ -32,12 +32,12 @@ class UpdateGate:
         self._open.clear()
 
     def stop(self) -> None:
-        """Send those that wait away; the server stops."""
+        """Refuse the uploads that wait; the server stops."""
         self._stopped = True
         self._open.set()
 
     async def wait(self) -> None:
-        """Wait until the gate is open, for a while.
+        """Wait until the gate is open, for a limited time.
 
         Raises:
             Refusal: BUSY: it did not open in time, or the server stops.
@@ -52,5 +52,5 @@ class UpdateGate:
 
 
 def try_again() -> Refusal:
-    """The refusal of an update that no buffer has room for right now."""
+    """The refusal of an update for which no buffer has room now."""
     return Refusal(Code.BUSY, "Expected an open buffer, got none or a full one: try again.")
