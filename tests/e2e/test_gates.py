@@ -72,7 +72,7 @@ def test_a_hot_device_declines_and_is_asked_again_once_it_has_rested(tmp_path, m
         asked = [{m.client for m in federation.ledger.cohort(run, n)} for n in (1, 2, 3)]
         assert asked == [{"hot", "cool"}, {"cool"}, {"cool"}]
         (declined,) = (m for m in federation.ledger.cohort(run, 1) if m.client == "hot")
-        assert "Expected less than 70 °C" in str(declined)
+        assert "the limit is 70 °C" in str(declined)
 
         zone.write_text("20000")
         fleet.rest("hot", 0.001)  # its hour is over

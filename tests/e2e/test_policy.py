@@ -85,8 +85,8 @@ def kept(runner, device, phase, **settings):
 def test_a_denied_run_is_declined_before_anything_comes(runner, device):
     """By its name; the journal says so too."""
     trained = owner_says(device, '[runs]\ndeny = ["test*"]')
-    assert "denies test" in kept(runner, device, "declined")
-    assert "denies test" in device.journal("declined")[0]["text"]
+    assert "denies the run test" in kept(runner, device, "declined")
+    assert "denies the run test" in device.journal("declined")[0]["text"]
     assert device.client.trained == trained
 
 
@@ -109,7 +109,7 @@ def test_nothing_is_trained_where_no_tensor_may_leave(runner, device):
 def test_an_update_of_too_few_examples_stays(runner, device):
     """And one of enough leaves."""
     owner_says(device, "[leaves]\nmin_examples = 21")
-    assert "at least 21 examples, got 20" in kept(runner, device, "failed")
+    assert "requires 21 examples for updates, got 20" in kept(runner, device, "failed")
     assert not device.journal("sent")
     assert "Sent nothing" in device.journal("declined")[0]["text"]
     owner_says(device, "[leaves]\nmin_examples = 20")
@@ -127,7 +127,7 @@ def test_measurements_of_too_few_examples_stay(runner, device):
         await until(lambda: [r for r in ledger.list_rounds(run) if r.state == "committed"])
         assert not (ledger.list_rounds(run)[0].evaluation or {}).get("values")
         reason = await device.phase(run, "failed", number=2)  # that evaluates alone
-        assert "measurements of at least 21 examples, got 20" in reason
+        assert "21 examples for metrics, got 20" in reason
         await device.stop(run)
 
     try:
@@ -154,7 +154,7 @@ def test_measurements_stay_where_they_may_not_leave(runner, device):
         ledger = device.federation.ledger
         await until(lambda: [r for r in ledger.list_rounds(run) if r.state == "committed"])
         assert not (ledger.list_rounds(run)[0].training or {}).get("values")
-        assert "no measurements" in await device.declined(run, number=2)  # that evaluates alone
+        assert "no metrics" in await device.declined(run, number=2)  # that evaluates alone
         await device.stop(run)
 
     runner.run(main())
@@ -251,7 +251,7 @@ def test_what_is_about_to_leave_is_looked_at_once_more(runner, device, monkeypat
     assert not device.journal("sent")
     owner_says(device, '[privacy]\nclip_norm = 0.3\notherwise = "add"')
     monkeypatch.setattr(TaskRun, "_protected", lambda _, settled, manifest: settled)
-    assert "a norm of at most 0.3, got an update of 3" in kept(runner, device, "failed")
+    assert "a norm of at most 0.3; the update has 3" in kept(runner, device, "failed")
     assert not device.journal("sent")
 
 

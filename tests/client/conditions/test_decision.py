@@ -1,4 +1,4 @@
-"""Whether a device may train, of values alone."""
+"""The decision whether a device may train, from readings."""
 
 from datetime import datetime
 
@@ -16,7 +16,7 @@ def said(conditions, training=False, **found):
 
 
 def test_without_conditions_there_is_no_objection():
-    """Even where nothing can be read."""
+    """Even without any reading."""
     assert said(Conditions()) is None
     assert not Conditions().are_any
 
@@ -43,10 +43,10 @@ def moment(text):
             {"battery_above": 100.0},
             {"mains": True},
             {"mains": False, "charge": 100.0},
-            "mains power,",
+            "needs mains power.",
         ),
         ({"idle_cpu_above": 70.0}, {"idle_cpu": 70.0}, {"idle_cpu": 69.9}, "69.9 %"),
-        ({"load_below": 0.5}, {"load": 0.4}, {"load": 0.5}, "load below 0.5"),
+        ({"load_below": 0.5}, {"load": 0.4}, {"load": 0.5}, "the limit is 0.5"),
         ({"temperature_below": 70.0}, {"temperature": 69.0}, {"temperature": 70.0}, "70 °C"),
         ({"unmetered": True}, {"metered": False}, {"metered": True}, "metered"),
         ({"unmetered_interfaces": ("eth0",)}, {"metered": False}, {"metered": True}, "metered"),
@@ -57,7 +57,7 @@ def moment(text):
     ],
 )
 def test_a_condition_decides_by_its_own_reading(setting, good, bad, words):
-    """One side passes, the other is declined in a sentence that says what was read."""
+    """One reading passes, the other is declined with the reading in the message."""
     conditions = Conditions(**setting)
     assert conditions.are_any
     if good is not None:
@@ -77,23 +77,23 @@ def test_a_condition_decides_by_its_own_reading(setting, good, bad, words):
         {"probes": ("m:f",)},
     ],
 )
-def test_what_cannot_be_read_declines_unless_it_is_allowed(setting):
-    """With the reason of the probe, and what to do."""
+def test_a_missing_reading_declines_unless_unknown_is_allowed(setting):
+    """The message has the probe's reason, and what to do."""
     name = "m:f" if "probes" in setting else None
     sentence = said(Conditions(**setting), why={name: "it raised"} if name else {})
-    assert "Expected to read" in sentence
+    assert "Cannot read" in sentence
     assert 'conditions.unknown = "allow"' in sentence
     assert name is None or "it raised" in sentence
     assert said(Conditions(**setting, unknown="allow")) is None
 
 
 def test_a_battery_of_unknown_charge_is_not_a_full_one():
-    """Off the mains, the charge is what is asked for."""
+    """On battery, a missing charge declines."""
     assert "the battery" in said(Conditions(battery_above=60.0), mains=False)
 
 
 def test_the_load_of_the_training_itself_does_not_end_it():
-    """The other conditions hold on."""
+    """The other conditions still apply."""
     busy = Conditions(load_below=0.5, temperature_below=70.0)
     assert said(busy, load=4.0, temperature=50.0, training=True) is None
     assert said(busy, load=4.0, temperature=90.0, training=True) is not None
@@ -111,8 +111,8 @@ def test_the_load_of_the_training_itself_does_not_end_it():
         ("Sat Sun", ["21 12:00"], ["20 12:00"]),
     ],
 )
-def test_windows_hold_to_the_minute(text, inside, outside):
-    """A night belongs to the day on which it begins."""
+def test_windows_are_exact_to_the_minute(text, inside, outside):
+    """A window past midnight belongs to the day on which it begins."""
     window = TimeWindow.parse(text)
     assert [text for text in inside if not window.holds(moment(text))] == []
     assert [text for text in outside if window.holds(moment(text))] == []
@@ -121,13 +121,12 @@ def test_windows_hold_to_the_minute(text, inside, outside):
 @pytest.mark.parametrize(
     "text", ["", "night", "25:00-06:00", "22:00-22:00", "22:60-23:00", "mo 22:00-23:00", "10-12"]
 )
-def test_what_is_no_window_is_refused(text):
-    """When the settings are read, not at night."""
+def test_an_invalid_window_is_refused(text):
+    """When the settings are read."""
     with pytest.raises(UsageError, match="Expected a window like"):
         Conditions(windows=(text,))
 
 
-def test_what_is_no_probe_is_refused():
-    """By its form when the settings are read."""
+def test_an_invalid_probe_name_is_refused():
     with pytest.raises(UsageError, match="module:function"):
         Conditions(probes=("docked",))

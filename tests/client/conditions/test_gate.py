@@ -1,4 +1,4 @@
-"""The conditions as a gate: only what is asked for is read, and what fails is said."""
+"""The condition gate: it reads only what conditions need, and reports failed probes."""
 
 import sys
 import threading
@@ -16,7 +16,7 @@ OFFER = fleet_pb2.Task()
 
 @pytest.fixture
 def probes(monkeypatch, tmp_path):
-    """A module of probes of one's own."""
+    """A module with a custom probe."""
     (tmp_path / "own_probes.py").write_text("answer = None\ndef docked():\n    return answer()\n")
     monkeypatch.syspath_prepend(tmp_path)
     import own_probes
@@ -25,29 +25,28 @@ def probes(monkeypatch, tmp_path):
     del sys.modules["own_probes"]
 
 
-def test_what_is_read_is_what_is_asked_for(tmp_path):
-    """Idle CPU takes half a second, so nobody waits for it in vain."""
+def test_only_needed_readings_are_taken(tmp_path):
+    """Idle CPU, for example, takes half a second to read."""
     read = ConditionGate(Conditions(temperature_below=50.0), tmp_path).read()
     assert set(read.why) == {"the temperature", "the battery"}
     zone = tmp_path / "sys/class/thermal/thermal_zone0"
     zone.mkdir(parents=True)
     (zone / "temp").write_text("51000")
     objecting = ConditionGate(Conditions(temperature_below=50.0), tmp_path)
-    assert objecting.objection(OFFER) == "Expected less than 50 °C, got 51.0 °C."
+    assert objecting.objection(OFFER) == "The temperature is 51.0 °C; the limit is 50 °C."
     (zone / "temp").write_text("49000")
     assert objecting.objection(OFFER) is None
 
 
 def test_the_time_is_local_time():
-    """As the clock of the device shows it."""
     night = Conditions(windows=("22:00-06:00",))
     assert ConditionGate(night, clock=lambda: datetime(2026, 1, 1, 23)).objection(OFFER) is None
     noon = ConditionGate(night, clock=lambda: datetime(2026, 1, 1, 12)).objection(OFFER)
-    assert noon == "Expected a time within 22:00-06:00, got Thu 12:00."
+    assert noon == "It is Thu 12:00; training is allowed in 22:00-06:00."
 
 
-def test_a_probe_of_ones_own_decides(probes):
-    """True allows; a sentence, or no, declines; what raises is unknown."""
+def test_a_custom_probe_decides(probes):
+    """True allows; a reason, or False, declines; an exception means unknown."""
     asked = ConditionGate(Conditions(probes=("own_probes:docked",)))
     probes.answer = lambda: True
     assert asked.objection(OFFER) is None
@@ -60,7 +59,7 @@ def test_a_probe_of_ones_own_decides(probes):
 
 
 def test_a_probe_that_hangs_is_unknown_and_is_called_once(probes, monkeypatch):
-    """Threads do not pile up behind it."""
+    """Calls of it do not accumulate threads."""
     monkeypatch.setattr(gate, "PROBE_S", 0.01)
     release, begun, calls = threading.Event(), threading.Event(), []
 
@@ -80,7 +79,7 @@ def test_a_probe_that_hangs_is_unknown_and_is_called_once(probes, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["nowhere:docked", "own_probes:undocked", "own_probes:answer"])
-def test_a_probe_that_is_not_there_is_the_settings_fault(probes, name):
-    """Before the first offer comes."""
-    with pytest.raises(UsageError, match=r"a (probe|function)"):
+def test_a_missing_probe_is_an_error_of_the_settings(probes, name):
+    """Raised before the first offer."""
+    with pytest.raises(UsageError, match=r"The probe|a function"):
         ConditionGate(Conditions(probes=(name,)))

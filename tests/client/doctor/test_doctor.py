@@ -1,4 +1,4 @@
-"""The doctor finds each thing that is broken for real, and says what to do about it."""
+"""The doctor finds each real fault of a device and says how to fix it."""
 
 import asyncio
 import json
@@ -42,7 +42,7 @@ class Modelless(Good):
 
 @pytest.fixture(scope="module")
 def pristine(runner, federation, tmp_path_factory):
-    """A device that is enrolled, whose folder nobody changes."""
+    """Folder of an enrolled device, which tests do not change."""
     folder = tmp_path_factory.mktemp("device")
     token = federation.add_token("doctored").text()
     port = federation.server.enrolment_port
@@ -52,14 +52,14 @@ def pristine(runner, federation, tmp_path_factory):
 
 @pytest.fixture
 def device(pristine, tmp_path):
-    """A copy of it to break."""
+    """A copy of the device, which a test may damage."""
     shutil.copytree(pristine, tmp_path / "device")
     return tmp_path / "device"
 
 
 @pytest.fixture
 def look(runner, device):
-    """Ask the doctor, while the server in this process goes on; findings by check."""
+    """Run the doctor while the server of this process runs; returns results by check."""
 
     def looked(config=None, **more):
         async def main():
@@ -86,8 +86,8 @@ def levels(found, level):
     return {name for name, each in found.items() if each.level == level}
 
 
-def test_a_healthy_device_is_told_so(look):
-    """Everything is looked at, and only the code, which was not given, is left out."""
+def test_a_healthy_device_passes_every_check(look):
+    """Only the code is skipped: none was given."""
     found = look()
     assert levels(found, "ok") | levels(found, "skip") == found.keys()
     assert levels(found, "skip") == {"code"}
@@ -99,15 +99,14 @@ def test_a_healthy_device_is_told_so(look):
     assert "doctored" in found["identity"].said
 
 
-def test_it_leaves_nothing_behind(look, device):
-    """Looking changes no file."""
+def test_the_doctor_changes_no_file(look, device):
     before = {p: p.stat().st_mtime_ns for p in device.rglob("*") if p.is_file()}
     look()
     assert {p: p.stat().st_mtime_ns for p in device.rglob("*") if p.is_file()} == before
 
 
 def test_wrong_settings_are_named(look, device):
-    """With the key and the file; what needs them is left out."""
+    """Checks that need them are skipped."""
     setting(device, "# reconnect_s", "reconect_s")
     found = look()
     assert "reconect_s" in found["settings"].said
@@ -115,13 +114,12 @@ def test_wrong_settings_are_named(look, device):
     assert "route" not in found
 
 
-def test_a_missing_file_says_how_to_enrol(look, tmp_path):
-    """Before enrolment there is nothing else to mend."""
+def test_without_settings_the_doctor_says_how_to_enrol(look, tmp_path):
     assert "fedloom client enroll" in look(tmp_path / "none.toml")["settings"].said
 
 
-def test_a_name_that_does_not_resolve_is_told_from_a_route(look, device):
-    """The first step that fails is the one to mend."""
+def test_an_unresolved_name_is_distinguished_from_a_failed_route(look, device):
+    """Later steps are skipped."""
     setting(device, "127.0.0.1:", "no-such-host.invalid:")
     found = look()
     assert levels(found, "fail") == {"name"}
@@ -130,9 +128,9 @@ def test_a_name_that_does_not_resolve_is_told_from_a_route(look, device):
     assert "tls" not in found
 
 
-def test_a_server_that_is_down_is_said_so(look, device):
-    """What this device has is looked at all the same."""
-    with socket.socket() as taken:  # bound and not listening: nobody else can take the port
+def test_a_server_that_is_down_is_reported(look, device):
+    """The device itself is checked anyway."""
+    with socket.socket() as taken:  # bound and not listening, so that the port stays free
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
         fleet = load(device / "client.toml").server
@@ -144,8 +142,8 @@ def test_a_server_that_is_down_is_said_so(look, device):
     assert found["clock"].level == found["bandwidth"].level == "skip"
 
 
-def test_a_proxy_that_is_not_there_is_named(look, monkeypatch):
-    """The route is well without it; the agent would not get through."""
+def test_an_unreachable_proxy_is_named(look, monkeypatch):
+    """The direct route works, but the agent would use the proxy."""
     monkeypatch.setenv("https_proxy", "http://127.0.0.1:1")
     found = look()
     assert found["route"].level == "ok"
@@ -155,8 +153,7 @@ def test_a_proxy_that_is_not_there_is_named(look, monkeypatch):
     assert "https_proxy" in found["server"].said
 
 
-def test_something_else_on_the_port_is_not_the_server(look, device):
-    """A listener without TLS answers nothing that could be taken for it."""
+def test_a_listener_without_tls_is_not_the_server(look, device):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         fleet = load(device / "client.toml").server
         setting(device, fleet, f"127.0.0.1:{listener.getsockname()[1]}")
@@ -168,8 +165,8 @@ def test_something_else_on_the_port_is_not_the_server(look, device):
     assert levels(found, "fail") == {"tls"}
 
 
-def test_another_federation_is_told_from_ones_own(look, device, federation):
-    """By the root that this device learnt."""
+def test_a_server_of_another_federation_is_detected(look, device, federation):
+    """By this device's root certificate."""
     root = device / "client-state" / "root.pem"
     root.write_bytes(_other_root(device))
     found = look()
@@ -183,16 +180,16 @@ def _other_root(folder):
     return Authority.create(folder / "pki", "other", datetime.now(UTC)).root_pem
 
 
-def test_a_name_that_the_server_does_not_have_is_named(look, device):
-    """With those that it has."""
+def test_a_name_missing_from_the_servers_certificate_is_reported(look, device):
+    """With the names that it has."""
     setting(device, "127.0.0.1:", "127.1:")
     found = look()
     assert levels(found, "fail") == {"tls"}
     assert "localhost" in found["tls"].said
 
 
-def test_the_enrolment_port_is_not_the_fleets(look, device, federation):
-    """Both show the server's certificate; only one lets clients attend."""
+def test_the_enrolment_port_is_distinguished_from_the_fleets(look, device, federation):
+    """Both present the server's certificate; only one accepts clients."""
     fleet, enrolment = federation.server.fleet_port, federation.server.enrolment_port
     setting(device, f'server = "127.0.0.1:{fleet}"', f'server = "127.0.0.1:{enrolment}"')
     found = look()
@@ -200,23 +197,22 @@ def test_the_enrolment_port_is_not_the_fleets(look, device, federation):
     assert "enrolment port" in found["server"].said
 
 
-def test_a_rate_is_not_the_work_of_one_lucky_transfer():
-    """Nor of one that was held up: the middle of the last ones counts."""
+def test_the_rate_is_the_median_of_the_last_transfers():
+    """A single very fast or slow transfer does not change it."""
     took = [1.0] * 4 + [0.008, 0.008, 0.0, 9.0] + [0.008] * 12
     rate = network._rate(lambda size: took.pop(0) + 1e-9, 0.001)
     assert 1000 < rate < 2400
 
 
-def test_a_clock_that_is_off_is_measured_against_the_server(look, monkeypatch):
-    """By the time that the server tells, and the certificate is judged by that."""
+def test_a_wrong_clock_is_measured_against_the_servers(look, monkeypatch):
+    """The certificate is judged by the server's time."""
     monkeypatch.setattr(network, "here_s", lambda: time.time() - 3600)
     found = look()
     assert found["clock"].level == "warn"
     assert "1:00:00 behind" in found["clock"].said or "0:59:5" in found["clock"].said
 
 
-def test_a_certificate_that_ends_is_said_in_time(look, device):
-    """By its own dates."""
+def test_the_level_of_a_certificate_depends_on_its_validity(look, device):
     config = load(device / "client.toml")
     held, _ = identity.held(config)
     life = held.end - held.begin
@@ -231,8 +227,7 @@ def test_a_certificate_that_ends_is_said_in_time(look, device):
     assert (late.level, config.enrolment in late.mend) == ("warn", True)
 
 
-def test_a_revoked_client_hears_it(look, federation, runner, tmp_path):
-    """From the server, with what to do."""
+def test_a_revoked_client_is_reported(look, federation, runner, tmp_path):
     folder = tmp_path / "revoked"
     token = federation.add_token("revoked").text()
     port = federation.server.enrolment_port
@@ -257,8 +252,8 @@ def test_a_revoked_client_hears_it(look, federation, runner, tmp_path):
         ),
     ],
 )
-def test_a_broken_identity_is_found(look, device, breaks, says):
-    """Gone, open to others, unreadable, or of two parts that are not each other's."""
+def test_a_damaged_identity_is_found(look, device, breaks, says):
+    """Missing, readable by others, not PEM, or a key and certificate that do not match."""
     path = device / "client-state" / "identity.pem"
     breaks(path)
     if path.exists() and "mode" not in says:
@@ -270,7 +265,7 @@ def test_a_broken_identity_is_found(look, device, breaks, says):
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk_is_found(look, device, monkeypatch):
-    """By writing, not by asking."""
+    """By writing a file."""
     real = Path.write_bytes
 
     def onto_full(self, data):
@@ -283,8 +278,8 @@ def test_a_full_disk_is_found(look, device, monkeypatch):
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="root may write anywhere")
-def test_a_folder_of_somebody_else_is_found(look, device):
-    """As when the client is run as another user than enrolled it."""
+def test_a_folder_of_another_user_is_found(look, device):
+    """As when another user than the enrolled one runs the client."""
     state = device / "client-state"
     state.chmod(0o500)
     try:
@@ -293,8 +288,8 @@ def test_a_folder_of_somebody_else_is_found(look, device):
         state.chmod(0o700)
 
 
-def test_too_small_budgets_are_found_by_the_last_model(look, device):
-    """What would be declined is said before it happens."""
+def test_budgets_too_small_for_the_last_model_are_reported(look, device):
+    """Before such an offer is declined."""
     with (device / "client-state" / "models" / f"{'0' * 64}.safetensors").open("wb") as file:
         file.truncate(50_000_000)
     setting(device, "# memory_mb", "memory_mb = 100 #")
@@ -304,8 +299,8 @@ def test_too_small_budgets_are_found_by_the_last_model(look, device):
     assert "50.0 MB" in found["disk"].said
 
 
-def test_conditions_that_do_not_hold_now_are_said(look, device):
-    """A warning: it may be meant."""
+def test_conditions_that_do_not_hold_now_are_reported(look, device):
+    """As a warning: it may be intended."""
     day = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")[
         (datetime.now().astimezone().weekday() + 3) % 7
     ]
@@ -315,16 +310,15 @@ def test_conditions_that_do_not_hold_now_are_said(look, device):
     assert "would be declined" in found["conditions"].said
 
 
-def test_a_broken_policy_is_found(look, device):
-    """Nothing would be let through."""
+def test_an_invalid_policy_is_reported(look, device):
     (device / "policy.toml").write_text("[runs]\nalow = []\n")
     found = look()
     assert levels(found, "fail") == {"policy"}
     assert "alow" in found["policy"].said
 
 
-def test_slow_links_are_told_by_what_a_round_takes(look, device):
-    """By the caps that are set, too."""
+def test_a_slow_link_is_reported_by_a_rounds_transfer_time(look, device):
+    """Also if a setting limits the rate."""
     setting(device, "# download_mbit_s", "download_mbit_s = 0.1 #")
     found = look()
     assert levels(found, "warn") == {"bandwidth"}
@@ -339,8 +333,8 @@ def test_slow_links_are_told_by_what_a_round_takes(look, device):
         ("Modelless", "skip", "no model"),
     ],
 )
-def test_the_code_takes_one_dry_step(tmp_path, name, level, says):
-    """What it raises is told with its place."""
+def test_the_code_trains_one_step(tmp_path, name, level, says):
+    """An exception is reported with its file and line."""
     (tmp_path / "mine.py").write_text(CODE)
     arguments = ["--config", str(tmp_path / "none.toml"), "--code", f"{tmp_path}/mine.py:{name}"]
     done = CliRunner().invoke(main, ["client", "doctor", "--json", *arguments])
@@ -352,8 +346,7 @@ def test_the_code_takes_one_dry_step(tmp_path, name, level, says):
         assert "mine.py, line" in found["code"]["said"]
 
 
-def test_the_command_ends_by_what_it_found(device, runner):
-    """0 where there is nothing to mend, and the text says so."""
+def test_the_exit_code_of_the_doctor_depends_on_its_findings(device, runner):
 
     async def main_(*arguments):
         words = ["client", "doctor", "--config", str(device / "client.toml"), *arguments]
@@ -373,14 +366,13 @@ def test_the_command_ends_by_what_it_found(device, runner):
     ("raw", "code"),
     [(b"", Code.MALFORMED), (b"\x00\x10\x00\x01", Code.TOO_LARGE)],
 )
-def test_measuring_is_bounded(runner, federation, raw, code):
-    """Nobody makes a server send more than a chunk."""
+def test_the_size_of_a_measurement_is_limited(runner, federation, raw, code):
+    """A server sends at most one chunk."""
     channel = federation.channel(federation.enrol("measurer"))
     assert runner.run(ask(channel, methods.MEASURE, raw)).code is code
 
 
-def test_a_stranger_measures_nothing(runner, federation):
-    """It is for enrolled clients."""
+def test_measuring_is_for_enrolled_clients(runner, federation):
     identity_, _ = federation.forge("nobody")
     channel = federation.channel(identity_)
     assert runner.run(ask(channel, methods.MEASURE, bytes(4))).code is Code.UNKNOWN_CLIENT

@@ -1,4 +1,4 @@
-"""Whose clock a client goes by when it looks at its certificate."""
+"""The clock by which a client judges its certificate."""
 
 import asyncio
 import logging
@@ -19,7 +19,7 @@ NOON = 1_800_000_000.0
 
 @pytest.fixture
 def here(tmp_path):
-    """A connection that has heard nothing yet."""
+    """A connection without any message of the server."""
 
     async def made():
         config = ClientConfig(server="localhost:1", state_dir=tmp_path, plaintext="ann")
@@ -29,8 +29,8 @@ def here(tmp_path):
 
 
 @pytest.mark.parametrize("ahead_s", [-3600.0, 0.0, 3600.0])
-def test_the_server_says_what_time_it_is(here, monkeypatch, caplog, ahead_s):
-    """Whatever the device's clock says or is set to afterwards; a wrong one has a line."""
+def test_the_servers_clock_is_used(here, monkeypatch, caplog, ahead_s):
+    """Even if the device's clock is wrong or set later; a wrong one is logged once."""
     caplog.set_level(logging.WARNING)
     elapsed_s = 0.0
     monkeypatch.setattr(connection_module, "time", like(time, time=lambda: NOON + ahead_s))
@@ -44,8 +44,7 @@ def test_the_server_says_what_time_it_is(here, monkeypatch, caplog, ahead_s):
     assert len(ours(caplog)) == (ahead_s != 0)
 
 
-def test_an_older_server_says_nothing(here):
-    """Then it is the device's own clock."""
+def test_with_an_older_server_the_devices_clock_is_used(here):
     before = here.now()
     here.heard(0.0)
     assert abs(here.now() - before) < timedelta(minutes=1)

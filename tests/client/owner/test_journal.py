@@ -1,4 +1,4 @@
-"""The owner's log: whole entries, bounded in size, and never in the way."""
+"""The journal: complete entries, limited size, and errors that do not reach the agent."""
 
 import errno
 import itertools
@@ -17,7 +17,7 @@ def texts(directory):
 
 
 def test_entries_come_back_in_their_order_with_their_facts(tmp_path):
-    """Each on a line of its own, whatever its text holds."""
+    """Each is one line, for any text."""
     written = Journal(tmp_path)
     written.note("sent", "Sends 3 B.", run="a-1", tensors=["w", "b"])
     written.note("refused", "line\nbreak and \udcff", run="ü")
@@ -29,14 +29,12 @@ def test_entries_come_back_in_their_order_with_their_facts(tmp_path):
     assert len((tmp_path / "journal.jsonl").read_bytes().splitlines()) == 2
 
 
-def test_only_the_owner_can_read_it(tmp_path):
-    """It says what the device does."""
+def test_only_the_owner_can_read_the_journal(tmp_path):
     Journal(tmp_path).note("sent", "x")
     assert (tmp_path / "journal.jsonl").stat().st_mode & 0o777 == 0o600
 
 
-def test_it_stays_within_its_size_and_keeps_the_newest(tmp_path):
-    """Files are put aside in order, and the oldest go."""
+def test_rotation_limits_the_size_and_keeps_the_newest_entries(tmp_path):
     written = Journal(tmp_path, max_bytes=500, keep=2)
     for number in range(100):
         written.note("sent", f"{number}")
@@ -47,8 +45,8 @@ def test_it_stays_within_its_size_and_keeps_the_newest(tmp_path):
     assert all(path.stat().st_size < 700 for path in journal.files(tmp_path))
 
 
-def test_refusals_without_end_do_not_push_out_what_was_sent(tmp_path):
-    """After a burst one a minute is kept, and the next entry is preceded by how many were not."""
+def test_a_flood_of_refusals_does_not_displace_sent_entries(tmp_path):
+    """After a burst, one a minute is kept; an entry before the next one has the number omitted."""
     now = [0.0]
     written = Journal(tmp_path, clock=lambda: now[0])
     written.note("sent", "Sends 3 B.")
@@ -64,8 +62,8 @@ def test_refusals_without_end_do_not_push_out_what_was_sent(tmp_path):
     assert len(found) == 1 + 200 + 1 + 2
 
 
-def test_an_entry_cut_by_a_power_failure_takes_no_other_with_it(tmp_path):
-    """The next one begins on a line of its own."""
+def test_a_truncated_entry_does_not_damage_the_next(tmp_path):
+    """As after a power loss: the next entry begins on a new line."""
     Journal(tmp_path).note("sent", "before")
     with (tmp_path / "journal.jsonl").open("ab") as file:
         file.write(b'{"at": 1, "event": "se')
@@ -73,8 +71,8 @@ def test_an_entry_cut_by_a_power_failure_takes_no_other_with_it(tmp_path):
     assert texts(tmp_path) == ["before", "after"]
 
 
-def test_a_full_disk_is_warned_of_once_and_then_over(tmp_path, monkeypatch, caplog):
-    """Nobody who notes something hears of it."""
+def test_a_full_disk_is_warned_of_once(tmp_path, monkeypatch, caplog):
+    """`note` does not raise, and works again when there is room."""
     written = Journal(tmp_path)
 
     def full(*_):
@@ -90,7 +88,7 @@ def test_a_full_disk_is_warned_of_once_and_then_over(tmp_path, monkeypatch, capl
 
 
 def test_a_half_written_entry_counts_as_lost(tmp_path, monkeypatch, caplog):
-    """As on a disk with a little room left."""
+    """As on a disk with little room."""
     real = os.write
     with monkeypatch.context() as patched:
         patched.setattr(os, "write", lambda handle, data: real(handle, data[:5]))
@@ -100,8 +98,8 @@ def test_a_half_written_entry_counts_as_lost(tmp_path, monkeypatch, caplog):
     assert texts(tmp_path) == ["kept"]
 
 
-def test_somebody_elses_file_in_its_place_is_not_followed(tmp_path, caplog):
-    """A link out of the folder would let it overwrite what it must not."""
+def test_a_symbolic_link_is_not_followed(tmp_path, caplog):
+    """A link could make the agent overwrite another file."""
     victim = tmp_path / "victim"
     victim.write_text("precious")
     folder = tmp_path / "state"
@@ -111,8 +109,8 @@ def test_somebody_elses_file_in_its_place_is_not_followed(tmp_path, caplog):
     assert victim.read_text() == "precious"
 
 
-def test_following_shows_what_is_written_from_now_on(tmp_path):
-    """Across files that are put aside, and where there is none yet."""
+def test_follow_yields_new_entries(tmp_path):
+    """Across rotations, and if there is no file yet."""
     written = Journal(tmp_path, max_bytes=300, keep=9)
     followed = journal.follow(tmp_path, every_s=0.0)
     assert next(followed) is None
@@ -123,8 +121,7 @@ def test_following_shows_what_is_written_from_now_on(tmp_path):
     assert seen == [f"{number}" for number in range(20)]
 
 
-def test_following_passes_over_what_was_there_before(tmp_path):
-    """That is shown by reading."""
+def test_follow_skips_earlier_entries(tmp_path):
     Journal(tmp_path).note("sent", "old")
     followed = journal.follow(tmp_path, every_s=0.0)
     assert next(followed) is None
@@ -135,15 +132,14 @@ def test_following_passes_over_what_was_there_before(tmp_path):
 @pytest.mark.parametrize(
     "raw", [b"", b"[]", b"3", b"{}", b"\xff\xfe", json.dumps({"at": 1}).encode()]
 )
-def test_what_is_no_entry_is_passed_over(tmp_path, raw):
-    """Somebody may have edited the file."""
+def test_lines_that_are_not_entries_are_skipped(tmp_path, raw):
     (tmp_path / "journal.jsonl").write_bytes(raw + b"\n")
     Journal(tmp_path).note("sent", "entry")
     assert texts(tmp_path) == ["entry"]
 
 
-def test_nothing_in_an_entry_steers_the_terminal(tmp_path):
-    """Whoever wrote it: an escape sequence could take back what is above it."""
+def test_an_entry_cannot_control_the_terminal(tmp_path):
+    """An escape sequence could erase the lines above it."""
     Journal(tmp_path).note("sent", "how w\x1b[1A\x1b[2K\u202e changed")
     (entry,) = journal.read(tmp_path)
     shown = line(entry, "09:00:00")
@@ -152,5 +148,4 @@ def test_nothing_in_an_entry_steers_the_terminal(tmp_path):
 
 
 def test_every_event_has_a_colour():
-    """And no colour is for nothing."""
     assert COLOURS.keys() == EVENTS.keys()

@@ -1,4 +1,4 @@
-"""The last look at an update's bytes: they are those that its header names."""
+"""The last check of an update: its body has only tensors that the header names."""
 
 import numpy as np
 import pytest
@@ -12,15 +12,15 @@ OFFER = fleet_pb2.Task(key=fleet_pb2.TaskKey(run="digits", round=1))
 
 
 def update(body, *names):
-    """An update of one tensor whose body holds these."""
+    """An update of the tensor w whose body has tensors of these names."""
     write_file(body, dict.fromkeys(names, np.ones(4, np.float32)))
     header = fleet_pb2.UpdateHeader(size_bytes=body.stat().st_size)
     header.parts.add(tensor="w", values="w")
     return header
 
 
-def test_nothing_leaves_that_the_header_does_not_name(tmp_path):
-    """The journal tells of what the header names, so there must be nothing beside it."""
+def test_an_update_with_an_unnamed_tensor_does_not_leave(tmp_path):
+    """The journal records only what the header names."""
     body = tmp_path / "body"
     check_leaving(Policy(), OFFER, update(body, "w"), body)
     with pytest.raises(PolicyError, match="'secret'"):

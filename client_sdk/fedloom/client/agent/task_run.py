@@ -147,7 +147,7 @@ class TaskRun:
             if num_examples >= self.policy.leaves.min_examples:
                 _set_metrics(header.evaluation, num_examples, metrics)
             elif task.kind is Kind.EVALUATE:
-                raise too_few(self.policy, num_examples, "measurements")
+                raise too_few(self.policy, num_examples, "metrics")
         if task.kind is Kind.TRAIN:
             self._check_any_may_leave(path)
             crossing("client.train.before")

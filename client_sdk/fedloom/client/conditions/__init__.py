@@ -1,7 +1,7 @@
-"""When a device may train: on mains power, idle, cool, on a free network, at night.
+"""Conditions of the device for training: mains power, idle CPU, temperature, network, local time.
 
-Probes read the device (`linux`), `objection` decides over what they read, and `ConditionGate` asks
-both before an offer is taken and while it is worked on.
+Probes read the device (`linux`), `objection` decides from their readings, and `ConditionGate` uses
+both before an offer is accepted and while its task runs.
 """
 
 from fedloom.client.conditions.decision import Readings, objection

@@ -1,4 +1,4 @@
-"""The conditions as a gate: read what is asked for, decide, and say why not."""
+"""The condition gate: reads what the conditions need, and declines offers if one does not hold."""
 
 import importlib
 import threading
@@ -14,22 +14,22 @@ from fedloom.protocol.errors import UsageError
 from fedloom.protocol.v1 import fleet_pb2
 
 PROBE_S = 10.0
-"""How long a probe of one's own may take."""
+"""Longest time of a custom probe."""
 
 
 class ConditionGate:
-    """Objects to an offer while a condition of the device does not hold.
+    """Declines offers while a condition of the device does not hold.
 
     Args:
         conditions: of this device.
-        root: of /proc and /sys; the device's own by default.
+        root: folder of /proc and /sys; the device's by default.
         clock: local time.
 
     Raises:
-        UsageError: a probe that is named is not there.
+        UsageError: a custom probe does not exist.
 
     Attributes:
-        again_s: the rest that the server is asked for.
+        again_s: the pause that the server is asked for, seconds.
     """
 
     def __init__(
@@ -45,15 +45,15 @@ class ConditionGate:
         self._own = {name: _Probe(_find(name)) for name in conditions.probes}
 
     def objection(self, offer: fleet_pb2.Task) -> str | None:  # noqa: ARG002 - of the device alone
-        """Why not to begin now."""
+        """The reason not to start a training now; None to accept."""
         return self.lost(training=False)
 
     def lost(self, *, training: bool = True) -> str | None:
-        """Why not to go on now."""
+        """The reason not to continue now, or not to start; None if all conditions hold."""
         return objection(self._conditions, self.read(), training=training)
 
     def read(self) -> Readings:
-        """Read what the conditions ask for, and nothing else."""
+        """Read only what the conditions need."""
         want, root, why = self._conditions, self._root, dict[str, str]()
 
         def tried(name: str, wanted: bool, probe: Callable[[], Any]) -> Any:
@@ -88,7 +88,7 @@ class ConditionGate:
             own={
                 name: tried(name, wanted=True, probe=probe.ask) for name, probe in self._own.items()
             },
-            why={"the battery": "its capacity says no percent"} | why,
+            why={"the battery": "its capacity is not a percentage"} | why,
         )
 
 
@@ -97,7 +97,7 @@ def _find(name: str) -> Callable[[], Any]:
     try:
         found = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError) as error:
-        raise UsageError(f"Expected a probe {name!r}, got none: {error}.") from None
+        raise UsageError(f"The probe {name!r} does not exist: {error}.") from None
     if not callable(found):
         raise UsageError(f"Expected a function {name!r}, got a {type(found).__name__}.")
     probe: Callable[[], Any] = found
@@ -105,7 +105,7 @@ def _find(name: str) -> Callable[[], Any]:
 
 
 class _Probe:
-    """A probe of one's own; where it raises or hangs, it knows nothing."""
+    """A custom probe; if it raises or hangs, its condition is unknown."""
 
     def __init__(self, function: Callable[[], Any]) -> None:
         self._function = function
@@ -113,10 +113,11 @@ class _Probe:
         self._answer: Any = None
 
     def ask(self) -> bool | str | None:
-        """What it says.
+        """Call the probe.
 
         Raises:
-            Unreadable: it raised, or does not answer; it is not called again before it does.
+            Unreadable: it raised or did not return in time. A probe that still runs is not called
+                again.
         """
         if self._asking is None or not self._asking.is_alive():
             self._asking = threading.Thread(target=self._call, name="probe", daemon=True)
@@ -133,5 +134,5 @@ class _Probe:
     def _call(self) -> None:
         try:
             self._answer = self._function()
-        except Exception as error:  # noqa: BLE001 - somebody's code
+        except Exception as error:  # noqa: BLE001 - the owner's code
             self._answer = linux.Unreadable(f"{type(error).__name__}: {error}")

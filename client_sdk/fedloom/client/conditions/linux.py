@@ -1,10 +1,10 @@
-"""Probes of a Linux device: small files of /proc and /sys, read when they are asked for.
+"""Probes of a Linux device: they read small files of /proc and /sys on demand.
 
 Sources: the kernel's Documentation/ABI/testing/sysfs-class-power and sysfs-class-thermal, and
-proc_stat(5). Nothing here keeps a file open or runs between two questions.
+proc_stat(5). Nothing here keeps a file open or runs between two calls.
 
-Invariant: a probe returns what it read or raises `Unreadable` with a sentence; a file that lies
-(garbage, a value no sensor has) is unreadable, not a value.
+Invariant: a probe returns a reading or raises `Unreadable` with the reason; an implausible value is
+unreadable.
 """
 
 import fnmatch
@@ -17,16 +17,16 @@ from pathlib import Path
 
 ROOT = Path("/")
 SAMPLE_S = 0.5
-"""Between two looks at the processors."""
+"""Time between two readings of the processors' counters."""
 NMCLI_S = 5.0
 
 
-class Unreadable(Exception):  # noqa: N818 - an answer, not an accident
-    """A probe could not read what it is for."""
+class Unreadable(Exception):  # noqa: N818 - a normal result of a probe
+    """A probe has no reading."""
 
 
 def power(root: Path = ROOT) -> tuple[bool, float | None]:
-    """Whether the device runs on mains power, and its charge in percent where it has a battery."""
+    """Whether the device runs on mains power, and its battery's charge in percent, if any."""
     folder = root / "sys/class/power_supply"
     if not folder.is_dir():
         raise Unreadable(f"there is no {folder}")
@@ -39,7 +39,7 @@ def power(root: Path = ROOT) -> tuple[bool, float | None]:
     plugged = any(_text(p / "online") == "1" for p in adapters)
     mains = plugged or ("Discharging" not in states and bool(states & {"Charging", "Full"}))
     if not mains and not adapters and "Discharging" not in states:
-        raise Unreadable(f"the battery's status is {', '.join(sorted(states)) or 'not there'}")
+        raise Unreadable(f"the battery's status is {', '.join(sorted(states)) or 'missing'}")
     return mains, _charge(batteries)
 
 
@@ -50,16 +50,16 @@ def _charge(batteries: Sequence[Path]) -> float | None:
 
 
 def load(root: Path = ROOT) -> float:
-    """Of the last minute, for each processor."""
+    """One-minute load average per processor."""
     path = root / "proc/loadavg"
     try:
         return float(_text(path).split()[0]) / (os.cpu_count() or 1)
     except (ValueError, IndexError):
-        raise Unreadable(f"{path} holds no load") from None
+        raise Unreadable(f"{path} has no load average") from None
 
 
 def idle_cpu(root: Path = ROOT, sample_s: float = SAMPLE_S) -> float:
-    """Percent of the processors' time that nobody but this process used, over a sample."""
+    """Percent of the processors' time that no other process used, over a sample."""
     before, own = _ticks(root), _own_ticks()
     time.sleep(sample_s)
     after, own_after = _ticks(root), _own_ticks()
@@ -67,16 +67,16 @@ def idle_cpu(root: Path = ROOT, sample_s: float = SAMPLE_S) -> float:
 
 
 def idle_between(before: Sequence[int], after: Sequence[int], own: float) -> float:
-    """Percent of idle time between two lines of /proc/stat, with one's own time as idle.
+    """Percent of idle time between two readings of /proc/stat; this process counts as idle.
 
     Args:
         before: ticks as user nice system idle iowait irq softirq steal.
-        after: likewise, later.
+        after: the same, later.
         own: ticks that this process used between the two.
     """
     spent = [b - a for a, b in zip(before, after, strict=True)]
     if sum(spent) <= 0:
-        raise Unreadable("/proc/stat stands still")
+        raise Unreadable("the counters of /proc/stat do not advance")
     idle = spent[3] + spent[4] + own
     return round(100 * min(1.0, idle / sum(spent)), 1)
 
@@ -90,7 +90,7 @@ def _ticks(root: Path) -> list[int]:
     except ValueError:
         ticks = []
     if len(ticks) != 8 or words[0] != "cpu":
-        raise Unreadable(f"{path} holds no times of processors")
+        raise Unreadable(f"{path} has no processor times")
     return ticks
 
 
@@ -101,10 +101,10 @@ def _own_ticks() -> float:
 
 
 def temperature(root: Path = ROOT) -> float:
-    """Of the hottest thermal zone, °C."""
+    """Temperature of the hottest thermal zone, °C."""
     folder = root / "sys/class/thermal"
     found = [_number(path / "temp") for path in sorted(folder.glob("thermal_zone*"))]
-    # A zone that is switched off says nothing, or something that is no temperature.
+    # A disabled zone has no value, or one that is no temperature.
     fit = [t / 1000 for t in found if t is not None and -50_000 < t < 200_000]
     if not fit:
         raise Unreadable(f"there is no thermal zone with a temperature in {folder}")
@@ -112,11 +112,11 @@ def temperature(root: Path = ROOT) -> float:
 
 
 def metered(free: Sequence[str] = (), root: Path = ROOT) -> bool:
-    """Whether the network of the default route costs.
+    """Whether the network of the default route is metered.
 
     Args:
-        free: patterns of interfaces that do not cost; none: NetworkManager is asked.
-        root: of /proc.
+        free: patterns (globs) of unmetered interfaces; empty: NetworkManager decides.
+        root: folder of /proc.
     """
     interface = default_interface(root)
     if free:
@@ -143,7 +143,7 @@ def default_interface(root: Path = ROOT) -> str:
 def _of_network_manager(interface: str) -> bool:
     program = shutil.which("nmcli")
     if program is None:
-        raise Unreadable("there is no nmcli: say conditions.unmetered_interfaces")
+        raise Unreadable("nmcli is not installed: set conditions.unmetered_interfaces")
     command = [program, "-t", "-f", "GENERAL.METERED", "device", "show", interface]
     try:
         done = subprocess.run(  # noqa: S603 - the interface's name is the kernel's

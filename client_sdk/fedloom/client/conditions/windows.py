@@ -1,6 +1,6 @@
 """Windows of local time: `22:00-06:00`, `mon-fri 22:00-06:00`, `sat sun`, `sun,wed 12:00-13:00`.
 
-A window that ends before it begins goes over midnight and belongs to the day on which it begins.
+A window that ends before it begins extends past midnight and belongs to the day of its beginning.
 """
 
 import re
@@ -16,13 +16,13 @@ _MINUTES = 24 * 60
 
 @dataclass(frozen=True, slots=True)
 class TimeWindow:
-    """Some hours of some days.
+    """Hours of some weekdays.
 
     Attributes:
-        text: as it was written.
-        days: numbers of days, 0 for Monday.
+        text: as written.
+        days: weekdays, 0 for Monday.
         begin: minutes after midnight.
-        end: likewise; not after `begin`: of the day after. 24 h are the whole day.
+        end: minutes after midnight; on the next day if not after `begin`. 24 h: the whole day.
     """
 
     text: str
@@ -32,10 +32,10 @@ class TimeWindow:
 
     @classmethod
     def parse(cls, text: str) -> "TimeWindow":
-        """Read a window.
+        """Parse a window.
 
         Raises:
-            UsageError: it is not one.
+            UsageError: the text is not a window.
         """
         found = _HOURS.search(text.strip().lower())
         rest = text.strip().lower()[: found.start()] if found else text.strip().lower()
@@ -46,7 +46,7 @@ class TimeWindow:
         return cls(text, frozenset(days or range(7)), begin, end)
 
     def holds(self, now: datetime) -> bool:
-        """Whether a moment of local time is inside."""
+        """Whether a local time is inside."""
         minute, day = now.hour * 60 + now.minute, now.weekday()
         if self.begin < self.end:
             return day in self.days and self.begin <= minute < self.end

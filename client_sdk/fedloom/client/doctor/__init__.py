@@ -1,7 +1,7 @@
-"""The doctor: looks at everything that a device needs, and says what to mend.
+"""The doctor: checks everything that a device needs, and says how to fix what fails.
 
-It changes nothing, takes no task and disturbs no agent that runs meanwhile, so it may be asked at
-any time, also where the server is down.
+It changes nothing, accepts no task and does not disturb a running agent, so it may run at any time,
+also while the server is down.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,18 +16,18 @@ from fedloom.client.doctor import device, identity, network
 from fedloom.client.doctor.finding import CheckResult, Level, fail, ok, skip
 from fedloom.protocol.errors import Refusal, UnavailableError, UsageError
 
-__all__ = ["Finding", "Level", "examine"]
+__all__ = ["CheckResult", "Level", "examine"]
 
 
 def examine(
     config: Path, client: Callable[[], Client] | None = None, model: Path | None = None
 ) -> Iterator[CheckResult]:
-    """Look at a device, one thing after the other.
+    """Check a device, one part after another.
 
     Args:
-        config: path of its client.toml; the environment may say it all instead.
-        client: loads the training code; None leaves that out.
-        model: file of a model for the dry step.
+        config: path of its client.toml; environment variables may replace it.
+        client: loads the training code; None skips its check.
+        model: file of a model for the trial step.
     """
     yield device.versions()
     found: ClientConfig | None = None
@@ -37,7 +37,7 @@ def examine(
         source = config if config.exists() else "the environment"
         yield ok("settings", f"{source}, {len(read.sources)} set")
     except (UsageError, OSError) as error:
-        yield fail("settings", str(error), "mend that; most other checks need it")
+        yield fail("settings", str(error), "correct the settings; most other checks need them")
     yield codes.code(client, model, None if found is None else found.state_dir)
     if found is None:
         return
@@ -93,9 +93,9 @@ def _ask(
         return None, fail("server", f"it refuses this client: {refusal}", identity.ENROL)
     except UnavailableError as error:
         return None, fail(
-            "server", str(error), "check the port in client.toml; else see the server's log"
+            "server", str(error), "check the port in client.toml, then the server's log"
         )
     if measured is None:
-        return None, ok("server", "it answers, but is too old to measure the connection by")
-    return measured, ok("server", f"it takes this client, and answers in "
+        return None, ok("server", "it answers, but is too old to measure the connection")
+    return measured, ok("server", f"it accepts this client, and answers in "
                         f"{1000 * measured.round_trip_s:.1f} ms")  # fmt: skip

@@ -1,4 +1,4 @@
-"""One dry step of somebody's training code: no server hears of it."""
+"""Check of the training code: one trial step, without a server."""
 
 import traceback
 from collections.abc import Callable
@@ -15,16 +15,16 @@ ONE_STEP = {"train": {"steps": 1, "batch_size": 8, "learning_rate": 0.01}}
 def code(
     make: Callable[[], Client] | None, model: Path | None, state_dir: Path | None
 ) -> CheckResult:
-    """Load a client and let it take one step.
+    """Load a client and train one step.
 
     Args:
-        make: loads it; None where no code was given.
-        model: file of the model to begin with; else the client's `initial`, else the last model
-            that this device was given.
-        state_dir: where models are.
+        make: loads it; None if no code was given.
+        model: file of the initial model; otherwise the client's `initial`, or else the last model
+            that this device received.
+        state_dir: of the client.
     """
     if make is None:
-        return skip("code", "no code was given", "give --code FILE.py:NAME to try one dry step")
+        return skip("code", "no code was given", "give --code FILE.py:NAME to try one step")
     try:
         client = make()
         start = model or (_last_model(state_dir) if client.initial() is None else None)
@@ -37,10 +37,10 @@ def code(
             return ok("code", "it loads, and only evaluates")
         played = rounds(client, start, num_rounds=1, run=ONE_STEP)
     except FedloomError as error:
-        return fail("code", str(error), "`fedloom client test` says more")
-    except Exception as error:  # noqa: BLE001 - somebody's code
+        return fail("code", str(error), "`fedloom client test` shows details")
+    except Exception as error:  # noqa: BLE001 - the user's code
         return fail("code", f"{type(error).__name__}: {error} ({_where(error)})",
-                    "mend it; `fedloom client test` says more")  # fmt: skip
+                    "correct it; `fedloom client test` shows details")  # fmt: skip
     measures = " ".join(f"{k} {v:.4g}" for k, v in played.rounds[-1].training.items())
     size = played.rounds[-1].update_bytes
     return ok(
@@ -51,7 +51,7 @@ def code(
 def _where(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [frame for frame in frames if "fedloom" not in Path(frame.filename).parts] or frames
-    return f"{Path(theirs[-1].filename).name}, line {theirs[-1].lineno}" if theirs else "no place"
+    return f"{Path(theirs[-1].filename).name}, line {theirs[-1].lineno}"
 
 
 def _last_model(state_dir: Path | None) -> Path | None:

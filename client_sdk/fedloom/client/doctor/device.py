@@ -1,4 +1,4 @@
-"""What of a device can be looked at without the network: versions, disk, memory, owner's wishes."""
+"""Checks of a device that need no network: versions, disk, memory, policy, conditions."""
 
 import os
 import platform
@@ -17,12 +17,12 @@ from fedloom.protocol.version import __version__
 
 MB = 1e6
 LITTLE_BYTES = 200e6
-"""Of free disk or memory: less holds hardly any training."""
+"""Free disk or memory below which the doctor warns: too little for most trainings."""
 _SHOWN = ("numpy", "grpcio", "protobuf", "cryptography", "torch", "scikit-learn")
 
 
 def versions() -> CheckResult:
-    """What is installed."""
+    """Report the installed versions."""
     found = []
     for name in _SHOWN:
         with suppress(metadata.PackageNotFoundError):
@@ -34,11 +34,11 @@ def versions() -> CheckResult:
 
 
 def disk(config: ClientConfig) -> CheckResult:
-    """Can the state directory be written to, and is there room?"""
+    """Check that the state directory is writable and has room."""
     folder = config.state_dir
     if not folder.is_dir():
         return fail(
-            "disk", f"there is no {folder}", "run `fedloom client enroll` with a token, or mend "
+            "disk", f"there is no {folder}", "run `fedloom client enroll` with a token, or correct "
             "state_dir in the settings"
         )  # fmt: skip
     probe = folder / f".doctor-{os.getpid()}"
@@ -61,7 +61,7 @@ def disk(config: ClientConfig) -> CheckResult:
 def _room(config: ClientConfig, folder: Path) -> CheckResult:
     held = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     free, quota = float(shutil.disk_usage(folder).free), config.budgets.disk_mb
-    said = f"{_mb(free)} free, {_mb(held)} held in {folder}"
+    said = f"{_mb(free)} free, {_mb(held)} used by {folder}"
     model = largest_model(folder)
     if quota is not None:
         said += f", of disk_mb = {quota:g}"
@@ -78,21 +78,21 @@ def _room(config: ClientConfig, folder: Path) -> CheckResult:
 
 
 def _reclaimable(folder: Path) -> float:
-    """Bytes that make room by themselves."""
+    """Bytes of files that the agent deletes when it needs room."""
     kept = (folder / "models", folder / "checkpoints", folder / "memory")
     return float(sum(p.stat().st_size for k in kept for p in k.glob("**/*") if p.is_file()))
 
 
 def largest_model(folder: Path) -> int:
-    """Bytes of the largest model that this device was given lately; 0 for none."""
+    """Bytes of the largest stored model; 0 if there is none."""
     return max((p.stat().st_size for p in (folder / "models").glob("*.safetensors")), default=0)
 
 
 def memory(config: ClientConfig) -> CheckResult:
-    """Does a training fit?"""
+    """Check that a training fits into memory."""
     free, budgets = machine.available_bytes(), config.budgets
     if free == float("inf"):
-        return skip("memory", "this system does not say how much is free")
+        return skip("memory", "this system does not report free memory")
     said = f"{_mb(free)} free"
     if budgets.memory_mb is not None:
         said += f", memory_mb = {budgets.memory_mb:g}"
@@ -101,43 +101,43 @@ def memory(config: ClientConfig) -> CheckResult:
     if needs > free:
         return warn(
             "memory",
-            f"{said}; a training of the last model is expected to take {_mb(needs)}",
-            "end other programs, raise budgets.memory_mb, or lower budgets.memory_factor if the "
-            "training takes less: such offers are declined",
+            f"{said}; a training of the last model is expected to need {_mb(needs)}",
+            "stop other programs, raise budgets.memory_mb, or lower budgets.memory_factor if the "
+            "training needs less: such offers are declined",
         )
     if free < LITTLE_BYTES:
-        return warn("memory", said, "end other programs: large models will be declined")
+        return warn("memory", said, "stop other programs: large models will be declined")
     fits = f"; fits models up to {_mb(free / budgets.memory_factor)}"
     return ok("memory", said + (fits if budgets.memory_factor else ""))
 
 
 def policy(config: ClientConfig) -> CheckResult:
-    """What the owner allows."""
+    """Report the owner's policy."""
     if config.policy is None:
         return ok("policy", "there is none: nothing is restricted")
     try:
         said = words(load(config.policy))
     except UsageError as error:
-        return fail("policy", str(error), "until then every offer is declined")
+        return fail("policy", str(error), "correct it: until then every offer is declined")
     return ok("policy", " ".join(said))
 
 
 def conditions(config: ClientConfig) -> CheckResult:
-    """Would an offer be taken right now?"""
+    """Check whether the conditions allow training now."""
     try:
         objection = ConditionGate(config.conditions).lost(training=False)
     except UsageError as error:
         return fail(
-            "conditions", str(error), "mend [conditions] in the settings; where the probe lies "
-            "beside the client's code, give --code"
+            "conditions", str(error), "correct [conditions] in the settings; for a probe beside "
+            "the client's code, give --code"
         )  # fmt: skip
     if objection is not None:
         return warn(
             "conditions",
-            f"an offer would be declined right now: {objection}",
-            "nothing, if that is meant; else change [conditions] in the settings",
+            f"an offer would be declined now: {objection}",
+            "nothing if intended; otherwise change [conditions] in the settings",
         )
-    return ok("conditions", "an offer would be taken right now")
+    return ok("conditions", "an offer would be accepted now")
 
 
 def _mb(size_bytes: float) -> str:

@@ -1,4 +1,4 @@
-"""What the doctor found: one line for each thing looked at, and what to do about it."""
+"""The result of one check of the doctor, and what to do about it."""
 
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -8,14 +8,14 @@ Level: TypeAlias = Literal["ok", "warn", "fail", "skip"]
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes:
-        check: which, such as `clock`.
-        level: `ok`; `warn`, what costs rounds now or later; `fail`, what keeps this device from
-            working at all; `skip`, what could not be looked at.
+        check: name of the check, such as `clock`.
+        level: `ok`; `warn`: the device misses rounds, now or later; `fail`: it cannot work;
+            `skip`: not checked.
         said: what was found.
-        mend: what to do about it; empty where there is nothing to do.
+        mend: what to do; empty if nothing.
     """
 
     check: str
@@ -25,20 +25,20 @@ class CheckResult:
 
 
 def ok(check: str, said: str) -> CheckResult:
-    """All is well."""
+    """A check that passed."""
     return CheckResult(check, "ok", said)
 
 
 def warn(check: str, said: str, mend: str) -> CheckResult:
-    """It works, but not always or not for ever."""
+    """A check that found a problem which does not stop the device."""
     return CheckResult(check, "warn", said, mend)
 
 
 def fail(check: str, said: str, mend: str) -> CheckResult:
-    """It does not work."""
+    """A check that failed."""
     return CheckResult(check, "fail", said, mend)
 
 
 def skip(check: str, said: str, mend: str = "") -> CheckResult:
-    """It was not looked at, and why."""
+    """A check that was skipped, with the reason."""
     return CheckResult(check, "skip", said, mend)

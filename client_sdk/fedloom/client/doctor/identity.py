@@ -1,4 +1,4 @@
-"""The device's own identity: is it there, is it whole, and how long does it last?"""
+"""Checks of the device's identity: its files, and the validity of its certificate."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -11,7 +11,7 @@ __all__ = ["ENROL", "StoredIdentity", "certificate", "held", "now_utc"]
 
 
 def held(config: ClientConfig) -> tuple[StoredIdentity | None, CheckResult]:
-    """Read the identity; None with the reason where there is none to go by."""
+    """Read the identity; None with the error if it is missing or damaged."""
     try:
         found = read(config.state_dir)
         key = signing_key(config.state_dir)
@@ -20,42 +20,42 @@ def held(config: ClientConfig) -> tuple[StoredIdentity | None, CheckResult]:
         return None, fail("identity", said, mend.rstrip("."))
     if key is None:
         return found, warn(
-            "identity", f"{found.peer.client}, without the key that the server signs by",
-            "nothing: the client asks for it when it connects",
+            "identity", f"{found.peer.client}, without the server's signing key",
+            "nothing: the client requests it when it connects",
         )  # fmt: skip
     peer = found.peer
     return found, ok("identity", f"{peer.client} of the federation {peer.federation}")
 
 
 def certificate(found: StoredIdentity, config: ClientConfig, now: datetime) -> CheckResult:
-    """How long the certificate lasts, by a clock.
+    """Check the certificate's validity.
 
     Args:
         found: the identity.
-        config: knows the enrolment port, where one that has ended is renewed.
-        now: the server's time, or this device's where that is not known.
+        config: has the enrolment port, where an expired certificate is renewed.
+        now: the server's time; this device's if that is unknown.
     """
     until = f"{found.end:%Y-%m-%d %H:%M} UTC"
     if now < found.begin:
         return fail(
-            "certificate", f"it begins {found.begin:%Y-%m-%d %H:%M} UTC, which is not yet",
+            "certificate", f"it is valid only from {found.begin:%Y-%m-%d %H:%M} UTC",
             "set this device's clock",
         )  # fmt: skip
     if now >= found.end:
         if config.enrolment:
             return warn(
-                "certificate", f"it ended {until}",
-                f"nothing: the client renews it at {config.enrolment} when it runs, as long as "
-                f"the server allows (7 days unless it says otherwise); else {ENROL}",
+                "certificate", f"it expired on {until}",
+                f"start the client: it renews the certificate at {config.enrolment}, within the "
+                f"server's `late_renewal_s` (default: 7 days); after that, {ENROL}",
             )  # fmt: skip
-        return fail("certificate", f"it ended {until}", ENROL)
+        return fail("certificate", f"it expired on {until}", ENROL)
     left, life = found.end - now, found.end - found.begin
     if left < life / 4:  # due since two thirds
         return warn(
-            "certificate", f"it ends {until}, in {_span(left)}, and is not renewed yet",
-            "let the client run: it renews by itself at two thirds of a certificate's life",
+            "certificate", f"it expires on {until}, in {_span(left)}, and is not renewed yet",
+            "let the client run: it renews a certificate at two thirds of its life",
         )  # fmt: skip
-    return ok("certificate", f"until {until}, another {_span(left)}; the client renews it itself")
+    return ok("certificate", f"valid until {until}, for {_span(left)}; renewed automatically")
 
 
 def now_utc() -> datetime:

@@ -1,7 +1,7 @@
-"""What lies between a device and its server: names, routes, TLS, the clocks, the bandwidth.
+"""Checks of the network: names, routes, TLS, the clocks, the bandwidth.
 
-Each step needs the one before it, so the first that fails is what is to be mended; the rest is left
-out. The last ones ask the server by `Measure`, which disturbs no agent that attends meanwhile.
+Each step needs the one before it: fix the first that fails; the rest is skipped. The last steps
+call `Measure` of the server, which does not disturb a connected agent.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ from fedloom.protocol.trust.identity import leaf_pem
 CONNECT_S = 5.0
 ANSWER_S = 10.0
 MEASURE_S = 1.0
-"""How long each direction is measured for."""
+"""Time for the measurement of each direction."""
 SLOW_TRANSFER_S = 600.0
 Metadata: TypeAlias = tuple[tuple[str, str], ...]
 here_s = time.time
@@ -39,7 +39,7 @@ _SIZES = (1 << 14, 1 << 16, 1 << 18, 1 << 20)
 
 
 def names(host: str) -> tuple[list[str], CheckResult]:
-    """The addresses of a host; empty with the reason where there are none."""
+    """Resolve a host; returns its addresses, or an empty list if there are none."""
     begun = time.monotonic()
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
@@ -57,13 +57,13 @@ def names(host: str) -> tuple[list[str], CheckResult]:
     if took_s > 2.0:
         return addresses, warn(
             "name", f"{said}, which took {took_s:.1f} s",
-            "look at the DNS servers of this device: one of them does not answer",
+            "check the DNS servers of this device: one of them does not answer",
         )  # fmt: skip
     return addresses, ok("name", said)
 
 
 def route(host: str, port: int) -> tuple[bool, CheckResult]:
-    """Can a connection be opened?"""
+    """Open a TCP connection; returns whether it succeeded."""
     begun = time.monotonic()
     try:
         with socket.create_connection((host, port), CONNECT_S) as plain:
@@ -71,14 +71,14 @@ def route(host: str, port: int) -> tuple[bool, CheckResult]:
             ours = plain.getsockname()[0]
     except ConnectionRefusedError:
         return False, fail(
-            "route", f"{host} is there, but nothing listens on port {port}",
+            "route", f"{host} is reachable, but nothing listens on port {port}",
             "start the server there, or check the port in client.toml; other checks that need "
-            "the server are left out",
+            "the server are skipped",
         )  # fmt: skip
     except TimeoutError:
         return False, fail(
             "route", f"{host}:{port} does not answer within {CONNECT_S:g} s",
-            f"see that the server is on, and that no firewall on the way drops TCP port {port}",
+            f"check that the server is on, and that no firewall drops TCP port {port}",
         )  # fmt: skip
     except OSError as error:
         return False, fail(
@@ -89,41 +89,40 @@ def route(host: str, port: int) -> tuple[bool, CheckResult]:
 
 
 def proxy(host: str) -> CheckResult | None:
-    """A proxy that the environment sends the agent through, and this doctor's other checks not."""
+    """Report a proxy of the environment, which the agent uses and the other checks do not."""
     found = proxy_for(host)
     if found is None:
         return None
     name, where = found
     return warn(
         "proxy", f"{name} sends the agent through {where}, which the checks of route and TLS do "
-        "not take", f"set no_proxy={host} if the server is reached without it"
+        "not use", f"set no_proxy={host} if the server is reachable without it"
     )  # fmt: skip
 
 
 def enrolment(address: str) -> CheckResult:
-    """Can the port be reached where certificates that have ended are renewed?"""
+    """Check that the enrolment port, which renews expired certificates, is reachable."""
     if not address:
-        return skip("enrolment", "no enrolment port in the settings: a certificate that ends while "
-                    "this device is off needs a new token")  # fmt: skip
+        return skip("enrolment", "no enrolment port in the settings: a certificate that expires "
+                    "while this device is off needs a new token")  # fmt: skip
     host, _, port = address.rpartition(":")
     reached, why = route(host.strip("[]"), int(port)) if port.isdigit() else (False, None)
     if reached:
-        return ok("enrolment", f"{address} can be reached, should a certificate have to be renewed "
-                  "late")  # fmt: skip
+        return ok("enrolment", f"{address} is reachable, to renew an expired certificate")
     return warn(
         "enrolment", why.said if why else f"expected host:port, got {address!r}",
-        "nothing for now: only a device whose certificate ended while it was off needs this port",
+        "nothing now: only a device whose certificate expired while it was off needs this port",
     )  # fmt: skip
 
 
 def tls(config: ClientConfig, found: StoredIdentity) -> CheckResult:
-    """Is it the server of this federation, and does it take this device's certificate?"""
+    """Check that the server is of this federation and accepts this device's certificate."""
     host, port = _split(config.server)
     try:
         chain = presented_chain(host, port, CONNECT_S)
     except (UnavailableError, UsageError) as error:
         return fail(
-            "tls", str(error), "check that nothing between opens TLS, and that the port is the "
+            "tls", str(error), "check that no proxy intercepts TLS, and that the port is the "
             "fleet's"
         )  # fmt: skip
     pin = hashlib.sha256(ssl.PEM_cert_to_DER_cert(found.root_pem.decode())).digest()
@@ -131,17 +130,17 @@ def tls(config: ClientConfig, found: StoredIdentity) -> CheckResult:
         verified_root(chain, host, pin, datetime.now(UTC))
     except Refusal as refusal:
         return fail("tls", _of_server(refusal, host), _mend_server(refusal))
-    unwanted = diagnose(config.server, found.path, found.root_pem)
-    if unwanted is not None:
-        return fail("tls", str(unwanted), f"set the clock if it is wrong, or {ENROL}")
-    return ok("tls", "TLS 1.3, and the server is the one that this device enrolled with")
+    refused = diagnose(config.server, found.path, found.root_pem)
+    if refused is not None:
+        return fail("tls", str(refused), f"set the clock if it is wrong, or {ENROL}")
+    return ok("tls", "TLS 1.3, and this is the server that this device enrolled with")
 
 
 def _of_server(refusal: Refusal, host: str) -> str:
-    if refusal.code is Code.BAD_TOKEN:  # the words there are of a token
+    if refusal.code is Code.BAD_TOKEN:  # its own message is about a token
         return (
-            f"{host} does not present the root certificate that this device learnt when it "
-            "enrolled: another server, or something in between that opens TLS"
+            f"{host} does not present the root certificate that this device received at "
+            "enrolment: it is another server, or a proxy intercepts TLS"
         )
     return str(refusal)
 
@@ -156,13 +155,13 @@ def _mend_server(refusal: Refusal) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkSpeed:
-    """What the server said and how fast.
+    """Measured connection to the server.
 
     Attributes:
-        ahead_s: this device's clock before the server's; half a round trip uncertain.
+        ahead_s: this device's clock minus the server's; error up to half a round trip.
         round_trip_s: of the smallest exchange.
-        up_mbit_s: measured, 10^6 bit/s.
-        down_mbit_s: likewise.
+        up_mbit_s: upload rate, 10^6 bit/s.
+        down_mbit_s: download rate, 10^6 bit/s.
     """
 
     ahead_s: float
@@ -172,13 +171,13 @@ class LinkSpeed:
 
 
 def measure(config: ClientConfig, found: StoredIdentity | None) -> LinkSpeed | None:
-    """Ask the server for its time and move bytes both ways, about a second each; blocks.
+    """Ask the server for its time and transfer bytes both ways, about a second each. Blocks.
 
     Returns:
-        None where the server is older than this question.
+        None if the server is too old for this call.
 
     Raises:
-        Refusal: the server will not have this client.
+        Refusal: the server refuses this client.
         UnavailableError: it does not answer.
     """
     with _channel(config, found) as channel:
@@ -199,7 +198,7 @@ def measure(config: ClientConfig, found: StoredIdentity | None) -> LinkSpeed | N
             up = _rate(lambda size: exchange(size, 0)[1], round_trip_s)
             down = _rate(lambda size: exchange(0, size)[1], round_trip_s)
         except grpc.RpcError as error:
-            failed: Any = error  # a call, with all that an AioRpcError has
+            failed: Any = error  # a call, with the attributes of an AioRpcError
             if failed.code() is grpc.StatusCode.UNIMPLEMENTED:
                 _check_fleet(channel, config, metadata)
                 return None
@@ -208,7 +207,7 @@ def measure(config: ClientConfig, found: StoredIdentity | None) -> LinkSpeed | N
 
 
 def _check_fleet(channel: grpc.Channel, config: ClientConfig, metadata: Metadata) -> None:
-    """See that it is a fleet's port at all, by a question that older servers know.
+    """Check by a call that older servers support that this is a fleet's port.
 
     Raises:
         UnavailableError: it is not.
@@ -220,17 +219,17 @@ def _check_fleet(channel: grpc.Channel, config: ClientConfig, metadata: Metadata
         failed: Any = error
         if failed.code() is grpc.StatusCode.UNIMPLEMENTED:
             raise UnavailableError(
-                f"{config.server} is not where clients connect: it may be the enrolment port"
+                f"clients cannot connect at {config.server}: it may be the enrolment port"
             ) from None
         raise methods.error_from_rpc(failed, config.server) from error
 
 
 def _rate(seconds_for: Callable[[int], float], round_trip_s: float) -> float:
-    """10^6 bit/s of the largest transfers that there is time for: small ones tell of latency."""
+    """Rate of the largest transfers that time allows, 10^6 bit/s: small ones measure latency."""
     begun, found = time.monotonic(), [0.0]
     for size in (*_SIZES, *[_SIZES[-1]] * 16):
         took_s = seconds_for(size)
-        # At most half of it is taken for the round trip, which varies.
+        # Subtract the round trip, but at most half of the time, because it varies.
         found.append(size * 8e-6 / max(took_s - round_trip_s, took_s / 2))
         if time.monotonic() - begun > MEASURE_S:
             break
@@ -246,20 +245,20 @@ def _channel(config: ClientConfig, found: StoredIdentity | None) -> grpc.Channel
 
 
 def clock(measured: LinkSpeed | None, found: StoredIdentity | None, now: datetime) -> CheckResult:
-    """This device's clock beside the server's; without one, beside the certificate's life."""
+    """Compare this device's clock with the server's, or else with the certificate's validity."""
     if measured is not None:
         ahead_s = measured.ahead_s
         where = "ahead of" if ahead_s > 0 else "behind"
         said = f"{_span(abs(ahead_s))} {where} the server's"
         if abs(ahead_s) > CLOCK_S:
             return warn(
-                "clock", said, "set it (`timedatectl set-ntp true`): a clock that is far off makes "
-                "certificates look ended, or not yet begun"
+                "clock", said, "set it (`timedatectl set-ntp true`): with a wrong clock, valid "
+                "certificates seem expired or not yet valid"
             )  # fmt: skip
         return ok("clock", said)
     if found is not None and now < found.begin:
         return fail(
-            "clock", f"{now:%Y-%m-%d %H:%M} UTC is before this device's certificate began, "
+            "clock", f"{now:%Y-%m-%d %H:%M} UTC is before the start of this device's certificate, "
             f"{found.begin:%Y-%m-%d %H:%M} UTC", "set it (`timedatectl set-ntp true`)"
         )  # fmt: skip
     return skip("clock", f"{now:%Y-%m-%d %H:%M} UTC; not compared with the server's")
@@ -272,7 +271,7 @@ def _span(seconds: float) -> str:
 
 
 def bandwidth(measured: LinkSpeed, config: ClientConfig, model_bytes: int) -> CheckResult:
-    """What a round's transfers take, by what was measured and by the caps that are set."""
+    """Estimate the time of a round's transfers from the measured rates and the set limits."""
     caps = config.budgets.download_mbit_s, config.budgets.upload_mbit_s
     said = f"{_mbit(measured.down_mbit_s)} down, {_mbit(measured.up_mbit_s)} up"
     rates = [
@@ -280,14 +279,14 @@ def bandwidth(measured: LinkSpeed, config: ClientConfig, model_bytes: int) -> Ch
         for rate, cap in zip((measured.down_mbit_s, measured.up_mbit_s), caps, strict=True)
     ]
     if any(cap is not None for cap in caps):
-        said += f", capped at {_mbit(rates[0])} and {_mbit(rates[1])}"
+        said += f", limited to {_mbit(rates[0])} and {_mbit(rates[1])}"
     size, what = (model_bytes, "the last model") if model_bytes else (40_000_000, "40 MB")
     took_s = sum(size * 8e-6 / max(rate, 1e-9) for rate in rates)
     said += f"; {what} and its update take about {_span(took_s)}"
     if took_s > SLOW_TRANSFER_S:
         return warn(
-            "bandwidth", said, "give rounds a deadline that allows for it, ask for compressed "
-            "updates, or raise the caps in [budgets]"
+            "bandwidth", said, "set longer deadlines, use compressed updates, or raise the limits "
+            "in [budgets]"
         )  # fmt: skip
     return ok("bandwidth", said)
 

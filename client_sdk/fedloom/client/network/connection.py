@@ -30,8 +30,8 @@ log = logging.getLogger(__name__)
 
 CONNECT_S = 20.0
 JITTER = SystemRandom()
-"""Random delays that spread a fleet's calls. The system's source: training code may seed Python's
-generator alike on every device, and its own draws must not change."""
+"""Random delays that spread a fleet's calls. From the system's source, because training code may
+seed Python's generator equally on every device, and its own draws must not change."""
 LAST_TIME = datetime(9000, 1, 1, tzinfo=UTC).timestamp()
 CLOCK_S = 60.0
 """Difference from the server's clock that is logged."""
@@ -56,7 +56,7 @@ class UnreadableError(UnavailableError):
 
 def unreadable(server: str) -> UnreadableError:
     """The error for bytes that are not a message."""
-    return UnreadableError(f"Expected messages from {server}, got bytes that are none.")
+    return UnreadableError(f"Expected messages from {server}, got bytes that are not a message.")
 
 
 class Connection:
@@ -169,7 +169,7 @@ class Connection:
         self._server_booted = unix_time - _since_boot_s()
 
     def now(self) -> datetime:
-        """The server's time; this device's where that is not known."""
+        """The server's time; this device's if the server's is unknown."""
         if self._server_booted is None:
             return datetime.now(UTC)
         return datetime.fromtimestamp(self._server_booted + _since_boot_s(), UTC)
@@ -182,7 +182,7 @@ class Connection:
                     await self._stream.write(message)
 
     async def diagnose(self) -> Refusal | None:
-        """Find out whether a certificate is why connecting fails."""
+        """Check whether a certificate is the reason that connecting fails."""
         if self._config.plaintext:
             return None
         _, root = self._store.identity()

@@ -1,9 +1,9 @@
-"""Why a connection is refused before any call: what gRPC does not say, tried out by hand.
+"""Diagnosis of a failed connection: a TLS handshake by hand, for details that gRPC does not report.
 
-A handshake that fails is `UNAVAILABLE` to gRPC whatever the reason, and the server of gRPC closes
-the socket without an alert. What can be seen from here: whether the server proves itself to the
-root that this client got at enrolment, and whether it goes on talking once it has seen this
-client's certificate (under TLS 1.3 a client has finished its handshake before it is refused).
+gRPC reports every failed handshake as `UNAVAILABLE`, and its server closes the socket without an
+alert. This handshake shows whether the server's certificate leads to the root that this client
+received at enrolment, and whether the server accepts this client's certificate: under TLS 1.3 a
+client completes its handshake before the server can refuse it.
 """
 
 import socket
@@ -20,16 +20,16 @@ _OF_TIME = frozenset({9, 10})
 
 
 def diagnose(server: str, identity: Path, root_pem: bytes) -> Refusal | None:
-    """Connect once and tell what is wrong with either side's certificate. Blocks.
+    """Connect once and check both certificates. Blocks.
 
     Args:
         server: host:port of the fleet.
         identity: file of this client's key and certificate chain.
-        root_pem: what the server's certificate must lead to.
+        root_pem: root of the server's certificate.
 
     Returns:
-        WRONG_IDENTITY if the server is not of this federation, NO_CERTIFICATE if it does not have
-        this client's certificate, None if neither shows.
+        WRONG_IDENTITY if the server is not of this federation, NO_CERTIFICATE if it does not
+        accept this client's certificate, else None.
     """
     host, _, port = server.rpartition(":")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -40,7 +40,7 @@ def diagnose(server: str, identity: Path, root_pem: bytes) -> Refusal | None:
     try:
         with socket.create_connection((host.strip("[]"), int(port)), TIMEOUT_S) as plain:
             return _shake_hands(context, plain, host.strip("[]"), identity)
-    except OSError:  # not reachable, or too slow: gRPC says so itself
+    except OSError:  # not reachable, or too slow: gRPC reports that itself
         return None
 
 
@@ -49,7 +49,7 @@ def _shake_hands(
 ) -> Refusal | None:
     try:
         with context.wrap_socket(plain, server_hostname=host) as tls:
-            return None if _talks(tls) else _not_wanted(identity)
+            return None if _is_accepted(tls) else _not_accepted(identity)
     except ssl.SSLCertVerificationError as error:
         advice = (
             "check this device's clock"
@@ -59,13 +59,13 @@ def _shake_hands(
         )
         return Refusal(
             Code.WRONG_IDENTITY,
-            f"{host} does not prove to be the server that this client enrolled with "
+            f"{host} is not the server that this client enrolled with "
             f"({error.verify_message.rstrip('.')}): {advice}.",
         )
 
 
-def _talks(tls: ssl.SSLSocket) -> bool:
-    """Does the server send its first frame, as it does to whom it accepts?"""
+def _is_accepted(tls: ssl.SSLSocket) -> bool:
+    """Whether the server sends its first frame, as it does after accepting a client."""
     try:
         return bool(tls.recv(1))
     except TimeoutError:
@@ -74,11 +74,11 @@ def _talks(tls: ssl.SSLSocket) -> bool:
         return False
 
 
-def _not_wanted(identity: Path) -> Refusal:
+def _not_accepted(identity: Path) -> Refusal:
     begin, end = validity(identity.read_bytes())
     return Refusal(
         Code.NO_CERTIFICATE,
-        "The server ended the connection when it saw this client's certificate, which is for "
+        "The server rejected this client's certificate, which is valid from "
         f"{begin:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M} UTC: it is from another authority, or "
-        "the clocks of the two differ. Set the clocks, or enrol again with a new token.",
+        "the two clocks differ. Set the clocks, or enrol again with a new token.",
     )

@@ -1,4 +1,4 @@
-"""Models in and updates out, resumed at the byte where they were cut."""
+"""Downloads of models and uploads of updates; both resume at the byte where they stopped."""
 
 import asyncio
 import os
@@ -28,13 +28,13 @@ Metadata = tuple[tuple[str, str], ...]
 
 
 class ModelSink(Protocol):
-    """Where models go."""
+    """Where downloaded models are stored."""
 
     def receive_model(self, digest: str, size_bytes: int) -> PartialDownload:
-        """Begin, or go on with, receiving a model."""
+        """Start or resume a download."""
 
     def adopt_model(self, digest: str) -> Path:
-        """The part is whole and verified."""
+        """Store a complete and verified download."""
 
 
 async def download(
@@ -46,12 +46,12 @@ async def download(
     *,
     pace: Pace | None = None,
 ) -> None:
-    """Fetch a model into the store, going on where an earlier attempt was cut.
+    """Download a model into the store, resuming an earlier attempt.
 
     Raises:
-        Refusal: the server does not give it.
-        UnavailableError: the connection broke; try again.
-        IntegrityError: what came is not what was promised.
+        Refusal: the server refuses it.
+        UnavailableError: the connection was lost; try again.
+        IntegrityError: the received bytes do not match the size or the digest.
     """
     pace = pace or Pace()
     part = store.receive_model(model.digest, model.size_bytes)
@@ -67,7 +67,7 @@ async def download(
             async for chunk in call:
                 if not chunk:
                     call.cancel()
-                    raise IntegrityError(f"Expected bytes of a model, got none from {server}.")
+                    raise IntegrityError(f"Expected bytes of a model, got no bytes from {server}.")
                 if part.received + len(chunk) > model.size_bytes:
                     call.cancel()
                     raise IntegrityError(
@@ -88,7 +88,7 @@ async def download(
     if digest.hexdigest() != model.digest:
         part.path.unlink()
         raise IntegrityError(
-            f"Expected a model {model.digest[:12]}, got other bytes: trying again."
+            f"Expected the model {model.digest[:12]}, got other bytes: downloading it again."
         )
     crossing("client.download.whole")
     store.adopt_model(model.digest)
@@ -107,8 +107,8 @@ async def upload(
     """Send an update; returns whether it had been accepted before.
 
     Raises:
-        Refusal: the server turned it away.
-        UnavailableError: the connection broke; try again.
+        Refusal: the server rejected it.
+        UnavailableError: the connection was lost; try again.
     """
     call: Any = channel.stream_stream(methods.UPLOAD)(metadata=metadata)
     try:
@@ -121,7 +121,7 @@ async def upload(
                 if offset > header.size_bytes:
                     raise Refusal(
                         Code.MALFORMED,
-                        f"Expected to go on within {header.size_bytes} bytes, got byte {offset}.",
+                        f"Expected to resume within {header.size_bytes} bytes, got byte {offset}.",
                     )
                 await _send_body(call, body, offset, chunks or Chunks(), pace or Pace())
             finally:
@@ -171,7 +171,7 @@ async def failure(call: Any, server: str) -> FedloomError:
 
 
 def may_retry(error: FedloomError) -> bool:
-    """Is sending again worth while?"""
+    """Whether a retry may succeed."""
     if isinstance(error, Refusal):
         return error.code.reaction is Reaction.RESEND
     return isinstance(error, UnavailableError | IntegrityError)

@@ -1,1 +1,1 @@
-"""What the owner of a device decides, and the journal of what left it."""
+"""The policy of a device's owner, and the journal of the data that left the device."""

@@ -1,14 +1,14 @@
-"""What left this device, and what it would not do: a log for the device's owner, in plain words.
+"""The journal: a log for the device's owner of the data that left and of the tasks it declined.
 
     journal.jsonl       the newest entries, one JSON document a line
-    journal.1.jsonl …   earlier ones, the higher the older
+    journal.1.jsonl …   earlier entries; the higher the number, the older
 
-An entry has `at` (seconds since the epoch, UTC), `event` (a word of `EVENTS`), `text` (a sentence)
-and the facts of the sentence. It is written before the bytes that it is about leave.
+An entry has `at` (seconds since the epoch, UTC), `event` (a key of `EVENTS`), `text` (a sentence)
+and the facts of the sentence. It is written before the data that it describes leaves.
 
-Invariants: writing never fails and never waits for the disk's heads: a full disk costs entries and
-nothing else. An entry that a power cut left half-written is passed over, and none after it. A
-server that says wrong things without end does not push out what was sent: see `LOUD`.
+Invariants: writing never raises and does not wait for a sync: on a full disk entries are lost, and
+nothing else. An entry that a power loss truncated is skipped. Entries that a server can cause in
+any number do not displace entries about sent data: see `LOUD`.
 """
 
 import json
@@ -25,27 +25,27 @@ log = logging.getLogger(__name__)
 Entry: TypeAlias = dict[str, Any]
 
 MAX_BYTES = 1 << 20
-"""A file is put aside at this size: a few thousand rounds."""
+"""Size at which the file is rotated: a few thousand rounds."""
 KEEP = 4
-"""Files that were put aside."""
+"""Rotated files that are kept."""
 
 EVENTS = {
     "enrolled": "this device became a client",
     "renewed": "it got a new certificate, or learnt a new signing key",
     "sent": "an update or metrics began to leave",
-    "accepted": "the server has what was sent",
-    "rejected": "the server did not want what was sent",
-    "declined": "it took no part, by a rule of its own",
-    "refused": "what the server gave was wrong, and was not used",
-    "withdrawn": "the server no longer wanted what it had asked for",
-    "failed": "the training code failed; its message went to the server",
+    "accepted": "the server accepted what was sent",
+    "rejected": "the server rejected what was sent",
+    "declined": "the device declined a task, by its policy or conditions",
+    "refused": "the server sent something invalid, which was not used",
+    "withdrawn": "the server withdrew a task",
+    "failed": "the training code failed; the server was notified",
     "left": "this device left the federation",
 }
 
 
 LOUD = frozenset({"declined", "refused", "rejected", "withdrawn"})
-"""Events that a server brings about by words alone, as many as it likes. After a burst there is one
-entry for each `LOUD_EVERY_S`, and one that says how many were left out."""
+"""Events that a server can cause in any number. After a burst, one entry per `LOUD_EVERY_S` is
+written, and one entry with the number of those omitted."""
 LOUD_BURST = 200
 LOUD_EVERY_S = 60.0
 
@@ -55,8 +55,8 @@ class Journal:
 
     Args:
         directory: of the client's state.
-        max_bytes: size at which a file is put aside.
-        keep: files that are kept beside the newest.
+        max_bytes: size at which the file is rotated.
+        keep: rotated files to keep.
         clock: seconds.
     """
 
@@ -82,8 +82,8 @@ class Journal:
 
         Args:
             event: a key of `EVENTS`.
-            text: a sentence in plain words.
-            facts: whatever JSON can hold.
+            text: a sentence.
+            facts: JSON values by name.
         """
         with self._lock:
             if event in LOUD and not self._allowed():
@@ -95,7 +95,7 @@ class Journal:
             self._write(event, text, facts)
 
     def _allowed(self) -> bool:
-        """One of the entries that come in a burst, or one a minute."""
+        """Token bucket: a burst, then one entry per `LOUD_EVERY_S`."""
         now = self._clock()
         earned = (now - self._as_of) / LOUD_EVERY_S
         self._allowance, self._as_of = min(LOUD_BURST, self._allowance + earned), now
@@ -121,16 +121,16 @@ class Journal:
         try:
             size = os.fstat(handle).st_size
             if size and os.pread(handle, 1, size - 1) != b"\n":
-                line = b"\n" + line  # the last one was cut
+                line = b"\n" + line  # the last entry was truncated
             whole = os.write(handle, line) == len(line)
         finally:
             os.close(handle)
         if not whole:
-            raise OSError("no room for a whole entry")
+            raise OSError("no room for a complete entry")
         if size + len(line) >= self._max_bytes:
-            self._put_aside()
+            self._rotate()
 
-    def _put_aside(self) -> None:
+    def _rotate(self) -> None:
         for number in range(self._keep, 1, -1):
             older = _numbered(self._path, number - 1)
             if older.exists():
@@ -140,8 +140,8 @@ class Journal:
 
 def _left_out(count: int) -> str:
     return (
-        f"Here {count:,} more entries on what was declined, refused or no longer wanted are left "
-        "out: the server brought them about faster than they are worth reading."
+        f"{count:,} more entries about declined, refused, rejected or withdrawn tasks are omitted "
+        "here: the server caused them too fast."
     )
 
 
@@ -151,10 +151,10 @@ def _numbered(path: Path, number: int) -> Path:
 
 def files(directory: Path) -> list[Path]:
     """The files of a journal, the oldest first."""
-    aside = [p for p in directory.glob("journal.*.jsonl") if p.name.split(".")[1].isdigit()]
-    aside.sort(key=lambda path: -int(path.name.split(".")[1]))
+    rotated = [p for p in directory.glob("journal.*.jsonl") if p.name.split(".")[1].isdigit()]
+    rotated.sort(key=lambda path: -int(path.name.split(".")[1]))
     newest = directory / "journal.jsonl"
-    return [*aside, *([newest] if newest.exists() else [])]
+    return [*rotated, *([newest] if newest.exists() else [])]
 
 
 def read(directory: Path) -> Iterator[Entry]:
@@ -163,14 +163,14 @@ def read(directory: Path) -> Iterator[Entry]:
         try:
             lines = path.read_bytes().splitlines()
         except FileNotFoundError:
-            continue  # put aside just now
+            continue  # rotated just now
         for line in lines:
             if (entry := parse(line)) is not None:
                 yield entry
 
 
 def parse(line: bytes) -> Entry | None:
-    """An entry, or None where there is none in a line."""
+    """Parse a line; None if it is not an entry."""
     try:
         entry = json.loads(line)
     except ValueError:
@@ -180,11 +180,11 @@ def parse(line: bytes) -> Entry | None:
 
 
 def follow(directory: Path, *, every_s: float = 0.5) -> Iterator[Entry | None]:
-    """Entries that are written from now on; None whenever there is none yet. Never ends.
+    """New entries as they are written; None after each check without one. Never ends.
 
     Args:
         directory: of the client's state.
-        every_s: seconds to wait between two looks.
+        every_s: seconds between two checks.
     """
     path, handle, rest = directory / "journal.jsonl", -1, b""
     begun = False

@@ -1,6 +1,6 @@
-"""What the journal says of an update that is about to leave: to whom, of what, protected by what.
+"""The journal's entry for an update about to leave: recipient, content and protection.
 
-Invariant: every account is made of the very header that is sent.
+Invariant: an entry is made from the header that is sent.
 """
 
 from typing import Any
@@ -9,7 +9,7 @@ from fedloom.client.update.clip_and_noise import Guard
 from fedloom.protocol.v1 import fleet_pb2
 
 MAX_TENSORS = 64
-"""Names in an entry; a count says how many there are."""
+"""Most tensor names in an entry; `num_tensors` is the full count."""
 
 
 def account(
@@ -19,14 +19,14 @@ def account(
     federation: str,
     owners: Guard | None = None,
 ) -> tuple[str, dict[str, Any]]:
-    """A sentence on what leaves with a header and its body, and its facts.
+    """A sentence about the update that is about to leave, and its facts.
 
     Args:
-        header: as it will be sent.
-        offer: that it answers.
+        header: of the update.
+        offer: of its task.
         server: host:port.
         federation: by this client's certificate; "" without TLS.
-        owners: what the device did of its own accord to hide the examples.
+        owners: clipping and noise that the owner's policy added.
     """
     tensors = sorted({part.tensor for part in header.parts})
     private = offer.privacy if offer.HasField("privacy") else None
@@ -79,9 +79,9 @@ def _tensors(facts: dict[str, Any]) -> str:
 
 
 def protection_text(facts: dict[str, Any]) -> str:
-    """What hides the values: ", clipped to norm 1, with noise of 0.5 on each value"."""
+    """Protection in words: ", clipped to norm 1, with noise of 0.5 on each value"."""
     said = ""
-    for of, by in (("own_", " by this device of its own accord"), ("", "")):
+    for of, by in (("own_", " by this device's policy"), ("", "")):
         clip, noise = facts[f"{of}clip_norm"], facts[f"{of}noise_multiplier"]
         if clip is not None:
             said += f", clipped to norm {clip:.4g}"

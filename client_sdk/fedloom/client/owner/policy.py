@@ -121,7 +121,7 @@ class Policy:
         return not self.privacy.is_met(offer)
 
     def guard(self, offer: fleet_pb2.Task) -> Guard | None:
-        """The device's own clipping and noise; None where the run asks for enough."""
+        """The device's own clipping and noise; None if the run asks for enough."""
         if not self.adds(offer):
             return None
         wanted = self.privacy
@@ -131,15 +131,15 @@ class Policy:
         """The reason to decline an offer, regardless of earlier ones; None to accept."""
         run, name = offer.key.run, offer.run_name
         if not any(_matches(word, self.runs.allow) for word in (run, name)):
-            return f"the device's policy has {name or run} not among the runs that it allows."
+            return f"the device's policy does not allow the run {name or run}."
         if any(_matches(word, self.runs.deny) for word in (run, name)):
-            return f"the device's policy denies {name or run}."
+            return f"the device's policy denies the run {name or run}."
         if offer.kind == fleet_pb2.TASK_KIND_EVALUATE:
             if not self.runs.evaluate:
-                return "the device's policy lets no model be evaluated."
-            return None if self.metrics else "the device's policy lets no measurements leave."
+                return "the device's policy does not allow evaluation."
+            return None if self.metrics else "the device's policy lets no metrics leave."
         if self.privacy.otherwise == "decline" and not self.privacy.is_met(offer):
-            return f"the device's policy wants {self.wanted()} of a run, got {_given(offer)}."
+            return f"the device's policy requires {self.wanted()}; the run has {_given(offer)}."
         return None
 
     def wanted(self) -> str:
@@ -160,7 +160,7 @@ def _matches(word: str, patterns: tuple[str, ...]) -> bool:
 def _given(offer: fleet_pb2.Task) -> str:
     asked = offer.privacy
     if not offer.HasField("privacy"):
-        return "none of it"
+        return "no protection"
     if asked.seeded and asked.noise_multiplier:
         return f"norm {asked.clip:g} and noise that the server knows"
     return f"norm {asked.clip:g} and noise of {asked.noise_multiplier * asked.clip:g}"
@@ -217,35 +217,33 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
     return found.st_ino, found.st_mtime_ns, found.st_size
 
 
-# ---- in words ------------------------------------------------------------------------------------
+# ---- descriptions --------------------------------------------------------------------------------
 
 
 def words(policy: Policy) -> list[str]:
-    """What a policy means, a sentence for each thing it says."""
+    """Describe a policy, one sentence for each rule."""
     runs, leaves = policy.runs, policy.leaves
     said = [f"Takes part in {_listed('runs', runs.allow)}{_but(runs.deny)}."]
     rates = [(runs.rounds_per_hour, "an hour"), (runs.rounds_per_day, "a day")]
     limits = [f"{count} round{'s' if count > 1 else ''} {span}" for count, span in rates if count]
-    said.append(f"At most {' and '.join(limits)}." if limits else "As often as it is asked.")
+    said.append(f"At most {' and '.join(limits)}." if limits else "Any number of rounds.")
     said.append(
         "Evaluates received models on its examples."
         if runs.evaluate and policy.metrics
         else "Evaluates no models."
     )
-    said.append(f"Changes of {_listed('tensors', leaves.only)} may leave{_but(leaves.never)}.")
+    said.append(f"Updates of {_listed('tensors', leaves.only)} may leave{_but(leaves.never)}.")
     if leaves.max_bytes:
         said.append(f"An update is at most {leaves.max_bytes:,} bytes long.")
     if leaves.min_examples:
-        said.append(f"Updates and measurements are of at least {leaves.min_examples} examples.")
+        said.append(f"Updates and metrics are of at least {leaves.min_examples} examples.")
     said.append(
-        "Measurements such as loss and accuracy leave."
-        if policy.metrics
-        else "No measurements leave."
+        "Metrics such as loss and accuracy leave." if policy.metrics else "No metrics leave."
     )
     said.append(
-        "The text of errors in the training code leaves."
+        "Error messages of the training code leave."
         if leaves.error_messages
-        else "Of errors in the training code only their kind leaves."
+        else "Of errors in the training code only the type leaves."
     )
     said.append(_protection(policy))
     return said
@@ -253,10 +251,10 @@ def words(policy: Policy) -> list[str]:
 
 def _protection(policy: Policy) -> str:
     if not policy.privacy.clip_norm:
-        return "What hides examples in updates is up to each run."
+        return "Clipping and noise are up to each run."
     if policy.privacy.otherwise == "decline":
         return f"Declines runs that do not ask for {policy.wanted()}."
-    return f"Sends {policy.wanted()}, also where a run asks for less."
+    return f"Sends {policy.wanted()}, also if a run asks for less."
 
 
 def _listed(what: str, patterns: tuple[str, ...]) -> str:
@@ -270,10 +268,10 @@ def _but(patterns: tuple[str, ...]) -> str:
 
 
 def template() -> str:
-    """Return a policy.toml with every setting, its sentence, and its default as a comment."""
+    """Return a policy.toml with every setting, its description, and its default as a comment."""
     head = [
         "# The runs that this device takes part in, and the data that may leave it. The server",
-        "# cannot change it. A change applies from the next offer; `fedloom client policy check`",
-        "# puts it in words. docs/safety.md says more. Comments show the defaults: no restriction.",
+        "# cannot change this file. An edit applies from the next offer. `fedloom client policy",
+        "# check` describes it; see also docs/safety.md. Comments show the defaults.",
     ]
     return settings.template(Policy, head, {})

@@ -1,9 +1,9 @@
-"""The owner's policy as a gate, and how often this device took part of late.
+"""The policy gate: declines offers by the owner's policy, and counts the rounds of the last day.
 
-A round is counted by all that it asks for: under the number of one that was counted before, a
-server may ask again with another model, and would get another update.
+A round is counted by its whole task, not by its number: with a new model, a server could request
+another update under the same number.
 
-Times are of the device's clock; one that jumps back makes rounds look recent, never forgotten.
+Times are of the device's clock; if it is set back, rounds count longer, never shorter.
 """
 
 import json
@@ -25,7 +25,7 @@ HOUR_S, DAY_S = 3600.0, 86400.0
 
 
 class PolicyGate:
-    """The gate that a policy is.
+    """Declines offers that the owner's policy does not allow.
 
     Args:
         policy: the owner's.
@@ -42,12 +42,12 @@ class PolicyGate:
         self._taken = _read(self._path)
 
     def objection(self, offer: fleet_pb2.Task) -> str | None:
-        """Why not to take an offer; None for yes."""
+        """The reason to decline an offer; None to accept."""
         try:
             policy = self.policy.current()
         except UsageError as error:
-            log.warning("nothing is taken: %s", error)
-            return "the device's policy cannot be read, so nothing is taken."
+            log.warning("every offer is declined: %s", error)
+            return "the device's policy cannot be read, so every offer is declined."
         if (objection := policy.objection(offer)) is not None:
             return objection
         for most, span_s, name in (
@@ -56,16 +56,16 @@ class PolicyGate:
         ):
             if most and self._since(span_s, offer) >= most:
                 rounds = "round" if most == 1 else "rounds"
-                return f"the device's policy lets it take part in {most} {rounds} {name}."
+                return f"the device's policy allows {most} {rounds} {name}."
         return None
 
     def took(self, offer: fleet_pb2.Task) -> None:
-        """An offer was taken; the same task counts once until it is answered."""
+        """Count an accepted offer; the same task counts once until it is answered."""
         self._taken.setdefault(name_of(offer), self._now())
         self._keep()
 
     def answered(self, offer: fleet_pb2.Task) -> None:
-        """A task is done with: whoever asks for it again asks for one more."""
+        """Mark a task as answered: if it is offered again, it counts again."""
         key, now = name_of(offer), self._now()
         self._taken[f"{key} until {now}"] = self._taken.pop(key, now)
         self._keep()
@@ -76,7 +76,7 @@ class PolicyGate:
         try:
             write_whole(self._path, json.dumps(self._taken))
         except OSError as error:
-            log.warning("that a round was taken is not noted: %s", error)
+            log.warning("the count of rounds could not be stored: %s", error)
 
     def _since(self, span_s: float, offer: fleet_pb2.Task) -> int:
         now, mine = self._now(), name_of(offer)
@@ -89,5 +89,5 @@ def _read(path: Path) -> dict[str, float]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, AttributeError, TypeError) as error:
-        log.warning("how often this device took part is not known any more (%s): %s", path, error)
+        log.warning("the count of rounds is lost (%s): %s", path, error)
         return {}

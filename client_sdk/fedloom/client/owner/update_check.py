@@ -1,9 +1,9 @@
-"""The last look at what is about to leave: against the policy, whatever made it.
+"""The last check of an update against the policy, before it is sent.
 
-The training shell keeps to the policy as it makes an update; this looks at the bytes that are
-really sent, also at an update that was made before a restart and under another policy.
+`TaskRun` applies the policy when it makes an update. This checks the bytes that are sent, also of
+an update that was made before a restart or under another policy.
 
-Invariant: nothing is sent that `check_leaving` has not passed.
+Invariant: an update is sent only after `check_leaving` passed.
 """
 
 import math
@@ -20,22 +20,22 @@ from fedloom.protocol.v1 import fleet_pb2
 from fedloom.strategies.exact.lazy_arrays import Values, pieces_of
 
 _SLACK = 1e-5
-"""By which a norm may be above its bound: it is summed in another order here."""
+"""Relative tolerance of a norm, which is summed in another order here."""
 
 
 def check_leaving(
     policy: Policy, offer: fleet_pb2.Task, header: fleet_pb2.UpdateHeader, body: Path
 ) -> None:
-    """May an update leave?
+    """Check that an update may leave.
 
     Args:
         policy: the owner's.
-        offer: that it answers.
-        header: as it would be sent.
-        body: likewise.
+        offer: of its task.
+        header: of the update.
+        body: file of the update's body.
 
     Raises:
-        PolicyError: it may not; says why.
+        PolicyError: it may not; the message gives the reason.
     """
     if (objection := policy.objection(offer)) is not None:
         raise PolicyError(objection)
@@ -47,17 +47,16 @@ def check_leaving(
     most = policy.leaves.max_bytes
     if most and header.size_bytes > most:
         raise PolicyError(
-            f"the device's policy lets at most {most} bytes leave, got an update of "
-            f"{header.size_bytes}."
+            f"the device's policy allows updates of at most {most} bytes; this one has {header.size_bytes}."
         )
     if not policy.metrics and (header.training.values or header.evaluation.values):
-        raise PolicyError("the device's policy lets no measurements leave.")
+        raise PolicyError("the device's policy lets no metrics leave.")
     if policy.privacy.clip_norm:
         _check_protection(policy, offer, header, body)
 
 
 def check_examples(policy: Policy, header: fleet_pb2.UpdateHeader) -> None:
-    """Was an update trained on enough, and are measurements of enough?
+    """Check that an update and its metrics are of enough examples.
 
     Raises:
         PolicyError: one is not.
@@ -67,21 +66,21 @@ def check_examples(policy: Policy, header: fleet_pb2.UpdateHeader) -> None:
         raise too_few(policy, counted)
     measured = header.evaluation.num_examples
     if header.evaluation.values and measured < policy.leaves.min_examples:
-        raise too_few(policy, measured, "measurements")
+        raise too_few(policy, measured, "metrics")
 
 
 def too_few(policy: Policy, num_examples: int, what: str = "updates") -> PolicyError:
-    """Why something that was made of so many examples stays here."""
+    """The error for updates or metrics of too few examples."""
     return PolicyError(
-        f"the device's policy wants {what} of at least {policy.leaves.min_examples} examples, "
+        f"the device's policy requires {policy.leaves.min_examples} examples for {what}, "
         f"got {num_examples}."
     )
 
 
 def _check_body(header: fleet_pb2.UpdateHeader, body: Path) -> None:
-    """The body holds what the header says and nothing beside it."""
+    """Check that the body has the header's size, and no other tensors than the header names."""
     if os.path.getsize(body) != header.size_bytes:  # noqa: PTH202 - one stat is enough
-        raise PolicyError("the update on disk is not as long as its header says.")
+        raise PolicyError("the size of the update on disk differs from its header.")
     named = {
         name
         for part in header.parts
@@ -107,21 +106,23 @@ def _check_protection(
 ) -> None:
     if policy.adds(offer) and header.scalars:
         names = ", ".join(sorted(header.scalars))
-        raise PolicyError(f"this run also sends numbers ({names}), which nothing here would hide.")
+        raise PolicyError(
+            f"the device's policy cannot protect the numbers that this run sends ({names})."
+        )
     noisy = policy.privacy.noise or (offer.HasField("privacy") and offer.privacy.noise_multiplier)
     encoded = any(part.HasField("encoding") for part in header.parts)
     if noisy or encoded or not header.parts:
-        return  # noise is longer than the clip, and a codec rounds
+        return  # noise exceeds the clip norm, and a codec rounds
     arrays = stored_params(body)
     norm = math.sqrt(sum(_square(arrays[part.values]) for part in header.parts))
     if norm > policy.privacy.clip_norm * (1 + _SLACK):
         raise PolicyError(
-            f"the device's policy wants a norm of at most {policy.privacy.clip_norm:g}, got an "
-            f"update of {norm:g}."
+            f"the device's policy requires a norm of at most {policy.privacy.clip_norm:g}; the "
+            f"update has {norm:g}."
         )
 
 
 def _square(values: Values) -> float:
-    """The squared norm, a piece at a time."""
+    """The squared norm, computed piece by piece."""
     pieces = (np.asarray(piece, np.float64) for _, piece in pieces_of(values))
     return sum(float(np.dot(piece, piece)) for piece in pieces)
