@@ -53,11 +53,11 @@ def test_what_cannot_be_kept_and_shown_is_refused(door, settings):
     assert door.ask("GET", "/runs") == (200, {"runs": []})
 
 
-def test_tables_that_hold_themselves_are_refused():
+def test_tables_that_contain_themselves_are_refused():
     """YAML and Python can make such."""
     table = {}
     table["a"] = table
-    with pytest.raises(UsageError, match="tables in tables"):
+    with pytest.raises(UsageError, match="fewer levels of nested tables"):
         parse({**SPEC, "config": table})
 
 

@@ -170,7 +170,7 @@ class RunDriver:
             self.round.feed(ChangeGoal(goal, quorum))
 
     def _check_enough(self) -> None:
-        """Check that the open round has enough updates for the aggregation; the engine needs one."""
+        """Check that the open round has enough updates for its aggregation."""
         if self.round is None or self.round.plan.kind is not RoundKind.TRAIN:
             return
         aggregation, got = self.spec.build_strategy().aggregation, self.round.status()["accepted"]
@@ -306,7 +306,7 @@ class RunDriver:
         await self._storing.settled()
 
     def _round_driver(self, plan: RoundPlan, rows: Sequence[CountedRoundRow] = ()) -> RoundDriver:
-        """Make the driver of a round; for a buffer, with earlier rounds that clients may work on."""
+        """Make a round's driver; a buffer's gets earlier rounds that clients may work on."""
         buffer, select = buffer_settings(plan), self.position.select(plan)
         earlier = () if buffer is None else _plans_before(plan, rows, buffer.max_staleness)
         tasks = TaskTable(plan, earlier)

@@ -51,7 +51,7 @@ class Position:
         self.header_limit_bytes = header_limit_bytes(manifest, len(self._limits.groups))
 
     async def look_back(self, rounds: Sequence[CountedRoundRow]) -> None:
-        """Read the clients' history from committed rounds, and the members of the open privacy tree.
+        """Read the clients' history from committed rounds, and the open privacy tree's members.
 
         Args:
             rounds: all of the run's, in order.
