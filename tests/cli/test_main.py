@@ -1,4 +1,4 @@
-"""The frame around every command: help that teaches, errors as one line and an exit code."""
+"""Help, errors and exit codes of all commands."""
 
 import json
 
@@ -38,26 +38,33 @@ def _leaves(group=main, path=()):
 LEAVES = list(_leaves())
 
 
-@pytest.mark.parametrize("path", LEAVES, ids=" ".join)
-def test_help_teaches(path):
-    """Each command has a sentence of purpose and an example that names it."""
-    result = _invoke(*path, "--help")
+def _help(*path):
+    """The help of a command, which must not show the mark that click removes."""
+    result = CliRunner().invoke(main, [*path, "--help"], env={"COLUMNS": "80"})
     assert result.exit_code == 0
-    assert "Example" in result.output
-    assert f" fedloom {' '.join(path)}" in result.output.partition("Example")[2]
     assert "\b" not in result.output
-    assert r"\b" not in result.output  # in a raw docstring click does not know its mark
+    assert r"\b" not in result.output
+    return result.output
 
 
 @pytest.mark.parametrize("path", LEAVES, ids=" ".join)
-def test_every_command_that_ends_prints_json_on_request(path):
-    """Only what runs until it is stopped, or is a show for people, has none."""
+def test_help_has_an_example_on_its_own_line(path):
+    """Each command's help has an example that names the command."""
+    text = _help(*path)
+    assert f" fedloom {' '.join(path)}" in text.partition("Example")[2]
+    for line in text.splitlines():
+        assert not line.strip().startswith(("Example:", "Examples:")) or line.endswith(":")
+
+
+@pytest.mark.parametrize("path", LEAVES, ids=" ".join)
+def test_commands_have_a_json_option(path):
+    """All but those that run until stopped, the demo, and the completion script."""
     without = {("server", "run"), ("client", "run"), ("demo",), ("completion",)}
-    assert ("--json" in _invoke(*path, "--help").output) is (path not in without)
+    assert ("--json" in _help(*path)) is (path not in without)
 
 
-def test_help_of_the_whole_lists_groups_and_exit_codes():
-    """What a newcomer needs is on the first page."""
+def test_main_help_lists_groups_and_exit_codes():
+    """Every group and every exit code is listed."""
     output = _invoke("--help").output
     for group, lazily in COMMANDS.items():
         assert group in output
@@ -67,14 +74,15 @@ def test_help_of_the_whole_lists_groups_and_exit_codes():
 
 
 @pytest.mark.parametrize("group", list(COMMANDS))
-def test_lazy_help_is_the_groups_own(group):
-    """The list's line must not drift from the group."""
+def test_lazy_help_equals_the_groups_help(group):
+    """The list of commands shows the first sentence of each group's help."""
+    _help(group)
     command = main.get_command(click.Context(main), group)
     assert command.get_short_help_str(100) == COMMANDS[group].help
 
 
 def test_version():
-    """One line, for bug reports."""
+    """One line."""
     assert _invoke("--version").output == f"fedloom {__version__}\n"
 
 
@@ -105,7 +113,7 @@ def _raising(error):
 
 @pytest.mark.parametrize(("error", "code", "kind"), ERRORS, ids=lambda v: str(v)[:20])
 def test_errors_are_one_line_and_an_exit_code(error, code, kind):
-    """On standard error, and nothing on standard output."""
+    """On standard error; standard output is empty."""
     result = _invoke("leaf", "--needed", "x", command=_raising(error))
     assert result.exit_code == code
     assert result.stdout == ""
@@ -114,8 +122,8 @@ def test_errors_are_one_line_and_an_exit_code(error, code, kind):
 
 
 @pytest.mark.parametrize(("error", "code", "kind"), ERRORS, ids=lambda v: str(v)[:20])
-def test_errors_are_json_for_those_who_asked(error, code, kind):
-    """One document on standard output, as every answer is."""
+def test_errors_are_json_with_the_option(error, code, kind):
+    """One document on standard output."""
     result = _invoke("leaf", "--json", "--needed", "x", command=_raising(error))
     assert result.exit_code == code
     told = json.loads(result.stdout)["error"]
@@ -123,8 +131,8 @@ def test_errors_are_json_for_those_who_asked(error, code, kind):
     assert told.get("code") == (error.code if isinstance(error, Refusal) else None)
 
 
-def test_wrong_arguments_are_json_too():
-    """Wherever --json stands on the line."""
+def test_argument_errors_are_json_with_the_option():
+    """At any position of --json."""
     result = _invoke("leaf", "--json", command=_raising(KeyError()))
     assert result.exit_code == 2
     assert json.loads(result.stdout)["error"]["kind"] == "usage"
@@ -132,20 +140,20 @@ def test_wrong_arguments_are_json_too():
 
 
 def test_interrupt_ends_quietly():
-    """Ctrl-C is no error."""
+    """Ctrl-C is exit 130 without output."""
     result = _invoke("leaf", "--needed", "x", command=_raising(KeyboardInterrupt()))
     assert (result.exit_code, result.output) == (130, "")
 
 
 def test_traceback_on_request(monkeypatch):
-    """For those who report a fault."""
+    """FEDLOOM_TRACEBACK=1 prints it."""
     monkeypatch.setenv("FEDLOOM_TRACEBACK", "1")
     result = _invoke("leaf", "--needed", "x", command=_raising(KeyError("k")))
     assert "Traceback" in result.stderr
 
 
-def test_a_fault_inside_a_module_is_not_a_missing_extra(monkeypatch):
-    """Telling people to install what they have would hide our own mistake."""
+def test_import_error_inside_fedloom_is_not_a_missing_extra(monkeypatch):
+    """The message about a missing extra would hide the bug."""
     monkeypatch.setattr(lazy, "EXTRAS", {"fedloom.cli": "server"})
     with pytest.raises(ModuleNotFoundError):
         lazy.load("fedloom.cli.nothing:x")

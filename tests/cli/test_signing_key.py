@@ -1,4 +1,4 @@
-"""`fedloom server rotate-signing-key`: a new key that the old one vouches for."""
+"""`fedloom server rotate-signing-key`: a new key, signed by the old one."""
 
 import json
 
@@ -10,8 +10,8 @@ from fedloom.server.commands import create
 from fedloom.server.pki.signing_key import FOLDER, SigningKey
 
 
-def test_rotating_says_both_keys_and_keeps_the_old_one_s_word(tmp_path):
-    """For people in eights, for machines in hex."""
+def test_rotated_key_is_trusted_by_holders_of_the_old_one(tmp_path):
+    """The text prints the keys in groups of eight digits, JSON in hex."""
     create(tmp_path, "ward", "127.0.0.1:0", "127.0.0.1:0", ())
     before = SigningKey(tmp_path / FOLDER, "ward").signer
     known = Verifier({before.public})
@@ -25,8 +25,8 @@ def test_rotating_says_both_keys_and_keeps_the_old_one_s_word(tmp_path):
     known.check("model", b"x", now.sign("model", b"x"))
 
 
-def test_there_must_be_a_server_to_rotate_the_key_of(tmp_path):
-    """A folder that was mistyped gets no key."""
+def test_rotation_needs_a_server(tmp_path):
+    """A mistyped folder is not created."""
     done = CliRunner().invoke(main, ["server", "rotate-signing-key", "--dir", str(tmp_path / "no")])
     assert done.exit_code == 2
     assert not (tmp_path / "no").exists()

@@ -1,4 +1,4 @@
-"""What the command line costs before it does anything: little, and nothing of what it may need."""
+"""Imports and start-up time of the command line."""
 
 import json
 import subprocess
@@ -8,7 +8,7 @@ import pytest
 
 HEAVY = ("fastapi", "grpc", "numpy", "rich", "sqlalchemy", "torch", "uvicorn")
 YARDSTICK = "asyncio, http.client, unittest.mock"
-"""Parts of the standard library: what importing them costs says how fast this machine is."""
+"""Modules of the standard library whose import time measures this machine's speed."""
 BUDGET = 3.0
 
 
@@ -26,46 +26,46 @@ def _loaded(code):
     return set(names)
 
 
-def test_the_entry_point_loads_nothing_heavy():
-    """Help, completion and a wrong command are instant on any device."""
+def test_entry_point_imports_no_heavy_module():
+    """Help and completion are fast on any device."""
     run = "from fedloom.cli.main import main\nmain(['--help'], standalone_mode=False)"
     assert not _loaded(run) & {*HEAVY, "fedloom.server", "fedloom.client", "fedloom.simulation"}
 
 
 @pytest.mark.parametrize("group", ["token", "client", "run", "model", "round", "top"])
-def test_operators_and_devices_commands_load_nothing_of_the_server(group):
-    """They run where the server's extra is not installed, and never pull torch in."""
+def test_commands_do_not_import_the_server(group):
+    """They work without the server's extra, and do not import torch."""
     run = f"from fedloom.cli.main import main\nmain(['{group}', '--help'], standalone_mode=False)"
     unwanted = {"fastapi", "sqlalchemy", "torch", "uvicorn", "fedloom.server", "fedloom.simulation"}
     assert not _loaded(run) & unwanted
 
 
-def test_a_devices_run_loads_nothing_of_the_server():
-    """What `fedloom client run` imports fits the small install."""
+def test_client_run_does_not_import_the_server():
+    """`fedloom client run` works with the minimal install."""
     code = "import fedloom.cli.main, fedloom.cli.common.load_code, fedloom.cli.device.client"
     assert not _loaded(code) & {"fastapi", "sqlalchemy", "torch", "uvicorn", "fedloom.server"}
 
 
-def test_the_servers_commands_leave_grpc_to_the_server():
-    """It tunes the allocator, which has to come first."""
+def test_server_commands_do_not_import_grpc():
+    """The server must set the allocator's options before grpc is imported."""
     run = "main(['server', 'run', '--help'], standalone_mode=False)"
     code = f"from fedloom.cli.main import main\n{run}"
     assert not _loaded(code) & {"grpc", "sqlalchemy", "fastapi"}
 
 
-def test_the_server_tunes_the_allocator_before_grpc_loads():
-    """Afterwards its arenas would be made already."""
+def test_server_sets_the_allocator_before_importing_grpc():
+    """Later the arenas would exist already."""
     code = (
         "import ctypes, json, sys\nloaded = []\n"
         "ctypes.CDLL = lambda name: loaded.append('grpc' in sys.modules) or object()\n"
         "import fedloom.server.app\nprint(json.dumps(loaded))"
     )
-    assert _python(code)[:1] in ([False], [])  # it has no such allocator elsewhere
+    assert _python(code)[:1] in ([False], [])  # empty on systems without glibc
 
 
 @pytest.mark.parametrize("module", ["fedloom.cli.main", "fedloom.cli.device.client"])
-def test_importing_stays_in_its_budget(module):
-    """Processor time, the best of three, by that of the yardstick: neither busy nor slow counts."""
+def test_import_time_is_limited(module):
+    """CPU time, best of three, relative to the yardstick; independent of load and speed."""
 
     def cost_s(names):
         code = f"import time; start = time.process_time()\nimport {names}\n"
@@ -83,8 +83,8 @@ def test_importing_stays_in_its_budget(module):
         (["demo", "--out"], "matplotlib", "sim"),
     ],
 )
-def test_a_missing_extra_is_answered_with_its_name(words, missing, extra, tmp_path):
-    """Not with a traceback."""
+def test_missing_extra_is_named(words, missing, extra, tmp_path):
+    """The error is a sentence, not a traceback."""
     code = (
         f"import sys; sys.modules['{missing}'] = None\n"
         "from fedloom.cli.main import main\n"
@@ -96,8 +96,8 @@ def test_a_missing_extra_is_answered_with_its_name(words, missing, extra, tmp_pa
     assert "Traceback" not in done.stderr
 
 
-def test_an_operator_without_the_tables_extra_is_told_of_json():
-    """A device's install has no table printer; what an operator can do about it is said."""
+def test_missing_rich_suggests_json():
+    """The minimal install has no table printer."""
     code = (
         "import sys; sys.modules['rich'] = None\n"
         "from fedloom.cli.common import output\n"

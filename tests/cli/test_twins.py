@@ -1,7 +1,7 @@
-"""Every action of the API has its twin on the command line.
+"""Every action of the API has a command.
 
-The table of actions comes from the routes themselves, with those that take the action's name in
-their path written out. Each twin is run against a real server; what it asks for is what counts.
+The actions come from the routes of the application; a route that takes the action's name in its
+path counts as several. Each command runs against a real server, and its requests are recorded.
 """
 
 import json
@@ -22,11 +22,9 @@ CHOICES = {
     "/v1/runs/{run}/{action}": ("action", views.Action),
     "/v1/clients/{name}/{hold}": ("hold", client_views.Hold),
 }
-"""Routes that are several actions, and which."""
+"""Routes that take the action's name in their path: the parameter and its values."""
 
-NO_TWIN = {
-    "POST /v1/me/password": "of a session in a browser; `user passwd` is the administrator's"
-}
+NO_TWIN = {"POST /v1/me/password": "only for a browser's session; administrators use `user passwd`"}
 
 TWINS = {
     "POST /v1/api-tokens": "api-token create ci --scope viewer",
@@ -63,7 +61,7 @@ PASSWORD = "correct horse battery staple"
 
 
 def _actions(app):
-    """Every action: method and path, with the choices written out."""
+    """Every action, as method and path."""
     for found in routing.iter_route_contexts(app.routes):
         route = found.original_route
         if not isinstance(route, routing.APIRoute) or not found.path.startswith("/v1/"):
@@ -85,7 +83,7 @@ def door(tmp_path_factory):
 
 @pytest.fixture
 def known(door, tmp_path, monkeypatch, action):
-    """What the commands name, made anew; of what is slow to make, what the action needs."""
+    """The names in the commands, created for each test; a user only if the action needs one."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FEDLOOM_DIR", str(door.directory))
     (tmp_path / "run.toml").write_text(RUN_TOML)
@@ -105,14 +103,14 @@ def known(door, tmp_path, monkeypatch, action):
     }
 
 
-def test_every_action_has_a_twin(door):
-    """A new route without a command, or a command for a route that is gone, fails here."""
+def test_every_action_has_a_command(door):
+    """Fails for a new route without a command, and for a command without a route."""
     assert set(_actions(door.app)) == set(TWINS) | set(NO_TWIN)
 
 
 @pytest.mark.parametrize("action", sorted(TWINS))
-def test_twin_asks_for_its_action(action, known, monkeypatch):
-    """And the server takes what it sends: done, or not fitting the state of things."""
+def test_command_requests_its_action(action, known, monkeypatch):
+    """The server accepts the request, or refuses it because of the run's state."""
     asked, answer = [], api_client._Connection.answer
 
     def recorded(self, method, url, *rest):
@@ -125,7 +123,7 @@ def test_twin_asks_for_its_action(action, known, monkeypatch):
     result = CliRunner().invoke(main, words, input=f"{PASSWORD}\n")
     told = json.loads(result.stdout)
     if "error" in told:
-        # A round without clients cannot be closed; the server said so, so the request was right.
+        # The server refuses to close a round without clients; the request itself was valid.
         assert result.exit_code == 2, told
         assert "as /v1/openapi.json says" not in told["error"]["message"]
     pattern = re.compile(re.sub(r"\\\{\w+\\\}", "[^/]+", re.escape(action)))

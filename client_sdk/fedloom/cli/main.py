@@ -1,4 +1,4 @@
-"""The entry point `fedloom`: command groups by name, and each error as one line and an exit code.
+"""The entry point `fedloom`: loads command groups by name and maps errors to exit codes.
 
 Invariant: importing this module imports only click, so help and shell completion are fast.
 """
@@ -93,16 +93,16 @@ A first run, on one machine:
 \b
 Exit codes:
   0  done
-  1  an internal error, a failed run (run status --watch), or a question answered with no
+  1  an internal error, a failed run (run status --watch), or an action that was not confirmed
   2  invalid settings or arguments, or a command that the current state does not allow
-  3  the other side refused
+  3  the peer refused the request
   4  stored bytes fail their checksum
-  5  unreachable or out of space: try later
+  5  the peer is unreachable or out of space: try later
   130  interrupted
 
 \b
-With --json, errors too are one JSON document: {{"error": {{"kind", "message", ...}}}}.
-Set {TRACEBACK}=1 to see where an unexpected error came from.
+With --json, errors are JSON documents too: {{"error": {{"kind", "message", ...}}}}.
+Set {TRACEBACK}=1 to print the traceback of an error.
 """
 
 
@@ -110,7 +110,7 @@ class Root(LazyGroup):
     """The command `fedloom`."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; an error becomes one line and an exit code."""
+        """Run the command; print an error as one line and exit with its code."""
         try:
             return super().invoke(ctx)
         except (click.exceptions.Exit, click.Abort):
@@ -119,7 +119,7 @@ class Root(LazyGroup):
             ctx.exit(130)
         except Exception as error:
             if isinstance(error, OSError) and error.errno == errno.EPIPE:
-                raise  # click exits quietly when the reader of a pipe has gone
+                raise  # click exits quietly when the reader of a pipe has ended
             _report(ctx, error)
 
 
@@ -145,10 +145,10 @@ def _describe(error: Exception) -> tuple[dict[str, Any], int]:
     from fedloom.protocol import errors  # noqa: PLC0415 - it imports grpc
 
     if isinstance(error, ModuleNotFoundError) and (error.name or "").startswith("rich"):
-        # The operator's tables, 12 MB that no device needs.
+        # Devices are installed without rich, which takes 12 MB.
         error = errors.UsageError(
-            "Tables need an extra that is not installed: pip install 'fedloom[server]', "
-            "or ask for --json."
+            "Tables need an extra that is not installed. Run pip install 'fedloom[server]', or "
+            "use --json."
         )
     if isinstance(error, OSError):
         error = errors.UnavailableError(f"{error}")

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import click
 
-from fedloom.cli.common.lazy import OrderedGroup, load
+from fedloom.cli.common.lazy import LazyGroup, load
 from fedloom.cli.common.options import DEFAULT_DIR, json_option, state_option
 from fedloom.cli.common.output import duration, emit
 from fedloom.cli.operator.server_logs import logs
 
 
-@click.group(cls=OrderedGroup)
+@click.group(cls=LazyGroup)
 def server() -> None:
     """Make a server and run it."""
 

@@ -1,4 +1,4 @@
-"""Shells complete commands and options, and nothing is loaded for it."""
+"""Shell completion, without loading the commands."""
 
 import os
 import shutil
@@ -12,7 +12,7 @@ from fedloom.cli.main import main
 
 
 def _completed(words):
-    """What the tab key would offer after these words."""
+    """The completions after these words, and the modules that were imported."""
     env = {**os.environ, "_FEDLOOM_COMPLETE": "bash_complete", "COMP_WORDS": f"fedloom {words}",
            "COMP_CWORD": str(len(words.split(" ")))}  # fmt: skip
     code = (
@@ -36,8 +36,8 @@ def _completed(words):
         ("completion ", {"bash", "zsh", "fish"}),
     ],
 )
-def test_what_is_completed(words, some):
-    """Commands, subcommands, options and choices; the server's libraries stay out of it."""
+def test_words_are_completed_without_heavy_imports(words, some):
+    """Commands, subcommands, options and choices; rich and FastAPI are not imported."""
     found, loaded = _completed(words)
     assert some <= set(found)
     assert "'rich'" not in loaded
@@ -45,8 +45,8 @@ def test_what_is_completed(words, some):
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_code_for_each_shell_is_printed_and_parsed(shell):
-    """By the shell itself, where it is here."""
+def test_each_shell_accepts_its_script(shell):
+    """The script is printed, and parsed by the shell if it is installed."""
     result = CliRunner().invoke(main, ["completion", shell])
     assert "_FEDLOOM_COMPLETE" in result.output
     if shutil.which(shell):

@@ -1,4 +1,4 @@
-"""Finding the device owner's code."""
+"""Loading a device owner's code."""
 
 import sys
 from pathlib import Path
@@ -36,7 +36,7 @@ CONFIG = Path("client.toml")
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A device's folder with client code, its imports undone afterwards."""
+    """A folder with client code; its imports are undone afterwards."""
     (tmp_path / "code_of_mine.py").write_text(CODE)
     (tmp_path / "neighbour_of_the_client.py").write_text("")
     monkeypatch.chdir(tmp_path)
@@ -49,7 +49,7 @@ def folder(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["client", "Mine", "make"])
 @pytest.mark.parametrize("where", ["code_of_mine.py", "code_of_mine"])
 def test_client_is_an_object_a_class_or_a_function(folder, where, name):
-    """By file or by module of the current folder; its neighbours can be imported."""
+    """A client is loaded by file or by module, and the code can import files beside it."""
     assert type(load_client(f"{where}:{name}")).__name__ == "Mine"
 
 
@@ -58,21 +58,21 @@ def test_client_is_an_object_a_class_or_a_function(folder, where, name):
     ["code_of_mine.py", "code_of_mine.py:", ":x", "gone.py:x", "no_such_module:x",
      "code_of_mine.nothing:x", "code_of_mine.py:nothing", "code_of_mine.py:number"],
 )  # fmt: skip
-def test_what_is_no_client_is_refused(folder, code):
-    """In words, not with a traceback."""
-    with pytest.raises(UsageError, match=r"Expected|There is no|has no"):
+def test_other_code_is_refused(folder, code):
+    """The error is a sentence, not a traceback."""
+    with pytest.raises(UsageError, match=r"Expected|There is no|has no|is a int"):
         load_client(code)
 
 
-def test_faults_of_the_code_come_through(folder):
-    """The owner needs to see where their own code fails."""
+def test_exceptions_of_the_code_are_passed_on(folder):
+    """The owner must see where their own code fails."""
     with pytest.raises(ModuleNotFoundError, match="nothing_of_that_name"):
         load_client("code_of_mine.py:broken")
 
 
 @pytest.mark.parametrize("load", [initial_of_flower, lambda code: load_flower(code, CONFIG)])
-def test_apps_for_flower_say_which_extra_they_need(folder, monkeypatch, load):
-    """Before the app, which imports flwr too, is touched."""
+def test_flower_apps_name_the_missing_extra(folder, monkeypatch, load):
+    """The error comes before the app is imported, which imports flwr too."""
     monkeypatch.setitem(sys.modules, "flwr", None)
     monkeypatch.setenv("FEDLOOM_SERVER", "localhost:7443")
     monkeypatch.setenv("FEDLOOM_STATE_DIR", str(folder))
@@ -80,8 +80,8 @@ def test_apps_for_flower_say_which_extra_they_need(folder, monkeypatch, load):
         load("code_of_mine:broken")
 
 
-def test_a_client_is_either_ours_or_flowers():
-    """Neither, or both, is said before anything is loaded."""
+def test_a_client_or_a_flower_app_is_required():
+    """Neither or both is an error, before any code is loaded."""
     for words in ([], ["a.py:client", "--flower", "b:app"]):
         result = CliRunner().invoke(main, ["client", "run", *words])
         assert result.exit_code == 2

@@ -1,4 +1,4 @@
-"""The log that processes write."""
+"""Log formats."""
 
 import io
 import json
@@ -21,7 +21,7 @@ def _restored():
 
 
 def test_json_lines_hold_one_record_each():
-    """With what `extra` brought and the traceback, whatever characters they hold."""
+    """A line holds the fields of `extra` and the traceback, also with newlines in them."""
     stream = io.StringIO()
     set_up("json", stream=stream)
     log = logging.getLogger("fedloom.lines")
@@ -39,8 +39,8 @@ def test_json_lines_hold_one_record_each():
     assert second["error"].endswith("'bad'")
 
 
-def test_text_lines_say_time_level_logger_and_message():
-    """As people read them."""
+def test_text_lines_have_time_level_logger_and_message():
+    """The text format."""
     stream = io.StringIO()
     set_up("text", "debug", stream)
     logging.getLogger("fedloom.lines").debug("hello")

@@ -1,4 +1,4 @@
-"""How people read times, sizes and tables."""
+"""Durations, sizes and tables as text."""
 
 import click
 import pytest
@@ -13,13 +13,13 @@ from fedloom.cli.common.options import Duration
      ("7d", 604800), ("2w", 1209600), (" 5H ", 18000), (3, 3)],
 )  # fmt: skip
 def test_durations_are_read(text, seconds):
-    """Numbers with a unit, seconds without."""
+    """A number without a unit is in seconds."""
     assert Duration().convert(text, None, None) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "x", "5y", "-3s", "1h30m", "inf", "1e3", "9" * 400])
 def test_other_durations_are_refused(text):
-    """In words that show the form."""
+    """The error shows an example."""
     with pytest.raises(click.BadParameter, match="24h"):
         Duration().convert(text, None, None)
 
@@ -31,7 +31,7 @@ def test_other_durations_are_refused(text):
      (86400, "1 d 00 h"), (604799, "6 d 23 h"), (-5, "-5.0 s")],
 )  # fmt: skip
 def test_durations_are_written_in_two_units(seconds, text):
-    """And never as 60 of the smaller one."""
+    """The smaller unit is carried over, so 60 s is 1 min."""
     assert output.duration(seconds) == text
 
 
@@ -41,19 +41,19 @@ def test_durations_are_written_in_two_units(seconds, text):
      (1024**2 - 1, "1.0 MiB"), (5 * 1024**4, "5.0 TiB"), (2 * 1024**5, "2048.0 TiB")],
 )  # fmt: skip
 def test_sizes_are_written_in_binary_units(num_bytes, text):
-    """One digit after the point."""
+    """Sizes have one decimal."""
     assert output.size(num_bytes) == text
 
 
-def test_metrics_are_written_by_name():
-    """In one order, whatever the clients' was; nothing where nothing was measured."""
+def test_metrics_are_sorted_by_name():
+    """Without metrics the text is empty."""
     measured = {"num_examples": 3, "values": {"loss": 0.123456, "accuracy": 0.9}}
     assert output.metrics(measured) == "accuracy 0.9  loss 0.1235"
     assert output.metrics(None) == output.metrics({}) == ""
 
 
-def test_tables_show_cells_whole_and_as_text(capsys, monkeypatch):
-    """Brackets in somebody's words are no markup, a narrow terminal cuts nothing off."""
+def test_tables_show_whole_cells_as_plain_text(capsys, monkeypatch):
+    """Brackets in cells are not markup, and a narrow terminal truncates nothing."""
     monkeypatch.setenv("COLUMNS", "20")
     output.print_table(
         ("NAME", ">SIZE", "~REASON"),
@@ -65,15 +65,15 @@ def test_tables_show_cells_whole_and_as_text(capsys, monkeypatch):
     assert not any(line.endswith(" ") for line in shown.splitlines())
 
 
-def test_somebodys_words_do_not_steer_the_terminal(capsys):
-    """Nor turn around what is read: a device and an operator choose what they are."""
+def test_control_characters_are_escaped(capsys):
+    """Texts from devices cannot control the terminal or reverse the reading order."""
     words = output.escape("\x1b[2J\x9b31m\u202eevil ward-ü")
     output.print_table(("NOTE",), [(words,)], "none")
     shown = capsys.readouterr().out
     assert "\\x1b[2J\\x9b31m\\u202eevil ward-ü" in shown
 
 
-def test_empty_tables_say_what_to_do(capsys):
-    """Instead of a lonely header."""
+def test_empty_tables_print_a_text(capsys):
+    """The text replaces the header."""
     output.print_table(("A",), [], "Nothing yet: do this.")
     assert capsys.readouterr().out == "Nothing yet: do this.\n"

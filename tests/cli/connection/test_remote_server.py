@@ -1,4 +1,4 @@
-"""The operator's commands from another machine: over TLS, with an API token."""
+"""Operator commands on a remote server, over TLS with an API token."""
 
 import json
 
@@ -19,14 +19,14 @@ def _run(*args, code=0):
 
 @pytest.fixture(scope="module")
 def door(tmp_path_factory):
-    """A server that speaks TLS on every interface, under a certificate of its own authority."""
+    """A server with TLS on every interface and its own certificate authority."""
     with Door(tmp_path_factory.mktemp("door") / "state", console="0.0.0.0:0") as door:
         yield door
 
 
 @pytest.fixture
 def url(door, tmp_path, monkeypatch):
-    """Where it is; the token and the authority are in the environment."""
+    """The server's URL; the token and the authority are in the environment."""
     monkeypatch.chdir(tmp_path)
     port = door.site.url.rpartition(":")[2]
     _, made = door.ask("POST", "/api-tokens", {"name": "ci", "scope": "operator"})
@@ -38,8 +38,8 @@ def url(door, tmp_path, monkeypatch):
     return f"https://localhost:{port}"
 
 
-def test_commands_work_from_elsewhere(url, tmp_path):
-    """Submitting with an upload, looking, steering, exporting."""
+def test_commands_work_remotely(url, tmp_path):
+    """Upload, submit, list, pause, export and stop."""
     (tmp_path / "run.toml").write_text(RUN_TOML)
     path = write_model(tmp_path / "init.safetensors", size=1 << 20)
     args = ("run", "submit", "run.toml", "--model", "init.safetensors", "--json")
@@ -52,8 +52,8 @@ def test_commands_work_from_elsewhere(url, tmp_path):
     _run("run", "stop", run, "--yes")
 
 
-def test_scope_is_kept_to(url):
-    """What an operator may not do is refused by the server: exit 3."""
+def test_scope_limits_commands(url):
+    """The server refuses actions outside the token's scope: exit 3."""
     said = _run("user", "list", code=3).stderr
     assert "Expected the scope admin" in said
     error = json.loads(_run("user", "list", "--json", code=3).stdout)["error"]
@@ -61,7 +61,7 @@ def test_scope_is_kept_to(url):
 
 
 def test_bad_token_is_refused_and_not_repeated(url, monkeypatch):
-    """Exit 3 from the server; exit 2 where it could be none."""
+    """Exit 3 for an unknown token, exit 2 for an invalid one; its text is not printed."""
     monkeypatch.setenv("FEDLOOM_API_TOKEN", "fla1.00000000." + "A" * 43)
     assert "unknown, revoked or expired" in _run("run", "list", code=3).stderr
     monkeypatch.setenv("FEDLOOM_API_TOKEN", "sécret\n")
@@ -72,8 +72,8 @@ def test_bad_token_is_refused_and_not_repeated(url, monkeypatch):
     assert "missing.token" in _run("run", "list", code=2).stderr
 
 
-def test_server_has_to_prove_who_it_is(url, monkeypatch):
-    """Without the authority there is no talking to it: exit 5, and what to name."""
+def test_server_certificate_is_verified(url, monkeypatch):
+    """An unknown authority is exit 5 with a remedy; a missing CA file is exit 2."""
     monkeypatch.delenv("FEDLOOM_CA")
     assert "root.pem" in _run("run", "list", code=5).stderr
     monkeypatch.setenv("FEDLOOM_CA", "missing.pem")
@@ -83,31 +83,31 @@ def test_server_has_to_prove_who_it_is(url, monkeypatch):
 @pytest.mark.parametrize(
     "wrong", ["http://fl.example.org:7445", "ftp://x", "localhost:1", "https://x/v1", "https://x:y"]
 )
-def test_urls_that_cannot_be_are_refused(url, wrong):
-    """A token in the clear to another machine among them."""
+def test_invalid_urls_are_refused(url, wrong):
+    """Also http to another machine, which would expose the token."""
     _run("run", "list", "--url", wrong, code=2)
 
 
-def test_server_that_is_not_there_is_exit_5(url):
-    """With its URL."""
+def test_unreachable_server_is_exit_5(url):
+    """The error names the URL."""
     from support.ports import steady_port
 
     gone = f"https://localhost:{steady_port()}"
     assert gone in _run("run", "list", "--url", gone, code=5).stderr
 
 
-def test_directory_is_not_asked_where_there_is_a_url(url, tmp_path):
-    """And without one, it is as ever."""
+def test_url_overrides_the_directory(url, tmp_path):
+    """Without a URL the directory is used."""
     _run("run", "list", "--dir", str(tmp_path / "nowhere"))
     _run("run", "list", "--url", "", "--dir", str(tmp_path / "nowhere"), code=2)
 
 
-def test_tls_answers_promise_tls(door):
-    """And the cookie is kept to this host."""
+def test_tls_responses_require_tls(door):
+    """Responses set HSTS, and the cookie is bound to this host."""
     from support.visitor import Visitor
 
     site = door.site
-    assert site.url.startswith("https://localhost:")  # where it listens on every interface
+    assert site.url.startswith("https://localhost:")
     ca = door.directory / "pki" / "root.pem"
     answer = Visitor(site, ca=ca).ask("GET", "/login")
     assert answer.headers["strict-transport-security"].startswith("max-age=")

@@ -1,4 +1,4 @@
-"""`fedloom client config`: what holds on this device, and why."""
+"""`fedloom client config`: the settings in effect and their sources."""
 
 import json
 
@@ -11,8 +11,8 @@ def invoke(*words, **variables):
     return CliRunner(env=variables).invoke(main, ["client", "config", *words])
 
 
-def test_it_tells_each_setting_with_its_source(tmp_path):
-    """For people in columns."""
+def test_settings_are_printed_with_their_sources(tmp_path):
+    """The text has columns: name, value, source."""
     path = tmp_path / "client.toml"
     path.write_text('server = "localhost:7443"\nstate_dir = "state"\n')
     lines = invoke("--config", str(path), FEDLOOM_RECONNECT_S="5").stdout.splitlines()
@@ -22,8 +22,8 @@ def test_it_tells_each_setting_with_its_source(tmp_path):
     assert rows["labels"] == ["{}", "default"]
 
 
-def test_it_needs_no_file_where_the_environment_says_all(tmp_path):
-    """And says the same to machines."""
+def test_environment_variables_can_replace_the_file(tmp_path):
+    """The JSON document has the same content."""
     words = ("--json", "--config", str(tmp_path / "none.toml"))
     result = invoke(*words, FEDLOOM_SERVER="fl:1", FEDLOOM_STATE_DIR="/state")
     found = json.loads(result.stdout)["settings"]
@@ -31,8 +31,8 @@ def test_it_needs_no_file_where_the_environment_says_all(tmp_path):
     assert found["state_dir"]["value"] == "/state"
 
 
-def test_a_wrong_setting_ends_it_with_one_line(tmp_path):
-    """As it would end the agent."""
+def test_unknown_setting_is_refused(tmp_path):
+    """Exit 2 with a suggestion, as for the agent."""
     path = tmp_path / "client.toml"
     path.write_text('sevrer = "localhost:7443"\n')
     result = invoke("--config", str(path))

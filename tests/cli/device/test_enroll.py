@@ -1,4 +1,4 @@
-"""`fedloom client enroll`, as far as it goes without a server."""
+"""`fedloom client enroll` without a server."""
 
 from click.testing import CliRunner
 
@@ -6,8 +6,8 @@ from fedloom.cli.main import main
 from fedloom.protocol.trust.tokens import make_token
 
 
-def test_a_token_file_that_is_missing_is_the_users_to_mend(tmp_path):
-    """It is an argument that is wrong, not a server that is away."""
+def test_missing_token_file_is_a_usage_error(tmp_path):
+    """Exit 2, and nothing is written."""
     missing = tmp_path / "ward-3.token"
     words = ["client", "enroll", "--server", "localhost:7444", "--token", f"@{missing}"]
     result = CliRunner().invoke(main, [*words, "--dir", str(tmp_path)])
@@ -16,8 +16,8 @@ def test_a_token_file_that_is_missing_is_the_users_to_mend(tmp_path):
     assert not (tmp_path / "client.toml").exists()
 
 
-def test_a_token_is_not_spent_where_nothing_can_be_written(tmp_path):
-    """A full disk or a wrong folder is told before the server is asked."""
+def test_unwritable_folder_does_not_use_up_the_token(tmp_path):
+    """The folder is checked before the server is contacted."""
     (tmp_path / "device").mkdir()
     (tmp_path / "device" / "client-state").mkdir()
     (tmp_path / "device" / "client-state" / "room").mkdir()

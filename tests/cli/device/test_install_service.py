@@ -1,4 +1,4 @@
-"""`fedloom client install-service`: a unit that systemd takes, hardened, and plain words."""
+"""`fedloom client install-service`: a hardened unit that systemd accepts."""
 
 import json
 import re
@@ -19,7 +19,7 @@ needs_systemd = pytest.mark.skipif(
     ANALYZE is None, reason="needs systemd-analyze (Debian: systemd)"
 )
 EXPOSURE = 2.1
-"""systemd's own measure, 0 to 10; below 2.5 it says OK."""
+"""Exposure level of systemd, 0 to 10; OK is below 2.5."""
 
 UNIT = Unit(
     command=("/usr/bin/true", "client", "run", "/opt/ward/my client.py:client", "100%"),
@@ -33,7 +33,7 @@ UNIT = Unit(
 
 @pytest.fixture
 def device(tmp_path):
-    """Settings and code of a device that is enrolled somewhere."""
+    """Settings and code of an enrolled device."""
     (tmp_path / "client.toml").write_text('server = "h:1"\nstate_dir = "state"\n')
     (tmp_path / "state").mkdir()
     (tmp_path / "mine.py").write_text("client = None\n")
@@ -69,8 +69,8 @@ def exposure(path):
         replace(UNIT, systemd=300),
     ],
 )
-def test_systemd_takes_the_unit(unit, tmp_path):
-    """With no word about it, and it finds little that is left open."""
+def test_systemd_accepts_the_unit(unit, tmp_path):
+    """`systemd-analyze` reports no warning and a low exposure."""
     path = tmp_path / "fedloom-client.service"
     path.write_text(unit.text())
     done = subprocess.run([ANALYZE, "verify", path], check=False, capture_output=True, text=True)
@@ -81,32 +81,32 @@ def test_systemd_takes_the_unit(unit, tmp_path):
 
 
 @needs_systemd
-def test_without_its_sandbox_it_would_be_exposed(tmp_path):
-    """So the measure measures."""
+def test_unit_without_sandbox_is_exposed(tmp_path):
+    """The exposure level distinguishes units."""
     path = tmp_path / "bare.service"
     path.write_text("[Service]\nExecStart=/usr/bin/true\n")
     assert exposure(path) > 9
 
 
-def test_words_with_blanks_and_percents_stay_words():
-    """As systemd reads them: its specifiers begin with a percent sign."""
+def test_spaces_and_percent_signs_are_quoted():
+    """A percent sign would begin a specifier of systemd."""
     assert 'ExecStart=/usr/bin/true client run "/opt/ward/my client.py:client" 100%%' in UNIT.text()
 
 
-def test_torch_alone_may_compile():
-    """Memory that is written and executed is closed where nothing needs it."""
+def test_only_torch_gets_executable_memory():
+    """Writable and executable memory is denied without torch."""
     assert "\nMemoryDenyWriteExecute=yes" in UNIT.text()
     assert "\nMemoryDenyWriteExecute" not in replace(UNIT, compiles=True).text()
 
 
-def test_it_waits_for_the_agents_own_stop():
-    """Which saves what was trained."""
+def test_stop_timeout_includes_the_agents_stop():
+    """The agent has time to save a checkpoint."""
     assert "TimeoutStopSec=25s" in UNIT.text()
     assert "TimeoutStopSec=75s" in replace(UNIT, stop_s=60.0).text()
 
 
-def test_a_dry_run_says_all_and_does_nothing(device):
-    """What would be done, by whom, and the unit itself."""
+def test_dry_run_changes_nothing(device):
+    """It prints the steps, the user and the unit."""
     before = sorted(device.rglob("*"))
     done = invoke("install-service", device, "--dry-run", "--user", "ward", "--json")
     document = json.loads(done.output)
@@ -120,7 +120,7 @@ def test_a_dry_run_says_all_and_does_nothing(device):
 
 @pytest.mark.parametrize("command", ["install-service", "uninstall-service"])
 def test_without_systemd_it_is_refused(command, device, monkeypatch, tmp_path):
-    """With what to do instead."""
+    """The error names systemd."""
     monkeypatch.setattr(install_service, "RUNNING", tmp_path / "none")
     done = invoke(command, device)
     assert done.exit_code == 2
@@ -129,7 +129,7 @@ def test_without_systemd_it_is_refused(command, device, monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("command", ["install-service", "uninstall-service"])
 def test_without_root_it_is_refused(command, device, monkeypatch, tmp_path):
-    """Before anything is changed."""
+    """The error names sudo."""
     monkeypatch.setattr(install_service, "RUNNING", tmp_path)
     monkeypatch.setattr(install_service.os, "geteuid", lambda: 1000)
     done = invoke(command, device)
@@ -137,8 +137,8 @@ def test_without_root_it_is_refused(command, device, monkeypatch, tmp_path):
     assert "sudo" in done.output
 
 
-def test_installed_and_taken_back(device, monkeypatch, tmp_path):
-    """The unit comes and goes; the user's files are given to it, and nothing else is."""
+def test_service_is_installed_and_removed(device, monkeypatch, tmp_path):
+    """Only the client's files are given to the user."""
     ran = []
     monkeypatch.setattr(install_service, "RUNNING", tmp_path)
     monkeypatch.setattr(install_service, "UNITS", tmp_path / "units")
@@ -159,23 +159,23 @@ def test_installed_and_taken_back(device, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["../x", "a b", "X", ""])
-def test_a_strange_name_is_refused(name, device):
-    """It becomes part of paths that root writes."""
+def test_invalid_names_are_refused(name, device):
+    """Names become part of paths that root writes."""
     for option in ("--name", "--user"):
         assert invoke("install-service", device, "--dry-run", option, name).exit_code == 2
 
 
-def test_code_that_is_not_there_is_refused(device):
-    """Before systemd finds out."""
+def test_missing_code_is_refused(device):
+    """Before the unit is written."""
     words = ["client", "install-service", "--dry-run", f"{device}/none.py:client"]
     done = CliRunner().invoke(main, [*words, "--config", str(device / "client.toml")])
     assert done.exit_code == 2
-    assert "no such file" in done.output
+    assert "There is no file" in done.output
 
 
 @needs_systemd
-def test_systemd_takes_the_servers_unit(tmp_path):
-    """As it is handed out, but for a user and a program that are there."""
+def test_systemd_accepts_the_servers_unit(tmp_path):
+    """With a user and a program that exist here."""
     text = (Path(__file__).parents[3] / "deploy/systemd/fedloom-server.service").read_text()
     path = tmp_path / "fedloom-server.service"
     text = text.replace("/opt/fedloom/bin/fedloom", "/usr/bin/true")

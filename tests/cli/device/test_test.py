@@ -1,4 +1,4 @@
-"""`fedloom client test` says in sentences what is wrong with a client, and ends by it."""
+"""`fedloom client test`: findings as sentences, and an exit code."""
 
 import json
 
@@ -44,7 +44,7 @@ def run(tmp_path):
 
 
 def test_a_good_client_runs_a_few_rounds(run):
-    """With a line each, and how long they took."""
+    """The output has a line per round, and the duration."""
     done = run("Good", "--rounds", "2")
     assert done.exit_code == 0, done.output
     first, *rows, last = done.output.splitlines()
@@ -54,8 +54,8 @@ def test_a_good_client_runs_a_few_rounds(run):
     assert last.startswith("2 rounds in ")
 
 
-def test_faults_are_sentences_and_an_exit_code(run):
-    """One line each, with the name by which it may be ignored."""
+def test_faults_are_printed_and_exit_with_1(run):
+    """Each line begins with the name for --ignore."""
     done = run("Bad")
     assert done.exit_code == 1
     assert "✗ shapes: Expected shape (2,) for 'w'" in done.output
@@ -64,8 +64,8 @@ def test_faults_are_sentences_and_an_exit_code(run):
     assert run("Bad", "--ignore", "shapes", "--ignore", "weight", "--rounds", "0").exit_code == 0
 
 
-def test_scripts_get_the_same(run, tmp_path):
-    """Findings and rounds as JSON; settings as of a run."""
+def test_json_has_findings_and_rounds(run, tmp_path):
+    """The settings come from a run's file."""
     tables = tmp_path / "run.toml"
     tables.write_text("rounds = 9\n[train]\nepochs = 2\nlearning_rate = 0.5\n")
     done = run("Good", "--json", "--run", str(tables), "--rounds", "1")
@@ -83,8 +83,8 @@ def test_scripts_get_the_same(run, tmp_path):
     ("text", "sentence"),
     [("train = 3 =", "run.toml"), ("[trian]\nepochs = 1", "Unknown setting 'trian'")],
 )
-def test_settings_that_are_none_are_named(run, tmp_path, text, sentence):
-    """As a wrong argument."""
+def test_invalid_settings_are_refused(run, tmp_path, text, sentence):
+    """Exit 2, as for an invalid argument."""
     tables = tmp_path / "run.toml"
     tables.write_text(text)
     done = run("Good", "--run", str(tables))

@@ -1,4 +1,4 @@
-"""Actions ask before they act, where somebody can answer; else they need --yes."""
+"""Actions ask for confirmation on a terminal, and need --yes elsewhere."""
 
 import json
 import sys
@@ -12,7 +12,7 @@ from support.door import Door
 
 
 class _Terminal:
-    """Says that it is one."""
+    """A stream that claims to be a terminal."""
 
     def __init__(self, inner):
         self._inner = inner
@@ -25,7 +25,7 @@ class _Terminal:
 
 
 class _Sys:
-    """`sys` with streams that are terminals."""
+    """`sys` with terminals as streams."""
 
     @property
     def stdin(self):
@@ -61,7 +61,7 @@ def _run(*args, code=0, answer=None):
 
 
 def test_without_a_terminal_yes_is_needed(door, run):
-    """Exit 2 with a sentence that has the consequence, and nothing is done."""
+    """Exit 2 with the consequence, and nothing is done."""
     said = _run("run", "stop", run, code=2).stderr
     assert "this needs --yes" in said
     assert "ends for good" in said
@@ -70,8 +70,8 @@ def test_without_a_terminal_yes_is_needed(door, run):
     assert error["exit_code"] == 2
 
 
-def test_on_a_terminal_the_consequence_is_asked_about(door, run, monkeypatch):
-    """No is exit 1 and nothing done; yes does it."""
+def test_on_a_terminal_the_action_needs_confirmation(door, run, monkeypatch):
+    """No is exit 1 and does nothing; yes acts."""
     monkeypatch.setattr(confirm, "sys", _Sys())
     asked = _run("run", "stop", run, code=1, answer="n\n").stderr
     assert asked.index("ends for good") < asked.index("Continue?")
@@ -81,36 +81,36 @@ def test_on_a_terminal_the_consequence_is_asked_about(door, run, monkeypatch):
     assert _state(door, run) == "stopped"
 
 
-def test_json_on_a_terminal_asks_beside_the_document(door, run, monkeypatch):
-    """Standard output holds the document alone."""
+def test_json_on_a_terminal_asks_on_stderr(door, run, monkeypatch):
+    """Standard output holds only the document."""
     monkeypatch.setattr(confirm, "sys", _Sys())
     done = json.loads(_run("run", "pause", run, "--json", answer="y\n").stdout)
     assert (done["state"], done["changed"]) == ("paused", True)
 
 
-def test_what_is_so_already_is_not_asked_about(door, run):
-    """A script may say it again."""
+def test_action_without_effect_needs_no_confirmation(door, run):
+    """A script can repeat it."""
     _run("run", "pause", run, "--yes")
     assert json.loads(_run("run", "pause", run, "--json").stdout)["changed"] is False
 
 
 def test_preview_does_nothing_even_with_yes(door, run):
-    """Whoever gives both wants to be careful."""
+    """--preview takes precedence over --yes."""
     said = _run("run", "stop", run, "--preview", "--yes").stdout
     assert "ends for good" in said
     assert "is stopped" not in said
     assert _state(door, run) == "running"
 
 
-def test_round_that_is_over_is_left_alone(door, run):
-    """What was agreed to about round 7 does not happen to another."""
+def test_action_on_an_ended_round_does_nothing(door, run):
+    """An action on round 7 is not applied to another round."""
     said = _run("round", "abort", run, "--round", "7", "--yes").stdout
     assert "Round 7 is over" in said
     assert "nothing changes" in said
 
 
 def test_same_request_is_done_once(door, run):
-    """However often it is repeated."""
+    """Repeating an idempotency key does nothing."""
     name = ("--request", "maintenance-1", "--yes", "--json")
     assert json.loads(_run("run", "pause", run, *name).stdout)["changed"] is True
     door.ask("POST", f"/runs/{run}/resume")
@@ -118,8 +118,8 @@ def test_same_request_is_done_once(door, run):
     assert _state(door, run) == "running"
 
 
-def test_removing_asks_too(door, monkeypatch):
-    """Users, API tokens and invitations have no preview, but words."""
+def test_removals_need_confirmation(door, monkeypatch):
+    """Users, API tokens and enrolment tokens."""
     monkeypatch.setenv("FEDLOOM_DIR", str(door.directory))
     for words in (
         ("user", "remove", "ann"),
@@ -130,14 +130,14 @@ def test_removing_asks_too(door, monkeypatch):
 
 
 @pytest.mark.parametrize("label", ["site", "=north", "-"])
-def test_label_that_is_none_is_refused(door, monkeypatch, label):
-    """With how one is written."""
+def test_invalid_labels_are_refused(door, monkeypatch, label):
+    """The error shows the format."""
     monkeypatch.setenv("FEDLOOM_DIR", str(door.directory))
     assert "LABEL=VALUE" in _run("client", "label", "ward-1", "--", label, code=2).stderr
 
 
-def test_labels_are_set_and_taken_away(door, monkeypatch):
-    """Any name without `=`: with digits, capitals, an x."""
+def test_labels_are_set_and_removed(door, monkeypatch):
+    """Names may have digits and capitals."""
     monkeypatch.setenv("FEDLOOM_DIR", str(door.directory))
     ledger = door.contexts.ledger
     ledger.add_token("t1", b"hash", "ward-1", 2e9)

@@ -1,4 +1,4 @@
-"""`fedloom model init` writes what a run begins with, from a client or from arrays."""
+"""`fedloom model init`: the initial model from a client or from arrays."""
 
 import json
 
@@ -33,7 +33,7 @@ def code(tmp_path):
 
 @pytest.mark.parametrize("name", ["client", "arrays", "make"])
 def test_the_model_is_written_and_described(code, tmp_path, name):
-    """Clients that have one, arrays, and what makes either."""
+    """From a client, arrays, or a function that returns either."""
     out = tmp_path / "init.safetensors"
     arguments = ["model", "init", f"{code}:{name}", "--out", str(out), "--json"]
     done = CliRunner().invoke(main, arguments)
@@ -43,10 +43,10 @@ def test_the_model_is_written_and_described(code, tmp_path, name):
 
 
 @pytest.mark.parametrize(
-    ("name", "sentence"), [("bare", "a method `initial`"), ("wrong", "or arrays by name")]
+    ("name", "sentence"), [("bare", "a method `initial`"), ("wrong", "a dict of arrays by name")]
 )
-def test_what_has_no_model_is_refused(code, tmp_path, name, sentence):
-    """With what to do about it."""
+def test_code_without_a_model_is_refused(code, tmp_path, name, sentence):
+    """The error says what to provide."""
     arguments = ["model", "init", f"{code}:{name}", "--out", str(tmp_path / "x")]
     done = CliRunner().invoke(main, arguments)
     assert done.exit_code == 2

@@ -1,4 +1,4 @@
-"""Whoever uses a model sees, without a server, that it is the one that the federation signed."""
+"""`fedloom model verify`: a model's signature is verified offline."""
 
 import hashlib
 import json
@@ -18,14 +18,14 @@ def _run(*words, code=0):
 
 @pytest.fixture
 def signer():
-    """A federation's key, and one before it that vouches for it."""
+    """An earlier signing key, and the present key, which it signed."""
     before = Signer.new()
     return before, before.successor()
 
 
 @pytest.fixture
 def files(tmp_path, signer):
-    """A model and its signature, as a server hands them out."""
+    """A model and its signature, as exported by a server."""
     model, word = tmp_path / "m.safetensors", tmp_path / "m.json"
     model.write_bytes(b"some model")
     digest = hashlib.sha256(b"some model").hexdigest()
@@ -41,7 +41,7 @@ def files(tmp_path, signer):
 
 
 def test_model_that_was_signed_is_verified(files, signer):
-    """By the present key, by an earlier one that vouches for it, or against the file's own."""
+    """By the present key, by an earlier key, or by the key in the file."""
     model, word, _ = files
     for key in (signer[1].public.hex(), fingerprint(signer[0].public)):
         told = _run(model, "--signature", str(word), "--key", key)
@@ -50,8 +50,8 @@ def test_model_that_was_signed_is_verified(files, signer):
     assert "compare it with one that you know" in _run(model, "--signature", str(word))
 
 
-def test_anything_else_is_told_apart(files, tmp_path):
-    """Another file, another key, another statement: exit 4. What is no signature or key: exit 2."""
+def test_other_files_are_refused(files, tmp_path):
+    """Another file, key or statement: exit 4. An unreadable signature or key: exit 2."""
     model, word, document = files
     stranger = Signer.new().public.hex()
     assert "federation's key" in _run(model, "--signature", str(word), "--key", stranger, code=4)

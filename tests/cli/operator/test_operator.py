@@ -1,4 +1,4 @@
-"""The operator's commands against a real API: what they print, and what they exit with."""
+"""Output and exit codes of the operator's commands, against a real API."""
 
 import hashlib
 import json
@@ -56,14 +56,14 @@ def _submit(*options):
     ("fleet", "names"),
     [("[::1]:7443", ["::1"]), ("0.0.0.0:7443", []), ("[::]:7443", []), ("localhost:7443", [])],
 )
-def test_init_names_the_address_that_the_server_listens_at(tmp_path, fleet, names):
-    """Devices connect by it, and it must be in the certificate for them."""
+def test_certificate_has_the_listening_address(tmp_path, fleet, names):
+    """Devices connect to it; wildcard addresses are left out."""
     made = _json("server", "init", "--dir", str(tmp_path / "new"), "--fleet", fleet)
     assert made["names"] == ["localhost", "127.0.0.1", *names]
 
 
 def test_init_makes_a_private_server_once(tmp_path):
-    """Settings that load, an authority for the names, and no second time."""
+    """It writes settings and a certificate authority; a second init is refused."""
     state = tmp_path / "new"
     args = ("server", "init", "--dir", str(state), "--federation", "ward", "--name", "fl.example")
     made = _json(*args)
@@ -74,8 +74,8 @@ def test_init_makes_a_private_server_once(tmp_path):
     assert "Expected no server" in _run(*args, code=2).stderr
 
 
-def test_init_tells_what_comes_next(tmp_path):
-    """With the directory that was asked for."""
+def test_init_prints_the_next_command(tmp_path):
+    """The command has the given directory."""
     output = _run("server", "init", "--dir", str(tmp_path / "new")).stdout
     assert f"fedloom server run --dir {tmp_path / 'new'}" in output
 
@@ -85,14 +85,14 @@ def test_init_tells_what_comes_next(tmp_path):
     [("--federation", "A B"), ("--fleet", "nowhere"), ("--name", "no host"), ("--name", "")],
 )
 def test_init_with_wrong_settings_makes_no_server(tmp_path, wrong):
-    """And may be repeated with better ones."""
+    """It can be repeated with correct settings."""
     state = str(tmp_path / "new")
     _run("server", "init", "--dir", state, *wrong, code=2)
     _run("server", "init", "--dir", state)
 
 
-def test_init_goes_on_after_a_cut(tmp_path):
-    """An authority without settings is kept: devices may know it already."""
+def test_interrupted_init_can_be_repeated(tmp_path):
+    """An authority without settings is kept, because devices may already trust it."""
     state = tmp_path / "new"
     made = _json("server", "init", "--dir", str(state))
     (state / "server.toml").unlink()
@@ -105,7 +105,7 @@ def test_init_goes_on_after_a_cut(tmp_path):
 
 
 def test_tokens_are_printed_with_the_command_that_uses_them(door):
-    """Copied and pasted, it enrols the device."""
+    """The command can be copied to the device."""
     output = _run("token", "create", "--client", "ward-3", "--ttl", "7d").stdout
     name, text = output.splitlines()[0].split(": ")
     assert (name, parse_token(text).pin) == ("ward-3", door.authority.root_pin)
@@ -116,7 +116,7 @@ def test_tokens_are_printed_with_the_command_that_uses_them(door):
 
 
 def test_tokens_go_to_private_files(door, tmp_path):
-    """Then their text is not on the screen."""
+    """Their text is not printed."""
     made = _json("token", "create", "--count", "3", "--out", "tokens")["tokens"]
     assert len({issued["client"] for issued in made}) == 3
     for issued in made:
@@ -127,12 +127,12 @@ def test_tokens_go_to_private_files(door, tmp_path):
 
 
 def test_names_and_a_count_exclude_each_other(door):
-    """What would it mean?"""
+    """Both together are refused."""
     _run("token", "create", "--client", "a", "--count", "2", code=2)
 
 
-def test_listener_on_every_interface_is_named_by_the_certificate(tmp_path, monkeypatch):
-    """A device cannot connect to 0.0.0.0."""
+def test_wildcard_address_is_replaced_by_a_name():
+    """Devices cannot connect to 0.0.0.0, so the name is taken from the certificate."""
     from fedloom.cli.operator.tokens import _reachable
 
     names = ["localhost", "127.0.0.1", "fl.example"]
@@ -142,7 +142,7 @@ def test_listener_on_every_interface_is_named_by_the_certificate(tmp_path, monke
 
 
 def test_clients_are_listed_and_revoked(door):
-    """A stranger cannot be revoked: exit 2."""
+    """Revoking an unknown client is exit 2."""
     assert "fedloom token create" in _run("client", "list").stdout
     door.contexts.ledger.add_token("01", "hash", "ward-3", 4e9)
     door.contexts.ledger.enrol("01", "01", 4e9)
@@ -156,13 +156,13 @@ def test_clients_are_listed_and_revoked(door):
 
 
 def test_run_is_submitted_and_shown(door):
-    """By file or by digest; the newest is the one that status means."""
+    """By file or by digest; `status` shows the newest run."""
     first = _submit()
     digest = _json("run", "status")["model"]
     second = _json("run", "submit", "run.toml", "--model", digest[:8])["id"]
     output = _run("run", "status").stdout
     assert second in output
-    assert "waits for 2 clients (0 here)" in output
+    assert "waits for 2 clients (0 available)" in output
     listed = _run("run", "list").stdout
     assert listed.index(first) < listed.index(second)
 
@@ -176,28 +176,28 @@ def test_run_is_submitted_and_shown(door):
         ("run.toml", "--model", "0123456789abcdef"),
     ],
 )
-def test_submission_that_lacks_something_is_refused(door, args):
-    """Exit 2, and no run."""
+def test_invalid_submission_is_refused(door, args):
+    """Exit 2, and no run is created."""
     _run("run", "submit", *args, code=2)
     assert _json("run", "list")["runs"] == []
 
 
 def test_settings_that_json_cannot_hold_are_refused(door, tmp_path):
-    """TOML knows dates and infinity."""
+    """TOML has dates and infinity, JSON does not."""
     for line in ("max_abs = inf\n", "name = 2026-01-01\n"):
         (tmp_path / "run.toml").write_text(line)
         _run("run", "submit", "run.toml", "--model", "init.safetensors", code=2)
 
 
-def test_model_that_is_none_is_refused(door, tmp_path):
-    """Exit 4: bytes that are not what they should be, in the file that the operator named."""
+def test_invalid_model_is_refused(door, tmp_path):
+    """Exit 4 with the name of the file."""
     (tmp_path / "bad.safetensors").write_bytes(b"\xff" * 64)
     result = _run("run", "submit", "run.toml", "--model", "bad.safetensors", code=4)
     assert "bad.safetensors" in result.output
 
 
-def test_run_is_steered_by_default_when_it_is_the_only_one(door):
-    """What is to be steered is never guessed among several."""
+def test_actions_apply_to_the_only_active_run(door):
+    """With several active runs the run must be named."""
     run = _submit()
     said = _run("run", "pause", "--yes").stdout
     assert said.endswith(f"Run {run} is paused (paused by the operator).\n")
@@ -215,7 +215,7 @@ def test_run_is_steered_by_default_when_it_is_the_only_one(door):
 
 
 def test_watch_ends_with_the_run(door):
-    """Stopped by an operator it is done: exit 0; with --json, a line for each change."""
+    """A stopped run is exit 0; with --json each change is a line."""
     run = _submit()
     stopping = threading.Timer(0.3, door.ask, ("POST", f"/runs/{run}/stop"))
     stopping.start()
@@ -227,7 +227,7 @@ def test_watch_ends_with_the_run(door):
 
 
 def test_watching_a_failed_run_exits_with_1(door):
-    """So that a script notices."""
+    """Scripts can test the exit code."""
     run = _submit("--json")
     door.ask("POST", f"/runs/{run}/stop")
     door.contexts.ledger.set_run_state(run, "failed", "the strategy raised")
@@ -235,11 +235,11 @@ def test_watching_a_failed_run_exits_with_1(door):
 
 
 def test_refusals_are_listed(door):
-    """Or their absence is said."""
+    """A text replaces an empty table."""
     from fedloom.protocol.errors import Code, Refusal
 
     run = _submit()
-    assert _run("run", "refusals").stdout == "Nothing was refused.\n"
+    assert _run("run", "refusals").stdout == "No refusals.\n"
     door.contexts.ledger.add_refusal("ward-3", run, 1, Refusal(Code.NOT_FINITE, "w[3] is NaN."))
     output = _run("run", "refusals").stdout
     assert "not_finite" in output
@@ -248,7 +248,7 @@ def test_refusals_are_listed(door):
 
 @pytest.mark.parametrize("which", [(), ("digits",), ("digits", "--round", "0"), ("DIGEST",)])
 def test_model_is_exported_and_verified(door, tmp_path, which):
-    """Of the newest run, of a run, of a round, or by its digest."""
+    """The newest run's model, a run's, a round's, or a model by digest."""
     _submit()
     [model] = _json("model", "list")["models"]
     which = tuple(model["digest"][:8] if w == "DIGEST" else w for w in which)
@@ -260,7 +260,7 @@ def test_model_is_exported_and_verified(door, tmp_path, which):
 
 
 def test_damaged_model_is_not_exported(door, tmp_path):
-    """Exit 4, and what was there before stays."""
+    """Exit 4, and the existing file is kept."""
     _submit()
     [model] = _json("model", "list")["models"]
     door.contexts.models.path(model["digest"]).write_bytes(b"rotten")
@@ -272,14 +272,14 @@ def test_damaged_model_is_not_exported(door, tmp_path):
 
 @pytest.mark.parametrize("which", [("nothing",), ("digits", "--round", "7"), ("0" * 12,)])
 def test_model_that_does_not_exist_is_not_exported(door, tmp_path, which):
-    """Exit 2, and no file."""
+    """Exit 2, and no file is written."""
     _submit()
     _run("model", "export", *which, "--out", "out.safetensors", code=2)
     assert not (tmp_path / "out.safetensors").exists()
 
 
-def test_model_over_the_limit_is_told_before_it_is_sent(tmp_path, monkeypatch):
-    """The server answers early and closes; the reason still arrives."""
+def test_too_large_model_is_refused_during_upload(tmp_path, monkeypatch):
+    """The server responds early and closes the connection; the error still arrives."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run.toml").write_text(RUN_TOML)
     write_model(tmp_path / "init.safetensors", size=8 << 20)
@@ -292,21 +292,21 @@ def test_model_over_the_limit_is_told_before_it_is_sent(tmp_path, monkeypatch):
 
 
 def test_no_server_running_is_exit_5(tmp_path):
-    """With the command that starts it."""
+    """The error has the command that starts it."""
     state = str(tmp_path / "state")
     _run("server", "init", "--dir", state)
     assert f"fedloom server run --dir {state}" in _run("run", "list", "--dir", state, code=5).stderr
 
 
 def test_no_server_at_all_is_exit_2(tmp_path):
-    """With what names or makes one."""
+    """The error names FEDLOOM_DIR and `fedloom server init`."""
     output = _run("run", "list", "--dir", str(tmp_path / "state"), code=2).stderr
     assert "FEDLOOM_DIR" in output
     assert "fedloom server init" in output
 
 
-def test_models_are_promoted_and_runs_rolled_back_with_their_consequence_in_words(door):
-    """Preview first, then the same words for what was done; scripts get the document."""
+def test_promotion_and_rollback_print_their_consequence(door):
+    """--preview prints the same text as the action."""
     run = _submit()
     said = _run("model", "promote", run, "--preview").stdout
     assert "becomes the one that clients use" in said

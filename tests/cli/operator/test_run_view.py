@@ -1,4 +1,4 @@
-"""`fedloom run status` says how far the members of an open round are."""
+"""`fedloom run status`: progress of an open round."""
 
 import io
 
@@ -25,15 +25,15 @@ def _line(**changes):
     return console.file.getvalue().strip()
 
 
-def test_the_mean_of_those_that_say_it_is_shown():
-    """And the loss of those that say that."""
+def test_mean_progress_and_loss_are_shown():
+    """Over the members that report them."""
     told = {"a": {"fraction": 0.5, "loss": 0.4}, "b": {"fraction": 0.3, "loss": None}}
     line = _line(training=0.4, progress=told)
     assert line.endswith("1 of 3 updates · 2 training · 40% done (loss 0.4)")
     assert _line(training=0.4, progress={"a": {"fraction": 0.4, "loss": None}}).endswith("40% done")
 
 
-def test_nothing_is_shown_where_nobody_says_anything():
-    """As before, and of a server that knows no progress."""
+def test_no_progress_is_shown_without_reports():
+    """Also if the server sends no progress."""
     assert _line(training=None, progress={}) == _line()
     assert _line().endswith("2 training")

@@ -19,7 +19,7 @@ log.setLevel(logging.DEBUG)
 
 @pytest.fixture
 def door(tmp_path, monkeypatch):
-    """A server with some lines in its log."""
+    """A server with lines in its log."""
     monkeypatch.setenv("FEDLOOM_DIR", str(tmp_path / "state"))
     with Door(tmp_path / "state") as door:
         log.addHandler(door.contexts.log_ring)
@@ -37,7 +37,7 @@ def _logs(*args):
 
 
 def test_lines_come_oldest_first_and_filtered(door):
-    """As at the end of a file."""
+    """The output is like the end of a file."""
     said = _logs().splitlines()
     assert [line.split("story  ")[1] for line in said] == ["oak attends", "refused [oak]"]
     assert "nothing much" in _logs("--level", "debug")
@@ -48,7 +48,7 @@ def test_lines_come_oldest_first_and_filtered(door):
 
 
 def test_following_shows_each_line_once(door, monkeypatch):
-    """Also those of the same moment, until somebody stops it."""
+    """Also lines with the same timestamp, until interrupted."""
     paces = []
 
     def pace(_):

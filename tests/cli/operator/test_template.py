@@ -1,4 +1,4 @@
-"""The run.toml that people begin with: every setting, with its real default."""
+"""The run.toml template: every setting with its default."""
 
 import json
 import re
@@ -18,23 +18,23 @@ from fedloom.strategies.privacy import Privacy
 TEXT = resources.files("fedloom.cli").joinpath("run.toml").read_text()
 VALUES = tomllib.loads(TEXT)
 CHOSEN = {"goal", "learning_rate", "epochs", "batch_size"}
-"""What has no default, or one that is not what most people want."""
+"""Settings without a default, or with another value than the default."""
 
 
-def test_template_is_printed_as_it_is():
-    """For `fedloom run template > run.toml`, and inside JSON on request."""
+def test_template_is_printed():
+    """As text, or inside JSON."""
     assert CliRunner().invoke(main, ["run", "template"]).stdout == TEXT
     result = CliRunner().invoke(main, ["run", "template", "--json"])
     assert json.loads(result.stdout) == {"template": TEXT}
 
 
-def test_template_is_a_run():
-    """Submitted as it is, it would start."""
+def test_template_is_a_valid_run():
+    """It can be submitted unchanged."""
     assert parse(VALUES).local_training().epochs == 1
 
 
 def _section(name):
-    """The template's text of a table, or what stands before the first one."""
+    """The template's text of a table, or before the first table."""
     parts = re.split(r"^\[(\w+)\]$", TEXT, flags=re.MULTILINE)
     return dict(zip(["", *parts[1::2]], parts[0::2], strict=True))[name]
 
@@ -58,14 +58,14 @@ def _names(kind):
     ],
 )
 def test_template_names_every_setting_of_a_table(table, kinds):
-    """Set, or commented out; and none that does not exist."""
+    """Set or commented out, and no unknown setting."""
     shown = set(re.findall(r"^(?:# )?(\w+) = ", _section(table), flags=re.MULTILINE))
     named = {name for kind in kinds for name in _names(kind)}
     assert shown - {"name", "mode"} == named - {"name", "mode"}
 
 
 def test_template_names_every_setting_of_a_run():
-    """Tables and plain settings."""
+    """Tables and top-level settings."""
     shown = set(re.findall(r"^(?:# )?(\w+) = ", _section(""), flags=re.MULTILINE))
     tables = set(re.findall(r"^\[(\w+)\]$", TEXT, flags=re.MULTILINE))
     assert shown | tables == {field.name for field in fields(RunSpec)}
@@ -81,21 +81,21 @@ def test_template_names_every_setting_of_a_run():
         (MetricsSettings, VALUES["metrics"] | {"quantiles": tuple(VALUES["metrics"]["quantiles"])}),
     ],
 )
-def test_what_the_template_sets_is_the_default(kind, values):
-    """So that leaving a line out changes nothing."""
+def test_template_values_are_the_defaults(kind, values):
+    """Removing a line changes nothing."""
     for field in fields(kind):
         if field.default is not MISSING and field.name in values and field.name not in CHOSEN:
             assert values[field.name] == field.default, field.name
 
 
-def test_template_knows_every_strategy_and_rule_by_name():
-    """The lists in its comments are the registry's."""
+def test_template_names_every_strategy_rule_and_selection():
+    """Every name in the registry appears."""
     for name in (*registry.STRATEGIES, *registry.CLIENT_RULES, *registry.SELECTIONS):
         assert re.search(rf"\b{name}\b", TEXT), name
 
 
-def test_numbers_said_in_comments_are_the_defaults():
-    """Settings of strategies that are not the template's own."""
+def test_numbers_in_comments_are_the_defaults():
+    """Settings of strategies other than the template's."""
     commented = dict(re.findall(r"^# (\w+) = (\S+)", _section("strategy"), flags=re.MULTILINE))
     adam = registry.strategy("fedadam")
     for name in ("beta_1", "beta_2", "tau", "server_learning_rate"):

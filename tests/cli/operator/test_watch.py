@@ -1,4 +1,4 @@
-"""`--watch`: what changes is shown as it changes, across a server that is lost and comes back."""
+"""`--watch`: shows changes, also across a server's restart."""
 
 import json
 import signal
@@ -13,15 +13,15 @@ from support.scene import CLI
 from support.terminals import Seen
 
 
-def test_stream_is_read_as_the_standard_says():
-    """Comments, other line ends, data without a name, and what is cut off at the end."""
+def test_event_stream_is_parsed():
+    """Comments, CRLF, data without a name, invalid data, and an incomplete event."""
     lines = [b": hello\n", b"\n", b"event: run\r\n", b'data:{"a":1}\r\n', b"\r\n", b"data: 1\n",
              b"\n", b"event: odd\n", b"data: {\n", b"\n", b"event: cut\n"]  # fmt: skip
     assert list(parse(lines)) == [Event("run", {"a": 1}), Event("odd", None)]
 
 
-def test_what_moves_by_itself_is_no_news():
-    """Wherever it stands in a document."""
+def test_continuously_changing_fields_are_ignored():
+    """At any depth of the document."""
     told = {"live": {"round": {"deadline_left_s": 3.0, "accepted": 1}}}
     assert steady(told) == {"live": {"round": {"accepted": 1}}}
 
@@ -31,8 +31,8 @@ def _line(process):
 
 
 @pytest.mark.parametrize("words", [("run", "list"), ("round", "list"), ("client", "list")])
-def test_first_line_is_how_things_are(words, tmp_path):
-    """So that a script needs no other command to begin with."""
+def test_first_line_is_the_present_state(words, tmp_path):
+    """A script needs no other command for it."""
     with Door(tmp_path / "state") as door:
         door.submit(tmp_path)
         command = [*CLI, *words, "--watch", "--json", "--dir", str(door.directory)]
@@ -41,8 +41,8 @@ def test_first_line_is_how_things_are(words, tmp_path):
             process.terminate()
 
 
-def test_lines_go_on_after_a_lost_server(tmp_path):
-    """Its going and coming is said beside them, on standard error."""
+def test_lines_continue_after_a_restart_of_the_server(tmp_path):
+    """Loss and reconnection are reported on standard error."""
     command = [*CLI, "run", "list", "--watch", "--json", "--dir", str(tmp_path / "state")]
     with Door(tmp_path / "state") as door:
         run = door.submit(tmp_path)
@@ -52,7 +52,7 @@ def test_lines_go_on_after_a_lost_server(tmp_path):
         door.ask("POST", f"/runs/{run}/pause")
         assert _line(process)["runs"][0]["state"] == "paused"
     assert "does not answer" in process.stderr.readline()
-    (tmp_path / "state" / "pki").rename(tmp_path / "pki")  # the next door makes its own
+    (tmp_path / "state" / "pki").rename(tmp_path / "pki")  # the next server creates its own
     with Door(tmp_path / "state") as door:
         assert "is back" in process.stderr.readline()
         door.ask("POST", f"/runs/{run}/stop")
@@ -62,8 +62,8 @@ def test_lines_go_on_after_a_lost_server(tmp_path):
         process.communicate()
 
 
-def test_table_is_redrawn_in_its_place(tmp_path):
-    """On a terminal, until interrupted: exit 130."""
+def test_table_is_redrawn_in_place(tmp_path):
+    """On a terminal, until interrupted with exit 130."""
     with (
         Door(tmp_path / "state") as door,
         Seen(*CLI, "run", "list", "--watch", "--dir", str(door.directory)) as seen,

@@ -1,4 +1,4 @@
-"""The screen of `fedloom top`, as a function of what is known."""
+"""The screen of `fedloom top` as a function of the view."""
 
 from dataclasses import replace
 
@@ -66,17 +66,17 @@ def _text(view, width=80, height=24):
     }),
 )  # fmt: skip
 def test_frame_fills_any_terminal_exactly(width, height, changes):
-    """As many lines as there are rows, none longer than the keys' own line."""
+    """The number of lines equals the height, and no text has a line break."""
     lines = frame(replace(VIEW, **changes), width, height)
     assert len(lines) == height
     assert all("\n" not in line.plain for line in lines)
 
 
-def test_everything_of_note_fits_80_by_24():
-    """Health, clients, runs, the open round's quorum and deadline, members, refusals, keys."""
+def test_80_by_24_shows_everything():
+    """Health, clients, runs, the open round's quorum and deadline, members, refusals and keys."""
     text = _text(VIEW)
     for words in (
-        "1 thing needs your attention", "6 of 8 clients online, 5 at work", "360 rounds an hour",
+        "1 thing needs your attention", "6 of 8 clients online, 5 busy", "360 rounds per hour",
         "The disk is nearly full.", "Make room.", "▸ wards-1", "6/10", "40.0 s", "other-2",
         "paused", "round 7", "2 of 5, quorum 3", "30.0 s left", "oak        ▸ training 40%",
         "elm        ● reported", "bad-1      ✖ refused", "not_finite", "q quit", "north",
@@ -85,52 +85,51 @@ def test_everything_of_note_fits_80_by_24():
     assert max(len(line) for line in text.splitlines()) <= 80
 
 
-def test_narrow_terminal_still_says_whether_all_is_well():
-    """How many clients are there takes less room, and then the end of the sentence."""
+def test_narrow_terminal_shows_the_headline():
+    """The count of clients is shortened."""
     text = _text(VIEW, width=44, height=10)
     assert "1 thing needs your attention" in text
     assert "6/8 online" in text
 
 
-def test_deadline_counts_down_between_two_looks():
-    """And stands still in a paused round."""
+def test_deadline_counts_down_between_reads():
+    """Unless the round is paused."""
     assert "20.0 s left" in _text(replace(VIEW, now=110.0))
     paused = {**RUN, "live": {"clients_available": 0, "round": {**ROUND, "paused": True}}}
     facts = replace(FACTS, overview={**OVERVIEW, "runs": [paused]})
-    assert "stands still, 30.0 s left" in _text(replace(VIEW, facts=facts, now=110.0))
+    assert "paused, 30.0 s left" in _text(replace(VIEW, facts=facts, now=110.0))
 
 
-def test_lost_server_is_said_and_what_was_known_is_dimmed():
-    """So that nobody takes it for the present."""
+def test_lost_server_is_reported_and_old_data_is_dimmed():
+    """Old data cannot be mistaken for present data."""
     lines = frame(replace(VIEW, lost_at=88.0), 80, 24)
     assert "has not answered for 12.0 s" in lines[1].plain
     assert all(str(line.style) == "dim" for line in lines[4:-1] if line.plain.strip())
 
 
-def test_detail_shows_how_a_run_learns_and_its_last_rounds():
-    """With the last value and its course."""
+def test_detail_shows_metrics_and_last_rounds():
+    """With the last value and a sparkline."""
     text = _text(replace(VIEW, detail=True))
     assert "fedavg" in text
     assert "loss          0.1667  █" in text
     assert "    6  train     committed         5         2.0 s" in text
 
 
-def test_question_takes_the_place_of_the_keys():
-    """Nothing else is to be read then."""
+def test_question_replaces_the_keys():
+    """The other keys do not work then."""
     text = _text(replace(VIEW, question="wards-1 ends for good; its last model stays."))
     assert "ends for good" in text
     assert "Press y" in text
     assert "q quit" not in text
 
 
-def test_nothing_to_show_says_what_to_do():
-    """Before the first run."""
-    facts = ServerFacts(0.0, {**OVERVIEW, "runs": [], "alerts": []}, server={"federation": "x"})
-    assert "fedloom run submit" in _text(replace(VIEW, facts=facts))
+def test_without_runs_the_screen_names_the_command():
+    """`fedloom run submit` starts the first run."""
+    assert "fedloom run submit" in _text(replace(VIEW, facts=IDLE))
 
 
-def test_more_members_than_fit_are_counted():
-    """None vanishes without a word."""
+def test_hidden_members_are_counted():
+    """A line gives the number of members that do not fit."""
     crowd = {**ROUND, "members": {f"client-{i:03d}": "training" for i in range(200)}}
     run = {**RUN, "live": {"clients_available": 0, "round": crowd}}
     text = _text(replace(VIEW, facts=replace(FACTS, overview={**OVERVIEW, "runs": [run]})))
@@ -139,14 +138,14 @@ def test_more_members_than_fit_are_counted():
 
 
 @pytest.mark.parametrize("share", [-1.0, 0.0, 0.3, 1.0, 7.0])
-def test_bar_is_as_wide_as_it_is_told(share):
-    """Whatever it shows."""
+def test_bar_has_the_given_width(share):
+    """For every share, also outside 0 to 1."""
     for glyphs in (ASCII, UNICODE):
         assert bar(share, 13, glyphs, "", mark=0.5).cell_len == 13
 
 
 def test_small_parts():
-    """A flat curve, nothing known, a line that is too long, keys cut in two."""
+    """A constant series, no finite value, a truncated line, and escape sequences of keys."""
     assert sparkline([1.0, 1.0], 8, ASCII) == "__"
     assert sparkline([None, float("nan")], 8, ASCII) == ""
     assert columns(Text("left" * 9), Text("right"), 20).cell_len == 20

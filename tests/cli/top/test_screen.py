@@ -1,4 +1,4 @@
-"""`fedloom top` on a real terminal, before a real server."""
+"""`fedloom top` on a real terminal with a real server."""
 
 import signal
 import sys
@@ -23,15 +23,15 @@ def _top(state, **settings):
     return Seen(*CLI, "top", "--dir", str(state), **settings)
 
 
-def test_screen_shows_steers_and_leaves_the_terminal_as_it_was(door):
-    """In monochrome ASCII, as on an old console: help, a pause that asks, a question refused."""
+def test_keys_work_and_the_terminal_is_restored(door):
+    """In monochrome ASCII: help, a cancelled pause, a confirmed pause, a resize, and quit."""
     env = {"NO_COLOR": "1", "PYTHONIOENCODING": "ascii", "TERM": "vt100"}
     with _top(door.directory, env=env) as top:
         text = top.until("digits-")
         assert "selecting, waits for 2 clients" in text
         assert text.isascii()
         top.send("?")
-        top.until("what was turned away")
+        top.until("the server refused the update")
         top.send("?p")
         assert "opens no other round" in top.until("Press y")
         top.send("n")
@@ -48,8 +48,8 @@ def test_screen_shows_steers_and_leaves_the_terminal_as_it_was(door):
         assert termios.tcgetattr(top._slave) == top.before
 
 
-def test_signal_leaves_the_terminal_as_it_was(door):
-    """SIGTERM, as of a closing session."""
+def test_signal_restores_the_terminal(door):
+    """SIGTERM."""
     with _top(door.directory) as top:
         top.until("digits-")
         top.process.send_signal(signal.SIGTERM)
@@ -58,8 +58,8 @@ def test_signal_leaves_the_terminal_as_it_was(door):
         assert termios.tcgetattr(top._slave) == top.before
 
 
-def test_what_does_not_change_is_not_painted_again(door):
-    """So nothing flickers: a second on a still server is one line, the clock."""
+def test_unchanged_lines_are_not_painted(door):
+    """On an idle server only the clock is painted, so the screen does not flicker."""
     with _top(door.directory) as top:
         top.until("digits-")
         top.read(0.5)
@@ -72,8 +72,8 @@ def test_what_does_not_change_is_not_painted_again(door):
 
 
 @pytest.mark.long
-def test_live_view_of_a_real_federation_that_is_lost_and_comes_back(tmp_path):
-    """Members at work, rounds that pass, a bad client's refusals, kill -9, and all again."""
+def test_live_view_survives_a_restart_of_the_server(tmp_path):
+    """Members, rounds and refusals are shown before and after kill -9 of the server."""
     with Scene(tmp_path / "scene", names=("oak", "elm", "ash", "bad-1")) as scene:
         run = scene.submit(rounds=500, cohort={"goal": 3, "quorum": 2, "deadline_s": 60.0})
         with _top(scene.state, size=(80, 24)) as top:
@@ -100,8 +100,8 @@ def scene_round(text):
     return int(found[0].split("round ")[1].split()[0]) if found else 0
 
 
-def test_without_a_terminal_it_says_what_to_ask_for(door):
-    """Pipes get one screen, scripts get data."""
+def test_without_a_terminal_an_option_is_required(door):
+    """--once prints one screen, --json data; else exit 2."""
     import json
     import subprocess
 
@@ -115,8 +115,8 @@ def test_without_a_terminal_it_says_what_to_ask_for(door):
     assert json.loads(run("--json").stdout)["clients_online"] == 0
 
 
-def test_no_server_is_an_error_before_anything_is_painted(tmp_path):
-    """Exit 2 with what to do, on a terminal that was not touched."""
+def test_missing_server_is_an_error_before_painting(tmp_path):
+    """Exit 2, and the terminal is unchanged."""
     with Seen(sys.executable, *CLI[1:], "top", "--dir", str(tmp_path)) as top:
         assert top.ended() == 2
         assert b"\x1b" not in top.received

@@ -15,11 +15,11 @@ def completion(shell: str) -> None:
       fedloom completion fish > ~/.config/fish/completions/fedloom.fish
       eval "$(fedloom completion bash)"    # for this shell only
     """
-    from click.shell_completion import get_completion_class  # noqa: PLC0415 - rarely wanted
+    from click.shell_completion import get_completion_class  # noqa: PLC0415 - rarely used
 
     root = click.get_current_context().find_root().command
     found = get_completion_class(shell)
     assert found is not None
     script = found(root, {}, "fedloom", "_FEDLOOM_COMPLETE")
-    # click's own `source()` asks for a bash on this machine first; the code may be for another.
+    # click's `source()` requires bash on this machine; the script may be for another machine.
     click.echo(script.source_template % script.source_vars())

@@ -6,7 +6,7 @@ extra is reported with the command that installs it.
 """
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ EXTRAS = {
     "fedloom.simulation": "sim",
     "fedloom.simulation.workers.ray": "ray",
 }
-"""Which extra brings the dependencies of a package, or of a module in it."""
+"""The extra that installs the dependencies of a package, or of a module in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class LazyCommand:
 
     Attributes:
         target: `module:attribute`.
-        help: its line in the list of commands.
+        help: shown in the list of commands.
     """
 
     target: str
@@ -57,27 +57,29 @@ def load(target: str) -> Any:
         ) from error
 
 
-def _sentence(command: click.Command) -> str:
-    """The first sentence of a command's help, not truncated."""
-    return command.get_short_help_str(limit=400)
-
-
 class LazyGroup(click.Group):
-    """A group that imports some of its commands on first use.
+    """A group that imports some of its commands on first use and lists all in a fixed order.
 
     Args:
-        lazy: such commands by name.
+        lazy: the commands that are imported on first use, by name.
+        order: the commands that are listed first. The others follow in the order of definition,
+            lazy ones first.
     """
 
     def __init__(
-        self, *args: Any, lazy: Mapping[str, LazyCommand] | None = None, **settings: Any
+        self,
+        *args: Any,
+        lazy: Mapping[str, LazyCommand] | None = None,
+        order: Sequence[str] = (),
+        **settings: Any,
     ) -> None:
         super().__init__(*args, **settings)
         self._lazy = dict(lazy or {})
+        self._order = order
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """Every command, in the order of definition."""
-        return [*self._lazy, *(n for n in super().list_commands(ctx) if n not in self._lazy)]
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        """Every command, in order."""
+        return list(dict.fromkeys((*self._order, *self._lazy, *self.commands)))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """A command, imported if necessary."""
@@ -93,18 +95,10 @@ class LazyGroup(click.Group):
 
     def _help(self, name: str) -> str:
         lazy = self._lazy.get(name)
-        return lazy.help if lazy else _sentence(self.commands[name])
+        return lazy.help if lazy else self.commands[name].get_short_help_str(limit=400)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands without importing any."""
         rows = [(name, self._help(name)) for name in self.list_commands(ctx)]
         with formatter.section("Commands"):
             formatter.write_dl(rows)
-
-
-class OrderedGroup(LazyGroup):
-    """A group that lists its commands in the order of definition."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        """Every command, in order."""
-        return list(self.commands)

@@ -15,7 +15,7 @@ from fedloom.protocol.errors import UsageError
 
 
 def load_client(code: str) -> Client:
-    """Load `path/to/file.py:name` or `package.module:name`.
+    """Load a client from `path/to/file.py:name` or `package.module:name`.
 
     Raises:
         UsageError: it does not exist, or is not a client. Exceptions of the code itself are
@@ -26,8 +26,8 @@ def load_client(code: str) -> Client:
         found = found()
     if not isinstance(found, Client):
         raise UsageError(
-            f"Expected {code} to be a fedloom.client.Client, or to make one, got a "
-            f"{type(found).__name__}."
+            f"{code} is a {type(found).__name__}. Name a fedloom.client.Client, or a class or "
+            "function that returns one."
         )
     return found
 
@@ -36,8 +36,8 @@ def load_flower(code: str, config: Path) -> Client:
     """Load a Flower app as a client.
 
     Args:
-        code: names a `ClientApp`.
-        config: path of the client's settings.
+        code: the `ClientApp`, as `path/to/file.py:name` or `package.module:name`.
+        config: path of client.toml.
 
     Raises:
         UsageError: it does not exist, is not a `ClientApp`, or Flower is not installed.
@@ -58,7 +58,7 @@ def initial_of_flower(code: str) -> Params:
     from fedloom.client import flower  # noqa: PLC0415 - only this needs it
     from fedloom.protocol import extras  # noqa: PLC0415
 
-    extras.flower("for an app that was written for it")
+    extras.flower("for Flower apps")
     found = find(code)
     if isinstance(found, type) or (callable(found) and not hasattr(found, "state_dict")):
         found = found()
@@ -84,13 +84,13 @@ def initial_model(code: str) -> Params:
         isinstance(name, str) and isinstance(value, np.ndarray) for name, value in params.items()
     ):
         raise UsageError(
-            f"Expected {code} to be a client or arrays by name, got a {type(params).__name__}."
+            f"{code} is a {type(params).__name__}. Name a client, or a dict of arrays by name."
         )
     return dict(params)
 
 
 def find(code: str) -> Any:
-    """Find `path/to/file.py:name` or `package.module:name`.
+    """Import `path/to/file.py:name` or `package.module:name`.
 
     Raises:
         UsageError: it does not exist. Exceptions of the code itself are passed on.
@@ -110,7 +110,7 @@ def find(code: str) -> Any:
 def _from_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise UsageError(f"There is no file {path}.")
-    # As for a script, so that it can import its neighbours and be unpickled.
+    # As for a script: the file can import its neighbours, and its classes can be unpickled.
     sys.path.insert(0, str(path.resolve().parent))
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
@@ -129,6 +129,6 @@ def _from_path(name: str) -> ModuleType:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise  # an error in the module
         raise UsageError(
-            f"There is no module {name!r} ({error.name} is missing): run this from its folder, or "
-            "install it."
+            f"There is no module {name!r} ({error.name} is missing). Run this command from the "
+            "module's folder, or install the module."
         ) from None

@@ -1,4 +1,4 @@
-"""Logging of a process: lines for people or JSON lines for machines, always on standard error."""
+"""Logging of a process, as text or JSON lines on standard error."""
 
 import json
 import logging
@@ -13,10 +13,10 @@ _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", 
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: time, level, logger, message, and what `extra` brought."""
+    """One JSON object per line: time, level, logger, message, and the fields of `extra`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Write a record; whatever JSON lacks is written as its text."""
+        """Format a record; values that JSON cannot hold become strings."""
         entry: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
@@ -30,16 +30,16 @@ class JsonFormatter(logging.Formatter):
 
 
 def set_up(style: str = "text", level: str = "info", stream: IO[str] | None = None) -> None:
-    """Send this process's log to one stream, replacing what was set up before.
+    """Send this process's log to one stream, replacing earlier handlers.
 
     Args:
         style: `text` (time, level, logger, message) or `json`.
         level: `debug`, `info`, `warning` or `error`.
-        stream: standard error if left out.
+        stream: default: standard error.
     """
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter() if style == "json" else logging.Formatter(TEXT))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    # Its "Shutting down" and "Started server process" are ours to say.
+    # fedloom logs start and stop itself.
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     logging.captureWarnings(True)

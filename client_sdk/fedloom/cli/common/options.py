@@ -19,7 +19,7 @@ _DURATION = re.compile(r"(\d+(?:\.\d*)?)\s*([a-z]*)")
 
 
 class Duration(click.ParamType[float]):
-    """Seconds, written as `90`, `90s`, `15m`, `24h`, `7d` or `2w`."""
+    """A duration in seconds, written as `90`, `90s`, `15m`, `24h`, `7d` or `2w`."""
 
     name = "duration"
 
@@ -32,8 +32,18 @@ class Duration(click.ParamType[float]):
         match = _DURATION.fullmatch(value.strip().lower())
         unit = _UNITS.get(match[2] or "s") if match else None
         if match is None or unit is None or not math.isfinite(seconds := float(match[1]) * unit):
-            self.fail(f"expected a time like 90s, 15m, 24h or 7d, got {value!r}", param, ctx)
+            self.fail(f"expected a duration like 90s, 15m, 24h or 7d, got {value!r}", param, ctx)
         return seconds
+
+
+FILE = click.Path(path_type=Path, dir_okay=False, exists=True)
+"""A file that exists."""
+
+
+def out_option(text: str, flag: str = "--out", *, required: bool = False) -> Callable[[F], F]:
+    """`--out`: a file to write; `text` is the help."""
+    path = click.Path(path_type=Path, dir_okay=False)
+    return click.option(flag, type=path, metavar="FILE", required=required, help=text)
 
 
 def state_option(function: F) -> F:
@@ -52,18 +62,18 @@ def state_option(function: F) -> F:
 
 
 def directory_option(function: F) -> F:
-    """Which server: `--dir` on its machine, or `--url` and an API token from anywhere.
+    """Selects the server: `--dir` on its machine, or `--url` and an API token from anywhere.
 
-    The function receives the directory; `Control` reads the rest from the context.
+    The function receives the directory; `Control` reads the other options from the context.
     """
-    for flag, metavar, variable, what in _REMOTE:
+    for flag, metavar, variable, text in _REMOTE:
         function = click.option(
             flag,
             metavar=metavar,
             envvar=variable,
             expose_value=False,
             callback=_remember_remote,
-            help=f"{what}  [env var: {variable}]",
+            help=f"{text}  [env var: {variable}]",
         )(function)
     return state_option(function)
 
@@ -82,13 +92,13 @@ _REMOTE = (
     ),
     ("--url", "URL", "FEDLOOM_URL", "A remote server, such as https://fl.example.org:7445."),
 )
-"""Options for a remote server, last first: click lists them in reverse."""
+"""Options for a remote server, in reverse, because click reverses the order of decorators."""
 
 
 def scope_option(
     *, default: str | None = None, required: bool = False, least: str = "viewer"
 ) -> Callable[[F], F]:
-    """`--scope`: permissions, `least` or more."""
+    """`--scope`: permissions; `least` is the lowest choice."""
     reading = "metrics reads /metrics only; " if least == "metrics" else ""
     scopes = ["metrics", "viewer", "operator", "admin"]
     return click.option(
@@ -124,5 +134,5 @@ config_option = click.option(
     show_envvar=True,
     default=Path("client.toml"),
     show_default=True,
-    help="Written by `fedloom client enroll`; environment variables can replace it.",
+    help="The device's settings, from `fedloom client enroll`. Environment variables override it.",
 )

@@ -17,11 +17,23 @@ JSON = "fedloom.json"
 """Key in a click context's meta: whether `--json` was given."""
 
 PROSE_WIDTH = 24
-"""Least width of a column of sentences."""
+"""Minimum width of a column of sentences."""
+
+COLOURS = {
+    "running": "cyan", "reporting": "cyan", "selecting": "cyan", "closing": "cyan",
+    "training": "cyan",
+    "finished": "green", "committed": "green", "active": "green", "unused": "green",
+    "reported": "green",
+    "paused": "yellow", "stopped": "yellow", "expired": "yellow", "drained": "yellow",
+    "left": "yellow", "cancelled": "yellow", "late": "yellow", "lost": "yellow",
+    "failed": "red", "abandoned": "red", "revoked": "red", "quarantined": "red", "refused": "red",
+    "declined": "dim",
+}  # fmt: skip
+"""Colours of states: of runs, rounds, clients, tokens and members of a round."""
 
 
 def wants_json() -> bool:
-    """Was `--json` given?"""
+    """Whether `--json` was given."""
     return bool(click.get_current_context().meta.get(JSON))
 
 
@@ -33,30 +45,51 @@ def emit(document: Any, human: Callable[[], None]) -> None:
         human()
 
 
+def emit_table(
+    document: Any, columns: Sequence[str], rows: Iterable[Sequence[str]], empty: str
+) -> None:
+    """Print `document` with `--json`, else a table, or `empty` if there are no rows."""
+    emit(document, lambda: print_table(columns, rows, empty))
+
+
 def console(*, stderr: bool = False) -> "Console":
-    """The console for tables; without a terminal lines are not wrapped."""
-    from rich.console import Console  # noqa: PLC0415 - 60 ms that scripts need not wait
+    """The console for tables; it wraps lines only on a terminal."""
+    from rich.console import Console  # noqa: PLC0415 - the import takes 60 ms
 
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() else 10_000
     return Console(file=stream, width=width, highlight=False)
 
 
-def make_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> "Table":
-    """Make a table. A `>` before a column's name aligns it right, a `~` lets it wrap."""
+def make_table(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], required: int | None = None
+) -> "Table":
+    """Make a table.
+
+    Args:
+        columns: titles; a `>` before a title aligns the column right, a `~` lets it wrap.
+        rows: cells, in rich's markup.
+        required: later columns are left out if all their cells are empty or `-`; None keeps all.
+    """
     from rich.table import Table  # noqa: PLC0415 - as above
     from rich.text import Text  # noqa: PLC0415
 
-    cells = [[Text.from_markup(cell) for cell in row] for row in rows]
+    texts = list(rows)
+    kept = [
+        i
+        for i in range(len(columns))
+        if required is None or i < required or any(row[i] not in ("", "-") for row in texts)
+    ]
+    cells = [[Text.from_markup(row[i]) for i in kept] for row in texts]
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
-    for i, column in enumerate(columns):
+    for i, column in enumerate(columns[i] for i in kept):
         prose, title = column.startswith("~"), column.lstrip(">~")
         widest = max((row[i].cell_len for row in cells), default=0)
         table.add_column(
             title,
             justify="right" if column.startswith(">") else "left",
             no_wrap=not prose,
-            # Half a name is no use: a narrow terminal wraps lines instead of cutting cells.
+            # A narrow terminal wraps lines; cut cells would hide parts of names.
             min_width=PROSE_WIDTH if prose else max(widest, len(title)),
         )
     for row in cells:
@@ -65,7 +98,7 @@ def make_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> "Table"
 
 
 def table_or(columns: Sequence[str], rows: Iterable[Sequence[str]], empty: str) -> "RenderableType":
-    """A table, or the text `empty` where there are no rows."""
+    """A table, or the text `empty` if there are no rows."""
     from rich.text import Text  # noqa: PLC0415 - as above
 
     found = list(rows)
@@ -73,7 +106,7 @@ def table_or(columns: Sequence[str], rows: Iterable[Sequence[str]], empty: str) 
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], empty: str) -> None:
-    """Print a table, or the text `empty` where there are no rows."""
+    """Print a table, or the text `empty` if there are no rows."""
     if found := list(rows):
         show(make_table(columns, found))
     else:
@@ -81,7 +114,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], empty: st
 
 
 def show(what: "RenderableType") -> None:
-    """Print something of rich's without trailing blanks."""
+    """Print a renderable of rich without trailing blanks."""
     click.echo(rendered(what), nl=False, color=True)
 
 
@@ -105,7 +138,7 @@ def escape(text: str) -> str:
 
 
 def harmless(text: str) -> str:
-    r"""Somebody's text without what steers a terminal, or turns the order of what is read.
+    r"""Text with its control and bidirectional characters escaped.
 
     >>> harmless("a\x1b[2Jb\nc")
     'a\\x1b[2Jb\nc'
@@ -115,18 +148,21 @@ def harmless(text: str) -> str:
 
 def state(name: str) -> str:
     """A state in its colour."""
-    colours = {
-        "running": "cyan", "reporting": "cyan", "selecting": "cyan", "closing": "cyan",
-        "finished": "green", "committed": "green", "active": "green", "unused": "green",
-        "paused": "yellow", "stopped": "yellow", "expired": "yellow",
-        "failed": "red", "abandoned": "red", "revoked": "red", "quarantined": "red",
-        "drained": "yellow", "left": "yellow", "cancelled": "yellow",
-    }  # fmt: skip
-    return f"[{colours[name]}]{name}[/]" if name in colours else escape(name)
+    return f"[{COLOURS[name]}]{name}[/]" if name in COLOURS else escape(name)
+
+
+def or_dash(value: Any, form: Callable[[Any], str] = str) -> str:
+    """A value as text, or `-` for None."""
+    return "-" if value is None else form(value)
+
+
+def four_digits(value: float) -> str:
+    """A number with four significant digits."""
+    return f"{value:.4g}"
 
 
 def duration(seconds: float) -> str:
-    """A time span in its two largest units: `850 ms`, `12.3 s`, `2 min 05 s`, `6 d 23 h`."""
+    """A duration in its two largest units: `850 ms`, `12.3 s`, `2 min 05 s`, `6 d 23 h`."""
     if seconds < 0:
         return f"-{duration(-seconds)}"
     if seconds < 0.9995:
@@ -154,7 +190,7 @@ def size(num_bytes: float) -> str:
 
 
 def moment(at: float | None) -> str:
-    """A moment in local time, the date only where it is not today."""
+    """A time in the local zone; with the date unless it is today."""
     if at is None:
         return "-"
     then, now = time.localtime(at), time.localtime()
@@ -162,7 +198,7 @@ def moment(at: float | None) -> str:
 
 
 def ahead(at: float | None) -> str:
-    """The time until a moment, or since it."""
+    """The duration until a time, or since it."""
     if at is None:
         return "-"
     left = at - time.time()

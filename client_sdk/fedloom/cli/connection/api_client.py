@@ -1,7 +1,7 @@
 """The client of the HTTP API, over the server's Unix socket or to a URL.
 
-Uses only the standard library, so that operating a server needs none of its libraries. One
-connection per request; bodies are streamed, so a model of any size needs one block of memory.
+Uses only the standard library, so that operators need none of the server's libraries. Each request
+opens one connection. Bodies are streamed in blocks, so memory does not grow with the model.
 """
 
 import hashlib
@@ -29,15 +29,15 @@ from fedloom.protocol.transport import local_socket
 
 BLOCK_BYTES = 1 << 20
 TIMEOUT_S = 600.0
-"""Longest silence of the server: it syncs a large model to disk before it answers."""
+"""Timeout of a read. The server syncs a large model to disk before it answers."""
 
 
 class Control:
-    """A server's API: by its socket, or by `--url`.
+    """A server's API, over its Unix socket or `--url`.
 
     Args:
         directory: the server's state directory.
-        timeout_s: timeout of each read.
+        timeout_s: timeout of each read, seconds.
 
     Raises:
         UsageError: `--url`, `--api-token` or `--ca` is invalid.
@@ -71,17 +71,35 @@ class Control:
         return self._json("GET", path, query=query)
 
     def post(self, *path: str, body: Any = None, **query: str | int) -> Any:
-        """Send a JSON document and return the answer's.
+        """Send a JSON document and return the one in the response.
 
         Raises:
-            FedloomError: as `get`; UsageError also where `body` is not JSON.
+            FedloomError: as `get`; UsageError also if JSON cannot hold `body`.
         """
         try:
             data = json.dumps({} if body is None else body, allow_nan=False).encode()
         except (TypeError, ValueError) as error:
-            raise UsageError(f"Expected settings that JSON can hold: {error}.") from None
+            raise UsageError(f"JSON cannot hold these settings: {error}.") from None
         headers = {"Content-Type": "application/json"}
         return self._json("POST", path, query=query, body=data, headers=headers)
+
+    def get_all(self, *path: str, key: str, page: str, **query: str | int) -> dict[str, Any]:
+        """Read a whole list, page by page.
+
+        Args:
+            path: segments under /v1.
+            key: of the list in each document.
+            page: the parameter that takes the `more` of the page before.
+            query: other parameters.
+
+        Raises:
+            FedloomError: as `get`.
+        """
+        found: dict[str, Any] = self.get(*path, limit=1000, **query)
+        while (more := found["more"]) is not None:
+            following = self.get(*path, **{"limit": 1000, **query, page: more})
+            found |= {key: found[key] + following[key], "more": following["more"]}
+        return found
 
     @contextmanager
     def stream(self, *path: str, **query: str | int) -> Iterator[http.client.HTTPResponse]:
@@ -94,7 +112,7 @@ class Control:
             yield connection.answer("GET", _url(path, query))
 
     def upload(self, *path: str, file: IO[bytes], size_bytes: int) -> Any:
-        """Send a file's bytes and return the answer's JSON document.
+        """Send a file's bytes and return the JSON document in the response.
 
         Raises:
             FedloomError: as `get`.
@@ -103,13 +121,13 @@ class Control:
         return self._json("PUT", path, body=file, headers=headers)
 
     def download(self, *path: str, out: Path) -> tuple[str, int]:
-        """Download a model to `out`, which is written only if its digest is right.
+        """Download a model to `out`, which is written only if the digest matches.
 
         Returns:
-            Its digest and its size in bytes.
+            The digest, and the size in bytes.
 
         Raises:
-            IntegrityError: what came is not what the digest says.
+            IntegrityError: the bytes do not match the digest.
             FedloomError: as `get`.
         """
         with (
@@ -125,8 +143,8 @@ class Control:
                 size_bytes += file.write(block)
             if seen.hexdigest() != digest:
                 raise IntegrityError(
-                    f"Expected the model {digest[:12]}, got bytes of {seen.hexdigest()[:12]}: "
-                    "try again; if it repeats, restore the file from a backup."
+                    f"Expected the model {digest[:12]}, got bytes of {seen.hexdigest()[:12]}. "
+                    "Try again; if it repeats, restore the server's file from a backup."
                 )
         return digest, size_bytes
 
@@ -173,7 +191,7 @@ class _Beside(http.client.HTTPConnection):
                 self.sock.connect(address)
         except PermissionError:
             raise UsageError(
-                f"No permission for {path}: run this as the user who runs the server."
+                f"No permission for {path}. Run this as the user who runs the server."
             ) from None
         except OSError:
             raise _absent(self._directory) from None
@@ -209,7 +227,7 @@ class _Elsewhere:
 
 
 class _Connection:
-    """One request and its answer."""
+    """One request and its response."""
 
     def __init__(self, transport: _Beside | _Elsewhere) -> None:
         self._transport = transport
@@ -242,9 +260,9 @@ class _Connection:
             text = response.read()
         except (http.client.HTTPException, OSError) as error:
             raise UnavailableError(
-                f"{self._transport.name} did not answer ({error!r}): see its log."
+                f"{self._transport.name} did not answer ({error!r}). See its log."
             ) from error
-        raise _said(response.status, text)
+        raise _error(response.status, text)
 
     def _send(
         self, method: str, url: str, body: bytes | IO[bytes] | None, headers: dict[str, str]
@@ -252,7 +270,7 @@ class _Connection:
         try:
             self._transport.request(method, url, body, headers)
         except (BrokenPipeError, ConnectionResetError):
-            # The server refused before it had the whole body. Its response can still be read.
+            # The server refused before it had read the whole body. Its response can still be read.
             if self._transport.sock is None:
                 raise
 
@@ -260,11 +278,11 @@ class _Connection:
 def _absent(directory: Path) -> FedloomError:
     if (directory / "server.toml").exists():
         return UnavailableError(
-            f"The server in {directory} is not running: start it with "
+            f"The server in {directory} is not running. Start it with "
             f"`fedloom server run --dir {directory}`."
         )
     return UsageError(
-        f"There is no server in {directory}: name its state directory by --dir or FEDLOOM_DIR, "
+        f"There is no server in {directory}. Name its state directory by --dir or FEDLOOM_DIR, "
         f"or create one with `fedloom server init --dir {directory}`."
     )
 
@@ -279,13 +297,13 @@ _KINDS: dict[str, type[FedloomError]] = {
 }
 
 
-def _said(status: int, text: bytes) -> FedloomError:
+def _error(status: int, text: bytes) -> FedloomError:
     """The error in a server's response."""
     try:
         error = json.loads(text)["error"]
         message, kind, code = str(error["message"]), error["kind"], error["code"]
     except (ValueError, KeyError, TypeError):
-        return FedloomError(f"The server sent status {status} without an error of fedloom.")
+        return FedloomError(f"The server answered with HTTP status {status} and no fedloom error.")
     if kind == "refused":
         return Refusal(Code(code), message)
     return _KINDS.get(kind, FedloomError)(message)

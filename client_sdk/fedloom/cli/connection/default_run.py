@@ -1,4 +1,4 @@
-"""The run or model that a command uses when none is named, and parsing of their names."""
+"""The run or model that a command uses by default, and parsing of their names."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,24 +9,30 @@ from fedloom.protocol.errors import UsageError
 ACTIVE = ("running", "paused")
 
 
-def newest(runs: Sequence[dict[str, Any]]) -> str:
-    """The run submitted last.
+def run_or_newest(control: Control, run: str | None) -> str:
+    """The named run, or the run that was submitted last.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there are no runs.
     """
+    return run or _newest(control.get("runs")["runs"])
+
+
+def _newest(runs: Sequence[dict[str, Any]]) -> str:
     if not runs:
-        raise UsageError("There are no runs yet: submit one with `fedloom run submit`.")
+        raise UsageError("There are no runs yet. Submit one with `fedloom run submit`.")
     return str(runs[-1]["id"])
 
 
-def only_active(runs: Sequence[dict[str, Any]]) -> str:
-    """The only active run: an action never guesses which run is meant.
+def run_or_only(control: Control, run: str | None) -> str:
+    """The named run, or the only active one: actions do not choose among several runs.
 
     Raises:
-        UsageError: there is none, or there are several.
+        UsageError: no run is named, and not exactly one is active.
     """
-    active = [str(run["id"]) for run in runs if run["state"] in ACTIVE]
+    if run:
+        return run
+    active = [str(each["id"]) for each in control.get("runs")["runs"] if each["state"] in ACTIVE]
     if len(active) != 1:
         raise UsageError(
             f"Name a run: {len(active)} are active{': ' + ', '.join(active) if active else ''}."
@@ -35,13 +41,13 @@ def only_active(runs: Sequence[dict[str, Any]]) -> str:
 
 
 def run_and_number(words: Sequence[str]) -> tuple[str | None, int | None]:
-    """What `[RUN] [NUMBER]` means; a single word of digits is the number.
+    """Parse `[RUN] [NUMBER]`; a single word of digits is the number.
 
     >>> run_and_number(("digits", "7")), run_and_number(("7",)), run_and_number(("digits",))
     (('digits', 7), (None, 7), ('digits', None))
 
     Raises:
-        UsageError: there are too many words, or the second is no number.
+        UsageError: there are too many words, or the second is not a number.
     """
     match list(words):
         case []:
@@ -54,17 +60,17 @@ def run_and_number(words: Sequence[str]) -> tuple[str | None, int | None]:
 
 
 def digest_of(control: Control, which: str | None, number: int | None) -> str:
-    """The digest of a model that is named by a run or by (a prefix of) its digest."""
+    """The digest of a model that is named by a run, or by its digest or a prefix of it."""
     runs: list[dict[str, Any]] = control.get("runs")["runs"]
-    which = which or newest(runs)
+    which = which or _newest(runs)
     matches = [r for r in runs if r["id"] == which] or [
         r for r in runs if r["id"].startswith(which)
     ]
     if len(matches) > 1:
         several = ", ".join(r["id"] for r in matches[:5])
-        raise UsageError(f"Expected one run that begins with {which!r}, got {several}.")
+        raise UsageError(f"Several runs begin with {which!r}: {several}. Name one of them.")
     if not matches and number is not None:
-        raise UsageError(f"Expected a run with --round, got {which!r}: see `fedloom run list`.")
+        raise UsageError(f"No run begins with {which!r}. See `fedloom run list`.")
     if not matches:
         return which
     run = matches[0]
@@ -77,4 +83,4 @@ def _of_round(control: Control, run: str, number: int) -> str:
         if found["round"] == number:
             return str(found["digest"])
     known = ", ".join(str(m["round"]) for m in models)
-    raise UsageError(f"Expected a round of {run} with a model ({known}), got {number}.")
+    raise UsageError(f"Round {number} of {run} has no model. Rounds with one: {known}.")

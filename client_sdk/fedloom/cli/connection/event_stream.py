@@ -1,7 +1,7 @@
 """Changes on a server as server-sent events, with reconnects.
 
-Source: WHATWG HTML, section 9.2, for the format; `/v1/events` for the topics. There is no replay:
-after `hello`, which also follows a reconnect, everything is read again.
+Source: WHATWG HTML, section 9.2, for the format; `/v1/events` for the topics. The server does not
+replay events: after `hello`, which also follows a reconnect, the caller reads everything again.
 """
 
 import http.client
@@ -17,7 +17,7 @@ from fedloom.cli.connection.api_client import Control
 from fedloom.protocol.errors import DeniedError, FedloomError, UnavailableError
 
 SILENCE_S = 30.0
-"""A server sends a heartbeat every 10 s; after this silence it counts as lost."""
+"""A server sends a heartbeat every 10 s; after 30 s without one it counts as lost."""
 
 FIRST_WAIT_S = 0.25
 LAST_WAIT_S = 2.0
@@ -30,8 +30,8 @@ class Event:
     """An event of the stream, or a change of its connection.
 
     Attributes:
-        name: a topic of `/v1/events`; hello; beat; lost; or denied, which is the last.
-        data: of the event; a reason for lost; the error for denied.
+        name: a topic of `/v1/events`, `hello`, `beat`, `lost` or `denied`; `denied` is the last.
+        data: of the event; the reason for `lost`; the error for `denied`.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Event:
 
 
 def parse(lines: Iterable[bytes]) -> Iterator[Event]:
-    r"""Events of a stream.
+    r"""Parse the lines of a stream.
 
     >>> list(parse([b"event: run\n", b'data: {"subject":"a"}\n', b"\n", b": beat\n", b"\n"]))
     [Event(name='run', data={'subject': 'a'})]
@@ -65,12 +65,12 @@ def _loaded(data: bytes) -> Any:
 
 
 class Feed:
-    """Hears of changes in a thread of its own, until its context is left.
+    """Reads events in a thread until its context ends.
 
     Args:
-        control: the server; best with a time-out of `SILENCE_S`.
-        topics: what to hear of; everything but the log if empty.
-        put: takes each event; called from the thread.
+        control: the server, with a timeout of `SILENCE_S`.
+        topics: of `/v1/events`; empty for all but the log.
+        put: called with each event, from the thread.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Feed:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._over.set()  # the thread ends with what it hears next
+        self._over.set()  # the thread ends after its next event
 
     def _run(self) -> None:
         wait_s = FIRST_WAIT_S
@@ -98,7 +98,7 @@ class Feed:
                         self._put(event)
                         if self._over.is_set():
                             return
-                why = "it closed the stream"
+                why = "the server closed the stream"
             except DeniedError as error:
                 self._put(Event("denied", error))
                 return
@@ -116,7 +116,7 @@ class Snapshot:
     Attributes:
         document: as last read.
         news: it was read because something changed.
-        lost_s: how long the server has been unreachable; None while it answers.
+        lost_s: seconds since the server became unreachable; None while it answers.
     """
 
     document: Any
@@ -125,7 +125,7 @@ class Snapshot:
 
 
 def follow(control: Control, look: Callable[[], Any], topics: Iterable[str]) -> Iterator[Snapshot]:
-    """Read something whenever it may have changed, without end; yields every `TICK_S` seconds.
+    """Read a document whenever it may have changed; yields at least every `TICK_S` seconds.
 
     Raises:
         FedloomError: the first read fails, or the server refuses.
@@ -160,7 +160,7 @@ def _followed(
 
 
 def _next(heard: queue.SimpleQueue[Event]) -> Event | None:
-    """The latest waiting event, stopping at one that reports a lost or denied connection."""
+    """The latest waiting event; stops at `lost` and `denied`."""
     event = None
     try:
         event = heard.get(timeout=TICK_S)

@@ -1,7 +1,7 @@
-"""A server elsewhere: its URL, whom to trust there, and the API token that lets us in.
+"""A remote server: its URL, the certificate authority to trust, and an API token.
 
-Invariant: a token never travels in the clear off this machine, and never to a server that has not
-proved to be the one that the URL names.
+Invariant: a token is sent to another machine only over TLS, after the server's certificate was
+verified.
 """
 
 import http.client
@@ -26,8 +26,8 @@ class Remote:
 
     Attributes:
         url: without a path.
-        token: an API token's text.
-        ca: PEM file of whom to trust; empty for the system's.
+        token: text of an API token.
+        ca: PEM file of trusted certificates; empty for the system's.
     """
 
     url: str
@@ -36,10 +36,10 @@ class Remote:
 
     @classmethod
     def of_context(cls) -> Self | None:
-        """What `--url`, `--api-token` and `--ca` or their variables say; None without `--url`.
+        """The server of `--url`, `--api-token` and `--ca` or their variables; None without a URL.
 
         Raises:
-            UsageError: the URL is none, or there is no token.
+            UsageError: the URL or the token is invalid, or the token is missing.
         """
         context = click.get_current_context(silent=True)
         meta = context.meta if context else {}
@@ -47,8 +47,8 @@ class Remote:
             return None
         if not (given := meta.get("fedloom.api_token")):
             raise UsageError(
-                "Expected an API token beside --url, got none: name one by --api-token @FILE or "
-                "FEDLOOM_API_TOKEN; `fedloom api-token create` makes it, beside the server."
+                "--url needs an API token. Create one with `fedloom api-token create` on the "
+                "server's machine, and name it by --api-token @FILE or FEDLOOM_API_TOKEN."
             )
         return cls(url=_checked(url), token=_read(given), ca=meta.get("fedloom.ca") or "")
 
@@ -56,7 +56,7 @@ class Remote:
         """A connection, not yet open.
 
         Raises:
-            UsageError: the file of whom to trust is none.
+            UsageError: the CA file cannot be read, or is not PEM.
         """
         parts = urlsplit(self.url)
         assert parts.hostname is not None
@@ -67,7 +67,7 @@ class Remote:
         try:
             context = ssl.create_default_context(cafile=self.ca or None)
         except OSError as error:  # ssl.SSLError is one
-            raise UsageError(f"Expected certificates in {self.ca}, in PEM, got: {error}.") from None
+            raise UsageError(f"Expected PEM certificates in {self.ca}: {error}.") from None
         return http.client.HTTPSConnection(
             parts.hostname,
             parts.port or PORT,
@@ -77,26 +77,26 @@ class Remote:
         )
 
     def absent(self, error: OSError) -> UnavailableError:
-        """Why it could not be reached, with what to do."""
+        """The error for a server that could not be reached, with a remedy."""
         if isinstance(error, ssl.SSLCertVerificationError):
             return UnavailableError(
-                f"Expected {self.url} to prove who it is, got: {error.verify_message}. Name the "
-                "authority by --ca: for one of fedloom's own, pki/root.pem of the server."
+                f"The certificate of {self.url} cannot be verified: {error.verify_message}. Name "
+                "its authority by --ca; fedloom's own is pki/root.pem in the server's directory."
             )
-        return UnavailableError(f"Expected a server at {self.url}, got: {error}.")
+        return UnavailableError(f"Cannot reach a server at {self.url}: {error}.")
 
 
 def _checked(url: str) -> str:
     parts = urlsplit(url)
     try:
-        parts.port  # noqa: B018 - it raises where it is none
+        parts.port  # noqa: B018 - raises for an invalid port
     except ValueError:
         parts = urlsplit("")
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.path not in ("", "/"):
         raise UsageError(f"Expected --url as https://HOST:PORT, got {url!r}.")
     if parts.scheme == "http" and not _is_loopback(parts.hostname):
         raise UsageError(
-            f"Expected https to another machine, got {url}: the token would travel in the clear."
+            f"Expected https for another machine, got {url}: http would expose the token."
         )
     return url.rstrip("/")
 
@@ -114,8 +114,8 @@ def _read(given: str) -> str:
         try:
             text = read_private(Path(given[1:])).decode()
         except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"Expected an API token in {given[1:]}, got {error}.") from None
+            raise UsageError(f"Cannot read the API token in {given[1:]}: {error}.") from None
     text = text.strip()
     if not text.isascii() or not text.isprintable() or not text:
-        raise UsageError("Expected an API token, got something else; it is not repeated here.")
+        raise UsageError("The value of --api-token is not an API token.")
     return text

@@ -4,7 +4,6 @@ import asyncio
 import os
 import shlex
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -17,75 +16,51 @@ ORDER = (
     *("health", "install-service", "uninstall-service"),
     *("list", "show", "quarantine", "drain", "release", "revoke", "label", "note"),
 )
-
-
-class ClientCommands(LazyGroup):
-    """Lists the device's commands first, then the operator's, in order of use."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """Every command in `ORDER`, others last."""
-        names = super().list_commands(ctx)
-        return sorted(names, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
-
-
 LAZY = {
-    "health": LazyCommand(
-        "fedloom.cli.device.health:client_health", "Check whether this device's agent is alive."
-    ),
-    "install-service": LazyCommand(
-        "fedloom.cli.device.install_service:install",
-        "Install the agent as a sandboxed systemd service.",
-    ),
-    "uninstall-service": LazyCommand(
-        "fedloom.cli.device.install_service:uninstall", "Stop and remove that service."
-    ),
-    "doctor": LazyCommand(
-        "fedloom.cli.device.doctor:doctor", "Diagnose what keeps this device from working."
-    ),
-    "policy": LazyCommand(
-        "fedloom.cli.device.policy:policy", "Check the policy of this device's owner."
-    ),
-    "log": LazyCommand(
-        "fedloom.cli.device.log:log", "Show what left this device, when and to whom."
-    ),
-    "test": LazyCommand(
-        "fedloom.cli.device.test:test", "Check a client's code locally, without a server."
-    ),
-    "leave": LazyCommand(
-        "fedloom.cli.device.leave:leave", "Leave the federation and wipe this device."
-    ),
-    "model": LazyCommand(
-        "fedloom.cli.device.model:model", "Get the model that the operator promoted; export it."
-    ),
-    "list": LazyCommand(
-        "fedloom.cli.operator.clients:list_clients",
-        "List enrolled clients: presence, task, and certificate expiry.",
-    ),
-    "show": LazyCommand(
-        "fedloom.cli.operator.clients:show", "Show a client and its latest rounds."
-    ),
-    "quarantine": LazyCommand(
-        "fedloom.cli.operator.clients:quarantine",
-        "Stop selecting a client, and refuse its updates.",
-    ),
-    "drain": LazyCommand(
-        "fedloom.cli.operator.clients:drain",
-        "Let a client finish its task, then stop selecting it.",
-    ),
-    "release": LazyCommand(
-        "fedloom.cli.operator.clients:release", "Select a client again after quarantine or drain."
-    ),
-    "revoke": LazyCommand(
-        "fedloom.cli.operator.clients:revoke", "Revoke a client and its certificates."
-    ),
-    "label": LazyCommand(
-        "fedloom.cli.operator.clients:label", "Give a client labels to find it by."
-    ),
-    "note": LazyCommand("fedloom.cli.operator.clients:note", "Keep a note about a client."),
+    name: LazyCommand(f"fedloom.cli.{target}", line)
+    for name, target, line in (
+        ("health", "device.health:client_health", "Check whether this device's agent is alive."),
+        (
+            "install-service",
+            "device.install_service:install",
+            "Install the agent as a sandboxed systemd service.",
+        ),
+        ("uninstall-service", "device.install_service:uninstall", "Stop and remove that service."),
+        ("doctor", "device.doctor:doctor", "Find problems of this device, with remedies."),
+        ("policy", "device.policy:policy", "Check the policy of this device's owner."),
+        ("log", "device.log:log", "Show what this device sent, when and to whom."),
+        ("test", "device.test:test", "Check a client's code locally, without a server."),
+        ("leave", "device.leave:leave", "Leave the federation and wipe this device."),
+        ("model", "device.model:model", "Get the model that the operator promoted; export it."),
+        (
+            "list",
+            "operator.clients:list_clients",
+            "List enrolled clients: presence, task, and certificate expiry.",
+        ),
+        ("show", "operator.clients:show", "Show a client and its latest rounds."),
+        (
+            "quarantine",
+            "operator.clients:quarantine",
+            "Stop selecting a client, and refuse its updates.",
+        ),
+        (
+            "drain",
+            "operator.clients:drain",
+            "Let a client finish its task, then stop selecting it.",
+        ),
+        (
+            "release",
+            "operator.clients:release",
+            "Select a client again after quarantine or drain.",
+        ),
+        ("revoke", "operator.clients:revoke", "Revoke a client and its certificates."),
+        ("label", "operator.clients:label", "Set or remove labels of a client."),
+        ("note", "operator.clients:note", "Set the note about a client."),
+    )
 }
 
 
-@click.group(cls=ClientCommands, lazy=LAZY)
+@click.group(cls=LazyGroup, lazy=LAZY, order=ORDER)
 def client() -> None:
     """Enrol and run a device; list clients and choose which are selected.
 
@@ -101,7 +76,7 @@ def client() -> None:
     envvar="FEDLOOM_TOKEN",
     show_envvar=True,
     metavar="TOKEN|@FILE",
-    help="From the operator; @FILE reads it from a file, hidden from other users.",
+    help="From the operator; @FILE reads it from a file, so that other users cannot see it.",
 )
 @click.option(
     "--dir",
@@ -113,9 +88,9 @@ def client() -> None:
 )
 @json_option
 def enroll(server: str, token: str, directory: Path) -> None:
-    """Enrol this device as a client. Its private key is generated here and never leaves.
+    """Enrol this device as a client. Its private key is generated here and never leaves the device.
 
-    The token pins the server's certificate and proves that this device was invited.
+    The token authenticates this device to the server, and the server to this device.
 
     \b
     Example:
@@ -135,7 +110,6 @@ def enroll(server: str, token: str, directory: Path) -> None:
 
 
 def _token(given: str) -> str:
-    """The token's text; `@FILE` reads it from a file."""
     if not given.startswith("@"):
         return given
     try:
@@ -152,7 +126,7 @@ def _token(given: str) -> str:
     "--flower",
     default="",
     metavar="FILE.py:APP|MODULE:APP",
-    help="Run a ClientApp that was written for Flower.",
+    help="Run a Flower ClientApp.",
 )
 @config_option
 @click.option(
@@ -167,7 +141,7 @@ def _token(given: str) -> str:
 def run(code: str, flower: str, config: Path, log_format: str, log_level: str) -> None:
     """Connect to the server and train when selected, until stopped.
 
-    NAME is a `fedloom.client.Client`, or a class or function that returns one without arguments.
+    NAME is a `fedloom.client.Client`, or a class or function without arguments that returns one.
 
     \b
     Examples:
@@ -184,9 +158,7 @@ def run(code: str, flower: str, config: Path, log_format: str, log_level: str) -
     from fedloom.client.training.ranks import ranks  # noqa: PLC0415
 
     set_up(log_format, log_level)
-    if (
-        ranks() is not None
-    ):  # else torch prints C++ stacks when a rank is lost; the agent logs a sentence
+    if ranks() is not None:  # the agent logs a lost rank; torch would add C++ stack traces
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     attend(load_flower(flower, config) if flower else load_client(code), config=config)
 
@@ -195,9 +167,9 @@ def run(code: str, flower: str, config: Path, log_format: str, log_level: str) -
 @config_option
 @json_option
 def show_config(config: Path) -> None:
-    """Print the settings that hold, and where each comes from.
+    """Print the settings in effect, and the source of each.
 
-    A variable of the environment goes over client.toml, and that over the default.
+    An environment variable overrides client.toml, which overrides the default.
 
     \b
     Example:
@@ -212,7 +184,10 @@ def show_config(config: Path) -> None:
         (s.key, value_of(loaded.config, s), loaded.sources.get(s.key, "default"))
         for s in declared(settings.ClientConfig)
     ]
-    found = {k: {"value": _plain(value), "source": source} for k, value, source in rows}
+    found = {
+        key: {"value": str(value) if isinstance(value, Path) else value, "source": source}
+        for key, value, source in rows
+    }
     texts = [(key, text_of(value), source) for key, value, source in rows]
     widths = [max(len(row[i]) for row in texts) for i in (0, 1)]
     output.emit(
@@ -221,7 +196,3 @@ def show_config(config: Path) -> None:
             "\n".join(f"{k:<{widths[0]}}  {v:<{widths[1]}}  {source}" for k, v, source in texts)
         ),
     )
-
-
-def _plain(value: Any) -> Any:
-    return str(value) if isinstance(value, Path) else value

@@ -1,4 +1,4 @@
-"""`fedloom client doctor`: checks of this device, with a remedy for each problem."""
+"""`fedloom client doctor`: checks this device, with a remedy for each problem."""
 
 import shutil
 import textwrap
@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from fedloom.cli.common import output
-from fedloom.cli.common.options import config_option, json_option
+from fedloom.cli.common.options import FILE, config_option, json_option
 
 _MARKS = {"ok": ("✓", "green"), "warn": ("!", "yellow"), "fail": ("✗", "red"), "skip": ("–", None)}
 _INDENT = 16
@@ -22,23 +22,23 @@ _INDENT = 16
 )
 @click.option(
     "--model",
-    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    type=FILE,
     metavar="FILE",
     help="For that step. Default: the client's `initial`, or the last received model.",
 )
 @json_option
 def doctor(config: Path, code: str | None, model: Path | None) -> None:
-    """Diagnose what keeps this device from working, and how to fix it.
+    """Find problems of this device, with a remedy for each.
 
-    Changes nothing, accepts no task, and does not disturb a running agent. Exits with 1 if
-    something must be fixed; what only limits this device is a warning.
+    Changes nothing, accepts no task, and does not disturb a running agent. Exits with 1 if a
+    problem keeps this device from taking part; other problems are warnings.
 
     \b
     Examples:
       fedloom client doctor
       fedloom client doctor --config /etc/fedloom/client.toml --code my_client.py:client
     """
-    from fedloom.cli.common.load_code import load_client  # noqa: PLC0415 - it imports people's code
+    from fedloom.cli.common.load_code import load_client  # noqa: PLC0415 - it imports numpy
     from fedloom.client.doctor import examine  # noqa: PLC0415 - it imports grpc
 
     findings = examine(config, None if code is None else lambda: load_client(code), model)
@@ -56,7 +56,7 @@ def doctor(config: Path, code: str | None, model: Path | None) -> None:
 
 
 def _shown(findings: Iterable[Any]) -> Iterable[Any]:
-    """Print each result as it arrives: some take seconds."""
+    """Print each result as it arrives; some take seconds."""
     width = max(60, min(shutil.get_terminal_size((100, 24)).columns, 110))
     for finding in findings:
         mark, colour = _MARKS[finding.level]
@@ -78,13 +78,10 @@ def _wrapped(text: str, width: int, indent: int = _INDENT) -> str:
 
 def _summary(levels: list[str]) -> str:
     fails, warns = levels.count("fail"), levels.count("warn")
-    beside = f", {warns} {_warnings(warns)}" if warns else ""
+    warnings = f"{warns} warning{'' if warns == 1 else 's'}"
     if fails:
-        return click.style(f"{fails} to fix", fg="red", bold=True) + f"{beside}."
+        more = f", {warnings}" if warns else ""
+        return click.style(f"{fails} to fix", fg="red", bold=True) + f"{more}."
     if warns:
-        return click.style(f"This device can take part; {warns} {_warnings(warns)}.", fg="yellow")
+        return click.style(f"This device can take part; {warnings}.", fg="yellow")
     return click.style("No problems found.", fg="green")
-
-
-def _warnings(number: int) -> str:
-    return "warning" if number == 1 else "warnings"

@@ -15,7 +15,7 @@ from fedloom.cli.common.options import config_option, json_option
 def client_health(config: Path, attending: bool) -> None:
     """Check whether this device's agent is alive: exit code 0, or 5 if it is not.
 
-    An agent that waits for an unreachable server is healthy: a restart would not help.
+    An agent that waits for an unreachable server is alive: a restart would not help.
 
     \b
     Example:
@@ -29,11 +29,11 @@ def client_health(config: Path, attending: bool) -> None:
     found = read_health(state_dir)
     if not found.alive:
         raise UnavailableError(f"No agent runs on {state_dir}.")
+    does = "has been connected to" if found.attends else "has waited for"
+    text = f"The agent {does} {found.server} since {output.moment(found.since)}."
     if attending and not found.attends:
-        raise UnavailableError(f"The agent is not connected: it has waited for {found.server} "
-                               f"since {output.moment(found.since)}.")  # fmt: skip
-    does = "is connected to" if found.attends else "waits for"
+        raise UnavailableError(text)
     output.emit(
         {"alive": True, "attends": found.attends, "server": found.server, "since": found.since},
-        lambda: click.echo(f"The agent {does} {found.server} since {output.moment(found.since)}."),
+        lambda: click.echo(text),
     )

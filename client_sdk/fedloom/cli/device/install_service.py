@@ -44,7 +44,7 @@ _name_option = click.option(
     default="fedloom",
     show_default=True,
     callback=_check_name,
-    help="User to run as; created without a login if absent.",
+    help="User to run as; created without a login if missing.",
 )
 @click.option(
     "--config",
@@ -53,7 +53,7 @@ _name_option = click.option(
     metavar="FILE",
     help="The device's client.toml. Default: /var/lib/NAME/client.toml.",
 )
-@click.option("--gpu", is_flag=True, help="Allow access to devices, as a GPU needs.")
+@click.option("--gpu", is_flag=True, help="Allow access to GPUs and other devices.")
 @click.option("--dry-run", is_flag=True, help="Print what would be done; change nothing.")
 @json_option
 def install(  # noqa: PLR0917 - click passes them by name
@@ -61,8 +61,8 @@ def install(  # noqa: PLR0917 - click passes them by name
 ) -> None:
     """Install this device's agent as a sandboxed systemd service with its own user.
 
-    Enrol first, into the folder of the service. It starts now and at every boot, and restarts
-    after a failure unless its settings are wrong or the server refuses it for good.
+    Enrol first, into the folder of the service. The service starts now and at every boot. It
+    restarts after a failure, unless its settings are wrong or the server refuses it permanently.
 
     \b
     Example:
@@ -77,9 +77,7 @@ def install(  # noqa: PLR0917 - click passes them by name
     unit, paths = _unit(_absolute(code), path, user, gpu=gpu)
     text = unit.text()
     steps = [
-        f"create the user {user}, who cannot log in"
-        if not _exists(user)
-        else f"use the user {user}",
+        f"create the user {user}, without a login" if not _exists(user) else f"use the user {user}",
         *(f"give {path} to {user}" for path in paths),
         f"write {target}",
         f"start it now and at every boot: systemctl enable --now {name}",
@@ -114,7 +112,7 @@ def uninstall(name: str, dry_run: bool) -> None:
     if not dry_run:
         _check_possible(f"remove {target}")
         if not target.exists():
-            raise click.UsageError(f"Expected a service in {target}, got none: see --name.")
+            raise click.UsageError(f"There is no service {target}. Name another with --name.")
         _system("systemctl", "disable", "--now", name)
         target.unlink()
         _system("systemctl", "daemon-reload")
@@ -125,25 +123,25 @@ def uninstall(name: str, dry_run: bool) -> None:
 
 
 def _check_possible(what: str) -> None:
-    """Say at once why it cannot be done here.
+    """Check that this is Linux with systemd, and the user is root.
 
     Raises:
-        UsageError: this is not Linux with systemd, or not root.
+        UsageError: otherwise.
     """
     if not RUNNING.is_dir():
         raise click.UsageError(
-            f"Expected a system that systemd runs, to {what}, got none (there is no {RUNNING}). "
-            "In a container let its engine restart `fedloom client run`; --dry-run prints the unit."
+            f"Cannot {what}: systemd does not run here (there is no {RUNNING}). In a container, "
+            "let its engine restart `fedloom client run`. --dry-run prints the unit."
         )
     if os.geteuid() != 0:
         raise click.UsageError(
-            f"Expected root, to {what}, got user {os.geteuid()}: put sudo before it, with the "
-            "whole path of fedloom if it is not found; --dry-run needs no root."
+            f"Cannot {what}: this needs root, but the user is {os.geteuid()}. Run it with sudo; "
+            "give the full path of fedloom if sudo does not find it. --dry-run needs no root."
         )
 
 
 def _absolute(code: str) -> str:
-    """The code by its whole path, so that it is found wherever it runs."""
+    """The code with an absolute path, so that it does not depend on the working directory."""
     where, _, name = code.rpartition(":")
     if not where or not name:
         raise click.UsageError(f"Expected FILE.py:NAME or MODULE:NAME, got {code!r}.")
@@ -151,12 +149,12 @@ def _absolute(code: str) -> str:
         return code
     path = Path(where).resolve()
     if not path.is_file():
-        raise click.UsageError(f"Expected code in {path}, got no such file.")
+        raise click.UsageError(f"There is no file {path}.")
     return f"{path}:{name}"
 
 
 def _unit(code: str, config: Path, user: str, *, gpu: bool) -> tuple[Any, list[Path]]:
-    """The unit for a device, and the files that become the user's."""
+    """The unit for a device, and the files that the user must own."""
     from fedloom.cli.device.systemd_unit import Unit  # noqa: PLC0415
     from fedloom.client.config import load  # noqa: PLC0415 - it imports grpc
 
@@ -167,7 +165,7 @@ def _unit(code: str, config: Path, user: str, *, gpu: bool) -> tuple[Any, list[P
     file = Path(code.rpartition(":")[0])
     executable = Path(sys.executable)
     homes = (Path("/home"), Path("/root"), Path("/run/user"))
-    temporaries = (Path("/tmp"), Path("/var/tmp"))  # noqa: S108 - where nothing is written
+    temporaries = (Path("/tmp"), Path("/var/tmp"))  # noqa: S108 - compared, not written
     touched = (config, state, executable, executable.resolve(), *([file] if file.is_file() else []))
     unit = Unit(
         command=(str(executable), "-m", "fedloom.cli.main", "client", "run", code,
@@ -188,12 +186,12 @@ def _unit(code: str, config: Path, user: str, *, gpu: bool) -> tuple[Any, list[P
 
 
 def _version() -> int:
-    """Of systemd; an old one where nobody says."""
+    """The version of systemd; 0 if unknown."""
     systemctl = shutil.which("systemctl")
     if systemctl is None:
         return 0
-    said = subprocess.run([systemctl, "--version"], capture_output=True, text=True, check=False)  # noqa: S603
-    found = re.match(r"systemd (\d+)", said.stdout)
+    done = subprocess.run([systemctl, "--version"], capture_output=True, text=True, check=False)  # noqa: S603
+    found = re.match(r"systemd (\d+)", done.stdout)
     return int(found[1]) if found else 0
 
 
@@ -217,30 +215,33 @@ def _install(user: str, paths: list[Path], target: Path, text: str) -> None:
 
 
 def _system(*command: str) -> None:
-    """Run a command of the system.
+    """Run a system command.
 
     Raises:
-        UnavailableError: it failed, with what it said.
+        UnavailableError: it failed; with its output.
     """
     from fedloom.protocol.errors import UnavailableError  # noqa: PLC0415 - it imports grpc
 
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
     if done.returncode:
-        said = (done.stderr or done.stdout).strip() or f"exit code {done.returncode}"
-        raise UnavailableError(f"`{' '.join(command)}` failed: {said}")
+        printed = (done.stderr or done.stdout).strip() or f"exit code {done.returncode}"
+        raise UnavailableError(f"`{' '.join(command)}` failed: {printed}")
+
+
+def _numbered(title: str, steps: list[str]) -> str:
+    return "\n".join((title, *(f"  {n}. {step}" for n, step in enumerate(steps, 1))))
 
 
 def _show_plan(steps: list[str], text: str) -> None:
-    click.echo("Would, as root:\n" + "\n".join(f"  {n}. {s}" for n, s in enumerate(steps, 1)))
-    click.echo("\nThe unit:\n\n" + text, nl=False)
+    click.echo(f"{_numbered('Would, as root:', steps)}\n\nThe unit:\n\n{text}", nl=False)
 
 
 def _show_done(name: str, steps: list[str]) -> None:
-    click.echo("Done:\n" + "\n".join(f"  {n}. {s}" for n, s in enumerate(steps, 1)))
+    named = "" if name == "fedloom-client" else f" --name {name}"
     click.echo(
-        f"\nIts log:    journalctl -u {name} -f\n"
-        f"Its state:  systemctl status {name}\n"
-        f"Its change: systemctl edit {name}\n"
-        "Back:       fedloom client uninstall-service" + ("" if name == "fedloom-client" else
-                                                        f" --name {name}")
-    )  # fmt: skip
+        f"{_numbered('Done:', steps)}\n\n"
+        f"Log:     journalctl -u {name} -f\n"
+        f"Status:  systemctl status {name}\n"
+        f"Edit:    systemctl edit {name}\n"
+        f"Remove:  fedloom client uninstall-service{named}"
+    )

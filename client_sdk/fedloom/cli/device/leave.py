@@ -18,9 +18,8 @@ from fedloom.cli.common.output import emit, wants_json
 def leave(config: Path, yes: bool, keep_log: bool) -> None:
     """Leave the federation and delete its files on this device.
 
-    The server is notified and revokes this device's certificate; if it cannot be reached, the
-    device is wiped all the same. Updates that were sent stay part of the models. Refuses while the
-    agent runs: stop it first.
+    The server is notified and revokes this device's certificate. If it is unreachable, the files
+    are deleted anyway. Updates that were sent stay part of the models. Stop the agent first.
 
     \b
     Examples:
@@ -37,15 +36,15 @@ def leave(config: Path, yes: bool, keep_log: bool) -> None:
         return
     settings = load(config)
     if not yes:
-        with _no_agent(settings.state_dir, LOCK):  # before the question
+        with _no_agent(settings.state_dir, LOCK):  # before the prompt
             pass
         _confirm(settings.server, settings.state_dir, keep_log)
     with _no_agent(settings.state_dir):
         notice = asyncio.run(departure.notify_server(settings))
         rest = departure.wipe(settings.state_dir, keep_log=keep_log)
         if keep_log:
-            told = "which was notified" if notice.told else "which could not be notified"
-            Journal(settings.state_dir).note("left", f"Left {settings.server}, {told}.")
+            how = "which was notified" if notice.told else "which could not be notified"
+            Journal(settings.state_dir).note("left", f"Left {settings.server}, {how}.")
     aside = departure.put_aside(config)
     document = {
         "left": True,
@@ -58,14 +57,14 @@ def leave(config: Path, yes: bool, keep_log: bool) -> None:
 
 
 def _no_agent(state_dir: Path, unless_missing: str = "") -> AbstractContextManager[None]:
-    """Lock out the agent meanwhile: it would use and rewrite what is being wiped.
+    """Keep an agent from starting: it would use and rewrite files that are being deleted.
 
     Args:
-        state_dir: of the client; absent where an earlier, interrupted leave has wiped it.
-        unless_missing: a file without which no agent has ever run, so that it is not created.
+        state_dir: of the client; missing if an interrupted leave has already deleted it.
+        unless_missing: a file that every agent creates; without it, nothing is locked.
 
     Raises:
-        UsageError: it runs.
+        UsageError: an agent runs.
     """
     from fedloom.client.state.process_lock import only_agent  # noqa: PLC0415 - help needs none of it
 
@@ -73,22 +72,20 @@ def _no_agent(state_dir: Path, unless_missing: str = "") -> AbstractContextManag
         return nullcontext()
     return only_agent(
         state_dir,
-        "stop it first (Ctrl-C in its terminal, systemctl stop fedloom-client where a service runs "
-        "it, or kill with that number), then leave again. Nothing was changed.",
+        "stop it first (Ctrl-C in its terminal, systemctl stop fedloom-client for a service, or "
+        "kill with that pid), then leave again. Nothing was changed.",
     )
 
 
 def _confirm(server: str, state_dir: Path, keep_log: bool) -> None:
-    """State what will happen, and ask."""
-    kept = "" if keep_log else ", and the journal"
-    words = (
-        f"This device leaves the federation at {server} for good: its key, its certificate, "
-        f"received models and unsent updates in {state_dir}{kept} are removed. "
-        "To come back it needs a new token."
-    )
+    """Print the consequence and ask for confirmation."""
     if wants_json():
-        raise click.UsageError("--json needs --yes: it cannot ask.")
-    click.echo(words)
+        raise click.UsageError("--json needs --yes, because it cannot ask.")
+    journal = "" if keep_log else ", and the journal"
+    click.echo(
+        f"This device leaves the federation at {server}. Its key, its certificate, received models "
+        f"and unsent updates in {state_dir}{journal} are deleted. To return it needs a new token."
+    )
     click.confirm("Leave?", abort=True)
 
 
@@ -98,10 +95,10 @@ def _show(document: dict[str, object], server: str) -> None:
     else:
         click.echo(
             f"Left {server}, which could not be notified ({document['why_not']}). Its files on "
-            "this device are deleted; its certificate expires by itself. To have it revoked now, "
-            "ask the operator."
+            "this device are deleted. Its certificate stays valid until it expires; ask the "
+            "operator to revoke it."
         )
     click.echo(f"Its settings are kept in {document['settings']}.")
     rest = document["not_ours"]
     if isinstance(rest, list) and rest:
-        click.echo(f"Not deleted, as fedloom did not create it: {', '.join(rest)}.")
+        click.echo(f"Not deleted, because fedloom did not create it: {', '.join(rest)}.")

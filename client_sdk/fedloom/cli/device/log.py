@@ -1,4 +1,4 @@
-"""`fedloom client log`: what left this device, when and to whom, for its owner."""
+"""`fedloom client log`: shows the device's owner what was sent, when and to whom."""
 
 import json
 import shutil
@@ -31,7 +31,7 @@ COLOURS = {
 }
 MAX_TEXT = 10_000
 _MARGIN = 22
-"""Columns before an entry's sentence: the time and the event."""
+"""Width of the time and the event before an entry's text."""
 
 
 @click.command()
@@ -67,7 +67,7 @@ def log(config: Path, last: int, follow: bool) -> None:
 
 
 class _Lines:
-    """Prints entries one after the other, days as headings."""
+    """Prints entries under a heading per day."""
 
     def __init__(self) -> None:
         self._day = ""
@@ -85,7 +85,7 @@ class _Lines:
 
 
 def line(entry: "Entry", at: str) -> str:
-    """An entry as text: the time, the event, and the sentence, wrapped."""
+    """An entry as wrapped lines: the time, the event and its text."""
     event = printable(str(entry["event"]), 9)
     width = max(40, min(shutil.get_terminal_size().columns, 110) - _MARGIN)
     words = printable(str(entry["text"]), MAX_TEXT)

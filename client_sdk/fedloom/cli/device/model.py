@@ -1,4 +1,4 @@
-"""`fedloom client model`: the promoted model on a device, and files of it for other programs."""
+"""`fedloom client model`: gets and exports the promoted model on a device."""
 
 from pathlib import Path
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from fedloom.cli.common import output
-from fedloom.cli.common.options import config_option, json_option
+from fedloom.cli.common.options import FILE, config_option, json_option, out_option
 
 FORMATS = ("safetensors", "torchscript", "torch-export", "onnx")
 
@@ -14,25 +14,20 @@ FORMATS = ("safetensors", "torchscript", "torch-export", "onnx")
 @click.command()
 @click.argument("code", metavar="[FILE.py:NAME|MODULE:NAME]", required=False)
 @config_option
-@click.option("--run", default="", help="A run's id or name, instead of the latest of any.")
+@click.option("--run", default="", help="Id or name of a run. Default: the latest promoted model.")
 @click.option(
     "--offline", is_flag=True, help="Use the downloaded model; do not contact the server."
 )
 @click.option(
     "--file",
     "own",
-    type=click.Path(path_type=Path, dir_okay=False, exists=True),
-    help="A safetensors file of your own, instead of the promoted model.",
+    type=FILE,
+    help="Use this safetensors file instead of the promoted model.",
 )
-@click.option("--export", "kind", type=click.Choice(FORMATS), help="Write it in this format.")
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="Where to; replaced if it exists.",
-)
+@click.option("--export", "kind", type=click.Choice(FORMATS), help="Export it in this format.")
+@out_option("File for --export; replaced if it exists.")
 @json_option
-def model(  # noqa: PLR0917 - click passes what there is
+def model(  # noqa: PLR0917 - click passes them by name
     code: str | None,
     config: Path,
     run: str,
@@ -43,9 +38,9 @@ def model(  # noqa: PLR0917 - click passes what there is
 ) -> None:
     """Get the model that the operator promoted; export it.
 
-    It is downloaded once, checked against the server's signature and its digest, and works
-    offline from then on. All formats but safetensors need the code of a client or a torch module;
-    what is written is read back and must answer as the module does.
+    The model is downloaded once and checked against the server's signature and its digest; then it
+    can be used offline. All formats except safetensors need the code of a client or a torch module.
+    An exported file is loaded again and must give the same outputs as the module.
 
     \b
     Examples:
@@ -57,7 +52,7 @@ def model(  # noqa: PLR0917 - click passes what there is
     from fedloom.protocol.errors import UsageError  # noqa: PLC0415
 
     if (kind is None) != (out is None):
-        raise UsageError("Expected --export and --out together, got one of them.")
+        raise UsageError("Expected --export and --out together, got only one.")
     found = Model(path=own) if own else Model.latest(config, run=run, offline=offline)
     if kind is not None and out is not None:
         found.export(out, kind, _target(code))
@@ -67,12 +62,12 @@ def model(  # noqa: PLR0917 - click passes what there is
 def _target(code: str | None) -> Any:
     if code is None:
         return None
-    from fedloom.cli.common.load_code import find  # noqa: PLC0415 - it imports people's code
+    from fedloom.cli.common.load_code import find  # noqa: PLC0415 - it imports numpy
     from fedloom.client import Client  # noqa: PLC0415
 
-    made = find(code)
-    is_module = hasattr(made, "state_dict") and not isinstance(made, type)
-    return made if isinstance(made, Client) or is_module else made()
+    found = find(code)
+    is_module = hasattr(found, "state_dict") and not isinstance(found, type)
+    return found if isinstance(found, Client) or is_module else found()
 
 
 def _document(found: Any, kind: str | None, out: Path | None) -> dict[str, Any]:
@@ -95,6 +90,6 @@ def _show(found: Any, kind: str | None, out: Path | None) -> None:
         click.echo(f"  SHA-256  {found.digest}")
     click.echo(f"  file     {found.path} ({output.size(found.path.stat().st_size)})")
     if found.run and not found.fresh:
-        click.echo("  The server was not asked: there may be a newer one.")
+        click.echo("  The server was not contacted; there may be a newer model.")
     if out is not None:
         click.echo(f"  written  {out} ({output.size(out.stat().st_size)}, {kind})")

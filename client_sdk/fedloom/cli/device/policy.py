@@ -5,14 +5,14 @@ from pathlib import Path
 
 import click
 
-from fedloom.cli.common.lazy import OrderedGroup
+from fedloom.cli.common.lazy import LazyGroup
 from fedloom.cli.common.options import config_option, json_option
 from fedloom.cli.common.output import emit
 
 
-@click.group(cls=OrderedGroup)
+@click.group(cls=LazyGroup)
 def policy() -> None:
-    """Check the policy of this device's owner: which runs it joins, and what may leave it.
+    """Check the policy of this device's owner: which runs it joins, and which data it may send.
 
     The policy is the file policy.toml beside client.toml; its comments explain each setting.
     """
@@ -22,7 +22,7 @@ def policy() -> None:
 @config_option
 @json_option
 def check(config: Path) -> None:
-    """Check policy.toml and explain it in words.
+    """Check policy.toml and explain it in plain language.
 
     \b
     Example:

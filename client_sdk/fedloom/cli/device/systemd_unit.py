@@ -1,11 +1,11 @@
 """The text of an agent's hardened systemd unit.
 
-Sources: systemd.exec(5), systemd.service(5); `systemd-analyze security` measures it.
+Sources: systemd.exec(5), systemd.service(5); `systemd-analyze security` rates the unit.
 
-What it allows, and why: AF_NETLINK, by which name resolution learns of addresses; `@resources`,
-by which the training lowers its priority; the whole of /proc but other users' processes, where
-probes read the load; writable and executable memory where torch is installed, whose convolutions
-are compiled when they run (`could not create a primitive` without it).
+The sandbox allows AF_NETLINK, for name resolution; `@resources`, to lower the priority of training;
+/proc without other users' processes, to read the load; and, if torch is installed, writable and
+executable memory, because torch compiles convolutions at run time (without it:
+`could not create a primitive`).
 """
 
 import re
@@ -14,26 +14,26 @@ from dataclasses import dataclass
 from pathlib import Path
 
 STOP_S = 15
-"""Beyond the agent's own stop, before systemd kills it."""
+"""Seconds after the agent's own stop before systemd kills it."""
 BACKOFF_FROM = 254
-"""The systemd that knows RestartSteps."""
+"""First version of systemd with RestartSteps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
-    """What a unit depends on.
+    """A systemd unit.
 
     Attributes:
-        command: that runs the agent, absolute.
-        user: to run as; of its own.
-        state_directory: its folder in /var/lib, which systemd makes and gives to the user.
-        writable: folders elsewhere that it writes to.
-        working: where it runs.
-        stop_s: what the agent takes to stop at most, seconds.
+        command: that runs the agent, with an absolute path.
+        user: to run as.
+        state_directory: its folder in /var/lib, which systemd creates for the user.
+        writable: other folders that it writes to.
+        working: the working directory.
+        stop_s: maximum time that the agent takes to stop, seconds.
         compiles: memory must be writable and executable, as for torch.
-        gpu: devices must be seen.
-        home: code or settings are in somebody's home.
-        temporary: they are in /tmp or /var/tmp.
+        gpu: devices must be accessible.
+        home: code or settings are in a home directory.
+        temporary: code or settings are in /tmp or /var/tmp.
         systemd: version.
     """
 
@@ -52,7 +52,7 @@ class Unit:
     def text(self) -> str:
         """The unit."""
         head = [
-            "# Made by `fedloom client install-service`, which overwrites it when it runs again.",
+            "# Written by `fedloom client install-service`, which overwrites it at the next run.",
             "# Put changes into an override: systemctl edit UNIT",
         ]
         install = ["", "[Install]", "WantedBy=multi-user.target", ""]
@@ -64,7 +64,7 @@ class Unit:
             "Description=fedloom client",
             "Wants=network-online.target",
             "After=network-online.target time-sync.target",
-            "# It may be restarted for ever: hours without a server are normal.",
+            "# No limit on restarts: hours without a server are normal.",
             "StartLimitIntervalSec=0",
         ]
 
@@ -83,9 +83,9 @@ class Unit:
             f"ExecStart={' '.join(map(_word, self.command))}",
             "Restart=always",
             *(["RestartSec=5s", *backoff] if self.systemd >= BACKOFF_FROM else ["RestartSec=30s"]),
-            "# 2: its settings are wrong; 3: the server refuses it for good. Neither mends itself.",
+            "# 2: invalid settings; 3: the server refuses the device. A restart fixes neither.",
             "RestartPreventExitStatus=2 3",
-            "# The agent ends its step and saves first.",
+            "# The agent finishes its training step and saves a checkpoint.",
             f"TimeoutStopSec={round(self.stop_s) + STOP_S}s",
             "KillMode=mixed",
             "Nice=10",
@@ -101,18 +101,18 @@ class Unit:
 
     def _sandbox(self) -> list[str]:
         devices = (
-            ["# Devices are seen: --gpu."]
+            ["# Devices are accessible: --gpu."]
             if self.gpu
             else ["PrivateDevices=yes", "DevicePolicy=closed"]
         )
         memory = (
-            "# Not MemoryDenyWriteExecute: torch compiles when it runs."
+            "# No MemoryDenyWriteExecute: torch compiles code at run time."
             if self.compiles
             else "MemoryDenyWriteExecute=yes"
         )
         return [
             "",
-            "# The sandbox: it reads the system, writes its own folder, and speaks to the network.",
+            "# Sandbox: read access to the system, write access to its folder, network access.",
             "NoNewPrivileges=yes",
             "CapabilityBoundingSet=",
             "AmbientCapabilities=",
@@ -144,12 +144,12 @@ class Unit:
 
 
 def _literal(value: object) -> str:
-    """As it is, whatever systemd reads into percent signs."""
+    """A value with percent signs escaped, which begin systemd's specifiers."""
     return str(value).replace("%", "%%")
 
 
 def _word(value: object) -> str:
-    """One word of a line, in the quotes that systemd.syntax(7) knows where it needs them."""
+    """One word of a line, quoted if necessary (systemd.syntax(7))."""
     text = _literal(value).replace("$", "$$")
     if re.fullmatch(r"[\w@%+=:,./$-]+", text):
         return text

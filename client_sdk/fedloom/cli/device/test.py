@@ -8,21 +8,21 @@ from typing import Any
 import click
 
 from fedloom.cli.common import output
-from fedloom.cli.common.options import json_option
+from fedloom.cli.common.options import FILE, json_option
 
 
 @click.command("test")
 @click.argument("code", metavar="FILE.py:NAME|MODULE:NAME")
 @click.option(
     "--model",
-    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    type=FILE,
     metavar="FILE",
     help="Initial model. Default: the client's `initial`.",
 )
 @click.option(
     "--run",
     "tables",
-    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    type=FILE,
     metavar="RUN.toml",
     help="Settings as for `fedloom run submit`. Default: FedAvg, one epoch.",
 )
@@ -40,14 +40,14 @@ def test(  # noqa: PLR0917 - click passes them by name
 ) -> None:
     """Check a client locally, without a server, and run a few rounds with it alone.
 
-    Each fault is one sentence that says what to do. Exits with 1 if there is a fault.
+    Prints each fault with its remedy. Exits with 1 if there is a fault.
 
     \b
     Examples:
       fedloom client test my_client.py:client
       fedloom client test my_client.py:client --run run.toml --model init.safetensors
     """
-    from fedloom.cli.common.load_code import load_client  # noqa: PLC0415 - it imports people's code
+    from fedloom.cli.common.load_code import load_client  # noqa: PLC0415 - it imports numpy
     from fedloom.client.testing import Run, check  # noqa: PLC0415
     from fedloom.protocol.settings import toml, within  # noqa: PLC0415
 
@@ -79,7 +79,7 @@ def _play(client: Any, model: Path | None, run: Any, number: int) -> dict[str, A
 
     begun = time.monotonic()
     played = rounds(client, model, num_rounds=number, run=run)
-    told = [
+    results = [
         {
             "number": r.number,
             "training": dict(r.training),
@@ -88,7 +88,7 @@ def _play(client: Any, model: Path | None, run: Any, number: int) -> dict[str, A
         }
         for r in played.rounds
     ]
-    return {"rounds": told, "seconds": time.monotonic() - begun}
+    return {"rounds": results, "seconds": time.monotonic() - begun}
 
 
 def _show(found: Any, played: dict[str, Any] | None) -> None:
@@ -104,10 +104,10 @@ def _show(found: Any, played: dict[str, Any] | None) -> None:
         return
     for row in played["rounds"]:
         parts = [
-            f"{what} {' '.join(f'{name} {value:.4g}' for name, value in row[what].items())}"
+            f"{what} {' '.join(f'{n} {output.four_digits(v)}' for n, v in row[what].items())}"
             for what in ("training", "evaluation")
             if row[what]
         ]
         click.echo(f"  round {row['number']}: " + " · ".join(parts))
-    size = output.size(played["rounds"][-1]["update_bytes"])
-    click.echo(f"{len(played['rounds'])} rounds in {played['seconds']:.1f} s, {size} an update.")
+    size, duration = played["rounds"][-1]["update_bytes"], output.duration(played["seconds"])
+    click.echo(f"{len(played['rounds'])} rounds in {duration}, {output.size(size)} per update.")

@@ -6,14 +6,20 @@ from typing import Any
 import click
 
 from fedloom.cli.common import output
-from fedloom.cli.common.lazy import OrderedGroup
-from fedloom.cli.common.options import Duration, directory_option, json_option, scope_option
+from fedloom.cli.common.lazy import LazyGroup
+from fedloom.cli.common.options import (
+    Duration,
+    directory_option,
+    json_option,
+    out_option,
+    scope_option,
+)
 from fedloom.cli.connection.api_client import Control
 from fedloom.cli.operator.confirm import confirm, yes_option
 from fedloom.protocol.trust.private_files import write_private
 
 
-@click.group("api-token", cls=OrderedGroup)
+@click.group("api-token", cls=LazyGroup)
 def api_token() -> None:
     """Manage API tokens for programs and for operators on other machines.
 
@@ -24,21 +30,9 @@ def api_token() -> None:
 @api_token.command()
 @click.argument("name")
 @scope_option(required=True, least="metrics")
-@click.option(
-    "--ttl",
-    "ttl_s",
-    type=Duration(),
-    default="90d",
-    show_default=True,
-    help="Lifetime.",
-)
+@click.option("--ttl", "ttl_s", type=Duration(), default="90d", show_default=True, help="Lifetime.")
 @click.option("--forever", is_flag=True, help="No expiry; valid until revoked.")
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="Write it to a file, mode 0600, instead of printing it.",
-)
+@out_option("Write it to a file, mode 0600, instead of printing it.")
 @directory_option
 @json_option
 def create(
@@ -96,13 +90,11 @@ def list_api_tokens(directory: Path) -> None:
         )
         for t in found["api_tokens"]
     )
-    output.emit(
+    output.emit_table(
         found,
-        lambda: output.print_table(
-            ("ID", "NAME", "SCOPE", "STATUS", "EXPIRES", "LAST USED", "MADE BY"),
-            rows,
-            "No API tokens yet: make one with `fedloom api-token create NAME --scope viewer`.",
-        ),
+        ("ID", "NAME", "SCOPE", "STATUS", "EXPIRES", "LAST USED", "CREATED BY"),
+        rows,
+        "No API tokens yet. Create one with `fedloom api-token create NAME --scope viewer`.",
     )
 
 
@@ -112,12 +104,12 @@ def list_api_tokens(directory: Path) -> None:
 @directory_option
 @json_option
 def revoke(token_id: str, directory: Path) -> None:
-    """Revoke an API token at once.
+    """Revoke an API token.
 
     \b
     Example:
       fedloom api-token revoke 0f3a9c21
     """
-    confirm(f"The API token {token_id} stops working for good.")
+    confirm(f"The API token {token_id} is revoked permanently.")
     revoked = Control(directory).post("api-tokens", token_id, "revoke")
     output.emit(revoked, lambda: click.echo(f"{token_id} of {revoked['name']} is revoked."))

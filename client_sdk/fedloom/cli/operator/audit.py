@@ -8,13 +8,13 @@ from typing import Any
 import click
 
 from fedloom.cli.common import output
-from fedloom.cli.common.lazy import OrderedGroup, load
+from fedloom.cli.common.lazy import LazyGroup, load
 from fedloom.cli.common.options import directory_option, json_option, state_option
 from fedloom.cli.connection.api_client import Control
 from fedloom.protocol.errors import IntegrityError, UsageError
 
 
-@click.group(cls=OrderedGroup)
+@click.group(cls=LazyGroup)
 def audit() -> None:
     """List who did what and when, and verify that the trail is unchanged."""
 
@@ -28,7 +28,7 @@ def audit() -> None:
 @click.option("--since", type=click.DateTime(), help="Not before this local time.")
 @click.option("--until", type=click.DateTime(), help="Not after this local time.")
 @click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True)
-@click.option("--before", type=click.IntRange(1), help="Entries of lower ids: the next page.")
+@click.option("--before", type=click.IntRange(1), help="Only lower ids, for the next page.")
 @directory_option
 @json_option
 def list_entries(directory: Path, **wanted: Any) -> None:
@@ -56,21 +56,17 @@ def list_entries(directory: Path, **wanted: Any) -> None:
         )
         for e in found["entries"]
     )
-    output.emit(
-        found,
-        lambda: output.print_table(
-            (">ID", "AT", "WHO", "ACTION", "SUBJECT", "~DETAIL"), rows, "No such entries."
-        ),
-    )
+    columns = (">ID", "AT", "WHO", "ACTION", "SUBJECT", "~DETAIL")
+    output.emit_table(found, columns, rows, "No entry matches.")
 
 
 @audit.command()
 @directory_option
 @json_option
 def head(directory: Path) -> None:
-    """Print the newest entry as ID:HASH. Keep it where the server's machine cannot change it.
+    """Print the newest entry as ID:HASH. Store it where the server's machine cannot change it.
 
-    `fedloom audit verify --anchor` then shows whether anything before it was changed or cut off.
+    `fedloom audit verify --anchor` then detects changes and removals up to this entry.
 
     \b
     Example:
@@ -86,16 +82,16 @@ def head(directory: Path) -> None:
     "anchors",
     multiple=True,
     metavar="ID:HASH|@FILE",
-    help="A head that was kept elsewhere, or a file with one per line; repeatable.",
+    help="A head that was stored elsewhere, or a file with one per line; repeatable.",
 )
 @state_option
 @json_option
 def verify(anchors: tuple[str, ...], directory: Path) -> None:
-    """Verify the whole trail from the ledger's file; the server need not run.
+    """Verify the whole trail from the ledger's file, without a running server.
 
-    Exit code 4 and the first wrong entry if anything was changed, removed, added or swapped.
-    Entries cut off the end are detected only by a kept head: the server keeps one beside the
-    ledger, and --anchor names others.
+    If an entry was changed, removed, added or moved, prints the first wrong entry and exits with 4.
+    Only a stored head can detect that entries at the end were removed. The server stores one beside
+    the ledger; --anchor names others.
 
     \b
     Examples:
@@ -106,16 +102,16 @@ def verify(anchors: tuple[str, ...], directory: Path) -> None:
     broken = found.broken
     document = {"intact": broken is None, **asdict(found)}
     if broken is not None and not output.wants_json():
-        before = f" Entries 1 to {broken.id - 1} are as they were written." * (broken.id > 1)
+        before = f" Entries 1 to {broken.id - 1} are intact." * (broken.id > 1)
         raise IntegrityError(
             f"The audit trail breaks at entry {broken.id}: {broken.problem}.{before}"
         )
     output.emit(
         document,
         lambda: click.echo(
-            f"{found.entries} entries, all as they were written.\n"
+            f"{found.entries} entries, all intact.\n"
             f"Head: {found.head.id}:{found.head.hash}\n"
-            f"Heads that were kept, and found again: {len(found.anchors)}."
+            f"Stored heads that match: {len(found.anchors)}."
         ),
     )
     if broken is not None:
@@ -131,6 +127,6 @@ def _read(anchors: tuple[str, ...]) -> list[str]:
         try:
             lines = Path(anchor[1:]).read_text().splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"Expected heads in {anchor[1:]}, got {error}.") from None
+            raise UsageError(f"Cannot read the heads in {anchor[1:]}: {error}.") from None
         texts += [line for line in lines if line.strip()]
     return texts

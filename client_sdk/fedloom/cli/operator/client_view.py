@@ -8,7 +8,7 @@ from fedloom.cli.common import output
 
 
 def listing(found: dict[str, Any], empty: str) -> Any:
-    """A table of clients, or `empty` where there are none."""
+    """A table of clients, or `empty` without any."""
     rows = (
         (
             c["name"],
@@ -42,9 +42,9 @@ def show_detail(found: dict[str, Any], parts: list[dict[str, Any]]) -> None:
             p["phase"],
             p["shape"],
             took(p),
-            output.size(p["bytes_up"]) if p["bytes_up"] is not None else "-",
-            str(p["num_examples"] if p["num_examples"] is not None else "-"),
-            f"{p['norm']:.4g}" if p["norm"] is not None else "-",
+            output.or_dash(p["bytes_up"], output.size),
+            output.or_dash(p["num_examples"]),
+            output.or_dash(p["norm"], output.four_digits),
             output.escape(p["reason"]),
         )
         for p in parts
@@ -57,7 +57,7 @@ def show_detail(found: dict[str, Any], parts: list[dict[str, Any]]) -> None:
 
 
 def took(part: dict[str, Any]) -> str:
-    """Time from the offer to its end, or `-` before that."""
+    """Time from the offer to the end of the task, or `-` before that."""
     ended = part["accepted_at"] or part["ended_at"]
     if part["offered_at"] is None or ended is None:
         return "-"
@@ -76,12 +76,12 @@ def _facts(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("status", found["status"] + (f", {hold}" if hold else "")),
         ("presence", "online" if found["online"] else away),
         ("task", found["task"] or "none"),
-        ("version", found["version"] or "not said"),
+        ("version", found["version"] or "unknown"),
         ("labels", "  ".join(f"{k}={v}" for k, v in sorted(labels.items())) or "none"),
         ("note", found["note"] or "none"),
         ("certificate", f"ends {output.ahead(found['certificate_until'])}"),
         ("rounds", f"{found['counted']} of {found['asked']} counted{_failures(found)}"),
-        ("success", "not known yet" if rate is None else f"{rate:.0%}"),
+        ("success", "unknown yet" if rate is None else f"{rate:.0%}"),
     ]  # fmt: skip
     if found["staleness"]:
         facts.append(("staleness", f"{found['staleness']:.1f} models behind, mean"))
@@ -89,6 +89,11 @@ def _facts(found: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _failures(found: dict[str, Any]) -> str:
+    counts = failures(found)
+    return f" ({counts})" if counts else ""
+
+
+def failures(counts: dict[str, Any]) -> str:
+    """The outcomes other than a counted update, such as `2 failed, 1 lost`."""
     kinds = ("declined", "failed", "refused", "late", "lost")
-    told = [f"{found[kind]} {kind}" for kind in kinds if found[kind]]
-    return f" ({', '.join(told)})" if told else ""
+    return ", ".join(f"{counts[kind]} {kind}" for kind in kinds if counts.get(kind))

@@ -1,27 +1,31 @@
-"""Commands of `fedloom client` for the operator: list, show, hold, revoke, label and note."""
+"""Commands of `fedloom client` for operators: list, inspect, exclude, revoke and label clients."""
 
 from pathlib import Path
-from typing import Any
 
 import click
 
 from fedloom.cli.common import output
-from fedloom.cli.common.options import directory_option, json_option
+from fedloom.cli.common.options import F, directory_option, json_option
 from fedloom.cli.connection.api_client import Control
 from fedloom.cli.operator.client_view import listing, show_detail
-from fedloom.cli.operator.confirm import act, action_options, show_done
+from fedloom.cli.operator.confirm import act, action_options, reason_option, show_done
 from fedloom.cli.operator.watch import present, watch_option
 from fedloom.protocol.errors import UsageError
 
 STATES = ("online", "offline", "working", "idle", "quarantined", "drained", "revoked")
 
-_reason = click.option("--reason", default="", help="For the record.")
+
+def _client_action(function: F) -> F:
+    """The argument and the options of a command that acts on a client."""
+    for option in (json_option, directory_option, action_options, click.argument("name")):
+        function = option(function)
+    return function
 
 
 @click.command("list")
 @click.argument("text", required=False, default="")
-@click.option("--state", type=click.Choice(STATES), help="Only these.")
-@click.option("--label", metavar="NAME[=VALUE]", default="", help="Only those with this label.")
+@click.option("--state", type=click.Choice(STATES), help="Only clients in this state.")
+@click.option("--label", metavar="NAME[=VALUE]", default="", help="Only clients with this label.")
 @watch_option
 @directory_option
 @json_option
@@ -38,25 +42,14 @@ def list_clients(text: str, state: str | None, label: str, *, watch: bool, direc
     wanted = {"q": text, "label": label} | ({"state": state} if state else {})
     control, empty = Control(directory), "No client matches."
     if not (text or state or label):
-        empty = "No clients yet: invite one with `fedloom token create`."
+        empty = "No clients yet. Invite one with `fedloom token create`."
     present(
         control,
-        lambda: _all_clients(control, wanted),
+        lambda: control.get_all("clients", key="clients", page="after", **wanted),
         lambda found: listing(found, empty),
         ("clients", "round"),
         watching=watch,
     )
-
-
-def _all_clients(control: Any, wanted: dict[str, str]) -> dict[str, Any]:
-    """All clients, read page by page."""
-    found: dict[str, Any] = control.get("clients", limit=1000, **wanted)
-    more = found["more"]
-    while more is not None:
-        page = control.get("clients", limit=1000, after=more, **wanted)
-        found["clients"] += page["clients"]
-        more = page["more"]
-    return {**found, "more": None}
 
 
 @click.command()
@@ -77,16 +70,13 @@ def show(name: str, limit: int, directory: Path) -> None:
     output.emit({**found, "parts": parts}, lambda: show_detail(found, parts))
 
 
-def _hold(name: str, what: str, reason: str, directory: Path) -> None:
-    show_done(act(Control(directory), "clients", name, what, body={"reason": reason}))
+def _hold(name: str, action: str, reason: str, directory: Path) -> None:
+    show_done(act(Control(directory), "clients", name, action, body={"reason": reason}))
 
 
 @click.command()
-@click.argument("name")
-@_reason
-@action_options
-@directory_option
-@json_option
+@reason_option
+@_client_action
 def quarantine(name: str, reason: str, directory: Path) -> None:
     """Stop selecting a client and refuse its updates, until it is released.
 
@@ -98,11 +88,8 @@ def quarantine(name: str, reason: str, directory: Path) -> None:
 
 
 @click.command()
-@click.argument("name")
-@_reason
-@action_options
-@directory_option
-@json_option
+@reason_option
+@_client_action
 def drain(name: str, reason: str, directory: Path) -> None:
     """Let a client finish its task, then stop selecting it, until it is released.
 
@@ -114,10 +101,7 @@ def drain(name: str, reason: str, directory: Path) -> None:
 
 
 @click.command()
-@click.argument("name")
-@action_options
-@directory_option
-@json_option
+@_client_action
 def release(name: str, directory: Path) -> None:
     """Select a client again after quarantine or drain.
 
@@ -129,14 +113,11 @@ def release(name: str, directory: Path) -> None:
 
 
 @click.command()
-@click.argument("name")
-@action_options
-@directory_option
-@json_option
+@_client_action
 def revoke(name: str, directory: Path) -> None:
-    """Revoke a client and its certificates; its connection is cut at once.
+    """Revoke a client and its certificates, and close its connection.
 
-    To let it in again, give it a new token.
+    To admit it again, give it a new token.
 
     \b
     Example:
@@ -153,7 +134,7 @@ def revoke(name: str, directory: Path) -> None:
 def label(name: str, labels: tuple[str, ...], directory: Path) -> None:
     """Set or remove labels of a client: `site-` removes `site`.
 
-    Labels from the device's own settings are kept.
+    Labels from the device's client.toml are kept.
 
     \b
     Examples:

@@ -2,7 +2,7 @@
 
 A command that acts has `action_options` and passes its request to `act`. On a terminal it prints
 the server's description of the consequence (`?preview=true`) and asks; elsewhere it needs `--yes`.
-It does not ask about what changes nothing.
+It does not ask if the action changes nothing.
 """
 
 import sys
@@ -38,8 +38,11 @@ yes_option = click.option(
 )
 
 
+reason_option = click.option("--reason", default="", help="For the audit trail.")
+
+
 def action_options(function: F) -> F:
-    """`--yes` and `--preview`, for `act`."""
+    """The options `--yes` and `--preview`, which `act` reads."""
     function = yes_option(function)
     return click.option(
         "--preview",
@@ -51,7 +54,7 @@ def action_options(function: F) -> F:
 
 
 def act(control: Control, *path: str, body: Any = None) -> dict[str, Any]:
-    """Ask if necessary, then act.
+    """Ask for confirmation if necessary, then act.
 
     Args:
         control: the server.
@@ -59,11 +62,11 @@ def act(control: Control, *path: str, body: Any = None) -> dict[str, Any]:
         body: its arguments.
 
     Returns:
-        The server's answer, with `consequence` and `changed`.
+        The server's response, with `consequence` and `changed`.
 
     Raises:
         UsageError: there is no terminal, and `--yes` was not given.
-        ClickException: the answer was no.
+        ClickException: the operator did not confirm.
         FedloomError: the server refuses.
     """
     meta = click.get_current_context().meta
@@ -81,12 +84,12 @@ def confirm(consequence: str) -> None:
 
     Raises:
         UsageError: there is no terminal.
-        ClickException: the answer was no.
+        ClickException: the operator did not confirm.
     """
     if click.get_current_context().meta.get(YES):
         return
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise UsageError(f"Without a terminal this needs --yes. It would do: {consequence}")
+        raise UsageError(f"Without a terminal this needs --yes. Consequence: {consequence}")
     click.echo(consequence, err=True)
     if not click.confirm("Continue?", err=True):
         raise click.ClickException("Nothing was done.")
@@ -94,7 +97,7 @@ def confirm(consequence: str) -> None:
 
 
 def show_done(done: dict[str, Any], after: str = "") -> None:
-    """Print what an action did: its consequence, unless already shown, and the new state."""
+    """Print an action's consequence, unless already shown, and the new state."""
     meta = click.get_current_context().meta
     lines = [] if meta.get(ASKED) else [done["consequence"]]
     if not meta.get(PREVIEW):

@@ -11,13 +11,13 @@ from fedloom.cli.connection.api_client import Control
 
 @click.command()
 @scope_option(default="admin")
-@click.option("--open", "open_it", is_flag=True, help="Open it in the browser of this machine.")
+@click.option("--open", "open_it", is_flag=True, help="Open it in this machine's browser.")
 @directory_option
 @json_option
 def console(scope: str, open_it: bool, directory: Path) -> None:
     """Print a one-time login link for the console, valid for two minutes.
 
-    For users who may use the server's socket; others log in with name and password.
+    Only users with access to the server's socket can create one; others log in with a password.
 
     \b
     Examples:
@@ -30,7 +30,7 @@ def console(scope: str, open_it: bool, directory: Path) -> None:
     output.emit(
         made,
         lambda: click.echo(
-            f"{made['url']}\n\nIt logs you in once as {scope}, "
-            f"until {output.moment(made['expires_at'])}."
+            f"{made['url']}\n\nThe link logs you in once as {scope}. It expires at "
+            f"{output.moment(made['expires_at'])}."
         ),
     )

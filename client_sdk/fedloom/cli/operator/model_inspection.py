@@ -9,18 +9,17 @@ from fedloom.cli.common import output
 from fedloom.cli.common.options import directory_option, json_option
 from fedloom.cli.connection.api_client import Control
 from fedloom.cli.connection.default_run import digest_of
+from fedloom.cli.operator.models import round_option
 from fedloom.protocol.errors import UsageError
-
-_round = click.option("--round", "number", type=int, help="The model that this round committed.")
 
 
 @click.command()
 @click.argument("which", metavar="[RUN|DIGEST]", required=False)
-@_round
+@round_option
 @directory_option
 @json_option
 def lineage(which: str | None, number: int | None, directory: Path) -> None:
-    """Show where a model comes from: run, round, clients and evaluations.
+    """Show a model's run, round, contributing clients and evaluations.
 
     \b
     Example:
@@ -39,7 +38,7 @@ def _show_lineage(found: dict[str, Any]) -> None:
         click.echo()
         _show_origin(origin)
     if not found["origins"]:
-        click.echo("No run started from it or made it.")
+        click.echo("No run used or produced it.")
     for e in found["evaluations"]:
         examples = "" if e["num_examples"] is None else f" on {e['num_examples']:g} examples"
         click.echo(f"\nevaluated in round {e['round']} of {e['run']}{examples}: "
@@ -47,26 +46,26 @@ def _show_lineage(found: dict[str, Any]) -> None:
 
 
 def _show_origin(origin: dict[str, Any]) -> None:
-    made = f"made in round {origin['round']} of {origin['run']}"
+    made = f"committed by round {origin['round']} of {origin['run']}"
     if not origin["round"]:
         made = f"initial model of {origin['run']}"
     undone = ", undone by a rollback" if origin["undone_at"] else ""
     before = f", from {origin['model_in'][:12]}" if origin["model_in"] else ""
     click.echo(f"{made}, {output.moment(origin['created_at'])}{before}{undone}")
     if origin["privacy"]:
-        click.echo(f"privacy: epsilon {origin['privacy']['epsilon']:.4g} up to it")
+        click.echo(f"privacy: epsilon {origin['privacy']['epsilon']:.4g} up to this round")
     rows = [
         (output.escape(c["client"]), f"{c['weight']:g}", str(c["round"]),
-         "-" if c["staleness"] is None else str(c["staleness"]))
+         output.or_dash(c["staleness"]))
         for c in origin["contributors"]
     ]  # fmt: skip
     if rows:
-        output.print_table(("CLIENT", ">WEIGHT", ">ASKED IN", ">BEHIND"), rows, "")
+        output.print_table(("CLIENT", ">WEIGHT", ">SELECTED IN", ">STALENESS"), rows, "")
 
 
 @click.command("layers")
 @click.argument("which", metavar="[RUN|DIGEST]", required=False)
-@_round
+@round_option
 @directory_option
 @json_option
 def show_layers(which: str | None, number: int | None, directory: Path) -> None:
@@ -105,7 +104,7 @@ def diff(before: str, after: str, directory: Path) -> None:
 def _model(control: Control, text: str) -> str:
     run, colon, number = text.partition(":")
     if colon and not number.isdecimal():
-        raise UsageError(f"Expected a model as DIGEST, RUN or RUN:ROUND, got {text!r}.")
+        raise UsageError(f"Expected DIGEST, RUN or RUN:ROUND, got {text!r}.")
     return digest_of(control, run, int(number) if colon else None)
 
 
@@ -117,22 +116,18 @@ def _show_layers(found: dict[str, Any]) -> None:
     rows = [
         (
             output.escape(layer["name"]),
-            "×".join(map(str, layer["shape"])) or "one value",
+            "×".join(map(str, layer["shape"])) or "scalar",
             f"{layer['norm']:.6g}",
             f"{layer['max_abs']:.6g}",
-            _number(layer["difference"], "{:.6g}"),
-            _number(layer["relative"], "{:.3%}"),
+            output.or_dash(layer["difference"], "{:.6g}".format),
+            output.or_dash(layer["relative"], "{:.3%}".format),
         )
         for layer in found["layers"]
     ]
     columns = ("TENSOR", "SHAPE", ">NORM", ">LARGEST", ">DIFFERENCE", ">OF NORM")
     kept = len(columns) if compared else 4
     click.echo()
-    output.print_table(columns[:kept], [row[:kept] for row in rows], "It has no tensors.")
-
-
-def _number(value: float | None, form: str) -> str:
-    return "-" if value is None else form.format(value)
+    output.print_table(columns[:kept], [row[:kept] for row in rows], "The model has no tensors.")
 
 
 @click.command()
@@ -140,7 +135,7 @@ def _number(value: float | None, form: str) -> str:
 @directory_option
 @json_option
 def compare(models: tuple[str, ...], directory: Path) -> None:
-    """Compare models: where they come from, and their evaluations.
+    """Compare models by origin, promotion and evaluation.
 
     \b
     Example:
@@ -158,10 +153,10 @@ def _show_comparison(models: list[dict[str, Any]]) -> None:
     rows = []
     for m, values in zip(models, measured, strict=True):
         origin = (m["origins"] or [{"run": "-", "round": 0}])[-1]
-        told = [f"{values[name]:.4g}" if name in values else "-" for name in names]
+        numbers = [output.or_dash(values.get(name), output.four_digits) for name in names]
         promoted = output.moment(m["promoted_at"][0]) if m["promoted_at"] else "-"
         rows.append((m["digest"][:12], output.escape(origin["run"]), str(origin["round"]),
-                     promoted, *told))  # fmt: skip
+                     promoted, *numbers))  # fmt: skip
     columns = ("DIGEST", "RUN", ">ROUND", "PROMOTED", *(f">{name.upper()}" for name in names))
     output.print_table(columns, rows, "No models.")
 
@@ -171,7 +166,7 @@ def _show_comparison(models: list[dict[str, Any]]) -> None:
 @directory_option
 @json_option
 def promotions(run: str | None, directory: Path) -> None:
-    """List promotions, newest first; clients use the first.
+    """List promotions, newest first. Clients use the first one.
 
     \b
     Example:
@@ -183,11 +178,9 @@ def promotions(run: str | None, directory: Path) -> None:
          output.escape(p["note"]))
         for p in found["promotions"]
     )  # fmt: skip
-    output.emit(
+    output.emit_table(
         found,
-        lambda: output.print_table(
-            ("WHEN", "DIGEST", "RUN", ">ROUND", "~NOTE"),
-            rows,
-            "Nothing was promoted yet: see `fedloom model promote --help`.",
-        ),
+        ("WHEN", "DIGEST", "RUN", ">ROUND", "~NOTE"),
+        rows,
+        "No promotions yet. See `fedloom model promote --help`.",
     )

@@ -8,18 +8,16 @@ from typing import Any
 import click
 
 from fedloom.cli.common import output
-from fedloom.cli.common.options import json_option
+from fedloom.cli.common.options import FILE, json_option
 from fedloom.protocol.errors import IntegrityError, Refusal, UsageError
 from fedloom.protocol.trust.signing import KEY_BYTES, MODEL, Verifier, fingerprint
 
-_FILE = click.Path(path_type=Path, dir_okay=False, exists=True)
-
 
 @click.command()
-@click.argument("file", type=_FILE)
+@click.argument("file", type=FILE)
 @click.option(
     "--signature",
-    type=_FILE,
+    type=FILE,
     required=True,
     metavar="FILE",
     help="From `fedloom model export --signature` or the console.",
@@ -27,39 +25,41 @@ _FILE = click.Path(path_type=Path, dir_okay=False, exists=True)
 @click.option(
     "--key",
     metavar="FINGERPRINT",
-    help="Of a signing key of the federation. Default: the key in the signature.",
+    help="Fingerprint of the federation's signing key. Default: the key in the signature.",
 )
 @json_option
 def verify(file: Path, signature: Path, key: str | None) -> None:
-    """Verify that FILE is the model that the federation signed, without a server.
+    """Verify offline that FILE is a model that the federation signed.
 
-    Exit code 4 if it is not. Without --key this proves only that file and signature match: compare
-    the printed fingerprint with one that you know.
+    Exit code 4 if it is not. Without --key this proves only that file and signature match. Then
+    compare the printed fingerprint with one that you know.
 
     \b
     Example:
       fedloom model verify best.safetensors --signature best.json --key "$FINGERPRINT"
     """
-    word = _read(signature)
-    known = word["key"] if key is None else _key(key)
+    signed = _read(signature)
+    known = signed["key"] if key is None else _key(key)
     try:
-        Verifier([known]).check(MODEL, word["statement"].encode(), word["message"])
+        Verifier([known]).check(MODEL, signed["statement"].encode(), signed["message"])
     except Refusal as error:
-        raise IntegrityError(f"Expected a good signature in {signature}: {error}") from None
-    says = _statement(word["statement"], signature)
-    found = _digest(file)
-    if found != says["digest"]:
+        raise IntegrityError(f"The signature in {signature} is not valid: {error}") from None
+    statement = _statement(signed["statement"], signature)
+    with file.open("rb") as body:
+        found = hashlib.file_digest(body, "sha256").hexdigest()
+    if found != statement["digest"]:
         raise IntegrityError(
-            f"Expected the model {says['digest']} in {file}, got {found}: it is another file, or "
-            "was changed."
+            f"Expected the model {statement['digest']} in {file}, got {found}: it is another file, "
+            "or was changed."
         )
-    document = {**says, "fingerprint": fingerprint(word["key"]), "key_is_known": key is not None}
-    whose = "" if key else ": compare it with one that you know, or give --key"
+    of_key = fingerprint(signed["key"])
+    document = {**statement, "fingerprint": of_key, "key_is_known": key is not None}
+    advice = "" if key else ": compare it with one that you know, or give --key"
     output.emit(
         document,
         lambda: click.echo(
-            f"{file} is the model of round {says['round']} of {says['run']} in the federation "
-            f"{says['federation']!r}.\nSigned by {document['fingerprint']}{whose}"
+            f"{file} is the model of round {statement['round']} of {statement['run']} in the "
+            f"federation {statement['federation']!r}.\nSigned by {of_key}{advice}"
         ),
     )
 
@@ -79,9 +79,9 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _statement(text: str, path: Path) -> dict[str, Any]:
-    found = json.loads(text)  # the federation has signed it
+    found = json.loads(text)  # its signature was verified
     if not isinstance(found, dict) or not {"digest", "run", "round", "federation"} <= {*found}:
-        raise UsageError(f"Expected a statement about a model in {path}, got another.")
+        raise UsageError(f"The signed statement in {path} is not about a model.")
     return found
 
 
@@ -95,8 +95,3 @@ def _key(text: str) -> bytes:
             f"Expected a fingerprint of {2 * KEY_BYTES} hex digits, got {text[:80]!r}."
         )
     return key
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

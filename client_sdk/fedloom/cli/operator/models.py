@@ -1,4 +1,4 @@
-"""`fedloom model`: initial models of runs, and the models that runs made."""
+"""`fedloom model`: initial models, and the models of runs."""
 
 import json
 from pathlib import Path
@@ -7,49 +7,33 @@ import click
 
 from fedloom.cli.common import output
 from fedloom.cli.common.lazy import LazyCommand, LazyGroup
-from fedloom.cli.common.options import directory_option, json_option
+from fedloom.cli.common.options import FILE, directory_option, json_option, out_option
 from fedloom.cli.connection.api_client import Control
 from fedloom.cli.connection.default_run import digest_of
 from fedloom.cli.operator.confirm import act, action_options, show_done
 
 LAZY = {
-    "lineage": LazyCommand(
-        "fedloom.cli.operator.model_inspection:lineage", "Show where a model comes from."
-    ),
-    "layers": LazyCommand(
-        "fedloom.cli.operator.model_inspection:show_layers", "Show a model's tensors in numbers."
-    ),
-    "diff": LazyCommand(
-        "fedloom.cli.operator.model_inspection:diff", "Show what lies between two models."
-    ),
-    "compare": LazyCommand(
-        "fedloom.cli.operator.model_inspection:compare", "Compare the evaluations of models."
-    ),
-    "verify": LazyCommand(
-        "fedloom.cli.operator.model_verify:verify",
-        "Verify the signature of a model file.",
-    ),
-    "promotions": LazyCommand(
-        "fedloom.cli.operator.model_inspection:promotions", "List promotions, newest first."
-    ),
+    name: LazyCommand(f"fedloom.cli.operator.{target}", line)
+    for name, target, line in (
+        ("lineage", "model_inspection:lineage", "Show where a model comes from."),
+        ("layers", "model_inspection:show_layers", "Show a model's tensors in numbers."),
+        ("diff", "model_inspection:diff", "Show the difference between two models."),
+        ("compare", "model_inspection:compare", "Compare the evaluations of models."),
+        ("verify", "model_verify:verify", "Verify the signature of a model file."),
+        ("promotions", "model_inspection:promotions", "List promotions, newest first."),
+    )
 }
 
-
-class ModelCommands(LazyGroup):
-    """Lists init, upload and list first."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """Every command in that order."""
-        names = super().list_commands(ctx)
-        first = [name for name in ("init", "upload", "list") if name in names]
-        return first + [name for name in names if name not in first]
+round_option = click.option(
+    "--round", "number", type=int, help="Use the model that this round committed."
+)
 
 
-@click.group(cls=ModelCommands, lazy=LAZY)
+@click.group(cls=LazyGroup, lazy=LAZY, order=("init", "upload", "list"))
 def model() -> None:
     """Create, list, compare, export and promote models, as safetensors.
 
-    Models are named by their digest, a prefix of it, or the run that made them.
+    Name a model by its digest, a prefix of it, or its run.
     """
 
 
@@ -58,7 +42,7 @@ def model() -> None:
 @directory_option
 @json_option
 def list_models(run: str | None, directory: Path) -> None:
-    """List models, oldest first: of one RUN, or of all. Round 0 is the initial model.
+    """List the models of RUN, or of all runs, oldest first. Round 0 is the initial model.
 
     \b
     Example:
@@ -79,25 +63,14 @@ def list_models(run: str | None, directory: Path) -> None:
         )
         for m in found["models"]
     )
-    output.emit(
-        found,
-        lambda: output.print_table(
-            ("DIGEST", "RUN", ">ROUND", ">SIZE", "MADE"),
-            rows,
-            "No models yet: submit a run with `fedloom run submit`.",
-        ),
-    )
+    columns = ("DIGEST", "RUN", ">ROUND", ">SIZE", "CREATED")
+    empty = "No models yet. Submit a run with `fedloom run submit`."
+    output.emit_table(found, columns, rows, empty)
 
 
 @model.command()
 @click.argument("code", metavar="FILE.py:NAME|MODULE:NAME")
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path, dir_okay=False),
-    required=True,
-    metavar="FILE",
-    help="Where to write it; replaced if it exists.",
-)
+@out_option("File to write; replaced if it exists.", required=True)
 @click.option(
     "--flower",
     is_flag=True,
@@ -105,10 +78,10 @@ def list_models(run: str | None, directory: Path) -> None:
 )
 @json_option
 def init(code: str, out: Path, *, flower: bool) -> None:
-    """Write the initial model of a run, from the code of a client.
+    """Write the initial model of a run from a client's code.
 
-    NAME is a client with `initial`, such as those of fedloom.client.torch and sklearn, or a dict of
-    arrays by name, or a class or function that returns one of these without arguments.
+    NAME is a client with `initial`, such as those of fedloom.client.torch and sklearn, a dict of
+    arrays by name, or a class or function without arguments that returns one of these.
 
     \b
     Example:
@@ -116,7 +89,7 @@ def init(code: str, out: Path, *, flower: bool) -> None:
       fedloom model init --flower quickstart.task:Net --out init.safetensors
       fedloom run submit run.toml --model init.safetensors
     """
-    from fedloom.cli.common.load_code import (  # noqa: PLC0415 - it imports people's code
+    from fedloom.cli.common.load_code import (  # noqa: PLC0415 - it imports numpy
         initial_model,
         initial_of_flower,
     )
@@ -131,12 +104,12 @@ def init(code: str, out: Path, *, flower: bool) -> None:
     values = sum(array.size for array in params.values())
     output.emit(
         {"file": str(out), "tensors": shown},
-        lambda: click.echo(f"{len(params)} tensors of {values:,} values in all: {out}"),
+        lambda: click.echo(f"{out}: {len(params)} tensors, {values:,} values in total"),
     )
 
 
 @model.command()
-@click.argument("file", type=click.Path(path_type=Path, dir_okay=False, exists=True))
+@click.argument("file", type=FILE)
 @directory_option
 @json_option
 def upload(file: Path, directory: Path) -> None:
@@ -150,36 +123,26 @@ def upload(file: Path, directory: Path) -> None:
         stored = Control(directory).upload("models", file=body, size_bytes=file.stat().st_size)
     output.emit(
         stored,
-        lambda: click.echo(f"{stored['digest']}\n{stored['num_tensors']} tensors of "
-                           f"{stored['num_values']:,} values in all."),
+        lambda: click.echo(f"{stored['digest']}\n{stored['num_tensors']} tensors, "
+                           f"{stored['num_values']:,} values in total"),
     )  # fmt: skip
 
 
 @model.command()
 @click.argument("which", metavar="[RUN|DIGEST]", required=False)
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path, dir_okay=False),
-    required=True,
-    metavar="FILE",
-    help="Where to write it; replaced if it exists.",
-)
-@click.option("--round", "number", type=int, help="The model that this round committed.")
-@click.option(
-    "--signature",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="Also write the federation's signed statement: digest, run and round, as JSON.",
+@out_option("File to write; replaced if it exists.", required=True)
+@round_option
+@out_option(
+    "Also write the federation's signed statement: digest, run and round, as JSON.", "--signature"
 )
 @directory_option
 @json_option
 def export(
     which: str | None, out: Path, number: int | None, signature: Path | None, directory: Path
 ) -> None:
-    """Write a model to a file, verified against its digest.
+    """Write a model to a safetensors file, verified against its digest.
 
-    A run's newest model, or that of one of its rounds, or any model by its digest. Default: the
-    newest run's. Any safetensors library reads the file.
+    Default: the newest run's newest model.
 
     \b
     Examples:
@@ -190,13 +153,13 @@ def export(
     control = Control(directory)
     digest, size_bytes = control.download("models", digest_of(control, which, number), out=out)
     document = {"digest": digest, "size_bytes": size_bytes, "file": str(out)}
-    told = f"{out}: {output.size(size_bytes)}, SHA-256 {digest}"
+    text = f"{out}: {output.size(size_bytes)}, SHA-256 {digest}"
     if signature is not None:
         signed = control.get("models", digest, "signature")
         signature.write_text(json.dumps(signed, indent=2) + "\n")
         document["signature"] = str(signature)
-        told += f"\n{signature}: signed by {signed['fingerprint']}"
-    output.emit(document, lambda: click.echo(told))
+        text += f"\n{signature}: signed by {signed['fingerprint']}"
+    output.emit(document, lambda: click.echo(text))
 
 
 model.add_command(click.Command("download", callback=export.callback, params=export.params,
@@ -205,15 +168,13 @@ model.add_command(click.Command("download", callback=export.callback, params=exp
 
 @model.command()
 @click.argument("which", metavar="RUN|DIGEST")
-@click.option("--round", "number", type=int, help="The model that this round committed.")
-@click.option("--note", default="", help="For people.")
+@round_option
+@click.option("--note", default="", help="A comment, shown in the list of promotions.")
 @action_options
 @directory_option
 @json_option
 def promote(which: str, number: int | None, note: str, directory: Path) -> None:
-    """Promote a model: clients that request the promoted model get it.
-
-    A run's newest model, or that of one of its rounds, or any model by its digest.
+    """Promote a model: devices that request the promoted model get this one.
 
     \b
     Example:
@@ -231,9 +192,10 @@ def promote(which: str, number: int | None, note: str, directory: Path) -> None:
 @directory_option
 @json_option
 def rollback(run: str, number: int, directory: Path) -> None:
-    """Continue RUN from the model and the state of an earlier ROUND; 0 is its beginning.
+    """Continue RUN from the model and the state of an earlier ROUND; 0 is the initial model.
 
-    The open round is dropped and later rounds are undone. Privacy that was spent stays spent.
+    The open round is dropped and later rounds are undone. The privacy budget they spent stays
+    spent.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""How `fedloom round` draws rounds: a funnel from selected to counted, and each client."""
+"""The output of `fedloom round`: counts from selected to counted, and each client."""
 
 import time
 from typing import Any
@@ -7,17 +7,15 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from fedloom.cli.common import output
-from fedloom.cli.operator.client_view import took
-
-_LOST = ("declined", "failed", "refused", "late", "lost")
+from fedloom.cli.operator.client_view import failures, took
 
 
 def listing(rounds: list[dict[str, Any]], more: int | None) -> RenderableType:
     """One line per round, newest first, and how to list earlier ones."""
     if not rounds:
-        return Text("No rounds yet: a round opens when enough clients are online.")
+        return Text("No rounds yet. A round opens when enough clients are online.")
     table = _table(rounds)
-    return Group(table, Text(f"\nEarlier ones: --before {more}", style="dim")) if more else table
+    return Group(table, Text(f"\nEarlier rounds: --before {more}", style="dim")) if more else table
 
 
 def _table(rounds: list[dict[str, Any]]) -> RenderableType:
@@ -31,31 +29,20 @@ def _table(rounds: list[dict[str, Any]]) -> RenderableType:
                 "undone" if r["undone_at"] else output.state(r["state"]),
                 str(counts.get("selected", "-")),
                 str(r["accepted"]),
-                _gone(counts),
+                failures(counts),
                 output.duration((r["closed_at"] or time.time()) - r["opened_at"]),
-                _seconds(counts.get("p50_s")),
-                _seconds(counts.get("p95_s")),
+                output.or_dash(counts.get("p50_s"), output.duration),
+                output.or_dash(counts.get("p95_s"), output.duration),
                 output.size(counts.get("bytes_up", 0)),
                 output.metrics(r["training"] or r["evaluation"]),
                 output.escape(r["reason"]),
             )
         )
     columns = (
-        *(">ROUND", "KIND", "STATE", ">ASKED", ">COUNTED", "WENT WRONG", ">TOOK", ">P50", ">P95"),
-        *(">RECEIVED", "MEASURED", "~NOTE"),
+        *(">ROUND", "KIND", "STATE", ">SELECTED", ">COUNTED", "NOT COUNTED", ">TOOK", ">P50"),
+        *(">P95", ">RECEIVED", "METRICS", "~NOTE"),
     )
-    kept = [i for i in range(len(columns)) if i < 5 or any(row[i] not in ("", "-") for row in rows)]
-    return output.make_table(
-        [columns[i] for i in kept], [tuple(row[i] for i in kept) for row in rows]
-    )
-
-
-def _gone(counts: dict[str, Any]) -> str:
-    return ", ".join(f"{counts[kind]} {kind}" for kind in _LOST if counts.get(kind))
-
-
-def _seconds(value: float | None) -> str:
-    return "-" if value is None else output.duration(value)
+    return output.make_table(columns, rows, required=5)
 
 
 def detail(found: dict[str, Any]) -> RenderableType:
@@ -91,11 +78,11 @@ def _headline(found: dict[str, Any]) -> RenderableType:
 
 
 def _funnel(counts: dict[str, Any]) -> RenderableType:
-    names = (("selected", "asked"), ("took", "took it"), ("training", "began"),
+    names = (("selected", "selected"), ("took", "accepted the offer"), ("training", "trained"),
              ("uploaded", "uploaded"), ("counted", "counted"))  # fmt: skip
     line = Text(" → ".join(f"{counts[name]} {word}" for name, word in names))
-    if gone := _gone(counts):
-        line.append(f"; {gone}", style="yellow")
+    if failed := failures(counts):
+        line.append(f"; {failed}", style="yellow")
     return line
 
 
@@ -120,16 +107,16 @@ def _members(members: list[dict[str, Any]]) -> RenderableType:
     rows = [
         (
             output.escape(m["client"]),
-            _phase(m["phase"]),
+            output.state(m["phase"]),
             output.escape(m["shape"]),
             _span(m["download_began_at"], m["download_ended_at"]),
             _span(m["training_began_at"], m["upload_began_at"]),
             _span(m["upload_began_at"], m["accepted_at"] or m["upload_ended_at"]),
             took(m),
-            output.size(m["bytes_up"]) if m["bytes_up"] is not None else "-",
+            output.or_dash(m["bytes_up"], output.size),
             str(m["retries"]) if m["retries"] else "-",
-            str(m["num_examples"]) if m["num_examples"] is not None else "-",
-            f"{m['norm']:.4g}" if m["norm"] is not None else "-",
+            output.or_dash(m["num_examples"]),
+            output.or_dash(m["norm"], output.four_digits),
             output.escape(m["reason"]),
         )
         for m in members
@@ -138,17 +125,8 @@ def _members(members: list[dict[str, Any]]) -> RenderableType:
         *("CLIENT", "STATE", "SHAPE", ">DOWNLOAD", ">TRAINING", ">UPLOAD", ">TOOK", ">SENT"),
         *(">RETRIES", ">EXAMPLES", ">NORM", "~NOTE"),
     )
-    kept = [i for i in range(len(columns)) if i < 3 or any(row[i] not in ("", "-") for row in rows)]
-    return output.make_table(
-        [columns[i] for i in kept], [tuple(row[i] for i in kept) for row in rows]
-    )
+    return output.make_table(columns, rows, required=3)
 
 
 def _span(start: float | None, end: float | None) -> str:
     return "-" if start is None or end is None else output.duration(max(0.0, end - start))
-
-
-def _phase(name: str) -> str:
-    colours = {"reported": "green", "training": "cyan", "refused": "red", "failed": "red",
-               "lost": "yellow", "late": "yellow", "declined": "dim"}  # fmt: skip
-    return f"[{colours[name]}]{name}[/]" if name in colours else name

@@ -1,20 +1,20 @@
-"""`fedloom round`: show rounds, and act on the open one."""
+"""`fedloom round`: shows rounds, and acts on the open one."""
 
 from pathlib import Path
 from typing import Any
 
 import click
 
-from fedloom.cli.common.lazy import OrderedGroup
+from fedloom.cli.common.lazy import LazyGroup
 from fedloom.cli.common.options import directory_option, json_option
 from fedloom.cli.connection.api_client import Control
-from fedloom.cli.connection.default_run import newest, run_and_number
+from fedloom.cli.connection.default_run import run_and_number, run_or_newest
 from fedloom.cli.operator.run_actions import ROUND_COMMANDS
 from fedloom.cli.operator.watch import present, watch_option
 from fedloom.protocol.errors import UsageError
 
 
-@click.group("round", cls=OrderedGroup)
+@click.group("round", cls=LazyGroup)
 def rounds() -> None:
     """Show rounds and each client's part; close, extend, abort or retry the open one.
 
@@ -40,8 +40,7 @@ def list_rounds(
       fedloom round list digits --before 80 --limit 50
     """
     control = Control(directory)
-    run = run or newest(control.get("runs")["runs"])
-    path = ("runs", run, "rounds")
+    path = ("runs", run_or_newest(control, run), "rounds")
     present(
         control,
         lambda: control.get(*path, limit=limit, before=before or 0),
@@ -63,9 +62,9 @@ def _listing(found: dict[str, Any]) -> Any:
 @directory_option
 @json_option
 def show(words: tuple[str, ...], watch: bool, directory: Path) -> None:
-    """Show a round and what each of its clients did. Default: the newest run's newest round.
+    """Show a round and each of its clients. Default: the newest run's newest round.
 
-    A session's shape is what happened in it, as in Bonawitz et al. 2019, Table 1: - checked in,
+    A session's shape lists its events, as in Bonawitz et al. 2019, Table 1: - checked in,
     v downloaded, [ training started, ] completed, + upload started, ^ accepted, # rejected,
     * error, ! interrupted.
 
@@ -76,11 +75,11 @@ def show(words: tuple[str, ...], watch: bool, directory: Path) -> None:
     """
     run, number = run_and_number(words)
     control = Control(directory)
-    run = run or newest(control.get("runs")["runs"])
-    chosen, which = run, number or _latest(control, run)
+    run = run_or_newest(control, run)
+    path = ("runs", run, "rounds", str(number or _latest(control, run)))
     present(
         control,
-        lambda: whole_round(control, chosen, which),
+        lambda: control.get_all(*path, key="members", page="after"),
         _detail,
         ("run", "round"),
         watching=watch,
@@ -96,17 +95,8 @@ def _detail(found: dict[str, Any]) -> Any:
 def _latest(control: Control, run: str) -> int:
     rounds_: list[dict[str, Any]] = control.get("runs", run, "rounds", limit=1)["rounds"]
     if not rounds_:
-        raise UsageError(f"Expected a round of {run}, got none yet: see `fedloom run status`.")
+        raise UsageError(f"{run} has no rounds yet. See `fedloom run status`.")
     return int(rounds_[0]["number"])
-
-
-def whole_round(control: Control, run: str, number: int) -> dict[str, Any]:
-    """A round with all its clients, read page by page."""
-    found: dict[str, Any] = control.get("runs", run, "rounds", str(number), limit=1000)
-    while found["more"] is not None:
-        page = control.get("runs", run, "rounds", str(number), limit=1000, after=found["more"])
-        found |= {"members": found["members"] + page["members"], "more": page["more"]}
-    return found
 
 
 for _command in ROUND_COMMANDS:

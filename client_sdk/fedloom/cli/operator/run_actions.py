@@ -1,9 +1,11 @@
 """Actions on a run or its open round, as commands of `fedloom run` and `fedloom round`.
 
 Invariant: an action that was confirmed for round 7 applies to round 7 or fails. The request names
-the round that was open when the question was asked.
+the round that was open before the confirmation.
 """
 
+from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +13,15 @@ import click
 
 from fedloom.cli.common.options import Duration, F, directory_option, json_option
 from fedloom.cli.connection.api_client import Control
-from fedloom.cli.connection.default_run import only_active, run_and_number
-from fedloom.cli.operator.confirm import act, action_options, show_done
+from fedloom.cli.connection.default_run import run_and_number, run_or_only
+from fedloom.cli.operator.confirm import act, action_options, reason_option, show_done
 from fedloom.protocol.errors import UsageError
 
+Body = dict[str, Any]
+"""Arguments of an action."""
 
-def _steers(function: F) -> F:
-    """Options of every command here."""
+
+def _run_options(function: F) -> F:
     for option in (
         json_option,
         directory_option,
@@ -34,46 +38,49 @@ def _steers(function: F) -> F:
     return function
 
 
-def _steers_round(function: F) -> F:
-    return _steers(
-        click.option(
-            "--round",
-            "number",
-            type=click.IntRange(1),
-            help="Act only if this is the open round. Default: the round that is open now.",
-        )(function)
-    )
+def _on_run(
+    *, round_option: bool = False, default_open: bool = True
+) -> Callable[[Callable[..., Body]], Callable[..., None]]:
+    """Make a command's callback of a function that has the name of an action and returns its body.
+
+    Args:
+        round_option: add `--round`.
+        default_open: without `--round`, name the open round in the request.
+    """
+
+    def decorate(function: Callable[..., Body]) -> Callable[..., None]:
+        @wraps(function)
+        def callback(
+            run: str | None,
+            request: str | None,
+            directory: Path,
+            number: int | None = None,
+            **own: Any,
+        ) -> None:
+            body, control = function(**own), Control(directory)
+            run = run_or_only(control, run)
+            if round_option and default_open and number is None:
+                live = control.get("runs", run)["live"]
+                number = live["round"]["number"] if live and live["round"] else None
+            named = {} if number is None else {"round": number}
+            _act(control, run, function.__name__, body | named, request)
+
+        return _run_options(_round_option(callback) if round_option else callback)
+
+    return decorate
 
 
-def _steer(
-    directory: Path, run: str | None, action: str, body: dict[str, Any], *, request: str | None
-) -> None:
-    control = Control(directory)
-    run = run or only_active(control.get("runs")["runs"])
+_round_option = click.option(
+    "--round",
+    "number",
+    type=click.IntRange(1),
+    help="Act only if this is the open round. Default: the round that is open now.",
+)
+
+
+def _act(control: Control, run: str, action: str, body: Body, request: str | None) -> None:
     if request is not None:
         body = {**body, "request": request}
-    _do(control, run, action, body)
-
-
-def _steer_round(
-    directory: Path,
-    run: str | None,
-    action: str,
-    body: dict[str, Any],
-    *,
-    request: str | None,
-    number: int | None,
-) -> None:
-    control = Control(directory)
-    run = run or only_active(control.get("runs")["runs"])
-    live = control.get("runs", run)["live"]
-    if number is None and live is not None and live["round"] is not None:
-        number = live["round"]["number"]
-    named = {"round": number, "request": request}
-    _do(control, run, action, body | {k: v for k, v in named.items() if v is not None})
-
-
-def _do(control: Control, run: str, action: str, body: dict[str, Any]) -> None:
     after = act(control, "runs", run, action, body=body)
     reason = f" ({after['reason']})" if after["reason"] else ""
     show_done(after, f"Run {after['id']} is {after['state']}{reason}.")
@@ -83,60 +90,58 @@ def _do(control: Control, run: str, action: str, body: dict[str, Any]) -> None:
 
 
 @click.command()
-@_steers
-def pause(run: str | None, request: str | None, directory: Path) -> None:
+@_on_run()
+def pause() -> Body:
     """Pause a run: the deadline of its open round is paused, and no other round opens.
 
-    Like all actions, it uses the only active run if none is named, and asks for confirmation.
+    Like all actions, it uses the only active run by default, and asks for confirmation.
 
     \b
     Examples:
       fedloom run pause digits
       fedloom run pause --yes --json
     """
-    _steer(directory, run, "pause", {}, request=request)
+    return {}
 
 
 @click.command()
-@_steers
-def resume(run: str | None, request: str | None, directory: Path) -> None:
+@_on_run()
+def resume() -> Body:
     """Resume a paused run.
 
     \b
     Example:
       fedloom run resume digits
     """
-    _steer(directory, run, "resume", {}, request=request)
+    return {}
 
 
 @click.command()
-@_steers
-def stop(run: str | None, request: str | None, directory: Path) -> None:
-    """End a run for good. Its open round is dropped; its last model is kept.
+@_on_run()
+def stop() -> Body:
+    """End a run permanently. Its open round is dropped; its last model is kept.
 
     \b
     Example:
       fedloom run stop digits
     """
-    _steer(directory, run, "stop", {}, request=request)
+    return {}
 
 
 @click.command()
-@click.option("--updates", "number", type=click.IntRange(1), help="Updates that close a round.")
-@click.option("--quorum", type=click.IntRange(1), help="Least updates at the deadline.")
-@_steers
-def goal(
-    run: str | None, number: int | None, quorum: int | None, request: str | None, directory: Path
-) -> None:
+@click.option("--updates", type=click.IntRange(1), help="Updates at which a round closes.")
+@click.option("--quorum", type=click.IntRange(1), help="Minimum updates at the deadline.")
+@_on_run()
+def goal(updates: int | None, quorum: int | None) -> Body:
     """Change the goal of the open round and later ones.
 
     \b
     Example:
       fedloom run goal digits --updates 20 --quorum 10
     """
-    if number is None and quorum is None:
+    if updates is None and quorum is None:
         raise UsageError("Expected --updates, --quorum or both, got neither.")
-    _steer(directory, run, "goal", {"goal": number, "quorum": quorum}, request=request)
+    return {"goal": updates, "quorum": quorum}
 
 
 @click.command()
@@ -153,34 +158,33 @@ def quorum(words: tuple[str, ...], directory: Path) -> None:
     """
     run, number = run_and_number(words)
     if number is None:
-        raise UsageError("Expected a number of updates, got none.")
-    _steer(directory, run, "goal", {"quorum": number}, request=None)
+        raise UsageError("Expected the quorum, a number of updates: `fedloom run quorum RUN 10`.")
+    control = Control(directory)
+    _act(control, run_or_only(control, run), "goal", {"quorum": number}, None)
 
 
 # ---- its open round ------------------------------------------------------------------------------
 
 
 @click.command()
-@_steers_round
-def close(run: str | None, number: int | None, request: str | None, directory: Path) -> None:
-    """Close the open round now with its updates: at least one, whatever the quorum.
+@_on_run(round_option=True)
+def close() -> Body:
+    """Close the open round now. It needs at least one update, but not its quorum.
 
     \b
     Examples:
       fedloom round close digits
       fedloom run close digits --round 7 --yes
     """
-    _steer_round(directory, run, "close", {}, request=request, number=number)
+    return {}
 
 
 @click.command()
 @click.option(
     "--by", "seconds", type=Duration(), required=True, metavar="TIME", help="Like 90s, 15m or 2h."
 )
-@_steers_round
-def extend(
-    run: str | None, seconds: float, number: int | None, request: str | None, directory: Path
-) -> None:
+@_on_run(round_option=True)
+def extend(seconds: float) -> Body:
     """Give the open round more time.
 
     \b
@@ -188,15 +192,13 @@ def extend(
       fedloom round extend digits --by 10m
       fedloom run extend --by 2h --yes
     """
-    _steer_round(directory, run, "extend", {"seconds": seconds}, request=request, number=number)
+    return {"seconds": seconds}
 
 
 @click.command()
-@click.option("--reason", default="", help="For the record.")
-@_steers_round
-def abort(
-    run: str | None, reason: str, number: int | None, request: str | None, directory: Path
-) -> None:
+@reason_option
+@_on_run(round_option=True)
+def abort(reason: str) -> Body:
     """Drop the open round with its updates; the run continues with another one.
 
     \b
@@ -204,19 +206,17 @@ def abort(
       fedloom round abort digits --reason "a shard was mislabelled"
       fedloom run abort digits --round 7
     """
-    _steer_round(directory, run, "abort", {"reason": reason}, request=request, number=number)
+    return {"reason": reason}
 
 
 @click.command()
-@click.option("--reason", default="", help="For the record.")
-@_steers_round
-def retry(
-    run: str | None, reason: str, number: int | None, request: str | None, directory: Path
-) -> None:
-    """Open a round again from the same model, at once.
+@reason_option
+@_on_run(round_option=True, default_open=False)
+def retry(reason: str) -> Body:
+    """Open a round again now, from the same model.
 
-    For a run that paused without a round; an open round is dropped with its updates only if it is
-    named by --round.
+    For a paused run without an open round. An open round is dropped, with its updates, only if
+    --round names it.
 
     \b
     Examples:
@@ -224,10 +224,7 @@ def retry(
       fedloom run retry digits --yes
       fedloom round retry digits --round 7 --reason "two clients came back"
     """
-    if number is not None:
-        _steer_round(directory, run, "retry", {"reason": reason}, request=request, number=number)
-    else:
-        _steer(directory, run, "retry", {"reason": reason}, request=request)
+    return {"reason": reason}
 
 
 RUN_COMMANDS = (pause, resume, stop, goal, quorum)

@@ -1,4 +1,4 @@
-"""How `fedloom run list` and `run status` draw runs: progress, open round, past rounds."""
+"""The output of `fedloom run list` and `run status`: progress, open round, past rounds."""
 
 import time
 from typing import Any
@@ -62,7 +62,7 @@ def listing(runs: list[dict[str, Any]]) -> RenderableType:
         for r in runs
     )
     columns = ("ID", "STATE", ">ROUNDS", "STARTED", ">TOOK", "MODEL", "~REASON")
-    return output.table_or(columns, rows, "No runs yet: submit one with `fedloom run submit`.")
+    return output.table_or(columns, rows, "No runs yet. Submit one with `fedloom run submit`.")
 
 
 def render(found: dict[str, Any], rows: int | None) -> RenderableType:
@@ -70,7 +70,7 @@ def render(found: dict[str, Any], rows: int | None) -> RenderableType:
 
     Args:
         found: the API's document.
-        rows: how many of the last rounds to list; None for all.
+        rows: number of rounds to list, the latest; None for all.
     """
     parts: list[RenderableType] = [_headline(found), _facts(found)]
     if found["privacy"] is not None:
@@ -132,7 +132,7 @@ def _open_round(live: dict[str, Any], found: dict[str, Any]) -> RenderableType:
         return Text(f"no round is open · {live['clients_available']} clients idle", style="dim")
     line = Text(f"round {now['number']} ({now['kind']}) ", style="cyan")
     if now["state"] == "selecting":
-        waiting = f"waits for {now['goal']} clients ({now['available']} here)"
+        waiting = f"waits for {now['goal']} clients ({now['available']} available)"
         return line.append(waiting, style="yellow" if found["state"] == "running" else "dim")
     line.append(f"{now['state']} · {now['accepted']} of {now['goal']} updates", style="default")
     phases = ", ".join(f"{n} {phase}" for phase, n in now["clients"].items() if n)
@@ -161,7 +161,7 @@ def _updates(round_: dict[str, Any]) -> str:
 
 
 def _spread(found: dict[str, Any]) -> RenderableType | None:
-    """Spread of the last evaluation over clients, in an evaluation-only run."""
+    """The last evaluation's quantiles over clients, and each client's; evaluation-only runs."""
     evaluations = [r["evaluation"] for r in found["rounds"] if r["evaluation"]]
     if not found["spec"].get("evaluate_only") or not evaluations:
         return None
@@ -176,29 +176,18 @@ def _spread(found: dict[str, Any]) -> RenderableType | None:
         )
         for name, mean in sorted(last["values"].items())
     ]
-    columns = ["METRIC", ">MEAN", *(f">{_share(float(share))}" for share in shares)]
-    table = output.make_table(columns, rows)
-    clients = last.get("clients") or {}
+    named = {0.0: "MINIMUM", 0.5: "MEDIAN", 1.0: "MAXIMUM"}
+    titles = [named.get(float(share), f"{100 * float(share):g} %") for share in shares]
+    table = output.make_table(["METRIC", ">MEAN", *(f">{title}" for title in titles)], rows)
+    head = Text(f"Over clients, {last['num_examples']} examples in total:", style="dim")
     each = [
-        (
-            output.escape(name),
-            str(told["num_examples"]),
-            output.escape(output.metrics(told)),
-        )
-        for name, told in sorted(clients.items())
+        (output.escape(name), str(client["num_examples"]), output.escape(output.metrics(client)))
+        for name, client in sorted((last.get("clients") or {}).items())
     ]
-    words = Text(f"Over clients, {last['num_examples']} examples in all:", style="dim")
     if not each:
-        return Group(words, table)
-    return Group(
-        words, table, Text(), output.make_table(["CLIENT", ">EXAMPLES", "EVALUATION"], each)
-    )
-
-
-def _share(share: float) -> str:
-    """The column title of a quantile."""
-    named = {0.0: "LEAST", 0.5: "MEDIAN", 1.0: "MOST"}
-    return named.get(share, f"{100 * share:g} %")
+        return Group(head, table)
+    clients = output.make_table(["CLIENT", ">EXAMPLES", "EVALUATION"], each)
+    return Group(head, table, Text(), clients)
 
 
 def _rounds(rounds: list[dict[str, Any]]) -> RenderableType:
@@ -216,19 +205,8 @@ def _rounds(rounds: list[dict[str, Any]]) -> RenderableType:
         )
         for r in rounds
     ]
-    columns = [
-        ">ROUND",
-        "KIND",
-        "STATE",
-        ">UPDATES",
-        ">TOOK",
-        "TRAINING",
-        "EVALUATION",
-        ">EPSILON",
-        "~NOTE",
-    ]
-    # Empty columns are left out.
-    kept = [i for i in range(len(columns)) if i < 5 or any(row[i] for row in rows)]
-    return output.make_table(
-        [columns[i] for i in kept], [tuple(row[i] for i in kept) for row in rows]
+    columns = (
+        *(">ROUND", "KIND", "STATE", ">UPDATES", ">TOOK"),
+        *("TRAINING", "EVALUATION", ">EPSILON", "~NOTE"),
     )
+    return output.make_table(columns, rows, required=5)

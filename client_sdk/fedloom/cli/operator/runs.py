@@ -1,4 +1,4 @@
-"""`fedloom run`: submit training runs; watch and control them."""
+"""`fedloom run`: submits training runs, watches and controls them."""
 
 from contextlib import AbstractContextManager, nullcontext
 from importlib import resources
@@ -8,10 +8,10 @@ from typing import Any, BinaryIO
 import click
 
 from fedloom.cli.common import output
-from fedloom.cli.common.lazy import OrderedGroup
+from fedloom.cli.common.lazy import LazyGroup
 from fedloom.cli.common.options import directory_option, json_option
 from fedloom.cli.connection.api_client import Control
-from fedloom.cli.connection.default_run import newest
+from fedloom.cli.connection.default_run import run_or_newest
 from fedloom.cli.operator.export.command import export
 from fedloom.cli.operator.run_actions import ROUND_COMMANDS, RUN_COMMANDS
 from fedloom.cli.operator.watch import present, watch_option
@@ -19,10 +19,10 @@ from fedloom.protocol.errors import IntegrityError, UsageError
 from fedloom.protocol.settings import toml, within
 
 PROGRESS_BYTES = 32 << 20
-"""Uploads from this size on show their progress."""
+"""Larger uploads show their progress."""
 
 
-@click.group(cls=OrderedGroup)
+@click.group(cls=LazyGroup)
 def run() -> None:
     """Submit training runs; watch and control them.
 
@@ -62,7 +62,7 @@ def template() -> None:
 def submit(spec: Path, model: str, evaluate: bool, watch: bool, directory: Path) -> None:
     """Start a run from an initial model.
 
-    Prints the privacy guarantee of a run with [privacy] first, as `fedloom run describe` does.
+    First prints the privacy guarantee of a run with [privacy], as `fedloom run describe` does.
 
     \b
     Examples:
@@ -123,7 +123,7 @@ def _show_claim(claim: dict[str, Any] | None) -> None:
 
 
 def _read(spec: Path) -> dict[str, Any]:
-    return toml.read(spec, "a run's settings", missing="`fedloom run template` prints a first one")
+    return toml.read(spec, "a run's settings", missing="`fedloom run template` prints a template")
 
 
 def _as_digest(text: str) -> str:
@@ -171,7 +171,7 @@ def status(run: str | None, watch: bool, everything: bool, directory: Path) -> N
       fedloom run status --json | jq '.rounds[-1].evaluation.values'
     """
     control = Control(directory)
-    run = run or newest(control.get("runs")["runs"])
+    run = run_or_newest(control, run)
     if watch:
         _watch(control, run)
         return
@@ -233,8 +233,7 @@ def refusals(run: str | None, limit: int, directory: Path) -> None:
       fedloom run refusals digits
     """
     control = Control(directory)
-    run = run or newest(control.get("runs")["runs"])
-    found = control.get("runs", run, "refusals", limit=limit)
+    found = control.get("runs", run_or_newest(control, run), "refusals", limit=limit)
     rows = (
         (
             output.moment(r["at"]),
@@ -245,12 +244,8 @@ def refusals(run: str | None, limit: int, directory: Path) -> None:
         )
         for r in found["refusals"]
     )
-    output.emit(
-        found,
-        lambda: output.print_table(
-            ("WHEN", "CLIENT", ">ROUND", "CODE", "~MESSAGE"), rows, "Nothing was refused."
-        ),
-    )
+    columns = ("WHEN", "CLIENT", ">ROUND", "CODE", "~MESSAGE")
+    output.emit_table(found, columns, rows, "No refusals.")
 
 
 run.add_command(export)

@@ -30,7 +30,9 @@ Line = Mapping[str, Any]
 )  # fmt: skip
 @click.option("--client", default="", help="Only lines about this client.")
 @click.option("--run", default="", help="Only lines about this run.")
-@click.option("--search", "text", default="", help="Text in the message or its source.")
+@click.option(
+    "--search", "text", default="", help="Only lines with this text, or from this logger."
+)
 @click.option("--since", type=Duration(), metavar="TIME", help="Maximum age, such as 15m or 2h.")
 @click.option("--limit", type=click.IntRange(1, PAGE), default=50, show_default=True)
 @directory_option
@@ -39,7 +41,9 @@ def logs(  # noqa: PLR0917 - a command's options
     follow: bool, level: str, client: str, run: str, text: str, since: float | None, limit: int,
     directory: Path,
 ) -> None:  # fmt: skip
-    """Show the last lines of a server's log, oldest first; with --json --follow one object a line.
+    """Show the last lines of a server's log, oldest first.
+
+    --json --follow prints one JSON object per line.
 
     \b
     Examples:
@@ -68,7 +72,7 @@ def logs(  # noqa: PLR0917 - a command's options
 def _coming(
     control: "Control", asked: Mapping[str, str], found: list[Line], now: float
 ) -> Iterator[list[Line]]:
-    """New lines; also across a restart of the server, which restarts their ids."""
+    """New lines, also after a restart of the server, which restarts the ids of lines."""
     from fedloom.protocol.errors import UnavailableError  # noqa: PLC0415 - as above
 
     latest = found[-1]["at"] if found else now

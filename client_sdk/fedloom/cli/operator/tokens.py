@@ -1,4 +1,4 @@
-"""`fedloom token`: invitations."""
+"""`fedloom token`: one-time tokens that enrol devices."""
 
 from pathlib import Path
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from fedloom.cli.common import output
-from fedloom.cli.common.lazy import OrderedGroup
+from fedloom.cli.common.lazy import LazyGroup
 from fedloom.cli.common.options import Duration, directory_option, json_option
 from fedloom.cli.connection.api_client import Control
 from fedloom.cli.operator.confirm import confirm, yes_option
@@ -14,7 +14,7 @@ from fedloom.protocol.errors import UsageError
 from fedloom.protocol.trust.private_files import write_private
 
 
-@click.group(cls=OrderedGroup)
+@click.group(cls=LazyGroup)
 def token() -> None:
     """Invite devices by one-time tokens."""
 
@@ -25,17 +25,10 @@ def token() -> None:
     "clients",
     metavar="NAME",
     multiple=True,
-    help="Name of the client that the token makes; may be repeated. A readable one if left out.",
+    help="Name of the client; repeatable, one token each. Default: a random readable name.",
 )
-@click.option("--count", type=click.IntRange(1, 10_000), help="How many with generated names.")
-@click.option(
-    "--ttl",
-    "ttl_s",
-    type=Duration(),
-    default="24h",
-    show_default=True,
-    help="How long each may wait to be used.",
-)
+@click.option("--count", type=click.IntRange(1, 10_000), help="Number of tokens with random names.")
+@click.option("--ttl", "ttl_s", type=Duration(), default="24h", show_default=True, help="Lifetime.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
@@ -47,7 +40,7 @@ def token() -> None:
 def create(
     clients: tuple[str, ...], count: int | None, ttl_s: float, out: Path | None, directory: Path
 ) -> None:
-    """Make tokens. Each enrols one device, once; its text is shown only now.
+    """Create tokens. Each enrols one device; its text is shown only once.
 
     \b
     Examples:
@@ -80,13 +73,13 @@ def _show_made(made: list[dict[str, Any]], enrolment: str) -> None:
     first = made[0]
     given = f"@{first['file']}" if "file" in first else "TOKEN"
     click.echo(
-        f"\nEach is good once, until {output.moment(first['expires_at'])}. On the device:\n"
+        f"\nEach enrols one device, until {output.moment(first['expires_at'])}. On the device:\n"
         f"  fedloom client enroll --server {enrolment} --token {given}"
     )
 
 
 def _reachable(server: dict[str, Any]) -> str:
-    """An address that devices can use: a listener on every interface has no name of its own."""
+    """An address for devices; a wildcard listener is replaced by a name in the certificate."""
     host, _, port = server["enrolment"].rpartition(":")
     if host not in ("0.0.0.0", "[::]", "::"):  # noqa: S104 - compared, not bound
         return str(server["enrolment"])
@@ -105,22 +98,14 @@ def list_tokens(directory: Path) -> None:
     Example:
       fedloom token list
     """
-    control = Control(directory)
-    found = control.get("tokens", limit=1000)
-    while found["more"] is not None:
-        page = control.get("tokens", limit=1000, before=found["more"])
-        found |= {"tokens": found["tokens"] + page["tokens"], "more": page["more"]}
+    found = Control(directory).get_all("tokens", key="tokens", page="before")
     rows = (
         (t["id"], t["client"], output.state(t["status"]), output.ahead(t["expires_at"]))
         for t in found["tokens"]
     )
-    output.emit(
-        found,
-        lambda: output.print_table(
-            ("ID", "CLIENT", "STATUS", "EXPIRES"),
-            rows,
-            "No tokens yet: make one with `fedloom token create`.",
-        ),
+    columns = ("ID", "CLIENT", "STATUS", "EXPIRES")
+    output.emit_table(
+        found, columns, rows, "No tokens yet. Create one with `fedloom token create`."
     )
 
 
@@ -136,10 +121,7 @@ def cancel(token_id: str, directory: Path) -> None:
     Example:
       fedloom token cancel 3f9a61c2
     """
-    confirm(
-        f"The token {token_id} stops working. A device that already enrolled with it is not "
-        "affected."
-    )
+    confirm(f"The token {token_id} is cancelled. Devices that are already enrolled are unaffected.")
     cancelled = Control(directory).post("tokens", token_id, "cancel")
     output.emit(
         cancelled,

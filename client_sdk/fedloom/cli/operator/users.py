@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from fedloom.cli.common import output
-from fedloom.cli.common.lazy import OrderedGroup
+from fedloom.cli.common.lazy import LazyGroup
 from fedloom.cli.common.options import F, directory_option, json_option, scope_option
 from fedloom.cli.connection.api_client import Control
 from fedloom.cli.operator.confirm import confirm, yes_option
@@ -14,7 +14,7 @@ from fedloom.protocol.errors import UsageError
 from fedloom.protocol.trust.private_files import read_private
 
 
-@click.group(cls=OrderedGroup)
+@click.group(cls=LazyGroup)
 def user() -> None:
     """Manage the users of the console and their permissions.
 
@@ -28,7 +28,7 @@ def _password_option(function: F) -> F:
         "--password-file",
         type=click.Path(path_type=Path, dir_okay=False, allow_dash=True),
         metavar="FILE",
-        help="Read the password from a file that only you can read, or - for standard input. "
+        help="File with the password, readable only by its owner; - for standard input. "
         "Default: prompt for it.",
     )(function)
 
@@ -49,7 +49,7 @@ def add(name: str, scope: str, password_file: Path | None, directory: Path) -> N
     password = _password(password_file)
     body = {"name": name, "scope": scope, "password": password}
     made = Control(directory).post("users", body=body)
-    output.emit(made, lambda: click.echo(f"{made['name']} may log in as {made['scope']}."))
+    output.emit(made, lambda: click.echo(f"{made['name']} can log in with scope {made['scope']}."))
 
 
 @user.command("list")
@@ -72,13 +72,11 @@ def list_users(directory: Path) -> None:
         )
         for u in found["users"]
     )
-    output.emit(
+    output.emit_table(
         found,
-        lambda: output.print_table(
-            ("NAME", "SCOPE", "ADDED", "LAST LOGIN"),
-            rows,
-            "No users yet: make one with `fedloom user add NAME --scope admin`.",
-        ),
+        ("NAME", "SCOPE", "ADDED", "LAST LOGIN"),
+        rows,
+        "No users yet. Add one with `fedloom user add NAME --scope admin`.",
     )
 
 
@@ -88,7 +86,7 @@ def list_users(directory: Path) -> None:
 @directory_option
 @json_option
 def passwd(name: str, password_file: Path | None, directory: Path) -> None:
-    """Change a user's password; ends all sessions of the user.
+    """Change a user's password and end all sessions of the user.
 
     \b
     Example:
@@ -96,7 +94,7 @@ def passwd(name: str, password_file: Path | None, directory: Path) -> None:
     """
     body = {"password": _password(password_file)}
     changed = Control(directory).post("users", name, "password", body=body)
-    output.emit(changed, lambda: click.echo(f"{name} has a new password, and is logged out."))
+    output.emit(changed, lambda: click.echo(f"{name} has a new password and is logged out."))
 
 
 @user.command("scope")
@@ -105,14 +103,14 @@ def passwd(name: str, password_file: Path | None, directory: Path) -> None:
 @directory_option
 @json_option
 def set_scope(name: str, scope: str, directory: Path) -> None:
-    """Change a user's permissions, from the next request on.
+    """Change a user's permissions, starting with the next request.
 
     \b
     Example:
       fedloom user scope ann --scope viewer
     """
     changed = Control(directory).post("users", name, "scope", body={"scope": scope})
-    output.emit(changed, lambda: click.echo(f"{name} is {scope} from now on."))
+    output.emit(changed, lambda: click.echo(f"{name} now has the scope {scope}."))
 
 
 @user.command()
@@ -136,19 +134,19 @@ def logout(name: str, directory: Path) -> None:
 @directory_option
 @json_option
 def remove(name: str, directory: Path) -> None:
-    """Remove a user; sessions and API tokens that the user made end at once.
+    """Remove a user, the user's sessions, and API tokens that the user created.
 
     \b
     Example:
       fedloom user remove ann
     """
-    confirm(f"{name} can log in no more; sessions and API tokens that {name} made end at once.")
+    confirm(f"{name} can no longer log in. Sessions of {name} and API tokens from {name} end now.")
     removed = Control(directory).post("users", name, "remove")
     output.emit(removed, lambda: click.echo(f"{name} is removed."))
 
 
 def _password(file: Path | None) -> str:
-    """The typed password, or the first line of a file."""
+    """The password from the prompt, or the first line of a file."""
     if file is None:
         return str(click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True))
     if str(file) == "-":

@@ -1,4 +1,4 @@
-"""`--watch`: redraws a command's output as it changes, as text or as JSON lines.
+"""`--watch`: redraws a command's output when it changes, as text or as JSON lines.
 
 On a terminal the table is redrawn in place, with a line below it while the server is unreachable.
 With --json each change is one line on standard output. In a pipe changes are appended.
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 MOVING = frozenset({"deadline_left_s", "seen_at", "uptime_s", "left_s"})
-"""Fields that change continuously, so their changes are ignored."""
+"""Fields that change continuously; their changes are ignored."""
 
 
 def watch_option(function: F) -> F:
-    """`--watch`, for commands that may run until interrupted."""
+    """`--watch`: run until interrupted."""
     return click.option("--watch", is_flag=True, help="Refresh until interrupted.")(function)
 
 
@@ -35,7 +35,7 @@ def present(
     *,
     watching: bool,
 ) -> None:
-    """Show something once, or until interrupted with `--watch`."""
+    """Show a document once, or with `--watch` until interrupted."""
     if watching:
         watch(control, look, render, topics)
         return
@@ -52,33 +52,33 @@ def watch(
     *,
     end_only: bool = False,
 ) -> Any:
-    """Show something as it changes until it is over; return its final state.
+    """Show a document at each change until it is final; return the final one.
 
     Args:
         control: the server.
-        look: asks for it.
+        look: reads the document.
         render: draws it.
-        topics: what of `/v1/events` may change it.
-        over: whether nothing more will come.
-        end_only: in a pipe, print text only when it is over.
+        topics: of `/v1/events`, after which it is read again.
+        over: whether a document is final.
+        end_only: in a pipe, do not print text; the caller prints the final document.
 
     Raises:
-        FedloomError: the first look fails, or the server is there and says no.
+        FedloomError: the first read fails, or the server refuses.
     """
     console = output.console()
     if output.wants_json() or not console.is_terminal:
         return _print(control, look, None if end_only else render, topics, over)
-    from rich.console import Group  # noqa: PLC0415 - only where it is seen
+    from rich.console import Group  # noqa: PLC0415 - only on a terminal
     from rich.live import Live  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
     def drawn(seen: Snapshot) -> "RenderableType":
-        # rich counts on lines that fit, and our tables are as wide as they need to be: as text they
-        # are wrapped by the one who counts.
+        # Live counts lines to redraw them, but tables may be wider than the terminal. As text, rich
+        # wraps them itself and counts correctly.
         shown = Text.from_ansi(output.rendered(render(seen.document)).rstrip("\n"))
         if seen.lost_s is None:
             return shown
-        words = f"The server has not answered for {output.duration(seen.lost_s)}. Trying again ..."
+        words = f"The server has not answered for {output.duration(seen.lost_s)}. Retrying ..."
         return Group(shown, Text(words, style="bold red"))
 
     with Live(console=console, auto_refresh=False) as live:
@@ -101,8 +101,8 @@ def _print(
     for seen in follow(control, look, topics):
         if lost is not (seen.lost_s is not None):
             lost = not lost
-            told = "does not answer, retrying …" if lost else "is back."
-            click.echo(f"{control.where} {told}", err=True)
+            change = "does not answer, retrying …" if lost else "is back."
+            click.echo(f"{control.where} {change}", err=True)
         known = steady(seen.document)
         if known != before:
             before = known

@@ -1,5 +1,5 @@
-"""`fedloom top`: a server on one screen, live.
+"""`fedloom top`: a live view of a server in the terminal.
 
-`facts` asks the server, `frame` draws what is known as lines of text, `terminal` paints lines and
-reads keys, and `screen` holds them together. Only the last two know of time and of devices.
+`facts` reads the server's state, `frame` draws it as lines of text, `terminal` writes lines and
+reads keys, and `screen` connects them. Only the last two use clocks and devices.
 """

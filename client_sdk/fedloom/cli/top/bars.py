@@ -1,4 +1,4 @@
-"""Bars, sparklines and signs, in a terminal's own characters; in ASCII where it has no others."""
+"""Bars, sparklines and symbols, in Unicode or ASCII."""
 
 import math
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from rich.text import Text
 
 @dataclass(frozen=True, slots=True)
 class Glyphs:
-    """The signs that a terminal can show. What they mean is always said in a word beside them."""
+    """The symbols that a terminal can show. A word beside each gives its meaning."""
 
     full: str = "█"
     part: str = "▏▎▍▌▋▊▉"
@@ -28,11 +28,11 @@ class Glyphs:
     more: str = "…"
 
     def phase(self, name: str) -> str:
-        """The sign of a member's phase."""
-        signs = {"training": self.here, "reported": self.good, "offered": self.idle,
-                 "declined": self.dot, "failed": self.bad, "refused": self.bad,
-                 "late": self.warn, "lost": self.warn}  # fmt: skip
-        return signs.get(name, self.dot)
+        """The symbol of a member's phase."""
+        symbols = {"training": self.here, "reported": self.good, "offered": self.idle,
+                   "failed": self.bad, "refused": self.bad,
+                   "late": self.warn, "lost": self.warn}  # fmt: skip
+        return symbols.get(name, self.dot)
 
 
 UNICODE = Glyphs()
@@ -47,14 +47,11 @@ LEVELS = {
     "warn": ("warn", "yellow"),
     "bad": ("bad", "red"),
 }
-"""Sign and colour of the server's health."""
-
-PHASES = {"training": "cyan", "reported": "green", "failed": "red", "refused": "red",
-          "late": "yellow", "lost": "yellow"}  # fmt: skip
+"""Symbol and colour of the server's health."""
 
 
 def bar(share: float, width: int, glyphs: Glyphs, style: str, mark: float | None = None) -> Text:
-    """A bar that is full to a share, with a mark at another.
+    """A bar that is filled to `share`, with a mark at the share `mark`.
 
     >>> bar(0.5, 4, ASCII, "", mark=0.75).plain
     '##.|'
@@ -73,7 +70,7 @@ def bar(share: float, width: int, glyphs: Glyphs, style: str, mark: float | None
 
 
 def sparkline(values: Sequence[float | None], width: int, glyphs: Glyphs) -> str:
-    """The last values as heights, the lowest to the highest of them.
+    """The last values as heights, scaled from their minimum to their maximum.
 
     >>> sparkline([1.0, None, 2.0, 8.0], 4, ASCII)
     '_ .#'
@@ -91,7 +88,7 @@ def sparkline(values: Sequence[float | None], width: int, glyphs: Glyphs) -> str
 
 
 def columns(left: Text, right: Text, width: int) -> Text:
-    """A line with something at each end; the left is cut where both do not fit."""
+    """A line with texts at both ends; the left one is truncated if they do not fit."""
     room = max(0, width - right.cell_len - (2 if right.cell_len else 0))
     left = left.copy()
     left.truncate(room, overflow="ellipsis", pad=True)

@@ -21,8 +21,8 @@ from fedloom.protocol.errors import UsageError
 def top(once: bool, directory: Path) -> None:
     """Watch a server live: health, runs, the open round, its clients and recent refusals.
 
-    Keys: j and k move, enter shows a run alone, p pauses or resumes it, c closes its open round,
-    ? shows help, q quits. Actions ask first. Reconnects to a lost server.
+    Keys: j and k move, enter shows one run, p pauses or resumes it, c closes its open round,
+    ? shows help, q quits. Actions ask for confirmation. Reconnects after a lost connection.
 
     With --json, prints `/v1/overview` once.
 
@@ -38,7 +38,7 @@ def top(once: bool, directory: Path) -> None:
     elif once:
         _print(control)
     elif not (sys.stdin.isatty() and sys.stdout.isatty()) or os.environ.get("TERM") == "dumb":
-        raise UsageError("This needs a terminal: `--once` prints one screen, `--json` data.")
+        raise UsageError("This needs a terminal. --once prints one screen, --json prints data.")
     else:
         from fedloom.cli.top.screen import Screen  # noqa: PLC0415 - it imports rich
 

@@ -1,4 +1,4 @@
-"""The server's state that the screen shows."""
+"""The server's state, as the screen shows it."""
 
 import time
 from dataclasses import dataclass, field
@@ -14,11 +14,11 @@ class ServerFacts:
     """The state of a server at one moment.
 
     Attributes:
-        at: when it was read, by `time.monotonic`.
-        overview: of `/v1/overview`.
-        run: of `/v1/runs/RUN`, of the selected run; None without one.
+        at: time of the read, by `time.monotonic`.
+        overview: from `/v1/overview`.
+        run: the selected run, from `/v1/runs/RUN`; None without one.
         refusals: the latest of that run, newest first.
-        server: of `/v1/server`.
+        server: from `/v1/server`.
     """
 
     at: float
@@ -34,22 +34,22 @@ class ServerFacts:
         return found
 
     def index(self, run: str | None) -> int:
-        """A run's index in the list; 0 where it is not in it."""
+        """A run's index in the list; 0 if it is not in the list."""
         ids = [each["id"] for each in self.runs]
         return ids.index(run) if run in ids else 0
 
     def selected(self, run: str | None) -> dict[str, Any] | None:
-        """The run of that name, or else the first; None without runs."""
+        """The run with this id, or else the first; None without runs."""
         return self.runs[self.index(run)] if self.runs else None
 
 
 def look(control: Control, run: str | None, known: ServerFacts | None = None) -> ServerFacts:
-    """Read everything that is shown.
+    """Read the server's state.
 
     Args:
         control: the server.
-        run: the selected one; the first active one if it has ended.
-        known: earlier state, for what does not change.
+        run: id of the selected run; if it has ended, the first active run is read.
+        known: earlier state, for values that do not change.
 
     Raises:
         FedloomError: the server is unreachable or refuses.

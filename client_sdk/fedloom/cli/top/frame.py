@@ -1,8 +1,9 @@
-"""The screen as lines of text: a function of what is known and what is chosen, of nothing else.
+"""The screen as lines of text: a pure function of the view.
 
-Invariant: what colour says, a word or a sign says too.
+Invariant: each colour has a word or a symbol with the same meaning.
 """
 
+import textwrap
 import time
 from typing import Any
 
@@ -31,7 +32,7 @@ def frame(view: View, width: int, height: int) -> list[Text]:
     if view.help:
         body = help_page.lines(view.glyphs, width)
     elif view.facts is None:
-        body = [Text(), Text(" Asking the server ...", style="dim")]
+        body = [Text(), Text(" Connecting ...", style="dim")]
     elif view.detail:
         body = run_page.detail(view, width, room)
     else:
@@ -54,23 +55,21 @@ def _head(view: View, width: int) -> list[Text]:
     lines = [columns(title, Text().append(time.strftime("%H:%M:%S "), style="dim"), width)]
     if view.lost_at is not None:
         since = output.duration(max(0.0, view.now - view.lost_at))
-        words = f" {g.bad} The server has not answered for {since}. Trying again ..."
+        words = f" {g.bad} The server has not answered for {since}. Retrying ..."
         lines.append(Text(words, style="bold red"))
-        return [*lines, Text("   What is below is as it was before.", style="red")]
+        return [*lines, Text("   The data below is from before.", style="red")]
     if facts is None:
         return lines
     now = facts.overview
     sign, style = LEVELS.get(now["level"], ("warn", "yellow"))
     health = Text(f" {getattr(g, sign)} {now['headline']}", style=f"bold {style}")
     busy = now["clients_online"] - now["clients_available"]
-    clients = (
-        f"{now['clients_online']} of {now['clients_enrolled']} clients online, {busy} at work "
-    )
-    if health.cell_len + len(clients) + 2 > width:  # whether all is well matters more
+    clients = f"{now['clients_online']} of {now['clients_enrolled']} clients online, {busy} busy "
+    if health.cell_len + len(clients) + 2 > width:  # the headline has priority
         clients = f"{now['clients_online']}/{now['clients_enrolled']} online "
     lines.append(columns(health, Text(clients), width))
     rates = (
-        f" {now['rounds_an_hour']:.4g} rounds an hour {g.dot} in the last rounds {g.up} "
+        f" {now['rounds_an_hour']:.4g} rounds per hour {g.dot} in the last rounds {g.up} "
         f"{output.size(now['bytes_up'])} {g.down} {output.size(now['bytes_down'])}"
     )
     lines.append(Text(rates, style="dim"))
@@ -82,8 +81,11 @@ def _foot(view: View, width: int) -> list[Text]:
     if view.message:
         lines.append(Text(f" {view.message}", style="bold"))
     if view.question:
-        asked = _wrapped(f"{view.question}", width)
-        return [*asked, Text(" Press y to do it, any other key to leave it.", style="bold reverse")]
+        asked = [
+            Text(f" {line}", style="bold yellow")
+            for line in textwrap.wrap(view.question, width - 2)
+        ]
+        return [*asked, Text(" Press y to confirm, any other key to cancel.", style="bold reverse")]
     keys = Text(" ")
     for key, what in KEYS:
         named = "back" if view.detail and what == "detail" else what
@@ -95,12 +97,6 @@ def _foot(view: View, width: int) -> list[Text]:
 def _pause_word(view: View) -> str:
     run = view.facts.selected(view.run) if view.facts else None
     return "resume" if run is not None and run["state"] == "paused" else "pause"
-
-
-def _wrapped(text: str, width: int) -> list[Text]:
-    import textwrap  # noqa: PLC0415 - for questions alone
-
-    return [Text(f" {line}", style="bold yellow") for line in textwrap.wrap(text, width - 2)]
 
 
 def _overview(view: View, width: int, room: int) -> list[Text]:
@@ -121,11 +117,13 @@ def _overview(view: View, width: int, room: int) -> list[Text]:
 
 def _alert(alert: dict[str, Any], width: int, g: Glyphs) -> list[Text]:
     sign, style = LEVELS.get(alert["level"], ("warn", "yellow"))
-    said = Text(f" {getattr(g, sign)} {alert['what']}", style=style)
-    todo = Text(f"   {alert['todo']}", style="dim")
-    for line in (said, todo):
+    lines = [
+        Text(f" {getattr(g, sign)} {alert['what']}", style=style),
+        Text(f"   {alert['todo']}", style="dim"),
+    ]
+    for line in lines:
         line.truncate(width - 1, overflow="ellipsis")
-    return [said, todo]
+    return lines
 
 
 def _runs(view: View, width: int) -> list[Text]:
@@ -154,13 +152,12 @@ def _run(run: dict[str, Any], view: View, names: int, bars: int, *, chosen: bool
     name = Text(run["id"])
     name.truncate(names, overflow="ellipsis", pad=True)
     line += name
-    colour = {"running": "cyan", "paused": "yellow"}.get(run["state"], "")
+    colour = output.COLOURS.get(run["state"], "")
     line.append(f"  {run['state']:<8}  ", style=f"not bold {colour}".strip())
     done, total = run["rounds_committed"], run["rounds_total"]
     line += bar(done / total if total else 1.0, bars, g, "green")
     line.append(f" {f'{done}/{total}':<9}", style="not bold")
-    left_s = run["time_left_s"]
-    left = "-" if left_s is None else output.duration(left_s)
+    left = output.or_dash(run["time_left_s"], output.duration)
     line.append(f"  {left:>12}", style="not bold")
     return line
 
@@ -168,7 +165,7 @@ def _run(run: dict[str, Any], view: View, names: int, bars: int, *, chosen: bool
 def _refusals(refusals: list[dict[str, Any]], width: int, g: Glyphs, most: int) -> list[Text]:
     if not refusals:
         return []
-    lines = [rule("last refusals", width, g)]
+    lines = [rule("recent refusals", width, g)]
     for each in refusals[:most]:
         line = Text(f" {output.moment(each['at'])}  ", style="dim")
         line.append(f"{each['client'] or '-'}", style="not dim")

@@ -1,4 +1,4 @@
-"""A run on the screen: its open round with everyone in it, and what its rounds brought."""
+"""A run on the screen: its open round with all members, and the metrics of its rounds."""
 
 from typing import Any
 
@@ -6,11 +6,11 @@ from rich.text import Text
 
 from fedloom.cli.common import output
 from fedloom.cli.top.bars import Glyphs, bar, columns, sparkline
-from fedloom.cli.top.view import View, phase_text, rule
+from fedloom.cli.top.view import View, rule
 
 CELL = 26
 NAME = 10
-"""Columns of a member, and of its name in them."""
+"""Width of a member, and of its name."""
 
 
 def open_round(view: View, width: int, room: int) -> list[Text]:
@@ -22,7 +22,7 @@ def open_round(view: View, width: int, room: int) -> list[Text]:
     live = run["live"] or {}
     now = live.get("round")
     if now is None:
-        why = "the run is paused" if run["state"] == "paused" else "it opens with enough clients"
+        why = "the run is paused" if run["state"] == "paused" else "too few clients are available"
         waiting = f" No round is open: {why}. {live.get('clients_available', 0)} clients are idle."
         return [Text(), rule(run["id"], width, g), Text(waiting)]
     title = f"round {now['number']} {g.dot} {now['kind']} {g.dot} {_state(now)} {g.dot} {run['id']}"
@@ -36,18 +36,18 @@ def _state(now: dict[str, Any]) -> str:
     if now["paused"]:
         return f"{now['state']}, paused"
     if now["state"] == "selecting":
-        return f"selecting, waits for {now['goal']} clients ({now['available']} here)"
+        return f"selecting, waits for {now['goal']} clients ({now['available']} available)"
     return str(now["state"])
 
 
 def _updates(now: dict[str, Any], width: int, g: Glyphs) -> Text:
     accepted, goal, quorum = now["accepted"], now["goal"], now["quorum"]
-    said = f" {accepted} of {goal}, quorum {quorum}{' reached' if accepted >= quorum else ''}"
+    text = f" {accepted} of {goal}, quorum {quorum}{' reached' if accepted >= quorum else ''}"
     line = Text().append(" updates  ", style="dim")
     style = "green" if accepted >= quorum else "yellow"
     mark = None if quorum >= goal else quorum / goal
     line += bar(accepted / goal, _bar_width(width), g, style, mark)
-    return line + Text(said)
+    return line + Text(text)
 
 
 def _deadline(now: dict[str, Any], run: dict[str, Any], view: View, width: int) -> Text | None:
@@ -63,9 +63,9 @@ def _deadline(now: dict[str, Any], run: dict[str, Any], view: View, width: int) 
     line = Text().append(" deadline ", style="dim")
     style = "red" if share < 0.1 else "yellow" if share < 0.25 else "cyan"
     line += bar(share, _bar_width(width), view.glyphs, style)
-    words = "stands still, " if now["paused"] else ""
-    told = f"{output.duration(left_s)} left" if left_s > 0 else "is over"
-    return line + Text(f" {words}{told}")
+    paused = "paused, " if now["paused"] else ""
+    left = f"{output.duration(left_s)} left" if left_s > 0 else "is over"
+    return line + Text(f" {paused}{left}")
 
 
 def _bar_width(width: int) -> int:
@@ -97,23 +97,25 @@ def _members(now: dict[str, Any], width: int, room: int, view: View) -> list[Tex
     return [*lines, more] if more is not None else lines
 
 
-def _member(name: str, phase: str, told: dict[str, Any] | None, view: View) -> Text:
-    said = phase_text(phase, told, view.glyphs)
+def _member(name: str, phase: str, progress: dict[str, Any] | None, view: View) -> Text:
+    state = Text(f"{view.glyphs.phase(phase)} {phase}", style=output.COLOURS.get(phase, "dim"))
+    if phase == "training" and progress is not None:
+        state.append(f" {progress['fraction']:.0%}")
     shown = Text(name)
-    shown.truncate(min(NAME, CELL - 2 - said.cell_len), overflow="ellipsis", pad=True)
-    cell = Text.assemble(shown, " ", said)
+    shown.truncate(min(NAME, CELL - 2 - state.cell_len), overflow="ellipsis", pad=True)
+    cell = Text.assemble(shown, " ", state)
     cell.pad_right(max(0, CELL - cell.cell_len))
     return cell
 
 
-# ---- a run by itself -----------------------------------------------------------------------------
+# ---- one run -------------------------------------------------------------------------------------
 
 
 def detail(view: View, width: int, room: int) -> list[Text]:
-    """One run: what it is, how it learns, its open round, its last rounds."""
+    """One run: its settings, its metrics, its open round and its last rounds."""
     facts, g = view.facts, view.glyphs
     if facts is None or facts.run is None:
-        return [Text(), Text(" The run is over.")]
+        return [Text(), Text(" The run has ended.")]
     run = facts.run
     lines = [Text(), rule(run["id"], width, g), *_facts(run, g), *curves(run, width, g)]
     rounds = [r for r in reversed(run["rounds"]) if r["closed_at"]]
@@ -128,9 +130,9 @@ def detail(view: View, width: int, room: int) -> list[Text]:
 
 def _facts(run: dict[str, Any], g: Glyphs) -> list[Text]:
     done = f"{run['rounds_committed']} of {run['rounds_total']} rounds"
-    told = f" {run['state']} {g.dot} {done} {g.dot} {run['spec']['strategy']['name']} {g.dot} "
-    told += f"model {run['model'][:12]} {g.dot} started {output.moment(run['created_at'])}"
-    lines = [Text(told)]
+    text = f" {run['state']} {g.dot} {done} {g.dot} {run['spec']['strategy']['name']} {g.dot} "
+    text += f"model {run['model'][:12]} {g.dot} started {output.moment(run['created_at'])}"
+    lines = [Text(text)]
     if run["reason"]:
         lines.append(Text(f" {run['reason']}", style="yellow"))
     costs = [r["privacy"]["epsilon"] for r in run["rounds"] if r["privacy"]]
@@ -143,7 +145,7 @@ def _facts(run: dict[str, Any], g: Glyphs) -> list[Text]:
 
 
 def curves(run: dict[str, Any], width: int, g: Glyphs) -> list[Text]:
-    """What its rounds measured: the last value of each, and how it went."""
+    """The metrics of the run's rounds: the last value of each, and a sparkline."""
     lines = []
     for what in ("training", "evaluation"):
         series: dict[str, list[float | None]] = {}
@@ -166,9 +168,8 @@ def _rounds(rounds: list[dict[str, Any]], width: int, g: Glyphs) -> list[Text]:
     lines.append(columns(Text(head, style="dim"), Text(), width))
     for r in rounds:
         took = output.duration(r["closed_at"] - r["opened_at"])
-        colour = "green" if r["state"] == "committed" else "red"
         line = Text(f" {r['number']:>5}  {r['kind']:<8}  ")
-        line.append(f"{r['state']:<10}", style=colour)
+        line.append(f"{r['state']:<10}", style=output.COLOURS.get(r["state"], ""))
         line.append(f"  {r['accepted']:>7}  {took:>12}  ")
         measured = output.metrics(r["training"] or r["evaluation"])
         line.append(r["reason"] or measured, style="dim")

@@ -1,4 +1,4 @@
-"""Holds the screen together: what is chosen, what a key does, when to look and when to paint."""
+"""The screen's loop: handles keys and events, reads the server's state, and repaints."""
 
 import queue
 import sys
@@ -24,7 +24,7 @@ __all__ = ["SILENCE_S", "Screen", "glyphs", "once"]
 
 
 def glyphs() -> Glyphs:
-    """The signs that standard output can show."""
+    """The symbols that standard output can show."""
     try:
         "█▏┃▁▸─·↑●▲✖○…".encode(sys.stdout.encoding or "ascii")
     except (UnicodeEncodeError, LookupError):
@@ -33,7 +33,7 @@ def glyphs() -> Glyphs:
 
 
 def once(control: Control, width: int, height: int) -> list[Any]:
-    """The screen as it would be now, as lines."""
+    """The present screen as lines."""
     facts, where = look(control, None), control.where
     view = View(facts=facts, now=facts.at, where=where, glyphs=glyphs())
     return frame(view, width, height)
@@ -43,7 +43,7 @@ class Screen:
     """A live view of a server.
 
     Args:
-        control: the server; with `SILENCE_S` as its time-out.
+        control: the server, with a timeout of `SILENCE_S`.
     """
 
     def __init__(self, control: Control) -> None:
@@ -55,10 +55,10 @@ class Screen:
         self._looked_at = 0.0
 
     def run(self) -> None:
-        """Show it until somebody quits.
+        """Show the screen until the user quits.
 
         Raises:
-            FedloomError: the server is not there at the start, or refuses us.
+            FedloomError: the server is unreachable at the start, or refuses.
         """
         self._look(look(self._control, None))
         put = self._heard.put
@@ -68,7 +68,7 @@ class Screen:
                 self._paint(terminal)
 
     def _turn(self, terminal: Terminal) -> bool:
-        """Take in what came, and look again if need be; False to end."""
+        """Handle what has arrived, and read the state again if necessary; False to end."""
         news = False
         for item in self._waiting():
             if isinstance(item, Event):
@@ -86,7 +86,7 @@ class Screen:
         return True
 
     def _waiting(self) -> list[Event | str]:
-        """What has come, at least within a tick."""
+        """The keys and events that have arrived; waits up to `TICK_S` for one."""
         found: list[Event | str] = []
         try:
             found.append(self._heard.get(timeout=TICK_S))
@@ -102,7 +102,7 @@ class Screen:
     # ---- the server ------------------------------------------------------------------------------
 
     def _event(self, event: Event) -> bool:
-        """Take note of what the stream said; True if something is to be looked at."""
+        """Handle an event; True if the state must be read again."""
         match event.name:
             case "denied":
                 raise event.data
@@ -135,7 +135,7 @@ class Screen:
         detail = self._view.detail and run is not None
         if self._view.detail and run is not None and run["id"] != self._view.run:
             detail = False
-            self._say(f"{self._view.run} is not active any more.")
+            self._say(f"{self._view.run} is no longer active.")
         chosen = None if run is None else run["id"]
         self._view = replace(self._view, facts=facts, run=chosen, detail=detail)
         self._looked_at = facts.at
@@ -143,7 +143,7 @@ class Screen:
     # ---- keys ------------------------------------------------------------------------------------
 
     def _key(self, key: str) -> bool:
-        """Do what a key says; False to end."""
+        """Handle a key; False to end."""
         view = self._view
         if self._pending is not None:
             self._answer(key)
@@ -160,7 +160,7 @@ class Screen:
         elif key == "esc":
             self._view = replace(view, detail=False)
         elif key in ("p", "c"):
-            self._wish(key)
+            self._ask(key)
         return True
 
     def _move(self, by: int) -> None:
@@ -173,11 +173,11 @@ class Screen:
             self._view = replace(view, run=runs[at]["id"], scroll=0)
             self._refresh()
 
-    def _wish(self, key: str) -> None:
-        """Ask whether to do what a key stands for, in the server's words."""
+    def _ask(self, key: str) -> None:
+        """Show the consequence of a key's action and ask for confirmation."""
         run = self._view.facts.selected(self._view.run) if self._view.facts else None
         if run is None:
-            self._say("There is no run to steer.")
+            self._say("No run is active.")
             return
         action = "resume" if run["state"] == "paused" else "pause"
         body: dict[str, Any] = {}

@@ -1,7 +1,7 @@
-"""The terminal: lines painted where they changed, keys read, and everything put back as it was.
+"""The terminal: paints changed lines, reads keys, and restores the terminal at the end.
 
-Invariant: however this ends, by a key, an error or a signal, the terminal is as it was before. A
-line that did not change is not written, so nothing flickers and little travels over a slow link.
+Invariant: after a key, an error or a signal that ends the program, the terminal is as before. Only
+changed lines are written, which avoids flicker and needs little bandwidth.
 """
 
 import os
@@ -27,10 +27,10 @@ _KEYS = {"\r": "enter", "\n": "enter", "\x1b": "esc", "\x1b[A": "k", "\x1bOA": "
 
 
 class Terminal:
-    """The whole screen, while the context is open.
+    """Full-screen mode, while the context is open.
 
     Args:
-        put: takes the name of each key, and `resize`; called from other threads.
+        put: called with the name of each key, and with `resize`, from other threads.
     """
 
     def __init__(self, put: Callable[[str], None]) -> None:
@@ -76,11 +76,11 @@ class Terminal:
         termios.tcsetattr(self._in, termios.TCSADRAIN, self._before)
 
     def repaint(self) -> None:
-        """Paint every line the next time: others may have written over them."""
+        """Paint every line the next time, because another program may have overwritten them."""
         self._painted = []
 
     def paint(self, lines: Sequence[Text]) -> None:
-        """Show these lines from the top; those that are as they were are left alone."""
+        """Show these lines from the top; write only those that changed."""
         size = self.size
         if size != self._size:
             self._size, self._painted = size, []
@@ -114,7 +114,7 @@ class Terminal:
         while keys := os.read(self._in, 64).decode("utf-8", "replace"):
             for key in split(keys):
                 self._put(_KEYS.get(key, key))
-        self._put("q")  # nobody is at the other end any more
+        self._put("q")  # standard input was closed
 
     def _resized(self, _: int, __: FrameType | None) -> None:
         self._put("resize")
@@ -125,14 +125,14 @@ class Terminal:
     def _suspended(self, number: int, _: FrameType | None) -> None:
         self._end()
         signal.signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)  # it stops here, and goes on when it is in the foreground
+        os.kill(os.getpid(), number)  # stops here, and continues when back in the foreground
         signal.signal(number, self._suspended)
         self._begin()
         self._put("resize")
 
 
 def split(text: str) -> list[str]:
-    r"""Keys of what a terminal sent at once.
+    r"""Split a terminal's input into keys.
 
     >>> split("jj\x1b[A\x1b")
     ['j', 'j', '\x1b[A', '\x1b']

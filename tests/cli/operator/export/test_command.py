@@ -1,4 +1,4 @@
-"""`fedloom run export` against a real API: what the files hold, and that nothing is told twice."""
+"""`fedloom run export` against a real API."""
 
 import csv
 import json
@@ -67,7 +67,7 @@ def _steps(folder):
 
 
 def test_tensorboard_gets_committed_rounds_once(door, story, tmp_path):
-    """Also when the export is done again, with what has come since."""
+    """A second export adds only the new rounds."""
     logs = tmp_path / "logs"
     assert "3 rounds" in _export(story, "--tensorboard", str(logs)).stdout
     assert _steps(logs) == [(1, 0.5), (3, 0.25)]
@@ -79,8 +79,8 @@ def test_tensorboard_gets_committed_rounds_once(door, story, tmp_path):
     assert "training/nan" not in first
 
 
-def test_files_of_rows_have_every_round(story, tmp_path):
-    """With its outcome and its reason, which a spreadsheet takes for no formula."""
+def test_csv_and_jsonl_have_every_round(story, tmp_path):
+    """Abandoned rounds have a reason, which is quoted so that it is not a formula."""
     table, lines = tmp_path / "a.csv", tmp_path / "a.jsonl"
     _export(story, "--csv", str(table), "--jsonl", str(lines), "--json")
     rows = list(csv.DictReader(table.read_text().splitlines()))
@@ -96,8 +96,8 @@ def test_files_of_rows_have_every_round(story, tmp_path):
     assert not list(tmp_path.glob(".a.*"))
 
 
-def test_watching_goes_on_until_the_run_ends(door, story, tmp_path, monkeypatch):
-    """Each round as it comes, and those of the last moment."""
+def test_watch_exports_until_the_run_ends(door, story, tmp_path, monkeypatch):
+    """New rounds are exported as they end, including the last."""
     paces, before = [], set(threading.enumerate())
 
     def pace(_):
@@ -116,7 +116,7 @@ def test_watching_goes_on_until_the_run_ends(door, story, tmp_path, monkeypatch)
 
 
 class _Store:
-    """MLflow's client, as far as it is used, over a store for each URI."""
+    """A fake MLflow client with one store per URI."""
 
     stores: ClassVar = {}
 
@@ -155,7 +155,7 @@ class _Store:
 
 
 def test_an_mlflow_run_is_found_again_by_its_tag(door, story, tmp_path, monkeypatch):
-    """A second export logs what the first has not, into the same run of the store that is named."""
+    """A second export continues the same MLflow run."""
     mlflow, entities = types.ModuleType("mlflow"), types.ModuleType("mlflow.entities")
     stores = _Store.stores = {}
     mlflow.MlflowClient, entities.Metric = _Store, lambda *values: values
@@ -173,8 +173,8 @@ def test_an_mlflow_run_is_found_again_by_its_tag(door, story, tmp_path, monkeypa
     assert f"sqlite:///{tmp_path}/ml/mlflow.db" in stores
 
 
-def test_a_place_is_needed_and_must_be_writable(story, tmp_path):
-    """Exit 2, with what to mend."""
+def test_a_writable_destination_is_required(story, tmp_path):
+    """Exit 2 with the problem."""
     assert "--tensorboard" in _export(story, code=2).stderr
     said = _export(story, "--csv", str(tmp_path / "no" / "a.csv"), code=2).stderr
     assert "No such file" in said

@@ -1,4 +1,4 @@
-"""TensorBoard's event files: written byte for byte as it reads them."""
+"""TensorBoard event files."""
 
 import math
 import struct
@@ -27,7 +27,7 @@ STEPS = st.lists(
 @settings(max_examples=40)
 @given(steps=STEPS)
 def test_what_is_written_is_read(tmp_path_factory, steps):
-    """Any names, any finite values, any steps."""
+    """All names, finite values and steps survive a round trip."""
     folder = tmp_path_factory.mktemp("events")
     file = EventFile(folder)
     for step, scalars in steps:
@@ -38,18 +38,18 @@ def test_what_is_written_is_read(tmp_path_factory, steps):
 
 
 def test_first_record_is_what_the_format_says(tmp_path):
-    """Worked out by hand: a length, its masked CRC-32C, and the version of the file."""
+    """Length, masked CRC-32C and file version, computed by hand."""
     EventFile(tmp_path).close()
     data = _only(tmp_path).read_bytes()
     assert struct.unpack("<Q", data[:8]) == (24,)
-    assert data[8:12].hex() == "a37f4b22"  # of every event file
+    assert data[8:12].hex() == "a37f4b22"
     assert data[12:13] == b"\x09"
     assert data[21:36] == b"\x1a\x0dbrain.Event:2"
     assert len(data) == 12 + 24 + 4
 
 
-def test_a_damaged_or_cut_file_ends_there(tmp_path):
-    """An export that was killed goes on behind the last whole step."""
+def test_reading_ends_at_a_damaged_record(tmp_path):
+    """A killed export continues after the last complete step."""
     file = EventFile(tmp_path)
     for step in (1, 2, 3):
         file.append(step, {"loss": 0.5})
@@ -71,8 +71,8 @@ print(json.dumps({t: [(e.step, e.wall_time, e.value) for e in found.Scalars(t)]
 """
 
 
-def test_tensorboard_itself_reads_it(tmp_path):
-    """Where it is installed: names, steps, times and values, and a resumption hides later steps."""
+def test_tensorboard_reads_the_files(tmp_path):
+    """If it is installed: names, steps, times and values; a resumed file hides later steps."""
     pytest.importorskip("tensorboard")
     import json
 

@@ -1,8 +1,7 @@
-"""`fedloom run export`: what a run's rounds measured, for the tools that people have already.
+"""`fedloom run export`: exports a run's metrics to TensorBoard, MLflow, CSV or JSON lines.
 
-Rounds that have ended are written, in order and once: an export into the same place goes on where
-the last one stopped. Files of rows are written whole, as they are small and a later round may
-bring another column.
+Each ended round is written once, in order: another export to the same place continues after the
+last one. CSV and JSON files are rewritten as a whole, because a later round may add a column.
 """
 
 import csv
@@ -19,7 +18,7 @@ import click
 from fedloom.cli.common import output
 from fedloom.cli.common.options import directory_option, json_option
 from fedloom.cli.connection.api_client import Control
-from fedloom.cli.connection.default_run import ACTIVE, newest
+from fedloom.cli.connection.default_run import ACTIVE, run_or_newest
 from fedloom.cli.operator.export.mlflow import MLflowRun
 from fedloom.cli.operator.export.tensorboard import EventFile, last_step
 from fedloom.protocol.atomic_files import write_whole
@@ -37,17 +36,17 @@ Round = Mapping[str, Any]
 
 
 class Place(Protocol):
-    """Where rounds go."""
+    """A destination of an export."""
 
     def write(self, rounds: Sequence[Round]) -> None:
-        """Take all rounds that have ended, in order; those that it has it leaves."""
+        """Write those of all ended rounds, in order, that were not written before."""
 
     def close(self) -> None:
-        """No more come for now."""
+        """Release the destination."""
 
 
 def scalars(one: Round) -> dict[str, float]:
-    """A round's figures as names such as `training/loss` and finite values."""
+    """A round's finite numbers by name, such as `training/loss`."""
     found: dict[str, Any] = {}
     for kind in ("training", "evaluation"):
         for name, value in ((one[kind] or {}).get("values") or {}).items():
@@ -134,13 +133,13 @@ class _Jsonl:
 
 
 def _cell(value: Any) -> Any:
-    """Quote text that a spreadsheet would run as a formula; clients choose these texts."""
+    """A cell; text from clients that a spreadsheet would run as a formula is quoted."""
     formula = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
     return f"'{value}" if formula else value
 
 
 def rounds_of(control: Control, run: str, *, after: int = 0) -> list[Round]:
-    """Rounds of a run that have ended, from a number on, in order."""
+    """Rounds of a run that have ended, later than `after`, in order."""
     found: list[Round] = []
     before = 0
     while True:
@@ -156,7 +155,7 @@ def rounds_of(control: Control, run: str, *, after: int = 0) -> list[Round]:
 @click.command()
 @click.argument("run", required=False)
 @click.option("--tensorboard", type=click.Path(path_type=Path), metavar="DIR", help="Event files.")
-@click.option("--mlflow", metavar="URI|DIR", help="A tracking server, or a database in a folder.")
+@click.option("--mlflow", metavar="URI|DIR", help="A tracking server, or a folder for a database.")
 @click.option("--csv", "csv_path", type=click.Path(path_type=Path), metavar="FILE")
 @click.option("--jsonl", type=click.Path(path_type=Path), metavar="FILE")
 @click.option("--watch", is_flag=True, help="Keep exporting until the run ends.")
@@ -182,7 +181,7 @@ def export(  # noqa: PLR0917 - a command's options
       fedloom run export digits --csv digits.csv --jsonl digits.jsonl
     """
     control = Control(directory)
-    found = control.get("runs", run or newest(control.get("runs")["runs"]))
+    found = control.get("runs", run_or_newest(control, run))
     places: list[Place] = []
     try:
         if tensorboard is not None:
@@ -201,22 +200,22 @@ def export(  # noqa: PLR0917 - a command's options
     finally:
         for place in places:
             place.close()
-    told = {"run": found["id"], "rounds": rounds}
-    output.emit(told, lambda: click.echo(f"{rounds} rounds of {found['id']} are exported."))
+    document = {"run": found["id"], "rounds": rounds}
+    output.emit(document, lambda: click.echo(f"{rounds} rounds of {found['id']} are exported."))
 
 
 def _copy(control: Control, run: str, places: Sequence[Place], *, watch: bool) -> int:
     rounds: list[Round] = []
     while True:
         try:
-            # Read before the rounds, so that a run that has ended by now has all of them.
+            # Read the state before the rounds: if the run has ended, the rounds are complete.
             is_active = control.get("runs", run)["state"] in ACTIVE
             last = rounds[-1]["number"] if rounds else 0
             new = rounds_of(control, run, after=last)
         except UnavailableError:
             if not watch or not rounds:
                 raise
-            time.sleep(PACE_S)  # a server that restarts comes back
+            time.sleep(PACE_S)  # the server may be restarting
             continue
         rounds += new
         if new or not watch or not is_active:

@@ -17,10 +17,10 @@ class MLflowRun:
         run_id: of the run to continue.
         uri: of the store; empty for MLFLOW_TRACKING_URI.
         tags: of the run; without `run_id`, the experiment's run with these tags is continued.
-        wish: the option that needs MLflow, for the error where it is not installed.
+        wish: the option that needs MLflow, for error messages.
 
     Raises:
-        UsageError: MLflow is not installed, or has no store to write to.
+        UsageError: MLflow is not installed, or its store cannot be written.
     """
 
     def __init__(
@@ -38,21 +38,21 @@ class MLflowRun:
             self._entities: Any = import_module("mlflow.entities")
         except ModuleNotFoundError as error:
             raise UsageError(
-                f"Expected mlflow to be installed, as {wish} asks for, got no such package. "
-                "Install it (pip install mlflow), or leave it off."
+                f"{wish} needs MLflow, which is not installed. Run pip install mlflow, or remove "
+                f"{wish}."
             ) from error
         try:
             self._client: Any = library.MlflowClient(uri) if uri else library.MlflowClient()
             self.run_id = run_id or self._begin(name, settings, tags or {})
-        except Exception as error:  # what can go wrong depends on the kind of store behind it
+        except Exception as error:  # errors depend on the kind of store
             where = "the URI" if uri else "MLFLOW_TRACKING_URI"
             raise UsageError(
-                f"Expected MLflow to begin a run, got: {error} Check {where}, such as "
-                "sqlite:///mlflow.db, or leave it off."
+                f"MLflow cannot start a run: {error} Check {where}, such as sqlite:///mlflow.db, "
+                f"or remove {wish}."
             ) from error
 
     def append(self, step: int, scalars: Mapping[str, float], at: float | None = None) -> None:
-        """Log a step's scalars; `at` is when, seconds since the epoch."""
+        """Log a step's scalars; `at` is the time, seconds since the epoch."""
         at_ms = int(1000 * (time.time() if at is None else at))
         metrics = [self._entities.Metric(n, value, at_ms, step) for n, value in scalars.items()]
         self._client.log_batch(self.run_id, metrics=metrics)
@@ -62,11 +62,11 @@ class MLflowRun:
         self._client.set_tag(self.run_id, name, value)
 
     def tagged(self, name: str) -> str:
-        """A tag of the run; empty where it has none."""
+        """The value of a tag of the run; empty if it is not set."""
         return str(self._client.get_run(self.run_id).data.tags.get(name, ""))
 
     def close(self) -> None:
-        """Say that the run has ended."""
+        """Mark the run as ended."""
         self._client.set_terminated(self.run_id)
 
     def _begin(self, name: str, settings: Mapping[str, Any], tags: Mapping[str, str]) -> str:

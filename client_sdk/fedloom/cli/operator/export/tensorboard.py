@@ -38,7 +38,7 @@ class EventFile:
             self._write(_tag(2, _VARINT) + _varint(before + 1) + _field(7, started), time.time())
 
     def append(self, step: int, scalars: Mapping[str, float], at: float | None = None) -> None:
-        """Write a step's scalars; `at` is when, seconds since the epoch."""
+        """Write a step's scalars; `at` is the time, seconds since the epoch."""
         values = b"".join(
             _field(1, _field(1, name.encode()) + _tag(2, _FIXED32) + struct.pack("<f", value))
             for name, value in scalars.items()
@@ -63,7 +63,7 @@ def last_step(folder: Path) -> int:
 
 
 def read(path: Path) -> Iterator[tuple[int, dict[str, float]]]:
-    """Steps and scalars of an event file; it ends where the file is cut or damaged."""
+    """Steps and scalars of an event file, up to the first damaged record."""
     data, at = path.read_bytes(), 0
     while at + 12 <= len(data):
         head = data[at : at + 8]
@@ -92,7 +92,7 @@ def _scalar(message: bytes | int) -> tuple[str, float]:
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, bytes | int]]:
-    """Number and value of each field of a message; fixed ones as their bytes."""
+    """Number and value of each field of a message; fixed-width values as bytes."""
     at = 0
     while at < len(message):
         tag, at = _read_varint(message, at)
