@@ -47,7 +47,8 @@ def check_leaving(
     most = policy.leaves.max_bytes
     if most and header.size_bytes > most:
         raise PolicyError(
-            f"the device's policy allows updates of at most {most} bytes; this one has {header.size_bytes}."
+            f"the device's policy allows updates of at most {most} bytes; this one has "
+            f"{header.size_bytes}."
         )
     if not policy.metrics and (header.training.values or header.evaluation.values):
         raise PolicyError("the device's policy lets no metrics leave.")

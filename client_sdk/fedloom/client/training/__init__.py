@@ -1,1 +1,1 @@
-"""What a local training uses: client rule, length, progress, checkpoints and ranks."""
+"""Parts of a local training: client rule, length, progress, checkpoints and ranks."""

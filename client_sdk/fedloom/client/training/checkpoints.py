@@ -1,7 +1,7 @@
-"""A training that was cut short, kept so that it goes on where it was: over a kill or a reboot.
+"""Checkpoints of an interrupted training, to resume it after a kill or a reboot.
 
-Invariants: a checkpoint under its name is whole, and belongs to one task: run, round, model,
-settings. Whatever else is offered, it is not found. One that has no room fails no training.
+Invariants: a checkpoint file is complete, and its name is of one task: run, round, model and
+settings; another task does not find it. A checkpoint without room does not fail the training.
 """
 
 import errno
@@ -48,10 +48,10 @@ class Interruptions:
 
 
 class _Within(io.FileIO):
-    """A file that takes so many bytes at most.
+    """A file with a limited size.
 
     Attributes:
-        failed: why bytes were not taken.
+        failed: the error of a failed write.
     """
 
     def __init__(self, path: Path, most_bytes: float) -> None:
@@ -60,9 +60,9 @@ class _Within(io.FileIO):
         self.failed: OSError | None = None
 
     def write(self, data: "Buffer", /) -> int:
-        """Write some of the bytes."""
+        """Write bytes, up to the limit."""
         if self.tell() + memoryview(data).nbytes > self._most:
-            self.failed = OSError(errno.ENOSPC, "budgets.disk_mb leaves no room for it")
+            self.failed = OSError(errno.ENOSPC, "it exceeds budgets.disk_mb")
             raise self.failed
         try:
             return super().write(data) or 0
@@ -75,10 +75,10 @@ class Checkpoints:
     """The checkpoint of one task; the latest replaces the one before.
 
     Args:
-        path: of the file; None keeps nothing.
-        every_s: least time between two; what takes no longer than that is not worth one.
+        path: of the file; None: no checkpoints.
+        every_s: least time before the first checkpoint, and between two.
         clock: seconds.
-        room: bytes that the next one may take.
+        room: returns the bytes that the next one may take.
     """
 
     def __init__(
@@ -98,20 +98,20 @@ class Checkpoints:
 
     @property
     def are_kept(self) -> bool:
-        """Whether there is a place for them."""
+        """Whether checkpoints are written."""
         return self._path is not None
 
     def due(self) -> bool:
-        """Whether the last one, or the beginning, is long enough ago."""
+        """Whether `every_s` has passed since the last one, or since the start."""
         return self.are_kept and self._clock() - self._last >= self._every_s
 
     def save(self, write: Callable[[BinaryIO], object]) -> bool:
-        """Keep what `write` writes, durably; the one before stays until then.
+        """Write a checkpoint durably; it then replaces the previous one.
 
-        Threads of the training may call it, one after the other.
+        Thread-safe: calls run one after another.
 
         Returns:
-            Whether it is kept: there may be no place for it, or no room.
+            Whether it was written: checkpoints may be off, or the disk full.
         """
         with self._saving:
             return self._save(write)
@@ -129,7 +129,7 @@ class Checkpoints:
         except OSError as error:
             log.log(
                 logging.DEBUG if self._told else logging.WARNING,
-                "a checkpoint of the training is not kept: %s", error,
+                "a checkpoint of the training was not written: %s", error,
             )  # fmt: skip
             self._told = True
             with suppress(OSError):
@@ -149,27 +149,26 @@ class Checkpoints:
                 os.fsync(file.fileno())
         except Exception as error:
             if raw.failed is None:
-                raise  # the author's code, not the disk
-            # Libraries put words of their own in place of those of the disk.
-            raise raw.failed from error
+                raise  # the training code failed, not the disk
+            raise raw.failed from error  # libraries replace the disk's error by their own
 
     def saved(self) -> Path | None:
-        """The file of the last one, if there is one."""
+        """The file of the last checkpoint; None if there is none."""
         return self._path if self._path is not None and self._path.exists() else None
 
     def close(self) -> None:
-        """Keep nothing from now on: nobody will ask for the rest."""
+        """Drop the checkpoint and write no more."""
         self.drop()
         self._path = None
 
     def drop(self) -> None:
-        """Forget it: it does not fit, or is of no more use."""
+        """Remove the checkpoint: it does not fit, or is not needed any more."""
         if self._path is not None:
             self._path.unlink(missing_ok=True)
 
 
 def name_of(offer: fleet_pb2.Task) -> str:
-    """What a task's checkpoint is called: it changes with anything that the training depends on."""
+    """File name of a task's checkpoint; depends on everything that affects the training."""
     same = fleet_pb2.Task()
     same.CopyFrom(offer)
     same.deadline_s = 0.0

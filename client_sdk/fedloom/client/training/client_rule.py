@@ -1,9 +1,9 @@
-"""A client rule on a device: what a task brings for it, and what becomes of trained tensors.
+"""A client rule on a device: its inputs, and its application to the trained tensors.
 
 Agent and simulator share this, so that the same training sends the same bits.
 
-Invariants: memory is of one round and never changed; a task that is done again starts from the same
-memory and leaves the same.
+Invariants: memory belongs to one round and is never changed; a repeated task starts from the same
+memory and produces the same.
 """
 
 import math
@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from fedloom.client.training.length import num_batches
 from fedloom.protocol.errors import UsageError
 from fedloom.protocol.tensors.file_arrays import FileArray, Scratch
 from fedloom.protocol.updates.message import TensorPart
@@ -31,24 +32,24 @@ from fedloom.strategies.exact.lazy_arrays import Held, Values, changed, piece_of
 from fedloom.strategies.personal.settings import KEPT, MIX, OWN, OWN_BUFFERS
 
 Slots: TypeAlias = Mapping[str, Mapping[str, Values]]
-"""slot → tensor → its values; `np.asarray` makes an array of them"""
+"""slot → tensor → its values, which `np.asarray` converts to an array."""
 _BLOCK = 1 << 16
 
 
 @dataclass(slots=True, kw_only=True)
 class RuleContext:
-    """What a rule has on this device in one round, and what it is told of the training.
+    """Inputs of a client rule on this device in one round, and facts about the training.
 
     Attributes:
-        received: from the server, beside the model.
-        memory: from this client's last round that counted.
-        personal: what stays here.
-        trainable: tensors that were trained by their gradients; None for all of floats.
-        steps: optimizer steps taken; None for as many as the settings ask for.
+        received: slots from the server, beside the model.
+        memory: slots from this client's last accepted round.
+        personal: which tensors or models stay on this device.
+        trainable: tensors that were trained by their gradients; None for all float tensors.
+        steps: optimizer steps taken; None for the number that the settings give.
         initial_loss: mean loss over the local examples before training.
-        full_gradient: of that loss, by tensor.
-        cluster: which of several models it works on, from 0, the run's own.
-        own_model: slots of the client's own model after its training, where it trains one.
+        full_gradient: gradient of that loss, by tensor.
+        cluster: number of the trained model, if the rule has several; 0 is the run's own.
+        own_model: slots of the client's own model after its training, if it trains one.
     """
 
     received: Slots = field(default_factory=dict)
@@ -62,34 +63,34 @@ class RuleContext:
     own_model: Slots | None = None
 
     def own(self, params: Params) -> dict[str, NDArray[Any]]:
-        """Which tensors of a received model this client has its own of: copies of them."""
+        """Copies of this client's personal tensors, for those of a received model."""
         mine = self.memory.get(KEPT, {})
         return {n: np.array(mine[n]) for n in self.personal.kept(params) if n in mine}
 
     def models(self, params: Params, rule: ClientRule) -> list[dict[str, NDArray[Any]]]:
-        """Which models there are to work on: the received one, and those beside it."""
+        """All models of the rule: the received one, and those beside it."""
         return [self.model(number, params, rule) for number in range(len(rule.groups))]
 
     def model(self, number: int, params: Params, rule: ClientRule) -> dict[str, NDArray[Any]]:
-        """One of the models that there are to work on; 0 is the received one."""
+        """One of the rule's models; 0 is the received one."""
         beside = self.received.get(rule.groups[number], {}) if number else {}
         model = {n: _beside(beside.get(n, a), a) for n, a in params.items()}
         return {**model, **self.own(params)}
 
     @property
     def told(self) -> dict[str, float]:
-        """What the client tells of its training, beside what it measured."""
+        """Metrics that a rule adds to those of the training."""
         return {} if self.cluster is None else {"cluster": float(self.cluster)}
 
     @property
     def mix(self) -> float:
-        """How much of its own model this client mixes in."""
+        """Share of its own model that this client mixes in."""
         method = self.personal.own_model
         assert method is not None
         return float(np.asarray(self.memory[MIX][MIX])) if MIX in self.memory else method.start
 
     def evaluated(self, params: Params) -> dict[str, NDArray[Any]]:
-        """Which tensors this client is evaluated by instead of a received model's."""
+        """Tensors that replace a received model's when this client evaluates."""
         method = self.personal.own_model
         if method is None:
             return self.own(params)
@@ -101,7 +102,7 @@ class RuleContext:
     def slots_of(
         self, rule: ClientRule, tensor: str, shape: tuple[int, ...]
     ) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
-        """What the rule receives and remembers of one tensor: zeros where there is nothing yet."""
+        """What the rule receives and remembers of one tensor; zeros before the first round."""
 
         def whole(found: Mapping[str, Values | None]) -> dict[str, NDArray[Any]]:
             return {
@@ -115,7 +116,7 @@ class RuleContext:
     def found(
         self, rule: ClientRule, tensor: str
     ) -> tuple[dict[str, Values | None], dict[str, Values | None]]:
-        """What there is of what the rule receives and remembers of one tensor, as it is kept."""
+        """As `slots_of`, in the stored form; None before the first round."""
         return (
             {slot: self.received.get(slot, {}).get(tensor) for slot in rule.receives},
             {slot: self.memory.get(slot, {}).get(tensor) for slot in rule.remembers},
@@ -124,12 +125,12 @@ class RuleContext:
 
 @dataclass(frozen=True, slots=True)
 class RuleOutput:
-    """An update as the rule wants it.
+    """An update after the client rule.
 
     Attributes:
         parts: to send.
         scalars: to send.
-        memory: slot → tensor → array, to keep until this client's next round.
+        memory: slot → tensor → array, to store for this client's next round.
     """
 
     parts: Sequence[TensorPart]
@@ -146,28 +147,36 @@ def apply_rule(
     *,
     scratch: Scratch | None = None,
 ) -> RuleOutput:
-    """Turn trained values into what is sent and what is kept: the arrays of both are shared.
+    """Apply a client rule to trained values. The result shares their arrays.
 
     Args:
         rule: of the round.
         parts: trained values beside received ones.
-        local: what the rule has here.
+        local: the rule's inputs.
         settings: of the training.
         num_examples: trained on.
-        scratch: where what the rule makes goes, a piece at a time where the rule is elementwise;
-            None: into memory.
+        scratch: for the rule's results, computed piece by piece if the rule is elementwise; None:
+            results stay in memory.
 
     Raises:
         UsageError: the rule needs whole tensors and got a part of one.
     """
-    listed, memory = _kept_apart(list(parts), local)
+    listed, memory = _without_personal(list(parts), local)
     if rule.is_elementary:
         return RuleOutput(listed, memory=memory)
     if rule.picks:
         return RuleOutput([_of_cluster(rule, part, local) for part in listed], memory=memory)
     ours = [part for part in listed if _is_trained(part, local)]
+    steps = local.steps
+    if steps is None:
+        steps = num_batches(
+            num_examples,
+            epochs=settings.epochs,
+            steps=settings.steps,
+            batch_size=settings.batch_size,
+        )
     work = LocalWork(
-        steps=max(1, _steps(settings, num_examples) if local.steps is None else local.steps),
+        steps=max(1, steps),
         learning_rate=settings.learning_rate,
         num_examples=num_examples,
         initial_loss=local.initial_loss,
@@ -187,16 +196,16 @@ def apply_rule(
     return RuleOutput(sent, rule.numbers(work), memory)
 
 
-def _kept_apart(
+def _without_personal(
     parts: list[TensorPart], local: RuleContext
 ) -> tuple[list[TensorPart], dict[str, dict[str, Values]]]:
-    """The parts to send, and the memory of what stays here instead or beside them."""
+    """The parts to send, and the memory of personal tensors or of the client's own model."""
     if local.personal.own_model is not None:
         if local.own_model is None:
             raise UsageError(
-                f"Expected a model of this client's own, as personal.name = "
-                f"{local.personal.name!r} trains one, got none from train. Train by TorchClient, "
-                "or set task.local.own_model."
+                f"Expected this client's own model from train, as personal.name = "
+                f"{local.personal.name!r} needs it, got none. Use TorchClient, or set "
+                "task.local.own_model."
             )
         return parts, {slot: dict(arrays) for slot, arrays in local.own_model.items()}
     kept = local.personal.kept(part.tensor for part in parts)
@@ -207,19 +216,19 @@ def _kept_apart(
         if part.tensor in kept:
             if not isinstance(part.coverage, Full):
                 raise UsageError(
-                    f"Expected {part.tensor!r} whole from train, as personal.keep keeps it here, "
-                    "got a part of it. Return the whole tensor."
+                    f"Expected {part.tensor!r} whole from train, as personal.keep lists it, got a "
+                    "part of it. Return the whole tensor."
                 )
             memory[part.tensor] = part.values
     return [part for part in parts if part.tensor not in kept], {KEPT: memory}
 
 
 def _of_cluster(rule: ClientRule, part: TensorPart, local: RuleContext) -> TensorPart:
-    """A part in the group of the model that was trained, less that model."""
+    """A part in the group of the trained model, as the difference to that model."""
     if local.cluster is None or not isinstance(part.coverage, Full):
         raise UsageError(
             f"Expected whole tensors of one of {len(rule.groups)} models from train, as the client "
-            f"rule {rule.name} asks, got {part.tensor!r}. Train by TorchClient, or train one of "
+            f"rule {rule.name} needs, got {part.tensor!r}. Use TorchClient, or train one of "
             "task.local.models(params, task.rule) and set task.local.cluster to its number."
         )
     if not local.cluster:
@@ -234,12 +243,11 @@ def _of_cluster(rule: ClientRule, part: TensorPart, local: RuleContext) -> Tenso
 
 
 def _beside(values: Values, array: NDArray[Any]) -> NDArray[Any]:
-    """Received values in the dtype of the model's."""
     return _like(np.asarray(values), array.dtype)
 
 
 def _like(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """An array in another dtype; whole numbers are rounded."""
+    """An array in another dtype; rounded for an integer dtype."""
     whole = dtype.kind in "iu" and array.dtype.kind == "f"
     return (np.rint(array) if whole else array).astype(dtype, copy=False)
 
@@ -263,13 +271,13 @@ def _check_whole(rule: ClientRule, part: TensorPart, local: RuleContext) -> None
 
 
 _Made: TypeAlias = tuple[Mapping[str, Values], Mapping[str, Values]]
-"""What is sent by group, and what is remembered by slot."""
+"""Sent values by group, and remembered values by slot."""
 
 
 def _made(
     rule: ClientRule, part: TensorPart, local: RuleContext, work: LocalWork, scratch: Scratch | None
 ) -> _Made:
-    """What a rule makes of one tensor."""
+    """Apply a rule to one tensor."""
     if scratch is not None and rule.elementwise and part.values.size:
         return _made_by_pieces(rule, part, local, work, scratch)
     received, memory = local.slots_of(rule, part.tensor, part.values.shape)
@@ -293,9 +301,9 @@ def _made(
 def _made_by_pieces(
     rule: ClientRule, part: TensorPart, local: RuleContext, work: LocalWork, scratch: Scratch
 ) -> _Made:
-    """What an elementwise rule makes of one tensor, that is never in memory as a whole.
+    """Apply an elementwise rule to one tensor, without loading all of it into memory.
 
-    What it passes on as it got it takes no room: it is made again when it is asked for.
+    An input that the rule returns unchanged takes no room: it is computed again when read.
     """
     delta, gradient = _delta(part), local.full_gradient.get(part.tensor)
     rooms: dict[tuple[str, str], Values] = {}
@@ -340,7 +348,7 @@ def _room(
     gradient: NDArray[Any] | None,
     scratch: Scratch,
 ) -> Values:
-    """Where pieces like this first one go; what they are pieces of, where that is there."""
+    """Storage for pieces like this one; the input itself if the rule returned it unchanged."""
     if array is at.delta:
         return delta
     if array is at.full_gradient and gradient is not None:
@@ -362,10 +370,3 @@ def _norm(parts: Sequence[TensorPart]) -> float:
             block = piece.astype(np.float64)
             total += float(np.square(block, out=block).sum())
     return math.sqrt(total)
-
-
-def _steps(settings: RoundSettings, num_examples: int) -> int:
-    if settings.steps is not None:
-        return settings.steps
-    per_epoch = -(-num_examples // settings.batch_size) if settings.batch_size else 1
-    return (settings.epochs or 0) * per_epoch

@@ -1,6 +1,6 @@
-"""How long a local training is, and when it ends before that: asked to, out of time, in vain.
+"""The length of a local training, and reasons to stop early: a request, time, or no improvement.
 
-Plain numbers, so that every framework's training shares it.
+It uses only plain numbers, so that the trainings of all frameworks share it.
 """
 
 import time
@@ -10,7 +10,7 @@ from typing import Any
 from fedloom.strategies import RoundSettings
 
 Report = Callable[[tuple[float, float], Any], None]
-"""Of (steps done and wanted) and the last loss, such as `Task.progress`."""
+"""Of (steps done, steps in total) and the last loss, such as `Task.progress`."""
 
 
 def silent(_done: tuple[float, float], _loss: Any) -> None:
@@ -18,7 +18,7 @@ def silent(_done: tuple[float, float], _loss: Any) -> None:
 
 
 def never() -> bool:
-    """Ask nothing of a training."""
+    """Never ask a training to stop."""
     return False
 
 
@@ -29,8 +29,8 @@ def num_batches(
 
     Args:
         num_examples: at least 1.
-        epochs: passes over the examples, or None where `steps` counts.
-        steps: batches, whatever that is in epochs.
+        epochs: passes over the examples; None if `steps` is set.
+        steps: number of batches; takes precedence.
         batch_size: 0 for every example in one batch.
     """
     per_epoch = -(-num_examples // batch_size) if batch_size else 1
@@ -41,14 +41,14 @@ class StopRule:
     """Watches one local training.
 
     Args:
-        settings: whose `patience` and `time_budget_s` are kept.
+        settings: with `patience` and `time_budget_s`.
         num_examples: trained on in an epoch.
-        asked: whether somebody wants it to stop.
-        most_steps: that there is time for, in place of a clock; 0 to look at the clock.
-        report: told after each step.
+        asked: returns whether the training was asked to stop.
+        most_steps: steps that the time budget allows, instead of a clock; 0: use the clock.
+        report: called after each step.
 
     Attributes:
-        epoch: steps in one.
+        epoch: steps in an epoch.
     """
 
     def __init__(
@@ -86,10 +86,10 @@ class StopRule:
         return self._asked() or (self._patience is not None and self._in_vain >= self._patience)
 
     def watch(self, loss: Any, size: int) -> None:
-        """Be told of a step: the mean loss of its examples, and how many they were.
+        """Record a step.
 
         Args:
-            loss: a number, or what becomes one by `float` and can be added up.
+            loss: mean over its examples: a number, or what `float` converts and `+` adds.
             size: of the batch.
         """
         self._steps += 1
@@ -112,7 +112,7 @@ class StopRule:
             self._in_vain += 1
 
     def state_dict(self) -> dict[str, Any]:
-        """What the rest of a training's stops depend on."""
+        """State to resume from a checkpoint."""
         left_s = None if self._ends_at is None else self._ends_at - time.monotonic()
         return {
             "left_s": left_s,
@@ -123,7 +123,7 @@ class StopRule:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Restore a state."""
         left_s = state["left_s"]
         self._ends_at = None if left_s is None else time.monotonic() + left_s
         self._steps, self._sum = state["steps"], state["sum"]

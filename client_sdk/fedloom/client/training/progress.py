@@ -30,15 +30,15 @@ def note(done: float | tuple[float, float], loss: object = None) -> TrainingProg
     """Convert what training code reports; invalid values never fail a round.
 
     Args:
-        done: a fraction from 0 to 1, or how much of how much.
-        loss: what becomes a number by `float`; left out where that is not finite.
+        done: a fraction from 0 to 1, or (done, total).
+        loss: what `float` accepts; None if it is not finite.
     """
-    if hasattr(loss, "detach"):  # PyTorch warns of what is still part of a graph
+    if hasattr(loss, "detach"):  # PyTorch warns if it is still part of a graph
         loss = loss.detach()
     try:
         part, whole = done if isinstance(done, tuple) else (done, 1.0)
         fraction = float(part / whole if whole else 1.0)
-    except Exception:  # noqa: BLE001 - whatever was given as one
+    except Exception:  # noqa: BLE001 - any object may be given
         fraction = 0.0
     try:
         value = None if loss is None else float(loss)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Which of a site's processes this one is, from what `torchrun` sets in the environment.
+"""The rank of this process within its site, from the environment that `torchrun` sets.
 
 A site with several GPUs or machines is one client: rank 0 attends the server, the others compute.
 """
@@ -14,12 +14,12 @@ NAMES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranks:
-    """A process among a site's.
+    """The place of a process within its site.
 
     Attributes:
         rank: from 0; 0 attends the server.
-        size: how many there are.
-        local_rank: from 0 on each machine: which of its GPUs.
+        size: number of processes.
+        local_rank: from 0 on each machine: the number of its GPU.
     """
 
     rank: int
@@ -28,10 +28,10 @@ class Ranks:
 
 
 def ranks(environment: Mapping[str, str] = os.environ) -> Ranks | None:
-    """This process among its site's; None where it is the only one.
+    """The place of this process within its site; None if it is the only process.
 
     Raises:
-        UsageError: the environment says half of it, or what cannot be.
+        UsageError: the variables are incomplete or not valid.
     """
     try:
         size = int(environment.get("WORLD_SIZE", "1"))
@@ -46,7 +46,7 @@ def ranks(environment: Mapping[str, str] = os.environ) -> Ranks | None:
     if missing := [name for name in NAMES if name not in environment]:
         raise UsageError(
             f"Expected {', '.join(NAMES)} in the environment of a site's process, got no "
-            f"{missing[0]}. Start it by torchrun, or unset WORLD_SIZE."
+            f"{missing[0]}. Start it with torchrun, or unset WORLD_SIZE."
         )
     if not 0 <= rank < size:
         raise UsageError(f"Expected RANK from 0 to {size - 1}, got {rank}.")

@@ -1,1 +1,1 @@
-"""From trained tensors to an update that may leave the device."""
+"""Steps from trained tensors to an update: validation, clipping and noise, compression."""

@@ -1,9 +1,9 @@
-"""What a device does to its update for differential privacy: clip it, count it, add noise to it.
+"""Differential privacy of an update on the device: clip it, count it, add noise to it.
 
 Agent and simulator share this, so that the same training sends the same bits.
 
-Invariants: the norm that is clipped is that of the values as they travel, over all parts together;
-it does not depend on the order in which the parts come.
+Invariants: the clipped norm is of the values as they are sent, over all parts together; it does not
+depend on the order of the parts.
 """
 
 from collections.abc import Callable
@@ -22,14 +22,15 @@ from fedloom.strategies.privacy.release import WITHIN
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guard:
-    """What a round asks of its devices for privacy.
+    """Clipping and noise of an update.
 
     Attributes:
-        clip_norm: that the whole update is scaled down to.
-        count_within: also send whether it was that short.
+        clip_norm: largest norm of the whole update; a longer one is scaled down to it.
+        count_within: also send whether the update was within `clip_norm`.
         noise_multiplier: of the device's own noise; 0 for none.
-        seeded: for simulation, that noise follows from the task's seed.
-        longest: norm that a simulation's door lets in; None for any. A server has its own.
+        seeded: for simulations: noise depends on the task's seed.
+        longest: largest norm that a simulation's admission accepts; None for any. A server has its
+            own limit.
     """
 
     clip_norm: float
@@ -40,10 +41,10 @@ class Guard:
 
     @classmethod
     def of(cls, asked: DevicePrivacy | None) -> "Guard | None":
-        """Return what a task asks; None where it asks for no privacy.
+        """The protection that a task asks for; None if it asks for none.
 
         Raises:
-            UsageError: it asks for what cannot be done.
+            UsageError: its clip norm is not above 0.
         """
         if asked is None:
             return None
@@ -66,15 +67,15 @@ class Guard:
         seed: int,
         secret: Callable[[], bytes],
     ) -> RuleOutput:
-        """Return an update as it may leave.
+        """Return the protected update.
 
         Args:
             settled: trained values beside received ones.
-            dtype_of: the dtype in which a tensor's differences travel.
+            dtype_of: returns the dtype in which a tensor's differences are sent.
             run: its id.
             round: its number.
             seed: of the task.
-            secret: gives the device's key; only asked for noise that is not seeded.
+            secret: returns the device's key; called only for noise that is not seeded.
 
         Raises:
             UsageError: a value is NaN or infinite.

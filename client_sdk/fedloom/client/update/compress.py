@@ -1,8 +1,8 @@
-"""Compression on a device: the parts of an update encoded, and what that lost remembered.
+"""Compression of an update on the device, with error feedback.
 
-Agent and simulator share this, so that the same training sends the same bytes. With error feedback
-the loss of each round is added to what is sent in the next one, so that in the long run nothing is
-lost: what was sent and what is remembered add up to what was meant, to rounding.
+Agent and simulator share this, so that the same training sends the same bytes. With error feedback,
+the encoding error of each round is added to the values of the next one. The sum of all sent values
+and the stored error then equals the sum of all updates, up to rounding.
 
 References:
     Seide et al. 2014, 1-Bit Stochastic Gradient Descent and its Application to Data-Parallel
@@ -10,8 +10,8 @@ References:
     Karimireddy et al. 2019, Error Feedback Fixes SignSGD and other Gradient Compression Schemes,
     https://arxiv.org/abs/1901.09847, algorithm 2.
 
-Invariants: memory is of one round and never changed; the same parts, seed and memory give the same
-bytes and the same memory.
+Invariants: memory belongs to one round and is never changed; the same parts, seed and memory give
+the same bytes and the same memory.
 """
 
 from collections.abc import Iterable, Mapping
@@ -37,18 +37,18 @@ from fedloom.strategies.exact.lazy_arrays import (
 )
 
 ERROR = "compression error"
-"""Slot of what encoding lost, followed by a dot and the group."""
+"""Slot of the encoding error; the full name is this, a dot and the group."""
 CODEC = "compression memory"
-"""Slot of what a codec remembers, followed by a dot, the group, another dot and its name for it."""
+"""Slot of a codec's memory; the full name is this, a dot, the group, a dot and the codec's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compressed:
-    """An update that is encoded where its codec is for it.
+    """An update after compression.
 
     Attributes:
         parts: to send.
-        memory: slot → tensor → array, to keep until this client's next round.
+        memory: slot → tensor → array, to store for this client's next round.
     """
 
     parts: list[TensorPart] = field(default_factory=list)
@@ -64,17 +64,17 @@ def compress(
     *,
     scratch: Scratch | None = None,
 ) -> Compressed:
-    """Encode what can be encoded.
+    """Encode the parts to which the codec applies.
 
     Args:
         scheme: of the run.
         parts: values beside received ones.
         manifest: of the model.
         task_seed: of the task.
-        memory: slot → tensor → array, from this client's last round that counted; slots that are
-            not of compression are left out of what is returned.
-        scratch: where what is made of each tensor goes, before the next one is looked at; None:
-            into memory.
+        memory: slot → tensor → array, from this client's last accepted round; slots other than
+            compression's are not returned.
+        scratch: for the results of each tensor, before the next one is read; None: results stay in
+            memory.
     """
     kept = {
         slot: dict(tensors) for slot, tensors in memory.items() if slot.startswith((ERROR, CODEC))
@@ -87,7 +87,7 @@ def compress(
     return done
 
 
-def _part(  # noqa: PLR0917 - what is known where a tensor is looked at
+def _part(  # noqa: PLR0917 - the loop's state
     scheme: Scheme,
     part: TensorPart,
     manifest: Manifest,
@@ -95,7 +95,7 @@ def _part(  # noqa: PLR0917 - what is known where a tensor is looked at
     memory: dict[str, dict[str, Values]],
     scratch: Scratch | None,
 ) -> TensorPart:
-    """The part as it is sent; changes `memory`, whose arrays stay as they are."""
+    """The part as it is sent; adds to `memory`, whose arrays are not changed."""
     errors = memory.setdefault(f"{ERROR}.{part.group}", {}) if scheme.error_feedback else {}
     error = errors.get(part.tensor)
     shape = part.values.shape
@@ -111,7 +111,7 @@ def _part(  # noqa: PLR0917 - what is known where a tensor is looked at
         return replace(part, values=sent if scratch is None else scratch.keep(sent), less=None)
     made = _encode(scheme, part, values, task_seed, memory)
     if scheme.error_feedback:
-        if scratch is None:  # who has room for it does not decode twice
+        if scratch is None:  # decode only once if memory allows
             made = replace(made, decoded=made.decode())
         with np.errstate(invalid="ignore", over="ignore"):  # such an update is refused
             for start, block in made.blocks():
@@ -121,7 +121,7 @@ def _part(  # noqa: PLR0917 - what is known where a tensor is looked at
 
 
 def _own(part: TensorPart) -> Floats:
-    """The values as they would travel, float32 [size], in memory that nobody else has."""
+    """The values as they would be sent, float32 [size], in a private copy."""
     sent = part.sent(np.float32)
     if isinstance(sent, Pieces) or sent is part.values:
         return np.array(sent).reshape(-1)
@@ -129,9 +129,9 @@ def _own(part: TensorPart) -> Floats:
 
 
 def _add(values: Floats, error: Values | None, coverage: Coverage) -> None:
-    """Add what was lost before, where the values are."""
+    """Add the earlier error under the values' coverage."""
     if error is None:
-        values += np.float32(0)  # of a zero below zero it makes a zero, as any error does
+        values += np.float32(0)  # turns -0.0 into 0.0, as adding an error does
         return
     match coverage:
         case Slice(ranges):
@@ -145,11 +145,11 @@ def _add(values: Floats, error: Values | None, coverage: Coverage) -> None:
 def _after(
     error: Values | None, lost: Floats | None, part: TensorPart, manifest: Manifest
 ) -> Values:
-    """What is remembered of a tensor: what was lost where values are, and what there was elsewhere.
+    """The error to remember of a tensor: the new one where values are, the old one elsewhere.
 
     Args:
-        error: what there was; None: nothing.
-        lost: for each value; None: nothing.
+        error: the old one; None: zeros.
+        lost: the new one, for each value; None: zeros.
         part: of the update.
         manifest: of the model.
     """
@@ -167,7 +167,7 @@ def _after(
 
 
 def _rest(values: Values, scratch: Scratch | None) -> Values:
-    """Put values where they are kept."""
+    """Store values in scratch space, or in a private array."""
     if scratch is not None:
         return scratch.keep(values)
     ours = not isinstance(values, Pieces) and values.flags.writeable

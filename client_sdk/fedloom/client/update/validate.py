@@ -1,10 +1,10 @@
-"""What an author's code returned, looked at in form before anything is made of it.
+"""Checks of what training code returned, before it is used.
 
-The agent refuses the first thing that is wrong; `fedloom.client.testing` lists them all, in the
-same sentences.
+The agent refuses an update at the first error; `fedloom.client.testing` lists all of them, with the
+same messages.
 
-Invariant: what passes here has names for its tensors and metrics, numbers where numbers belong, and
-tensors in the model's shapes. Whether the numbers are finite is asked where they are used.
+Invariant: a result that passes has names for its tensors and metrics, numbers where needed, and
+tensors in the model's shapes. Whether numbers are finite is checked where they are used.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,17 +25,17 @@ Gravity: TypeAlias = Literal["fault", "doubt"]
 
 MOST_EXAMPLES = 2**63 - 1
 _NO_NUMBERS = frozenset("OSUMmc")
-"""Kinds of numpy's dtypes that no tensor of a model has: objects, texts, times, complex numbers."""
+"""Kinds of numpy dtypes that no tensor of a model has: objects, text, times, complex numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that would go wrong.
+    """A problem in what training code returned.
 
     Attributes:
-        check: which check found it, such as `shapes`; `check(…, ignore=[…])` leaves it out.
+        check: name of the check, such as `shapes`; `check(…, ignore=[…])` skips it.
         sentence: what is wrong and what to do.
-        weight: a fault loses rounds; a doubt may be meant.
+        weight: a fault loses rounds; a doubt may be intended.
     """
 
     check: str
@@ -48,10 +48,10 @@ class Finding:
 
 
 class ReturnedError(UsageError):
-    """The author's code returned something else than it should have.
+    """Training code returned something invalid.
 
     Attributes:
-        finding: what, and which check it belongs to.
+        finding: the problem and its check.
     """
 
     def __init__(self, finding: Finding) -> None:
@@ -59,28 +59,28 @@ class ReturnedError(UsageError):
         self.finding = finding
 
     def __reduce__(self) -> tuple[type["ReturnedError"], tuple[Finding]]:
-        """Pickled as it is made, which is not by its message: workers hand it on."""
+        """Pickle by the finding, not by the message, so that worker processes can pass it on."""
         return type(self), (self.finding,)
 
 
 def check(findings: Iterable[Finding]) -> None:
-    """Is there nothing wrong?
+    """Raise the first finding, if there is one.
 
     Raises:
-        ReturnedError: there is; the first of them.
+        ReturnedError: with the first finding.
     """
     for finding in findings:
         raise ReturnedError(finding)
 
 
-# ---- as a whole ------------------------------------------------------------------------------
+# ---- results ---------------------------------------------------------------------------------
 
 
 def as_update(trained: object) -> Update:
-    """What `train` returned, in one form.
+    """Convert the result of `train` to an `Update`.
 
     Raises:
-        ReturnedError: it is neither an `Update` nor the three parts of one, or no tensors by name.
+        ReturnedError: it is neither an `Update` nor its three parts, or has no tensors by name.
     """
     if isinstance(trained, tuple) and len(trained) == 3:
         trained = Update(*trained)
@@ -100,10 +100,10 @@ def as_update(trained: object) -> Update:
 
 
 def as_measured(returned: object) -> tuple[Any, Any]:
-    """What `evaluate` returned: the number of examples and metrics, not looked at yet.
+    """The result of `evaluate`: the number of examples and metrics, not checked yet.
 
     Raises:
-        ReturnedError: it is no pair.
+        ReturnedError: it is not a pair.
     """
     if not (isinstance(returned, tuple) and len(returned) == 2):
         raise _wrong(
@@ -115,7 +115,7 @@ def as_measured(returned: object) -> tuple[Any, Any]:
 
 
 def of_update(update: Update, weighting: Weighting) -> Iterator[Finding]:
-    """What is wrong with an update beside its tensors."""
+    """Problems of an update, except its tensors."""
     yield from _of_count(update, weighting)
     if weighting is Weighting.CLIENT and not _is_weight(update.weight):
         yield Finding(
@@ -127,7 +127,7 @@ def of_update(update: Update, weighting: Weighting) -> Iterator[Finding]:
 
 
 def of_evaluation(num_examples: object, metrics: object) -> Iterator[Finding]:
-    """What is wrong with what `evaluate` measured."""
+    """Problems of the result of `evaluate`."""
     if not _is_count(num_examples):
         yield Finding(
             "evaluate",
@@ -154,7 +154,7 @@ def _of_count(update: Update, weighting: Weighting) -> Iterator[Finding]:
 
 
 def of_metrics(metrics: object, whence: str) -> Iterator[Finding]:
-    """What is wrong with metrics."""
+    """Problems of metrics."""
     if not isinstance(metrics, Mapping):
         yield Finding(
             "metrics",
@@ -187,10 +187,11 @@ def covered(
     Args:
         name: of the tensor.
         value: what was returned for it.
-        model: by name, as it was received.
+        model: received tensors by name.
 
     Raises:
-        ReturnedError: a tensor that the model lacks, or values of another shape, or no numbers.
+        ReturnedError: the model lacks the tensor, or the values are not numbers or have another
+            shape.
     """
     if name not in model:
         known = ", ".join(list(model)[:8])
@@ -250,7 +251,7 @@ def _check_shape(what: str, got: tuple[int, ...], expected: tuple[int, ...]) -> 
 
 
 def weight_of(update: Update, weighting: Weighting) -> float:
-    """What an update counts for; its form is right."""
+    """The weight of a checked update."""
     match weighting:
         case Weighting.EXAMPLES:
             return float(update.num_examples)
@@ -262,7 +263,7 @@ def weight_of(update: Update, weighting: Weighting) -> float:
 
 
 def number(value: object) -> float | None:
-    """A number, or what stands for one, as a tensor of one value does; None if neither."""
+    """A number, also from a tensor of one value; None if it is neither."""
     if isinstance(value, str | bytes):
         return None
     try:
