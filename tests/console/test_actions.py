@@ -88,7 +88,7 @@ def test_what_needs_attention_is_acted_on_where_it_is_said(watched, scene, busy)
     expect(alert).to_contain_text("got nan")
     alert.get_by_role("button", name="Quarantine").click()
     dialog = page.locator("#confirm")
-    expect(dialog.locator(".consequence")).to_contain_text("not asked any more")
+    expect(dialog.locator(".consequence")).to_contain_text("gets no offers")
     dialog.get_by_role("button", name="Quarantine").click()
     expect(alert).to_have_count(0)
     scene.control.post("clients", "bad-birch", "release")
@@ -99,7 +99,7 @@ def test_client_is_held_released_noted_and_labelled(watched, scene):
     """And found again by what it was called."""
     page = watched.open("/clients/elm")
     reason = [("Reason", "strange updates")]
-    act(page, "Quarantine", fields=reason, says="not asked any more")
+    act(page, "Quarantine", fields=reason, says="gets no offers")
     expect(page.locator(".head .tag")).to_have_text("quarantined")
     expect(page.locator(".head")).to_contain_text("strange updates")
     act(page, "Release", says="asked again")
@@ -107,9 +107,9 @@ def test_client_is_held_released_noted_and_labelled(watched, scene):
     act(page, "Drain", says="ends what it does")
     expect(page.locator(".head .tag")).to_have_text("drained")
     act(page, "Release")
-    act(page, "Note", fields=[("Note", "on the second floor")], yes="Keep it")
+    act(page, "Note", fields=[("Note", "on the second floor")], yes="Save")
     expect(page.locator("#main")).to_contain_text("on the second floor")
-    act(page, "Label", fields=[("Name", "site"), ("Value", "north")], yes="Label it")
+    act(page, "Label", fields=[("Name", "site"), ("Value", "north")], yes="Save")
     expect(page.locator(".chip")).to_have_text("site=north")
     page.goto(scene.url + "/clients")
     page.get_by_label("Search").fill("second floor")
@@ -117,7 +117,7 @@ def test_client_is_held_released_noted_and_labelled(watched, scene):
     expect(rows).to_have_count(1)
     expect(rows).to_contain_text("elm")
     page.get_by_label("Search").fill("no such thing")
-    expect(page.locator(".empty")).to_contain_text("No client is like that")
+    expect(page.locator(".empty")).to_contain_text("No client matches")
 
 
 def test_model_is_promoted_and_a_run_rolled_back(watched, scene):
@@ -133,7 +133,7 @@ def test_model_is_promoted_and_a_run_rolled_back(watched, scene):
     page.goto(scene.url + "/models")
     expect(page.locator(".health")).to_contain_text("the best so far")
     page.goto(scene.url + f"/runs/{run}/rounds/1")
-    act(page, "Roll back to here", says="continues from the model", yes="Roll back")
+    act(page, "Roll back to this round", says="continues from the model", yes="Roll back")
     page.goto(scene.url + f"/runs/{run}/rounds")
     expect(page.locator("#round-3 .tag")).to_have_text("undone")
     assert scene.run(run)["state"] == "paused"
@@ -144,7 +144,7 @@ def test_device_enrols_by_a_token_from_the_page(watched, scene):
     """The token is shown once, as text and as a QR code, and the list follows without reload."""
     page = watched.open("/enrolment")
     page.get_by_label("Client’s name").fill("rowan")
-    page.get_by_role("button", name="Make a token").click()
+    page.get_by_role("button", name="Create a token").click()
     expect(page.locator(".qr svg")).to_be_visible()
     shoot(page, "token")
     command = page.locator(".qr pre").inner_text()
@@ -178,7 +178,7 @@ def test_bad_name_is_told_beside_the_form(watched, scene):
     watched.forgiven.append("422")
     page = watched.open("/enrolment")
     page.get_by_label("Client’s name").fill("../etc")
-    page.get_by_role("button", name="Make a token").click()
+    page.get_by_role("button", name="Create a token").click()
     expect(page.get_by_role("alert").filter(has_text="Expected")).to_be_visible()
     expect(page.get_by_label("Client’s name")).to_have_value("../etc")
 
@@ -195,7 +195,7 @@ def test_run_is_started_from_the_form(watched, scene):
     shoot(page, "wrong-setting")
     page.get_by_label("Quorum").fill("2")
     page.get_by_role("button", name="Check").click()
-    expect(page.locator(".health")).to_contain_text("can start")
+    expect(page.locator(".health")).to_contain_text("are valid")
     page.get_by_label("All other settings").fill("[nonsense]\nx = 1")
     page.get_by_role("button", name="Start the run").click()
     expect(page.locator("#fault")).to_contain_text("nonsense")

@@ -157,7 +157,7 @@ def test_what_was_typed_outlives_the_session(watched, scene, sent):
     expect(page.get_by_label("All other settings")).to_have_value("[config]\nshards = 3")
     expect(page.locator("input[name=evaluate]")).not_to_be_checked()
     page.get_by_role("button", name="Check").click()
-    expect(page.locator(".health")).to_contain_text("can start")
+    expect(page.locator(".health")).to_contain_text("are valid")
     page.goto(scene.url + "/runs/new")
     expect(page.get_by_label("Name")).to_have_value("run")  # what was answered is not kept
 

@@ -78,8 +78,8 @@ def test_newcomer_is_told_what_to_do_next(browser, pressed, tmp_path, axe):
         expect(page.locator(".empty")).to_contain_text("No client has enrolled yet")
         shoot(page, "empty-overview")
         assert axe(page) == []
-        page.get_by_role("link", name="Make a token").click()
-        expect(page.get_by_role("heading", name="Make a token")).to_be_visible()
+        page.get_by_role("link", name="Create a token").click()
+        expect(page.get_by_role("heading", name="Create a token")).to_be_visible()
         for path in ("/runs", "/clients", "/models", "/compare", "/runs/new"):
             page.goto(scene.url + path)
             expect(page.locator(".empty")).to_be_visible()
@@ -90,6 +90,6 @@ def test_unknown_page_says_so(watched, scene):
     """A wrong address is a page too."""
     watched.forgiven.append("404")
     page = watched.open("/runs/nothing-like-this")
-    expect(page.locator(".empty")).to_contain_text("There is no such page")
+    expect(page.locator(".empty")).to_contain_text("Page not found")
     page.goto(scene.url + "/nowhere")
-    expect(page.locator(".empty")).to_contain_text("There is no such page")
+    expect(page.locator(".empty")).to_contain_text("Page not found")

@@ -73,7 +73,7 @@ def test_filter_keeps_what_is_like_that(reader, path, typed, chosen, rows):
     if rows is None:
         expect(page.locator(".empty")).to_be_visible()
     elif rows is ...:
-        expect(page.locator("#clients header")).to_contain_text("like that")
+        expect(page.locator("#clients header")).to_contain_text("matching")
         assert 0 < page.locator("tbody tr").count() < 100
     else:
         expect(page.locator("tbody").last.locator("tr")).to_have_count(rows)
@@ -85,7 +85,7 @@ def test_log_is_filtered_by_what_lines_are_about(watched, scene):
     """Lines that are there and lines that come: of one client, of one run, of both."""
     page = watched.open("/logs")
     page.get_by_label("Client").fill("bad-birch")
-    page.get_by_label("At least").select_option("warning")
+    page.get_by_label("Minimum level").select_option("warning")
     page.get_by_role("button", name="Filter").click()
     page.wait_for_url("**client=bad-birch**")
     run = scene.submit(name="odd", rounds=1, config={"delay_s": 0.1})
@@ -143,7 +143,7 @@ def test_run_is_rolled_back_from_the_page_of_a_model(watched, scene):
     run = scene.submit(name="again", rounds=3, config={"delay_s": 0.1})
     scene.until(run, 3)
     page = watched.open(f"/models/{scene.round(run, 2)['model_out']}")
-    act(page, "Roll back to it", says="no part of it any more", yes="Roll back")
+    act(page, "Roll back to this model", says="undone", yes="Roll back")
     wait_for(lambda: scene.run(run)["rounds_committed"] == 2, "not rolled back")
     scene.control.post("runs", run, "stop")
 
@@ -237,9 +237,9 @@ def test_token_lives_as_long_as_is_chosen(reader, archive):
     """An hour here."""
     page = reader.open("/enrolment")
     page.get_by_label("Client’s name").fill("brief")
-    page.get_by_label("Good for").select_option(label="an hour")
-    page.get_by_role("button", name="Make a token").click()
-    page.get_by_role("button", name="Copy the token alone").click()
+    page.get_by_label("Valid for").select_option(label="an hour")
+    page.get_by_role("button", name="Create a token").click()
+    page.get_by_role("button", name="Copy token only").click()
     assert page.evaluate("navigator.clipboard.readText()") in page.locator(".qr pre").inner_text()
     [token] = [t for t in archive.control.get("tokens")["tokens"] if t["client"] == "brief"]
     assert token["expires_at"] - token["created_at"] == pytest.approx(3600, abs=2)

@@ -50,7 +50,7 @@ def test_quarantine_gives_up_what_a_client_does_and_refuses_what_it_sends(tmp_pa
     seen, done, again, members, model = played(tmp_path, scenario)
     assert seen["changed"] is False
     assert done["consequence"] == seen["consequence"]
-    assert "is given up" in done["consequence"]
+    assert "is cancelled" in done["consequence"]
     assert (done["hold"], done["changed"], done["hold_reason"]) == ("quarantine", True, "why not")
     assert (again["changed"], "nothing changes" in again["consequence"]) == (False, True)
     assert [(m.client, m.phase) for m in members] == [("ann", "reported"), ("bob", "failed")]

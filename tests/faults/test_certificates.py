@@ -64,7 +64,7 @@ def test_a_certificate_that_ended_too_long_ago_needs_a_token(stage):
     _enrol(stage, life_s=DAY_S, age_s=8.1 * DAY_S)
     ann = stage.start("ann")
     assert ann.process.wait(PATIENCE_S) == 1
-    assert "could be renewed late for 168: enrol again with a new token" in ann.log()
+    assert "Late renewal is possible for 168 hours: enrol again with a new token" in ann.log()
     ledger = Ledger.in_directory(stage.state)
     newest = ledger.list_refusals("")[0]
     ledger.close()

@@ -1,4 +1,4 @@
-"""The server process: every part put together, started in order and stopped in reverse."""
+"""The server process: assembles its parts, starts them in order and stops them in reverse."""
 
 import asyncio
 import ctypes
@@ -17,9 +17,9 @@ import fedloom.protocol.transport  # noqa: F401 - before gRPC is imported
 def tune_allocator() -> None:
     """Let glibc keep and reuse freed pages; must run before grpc is imported.
 
-    Fresh pages are the hidden limit of an upload path: touching new ones costs more than the copy.
-    These thresholds cut the server's CPU per gigabyte in five of six comparisons, and one arena
-    keeps what many threads free in one place.
+    The first access to a new page costs more than the copy into it. These thresholds cut the
+    server's CPU per gigabyte of uploads in five of six comparisons; one arena collects what many
+    threads free.
     """
     if not sys.platform.startswith("linux"):
         return
@@ -73,19 +73,18 @@ GRACE_S = 1.0
 
 SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     *methods.COMMON_OPTIONS,
-    # Two servers on one port would share its connections silently.
+    # Otherwise two servers could share a port unnoticed.
     ("grpc.so_reuseport", 0),
-    # A storm of reconnects must not be refused: the default fails at about 1,000.
+    # For many clients that reconnect at once: the default refuses them at about 1,000.
     ("grpc.server.max_pending_requests", 100_000),
     ("grpc.server.max_pending_requests_hard_limit", 200_000),
-    # Sockets that never finish their handshake are closed.
+    # Close connections that do not finish their handshake.
     ("grpc.server_handshake_timeout_ms", 10_000),
     ("grpc.keepalive_time_ms", 60_000),
     ("grpc.keepalive_permit_without_calls", 1),
-    # Nobody asks for its traces, and they take a kibibyte or two a connection.
+    # Its traces are not used, and take one or two KiB per connection.
     ("grpc.enable_channelz", 0),
-    # A TLS buffer of one record a connection; halved, downloads cost no more CPU and an idle client
-    # 4 KiB less.
+    # Half the default TLS buffer: 4 KiB less per idle client, at the same CPU per download.
     ("grpc.tsi.max_frame_size", 8192),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
 )
@@ -94,7 +93,7 @@ MAX_CONNECTIONS = "grpc.max_allowed_incoming_connections"
 
 
 class Certificates:
-    """The server's own certificate, reloaded into new handshakes before it ends."""
+    """The server's certificate, renewed before it expires and used by new handshakes."""
 
     def __init__(self, authority: Authority, names: tuple[str, ...]) -> None:
         self._authority = authority
@@ -102,14 +101,14 @@ class Certificates:
         self._current = self._load(datetime.now(UTC))
 
     def _load(self, now: datetime) -> tuple[ServerBundle, bytes]:
-        """What a handshake needs: our certificate, and whom clients' certificates lead to."""
+        """The server's certificate, and the authorities that clients' certificates must lead to."""
         self._checked_at = now
         bundle = self._authority.ensure_server_certificate(self._names, now)
         return bundle, self._authority.trusted_pem
 
     def credentials(self, *, ask_client: bool) -> grpc.ServerCredentials:
-        """Credentials for a port that does or does not ask its peers for certificates."""
-        given = self._current  # by this port: each has to be told of a change
+        """Credentials for a port; `ask_client` requires certificates of its peers."""
+        given = self._current  # to this port: each must be notified of a change
 
         def fetch() -> grpc.ServerCertificateConfiguration | None:
             nonlocal given
@@ -118,7 +117,7 @@ class Certificates:
 
         return grpc.dynamic_ssl_server_credentials(
             _configuration(*given),
-            fetch,  # type: ignore[arg-type] # None means no change, its docstring says
+            fetch,  # type: ignore[arg-type] # may return None: no change
             require_client_authentication=ask_client,
         )
 
@@ -141,21 +140,21 @@ class Server:
 
     Args:
         state_dir: made by `fedloom server init`.
-        plaintext: no TLS, no certificates; on loopback only.
+        plaintext: no TLS and no certificates; on loopback only.
 
     Attributes:
-        context: of every room, once started.
-        runs: likewise.
+        context: of all parts, once started.
+        runs: the active runs, once started.
         authority: None on plaintext.
-        fleet_port: the port that is really bound, once started.
-        enrolment_port: likewise; 0 on plaintext.
-        console: where browsers reach the console, once started; empty where it does not listen.
+        fleet_port: the bound port, once started.
+        enrolment_port: the bound port, once started; 0 on plaintext.
+        console: URL of the console, once started; empty if it does not listen.
     """
 
     def __init__(self, state_dir: Path, *, plaintext: bool = False) -> None:
         self.config: ServerConfig = configuration.load(state_dir)
         if self.config.flower:
-            from fedloom.server import flower  # noqa: PLC0415 - for those who name strategies
+            from fedloom.server import flower  # noqa: PLC0415 - only for runs of Flower strategies
 
             flower.register(self.config.flower, state_dir.resolve())
         self.context: ServerContext
@@ -217,7 +216,7 @@ class Server:
         await runs.start()
         self._stack.push_async_callback(
             last_seen.store, server.fleet.presence, storage
-        )  # clients that the stop disconnects
+        )  # stores the disconnects caused by the stop
         places, enrolling = connection_limits.places(connection_limits.raise_limit())
         listening = grpc.aio.server(options=[*SERVER_OPTIONS, (MAX_CONNECTIONS, places)])
         listening.add_generic_rpc_handlers((fleet.handlers(),))
@@ -261,15 +260,13 @@ class Server:
             self._background(tcp_listener.serve(app, door, self._state_dir, config, authority))
             self.console = site.url
             log.info("console on %s: `fedloom console` prints a link that logs you in", site.url)
-        self._stack.callback(
-            self.context.fleet.live.close
-        )  # streams end first, or would hold up the stop
+        self._stack.callback(self.context.fleet.live.close)  # open streams would delay the stop
 
     async def _start_enrolment(
         self, context: FleetContext, authority: Authority, certificates: Certificates, places: int
     ) -> None:
-        # Strangers reach this port: few at a time, small messages only. Of an option that comes
-        # twice gRPC takes the first, so the limit has to replace the fleet's.
+        # Callers are unauthenticated: few at a time, small messages. gRPC uses the first of two
+        # equal options, so these limits must replace the fleet's.
         limits = {"grpc.max_receive_message_length": 64 * 1024, MAX_CONNECTIONS: places}
         options = dict(SERVER_OPTIONS) | limits
         server = grpc.aio.server(options=[*options.items()], maximum_concurrent_rpcs=64)
@@ -304,7 +301,7 @@ def _bind(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredent
         )
     except RuntimeError as error:
         raise UnavailableError(
-            f"Expected to listen on {address}, got: {str(error).partition(';')[0]}. "
+            f"The server cannot listen on {address}: {str(error).partition(';')[0]}. "
             "Is another program listening there?"
         ) from error
     return port
@@ -319,15 +316,15 @@ def _require_loopback(address: str) -> None:
     infos = socket.getaddrinfo(host, None)
     if not all(str(info[4][0]).startswith(("127.", "::1")) for info in infos):
         raise UsageError(
-            f"Expected a loopback address without TLS, got {address}: "
-            "set fleet to 127.0.0.1:PORT, or run with certificates."
+            f"Without TLS, fleet must be a loopback address, got {address}: "
+            "set it to 127.0.0.1:PORT, or run with certificates."
         )
 
 
 async def _sweep(context: FleetContext) -> None:
-    """End calls whose certificates have ended, or were revoked by another process.
+    """End open calls whose certificates have expired or were revoked by another process.
 
-    Each call is checked when it begins, and a revocation through the API ends calls at once.
+    Each call is also checked when it begins, and a revocation through the API ends calls at once.
     """
     while True:
         await asyncio.sleep(SWEEP_S)
@@ -337,12 +334,7 @@ async def _sweep(context: FleetContext) -> None:
             if call.client in revoked:
                 call.end(Refusal(Code.REVOKED, f"The client {call.client!r} was revoked."))
             elif call.peer is not None and now >= call.peer.not_after:
-                call.end(Refusal(Code.EXPIRED, "The certificate has ended: renew it."))
-
-
-def _announce(path: Path, server: Server) -> None:
-    """Write the ports for whoever waits, whole or not at all."""
-    write_whole(path, f"{server.fleet_port} {server.enrolment_port}\n")
+                call.end(Refusal(Code.EXPIRED, "The certificate has expired: renew it."))
 
 
 def run(state_dir: Path, *, plaintext: bool = False, ready: Path | None = None) -> None:
@@ -351,7 +343,7 @@ def run(state_dir: Path, *, plaintext: bool = False, ready: Path | None = None) 
     Args:
         state_dir: made by `fedloom server init`.
         plaintext: no TLS; on loopback only.
-        ready: a file that is written with the ports once everything listens.
+        ready: file to which the ports are written, atomically, once all listen.
     """
 
     async def main() -> None:
@@ -361,7 +353,7 @@ def run(state_dir: Path, *, plaintext: bool = False, ready: Path | None = None) 
             loop.add_signal_handler(number, stopping.set)
         async with Server(state_dir, plaintext=plaintext) as server:
             if ready is not None:
-                _announce(ready, server)
+                write_whole(ready, f"{server.fleet_port} {server.enrolment_port}\n")
             await stopping.wait()
             log.info("stopping")
 

@@ -1,4 +1,4 @@
-"""Tasks that run in the background: held here, since the event loop itself would not hold them."""
+"""Background tasks, referenced until they end: the event loop keeps only weak references."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -11,7 +11,7 @@ class BackgroundTasks:
         self._tasks: set[asyncio.Future[None]] = set()
 
     def start(self, work: Awaitable[None]) -> "asyncio.Future[None]":
-        """Start a task and hold it until it ends."""
+        """Start a task and keep it until it ends."""
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

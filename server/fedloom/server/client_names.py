@@ -1,6 +1,6 @@
-"""Readable names for clients that were given none: `calm-heron-27`.
+"""Random readable names for clients, such as `calm-heron-27`.
 
-A hundred thousand of them: whoever draws one checks that it is free.
+There are about 200,000; the caller checks that a name is free.
 """
 
 import secrets
@@ -21,6 +21,6 @@ _ANIMALS = (
 
 
 def draw_name() -> str:
-    """Draw a name that is easy to read out and to type."""
+    """Draw a name that is easy to say and to type."""
     number = 1 + secrets.randbelow(99)
     return f"{secrets.choice(_QUALITIES)}-{secrets.choice(_ANIMALS)}-{number}"

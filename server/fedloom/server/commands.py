@@ -1,7 +1,7 @@
-"""`fedloom server`: make a server and run it.
+"""`fedloom server`: create a server and run it.
 
-The command line loads this by name. Nothing heavy is imported here: `fedloom.server.app` tunes the
-allocator, and must be the first to import grpc.
+The command line loads this module by name. It imports nothing heavy: `fedloom.server.app` tunes
+the allocator, and must be the first to import grpc.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from fedloom.cli.operator.server_logs import logs
 
 @click.group(cls=LazyGroup)
 def server() -> None:
-    """Make a server and run it."""
+    """Create a server and run it."""
 
 
 @server.command()
@@ -30,28 +30,28 @@ def server() -> None:
     default="0.0.0.0:7443",
     show_default=True,
     metavar="HOST:PORT",
-    help="Where enrolled clients connect.",
+    help="Address for enrolled clients.",
 )
 @click.option(
     "--enrolment",
     default="0.0.0.0:7444",
     show_default=True,
     metavar="HOST:PORT",
-    help="Where devices with a token enrol.",
+    help="Address for devices that enrol by a token.",
 )
 @click.option(
     "--name",
     "names",
     multiple=True,
     metavar="NAME",
-    help="A host name or address by which devices reach this server, beside localhost; "
+    help="Host name or address by which devices reach this server, beside localhost; "
     "may be repeated.",
 )
 @json_option
 def init(
     directory: Path, federation: str, fleet: str, enrolment: str, names: tuple[str, ...]
 ) -> None:
-    """Make a server's state directory: its settings and its own certificate authority.
+    """Create a server's state directory: its settings and its certificate authority.
 
     \b
     Examples:
@@ -72,7 +72,7 @@ def init(
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What `create` made.
+    """The result of `create`.
 
     Attributes:
         names: in the server's certificate.
@@ -84,7 +84,7 @@ class Made:
 
 
 def _hosts(*addresses: str) -> list[str]:
-    """What devices connect by where a server listens at one address alone."""
+    """Hosts of the addresses that are not wildcards."""
     hosts = [address.rpartition(":")[0].strip("[]") for address in addresses]
     return [host for host in hosts if host not in {"", "*", "0.0.0.0", "::"}]  # noqa: S104 - not bound
 
@@ -92,13 +92,12 @@ def _hosts(*addresses: str) -> list[str]:
 def create(
     directory: Path, federation: str, fleet: str, enrolment: str, names: Sequence[str]
 ) -> Made:
-    """Make a server's state directory, private to its owner.
+    """Create a server's state directory, private to its owner.
 
-    An authority that is there already is kept: it may have been restored, or an earlier attempt
-    may have been cut off.
+    An existing authority is kept: it may come from a backup or from an interrupted attempt.
 
     Raises:
-        UsageError: there is a server already, or a setting is not what it must be.
+        UsageError: the directory already has a server, or a setting is not valid.
     """
     from fedloom.protocol.errors import UsageError  # noqa: PLC0415 - the module says why
     from fedloom.protocol.trust.private_files import private_directory  # noqa: PLC0415
@@ -108,7 +107,7 @@ def create(
 
     if (directory / configuration.FILE).exists():
         raise UsageError(
-            f"Expected no server in {directory}, got one: run it with `fedloom server run`, or "
+            f"There is a server in {directory} already: run it with `fedloom server run`, or "
             "choose another --dir."
         )
     defaults = configuration.ServerConfig()
@@ -123,7 +122,8 @@ def create(
     authority = Authority.load(pki) if pki.exists() else Authority.create(pki, federation, now)
     if authority.federation != federation:
         raise UsageError(
-            f"Expected the federation of {pki}, {authority.federation!r}, got {federation!r}."
+            f"The authority in {pki} is of the federation {authority.federation!r}, got "
+            f"{federation!r}: use its name, or choose another --dir."
         )
     authority.ensure_server_certificate(settings.names, now)
     SigningKey.ensure(directory / FOLDER, federation)
@@ -134,17 +134,17 @@ def create(
 def _show_made(directory: Path, federation: str, made: Made) -> None:
     there = "" if directory == Path(DEFAULT_DIR) else f" --dir {directory}"
     click.echo(
-        f"Made a server for the federation {federation!r}:\n"
+        f"Created a server for the federation {federation!r}:\n"
         f"  {directory / 'server.toml'}    settings\n"
-        f"  {directory / 'pki'}/           its certificate authority, for names "
+        f"  {directory / 'pki'}/           certificate authority, for the names "
         f"{', '.join(made.names)}\n"
-        f"  {directory / 'signing'}/       the key that its offers and models are signed by\n"
+        f"  {directory / 'signing'}/       key that signs offers and models\n"
         f"  root certificate SHA-256: {made.root_sha256}\n"
         f"\nKeep a copy of {directory / 'pki' / 'root.key'} and of {directory / 'signing'}/ "
-        "somewhere safe. Next:\n"
+        "in a safe place. Next:\n"
         f"  fedloom server run{there}\n"
-        f"  fedloom console{there}         a link into the web console, once it runs\n"
-        f"  fedloom token create{there}    an invitation for a device"
+        f"  fedloom console{there}         prints a login link to the console\n"
+        f"  fedloom token create{there}    creates a token that enrols a device"
     )
 
 
@@ -162,18 +162,18 @@ def _show_made(directory: Path, federation: str, made: Made) -> None:
 @click.option(
     "--plaintext-loopback",
     is_flag=True,
-    help="No TLS and no certificates, for trials on this machine alone.",
+    help="No TLS and no certificates, for trials on this machine only.",
 )
 @click.option(
     "--ready",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Write the ports there once it listens.",
+    help="Write the ports to this file once the server listens.",
 )
 def run(
     directory: Path, log_format: str, log_level: str, plaintext_loopback: bool, ready: Path | None
 ) -> None:
-    """Run a server until SIGTERM or Ctrl-C. Restarted, it goes on where it was.
+    """Run a server until SIGTERM or Ctrl-C. After a restart it resumes its runs.
 
     \b
     Examples:
@@ -191,7 +191,7 @@ def run(
 @state_option
 @json_option
 def health(directory: Path) -> None:
-    """Say whether the server answers: ends with 0, or with 5 where it does not.
+    """Check that the server answers: exit status 0, or 5 if it does not.
 
     \b
     Example:
@@ -216,11 +216,11 @@ server.add_command(logs)
 @state_option
 @json_option
 def rotate_signing_key(directory: Path) -> None:
-    """Put a new signing key in the place of the present one.
+    """Replace the server's signing key by a new one.
 
-    The old key signs a statement over the new one, so that clients follow by themselves, also those
-    that are offline now. A running server signs by the new key from its next offer on. Where
-    somebody else may have the old key, let devices enrol again instead: it can vouch for any key.
+    The old key signs the new one, so all clients accept it, also those that are offline now. A
+    running server uses the new key from its next offer on. If the old key may have been stolen, let
+    devices enrol again instead: a thief could endorse a key of their own.
 
     \b
     Example:
@@ -237,8 +237,8 @@ def rotate_signing_key(directory: Path) -> None:
     emit(
         document,
         lambda: click.echo(
-            f"The signing key is now\n  {fingerprint(new.public)}\nand was\n"
+            f"The signing key is now\n  {fingerprint(new.public)}\nIt replaces\n"
             f"  {fingerprint(before)}\n"
-            "which vouches for it: clients follow at their next offer."
+            "which signed it: clients accept it with their next offer."
         ),
     )

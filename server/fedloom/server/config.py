@@ -1,6 +1,6 @@
 """Settings of a server: `server.toml` in its state directory.
 
-Secrets are never among them: keys live in `pki/` with mode 0600.
+They hold no secrets: keys are in `pki/`, with mode 0600.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from fedloom.server.oidc_config import OidcConfig
 FILE = "server.toml"
 
 _OPTIONAL = ("oidc", "tracing", "flower")
-"""Tables that a new file lacks: docs/console-security.md, docs/metrics.md, docs/flower.md."""
+"""Tables that are not in a new file: docs/console-security.md, docs/metrics.md, docs/flower.md."""
 
 AUTO = "auto"
 """Value of `console`: the first free port on loopback."""
@@ -26,7 +26,7 @@ AUTO = "auto"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """Settings of a server; each field is described by its own sentence."""
+    """Settings of a server."""
 
     federation: str = setting("fedloom", doc="name of the federation, part of every identity")
     fleet: str = setting("0.0.0.0:7443", doc="host:port for enrolled clients (mTLS)")
@@ -39,19 +39,19 @@ class ServerConfig:
     )
     late_renewal_s: float = setting(
         7 * 24 * 3600.0,
-        doc="time after expiry in which a client may still renew its certificate by its key, on "
+        doc="time after expiry in which a client may still renew its certificate with its key, on "
         "the enrolment port, seconds; 0: never",
     )
     max_fast_transfers: int = setting(
         8,
-        doc="models or updates transferred at full speed at once, each way; others wait, and slow "
-        "links have 64 times as many slots of their own",
+        doc="models or updates transferred at full speed at once, in each direction; others wait. "
+        "Slow transfers have 64 times as many slots",
     )
     max_model_bytes: int = setting(1 << 40, doc="largest model that a run may start from, bytes")
     keep_models: int = setting(
         100,
-        doc="committed models kept of each run, beside its first, its current and promoted ones; "
-        "0: all",
+        doc="latest committed models kept of each run, beside its initial, current and promoted "
+        "ones; 0: all",
     )
     chunk_bytes: chunk_size.Setting = setting(
         CHUNK_BYTES, doc='bytes of a model in one message; "auto" measures which size is fastest'
@@ -59,17 +59,17 @@ class ServerConfig:
     console: str = setting(
         AUTO,
         doc='host:port of the web console and of remote operators; "auto": 127.0.0.1:7445 or the '
-        'next free port; "": none; off loopback it uses TLS',
+        'next free port; "": none; on other addresses than loopback it uses TLS',
     )
     console_certificate: str = setting(
         "",
         doc="certificate chain of the console in PEM, relative to the state directory; empty: one "
-        "from the federation's own authority",
+        "of the federation's authority",
     )
     console_key: str = setting("", doc="key of that certificate in PEM; empty: in the same file")
     console_url: str = setting(
         "",
-        doc="URL of the console for operators if it is not the address itself, such as behind a "
+        doc="URL of the console for operators if it differs from the address, such as behind a "
         "reverse proxy: https://fl.example.org",
     )
     database: str = setting("", doc="SQLAlchemy URL; empty: ledger.sqlite beside this file")
@@ -116,7 +116,7 @@ def split_address(address: str, name: str) -> tuple[str, int]:
     """Host and port of `host:port`.
 
     Raises:
-        UsageError: it is not of that form.
+        UsageError: the address has another form.
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or not 0 <= int(port) <= 65535:
@@ -133,9 +133,7 @@ def load(state_dir: Path) -> ServerConfig:
     path = state_dir / FILE
     document = toml.read_optional(path, "settings")
     if document is None:
-        raise UsageError(
-            f"Expected a server in {state_dir}, got no {FILE}: run `fedloom server init` first."
-        )
+        raise UsageError(f"There is no {FILE} in {state_dir}: run `fedloom server init` first.")
     with settings.within(path):
         return settings.build(ServerConfig, settings.from_table(ServerConfig, document))
 
@@ -147,6 +145,6 @@ def write(state_dir: Path, config: ServerConfig) -> None:
         for item in settings.declared(ServerConfig)
         if item.table not in _OPTIONAL
     }
-    head = ["# Settings of the server; docs/deployment.md says more."]
+    head = ["# Settings of the server; see docs/deployment.md."]
     text = settings.template(ServerConfig, head, given, without=_OPTIONAL)
     (state_dir / FILE).write_text(text)

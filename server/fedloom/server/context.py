@@ -1,4 +1,4 @@
-"""The contexts of a server, assembled: each room takes the one that holds what it uses."""
+"""Assembles the contexts of a server; each package uses its own."""
 
 from dataclasses import dataclass, fields
 
@@ -24,7 +24,7 @@ class ServerContext:
     """The contexts of one server, which share storage, sessions, events and meters.
 
     Attributes:
-        log_ring: the last lines of the log.
+        log_ring: the latest lines of the log.
     """
 
     storage: StorageContext
@@ -47,14 +47,14 @@ def assemble(
     signing: SigningKey | None = None,
     tracer: Tracer | None = None,
 ) -> ServerContext:
-    """The contexts of a server over its storage.
+    """Assemble the contexts of a server.
 
     Args:
         config: of the server.
         storage: its ledger and files.
-        noise: keys of the noise that private runs add.
+        noise: keys of the noise of private runs.
         signing: signs what clients receive; None on plaintext loopback.
-        tracer: of the steps of a round; None for one that does nothing.
+        tracer: traces the steps of a round; None for no traces.
     """
     live, meters = Hub(), Meters()
     shared = {each.name: getattr(storage, each.name) for each in fields(StorageContext)}

@@ -1,13 +1,12 @@
-"""What changes on a server, told to whoever watches: pages, `fedloom top`, anything with a socket.
+"""Publishes changes of a server to watchers: console pages, `fedloom top`, other HTTP clients.
 
-Parts of the server say that something has changed, and how to find out what; the hub asks them at
-most `PACE_S` seconds later, once for everybody, and hands every watcher the same bytes in the
-format of server-sent events (WHATWG HTML, section 9.2). What changes a thousand times in between
-is told once, as it is then.
+Parts of the server report that a subject changed, with a function that describes it. At most
+`PACE_S` seconds later, the hub calls the function once and sends every watcher the same bytes, as
+server-sent events (WHATWG HTML, section 9.2). Several changes in between give one event.
 
-Invariants: while nobody watches, a change costs one comparison; a watcher that does not read is
-let go of after `BACKLOG` messages, so it holds little memory and delays nobody. A watcher that
-comes back has missed something, and looks at everything anew: there is nothing to replay.
+Invariants: without watchers, a change costs one comparison; a watcher with `BACKLOG` unread
+messages is disconnected, so it uses little memory and delays no other. Events are not replayed: a
+watcher that reconnects must read everything again.
 """
 
 import asyncio
@@ -19,30 +18,30 @@ from typing import Any
 log = logging.getLogger(__name__)
 
 PACE_S = 0.5
-"""Between two messages."""
+"""Interval of messages."""
 
 BEAT_S = 10.0
-"""Between two signs of life while nothing changes."""
+"""Interval of `beat` events."""
 
 BACKLOG = 32
-"""Messages that a watcher may leave unread."""
+"""Most unread messages of a watcher."""
 
 MAX_WATCHERS = 256
-"""Each holds a connection."""
+"""Watchers in total; each holds a connection."""
 
 MAX_OF_ONE = 64
-"""Watchers of one name: nobody takes the stream from everybody else."""
+"""Watchers of one owner, so that no owner takes all places."""
 
 Look = Callable[[], Any]
-"""Says what there is to tell, as something that JSON holds; None for nothing."""
+"""Describes a changed subject as a JSON value; None for no description."""
 
 
 class Watcher:
     """One reader of the stream.
 
     Args:
-        topics: what it wants to hear of; everything but what only some want, where it is empty.
-        owner: whose it is; empty for the server's own.
+        topics: that it receives; empty for all but `log`.
+        owner: name of the principal; empty for the server.
     """
 
     __slots__ = ("_queue", "owner", "topics")
@@ -53,7 +52,7 @@ class Watcher:
         self._queue: asyncio.Queue[bytes | None] = asyncio.Queue(BACKLOG + 1)
 
     def offer(self, message: bytes | None) -> bool:
-        """Hand over a message, None for the last; False if it does not read what it has."""
+        """Queue a message, None for the last; False if too many are unread."""
         if message is not None and self._queue.qsize() >= BACKLOG:
             return False
         self._queue.put_nowait(message)
@@ -65,11 +64,11 @@ class Watcher:
 
 
 class Hub:
-    """Everybody who watches this server.
+    """The watchers of a server.
 
     Args:
-        pace_s: between two messages, seconds.
-        beat_s: between two signs of life, seconds.
+        pace_s: interval of messages, seconds.
+        beat_s: interval of `beat` events, seconds.
     """
 
     def __init__(self, pace_s: float = PACE_S, beat_s: float = BEAT_S) -> None:
@@ -87,13 +86,13 @@ class Hub:
         return len(self._watchers)
 
     def changed(self, topic: str, subject: str = "", look: Look | None = None) -> None:
-        """Something is not what it was.
+        """Report a change.
 
         Args:
-            topic: what kind of thing: round, run, clients (who comes and goes), work (who is at
-                work), tokens, models, refusals, audit.
-            subject: which one; a later change of the same one takes the place of an earlier.
-            look: says more about it when the time has come.
+            topic: round, run, clients (connects and disconnects), work (tasks of clients), tokens,
+                models, refusals or audit.
+            subject: what changed; a later change of the same subject replaces an earlier one.
+            look: describes the subject when the event is sent.
         """
         self.version += 1
         self._last[topic, subject] = self._last[topic, ""] = self.version
@@ -102,10 +101,10 @@ class Hub:
             self._hurry()
 
     def version_of(self, heard: Iterable[str]) -> int:
-        """The version of the last change of what somebody hears.
+        """The version of the last change of some topics.
 
         Args:
-            heard: topics, each alone or as `topic:subject`, as pages name them.
+            heard: topics, each as `topic` or `topic:subject`.
 
         >>> hub = Hub()
         >>> hub.changed("run", "a"), hub.changed("run", "b"), hub.changed("work")
@@ -116,19 +115,19 @@ class Hub:
         last, found = self._last, 0
         for word in heard:
             topic, _, subject = word.partition(":")
-            # Nothing was heard of it: it may be the beginning of an id, so all of them count.
+            # An unknown subject may be the beginning of an id, so any change of the topic counts.
             known = last.get((topic, subject), last.get((topic, ""), 0))
             found = max(found, known)
         return found
 
     def line(self, entry: Any) -> None:
-        """A line of the log, for those who asked for `log`; none of them is left out."""
+        """Send a line of the log to the watchers of `log`; no line is dropped."""
         if self._watchers and any("log" in watcher.topics for watcher in self._watchers):
             self._lines.append(entry)
             self._hurry()
 
     def watch(self, topics: Collection[str] = (), owner: str = "") -> Watcher | None:
-        """Begin to watch; None where too many do, in all or of one owner. End it by `leave`."""
+        """Add a watcher, to be ended by `leave`; None at the limit in total or of the owner."""
         of_one = sum(watcher.owner == owner for watcher in self._watchers) if owner else 0
         if len(self._watchers) >= MAX_WATCHERS or of_one >= MAX_OF_ONE:
             return None
@@ -140,13 +139,13 @@ class Hub:
         return watcher
 
     def leave(self, watcher: Watcher) -> None:
-        """A reader has gone."""
+        """Remove a watcher."""
         if watcher in self._watchers:
             self._watchers.remove(watcher)
             watcher.offer(None)
 
     def close(self) -> None:
-        """Let everybody go: the server stops."""
+        """Disconnect all watchers."""
         for timer in (self._timer, self._beating):
             if timer is not None:
                 timer.cancel()
@@ -186,7 +185,7 @@ class Hub:
             if topics not in cut:
                 cut[topics] = b"".join(text for topic, text in events if _wanted(topic, topics))
             if cut[topics] and not watcher.offer(cut[topics]):
-                log.info("a watcher of /v1/events does not read: it is let go of")
+                log.info("a watcher of /v1/events does not read: disconnected")
                 self.leave(watcher)
 
 

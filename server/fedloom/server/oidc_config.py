@@ -20,14 +20,14 @@ class OidcConfig:
         doc="file of the client secret, mode 0600, relative to the state directory; empty: a "
         "public client",
     )
-    label: str = setting("single sign-on", doc="text of the button")
+    label: str = setting("single sign-on", doc="text of the login button, after `Log in with`")
     name_claim: str = setting("email", doc="claim that names an operator in the audit trail")
     scope_claim: str = setting("groups", doc="claim that grants scopes: a text or a list of texts")
-    viewer: tuple[str, ...] = setting((), doc="values of it that make a viewer")
-    operator: tuple[str, ...] = setting((), doc="values of it that make an operator")
-    admin: tuple[str, ...] = setting((), doc="values of it that make an administrator")
+    viewer: tuple[str, ...] = setting((), doc="values of the claim that grant the scope viewer")
+    operator: tuple[str, ...] = setting((), doc="values of the claim that grant operator")
+    admin: tuple[str, ...] = setting((), doc="values of the claim that grant admin")
     scopes: tuple[str, ...] = setting(
-        ("openid", "profile", "email"), doc="scopes to ask the provider for, with openid"
+        ("openid", "profile", "email"), doc="scopes to request from the provider, with openid"
     )
 
     def __post_init__(self) -> None:
@@ -38,17 +38,17 @@ class OidcConfig:
         if not (self.viewer or self.operator or self.admin):
             raise UsageError(
                 "Expected values of the claim in oidc.viewer, oidc.operator or oidc.admin, got "
-                "none: nobody could log in."
+                "none: no user could log in."
             )
         if "openid" not in self.scopes:
             raise UsageError("Expected `openid` among oidc.scopes.")
 
 
 def check_url(url: str, what: str) -> str:
-    """An https URL, or http on loopback.
+    """Return the URL if it is https, or http on loopback.
 
     Raises:
-        UsageError: it is something else.
+        UsageError: it is not.
     """
     parts = urlsplit(url)
     if parts.scheme == "https" and parts.hostname:

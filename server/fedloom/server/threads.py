@@ -1,4 +1,4 @@
-"""Pools of threads for calls that block: they leave the event loop by one of these."""
+"""Thread pools that run blocking calls for coroutines."""
 
 import asyncio
 import threading
@@ -12,10 +12,10 @@ T = TypeVar("T")
 
 
 class Thread:
-    """A pool of threads that coroutines await blocking calls in; of one thread, calls are in order.
+    """A thread pool for blocking calls; with one thread, calls run in order.
 
     Attributes:
-        observe: called with the seconds that each call took, its wait in the queue included.
+        observe: called with the seconds of each call, including its wait in the queue.
     """
 
     def __init__(self, name: str, size: int = 1) -> None:
@@ -26,7 +26,7 @@ class Thread:
 
     @property
     def pending(self) -> int:
-        """Calls that wait or are running."""
+        """Calls that are queued or running."""
         return self._given - self._done
 
     async def __call__(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -49,5 +49,5 @@ class Thread:
         return await working
 
     def close(self) -> None:
-        """Finish what has begun and end the threads."""
+        """Finish the running calls, cancel the queued ones and end the threads."""
         self._pool.shutdown(wait=True, cancel_futures=True)

@@ -55,7 +55,7 @@ def test_commands_work_remotely(url, tmp_path):
 def test_scope_limits_commands(url):
     """The server refuses actions outside the token's scope: exit 3."""
     said = _run("user", "list", code=3).stderr
-    assert "Expected the scope admin" in said
+    assert "needs the scope admin" in said
     error = json.loads(_run("user", "list", "--json", code=3).stdout)["error"]
     assert (error["kind"], error["exit_code"]) == ("denied", 3)
 

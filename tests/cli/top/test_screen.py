@@ -33,7 +33,7 @@ def test_keys_work_and_the_terminal_is_restored(door):
         top.send("?")
         top.until("the server refused the update")
         top.send("?p")
-        assert "opens no other round" in top.until("Press y")
+        assert "opens no further round" in top.until("Press y")
         top.send("n")
         top.until("Nothing was done.")
         top.send("py")

@@ -5,7 +5,12 @@ import asyncio
 import pytest
 
 from fedloom.protocol.transport.methods import CHUNK_BYTES
-from fedloom.server.fleet.transfer_slots import PATIENCE_S, SLOW_CHUNK_BYTES, SLOW_PER_FAST, Lanes
+from fedloom.server.fleet.transfer_slots import (
+    JUDGED_AFTER_S,
+    SLOW_CHUNK_BYTES,
+    SLOW_PER_FAST,
+    Lanes,
+)
 
 
 class Clock:
@@ -48,7 +53,7 @@ def test_a_slow_transfer_makes_room_and_sends_small_pieces():
         lanes = Lanes(1, clock)
         thin, lane = await enter(lanes)
         assert lane.chunk_bytes == CHUNK_BYTES
-        clock.now = PATIENCE_S + 0.1
+        clock.now = JUDGED_AFTER_S + 0.1
         lane.passed(1000)
         assert lane.chunk_bytes == SLOW_CHUNK_BYTES
         fast, _ = await enter(lanes)
@@ -88,7 +93,7 @@ def test_slow_places_are_many_and_come_back():
         held = []
         for _ in range(SLOW_PER_FAST + 1):
             context, lane = await enter(lanes)
-            clock.now += PATIENCE_S + 0.1
+            clock.now += JUDGED_AFTER_S + 0.1
             lane.passed(0)
             held.append((context, lane))
         assert held[-1][1].chunk_bytes == CHUNK_BYTES

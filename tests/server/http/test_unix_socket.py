@@ -61,7 +61,7 @@ def test_second_server_is_told_of_the_first(tmp_path):
     async def both():
         async with listening(path):
             inode = path.stat().st_ino
-            with pytest.raises(UnavailableError, match="another server is running"):
+            with pytest.raises(UnavailableError, match="Another server is running"):
                 async with listening(path):
                     pass
             assert path.stat().st_ino == inode

@@ -52,7 +52,7 @@ def test_round_short_of_its_quorum_near_its_deadline_is_urgent():
     late = _run(live={"deadline_left_s": 40.0})
     alert = _only(assess(_facts(late)))
     assert alert.level is Level.BAD
-    assert "abandoned in 40 s: 1 of the quorum of 3" in alert.what
+    assert "abandoned in 40 s: 1 of the 3 updates" in alert.what
     assert "Extend" in alert.todo
     enough = _run(live={"deadline_left_s": 40.0, "accepted": 3})
     assert not assess(_facts(enough)).alerts
@@ -96,7 +96,7 @@ def test_a_round_that_an_operator_gave_up_is_nobodys_fault():
 def test_run_that_waits_for_clients_says_how_many_are_missing():
     """After a minute; rounds begin with a short wait."""
     waiting = _run(live={"state": "selecting", "available": 2, "deadline_left_s": None})
-    assert "2 of 5 are there" in _only(assess(_facts(waiting))).what
+    assert "2 of 5 are available" in _only(assess(_facts(waiting))).what
     just_now = {**waiting, "rounds": [{**waiting["rounds"][1], "closed_at": NOW - 5}]}
     assert not assess(_facts(just_now)).alerts
 
@@ -105,7 +105,7 @@ def test_run_whose_clients_work_for_another_is_told_apart():
     """More clients are not what is missing."""
     waiting = _run(live={"state": "selecting", "available": 2, "deadline_left_s": None})
     alert = _only(assess(_facts(waiting, {**_run(), "id": "other"}, clients_online=6)))
-    assert "2 of 5 are free, and 4 others online are not" in alert.what
+    assert "2 of 5 are free; 4 others are online" in alert.what
     assert "Pause another run" in alert.todo
 
 

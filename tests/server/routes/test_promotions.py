@@ -94,7 +94,7 @@ def test_a_rollback_says_what_it_undoes_before_it_does(door, tmp_path):
     url = f"/runs/{door.first}/rollback"
     status, seen = door.ask("POST", url + "?preview=true", {"round": 0})
     assert (status, seen["changed"]) == (200, False)
-    assert "Round 1 is no part of it any more" in seen["consequence"]
+    assert "Round 1 is undone" in seen["consequence"]
     assert door.contexts.ledger.run(door.first).model == other
     done = door.ask("POST", url, {"round": 0})[1]
     assert (done["changed"], done["consequence"]) == (True, seen["consequence"])

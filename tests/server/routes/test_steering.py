@@ -40,11 +40,11 @@ def wait(condition):
 @pytest.mark.parametrize(
     ("action", "state", "words"),
     [
-        ("pause", "running", "opens no other round until it is resumed. The deadline of round 1"),
-        ("stop", "running", "ends for good; its last model stays. Round 1 is dropped"),
+        ("pause", "running", "opens no further round until it is resumed. The deadline of round 1"),
+        ("stop", "running", "ends permanently; its last model stays. Round 1 is dropped"),
         ("abort", "running", "drops round 1 with 0 updates, and opens another"),
-        ("retry?x", "running", "is open with the same model already: nothing changes"),
-        ("resume", "running", "is running already: nothing changes"),
+        ("retry?x", "running", "is already open with the same model: nothing changes"),
+        ("resume", "running", "is already running: nothing changes"),
     ],
 )
 def test_a_preview_says_what_would_be_and_does_nothing(door, action, state, words):

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from fedloom.server.http.shared_answers import HEARS
+from fedloom.server.http.shared_answers import TOPICS
 from fedloom.server.metrics.log_buffer import about
 from support.door import SPEC, Door, _Connection, write_model
 from support.scene import wait_for
@@ -75,7 +75,7 @@ def test_run_page_shows_what_happens_and_offers_what_can_be_done(door, tmp_path)
     run = submit(door, tmp_path)
     _, text = get(door, f"/runs/{run}")
     assert f"<h1>{run}</h1>" in text
-    assert "of 2 clients are there" in text
+    assert "of 2 clients available" in text
     offered = re.findall(rf'data-act="/v1/runs/{run}/([a-z]+)"', text)
     assert offered == ["pause", "goal", "abort", "stop"]
 
@@ -102,12 +102,12 @@ def test_live_part_is_as_old_as_the_last_change_of_what_its_page_hears(door, tmp
     """Else it would be drawn too often, or, worse, show what was."""
     run = submit(door, tmp_path)
     values = {"run": run, "digest": door.contexts.ledger.run(run).model}
-    pages = [path for path in HEARS if path not in NO_PAGES]
+    pages = [path for path in TOPICS if path not in NO_PAGES]
     assert len(pages) >= 8
     for path in pages:
         text = get(door, path.format_map(values))[1]
         [heard] = re.findall(r'id="live" data-live="([^"]*)"', text)
-        assert sorted(heard.split()) == sorted(HEARS[path].format_map(values).split()), path
+        assert sorted(heard.split()) == sorted(TOPICS[path].format_map(values).split()), path
 
 
 def test_files_are_kept_for_as_long_as_they_do_not_change(door):

@@ -1,4 +1,4 @@
-"""Writing the audit trail: durably, before the action, and bounded for unauthenticated peers."""
+"""Writes the audit trail: durably, before each action, and limited for unauthenticated peers."""
 
 import logging
 import time
@@ -14,7 +14,7 @@ from fedloom.server.threads import Thread
 log = logging.getLogger(__name__)
 
 LIMIT_PER_HOUR = 600
-"""Entries of one action, such as a failed login, that unauthenticated peers cause in an hour."""
+"""Most entries per hour of one action, such as a failed login, by unauthenticated peers."""
 
 
 class AuditLog:
@@ -35,10 +35,10 @@ class AuditLog:
     async def record(
         self, who: str, how: str, action: str, subject: str, detail: Mapping[str, Any]
     ) -> None:
-        """Write an entry, durably; arguments as `Trail.append` has them."""
+        """Write an entry durably; the arguments are those of `Trail.append`."""
         append = self._ledger.trail.append
         head = await self._in_ledger(append, who, how, action, subject, detail)
-        # The log may be kept where the ledger's writer cannot reach: it anchors the chain.
+        # A log kept out of reach of the ledger's writer anchors the chain.
         log.info("audit %d: %s (%s) %s %s [%s]", head.id, who, how, action, subject, head.hash)
         self._live.changed("audit")
 
@@ -46,12 +46,12 @@ class AuditLog:
     async def around(
         self, who: str, how: str, action: str, subject: str, detail: Mapping[str, Any]
     ) -> AsyncIterator[None]:
-        """Record an action before it is done, and its failure after it."""
+        """Record an action before it runs, and its failure if it fails."""
         await self.record(who, how, action, subject, detail)
         try:
             yield
         except Exception as error:
-            with suppress(Exception):  # the trail's own fault must not hide the first error
+            with suppress(Exception):  # a failure of the trail must not hide the error
                 failure = {"error": printable(str(error))}
                 await self.record(who, how, f"{action}.failed", subject, failure)
             raise
@@ -59,7 +59,7 @@ class AuditLog:
     async def record_limited(
         self, who: str, how: str, action: str, subject: str, detail: Mapping[str, Any]
     ) -> None:
-        """As `record`, for what unauthenticated peers cause: no flood of it fills the disk."""
+        """Like `record`, at most `LIMIT_PER_HOUR` entries, for actions of unauthenticated peers."""
         hour = time.time() // 3600
         known, count = self._limited.get(action, (0.0, 0))
         count = count + 1 if known == hour else 1

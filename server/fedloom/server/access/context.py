@@ -12,9 +12,8 @@ class AccessContext:
     """What authenticates operators.
 
     Attributes:
-        in_access: runs reads and writes of accounts, beside the ledger's thread, so that no round
-            waits for them.
-        in_passwords: hashes passwords, one at a time, as each takes 64 MiB.
+        in_access: thread that reads and writes accounts, so that no round waits for them.
+        in_passwords: thread that hashes passwords one at a time, as each takes 64 MiB.
     """
 
     accounts: Accounts

@@ -1,18 +1,18 @@
-"""Why somebody is not let in, or not further."""
+"""Errors of authentication and authorisation."""
 
 from fedloom.protocol.errors import DeniedError
 
 
 class UnauthenticatedError(DeniedError):
-    """Nobody has proved who they are."""
+    """The request has no valid credential."""
 
 
 class ForbiddenError(DeniedError):
-    """Somebody asks for more than they may, or another site asks in their name."""
+    """The principal's scope does not allow the request, or another site sent it."""
 
 
 class TooManyTriesError(DeniedError):
-    """Somebody failed too often to try again now.
+    """Too many failed logins.
 
     Attributes:
         wait_s: seconds to wait.

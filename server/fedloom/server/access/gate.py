@@ -1,7 +1,7 @@
-"""The gate: from a request's credentials to who asks, and from a password to a session.
+"""Authenticates operators: a request's credentials to a principal, a password to a session.
 
-Invariants: a request over TCP without a good credential is nobody's; what is wrong with a
-credential is not said; a name that does not exist costs as much as one that does.
+Invariants: a request over TCP without a valid credential has no principal; errors do not say what
+is wrong with a credential; checking takes as long for an unknown name as for a known one.
 """
 
 import time
@@ -20,32 +20,29 @@ from fedloom.server.access.throttle import Throttle, network_of
 from fedloom.server.ledger.accounts import IDLE_S, Accounts, Row, Scope
 
 MAX_CHECKS = 16
-"""Passwords that wait to be checked: each takes a third of a second and 64 MiB."""
+"""Passwords in check or waiting for it: each takes a third of a second and 64 MiB."""
 
 KNOWN_S = 10.0
-"""How long a session is taken for good without a question, if no account changes meanwhile: pages
-ask every two seconds, and a question costs as much as the rest of an answer."""
+"""Seconds a session is cached while no account changes: pages send a request every two seconds,
+and a query of the session costs as much as the rest of the answer."""
 
 MAX_KNOWN = 1000
 
-FAILED = "Expected a user's name and password, got others."
+FAILED = "Wrong name or password."
 
-_NOBODY = (
-    "Expected somebody who is logged in, got nobody: log in, or send an API token as "
-    "`Authorization: Bearer TOKEN`."
-)
-_NOT_GOOD = (
-    "Expected an API token that is good, got one that is unknown, revoked or expired: ask an "
-    "administrator for a new one (`fedloom api-token create`)."
+_NO_CREDENTIAL = "Log in, or send an API token as `Authorization: Bearer TOKEN`."
+_BAD_CREDENTIAL = (
+    "The API token is unknown, revoked or expired. Ask an administrator for a new one "
+    "(`fedloom api-token create`)."
 )
 
 
 @dataclass(slots=True)
 class Gate:
-    """Lets operators in.
+    """Authenticates operators.
 
     Attributes:
-        site: where browsers reach us.
+        site: the console's site.
         oidc: logins through a provider; None for none.
     """
 
@@ -63,10 +60,10 @@ class Gate:
         return self.access.accounts
 
     async def principal(self, request: Request) -> Principal:
-        """Who asks.
+        """The principal of a request.
 
         Raises:
-            UnauthenticatedError: nobody, or somebody whose credential is not good (any more).
+            UnauthenticatedError: it has no credential, or one that is not or no longer valid.
         """
         if (name := request.scope.get(LOCAL_USER)) is not None:
             return Principal(name=name, scope=Scope.ADMIN, how="socket")
@@ -74,24 +71,24 @@ class Gate:
             return await self._by_token(given)
         if (secret := request.cookies.get(self.site.cookie)) is not None:
             return await self._by_session(secret)
-        raise UnauthenticatedError(_NOBODY)
+        raise UnauthenticatedError(_NO_CREDENTIAL)
 
     async def _by_token(self, given: str) -> Principal:
         scheme, _, text = given.partition(" ")
         token = secrets.read_api_token(text) if scheme.lower() == "bearer" else None
         if token is None:
-            raise UnauthenticatedError(_NOT_GOOD)
+            raise UnauthenticatedError(_BAD_CREDENTIAL)
         now = time.time()
         row = await self.access.in_access(self.accounts.api_token, token.id, now)
         if row is None or not secrets.same(token.secret, row["secret_hash"]):
-            raise UnauthenticatedError(_NOT_GOOD)
+            raise UnauthenticatedError(_BAD_CREDENTIAL)
         await self.access.in_access(self.accounts.touch_api_token, row, now)
         return Principal(name=row["name"], scope=Scope(row["scope"]), how="token")
 
     async def _by_session(self, secret: str) -> Principal:
         row = await self._session(secrets.kept(secret)) if secrets.is_secret(secret) else None
         if row is None:
-            raise UnauthenticatedError("Your session has ended: log in again.")
+            raise UnauthenticatedError("Your session has ended. Log in again.")
         return Principal(
             name=row["name"],
             scope=Scope(row["scope"]),
@@ -100,7 +97,7 @@ class Gate:
         )
 
     async def _session(self, hashed: str) -> Row | None:
-        """A session that is good now; asked of the ledger anew after any change of the accounts."""
+        """A valid session; queried again after `KNOWN_S` and after any change of the accounts."""
         accounts, now = self.accounts, time.monotonic()
         known = self._known.get(hashed)
         if known is not None:
@@ -108,7 +105,7 @@ class Gate:
             fresh = revision == accounts.revision and now - asked_at < KNOWN_S
             if fresh and time.time() < until:
                 return row
-        revision = accounts.revision  # before the question: a change meanwhile outdates the answer
+        revision = accounts.revision  # before the query: a change meanwhile makes its result stale
         found = await self.access.in_access(accounts.session, hashed, time.time())
         if len(self._known) >= MAX_KNOWN:
             self._known.clear()
@@ -124,17 +121,17 @@ class Gate:
         """Open a session by password.
 
         Args:
-            name: as somebody claims.
-            password: likewise.
-            address: where they are.
+            name: as entered.
+            password: as entered.
+            address: of the browser.
 
         Returns:
             The session's secret, for the cookie.
 
         Raises:
-            TooManyTriesError: they failed too often.
-            UnauthenticatedError: they are not who they claim to be.
-            UnavailableError: too many others are being checked.
+            TooManyTriesError: too many attempts failed.
+            UnauthenticatedError: the name or the password is wrong.
+            UnavailableError: too many logins are being checked.
         """
         name = printable(name, 64)
         self._count(name, address)
@@ -153,10 +150,10 @@ class Gate:
         return await self.open_session(name, "password", Scope(row["scope"]), address)
 
     async def log_in_by_link(self, secret: str, address: str) -> str:
-        """Open a session by a one-time link; as `log_in`.
+        """Open a session by a one-time link and return its secret.
 
         Raises:
-            UnauthenticatedError: the link was used, is over, or is none.
+            UnauthenticatedError: the link was used, has expired, or is not valid.
         """
         row = None
         if secrets.is_secret(secret):
@@ -164,13 +161,12 @@ class Gate:
             row = await self.access.in_access(self.accounts.use_link, hashed, time.time())
         if row is None:
             raise UnauthenticatedError(
-                "Expected a login link that is new, got one that was used or is over: "
-                "`fedloom console` makes another."
+                "This login link was used or has expired. `fedloom console` prints a new one."
             )
         return await self.open_session(row["name"], "link", Scope(row["scope"]), address)
 
     async def open_session(self, name: str, how: str, scope: Scope, address: str) -> str:
-        """Open a session for somebody who has proved who they are; return its secret."""
+        """Open a session for an authenticated user and return its secret."""
         detail = {"scope": scope.value, "address": address}
         await self.access.audit_log.record(name, how, "login", name, detail)
         secret = secrets.make_secret()
@@ -185,26 +181,26 @@ class Gate:
             await self.access.in_access(self.accounts.end_session, secrets.kept(secret))
 
     async def confirm(self, name: str, password: str) -> None:
-        """Check the password of somebody who has a session.
+        """Check the password of a user who has a session.
 
         Raises:
-            TooManyTriesError: they failed too often.
-            ForbiddenError: it is another.
-            UnavailableError: too many others are being checked.
+            TooManyTriesError: too many attempts failed.
+            ForbiddenError: the password is wrong.
+            UnavailableError: too many logins are being checked.
         """
         self._count(name, "")
         row = await self.access.in_access(self.accounts.user, name)
         if not await self._check(password, row["password"] if row else None):
-            raise ForbiddenError("Expected the password that you have now, got another.")
+            raise ForbiddenError("The current password is wrong.")
         self._names.forgive(name)
         self._networks.forgive("")
 
     def address(self, request: Request) -> str:
-        """Where a request comes from; behind a reverse proxy on this machine, as that one says."""
+        """Address of a request; behind a reverse proxy on this machine, the one it forwards."""
         address = request.client.host if request.client else ""
         forwarded = request.headers.getlist("x-forwarded-for")
         if self.site.behind_proxy and forwarded and network_of(address) in ("127.0.0.1", "::/64"):
-            # The last one is what the nearest proxy saw; those before it are anybody's claims.
+            # The nearest proxy added the last one; earlier ones can be forged.
             address = _without_port(forwarded[-1].rpartition(",")[2].strip())
         return printable(address, 64)
 
@@ -213,14 +209,14 @@ class Gate:
         wait = max(self._names.wait_s(name, now), self._networks.wait_s(network, now))
         if wait > 0:
             raise TooManyTriesError(
-                f"Too many failed logins: try again in {wait:.0f} seconds.", wait
+                f"Too many failed logins. Try again in {wait:.0f} seconds.", wait
             )
         self._names.count(name, now)
         self._networks.count(network, now)
 
     async def _check(self, password: str, stored: str | None) -> bool:
         if self._checks >= MAX_CHECKS:
-            raise UnavailableError("Too many log in at once: try again in some seconds.")
+            raise UnavailableError("Too many logins at once. Try again in a few seconds.")
         self._checks += 1
         try:
             return await self.access.in_passwords(passwords.matches, password, stored)
@@ -228,13 +224,13 @@ class Gate:
             self._checks -= 1
 
     async def audit_failure(self, name: str, how: str, address: str) -> None:
-        """Write down that somebody failed to log in, but no flood of it."""
+        """Record a failed login, limited per hour."""
         detail = {"address": address}
         await self.access.audit_log.record_limited(name, how, "login.fail", name, detail)
 
 
 def _without_port(address: str) -> str:
-    """An address as a proxy names it: some add the port, and each connection has another."""
+    """A forwarded address without the port, which some proxies add."""
     if address.startswith("["):
         return address[1:].partition("]")[0]
     return address.partition(":")[0] if address.count(":") == 1 else address

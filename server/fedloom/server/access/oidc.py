@@ -1,11 +1,11 @@
-"""Logging in by somebody else's word: OpenID Connect, the authorization code flow with PKCE.
+"""Single sign-on by OpenID Connect: the authorization code flow with PKCE.
 
-Sources: OpenID Connect Core 1.0; RFC 6749, RFC 7636 (PKCE), RFC 9207 (`iss` in the answer); RFC
-9700, "Best Current Practice for OAuth 2.0 Security". Signatures are checked by joserfc.
+Sources: OpenID Connect Core 1.0; RFC 6749, RFC 7636 (PKCE), RFC 9207 (`iss` in the response); RFC
+9700, "Best Current Practice for OAuth 2.0 Security". joserfc checks signatures.
 
-Invariants: an answer counts once, and only in the browser that asked; an ID token counts only if
-the issuer signed it, for us, now, and for this very login; whoever has no claim that maps to a
-scope is refused.
+Invariants: a response is valid once, and only in the browser that began the login; an ID token is
+valid only if the issuer signed it, for this client, now, and for this login; users without a claim
+that maps to a scope are refused.
 """
 
 import base64
@@ -25,19 +25,19 @@ from fedloom.server.ledger.accounts import Scope
 from fedloom.server.oidc_config import OidcConfig
 
 ALGORITHMS = ["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "EdDSA"]
-"""Signatures alone: with HS256 a public key would pass for a shared secret, `none` is none."""
+"""Public-key signatures only: HS256 would accept a public key as its secret, `none` anything."""
 
 LEEWAY_S = 60
 PENDING_S = 600.0
 MAX_PENDING = 1000
-"""Logins that have begun and not ended; the oldest is forgotten first."""
+"""Logins in progress; beyond this, the oldest is dropped."""
 
 MAX_OF_NETWORK = 50
-"""Of them, of one address: nobody makes the server forget everybody else's."""
+"""Logins in progress of one address, so that no address displaces all others."""
 
 
 def scope_of(config: OidcConfig, claims: Mapping[str, Any]) -> Scope | None:
-    """The highest scope that somebody's claims map to; None for none."""
+    """The highest scope that a user's claims map to; None for none."""
     given = claims.get(config.scope_claim)
     values = {given} if isinstance(given, str) else set(_texts(given))
     allowed = {
@@ -53,16 +53,16 @@ def _texts(given: object) -> list[str]:
 
 
 class Provider(Protocol):
-    """What is asked of a provider over the network."""
+    """Requests to a provider."""
 
     async def metadata(self) -> Mapping[str, Any]:
         """Its discovery document."""
 
     async def keys(self, *, renewed: bool = False) -> Mapping[str, Any]:
-        """Its public keys, a JWK set; fetched again if `renewed`."""
+        """Its public keys as a JWK set; fetched again if `renewed`."""
 
     async def exchange(self, fields: Mapping[str, str]) -> Mapping[str, Any]:
-        """What its token endpoint answers to a form."""
+        """The response of its token endpoint to a form."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +79,8 @@ class Oidc:
 
     Args:
         config: its settings.
-        provider: over the network.
-        redirect_uri: where it sends browsers back to.
+        provider: its HTTP client.
+        redirect_uri: URL to which it redirects browsers.
     """
 
     def __init__(self, config: OidcConfig, provider: Provider, redirect_uri: str) -> None:
@@ -90,14 +90,14 @@ class Oidc:
         self._pending: OrderedDict[str, _Pending] = OrderedDict()
 
     async def begin(self, there: str, network: str = "") -> tuple[str, str]:
-        """Begin a login that leads to the path `there`.
+        """Begin a login.
 
         Args:
-            there: on this server.
-            network: what stands for the browser's address.
+            there: path on this server to open after it.
+            network: of the browser, from `network_of`.
 
         Returns:
-            Where to send the browser, and what it keeps meanwhile, in a cookie.
+            The provider's URL for the browser, and the state that it keeps in a cookie.
 
         Raises:
             UnavailableError: the provider does not answer.
@@ -121,7 +121,7 @@ class Oidc:
         return f"{endpoint}{'&' if '?' in endpoint else '?'}{urlencode(query)}", state
 
     def _forget(self, network: str) -> None:
-        """Make room for one more: of the same address, else of all."""
+        """Drop the oldest logins beyond the limits."""
         own = [state for state, each in self._pending.items() if each.network == network]
         if len(own) >= MAX_OF_NETWORK:
             del self._pending[own[0]]
@@ -129,29 +129,29 @@ class Oidc:
             self._pending.popitem(last=False)
 
     async def end(self, answer: Mapping[str, str], kept: str) -> tuple[str, Scope, str]:
-        """End a login.
+        """Finish a login.
 
         Args:
-            answer: what the browser brought back from the provider.
-            kept: what it was given when it left.
+            answer: the query of the provider's redirect.
+            kept: the state in the browser's cookie.
 
         Returns:
-            The name, the scope, and the path to go on to.
+            The name, the scope, and the path to open.
 
         Raises:
-            UnauthenticatedError: anything does not fit.
+            UnauthenticatedError: a check failed.
             UnavailableError: the provider does not answer.
         """
         state = answer.get("state", "")
         pending = self._pending.pop(state, None)
         if pending is None or not hmac.compare_digest(state.encode(), kept.encode()):
-            raise _refused("this login was not begun in this browser, or is over")
+            raise _refused("this browser did not begin the login, or it has expired")
         if time.monotonic() - pending.begun_at > PENDING_S:
             raise _refused("it took too long")
         if "error" in answer:
-            raise _refused(f"the provider says {printable(answer['error'], 80)}")
+            raise _refused(f"the provider answered {printable(answer['error'], 80)}")
         if answer.get("iss", self.config.issuer) != self.config.issuer or "code" not in answer:
-            raise _refused("the answer is not the provider's")
+            raise _refused("the response is not from the provider")
         fields = {
             "grant_type": "authorization_code",
             "code": answer["code"],
@@ -164,11 +164,11 @@ class Oidc:
         return *self._who(claims), pending.there
 
     async def _claims(self, token: str, nonce: str) -> Mapping[str, Any]:
-        from joserfc import errors, jwt  # noqa: PLC0415 - an extra that few need
+        from joserfc import errors, jwt  # noqa: PLC0415 - an optional extra
         from joserfc.jwk import KeySet  # noqa: PLC0415
 
         found = None
-        for renewed in (False, True):  # the provider may have changed its keys since
+        for renewed in (False, True):  # the provider may have rotated its keys
             try:
                 keys = KeySet.import_key_set(await self._provider.keys(renewed=renewed))  # type: ignore[arg-type]
                 found = jwt.decode(token, keys, algorithms=ALGORITHMS)
@@ -176,7 +176,7 @@ class Oidc:
             except (errors.JoseError, ValueError, KeyError, TypeError):
                 continue
         if found is None:
-            raise _refused("the provider's signature is not good")
+            raise _refused("the provider's signature is not valid")
         wanted = jwt.JWTClaimsRegistry(
             leeway=LEEWAY_S,
             iss={"essential": True, "value": self.config.issuer},
@@ -189,7 +189,7 @@ class Oidc:
         try:
             wanted.validate(claims)
         except (errors.JoseError, ValueError, TypeError) as error:
-            raise _refused(f"the ID token does not do ({type(error).__name__})") from None
+            raise _refused(f"the ID token is not valid ({type(error).__name__})") from None
         if not hmac.compare_digest(str(claims.get("nonce", "")).encode(), nonce.encode()):
             raise _refused("the ID token is of another login")
         several = isinstance(claims["aud"], list) and len(claims["aud"]) > 1
@@ -200,16 +200,16 @@ class Oidc:
     def _who(self, claims: Mapping[str, Any]) -> tuple[str, Scope]:
         name, scope = claims.get(self.config.name_claim), scope_of(self.config, claims)
         if not isinstance(name, str) or not name:
-            raise _refused(f"the provider does not say the claim {self.config.name_claim!r}")
+            raise _refused(f"the ID token has no claim {self.config.name_claim!r}")
         if self.config.name_claim == "email" and claims.get("email_verified") is False:
-            raise _refused("the address is not verified")
+            raise _refused("the email address is not verified")
         if scope is None:
             raise _refused(
-                f"{printable(name, 80)} has no value of {self.config.scope_claim!r} that allows "
-                "anything here: ask an administrator"
+                f"no value of {self.config.scope_claim!r} gives {printable(name, 80)} a scope "
+                "here: ask an administrator"
             )
         return printable(name, 200), scope
 
 
 def _refused(why: str) -> UnauthenticatedError:
-    return UnauthenticatedError(f"Expected a login through the provider, but {why}.")
+    return UnauthenticatedError(f"The login through the provider failed: {why}.")

@@ -1,7 +1,7 @@
-"""A provider of OpenID Connect over HTTPS, by the standard library, off the event loop.
+"""An HTTPS client of an OpenID Connect provider, by the standard library, off the event loop.
 
-Invariants: no redirect is followed; answers are short and JSON; the client's secret is sent to the
-token endpoint alone, in a header, and is in no message.
+Invariants: no redirect is followed; responses are short JSON objects; the client's secret is sent
+only to the token endpoint, in a header, and appears in no message.
 """
 
 import asyncio
@@ -24,22 +24,22 @@ TIMEOUT_S = 10.0
 MAX_BYTES = 1 << 20
 KEPT_S = 3600.0
 RENEW_S = 30.0
-"""Keys are fetched again at most so often, whatever strangers send."""
+"""Shortest interval between fetches of the keys, whatever unauthenticated peers send, seconds."""
 
 
 def load(config: OidcConfig, state_dir: Path, url: str) -> Oidc:
-    """Logins through the provider of a server's settings.
+    """Build the logins through the configured provider.
 
     Args:
         config: `[oidc]`.
-        state_dir: where the client's secret lies.
+        state_dir: folder of the client's secret.
         url: of the console.
 
     Raises:
-        UsageError: the secret cannot be read, or an extra is missing.
+        UsageError: the secret cannot be read, or the extra `oidc` is not installed.
     """
     try:
-        import joserfc  # noqa: F401, PLC0415 - said now, not at the first login
+        import joserfc  # noqa: F401, PLC0415 - fail at the start, not at the first login
     except ModuleNotFoundError:
         raise UsageError("[oidc] needs an extra: pip install 'fedloom[oidc]'") from None
     secret = ""
@@ -53,11 +53,11 @@ def load(config: OidcConfig, state_dir: Path, url: str) -> Oidc:
 
 
 class HttpProvider:
-    """A provider, whose documents are kept for an hour.
+    """A provider whose documents are cached for an hour.
 
     Args:
         config: its settings.
-        secret: of this client; empty for a public one.
+        secret: of this client; empty for a public client.
     """
 
     def __init__(self, config: OidcConfig, secret: str = "") -> None:
@@ -69,7 +69,7 @@ class HttpProvider:
         """Its discovery document.
 
         Raises:
-            UnavailableError: it does not answer, or with something else.
+            UnavailableError: it does not answer, or not with a valid document.
         """
         issuer = self._config.issuer
         url = f"{issuer.rstrip('/')}/.well-known/openid-configuration"
@@ -116,7 +116,7 @@ class HttpProvider:
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *_: object) -> None:
-        """Follow none: where it leads has not been checked."""
+        """Follow no redirect: its target is not checked."""
 
 
 async def _ask(request: urllib.request.Request) -> Mapping[str, Any]:
@@ -145,4 +145,4 @@ def _fetch(request: urllib.request.Request) -> bytes:
 
 
 def _wrong(why: str) -> FedloomError:
-    return UnavailableError(f"Expected the login provider to answer, got {why}. Try again later.")
+    return UnavailableError(f"The login provider did not answer correctly: {why}. Try again later.")

@@ -1,11 +1,11 @@
-"""Passwords at rest: scrypt, with its parameters beside each hash.
+"""Password hashes: scrypt, with the parameters stored beside each hash.
 
-Sources: C. Percival, "Stronger key derivation via sequential memory-hard functions", 2009; the
-parameters are among those that OWASP's Password Storage Cheat Sheet calls equally good, the one of
-64 MiB, because a server checks one password at a time.
+Sources: C. Percival, "Stronger key derivation via sequential memory-hard functions", 2009. Of the
+parameters that OWASP's Password Storage Cheat Sheet lists as equivalent, those of 64 MiB, as the
+server checks one password at a time.
 
-Invariants: `matches(password, hashed(password))`; checking takes as long for a name that does not
-exist as for one that does.
+Invariants: `matches(password, hashed(password))`; checking takes as long without a stored hash as
+with one.
 """
 
 import base64
@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 from fedloom.protocol.errors import UsageError
 
 MIN_LENGTH = 12
-"""Characters, after NIST SP 800-63B: length is what counts, so no other rule is asked for."""
+"""Characters; NIST SP 800-63B asks for length rather than composition rules."""
 
 MAX_LENGTH = 1024
 
@@ -43,44 +43,44 @@ class Cost:
 
 
 COST = Cost(n=1 << 16, r=8, p=2)
-"""Of new hashes; raised, older hashes are made anew when their passwords are next seen."""
+"""Cost of new hashes. After it is raised, an older hash is replaced at the user's next login."""
 
 
 def check_new(password: str) -> None:
-    """Is this long enough to be somebody's password?
+    """Check a new password.
 
     Raises:
-        UsageError: it is not.
+        UsageError: it is too short, too long or too uniform.
     """
     if not MIN_LENGTH <= len(password) <= MAX_LENGTH or len(set(password)) < 4:
         raise UsageError(
-            f"Expected a password of at least {MIN_LENGTH} characters, at least 4 of them "
-            f"different, got one of {len(password)}: a few words in a row are good."
+            f"Expected a password of {MIN_LENGTH} to {MAX_LENGTH} characters, at least 4 of them "
+            f"different, got {len(password)} characters. A few words in a row are good."
         )
 
 
 def hashed(password: str, cost: Cost | None = None) -> str:
-    """Hash a password for keeping: `scrypt$n$r$p$salt$hash`, base64."""
+    """Hash a password as `scrypt$n$r$p$salt$hash`, salt and hash in base64."""
     cost, salt = cost or COST, os.urandom(_SALT_BYTES)
     digest = _derive(password, salt, cost)
     return "$".join(("scrypt", f"{cost.n}", f"{cost.r}", f"{cost.p}", _text(salt), _text(digest)))
 
 
 def matches(password: str, stored: str | None) -> bool:
-    """Is this the password behind a hash? It takes as long where there is no hash to match."""
+    """Whether a password matches a hash; takes as long if `stored` is None."""
     cost, salt, digest = _read(stored) if stored else (COST, b"\0" * _SALT_BYTES, b"")
     same = hmac.compare_digest(_derive(password, salt, cost), digest or b"\0" * _HASH_BYTES)
     return same and bool(digest)
 
 
 def is_outdated(stored: str) -> bool:
-    """Was this made at a lower cost than hashes are now?"""
+    """Whether a hash was made at a lower cost than new ones."""
     cost, _, _ = _read(stored)
     return (cost.n * cost.r, cost.p) < (COST.n * COST.r, COST.p)
 
 
 def _derive(password: str, salt: bytes, cost: Cost) -> bytes:
-    # Two ways to type one letter are one password: NFKC, as RFC 8265 wants it.
+    # Equivalent Unicode forms are one password: NFKC, as in RFC 8265.
     plain = unicodedata.normalize("NFKC", password[:MAX_LENGTH]).encode("utf-8", "surrogatepass")
     return Scrypt(salt=salt, length=_HASH_BYTES, n=cost.n, r=cost.r, p=cost.p).derive(plain)
 

@@ -10,7 +10,7 @@ LOCAL_USER = "fedloom.local_user"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Principal:
-    """Who sends a request, after authentication.
+    """The authenticated sender of a request.
 
     Attributes:
         name: of the local user, of the account, or of the API token.

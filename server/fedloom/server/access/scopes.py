@@ -1,16 +1,15 @@
-"""Which scope a route needs, and who asks.
+"""The scope that a route needs, and the principal of a request.
 
-A route says it in its signature, as `principal: Operator`; the tests make their table of who is
-refused from that. What declares nothing is for nobody but the socket (`guard`), so a route that
-forgot to is closed, not open. A request over the Unix socket comes from the local user, who is an
-administrator: the socket's mode lets in nobody else (`fedloom.server.http.unix_socket`).
+A route declares its scope in its signature, as `principal: Operator`. A route that declares none
+is closed to all but the Unix socket (`guard`). A request over the socket comes from the local
+user, who is an administrator; the socket's mode excludes other users
+(`fedloom.server.http.unix_socket`).
 
-Source, for what a page has to send with a form: OWASP's Cross-Site Request Forgery Prevention
-Cheat Sheet (a token bound to the session, and the Origin).
+Source of the checks on forms: OWASP's Cross-Site Request Forgery Prevention Cheat Sheet (a token
+bound to the session, and the Origin header).
 """
 
 import hmac
-from collections.abc import Iterator
 from typing import Annotated
 from urllib.parse import parse_qs
 
@@ -53,10 +52,10 @@ def _gate(request: Request) -> Gate:
 
 
 async def principal_of(request: Request) -> Principal:
-    """Who asks.
+    """The principal of a request, authenticated once per request.
 
     Raises:
-        UnauthenticatedError: nobody has proved who they are.
+        UnauthenticatedError: the request has no valid credential.
     """
     found: Principal | None = request.scope.get(PRINCIPAL)
     if found is None:
@@ -65,27 +64,27 @@ async def principal_of(request: Request) -> Principal:
 
 
 class needs:  # noqa: N801 - read as a word: Depends(needs(Scope.VIEWER))
-    """A dependency that lets nobody through who has less than `scope`.
+    """A dependency that requires a scope.
 
     Args:
-        scope: the least that is enough.
+        scope: the lowest that is allowed.
     """
 
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
 
     async def __call__(self, request: Request) -> Principal:
-        """Who asks.
+        """The principal of a request.
 
         Raises:
-            UnauthenticatedError: nobody has proved who they are.
-            ForbiddenError: they may not, or another site asks in their name.
+            UnauthenticatedError: the request has no valid credential.
+            ForbiddenError: its scope is too low, or another site sent the request.
         """
         principal = await principal_of(request)
         if not principal.scope.covers(self.scope):
             raise ForbiddenError(
-                f"Expected the scope {self.scope}, but {principal.name} has {principal.scope}: "
-                "ask an administrator."
+                f"This needs the scope {self.scope}, but {principal.name} has {principal.scope}. "
+                "Ask an administrator."
             )
         if principal.csrf and request.method not in _SAFE:
             check_origin(request)
@@ -94,13 +93,10 @@ class needs:  # noqa: N801 - read as a word: Depends(needs(Scope.VIEWER))
 
 
 class public:  # noqa: N801 - likewise
-    """A dependency that lets everybody through, and says so.
-
-    A form that is sent without a session still has to come from our own page.
-    """
+    """A dependency that requires no scope; forms must still come from the console's own pages."""
 
     async def __call__(self, request: Request) -> None:
-        """Check where a form comes from.
+        """Check the origin of a form.
 
         Raises:
             ForbiddenError: another site sent it.
@@ -116,23 +112,23 @@ Public = Annotated[None, Depends(public())]
 
 
 async def guard(request: Request) -> None:
-    """Close what declares no scope, to everybody but the socket.
+    """Close routes without a declared scope to all but the Unix socket.
 
     Raises:
-        ForbiddenError: the route declares none.
+        ForbiddenError: the route declares no scope.
     """
     route = request.scope.get("route")
     dependant = getattr(route, "dependant", None)
     if LOCAL_USER in request.scope or dependant is None or _declarations(dependant):
         return
-    raise ForbiddenError("Expected a route with a declared scope, got one without.")
+    raise ForbiddenError("This route declares no scope: only the Unix socket reaches it.")
 
 
 def check_origin(request: Request) -> None:
-    """Does a request come from a page of ours, as far as the browser says?
+    """Check by the browser's headers that a request comes from a page of the console.
 
     Raises:
-        ForbiddenError: it comes from elsewhere.
+        ForbiddenError: it comes from another site.
     """
     origin, host = request.headers.get("origin"), request.headers.get("host", "")
     site = request.headers.get("sec-fetch-site", "same-origin")
@@ -144,23 +140,23 @@ def check_origin(request: Request) -> None:
     if not own:
         raise ForbiddenError(
             "Expected a request from the console's own pages, got one from "
-            f"{(origin or 'elsewhere')[:100]!r}: open the console by its own address, or name "
-            "that in `console_url` in server.toml."
+            f"{(origin or 'another site')[:100]!r}. Open the console by its own address, or set "
+            "`console_url` in server.toml."
         )
 
 
 async def _check_csrf(request: Request, wanted: str) -> None:
     given = request.headers.get(CSRF_HEADER)
-    if given is None:  # a stream is not read to look for it
+    if given is None:  # only a form's body is searched, not a stream
         given = (await form_of(request)).get(CSRF_FIELD, "") if request.method == "POST" else ""
     if not hmac.compare_digest(given.encode(), wanted.encode()):
         raise ForbiddenError(
-            f"Expected the session's token in {CSRF_HEADER} or in the form: reload the page."
+            f"Expected the session's token in {CSRF_HEADER} or in the form. Reload the page."
         )
 
 
 async def form_of(request: Request) -> dict[str, str]:
-    """The fields of a form; of several with one name the last. None where there is no form."""
+    """The fields of a form, the last of each name; empty if the request has no form."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _FORM:
         return {}
     text = (await request.body()).decode("utf-8", "replace")
@@ -172,17 +168,11 @@ async def form_of(request: Request) -> dict[str, str]:
 
 
 def declared_scope(dependant: Dependant) -> Scope | None:
-    """The scope that a route declares, the highest where it declares several; None without one."""
+    """The highest scope that a route declares; None without one."""
     found = [d.scope for d in _declarations(dependant) if isinstance(d, needs)]
     return max(found, key=[*Scope].index, default=None)
 
 
 def _declarations(dependant: Dependant) -> list[needs | public]:
-    return [*_walk(dependant)]
-
-
-def _walk(dependant: Dependant) -> Iterator[needs | public]:
-    if isinstance(dependant.call, needs | public):
-        yield dependant.call
-    for inner in dependant.dependencies:
-        yield from _walk(inner)
+    own = [dependant.call] if isinstance(dependant.call, needs | public) else []
+    return own + [found for inner in dependant.dependencies for found in _declarations(inner)]

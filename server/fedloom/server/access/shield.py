@@ -1,10 +1,10 @@
-"""What every request over TCP passes first, and every answer carries.
+"""Middleware for requests over TCP: limits on requests, security headers on answers.
 
 Sources: OWASP's Secure Headers Project; W3C Content Security Policy Level 3.
 
-Invariants: no page runs or styles anything that is not a file of ours; none is shown in a frame of
-another site; no body is read into memory for somebody unknown; a stream of events ends within
-seconds of the credential that opened it.
+Invariants: pages load scripts and styles only from this server; no other site can frame them; no
+long body of an unauthenticated peer is read into memory; a stream of events ends within seconds
+after its credential ends.
 """
 
 import asyncio
@@ -23,25 +23,25 @@ from fedloom.server.access.principal import LOCAL_USER, Principal
 log = logging.getLogger(__name__)
 
 PRINCIPAL = "fedloom.principal"
-"""Key in a request's ASGI scope: who asks, once that is known."""
+"""Key in a request's ASGI scope: its principal, once authenticated."""
 
 STRANGER_BYTES = 16 << 10
-"""Longest body of somebody unknown: a login form."""
+"""Longest body of an unauthenticated request, such as a login form."""
 
 DOCUMENT_BYTES = 8 << 20
-"""Longest JSON document or form of somebody known; models come as streams."""
+"""Longest JSON document or form of an authenticated request; models are streamed."""
 
 RECHECK_S = 5.0
-"""How often the credential behind a stream of events is looked at again."""
+"""Interval at which the credential of a stream of events is checked again."""
 
 API = "/v1/"
-"""Beginning of paths where nothing is for somebody unknown."""
+"""Prefix of paths that always need a credential to change something."""
 
 STREAMED = {("PUT", "/v1/models")}
-"""What is written to the disk as it comes; the route has its own limit."""
+"""Requests whose bodies are written to disk as they arrive; the route has its own limit."""
 
 SLOWEST_BODY_S = 30.0
-"""Longest that a body of limited length may take, however steadily it comes."""
+"""Longest time that a body of limited length may take, even if it arrives steadily."""
 
 CSP = (
     "default-src 'self'; img-src 'self' data:; object-src 'none'; base-uri 'none'; "
@@ -52,7 +52,7 @@ HEADERS = {
     "Content-Security-Policy": CSP,
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
-    # Not no-referrer: under it browsers send `Origin: null` with our own forms.
+    # Not no-referrer: with it, browsers send `Origin: null` with the console's own forms.
     "Referrer-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -66,7 +66,7 @@ class Shield:
 
     Args:
         app: the application.
-        gate: knows the site and who asks.
+        gate: authenticates requests and knows the site.
     """
 
     def __init__(self, app: ASGIApp, gate: Gate) -> None:
@@ -81,13 +81,13 @@ class Shield:
         answer = _Answer(send, scope["path"], secure=self._gate.site.secure)
         headers = Headers(scope=scope)
         if "transfer-encoding" in headers and "content-length" in headers:
-            # RFC 9112, 6.3: a proxy before us may have read another request out of these bytes.
-            message = "Expected a body's length or its chunks, got both."
+            # RFC 9112, 6.3: request smuggling past a proxy.
+            message = "Expected Content-Length or Transfer-Encoding, got both."
             await _fault(400, message, close=True)(scope, receive, answer.send)
             return
         if not self._gate.site.knows(headers.get("host", "")):
             message = (
-                "Expected a host name of this server: name it in `names` or `console_url` in "
+                "Expected a host name of this server. Add it to `names` or set `console_url` in "
                 "server.toml."
             )
             await _fault(421, message)(scope, receive, answer.send)
@@ -106,10 +106,10 @@ class Shield:
         await self._guarded(scope, receive, answer, limit)
 
     async def _limit(self, scope: Scope) -> int | None:
-        """The longest body that this request may have; None for a stream, of any length.
+        """Longest body allowed for this request, bytes; None for a stream of any length.
 
         Raises:
-            UnauthenticatedError: somebody unknown would change something through the API.
+            UnauthenticatedError: an API request that changes something has no valid credential.
         """
         if scope["method"] in ("GET", "HEAD", "OPTIONS"):
             return STRANGER_BYTES
@@ -119,7 +119,7 @@ class Shield:
             if scope["path"].startswith(API):
                 raise
             return STRANGER_BYTES
-        # Whatever says it is a stream: a route that takes a document reads all of it into memory.
+        # By the path, not the headers: other routes read the whole body into memory.
         return None if (scope["method"], scope["path"]) in STREAMED else DOCUMENT_BYTES
 
     async def _guarded(
@@ -138,7 +138,7 @@ class Shield:
 
 
 class _Body:
-    """A body that breaks off when it is longer, or takes longer, than it may."""
+    """A body that ends when it exceeds its limit of length or time."""
 
     def __init__(self, receive: Receive, limit: int | None) -> None:
         self._receive = receive
@@ -155,14 +155,14 @@ class _Body:
         except TimeoutError:
             return {"type": "http.disconnect"}
         if not message.get("more_body", False):
-            self._until = None  # what comes now is only that the other end has gone
+            self._until = None  # only a disconnect can follow
         self._size += len(message.get("body", b""))
         over = self._limit is not None and self._size > self._limit
         return {"type": "http.disconnect"} if over else message
 
 
 class _Answer:
-    """An answer with the headers that all have."""
+    """An answer with the security headers."""
 
     def __init__(self, send: Send, path: str, *, secure: bool) -> None:
         self._send = send
@@ -184,9 +184,9 @@ class _Answer:
 
 
 class _Watch:
-    """Ends a stream of events when the credential behind it is not good any more.
+    """Ends a stream of events when its credential is no longer valid.
 
-    By a clock of its own: on a quiet server nothing is sent for longer than anybody may listen.
+    It checks on a timer, as a quiet server may send nothing for a long time.
     """
 
     def __init__(self, gate: Gate, scope: Scope, answer: _Answer) -> None:
@@ -223,8 +223,8 @@ class _Watch:
             now = await self._gate.principal(Request(self._scope))
         except UnauthenticatedError:
             now = None
-        except Exception:  # the ledger's: nobody listens on unasked
-            log.exception("a credential could not be looked at: its stream of events ends")
+        except Exception:  # of the ledger: no stream continues unchecked
+            log.exception("a credential could not be checked: its stream of events ends")
             return False
         return before is None or (now is not None and now.scope.covers(before.scope))
 

@@ -1,8 +1,8 @@
-"""Where browsers reach the console, and which requests could come from its own pages.
+"""The console's URL, and the checks that a request comes from its own pages.
 
-A page elsewhere can make a browser send requests here, and can even give its own name our address
-(DNS rebinding). So a request names a host that we know, or an address, which no name server can
-turn into ours; and one that changes something says by its Origin that it comes from that host.
+A page of another site can make a browser send requests here, and can point its own name to this
+server's address (DNS rebinding). So the Host of a request must be a known name or an IP address,
+which DNS cannot change, and the Origin of a request that changes something must match it.
 """
 
 import ipaddress
@@ -13,20 +13,20 @@ from urllib.parse import urlsplit
 from fedloom.server.config import ServerConfig, split_address
 
 _HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[\w.-]+)(:\d{1,5})?")
-"""A name or an address, and a port: of anything else no redirect is made."""
+"""A name or an address, and optionally a port."""
 
 _ALWAYS = ("localhost", "127.0.0.1", "::1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """A console's place.
+    """How browsers reach a console.
 
     Attributes:
-        url: where operators reach it, without a path; empty where it does not listen.
-        hosts: names that requests may call it by, lower case.
-        secure: whether browsers speak TLS to it.
-        behind_proxy: whether a reverse proxy on this machine is believed about addresses.
+        url: without a path; empty if it does not listen.
+        hosts: names allowed in the Host header, lower case.
+        secure: whether browsers use TLS.
+        behind_proxy: whether addresses forwarded by a reverse proxy on this machine are trusted.
     """
 
     url: str = ""
@@ -38,15 +38,15 @@ class Site:
     def cookie(self) -> str:
         """Name of the session's cookie.
 
-        With TLS the prefix makes browsers keep it to this host (RFC 6265bis). Without, the port is
-        in it, as cookies know no ports and two servers on one machine must not log each other out.
+        With TLS, the prefix restricts it to this host (RFC 6265bis). Without, it contains the port:
+        cookies ignore ports, and two servers on one machine must not log each other out.
         """
         if self.secure:
             return "__Host-fedloom"
         return f"fedloom-{urlsplit(self.url).port or 80}"
 
     def knows(self, host: str) -> bool:
-        """May a request carry this Host header?"""
+        """Whether this Host header is allowed."""
         if not _HOST.fullmatch(host):
             return False
         try:
@@ -56,14 +56,14 @@ class Site:
         return name is not None and (name.lower().rstrip(".") in self.hosts or _is_address(name))
 
     def is_own(self, origin: str, host: str) -> bool:
-        """Is this Origin header that of our own pages, in a request with this Host header?"""
+        """Whether this Origin header is that of the console's pages, given the Host header."""
         scheme, _, rest = origin.partition("://")
         own = rest.lower() == host.lower() or origin == self.url
         return own and scheme == ("https" if self.secure else "http")
 
 
 def make_site(config: ServerConfig, port: int, *, tls: bool) -> Site:
-    """The place of a console that listens on `port`, as a server's settings have it."""
+    """The site of a console that listens on `port`, by the server's settings."""
     host = split_address(config.console, "console")[0] if ":" in config.console else _ALWAYS[1]
     public = urlsplit(config.console_url)
     names = {*_ALWAYS, *config.names, host, public.hostname or host}

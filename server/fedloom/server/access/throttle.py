@@ -1,8 +1,8 @@
-"""How often somebody may fail to log in: each failure past the first few doubles the wait.
+"""Limits failed logins: each failure past the first few doubles the wait.
 
-Counted for each name and for each address. A name's wait stays short, because a stranger must not
-lock an operator out; an address's grows long. An attempt counts before it is checked, so that many
-at once are no way around. Memory is bounded: what was longest quiet is forgotten first.
+Failures are counted per name and per address. The wait of a name stays short, so that other people
+cannot lock an operator out; that of an address grows long. An attempt counts before it is checked,
+so parallel attempts gain nothing. Memory is bounded: the longest unused key is dropped first.
 """
 
 import ipaddress
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 MAX_KEYS = 10_000
 FORGET_S = 3600.0
-"""Quiet for so long, and a key begins anew."""
+"""After this time without an attempt, a key starts from zero."""
 
 
 @dataclass(slots=True)
@@ -25,9 +25,9 @@ class Throttle:
     """Waits by key.
 
     Args:
-        free: failures that cost nothing.
-        longest_s: the longest wait.
-        max_keys: how many keys are remembered.
+        free: failures without a wait.
+        longest_s: the longest wait, seconds.
+        max_keys: keys that are kept.
     """
 
     def __init__(self, free: int, longest_s: float, max_keys: int = MAX_KEYS) -> None:
@@ -40,7 +40,7 @@ class Throttle:
         return len(self._records)
 
     def wait_s(self, key: str, now: float) -> float:
-        """How long from `now` (monotonic seconds) until this key may try again; 0 if it may."""
+        """Seconds from `now` (monotonic) until this key may try again; 0 if it may."""
         record = self._records.get(key)
         return max(0.0, record.until - now) if record else 0.0
 
@@ -59,7 +59,7 @@ class Throttle:
             self._records.popitem(last=False)
 
     def forgive(self, key: str, failures: int | None = None) -> None:
-        """Take failures back; all of them if not said how many."""
+        """Subtract failures; all if `failures` is None."""
         record = self._records.get(key)
         if record is None:
             return
@@ -70,7 +70,7 @@ class Throttle:
 
 
 def network_of(address: str) -> str:
-    """What stands for an address: itself, or the /64 that one household or host has of IPv6."""
+    """The key of an address: itself, or for IPv6 its /64, which one household or host has."""
     try:
         ip = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:

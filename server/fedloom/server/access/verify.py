@@ -1,4 +1,4 @@
-"""Is an audit trail what was written? Answered from the ledger's file, without a server."""
+"""Verifies an audit trail from the ledger's file, without a server."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,13 +18,13 @@ _HEAD = re.compile(r"(\d{1,18})[:\s]([0-9a-f]{64})")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What was found.
+    """The result of a verification.
 
     Attributes:
-        entries: how many entries there are.
-        head: the last of them, as it is there now.
-        anchors: heads that were kept, which the trail was held against.
-        broken: the first entry that is not what was written; None where all are.
+        entries: number of entries.
+        head: the last entry.
+        anchors: kept heads that the trail was compared with.
+        broken: the first changed entry; None if all are intact.
     """
 
     entries: int
@@ -37,7 +37,7 @@ def read_head(text: str) -> Head:
     """Read `ID:HASH`, as `fedloom audit head` prints it.
 
     Raises:
-        UsageError: it is something else.
+        UsageError: the text has another form.
     """
     found = _HEAD.fullmatch(text.strip())
     if found is None:
@@ -49,15 +49,15 @@ def read_head(text: str) -> Head:
 
 
 def verify(state_dir: Path, anchors: Sequence[str] = ()) -> Verdict:
-    """Read the whole trail of a state directory; nothing is written.
+    """Verify the whole trail of a state directory, read-only.
 
     Args:
-        state_dir: of the server, which may be running or not.
-        anchors: heads that were kept elsewhere, as `ID:HASH`.
+        state_dir: of the server, which may be running.
+        anchors: heads kept elsewhere, as `ID:HASH`.
 
     Raises:
-        UsageError: there is no server, or an anchor is none.
-        IntegrityError: the database or the head beside it is none any more.
+        UsageError: there is no server, or an anchor is not valid.
+        IntegrityError: the database or the head file is damaged.
         UnavailableError: the database does not answer.
     """
     kept = [read_head(text) for text in anchors]
@@ -67,16 +67,12 @@ def verify(state_dir: Path, anchors: Sequence[str] = ()) -> Verdict:
     counted = _Counted(_rows(_url(state_dir)))
     try:
         broken = first_break(counted, kept)
-        for _ in counted:  # the rest, to be counted
+        for _ in counted:  # count the rest
             pass
     except sa.exc.OperationalError as error:
-        raise UnavailableError(
-            f"Expected to read the ledger of {state_dir}, got: {error.orig}."
-        ) from None
+        raise UnavailableError(f"The ledger of {state_dir} cannot be read: {error.orig}.") from None
     except sa.exc.DatabaseError as error:
-        raise IntegrityError(
-            f"Expected the ledger of {state_dir} as it was written, got: {error.orig}."
-        ) from None
+        raise IntegrityError(f"The ledger of {state_dir} is damaged: {error.orig}.") from None
     return Verdict(entries=counted.entries, head=counted.head, anchors=tuple(kept), broken=broken)
 
 
@@ -85,8 +81,8 @@ def _beside(path: Path) -> Head:
         return read_head(path.read_text("utf-8", "replace"))
     except UsageError:
         raise IntegrityError(
-            f"Expected the newest entry as ID:HASH in {path}, got something else: keep it as a "
-            "record and move it away."
+            f"Expected the newest entry as ID:HASH in {path}, got something else. Keep the file "
+            "as evidence and move it away."
         ) from None
 
 
@@ -111,7 +107,7 @@ def _url(state_dir: Path) -> str:
         return database
     path = (state_dir / "ledger.sqlite").absolute()
     if not path.exists():
-        raise UsageError(f"Expected a ledger in {state_dir}, got none: has the server run yet?")
+        raise UsageError(f"There is no ledger in {state_dir}. Has the server run yet?")
     return f"sqlite:///file:{path}?mode=ro&uri=true"
 
 

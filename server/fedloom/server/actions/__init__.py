@@ -1,1 +1,1 @@
-"""Actions of operators, recorded in the audit trail, that JSON routes and console pages share."""
+"""Actions of operators, for the API and the console; each is recorded in the audit trail."""

@@ -1,4 +1,4 @@
-"""The consequences of actions in words, for the confirmation of an action and for its answer."""
+"""Descriptions of what actions do, for their confirmation and their answer."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,11 +16,11 @@ _OF_A_ROUND = (Action.CLOSE, Action.ABORT, Action.EXTEND, Action.RETRY)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """An action that an operator wants to do to a run.
+    """An action on a run that an operator requests.
 
     Attributes:
-        run: as it is now.
-        round: its open round, as `RoundDriver.status` tells it; None without one.
+        run: its current row.
+        round: its open round, from `RoundDriver.status`; None without one.
     """
 
     action: Action
@@ -29,22 +29,22 @@ class Wish:
     arguments: ActionArguments
 
     def done(self) -> str:
-        """A sentence if there is nothing to do: the state is so already, or the round is over."""
+        """Why the action changes nothing; empty if it does."""
         name, state, asked = self.run.id, self.run.state, self.arguments.round
         is_so = {Action.PAUSE: "paused", Action.RESUME: "running", Action.STOP: "stopped"}
         if is_so.get(self.action) == state:
-            return f"{name} is {state} already: nothing changes."
+            return f"{name} is already {state}: nothing changes."
         number = None if self.round is None else self.round["number"]
         if asked is not None and self.action in _OF_A_ROUND and asked != number:
             now = "no round is open" if number is None else f"round {number} is open"
             retries = self.action is Action.RETRY and state == "paused" and number is None
             return "" if retries else f"Round {asked} is over; {now}: nothing changes."
         if self.action is Action.CLOSE and self.round and self.round["state"] == "closing":
-            return f"Round {number} is closing already: nothing changes."
+            return f"Round {number} is already closing: nothing changes."
         if self.action is Action.RETRY and self.round and asked is None:
-            return f"Round {number} is open with the same model already: nothing changes."
+            return f"Round {number} is already open with the same model: nothing changes."
         if self.action is Action.GOAL and self.round and self._same_goal(self.round):
-            return f"{name} wants that already: nothing changes."
+            return f"{name} already has this goal and quorum: nothing changes."
         return ""
 
     def _same_goal(self, now: Mapping[str, Any]) -> bool:
@@ -52,25 +52,25 @@ class Wish:
         return goal in {None, now["goal"]} and quorum in {None, now["quorum"]}
 
     def words(self) -> str:
-        """What it does, in words."""
+        """What the action does."""
         name, which, updates = self.run.id, "its open round", ""
         if self.round is not None:
             which = f"round {self.round['number']}"
             updates = f" with {_updates(self.round['accepted'])}"
-        clock = f" The deadline of {which} is paused; updates still count." if updates else ""
+        clock = f" The deadline of {which} is paused; updates are accepted." if updates else ""
         dropped = f" {which.capitalize()} is dropped{updates}." if updates else ""
         again = "opens a round from the same model at once."
         if self.round is not None:
-            again = f"drops {which}{updates}, and opens it again from the same model at once."
+            again = f"drops {which}{updates} and opens it again from the same model at once."
         said = {
-            Action.PAUSE: f"opens no other round until it is resumed.{clock}",
+            Action.PAUSE: f"opens no further round until it is resumed.{clock}",
             Action.RESUME: "continues; deadlines move by the length of the pause.",
-            Action.STOP: f"ends for good; its last model stays.{dropped}",
+            Action.STOP: f"ends permanently; its last model stays.{dropped}",
             Action.CLOSE: f"closes {which} now{updates} and makes a model of them.",
-            Action.ABORT: f"drops {which}{updates}, and opens another from the same model.",
-            Action.EXTEND: f"gives {which} {self.arguments.seconds or 0.0:g} seconds more.",
+            Action.ABORT: f"drops {which}{updates} and opens another from the same model.",
+            Action.EXTEND: f"gives {which} {self.arguments.seconds or 0.0:g} s more.",
             Action.RETRY: again,
-            Action.GOAL: f"wants {self._goal_words()} from now on, for {which} and later ones.",
+            Action.GOAL: f"uses {self._goal_words()} from now on, for {which} and later ones.",
         }
         return f"{name} {said[self.action]}"
 
@@ -78,7 +78,7 @@ class Wish:
         goal, quorum = self.arguments.goal, self.arguments.quorum
         parts = [f"a goal of {goal} updates"] if goal else []
         parts += [f"a quorum of {quorum}"] if quorum else []
-        text = " and ".join(parts) or "nothing else"
+        text = " and ".join(parts) or "its present goal and quorum"
         if goal and self.round and self.round["accepted"] >= goal:
             text += f", which {_updates(self.round['accepted'])} reach at once,"
         return text
@@ -93,20 +93,19 @@ def rollback_words(run: RunRow, point: Point) -> str:
 
     Args:
         run: its row before.
-        point: where it goes.
+        point: where it continues.
     """
     where = f"round {point.number}" if point.number else "its beginning"
     if not point.undone:
-        return f"{run.id} is at {where} already: nothing changes."
+        return f"{run.id} is already at {where}: nothing changes."
     words = (
         f"{run.id} continues from the model {point.digest[:12]} and the state of {where}. "
-        f"{_counted(point.undone)} no part of it any more, and its open round, if any, is given "
-        "up with its updates."
+        f"{_counted(point.undone)} undone. Its open round, if any, is dropped with its updates."
     )
     if run.privacy is not None:
-        words += " The privacy that they spent stays spent: as many rounds fewer follow."
+        words += " The privacy that they spent stays spent: the run has as many rounds fewer left."
     if run.state not in ACTIVE:
-        words += f" It was {run.state}, and is paused from then on: resume it to continue."
+        words += f" It was {run.state} and is now paused: resume it to continue."
     return words
 
 
@@ -117,27 +116,27 @@ def _counted(numbers: tuple[int, ...]) -> str:
 
 
 def hold_words(client: ClientView, wanted: Hold | None) -> str:
-    """What putting a client in quarantine, draining it or releasing it does."""
+    """What quarantine, draining or releasing a client does."""
     name, works = client.name, f" It works on {client.task} now." if client.task else ""
     if client.hold == wanted:
-        is_so = {None: "asked like any other", Hold.DRAIN: "drained"}.get(wanted, "in quarantine")
-        return f"{name} is {is_so} already: nothing changes."
+        is_so = {None: "not on hold", Hold.DRAIN: "drained"}.get(wanted, "in quarantine")
+        return f"{name} is already {is_so}: nothing changes."
     if wanted is Hold.QUARANTINE:
-        given_up = f" Its work on {client.task} is given up." if client.task else ""
+        cancelled = f" Its task {client.task} is cancelled." if client.task else ""
         return (
-            f"{name} is not asked any more and its updates are refused, until it is released."
-            f"{given_up} What of it counted before stays."
+            f"{name} gets no offers and its updates are refused until it is released.{cancelled} "
+            "Its earlier updates still count."
         )
     if wanted is Hold.DRAIN:
-        return f"{name} ends what it does, which counts, and is not asked again.{works}"
-    return f"{name} is asked again as soon as it is idle, and its updates count."
+        return f"{name} finishes its task, which counts, and gets no further offers.{works}"
+    return f"{name} gets offers again when it is idle, and its updates count."
 
 
 def revoke_words(name: str, *, changed: bool) -> str:
     """What revoking a client does."""
     if not changed:
-        return f"{name} is revoked already: nothing changes."
+        return f"{name} is already revoked: nothing changes."
     return (
-        f"{name}'s certificates and unused tokens become worthless and its connection is cut at "
-        "once. It comes back only with a new token."
+        f"{name}'s certificates and unused tokens become invalid and its connection ends at once. "
+        "It needs a new token to connect again."
     )

@@ -1,4 +1,4 @@
-"""Actions on runs: submit, roll back, and steer (pause, resume, stop, close, abort, and so on)."""
+"""Actions on runs: submit, roll back, and steer (pause, resume, stop, close, abort and others)."""
 
 import asyncio
 from dataclasses import replace
@@ -58,19 +58,19 @@ async def steer(
     *,
     preview: bool,
 ) -> Acted:
-    """Act on a run or on its open round; requests with one id are done once.
+    """Act on a run or on its open round; requests with the same id take effect once.
 
     Raises:
         UsageError: an argument of the action is missing.
         ConflictError: the run's state does not allow the action.
     """
     if action is Action.EXTEND and arguments.seconds is None:
-        raise UsageError("Expected how many seconds to extend the deadline by, got none.")
+        raise UsageError("Expected `seconds` to extend the deadline by, got none.")
     run = await context.run_id(run)
     if arguments.request is None or preview:
         return await _steer(context, principal, run, action, arguments, preview=preview)
     name = _request(run, action, arguments)
-    if (same := context.steering.get(name)) is not None:  # in progress: both get one answer
+    if (same := context.steering.get(name)) is not None:  # in progress: both get the same answer
         return await asyncio.shield(same)
     answer: asyncio.Future[Acted] = asyncio.get_running_loop().create_future()
     context.steering[name] = answer
@@ -82,7 +82,7 @@ async def steer(
         raise
     finally:
         del context.steering[name]
-        answer.cancel()  # ends the wait of others where this one was cancelled
+        answer.cancel()  # if this one was cancelled, ends the wait of the others
     return await answer
 
 
@@ -123,7 +123,7 @@ async def _steer(
 
 
 def _wish(context: ConsoleContext, row: RunRow, action: Action, arguments: ActionArguments) -> Wish:
-    """The wished action against the run's state now: the ledger may lag by a moment."""
+    """The action with the run's current state, which the ledger may not have yet."""
     driver, live = context.runs.get(row.id), None
     if driver is not None:
         row = replace(row, state=driver.engine.state.value)

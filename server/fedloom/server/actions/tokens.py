@@ -21,15 +21,15 @@ log = logging.getLogger(__name__)
 async def create_token(
     context: ConsoleContext, principal: Principal, wish: NewToken
 ) -> IssuedToken:
-    """Make a one-time token. Its text is in the result and nowhere else.
+    """Create a one-time token. Its text is only in the result.
 
     Raises:
         ConflictError: the server runs without certificates.
     """
     if context.authority is None:
         raise ConflictError(
-            "Expected a server with certificates, got one on plaintext, where clients need no "
-            "token: run it without --plaintext-loopback."
+            "Clients need no token, as this server runs on plaintext: to enrol devices, run it "
+            "without --plaintext-loopback."
         )
     client = await _free_name(context) if wish.client is None else check_client_name(wish.client)
     await context.audit(principal, "token.create", client, {"ttl_s": wish.ttl_s})
@@ -37,7 +37,7 @@ async def create_token(
     expires_at = created_at + wish.ttl_s
     token = await _store_token(context, context.authority.root_pin, client, expires_at)
     context.live.changed("tokens")
-    log.info("token %s made for %s", token.id, client)
+    log.info("created token %s for %s", token.id, client)
     return IssuedToken(
         id=token.id,
         client=client,
@@ -70,7 +70,7 @@ async def _free_name(context: ConsoleContext) -> str:
 
 
 async def cancel_token(context: ConsoleContext, principal: Principal, token_id: str) -> TokenView:
-    """End an unused token. Twice changes nothing.
+    """Cancel an unused token; repeating this changes nothing.
 
     Raises:
         NotFoundError: no token has this id.
@@ -79,12 +79,12 @@ async def cancel_token(context: ConsoleContext, principal: Principal, token_id: 
     row = await context.in_ledger(context.ledger.token, token_id)
     if row is None:
         raise NotFoundError(
-            f"Expected a token's id, got {token_id[:80]!r}: see `fedloom token list`."
+            f"There is no token with the id {token_id[:80]!r}: see `fedloom token list`."
         )
     if row.used_at is not None:
         raise ConflictError(
-            f"Expected an unused token, but {row.client} enrolled with it: revoke "
-            f"the client instead (`fedloom client revoke {row.client}`)."
+            f"{row.client} enrolled with this token. Revoke the client instead: "
+            f"`fedloom client revoke {row.client}`."
         )
     await context.audit(principal, "token.cancel", token_id, {"client": row.client})
     await context.in_ledger(context.ledger.cancel_token, token_id)

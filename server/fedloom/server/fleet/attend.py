@@ -1,4 +1,4 @@
-"""A client's stream, from its hello to its end: it is there, and says how it is with its task."""
+"""Serves a client's stream from its hello to its end: its presence and the state of its task."""
 
 import asyncio
 import logging
@@ -26,7 +26,7 @@ class Attending:
 
     Args:
         server: its context.
-        runs: where rounds are found.
+        runs: finds rounds.
     """
 
     def __init__(self, server: FleetContext, runs: Runs) -> None:
@@ -34,10 +34,10 @@ class Attending:
         self._runs = runs
 
     async def serve(self, call: Call, context: Context) -> None:
-        """A client's stream, until it ends.
+        """Serve a client's stream until it ends.
 
         Raises:
-            Refusal: it says what it must not.
+            Refusal: the client sent a message that is not allowed.
         """
         client = call.client
         hello = await _hello(call, context)
@@ -83,7 +83,7 @@ class Attending:
                     )
 
     def _driver(self, client: str, key: fleet_pb2.TaskKey) -> RoundDriver | None:
-        """The round that a client's message is about, if it is still open."""
+        """The open round that a client's message is about; None if it has ended."""
         task = (key.run, key.round)
         try:
             driver = self._runs.round(task)

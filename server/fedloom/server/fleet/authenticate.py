@@ -1,8 +1,7 @@
-"""Who is calling: the certificate of a connection, held against the ledger on every call.
+"""Authenticates callers: each call checks the connection's certificate in the ledger.
 
-A certificate that was revoked or has expired goes on working on a live connection, so neither the
-handshake nor a check at the start of a stream is enough: every call asks, and a sweeper asks for
-the streams that are idle.
+TLS does not end a connection whose certificate expires or is revoked. So the handshake is not
+enough: every call is checked, and `fedloom.server.app` checks open streams regularly.
 """
 
 from datetime import UTC, datetime
@@ -19,7 +18,7 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
 def check_not_expired(peer: Peer, now: datetime) -> None:
-    """Is the certificate still good?
+    """Check that a certificate has not expired.
 
     Raises:
         Refusal: EXPIRED.
@@ -27,17 +26,17 @@ def check_not_expired(peer: Peer, now: datetime) -> None:
     if now >= peer.not_after:
         raise Refusal(
             Code.EXPIRED,
-            f"The certificate of {peer.client!r} ended {peer.not_after:%Y-%m-%d %H:%M} UTC: "
+            f"The certificate of {peer.client!r} expired {peer.not_after:%Y-%m-%d %H:%M} UTC: "
             "enrol again with a new token.",
         )
 
 
 class Identify:
-    """Answers who is calling.
+    """Identifies callers.
 
     Args:
         server: its context.
-        plaintext: believe the name in the metadata; for loopback without TLS only.
+        plaintext: trust the name in the metadata; only for loopback without TLS.
     """
 
     def __init__(self, server: FleetContext, *, plaintext: bool) -> None:
@@ -45,14 +44,14 @@ class Identify:
         self._plaintext = plaintext
 
     def claimed(self, context: Context) -> str:
-        """The name in the certificate, good or not, for the records; empty if there is none."""
+        """The name in the certificate, valid or not, for records; empty without one."""
         try:
             return "" if self._plaintext else _peer(context).client
         except Refusal:
             return ""
 
     def caller(self, context: Context) -> tuple[str, Peer | None]:
-        """Who says to be calling: a name, and its certificate where there is one.
+        """The caller's name and certificate; the certificate is None on plaintext.
 
         Raises:
             Refusal: NO_CERTIFICATE or EXPIRED.
@@ -64,7 +63,7 @@ class Identify:
         return peer.client, peer
 
     async def check(self, peer: Peer | None) -> None:
-        """Is the certificate one of ours, and still good?
+        """Check that the certificate is in the ledger and not revoked.
 
         Raises:
             Refusal: UNKNOWN_CLIENT or REVOKED.

@@ -1,6 +1,6 @@
-"""What a device measures its connection by: the time here, and bytes both ways.
+"""Answers a device that measures its connection, with the server's time and bytes.
 
-Invariant: what is sent back is no longer than a model's chunk, whatever was asked for.
+Invariant: an answer is no longer than a chunk of a model, whatever was requested.
 """
 
 import time
@@ -16,7 +16,7 @@ def measured(raw: bytes) -> bytes:
         raw: `wire.MEASURE_HEAD`, then anything.
 
     Returns:
-        `wire.MEASURE_REPLY`, then as many zeros as were asked for.
+        `wire.MEASURE_REPLY`, then the requested number of zeros.
 
     Raises:
         Refusal: MALFORMED, or TOO_LARGE.

@@ -1,7 +1,7 @@
-"""Calls of clients in good standing, and how one ends that is not, or that does what it must not.
+"""Admits calls of authenticated clients, and ends refused ones.
 
-Invariants: every refusal goes to the log, the ledger and the caller, and disturbs nobody else. A
-call is known to the fleet before the ledger is asked about its client.
+Invariants: every refusal goes to the log, the ledger and the caller, and affects no other call. A
+call is registered with the fleet before the ledger is queried about its client.
 """
 
 import asyncio
@@ -26,11 +26,11 @@ READ_TIMEOUT_S = 60.0
 
 
 class Calls:
-    """Lets calls in.
+    """Admits calls.
 
     Args:
         server: its context.
-        plaintext: believe the name in the metadata; for loopback without TLS only.
+        plaintext: trust the name in the metadata; only for loopback without TLS.
     """
 
     def __init__(self, server: FleetContext, *, plaintext: bool) -> None:
@@ -39,7 +39,7 @@ class Calls:
 
     @asynccontextmanager
     async def enter(self, context: Context) -> AsyncIterator[Call]:
-        """A call of a client in good standing; every refusal on the way ends it, typed."""
+        """Enter a call of an authenticated client; any `Refusal` inside ends it with its code."""
         handler = asyncio.current_task()
         assert handler is not None
         call = Call("", None, handler)
@@ -69,7 +69,7 @@ class Calls:
         )  # fmt: skip
         server = self._server
         server.meters.refusals.labels(UPDATE if run else CALL, refusal.code.value).inc()
-        # A full disk is no reason not to tell the caller.
+        # Even with a full disk, the caller gets its refusal.
         storing = server.in_ledger(server.ledger.add_refusal, client, run, number, refusal)
         await store_or_log(storing, "that refusal")
         server.records.refused(call.task, client, refusal.code, str(refusal))
@@ -79,7 +79,7 @@ class Calls:
 
 
 def check_named(call: Call, claimed: str) -> None:
-    """Does a message name the client whose call it came in?
+    """Check that a message names the client whose call it came in.
 
     Raises:
         Refusal: WRONG_IDENTITY.
@@ -93,6 +93,6 @@ def check_named(call: Call, claimed: str) -> None:
 
 async def abort(context: Context, refusal: Refusal) -> None:
     """End a call with a typed refusal."""
-    # The details are percent-encoded, three bytes for each; the whole message is in the metadata.
+    # The details are cut, as percent-encoding may triple them; the metadata has the whole message.
     details = printable(str(refusal), 250)
     await context.abort(grpc_status(refusal.code), details, methods.refusal_metadata(refusal))

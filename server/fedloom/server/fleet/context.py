@@ -1,4 +1,4 @@
-"""The context of the gRPC services: storage, sessions, places for transfers, the audit trail."""
+"""The context of the gRPC services: storage, sessions, transfer slots, the audit trail."""
 
 from dataclasses import dataclass, field
 
@@ -17,16 +17,16 @@ from fedloom.server.storage.context import StorageContext
 
 @dataclass(slots=True, kw_only=True)
 class FleetContext(StorageContext):
-    """What serves devices.
+    """The context of the gRPC services.
 
     Attributes:
         fleet: sessions of the connected clients.
-        presence: clients that connected or disconnected, and are not stored yet.
-        records: what the members of open rounds do.
+        presence: connects and disconnects that are not stored yet.
+        records: progress of the members of open rounds.
         signing: signs what clients receive; None on plaintext loopback.
         audit_log: of enrolments, renewals and departures.
-        uploads: places for updates.
-        downloads: places for models.
+        uploads: transfer slots for updates.
+        downloads: transfer slots for models.
     """
 
     config: ServerConfig

@@ -1,4 +1,4 @@
-"""Models out: a file's bytes from an offset on, to whoever is in good standing."""
+"""Sends models to authenticated clients, from any offset on."""
 
 import asyncio
 import logging
@@ -26,7 +26,7 @@ class Downloads:
 
     Args:
         server: its context.
-        runs: know what open rounds send beside their models.
+        runs: knows what open rounds send beside their models.
     """
 
     def __init__(self, server: FleetContext, runs: Runs) -> None:
@@ -34,7 +34,7 @@ class Downloads:
         self._runs = runs
 
     async def serve(self, call: Call, request: fleet_pb2.DownloadRequest, context: Context) -> None:
-        """Send what is asked for.
+        """Send the requested model.
 
         Raises:
             Refusal: UNKNOWN_MODEL.
@@ -74,7 +74,7 @@ class Downloads:
                 lane.passed(len(chunk), time.monotonic() - begun)
             seen.downloaded()
         except grpc.aio.InternalError:
-            log.info("%s went away in the middle of a download", context.peer())
+            log.info("%s disconnected during a download", context.peer())
             raise asyncio.CancelledError from None
         finally:
             os.close(handle)

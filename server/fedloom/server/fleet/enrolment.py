@@ -1,12 +1,11 @@
-"""The enrolment service: a one-time token becomes a client's first certificate.
+"""The enrolment service: exchanges a one-time token for a client's first certificate.
 
-A device that was off when its certificate ended gets a new one here too, for a while, if it proves
-to have the key of the old one (`fedloom.protocol.trust.late_renewal`): that proves as much as a
-handshake, and a revoked client is refused as everywhere. `late_renewal_s` is how much longer a key
-that was stolen unnoticed is good for, and how long a device may be off before it needs a person.
+A device that was off when its certificate expired can renew it here for `late_renewal_s` seconds,
+if it proves that it has the old key (`fedloom.protocol.trust.late_renewal`). That proves as much as
+a handshake; revoked clients are refused. A longer `late_renewal_s` lets devices be off for longer,
+but also prolongs the use of a stolen key.
 
-It has a port of its own because a server that asks every peer for a certificate cannot serve
-those that have none yet.
+The service has a separate port, because the fleet's port requires a client certificate.
 """
 
 import hmac
@@ -50,7 +49,7 @@ class EnrolmentService:
         self._authority = authority
 
     def handlers(self) -> grpc.GenericRpcHandler:
-        """What to register with a server."""
+        """The handlers to register with a server."""
         return grpc.method_handlers_generic_handler(
             methods.ENROLMENT_SERVICE,
             {
@@ -66,11 +65,11 @@ class EnrolmentService:
         )
 
     async def enrol(self, raw: bytes, context: Context) -> enrolment_pb2.IssuedCertificate:
-        """A token and a CSR in, a certificate out."""
+        """Exchange a token and a CSR for a certificate."""
         return await self._answered("enrolment", raw, enrolment_pb2.EnrolRequest, context)
 
     async def renew_late(self, raw: bytes, context: Context) -> enrolment_pb2.IssuedCertificate:
-        """A certificate that has ended, a CSR and a signature of its key in, a new one out."""
+        """Exchange an expired certificate, a CSR and a signature by the old key for a new one."""
         return await self._answered("late renewal", raw, enrolment_pb2.LateRenewRequest, context)
 
     async def _answered(
@@ -87,7 +86,7 @@ class EnrolmentService:
         except Refusal as refusal:
             log.warning(
                 "%s of %s from %s refused: %s: %s",
-                what, caller.name or "nobody", context.peer(), refusal.code, refusal,
+                what, caller.name or "unknown", context.peer(), refusal.code, refusal,
                 extra=about(caller.name),
             )  # fmt: skip
             server.meters.refusals.labels(ENROLMENT, refusal.code.value).inc()
@@ -145,9 +144,9 @@ class EnrolmentService:
         if late_s > server.config.late_renewal_s:
             raise Refusal(
                 Code.EXPIRED,
-                f"The certificate of {peer.client!r} ended {peer.not_after:%Y-%m-%d %H:%M} UTC, "
-                f"{late_s / 3600:.0f} hours ago, and could be renewed late for "
-                f"{server.config.late_renewal_s / 3600:.0f}: enrol again with a new token.",
+                f"The certificate of {peer.client!r} expired {peer.not_after:%Y-%m-%d %H:%M} UTC, "
+                f"{late_s / 3600:.0f} hours ago. Late renewal is possible for "
+                f"{server.config.late_renewal_s / 3600:.0f} hours: enrol again with a new token.",
             )
         issued = await issue(server, self._authority, request.csr_pem, peer.client)
         reply, serial, not_after = issued
@@ -158,9 +157,7 @@ class EnrolmentService:
             await server.in_ledger(server.ledger.add_certificate, serial, peer.client, not_after)
         reply.fleet_port = self._fleet_port
         name, late_s = peer.client, max(0.0, late_s)
-        log.info(
-            "%s renewed its certificate, %.0f s after its end", name, late_s, extra=about(name)
-        )
+        log.info("%s renewed its certificate %.0f s after expiry", name, late_s, extra=about(name))
         return reply
 
 
@@ -176,6 +173,6 @@ def _check_version(versions: Iterable[int]) -> None:
 
 @dataclass(slots=True)
 class _Caller:
-    """Whom a token that proved to be ours is for; nobody before that."""
+    """The client of a verified token or certificate; empty before verification."""
 
     name: str = ""

@@ -1,4 +1,4 @@
-"""Certificates for clients' keys, as they go out: on enrolment and on renewal."""
+"""Issues clients' certificates, on enrolment and on renewal."""
 
 import time
 from datetime import UTC, datetime
@@ -11,7 +11,7 @@ from fedloom.server.pki.authority import Authority
 async def issue(
     server: FleetContext, authority: Authority, csr_pem: bytes, client: str
 ) -> tuple[enrolment_pb2.IssuedCertificate, str, float]:
-    """Certify a client's key; returns the reply, the serial and when the certificate ends."""
+    """Certify a client's key; returns the reply, the serial and the expiry, a Unix time."""
     chain, peer = await server.in_disk(
         authority.issue_client,
         csr_pem,

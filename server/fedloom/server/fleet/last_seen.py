@@ -1,7 +1,7 @@
-"""When clients were last here, and what they said of themselves: noted at once, stored together.
+"""Records when clients connected and disconnected, with their version and labels.
 
-A thousand clients that come back after a restart are one transaction every `PACE_S` seconds, not a
-thousand: accepts do not wait behind them. A server that is killed loses the last moments of this.
+They are stored in one transaction every `PACE_S` seconds, so that accepts do not wait behind a
+thousand clients that reconnect. A killed server loses the records of the last `PACE_S` seconds.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from fedloom.server.storage.context import StorageContext
 log = logging.getLogger(__name__)
 
 PACE_S = 2.0
-"""Between two transactions."""
+"""Interval of the transactions."""
 
 MAX_LABELS = 32
 MAX_TEXT = 120
@@ -27,7 +27,7 @@ MAX_TEXT = 120
 
 
 def labels_of(given: Mapping[str, str]) -> dict[str, str]:
-    """Labels as they are kept: few, short, printable.
+    """Labels as they are stored: at most `MAX_LABELS`, short, printable.
 
     >>> labels_of({"site": "ward 3", "": "nothing"})
     {'site': 'ward 3'}
@@ -37,39 +37,39 @@ def labels_of(given: Mapping[str, str]) -> dict[str, str]:
 
 
 class Presence:
-    """What is to be stored of those who came and went."""
+    """Connects and disconnects that are not stored yet."""
 
     def __init__(self) -> None:
         self._seen: dict[str, Seen] = {}
 
     def came(self, client: str, hello: fleet_pb2.Hello) -> None:
-        """A client has connected, and says what it is."""
+        """A client has connected."""
         version = printable(hello.sdk_version, MAX_TEXT)
         self._seen[client] = Seen(at=time.time(), version=version, labels=labels_of(hello.labels))
 
     def left(self, client: str) -> None:
-        """A client has gone."""
+        """A client has disconnected."""
         known = self._seen.get(client)
         version, labels = (known.version, known.labels) if known else (None, None)
         self._seen[client] = Seen(at=time.time(), version=version, labels=labels)
 
     def take(self) -> dict[str, Seen]:
-        """Everything that is not stored yet; it is forgotten here."""
+        """Return what is not stored yet and forget it."""
         seen, self._seen = self._seen, {}
         return seen
 
 
 async def store(presence: Presence, storage: StorageContext) -> None:
-    """Store now which clients connected and disconnected."""
+    """Store which clients connected and disconnected."""
     if seen := presence.take():
         try:
             await storage.in_ledger(storage.ledger.saw, seen)
-        except SQLAlchemyError as error:  # a full disk: it is not worth more than a line
-            log.warning("who was here is not in the ledger: %s", type(error).__name__)
+        except SQLAlchemyError as error:  # such as a full disk; the records are dropped
+            log.warning("last-seen times were not stored: %s", type(error).__name__)
 
 
 async def keep(presence: Presence, storage: StorageContext) -> None:
-    """Store it every `PACE_S` seconds, until cancelled."""
+    """Store them every `PACE_S` seconds until cancelled."""
     try:
         while True:
             await asyncio.sleep(PACE_S)

@@ -1,4 +1,4 @@
-"""What the server says of the model that clients are to use, under its signature."""
+"""The signed statement of the promoted model."""
 
 from fedloom.protocol.trust.signing import PROMOTED
 from fedloom.protocol.v1 import fleet_pb2
@@ -8,7 +8,7 @@ MICROSECONDS = 1_000_000
 
 
 async def promoted(server: FleetContext, asked: str) -> fleet_pb2.PromotedReply:
-    """The latest promotion, for a client.
+    """The latest promotion, signed.
 
     Args:
         server: its context.

@@ -1,7 +1,7 @@
-"""The fleet service: who calls what, and what serves it.
+"""The fleet service: dispatches calls, renews certificates and lets clients leave.
 
-Thin: whether a call may be is `Calls`' to say; streams, models and updates have modules of their
-own. What is left here is the life of a client's membership.
+`Calls` admits calls; the modules `attend`, `download` and `upload` serve streams, models and
+updates.
 """
 
 import logging
@@ -32,7 +32,7 @@ class FleetService:
 
     Args:
         server: its context.
-        runs: where rounds are found.
+        runs: finds rounds.
         authority: renews certificates; None on plaintext loopback.
     """
 
@@ -45,7 +45,7 @@ class FleetService:
         self._uploads = Uploads(server, runs)
 
     def handlers(self) -> grpc.GenericRpcHandler:
-        """What to register with a server."""
+        """The handlers to register with a server."""
         return grpc.method_handlers_generic_handler(
             methods.FLEET_SERVICE,
             {
@@ -83,17 +83,17 @@ class FleetService:
             await self._downloads.serve(call, request, context)
 
     async def upload(self, _: object, context: Context) -> None:
-        """An update: its header in, `proceed` out, its body in, `accepted` out."""
+        """Receive an update: its header, then after `proceed` its body; reply `accepted`."""
         async with self._calls.enter(context) as call:
             await self._uploads.serve(call, context)
 
     async def renew(self, raw: bytes, context: Context) -> enrolment_pb2.IssuedCertificate:
-        """A new certificate for the client that holds a good one."""
+        """Renew a client's valid certificate."""
         async with self._calls.enter(context) as call:
             client = call.client
             request = methods.parse(enrolment_pb2.RenewRequest, raw)
             if self._authority is None:
-                raise Refusal(Code.NO_CERTIFICATE, "There are no certificates on plaintext.")
+                raise Refusal(Code.NO_CERTIFICATE, "A server on plaintext issues no certificates.")
             issued = await issue(self._server, self._authority, request.csr_pem, client)
             reply, serial, not_after = issued
             server, detail = self._server, {"serial": serial}
@@ -106,7 +106,7 @@ class FleetService:
         raise AssertionError("aborted")
 
     async def leave(self, raw: bytes, context: Context) -> fleet_pb2.LeaveReply:
-        """A client leaves the federation for good: its certificates and its other calls end."""
+        """Revoke a client's certificates and end its other calls, at its own request."""
         async with self._calls.enter(context) as call:
             methods.parse(fleet_pb2.LeaveRequest, raw)
             server = self._server
@@ -122,13 +122,13 @@ class FleetService:
         raise AssertionError("aborted")
 
     async def measure(self, raw: bytes, context: Context) -> bytes:
-        """Let a client measure its connection."""
+        """Answer a client's measurement of its connection."""
         async with self._calls.enter(context):
             return measured(raw)
         raise AssertionError("aborted")
 
     async def promoted(self, raw: bytes, context: Context) -> fleet_pb2.PromotedReply:
-        """Which model clients are to use, signed."""
+        """The signed statement of the promoted model."""
         async with self._calls.enter(context):
             request = methods.parse(fleet_pb2.PromotedRequest, raw)
             return await promoted(self._server, request.run)

@@ -1,7 +1,7 @@
-"""Who is attending: one session per connected client, and which task occupies it.
+"""Sessions of connected clients, and the task that occupies each.
 
-The fleet knows connections, not rounds: runs listen to it, and it tells them who has become
-available and who has gone. A client works on one task at a time, whichever run it is of.
+The fleet knows connections, not rounds: it notifies runs of clients that become available or
+leave. A client works on one task at a time, whichever run the task belongs to.
 """
 
 import asyncio
@@ -22,36 +22,36 @@ from fedloom.server.rounds.progress import ReportedProgress
 log = logging.getLogger(__name__)
 
 LONGEST_REST_S = 24 * 3600.0
-"""However long a client asks not to be asked: its word must not outlive its conditions for ever."""
+"""Longest time for which a client can decline offers in advance."""
 
 MAX_CALLS = 32
-"""Calls that one client may have in progress; an honest one needs four, some of them half-open."""
+"""Calls in progress of one client; an honest one needs four, plus some that are half-open."""
 
 
 class Hold(StrEnum):
-    """Why a client that is here is not asked."""
+    """An operator's order that excludes a client from offers."""
 
     QUARANTINE = "quarantine"
-    """Nothing of it counts until it is released: its work is given up, its updates are refused."""
+    """Its task is cancelled and its updates are refused until it is released."""
     DRAIN = "drain"
-    """It ends what it does, which counts, and then rests."""
+    """It finishes its task, which counts."""
 
 
 NO_TASK: TaskId = ("", 0)
-"""Of calls that are about none."""
+"""Of calls without a task."""
 
 
 class Call:
     """One RPC in progress, which the server may end.
 
     Args:
-        client: whose it is.
+        client: the caller.
         peer: its certificate; None on plaintext loopback.
-        handler: the task that serves it.
+        handler: the asyncio task that serves it.
 
     Attributes:
-        task: the run and round that it turned out to be about.
-        refused: whom else to tell if it is refused.
+        task: the run and round that it concerns, once known.
+        refused: called with the client and the refusal if it is refused.
         refusal: why the server ended it, if it did.
     """
 
@@ -66,7 +66,7 @@ class Call:
         self.refusal: Refusal | None = None
 
     def end(self, refusal: Refusal) -> None:
-        """End the call; the client is told why."""
+        """End the call and send the client the reason."""
         if self.refusal is None:
             self.refusal = refusal
             self.handler.cancel()
@@ -79,7 +79,7 @@ class Session:
         call: its stream.
         client: its name.
         task: what occupies it.
-        progress: how far it says its training is.
+        progress: of its training, as it reports.
     """
 
     __slots__ = ("_lock", "_send", "call", "client", "progress", "task")
@@ -93,7 +93,7 @@ class Session:
         self._lock = asyncio.Lock()
 
     async def send(self, message: fleet_pb2.ServerMessage) -> None:
-        """Send one message; a stream that is gone is not an error here."""
+        """Send one message; a failure is only logged."""
         async with self._lock:
             try:
                 await self._send(message)
@@ -102,10 +102,10 @@ class Session:
 
 
 class Fleet:
-    """All sessions and other calls, and the runs that listen.
+    """All sessions and calls, and the runs that listen.
 
     Args:
-        live: notified when a client connects, disconnects or begins to work.
+        live: notified when a client connects, disconnects or begins a task.
     """
 
     def __init__(self, live: Hub | None = None) -> None:
@@ -128,14 +128,14 @@ class Fleet:
         return self._sessions.get(client)
 
     def listen(self, listener: Listener) -> None:
-        """Tell a run about clients from now on, and about those that are available now."""
+        """Notify a run of clients from now on, and of those that are available now."""
         self._listeners.append(listener)
         for session in self:
             if self._is_idle(session):
                 self._announce_to(listener, session.client)
 
     def forget(self, listener: Listener) -> None:
-        """A run has ended."""
+        """Notify a run no longer."""
         if listener in self._listeners:
             self._listeners.remove(listener)
 
@@ -144,7 +144,7 @@ class Fleet:
         return sorted(c for c, s in self._sessions.items() if self._is_idle(s))
 
     def rest(self, client: str, seconds: float) -> None:
-        """Offer a client nothing new for a while, as it asked for; it is announced again after."""
+        """Send a client no offers for some time, as it requested; then announce it again."""
         if not 0 < seconds < float("inf"):
             return
         if client in self._resting:
@@ -166,11 +166,11 @@ class Fleet:
     # ---- holds -------------------------------------------------------------------------------
 
     def held(self, client: str) -> Hold | None:
-        """Why a client is not asked; None where it may be."""
+        """A client's hold; None without one."""
         return self._held.get(client)
 
     def hold(self, client: str, why: Hold) -> None:
-        """Ask a client no more; whoever counts on an idle one hears that it has gone."""
+        """Exclude a client from offers; runs are notified that an idle one has left."""
         self._held[client] = why
         self._changed()
         session = self._sessions.get(client)
@@ -180,7 +180,7 @@ class Fleet:
                     listener.client_left(client)
 
     def release(self, client: str) -> None:
-        """Ask a client again."""
+        """End a client's hold."""
         if self._held.pop(client, None) is None:
             return
         self._changed()
@@ -189,7 +189,7 @@ class Fleet:
             self._announce(client)
 
     def check(self, client: str) -> None:
-        """May what this client sends count?
+        """Check that updates of this client are accepted.
 
         Raises:
             Refusal: QUARANTINED.
@@ -197,19 +197,19 @@ class Fleet:
         if self._held.get(client) is Hold.QUARANTINE:
             raise Refusal(
                 Code.QUARANTINED,
-                f"Expected a client whose updates count, got {client!r}, which the operator has "
-                "put in quarantine.",
+                f"The operator has put the client {client!r} in quarantine: its updates are "
+                "refused.",
             )
 
     @contextmanager
     def calling(self, call: Call) -> Iterator[None]:
-        """Know about a call while it lasts.
+        """Register a call while it lasts.
 
-        Enter before the ledger is asked about the client: then a revocation either precedes the
-        answer, or finds the call here.
+        Enter before the ledger is queried about the client: then a revocation either precedes the
+        query, or finds the call here.
 
         Raises:
-            Refusal: BUSY when the client has too many; each holds memory while it lasts.
+            Refusal: BUSY, the client has too many; each uses memory.
         """
         if len(self._calls.get(call.client, ())) >= MAX_CALLS:
             raise Refusal(Code.BUSY, f"Expected at most {MAX_CALLS} calls of a client at once.")
@@ -231,10 +231,10 @@ class Fleet:
             call.end(refusal)
 
     def attend(self, session: Session) -> None:
-        """A client has connected; an older session of the same client ends, with its uploads.
+        """A client has connected; its older session and uploads end.
 
-        A network that died without a word leaves uploads that nobody goes on with; for a minute
-        they would keep the client from going on itself.
+        After a lost connection, old uploads stay open until a timeout. Until then the client could
+        not resume them.
         """
         older = self._sessions.pop(session.client, None)
         over = Refusal(Code.BUSY, "Another connection of this client has taken over.")
@@ -257,7 +257,7 @@ class Fleet:
             listener.client_left(session.client)
 
     def occupy(self, client: str, task: TaskId, owner: Listener) -> bool:
-        """Give a client's time to a run; False if it is gone or works for another."""
+        """Assign a task to a client; False if it is gone, quarantined or has another task."""
         session = self._sessions.get(client)
         held = self._held.get(client) is Hold.QUARANTINE
         if held or session is None or session.task not in (None, task):
@@ -270,7 +270,7 @@ class Fleet:
         return True
 
     def free(self, client: str, task: TaskId) -> None:
-        """A client no longer works on a task."""
+        """End a client's task."""
         session = self._sessions.get(client)
         if session is not None and session.task == task:
             session.task = None
@@ -278,7 +278,7 @@ class Fleet:
             self._announce(client)
 
     def send(self, client: str, message: fleet_pb2.ServerMessage) -> None:
-        """Send without waiting: a slow client delays nobody."""
+        """Send a message without waiting for it."""
         session = self._sessions.get(client)
         if session is not None:
             self._sending.start(session.send(message))
@@ -291,7 +291,7 @@ class Fleet:
         return {"online": len(self._sessions), "available": idle}
 
     def _announce(self, client: str) -> None:
-        """Offer a client's time to the run that waits for it, else to all."""
+        """Announce an available client to the run that claims it, else to all."""
         if self._held.get(client) is Hold.QUARANTINE:
             return
         for listener in self._listeners:
@@ -301,7 +301,7 @@ class Fleet:
         for listener in list(self._listeners):
             session = self._sessions.get(client)
             if session is None or not self._is_idle(session):
-                return  # an earlier run has just taken it, or it wants to be left alone
+                return  # another listener has just taken it, or it rests or is held
             listener.client_available(client)
 
     def _announce_to(self, listener: Listener, client: str) -> None:

@@ -1,9 +1,9 @@
-"""Lanes for models and updates: few fast transfers at once, many slow ones.
+"""Transfer slots for models and updates: few fast transfers at once, many slow ones.
 
-A transfer at full speed keeps megabytes in flight, so only a few may run at a time, and the others
-wait with nothing sent: that is what keeps the server's memory independent of the number of clients.
-A device on a thin link keeps next to nothing in flight, but would hold its place for minutes, so
-who turns out to be slow moves to a wider lane and smaller pieces, and makes room.
+A fast transfer has megabytes in flight. Only a few run at a time and the others wait, so the
+server's memory does not grow with the number of clients. A slow transfer has little in flight but
+takes minutes: once it proves slow, it moves to a slow slot with smaller chunks and frees its fast
+one.
 """
 
 import asyncio
@@ -16,15 +16,15 @@ from fedloom.protocol.transport.chunk_size import Chunks
 SLOW_BYTES_PER_S = 1 << 20
 """Below this mean rate a transfer counts as slow: 8 Mbit/s."""
 
-PATIENCE_S = 2.0
-"""How long a transfer runs before its rate is judged."""
+JUDGED_AFTER_S = 2.0
+"""Seconds that a transfer runs before its rate is judged."""
 
 SLOW_PER_FAST = 64
 SLOW_CHUNK_BYTES = 64 << 10
 
 
 class Lane:
-    """A place for one transfer."""
+    """The slot of one transfer."""
 
     def __init__(self, lanes: "Lanes") -> None:
         self._lanes = lanes
@@ -34,40 +34,40 @@ class Lane:
 
     @property
     def chunk_bytes(self) -> int:
-        """How much to send at a time."""
+        """Size of the chunks to send."""
         return SLOW_CHUNK_BYTES if self._is_slow else self._lanes.chunks.size
 
     def passed(self, size_bytes: int, seconds: float = 0.0) -> None:
-        """So many bytes have passed; a transfer that proves slow changes lanes if it can.
+        """Count a chunk; a transfer that proves slow moves to a slow slot if one is free.
 
         Args:
-            size_bytes: of the piece.
-            seconds: that sending it took, where we are the sender.
+            size_bytes: of the chunk.
+            seconds: that sending it took; 0 for received chunks.
         """
         self._passed += size_bytes
         if self._is_slow:
             return
         self._lanes.chunks.passed(size_bytes, seconds)
         spent_s = self._lanes.clock() - self._begun
-        if spent_s > PATIENCE_S and self._passed < spent_s * SLOW_BYTES_PER_S:
+        if spent_s > JUDGED_AFTER_S and self._passed < spent_s * SLOW_BYTES_PER_S:
             self._is_slow = self._lanes.slow_down()
 
     def leave(self) -> None:
-        """Make room."""
+        """Free the slot."""
         self._lanes.leave(slow=self._is_slow)
 
 
 class Lanes:
-    """Places for transfers in one direction.
+    """Slots for transfers in one direction.
 
     Args:
-        fast: how many may run at full speed.
+        fast: number of fast slots; there are `SLOW_PER_FAST` times as many slow ones.
         clock: monotonic seconds.
-        chunks: how much to send at a time at full speed.
+        chunks: sizes of chunks in fast slots.
 
     Attributes:
-        busy: transfers under way.
-        waiting: transfers that wait for a place.
+        busy: transfers in progress.
+        waiting: transfers that wait for a slot.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Lanes:
 
     @asynccontextmanager
     async def enter(self) -> AsyncIterator[Lane]:
-        """Wait for a place and hold it."""
+        """Wait for a fast slot and hold it."""
         self.waiting += 1
         try:
             await self._fast.acquire()
@@ -99,7 +99,7 @@ class Lanes:
             lane.leave()
 
     def slow_down(self) -> bool:
-        """Give a fast place back for a slow one; False where there is none."""
+        """Exchange a fast slot for a slow one; False if none is free."""
         if not self._slow_free:
             return False
         self._slow_free -= 1
@@ -107,7 +107,7 @@ class Lanes:
         return True
 
     def leave(self, *, slow: bool) -> None:
-        """Give a place back."""
+        """Free a slot."""
         if slow:
             self._slow_free += 1
         else:

@@ -1,9 +1,9 @@
-"""Updates in: a header in, `proceed` out, a body in, `accepted` out.
+"""Receives updates: a header, then after `proceed` a body; replies `accepted`.
 
-Whether an update may come is the round's to say, what its bytes are worth is the checker's.
+The round admits an update by its header; `BodyChecker` checks its bytes.
 
-Invariants: one upload of an update at a time. What is accepted is synced. A repeat of an update
-that was accepted is told so, whatever has become of its round.
+Invariants: one upload of an update at a time. An accepted update is synced. A repeat of an accepted
+update is answered `accepted`, even if its round has ended.
 """
 
 import asyncio
@@ -37,12 +37,12 @@ from fedloom.server.rounds.round_driver import RoundDriver
 from fedloom.server.storage.spool import SpoolFile
 
 MIN_HEADER_BYTES = 1 << 18
-"""Headers up to here are always parsed: a repeat may come when its run has ended."""
+"""Headers up to this length are always parsed: a repeat may arrive after its run has ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Admitted:
-    """An update whose header is good and whose body may come."""
+    """An update that was admitted by its header."""
 
     driver: RoundDriver
     header: fleet_pb2.UpdateHeader
@@ -52,16 +52,16 @@ class _Admitted:
 
     @property
     def plan(self) -> RoundPlan:
-        """Of the round that it is for."""
+        """The plan of its round."""
         return self.driver.plan_of(self.header.task.round)
 
 
 class Uploads:
-    """Takes updates.
+    """Receives updates.
 
     Args:
         server: its context.
-        runs: where rounds are found.
+        runs: finds rounds.
     """
 
     def __init__(self, server: FleetContext, runs: Runs) -> None:
@@ -70,10 +70,10 @@ class Uploads:
         self._under_way: set[tuple[str, int, str]] = set()
 
     async def serve(self, call: Call, context: Context) -> None:
-        """Take one update from its stream.
+        """Receive one update from its stream.
 
         Raises:
-            Refusal: it is not wanted, or not what it says.
+            Refusal: the update is not admitted or not valid.
         """
         async with asyncio.timeout(READ_TIMEOUT_S):
             raw = await context.read()
@@ -86,7 +86,7 @@ class Uploads:
         await context.write(reply.SerializeToString())
 
     def _span(self, header: fleet_pb2.UpdateHeader, context: Context) -> Span:
-        """The span of taking an update, under the client's where that is of the round's trace."""
+        """Span of an upload, under the client's span if that belongs to the round's trace."""
         tracer = self._server.tracer
         if not tracer.on:
             return NO_SPAN
@@ -99,7 +99,7 @@ class Uploads:
         return tracer.span("accept", parent, run=run, round=number, client=client, bytes=size)
 
     def _parse_header(self, raw: object) -> fleet_pb2.UpdateHeader:
-        """Parse a header, unless no run could want one so long: parsing amplifies memory."""
+        """Parse a header that is not too long for all runs; parsing amplifies memory."""
         longest = max(MIN_HEADER_BYTES, self._runs.longest_header_bytes())
         if isinstance(raw, bytes) and len(raw) > longest:
             raise Refusal(
@@ -108,7 +108,7 @@ class Uploads:
         return methods.parse(fleet_pb2.UpdateHeader, raw)
 
     async def _receive(self, header: fleet_pb2.UpdateHeader, context: Context, call: Call) -> bool:
-        """Take an update; True if it was accepted before."""
+        """Receive an update; True if it was accepted before."""
         identity = hashlib.sha256(header.SerializeToString(deterministic=True)).hexdigest()
         key = (header.task.run, header.task.round)
         if await self._known(key, header, identity):
@@ -123,14 +123,18 @@ class Uploads:
             if not header.size_bytes:
                 return not await self._accept(driver, header, identity, "", 0.0)
             async with self._server.uploads.enter() as lane:
-                driver.check_open(header.client, key[1])  # it may have closed while this one waited
+                driver.check_open(header.client, key[1])  # may have closed meanwhile
                 admitted = _Admitted(driver, header, planned, identity, seen)
                 return await self._receive_body(admitted, context, lane)
 
     async def _known(
         self, key: tuple[str, int], header: fleet_pb2.UpdateHeader, identity: str
     ) -> bool:
-        """Was this very update accepted before, in this round or an earlier one?"""
+        """Whether this update was accepted before.
+
+        Raises:
+            Refusal: CONFLICTING_UPDATE, another update was.
+        """
         server = self._server
         row = await server.in_ledger(server.ledger.find_update, *key, header.client)
         if row is None:
@@ -138,14 +142,14 @@ class Uploads:
         if row.identity != identity:
             raise Refusal(
                 Code.CONFLICTING_UPDATE,
-                "Expected a repeat of the update that was accepted for this round, got another.",
+                "This client's update of this round was accepted before; this one differs from it.",
             )
         return True
 
     @contextmanager
     def _alone(self, slot: tuple[str, int, str]) -> Iterator[None]:
         if slot in self._under_way:
-            raise Refusal(Code.BUSY, "Another upload of this update is under way: try again.")
+            raise Refusal(Code.BUSY, "Another upload of this update is in progress: try again.")
         self._under_way.add(slot)
         try:
             yield
@@ -160,7 +164,7 @@ class Uploads:
             raise _no_room(error) from error
         try:
             norm = await self._fill(file, admitted, context, lane)
-        except TimeoutError:  # an OSError too, but of the client's silence
+        except TimeoutError:  # an OSError too, but not of the disk: the client was silent
             raise
         except OSError as error:
             raise _no_room(error) from error
@@ -173,7 +177,7 @@ class Uploads:
     async def _fill(
         self, file: SpoolFile, admitted: _Admitted, context: Context, lane: Lane
     ) -> float:
-        """Have a body come whole, and synced; returns its norm."""
+        """Receive and sync a body; returns its norm."""
         server, driver, header = self._server, admitted.driver, admitted.header
         plan, meters = admitted.plan, self._server.meters
         checker = BodyChecker(header, admitted.planned, plan.limits, plan.manifest)
@@ -216,7 +220,7 @@ class Uploads:
             training=metrics_of(header.training),
             evaluation=metrics_of(header.evaluation),
         )
-        # A caller that goes away now must not leave a committed row that the round never heard of.
+        # If the caller disconnects now, the round must still learn of the committed row.
         return await asyncio.shield(asyncio.ensure_future(driver.accept(update)))
 
 

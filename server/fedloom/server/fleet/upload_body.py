@@ -1,7 +1,7 @@
-"""The body of one update on its way from a stream to the disk, checked as it comes.
+"""Receives the body of one update from a stream to the disk, and checks it on the way.
 
-Invariants: a byte is checked before it is written; what came before a cut is checked again, and
-thrown away if it is not what was announced.
+Invariants: bytes are checked before they are written; after an interruption, the received part is
+checked again, and dropped if it does not match its header.
 """
 
 import asyncio
@@ -21,21 +21,21 @@ from fedloom.server.metrics.meters import timed
 from fedloom.server.storage.spool import SpoolFile
 
 MIN_BYTES_PER_S = 1024
-"""Slowest upload that keeps its place, after a first minute; what has come stays."""
+"""Mean rate below which an upload is ended after its first minute; its bytes are kept."""
 
 RESCAN_BYTES = 1 << 20
 
 WRITE_BACK_BYTES = 4 << 20
-"""Bytes of a body that come before the disk is told to begin on them."""
+"""Unwritten bytes of a body at which their write-back to disk begins."""
 
 
 class IncomingBody:
-    """A body that comes; call `rescan`, then `read`, then `finish`.
+    """The body of one upload; call `rescan`, then `read`, then `finish`.
 
     Args:
         server: its context.
-        file: of the spool, with what came before a cut.
-        checker: which has seen nothing yet.
+        file: of the spool, with the bytes of earlier attempts.
+        checker: of the body, at its start.
     """
 
     def __init__(self, server: FleetContext, file: SpoolFile, checker: BodyChecker) -> None:
@@ -44,10 +44,10 @@ class IncomingBody:
         self._checker = checker
 
     async def rescan(self) -> None:
-        """Check what came before a cut, in a thread: it may be long.
+        """Check the bytes of earlier attempts, in a thread.
 
         Raises:
-            Refusal: it is not what was announced; it is forgotten.
+            Refusal: they do not match the header; they are dropped.
         """
         file, checker = self._file, self._checker
 
@@ -64,14 +64,14 @@ class IncomingBody:
                 raise
 
     async def read(self, context: Context, passed: Callable[[int], None]) -> None:
-        """Read the body from where it stands to its end.
+        """Read the rest of the body.
 
         Args:
             context: of the stream.
-            passed: told of the bytes of each message; raises when nobody wants the rest.
+            passed: called with the length of each message; raises to end the upload.
 
         Raises:
-            Refusal: TRUNCATED, OVERLONG, or what the checker found.
+            Refusal: TRUNCATED, OVERLONG, or the checker's.
         """
         file = self._file
         begun, before = time.monotonic(), file.received
@@ -104,10 +104,10 @@ class IncomingBody:
         return len(chunk)
 
     async def finish(self) -> BodyStats:
-        """Hold the whole body against what was announced, and sync it.
+        """Check the whole body and sync it.
 
         Raises:
-            Refusal: it is not what was announced; it is forgotten.
+            Refusal: it does not match the header; it is dropped.
         """
         server, checker = self._server, self._checker
         try:
@@ -125,8 +125,8 @@ def _check_pace(spent_s: float, received_bytes: int) -> None:
     if (spent_s - READ_TIMEOUT_S) * MIN_BYTES_PER_S > received_bytes:
         raise Refusal(
             Code.TRUNCATED,
-            f"Expected at least {MIN_BYTES_PER_S} bytes a second while others wait: "
-            "go on from here when there is a place again.",
+            f"Expected at least {MIN_BYTES_PER_S} bytes per second. The received bytes are kept: "
+            "resume the upload.",
         )
 
 
@@ -134,9 +134,9 @@ def _check_pace(spent_s: float, received_bytes: int) -> None:
 async def _written_early(
     server: FleetContext, file: SpoolFile
 ) -> AsyncIterator[Callable[[], None]]:
-    """Have the disk begin on a body while it comes; yields what to call as it does.
+    """Write a body back to disk while it arrives; yields a function to call after each chunk.
 
-    So the sync at its end finds little left: 4 ms instead of 120 with eight bodies of 40 MB.
+    So the final sync takes 4 ms instead of 120, measured with eight bodies of 40 MB.
     """
     writing: asyncio.Future[None] | None = None
 

@@ -1,9 +1,8 @@
-"""How many files and connections a server may have open, and who may take how many of them.
+"""Limits on open files and connections, so that a flood of connections leaves files for the rest.
 
-Every connection is an open file, and so are the ledger, the models and the updates of a round: a
-flood of strangers who connect and do nothing must leave those alone. gRPC cuts a connection beyond
-its port's limit as it comes, before the handshake; which of two strangers is the good one it cannot
-tell, so against floods from few addresses a firewall counts better (docs/deployment.md).
+Every connection is an open file, as are the ledger, the models and the updates of a round. gRPC
+closes a connection beyond its port's limit before the handshake, whatever its address. Against a
+flood from few addresses, use a firewall with limits per address (docs/deployment.md).
 """
 
 import logging
@@ -12,19 +11,19 @@ import resource
 log = logging.getLogger(__name__)
 
 MOST = 1 << 20
-"""Files that are asked for, where the system sets no limit."""
+"""Files to request if the system sets no limit."""
 
 RESERVED = 2048
-"""Files that are not for the fleet's connections: the console's, models, updates, the ledger's."""
+"""Files kept for the console, models, updates and the ledger."""
 
 ENROLLING = 2048
-"""Connections of devices that enrol: each lasts moments, ten seconds at most without a word."""
+"""Connections to the enrolment port, where a silent one ends within ten seconds."""
 
 
 def raise_limit() -> int:
-    """Raise this process's limit of open files to what it may be; return it.
+    """Raise this process's limit of open files as far as allowed; return it.
 
-    Shells and containers begin with 1,024 often, which is fewer than a fleet has clients.
+    Shells and containers often set 1,024, too few for a large fleet.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST if hard == resource.RLIM_INFINITY else min(hard, MOST)
@@ -33,17 +32,17 @@ def raise_limit() -> int:
     if soft < wanted:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-        except (OSError, ValueError) as error:  # such as macOS, whose true limit is another
+        except (OSError, ValueError) as error:  # such as macOS, whose actual limit is lower
             log.info("the limit of open files stays at %d: %s", soft, error)
             return soft
     return max(soft, wanted)
 
 
 def places(files: int) -> tuple[int, int]:
-    """Connections that the fleet's and the enrolment's port may have.
+    """Connections allowed on the fleet's and on the enrolment port.
 
     Args:
-        files: that this process may have open.
+        files: this process's limit of open files.
 
     >>> places(65536), places(1024)
     ((61440, 2048), (640, 128))

@@ -1,4 +1,4 @@
-"""What routes and pages declare in their signatures: the context, a preview, the error replies."""
+"""Dependencies in the signatures of routes and pages: the context, a preview, error replies."""
 
 from typing import Annotated
 
@@ -23,7 +23,7 @@ def context_of(request: Request) -> ConsoleContext:
 
 
 Context = Annotated[ConsoleContext, Depends(context_of)]
-"""The server's context, as a route or page asks for it."""
+"""The context, as a dependency of a route or page."""
 
 Preview = Annotated[bool, Query(description="do nothing, and describe the effect in `consequence`")]
-"""Asks an action for its consequence only."""
+"""Requests only the description of an action."""

@@ -1,9 +1,9 @@
-"""Limits on TLS handshakes: how many are in progress, and how many begin in a second.
+"""Limits on TLS handshakes: how many are in progress, and how many begin per second.
 
 A handshake costs a peer little and the server a signature and a file descriptor, on the event loop
-that serves the fleet too. So a connection beyond a limit is closed before its handshake: for one
-address after `A_SECOND_OF_NETWORK`, so that one peer cannot block the console for the others, and
-in all after `A_SECOND`, which is a tenth of a core.
+that also serves the fleet. So a connection beyond a limit is closed before its handshake. The limit
+of one address is `A_SECOND_OF_NETWORK`, so that one peer cannot block the console for others; the
+limit of all is `A_SECOND`, about a tenth of a core.
 
 No setting of uvicorn does this: it passes a TLS context to asyncio, whose handshake may take a
 minute, and it counts a connection only after its handshake (uvicorn 0.49).
@@ -25,13 +25,13 @@ from fedloom.server.access.throttle import network_of
 log = logging.getLogger(__name__)
 
 HANDSHAKE_S = 10.0
-"""Longest that a handshake may take."""
+"""Longest duration of a handshake."""
 
 A_SECOND, AT_ONCE = 100.0, 200.0
 """Handshakes that may begin, of all addresses: each second, and in a burst."""
 
 A_SECOND_OF_NETWORK, AT_ONCE_OF_NETWORK = 20.0, 100.0
-"""Likewise, of one address; not of this machine itself, where a reverse proxy may be."""
+"""The same for one address; loopback, where a reverse proxy may be, is exempt."""
 
 MAX_PENDING, MAX_PENDING_OF_NETWORK = 256, 64
 """Handshakes in progress."""
@@ -45,8 +45,8 @@ class Rate:
     """A leaky bucket for each key.
 
     Args:
-        a_second: how fast a bucket drains.
-        at_once: how much it holds.
+        a_second: drained per second.
+        at_once: capacity.
     """
 
     def __init__(self, a_second: float, at_once: float) -> None:
@@ -55,10 +55,10 @@ class Rate:
         self._levels: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def takes(self, key: str, now: float) -> bool:
-        """Count one more, unless that is one too many.
+        """Count one more and return True, unless the bucket is full.
 
         Args:
-            key: whose.
+            key: of the bucket.
             now: monotonic seconds.
 
         >>> rate = Rate(a_second=1.0, at_once=2.0)
@@ -79,7 +79,7 @@ class Handshakes:
 
     Args:
         context: of TLS.
-        make: the protocol that speaks through it.
+        make: makes the protocol that runs over it.
     """
 
     def __init__(self, context: ssl.SSLContext, make: Callable[[], asyncio.Protocol]) -> None:
@@ -122,12 +122,12 @@ class Handshakes:
         now = time.monotonic()
         if not self._said_at or now - self._said_at > 60.0:
             self._said_at = now
-            log.warning("too many TLS connections to the console, %s the latest: cut", network)
+            log.warning("too many TLS connections to the console, closed; latest from %s", network)
 
     async def _shake(self, transport: asyncio.Transport, network: str) -> None:
         inner, loop = _Inner(), asyncio.get_running_loop()
         try:
-            with suppress(OSError):  # ssl.SSLError is one; the fault is theirs, not ours
+            with suppress(OSError):  # includes ssl.SSLError; the peer's error
                 secured = await loop.start_tls(
                     transport, inner, self._context,
                     server_side=True, ssl_handshake_timeout=HANDSHAKE_S,
@@ -154,22 +154,22 @@ class _Arrival(asyncio.Protocol):
 
 
 class _Inner(asyncio.Protocol):
-    """Keeps what comes right behind a handshake, until who speaks next is there."""
+    """Keeps data that arrives right after a handshake, until the next protocol takes over."""
 
     def __init__(self) -> None:
         self._early: list[bytes] = []
         self._is_lost = False
 
     def data_received(self, data: bytes) -> None:
-        """Keep it."""
+        """Keep the data."""
         self._early.append(data)
 
-    def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002 - nobody to tell
-        """Remember that there is nobody any more."""
+    def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002 - not reported
+        """Remember that the connection is lost."""
         self._is_lost = True
 
     def hand_over(self, transport: asyncio.Transport, protocol: Any) -> None:
-        """Let a protocol go on with what has come."""
+        """Pass the connection and the kept data to a protocol."""
         if self._is_lost:
             return
         transport.set_protocol(protocol)

@@ -1,24 +1,24 @@
-"""HEAD, answered as GET is but for the body: load balancers and `curl -I` ask by it.
+"""Answers HEAD like GET without the body, for load balancers and `curl -I`.
 
-Routes see a GET, so who may ask, what it costs and every header are a GET's; a route that does more
-than look finds `HEAD_ONLY` in the request's scope.
+Routes see a GET, so its permissions, limits and headers apply. A route whose GET has an effect
+finds `HEAD_ONLY` in the request's scope.
 
 Source: RFC 9110, 9.3.2.
 
-Invariant: the answer is over with its head, so nothing waits for a stream without end.
+Invariant: the answer ends with its head, even for an endless stream.
 """
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 HEAD_ONLY = "fedloom.head_only"
-"""Key in a request's ASGI scope: it was HEAD."""
+"""Key in the ASGI scope of a HEAD request."""
 
 
 class HeadOnly:
     """Middleware around the routes.
 
     Args:
-        app: what answers GET.
+        app: answers GET.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -33,7 +33,7 @@ class HeadOnly:
         async def send_head(message: Message) -> None:
             if message["type"] == "http.response.start":
                 await send(message)
-                # To a stream of events this is a reader who has gone.
+                # To a stream of events, this is a reader that disconnected.
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
 
         await self._app({**scope, "method": "GET", HEAD_ONLY: True}, receive, send_head)

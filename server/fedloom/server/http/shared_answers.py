@@ -1,11 +1,11 @@
-"""Answers that are made once for everybody who asks for the same at the same time.
+"""Shares one answer among equal requests at the same time.
 
-A change sends every page that shows it for its part anew: ten pages ask within milliseconds. A part
-depends on its address and on what its reader may do, and is good until the hub hears of a change
-of what the part shows, so the others get what was made for the first.
+After a change, every page that shows it requests its live part, ten pages within milliseconds. The
+part depends on its URL, the reader's scope and the version of the topics that it shows. So the
+answer to the first request serves the others.
 
-Invariants: nothing of a reader's own is in a shared answer (no name, no token); whoever asks has
-proved who they are, and has the scope of the one whom the answer was made for.
+Invariants: a shared answer holds nothing of one reader (no name, no token); every reader is
+authenticated and has the scope that the answer was made for.
 """
 
 import asyncio
@@ -19,11 +19,11 @@ from fedloom.server.access.scopes import principal_of
 from fedloom.server.queries.context import ConsoleContext
 
 KEPT_S = 5.0
-"""Longest that an answer is given out: what it says of the clock goes on in the browser."""
+"""Seconds an answer is shared; the browser updates the times in it."""
 
 MAX_KEPT = 64
 
-HEARS = {
+TOPICS = {
     "/": "run clients refusals",
     "/runs": "run",
     "/runs/{run}": "run:{run} refusals:{run}",
@@ -35,8 +35,8 @@ HEARS = {
     "/enrolment": "tokens",
     "/audit": "audit",
 }
-"""By route, the topics whose changes its answers show, as the block `hears` of its template; every
-change counts for routes that are not here."""
+"""Topics that the answers of a route show, as in the block `live_topics` of its template. Other
+routes depend on every topic."""
 
 Key = tuple[str, str, int]
 Answer = tuple[int, bytes, str]
@@ -44,21 +44,21 @@ Answer = tuple[int, bytes, str]
 
 
 class Answers:
-    """The latest answers."""
+    """Cache of the latest answers."""
 
     def __init__(self) -> None:
         self._made: dict[Key, tuple[float, asyncio.Future[Answer]]] = {}
 
     def forget(self) -> None:
-        """Make every answer anew."""
+        """Drop all answers."""
         self._made.clear()
 
     async def get(self, key: Key, make: Callable[[], Awaitable[Response]]) -> Answer:
-        """An answer, made by the first who asks for it.
+        """An answer, made for the first request.
 
         Args:
-            key: address, scope and the version of what it shows.
-            make: how to.
+            key: URL, scope and version of the topics.
+            make: makes the answer.
         """
         now = time.monotonic()
         known = self._made.get(key)
@@ -66,7 +66,7 @@ class Answers:
             self._made = {
                 k: v for k, v in self._made.items() if k[:2] != key[:2] and now - v[0] < KEPT_S
             }
-            if len(self._made) >= MAX_KEPT:  # somebody asks for all sorts of addresses
+            if len(self._made) >= MAX_KEPT:  # too many different URLs
                 return await _bytes(make)
             known = self._made[key] = (now, asyncio.ensure_future(_bytes(make)))
         return await asyncio.shield(known[1])  # others wait for it too
@@ -81,11 +81,11 @@ class Shared(APIRoute):
     """A route whose answers are shared."""
 
     def is_shared(self, request: Request) -> bool:
-        """Is this request one of them?"""
+        """Whether the answer to this request is shared."""
         return request.method == "GET"
 
     def get_route_handler(self) -> Callable[[Request], Awaitable[Response]]:  # type: ignore[override]
-        """The handler, making each answer once."""
+        """The handler, which makes each shared answer once."""
         original = super().get_route_handler()
 
         async def handle(request: Request) -> Response:
@@ -96,8 +96,8 @@ class Shared(APIRoute):
             answers: Answers = request.app.state.answers
             url = f"{request.url.path}?{request.url.query}"
             live = context.live
-            heard = HEARS.get(self.path, "").format_map(request.path_params).split()
-            key = (url, str(who.scope), live.version_of(heard) if heard else live.version)
+            topics = TOPICS.get(self.path, "").format_map(request.path_params).split()
+            key = (url, str(who.scope), live.version_of(topics) if topics else live.version)
             status, body, kind = await answers.get(key, lambda: original(request))
             return Response(body, status, {"content-type": kind, "cache-control": "no-store"})
 
@@ -108,5 +108,5 @@ class LivePart(Shared):
     """A page whose live part is shared."""
 
     def is_shared(self, request: Request) -> bool:
-        """Is this request one for the live part?"""
+        """Whether this request is for the live part."""
         return request.method == "GET" and request.query_params.get("part") == "live"

@@ -1,8 +1,8 @@
-"""Time limits for slow HTTP connections, and limits on their number, in all and by address.
+"""Time limits for slow HTTP connections, and limits on their number, in total and per address.
 
-A socket costs a peer nothing and the server a file descriptor, of which the fleet needs one for
-every client. So a request's head must arrive soon, a body and the reading of an answer must make
-progress, and connections beyond the limits are closed at once.
+A socket costs a peer nothing and the server a file descriptor, and the fleet needs one per client.
+So a request's head must arrive soon, bodies and answers must make progress, and connections beyond
+the limits are closed at once.
 
 No setting of uvicorn does this: `timeout_keep_alive` ends idle connections between requests, and
 `limit_concurrency` answers 503 to requests that are complete. It has no time limit for a head or a
@@ -23,15 +23,15 @@ HEAD_S = 10.0
 """Longest wait for the head of a request, from when the connection is ready for it."""
 
 STALL_S = 60.0
-"""Longest that a body, or the reading of an answer, may make no progress."""
+"""Longest time without progress of a body or of reading an answer."""
 
 LOOK_S = 2.5
-"""Between two checks of a connection."""
+"""Interval of the checks of a connection."""
 
 MAX_CONNECTIONS = 512
 
 MAX_OF_NETWORK = 128
-"""Connections of one address; not of this machine itself, where a reverse proxy may be."""
+"""Connections of one address; loopback, where a reverse proxy may be, is exempt."""
 
 _LOCAL = ("127.0.0.1", "::/64")
 
@@ -86,14 +86,14 @@ class PatientProtocol(HttpProtocol):
         self._look_later()
 
     def _waits_for(self) -> tuple[object, ...]:
-        """What the peer has to do next, and how far it is; empty while it is the server's turn."""
+        """What the peer must do next and its progress; empty while the server must act."""
         state = self.conn.their_state
         done = self.cycle is None or self.cycle.response_complete
         if self.flow.write_paused:
             return "read", self.transport.get_write_buffer_size()
-        if state is h11.IDLE:  # bytes of a head do not count: it is short, and comes as a whole
+        if state is h11.IDLE:  # a head is short: its bytes are no progress
             return ("head", id(self.cycle)) if done else ()
-        if state is h11.SEND_BODY and done:  # nor does what is left of a body that was answered
+        if state is h11.SEND_BODY and done:  # nor is the rest of a body that was answered
             return "head", id(self.cycle)
         if state is h11.SEND_BODY and not self.flow.read_paused:
             return "body", self._received

@@ -1,8 +1,7 @@
-"""The operator's other door: the same API, and the console, on a TCP port.
+"""Serves the API and the console on a TCP port.
 
-Plain HTTP on loopback, where the kernel carries it; TLS everywhere else, with a certificate of the
-federation's own authority or one that the operator names. Certificates are read again as they are
-renewed, without a restart.
+Plain HTTP on loopback, TLS elsewhere, with a certificate of the federation's authority or one that
+the operator configures. Certificates are reloaded every hour, without a restart.
 """
 
 import asyncio
@@ -38,7 +37,7 @@ class Door:
     Attributes:
         listener: bound and listening.
         context: of TLS; None on plain loopback.
-        port: the one really bound.
+        port: the bound port.
     """
 
     listener: socket.socket
@@ -50,11 +49,11 @@ class Door:
 def listening(
     state_dir: Path, config: ServerConfig, authority: Authority | None
 ) -> Iterator[Door | None]:
-    """Hold the console's port; None where there is to be none.
+    """Bind the console's port; None if the console is off or no port is free.
 
     Raises:
-        UsageError: it would speak without TLS to other machines.
-        UnavailableError: the port is taken.
+        UsageError: TLS is needed but not available, or its certificate cannot be read.
+        UnavailableError: the configured port is taken.
     """
     listener = _listener(config)
     if listener is None:
@@ -74,7 +73,7 @@ def listening(
 async def serve(
     app: FastAPI, door: Door, state_dir: Path, config: ServerConfig, authority: Authority | None
 ) -> None:
-    """Serve until cancelled; what has begun gets a moment to end."""
+    """Serve until cancelled; requests in progress get `GRACE_S` seconds to end."""
     settings = http_settings(Shield(app, app.state.context.gate), PatientProtocol)
     settings.load()
     settings.ssl = door.context
@@ -94,7 +93,7 @@ async def _reload(
         try:
             await asyncio.to_thread(_load, door.context, state_dir, config, authority)
         except (OSError, UsageError) as error:
-            log.warning("the console's certificate stays as it was: %s", error)
+            log.warning("the console's certificate was not reloaded: %s", error)
 
 
 def _load(
@@ -106,14 +105,14 @@ def _load(
             context.load_cert_chain(certificate, key and state_dir / key)
         except OSError as error:  # ssl.SSLError is one
             raise UsageError(
-                "Expected a certificate and its key in `console_certificate` and `console_key`, "
-                f"in PEM, got: {error}."
+                "Expected a certificate and its key in PEM in `console_certificate` and "
+                f"`console_key`, got: {error}."
             ) from None
         return
     if authority is None:
         raise UsageError(
-            f"Expected a loopback address for a console without TLS, got {config.console}: set "
-            "`console` to 127.0.0.1:PORT, or name a certificate in `console_certificate`."
+            f"A console without TLS needs a loopback address, got {config.console}: set `console` "
+            "to 127.0.0.1:PORT, or set `console_certificate`."
         )
     authority.ensure_server_certificate(config.names, datetime.now(UTC))
     context.load_cert_chain(state_dir / "pki" / "server.pem")
@@ -128,7 +127,7 @@ def _listener(config: ServerConfig) -> socket.socket | None:
             return _bind(host, port)
         except OSError as error:
             raise UnavailableError(
-                f"Expected to listen on {config.console} for the console, got: {error.strerror}. "
+                f"The console cannot listen on {config.console}: {error.strerror}. "
                 "Is another program listening there?"
             ) from None
     for port in AUTO_PORTS:

@@ -1,8 +1,8 @@
-"""The operator's door: HTTP on a Unix socket in the state directory.
+"""Serves the API on a Unix socket in the state directory.
 
-Whoever may open the socket is the operator, so it is made with mode 0600 and is never, at any
-instant, wider. A lock beside it says whether a server is alive: the kernel lets go of it however
-the server ends, so a socket left by a killed server is replaced and a living server's never is.
+Any user who can open the socket is an administrator, so it is created with mode 0600. A lock file
+beside it shows that a server is running. The kernel releases the lock when the process ends, so
+the socket of a killed server is replaced, and that of a running one never is.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ GRACE_S = 2
 
 @asynccontextmanager
 async def listening(path: Path) -> AsyncIterator[socket.socket]:
-    """Hold the socket at `path`; callers wait in its queue until `serve` answers them.
+    """Listen on the socket at `path`; connections wait in its queue until `serve`.
 
     Raises:
         UnavailableError: another server is running on this state directory.
@@ -47,12 +47,12 @@ async def listening(path: Path) -> AsyncIterator[socket.socket]:
 
 
 async def serve(app: FastAPI, listener: socket.socket) -> None:
-    """Serve until cancelled; what has begun gets a moment to end."""
+    """Serve until cancelled; requests in progress get `GRACE_S` seconds to end."""
     await run_until_cancelled(http_settings(app, _SocketProtocol), listener)
 
 
 def http_settings(app: ASGIApp, protocol: type[asyncio.Protocol]) -> uvicorn.Config:
-    """Settings of a listener that says nothing of itself and believes no proxy's headers."""
+    """Settings of a listener that sends no server header and trusts no proxy's headers."""
     return uvicorn.Config(
         app,
         http=protocol,
@@ -78,26 +78,26 @@ async def run_until_cancelled(config: uvicorn.Config, listener: socket.socket) -
 
 
 class _Calm(logging.LoggerAdapter[logging.Logger]):
-    """A log where warnings are whispered: uvicorn's are all of what strangers may send."""
+    """A logger with warnings at DEBUG: uvicorn's are all about input of unauthenticated peers."""
 
-    level = logging.INFO  # of uvicorn, which asks
+    level = logging.INFO  # read by uvicorn
 
     def warning(self, msg: object, *args: object, **kwargs: Any) -> None:
-        """Say it to whoever looks for it."""
+        """Log at DEBUG."""
         self.debug(msg, *args, **kwargs)
 
 
 class HttpProtocol(H11Protocol):
-    """HTTP that logs no requests: their URLs may hold secrets."""
+    """HTTP that logs no requests, as their URLs may hold secrets."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.access_log = False  # uvicorn's setting is undone by whoever sets up logging later
+        self.access_log = False  # a later logging setup would undo uvicorn's setting
         self.logger = _Calm(self.logger)  # type: ignore[assignment]
 
 
 class _SocketProtocol(HttpProtocol):
-    """HTTP from a caller whose name the kernel tells."""
+    """HTTP from a caller whose name comes from the kernel."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Put the caller's name into every request of the connection."""
@@ -112,26 +112,26 @@ class _SocketProtocol(HttpProtocol):
 
 def _caller(connection: socket.socket) -> str:
     """The name of the user at the other end of a Unix socket."""
-    user_id = os.getuid()  # where the kernel does not tell, it can only be ours, by the mode
+    user_id = os.getuid()  # by the socket's mode, if the kernel does not report it
     if hasattr(socket, "SO_PEERCRED"):
         credentials = struct.Struct("3i")  # process, user, group: unix(7)
         found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, credentials.size)
         user_id = credentials.unpack(found)[1]
     try:
         return pwd.getpwuid(user_id).pw_name
-    except KeyError:  # containers run under numbers that nobody named
+    except KeyError:  # containers run under ids without a name
         return f"uid {user_id}"
 
 
 class _Quiet(uvicorn.Server):
-    """A uvicorn server that leaves the process's signals to the process.
+    """A uvicorn server that handles no signals and limits TLS handshakes.
 
-    It listens by itself, as uvicorn has no bounds for TLS handshakes: for a minute each stranger's
-    connection would hold a file descriptor without a word.
+    It opens its listeners itself: uvicorn does not limit handshakes, so each silent connection
+    would hold a file descriptor for a minute.
     """
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen on the sockets that it is given."""
+        """Listen on the sockets."""
         config, self.servers = self.config, []
 
         def protocol() -> asyncio.Protocol:
@@ -140,7 +140,7 @@ class _Quiet(uvicorn.Server):
             )
             return made
 
-        # asyncio takes as many connections at once as its backlog is long, before anything else.
+        # asyncio accepts up to `backlog` connections in one step of the event loop.
         made = Handshakes(config.ssl, protocol) if config.ssl else protocol
         for listener in sockets or ():
             self.servers.append(
@@ -172,8 +172,8 @@ def _locked(path: Path) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UnavailableError(
-                f"Expected no server on {path.parent}, but another server is running there: "
-                "stop it first, or choose another --dir."
+                f"Another server is running on {path.parent}: stop it first, or choose another "
+                "--dir."
             ) from None
         yield
     finally:
@@ -182,7 +182,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _bound(path: Path) -> Iterator[socket.socket]:
-    """A socket that gets its name once it listens: whoever waits for the name may connect."""
+    """A socket that gets its final name once it listens, so that callers can wait for the name."""
     draft = path.with_suffix(".new")
     draft.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:

@@ -1,1 +1,1 @@
-"""What to make of what the server knows: curves, pace, what needs an operator. Pure functions."""
+"""Pure functions of the ledger's data: curves, pace, and alerts for operators."""

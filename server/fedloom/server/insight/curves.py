@@ -1,9 +1,7 @@
-"""Curves of a run, column by column, as charts take them.
+"""Curves of a run in columns, for charts: metrics of its committed rounds, with quantiles.
 
-What its committed rounds measured, with the spread over clients.
-
-Invariants: all columns of a run are equally long, null where a round has no value; a value that is
-not finite is null, since JSON has none such.
+Invariants: all columns of a run are equally long, with null for a round without a value; values
+that are not finite are null, as JSON has no such numbers.
 """
 
 import math
@@ -13,15 +11,15 @@ from typing import Any, Protocol
 KINDS = ("training", "evaluation")
 
 TAIL = 12
-"""Rounds whose values travel with a page's live part: more than a page misses between two."""
+"""Rounds in a page's live part, more than a page can miss between two."""
 
 Curves = dict[str, Any]
-"""`number` and `at` (seconds since the epoch), and by kind and metric `mean`, and `low` and `high`
-where the run keeps quantiles; `epsilon` of private runs."""
+"""`number` and `at` (seconds since the epoch); by kind and metric `mean`, and `low` and `high` if
+the run keeps quantiles; `epsilon` of private runs."""
 
 
 class RoundMeasures(Protocol):
-    """What a committed round measured."""
+    """Metrics of a committed round."""
 
     @property
     def number(self) -> int: ...  # noqa: D102 - columns of the ledger
@@ -39,7 +37,7 @@ def curves(rows: Iterable[RoundMeasures]) -> Curves:
     """The curves of a run.
 
     Args:
-        rows: of its committed rounds in order, as `Figures.curve_rows` gives them.
+        rows: its committed rounds in order, as from `Figures.curve_rows`.
     """
     rows = list(rows)
     made: Curves = {
@@ -60,12 +58,12 @@ def curves(rows: Iterable[RoundMeasures]) -> Curves:
 
 
 def metrics(found: Curves) -> list[str]:
-    """Names of what was measured: loss and accuracy first."""
+    """Names of the metrics: loss and accuracy first."""
     return sorted({name for kind in KINDS for name in found[kind]}, key=_rank)
 
 
 def latest(found: Curves, kind: str, name: str) -> float | None:
-    """The last value of a curve; None where there is none."""
+    """The last value of a curve; None if it has none."""
     values = found[kind].get(name, {}).get("mean", [])
     return next((value for value in reversed(values) if value is not None), None)
 

@@ -1,7 +1,7 @@
-"""What needs an operator, in plain words: what is the matter, why, and what to do about it.
+"""Alerts for operators: what is wrong, why, and what to do.
 
-Each rule is a function from facts to alerts; a page, the API and a script say the same. A rule
-speaks only where somebody can do something: a client that declines is no alert.
+Each rule is a function from facts to alerts, which the console and the API show. A rule raises an
+alert only if an operator can act on it; a client that declines, for example, is none.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,7 +19,7 @@ SHORT_OF_DISK = 0.05
 
 
 class Level(StrEnum):
-    """How bad it is."""
+    """Severity."""
 
     OK = "ok"
     IDLE = "idle"
@@ -32,14 +32,14 @@ _WORST_FIRST = (Level.BAD, Level.WARN)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alert:
-    """Something for an operator to look at.
+    """Something that needs an operator.
 
     Attributes:
-        what: the matter, one sentence.
+        what: the problem, one sentence.
         todo: what to do about it.
         link: a page that shows more.
-        run: whose it is, where it is a run's.
-        client: whom alone it is about, where that is one.
+        run: id of its run, if it concerns one.
+        client: name of its client, if it concerns exactly one.
     """
 
     level: Level
@@ -52,18 +52,18 @@ class Alert:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What the rules look at.
+    """Input of the rules.
 
     Attributes:
         now: seconds since the epoch.
-        clients_online: connected.
-        clients_enrolled: in good standing.
-        active: runs that run or are paused: `id`, `state`, `reason`, `committed`, `created_at`,
+        clients_online: connected clients.
+        clients_enrolled: enrolled clients that are not revoked.
+        active: running and paused runs: `id`, `state`, `reason`, `committed`, `created_at`,
             `rounds` (the latest, newest first) and `live` (see `RunDriver.status`; None for none).
         ended: runs that ended.
         refused: refusals of the last hour by code.
-        authority_until: when the first of the server's own certificates ends, seconds since the
-            epoch; None on plaintext.
+        authority_until: first expiry of the authority's certificates, seconds since the epoch; None
+            on plaintext.
         disk_free: share of the state directory's disk that is free.
     """
 
@@ -79,7 +79,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """How a server does, in one word and one sentence, and what is the matter."""
+    """A server's severity, a headline and its alerts."""
 
     level: Level
     headline: str
@@ -87,7 +87,7 @@ class Health:
 
 
 def assess(facts: Facts) -> Health:
-    """Look at everything, the worst first."""
+    """Apply all rules; the worst alerts come first."""
     alerts = [alert for rule in _RULES for alert in rule(facts)]
     alerts.sort(key=lambda alert: _WORST_FIRST.index(alert.level))
     if alerts:
@@ -107,7 +107,7 @@ def _paused(facts: Facts) -> Iterator[Alert]:
             yield Alert(
                 level=Level.WARN,
                 what=f"{run['id']} is paused{': ' + why if why else ''}.",
-                todo="Resume it when you are ready; updates that come meanwhile still count.",
+                todo="Resume it when you are ready. Updates are accepted meanwhile.",
                 link=f"/runs/{run['id']}",
                 run=run["id"],
             )
@@ -119,7 +119,7 @@ def _failed(facts: Facts) -> Iterator[Alert]:
             yield Alert(
                 level=Level.BAD,
                 what=f"{run.id} failed: {run.reason.rstrip('.') or 'see the log'}.",
-                todo="Mend the cause, then clone the run and start it again from its last model.",
+                todo="Fix the cause, then clone the run and start it from its last model.",
                 link=f"/runs/{run.id}",
                 run=run.id,
             )
@@ -137,8 +137,8 @@ def _too_few(facts: Facts) -> Iterator[Alert]:
             yield Alert(
                 level=Level.WARN,
                 what=f"{run['id']} waits for clients: {live['available']} of {live['goal']} "
-                + (f"are free, and {elsewhere} others online are not." if enough else "are there."),
-                todo="Pause another run that has them, release those that are held, or lower this "
+                + (f"are free; {elsewhere} others are online." if enough else "are available."),
+                todo="Pause the run that uses the others, release clients on hold, or lower this "
                 "run's goal."
                 if enough
                 else "Start or enrol more clients, or lower the run's goal.",
@@ -159,7 +159,7 @@ def _short_of_quorum(facts: Facts) -> Iterator[Alert]:
             yield Alert(
                 level=Level.BAD,
                 what=f"Round {live['number']} of {run['id']} will be abandoned in {left_s:.0f} s: "
-                f"{live['accepted']} of the quorum of {live['quorum']} updates are in.",
+                f"{live['accepted']} of the {live['quorum']} updates of its quorum are accepted.",
                 todo="Extend its deadline, or lower its quorum.",
                 link=f"/runs/{run['id']}",
                 run=run["id"],
@@ -169,7 +169,7 @@ def _short_of_quorum(facts: Facts) -> Iterator[Alert]:
 def _abandoned(facts: Facts) -> Iterator[Alert]:
     for run in facts.active:
         over = [r for r in run["rounds"] if r["state"] in ("committed", "abandoned")][:5]
-        by_themselves = [r for r in over if r["cause"] != STOPPED]  # not by an operator
+        by_themselves = [r for r in over if r["cause"] != STOPPED]  # not aborted by an operator
         lost = [r for r in by_themselves if r["state"] == "abandoned"]
         if lost and by_themselves[0] is lost[0] and run["state"] == "running":
             several = f"{len(lost)} of the last {len(over)} rounds were"
@@ -177,7 +177,7 @@ def _abandoned(facts: Facts) -> Iterator[Alert]:
             yield Alert(
                 level=Level.BAD if len(lost) > 1 else Level.WARN,
                 what=f"{times} abandoned in {run['id']}: {lost[0]['reason'].rstrip('.')}.",
-                todo="See what its clients did in that round; three in a row pause the run.",
+                todo="Check what its clients did in that round. Three in a row pause the run.",
                 link=f"/runs/{run['id']}/rounds/{lost[0]['number']}",
                 run=run["id"],
             )
@@ -196,13 +196,13 @@ def _refused(facts: Facts) -> Iterator[Alert]:
             client="" if several else row.client or "",
             todo="Fix the client's code or data, or quarantine clients that keep failing."
             if several or row.client
-            else "A device without a valid certificate or token tries to connect.",
+            else "Check which device tries to connect without a valid certificate or token.",
             link="/clients" if several or not row.client else f"/clients/{row.client}",
         )
 
 
 _HARMLESS = frozenset({"busy", "round_closed", "stale_round", "future_round", "not_in_cohort"})
-"""Refusals that clients meet in the ordinary course of rounds."""
+"""Codes of refusals that are normal in rounds."""
 
 
 def _certificates(facts: Facts) -> Iterator[Alert]:
@@ -210,9 +210,9 @@ def _certificates(facts: Facts) -> Iterator[Alert]:
     if left_s is not None and left_s < 30 * DAY_S:
         yield Alert(
             level=Level.BAD if left_s < 3 * DAY_S else Level.WARN,
-            what=f"A certificate of this server's authority ends in {max(0, left_s) / DAY_S:.0f} "
-            "days; no client gets in after it.",
-            todo="Renew it as docs/deployment.md says, before it ends.",
+            what=f"A certificate of this server's authority expires in {max(0, left_s) / DAY_S:.0f}"
+            " days. After that, no client can connect.",
+            todo="Renew it before then: see docs/deployment.md.",
             link="/enrolment",
         )
 
@@ -221,9 +221,9 @@ def _disk(facts: Facts) -> Iterator[Alert]:
     if facts.disk_free < SHORT_OF_DISK:
         yield Alert(
             level=Level.BAD,
-            what=f"{100 * facts.disk_free:.1f} % of the server's disk are free: rounds wait where "
-            "it is full.",
-            todo="Make room on the disk of the state directory.",
+            what=f"Only {100 * facts.disk_free:.1f} % of the server's disk is free. Rounds wait "
+            "while it is full.",
+            todo="Free space on the disk of the state directory.",
         )
 
 
@@ -235,9 +235,9 @@ def _nobody(facts: Facts) -> Iterator[Alert]:
             level=Level.BAD,
             what="No client is connected"
             + (f", although {enrolled} are enrolled." if enrolled else ", and none is enrolled."),
-            todo="See that the clients' agents run and reach the fleet's address."
+            todo="Check that the clients' agents run and reach the fleet's address."
             if enrolled
-            else "Make tokens and enrol devices.",
+            else "Create tokens and enrol devices.",
             link="/clients" if enrolled else "/enrolment",
         )
 

@@ -1,4 +1,4 @@
-"""How fast a run goes, and when it will be done."""
+"""A run's pace and the time left."""
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
@@ -6,7 +6,7 @@ from statistics import median
 from typing import Protocol
 
 LOOKED_AT = 20
-"""Rounds: enough to be steady, few enough to follow a change."""
+"""Latest rounds that determine the pace."""
 
 
 class TimedRound(Protocol):
@@ -23,13 +23,13 @@ class TimedRound(Protocol):
 
 
 def ends(rounds: Iterable[TimedRound]) -> list[float]:
-    """When the latest committed training rounds ended, ascending."""
+    """Times at which the latest committed training rounds ended, ascending."""
     done = (r for r in rounds if (r.kind, r.state) == ("train", "committed"))
     return sorted(r.closed_at for r in done if r.closed_at is not None)[-LOOKED_AT:]
 
 
 def seconds_a_round(rounds: Sequence[TimedRound]) -> float | None:
-    """From one committed round to the next, the median; None before there are any.
+    """Median seconds from one committed round to the next; None before the first.
 
     >>> from functools import partial
     >>> from types import SimpleNamespace
@@ -49,7 +49,7 @@ def seconds_a_round(rounds: Sequence[TimedRound]) -> float | None:
 
 
 def rounds_an_hour(rounds: Sequence[TimedRound], now: float) -> float:
-    """Committed rounds in an hour at the pace of the last, which waiting slows down.
+    """Committed rounds per hour at the current pace, lower if the next round is overdue.
 
     >>> from functools import partial
     >>> from types import SimpleNamespace
@@ -64,6 +64,6 @@ def rounds_an_hour(rounds: Sequence[TimedRound], now: float) -> float:
 
 
 def time_left_s(rounds: Sequence[TimedRound], left: int) -> float | None:
-    """Seconds until so many more rounds are committed; None while nobody can tell."""
+    """Seconds until `left` more rounds are committed; None while the pace is unknown."""
     pace = seconds_a_round(rounds)
     return None if pace is None else pace * max(0, left)

@@ -1,7 +1,7 @@
-"""What Prometheus reads of a server: events as they are counted, and how things stand.
+"""Metrics of a server for Prometheus.
 
-meters  counters and histograms, which the parts of a server move as things happen
-gauges  how things stand, looked at when somebody asks
-lag     how late the event loop is
-scrape  both together, as text
+meters  counters and histograms, updated by the parts of a server
+gauges  current values, read at each scrape
+lag     measures the delay of the event loop
+scrape  writes all of them as text
 """

@@ -1,4 +1,4 @@
-"""The gauges of a server, without their values; `fedloom.server.queries.gauges` reads those."""
+"""Declares the gauges of a server; `fedloom.server.queries.gauges` reads their values."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -7,12 +7,12 @@ from prometheus_client import Metric
 from prometheus_client.core import GaugeMetricFamily
 
 Values = Mapping[str, Iterable[tuple[tuple[str, ...], float]]]
-"""Name of a gauge → its labels' values, and its value."""
+"""Name of a gauge → pairs of label values and value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gauge:
-    """A gauge, without its values."""
+    """Name, description and labels of a gauge."""
 
     name: str
     words: str
@@ -20,38 +20,42 @@ class Gauge:
 
 
 GAUGES = (
-    Gauge("fedloom_server", "1; the label says which version runs.", ("version",)),
-    Gauge("fedloom_queue_depth", "Calls that wait for a thread, or are in it.", ("queue",)),
-    Gauge("fedloom_uploads", "Updates that are coming in."),
-    Gauge("fedloom_downloads", "Models that are going out."),
-    Gauge("fedloom_transfers_waiting", "Transfers that wait for a place.", ("direction",)),
-    Gauge("fedloom_clients", "Connected clients, by what they do.", ("state",)),
+    Gauge("fedloom_server", "Always 1; the label is the version.", ("version",)),
+    Gauge("fedloom_queue_depth", "Calls that wait for a thread or run in it.", ("queue",)),
+    Gauge("fedloom_uploads", "Updates in upload."),
+    Gauge("fedloom_downloads", "Models in download."),
+    Gauge("fedloom_transfers_waiting", "Transfers that wait for a slot.", ("direction",)),
+    Gauge("fedloom_clients", "Connected clients, by state.", ("state",)),
     Gauge("fedloom_clients_enrolled", "Clients in the ledger, by status.", ("status",)),
-    Gauge("fedloom_watchers", "Readers of the live stream."),
+    Gauge("fedloom_watchers", "Readers of the event stream."),
     Gauge(
         "fedloom_certificate_expiry_seconds",
-        "When certificates end, seconds since the epoch: the authority's root and issuer, this "
-        "server's own, and the soonest of the latest ones of enrolled clients.",
+        "Expiry of certificates, seconds since the epoch: of the authority's root and issuer, of "
+        "this server, and the earliest of the enrolled clients' latest ones.",
         ("certificate",),
     ),
-    Gauge("fedloom_disk_free_bytes", "Free on the disk of models and updates."),
+    Gauge("fedloom_disk_free_bytes", "Free space on the disk of models and updates."),
     Gauge("fedloom_disk_bytes", "Size of that disk."),
-    Gauge("fedloom_runs", "Runs that are active, by state.", ("state",)),
-    Gauge("fedloom_run_rounds_wanted", "Training rounds that a run is to commit.", ("run",)),
-    Gauge("fedloom_run_rounds_committed", "Training rounds that it has committed.", ("run",)),
+    Gauge("fedloom_runs", "Active runs, by state.", ("state",)),
+    Gauge("fedloom_run_rounds_wanted", "Training rounds of a run in total.", ("run",)),
+    Gauge("fedloom_run_rounds_committed", "Training rounds of a run that are committed.", ("run",)),
     Gauge("fedloom_run_progress", "Share of a run's rounds that are committed.", ("run",)),
     Gauge(
         "fedloom_run_measure",
-        "Mean over clients in the last round that measured it; not of private runs.",
+        "Mean over clients in the last round with this metric; not for private runs.",
         ("run", "kind", "measure"),
     ),
-    Gauge("fedloom_run_epsilon", "Privacy that a run has spent.", ("run",)),
+    Gauge("fedloom_run_epsilon", "Privacy spent by a run, epsilon.", ("run",)),
     Gauge("fedloom_round", "Number of a run's open round.", ("run",)),
-    Gauge("fedloom_round_members", "Members of it, by phase.", ("run", "phase")),
-    Gauge("fedloom_round_accepted", "Updates that it has.", ("run",)),
-    Gauge("fedloom_round_goal", "Updates that it closes with.", ("run",)),
-    Gauge("fedloom_round_quorum", "Fewest that it may close with at its deadline.", ("run",)),
-    Gauge("fedloom_round_deadline_seconds", "Time until its deadline.", ("run",)),
+    Gauge("fedloom_round_members", "Members of the open round, by phase.", ("run", "phase")),
+    Gauge("fedloom_round_accepted", "Accepted updates of the open round.", ("run",)),
+    Gauge("fedloom_round_goal", "Updates at which the open round closes.", ("run",)),
+    Gauge(
+        "fedloom_round_quorum",
+        "Fewest updates with which the open round may close at its deadline.",
+        ("run",),
+    ),
+    Gauge("fedloom_round_deadline_seconds", "Time until the open round's deadline.", ("run",)),
 )
 
 

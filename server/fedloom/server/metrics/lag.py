@@ -1,4 +1,4 @@
-"""How late the event loop is: everything that clients wait for waits for it."""
+"""Measures the delay of the event loop, which delays every answer to clients."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ PACE_S = 0.5
 
 
 async def keep(meters: Meters) -> None:
-    """Look again and again, until cancelled."""
+    """Measure every `PACE_S` seconds until cancelled."""
     loop = asyncio.get_running_loop()
     while True:
         due = loop.time() + PACE_S

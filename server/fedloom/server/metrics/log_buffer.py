@@ -1,8 +1,8 @@
-"""The last lines of this process's log, in memory, for operators who do not sit at its terminal.
+"""Keeps the latest lines of this process's log in memory, for the console and the API.
 
-Bounded in lines and in the length of each; what was before is in whatever keeps standard error.
-Lines about a client, a run or a round say so in fields of their own, which JSON logs have as well.
-Lines of every thread come here, and are told to watchers on the event loop's.
+The number of lines and their length are bounded; standard error has all lines. A line about a
+client, a run or a round has them as fields, as in JSON logs. Lines come from any thread; watchers
+are notified in the event loop's thread.
 """
 
 import asyncio
@@ -23,8 +23,8 @@ LONGEST = 2000
 """Characters of a message."""
 
 Line = dict[str, Any]
-"""`id`, `at` (seconds since the epoch), `level`, `logger`, `message`, and what it is about:
-`client`, `run` (empty for none) and `round` (None for none)."""
+"""`id`, `at` (seconds since the epoch), `level`, `logger`, `message`, and its subject: `client`,
+`run` (empty for none) and `round` (None for none)."""
 
 LEVELS = ("debug", "info", "warning", "error")
 
@@ -39,13 +39,13 @@ _SECRETS = (
 
 
 def about(client: str = "", run: str = "", number: int = 0) -> dict[str, Any]:
-    """What a line is about, as `extra` of a call that logs."""
+    """The subject of a line, as `extra` of a logging call."""
     found: dict[str, Any] = {"client": client, "run": run, "round": number or None}
     return {name: value for name, value in found.items() if value}
 
 
 def redacted(text: str) -> str:
-    """A message without what nobody should read in it: a second net, as no line should have any.
+    """A message without secrets; a safeguard, as no line should contain any.
 
     >>> redacted("GET /login/link?code=abc from postgresql://fl:hunter2@db/fl")
     'GET /login/link?code=*** from postgresql://fl:***@db/fl'
@@ -56,10 +56,10 @@ def redacted(text: str) -> str:
 
 
 class LogRing(logging.Handler):
-    """A handler that keeps the last lines.
+    """A handler that keeps the latest lines.
 
     Args:
-        hub: whom to tell of each.
+        hub: notified of each line.
     """
 
     def __init__(self, hub: Hub) -> None:
@@ -75,7 +75,7 @@ class LogRing(logging.Handler):
             message = record.getMessage()
             if record.exc_info and record.exc_info[0] is not None:
                 message += f" ({record.exc_info[0].__name__}: {record.exc_info[1]})"
-        except Exception:  # noqa: BLE001 - whoever logs must never fail for it
+        except Exception:  # noqa: BLE001 - logging must never fail its caller
             message = str(record.msg)
         line = {
             "id": next(self._ids),
@@ -94,7 +94,7 @@ class LogRing(logging.Handler):
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Keep what is logged anywhere in this process meanwhile; call it on the event loop."""
+        """Keep all lines logged in this process meanwhile; call it on the event loop."""
         self._loop = asyncio.get_running_loop()
         root = logging.getLogger()
         root.addHandler(self)
@@ -117,10 +117,10 @@ class LogRing(logging.Handler):
         """The latest lines, newest first.
 
         Args:
-            level: the least; "" for any.
-            text: that the logger's name or the message holds, in any case.
-            client: that it is about; "" for any.
-            run: likewise, or the beginning of its id.
+            level: minimum level; "" for any.
+            text: contained in the logger's name or the message, ignoring case.
+            client: its client; "" for any.
+            run: its run's id or the beginning of it; "" for any.
             since: seconds since the epoch, inclusive; 0 for any.
             before: only lower ids; 0 for any.
             limit: most lines.
@@ -142,7 +142,7 @@ def _text(record: logging.LogRecord, name: str) -> str:
 
 
 def wanted(line: Line, level: str, text: str) -> bool:
-    """Is a line one of those asked for?
+    """Whether a line has at least this level and contains this text.
 
     >>> line = {"level": "warning", "logger": "fedloom.server", "message": "Refused oak"}
     >>> wanted(line, "info", "refused"), wanted(line, "error", ""), wanted(line, "", "elm")

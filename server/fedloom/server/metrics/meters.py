@@ -1,10 +1,10 @@
-"""Counters and histograms of what happens on a server, each in a registry of its own.
+"""Counters and histograms of a server, in a registry per server.
 
 Source: Prometheus, "Metric and label naming" and "Histograms and summaries".
 
-Invariants: labels take few values that are known beforehand: no client's name, no run, no text of
-anybody's; a counter that could ever move is there from the start, at 0, so that its first step is
-seen; what moves them for each chunk of a body costs a microsecond.
+Invariants: labels take few values known in advance: no names of clients or runs, no free text;
+every counter exists from the start at 0, so that its first increment is seen; an increment, as for
+each chunk of a body, costs a microsecond.
 """
 
 import time
@@ -15,21 +15,21 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, disable_cre
 
 from fedloom.protocol.errors import Code
 
-disable_created_metrics()  # type: ignore[no-untyped-call] # a series more for each, of no use here
+disable_created_metrics()  # type: ignore[no-untyped-call] # an unused series for each
 
 SHORT_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-"""Of steps within a process."""
+"""Buckets for steps within the process, seconds."""
 
 LONG_S = (0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0, 10800.0)
-"""Of what waits for devices."""
+"""Buckets for steps that wait for devices, seconds."""
 
 COMMITTED, ABANDONED = "committed", "abandoned"
 
 GOAL, EARLY = "goal", "early"
 QUORUM, TOO_FEW, FAULT, STOPPED = "quorum", "too_few", "fault", "stopped"
 REASONS = {COMMITTED: (GOAL, EARLY), ABANDONED: (QUORUM, TOO_FEW, FAULT, STOPPED)}
-"""Why rounds end: with as many updates as wanted, or fewer, by the deadline or by hand; without a
-quorum, with updates that the aggregation cannot use, by an error, or because somebody said so."""
+"""Why rounds end. Committed: at their goal, or early, by the deadline or an operator. Abandoned:
+below their quorum, with too few updates for the aggregation, by an error, or by an operator."""
 
 KINDS = ("train", "evaluate")
 
@@ -37,10 +37,10 @@ UPDATE, CALL, ENROLMENT = "update", "call", "enrolment"
 
 
 class Meters:
-    """What is counted.
+    """The counters and histograms.
 
     Attributes:
-        registry: has them all.
+        registry: contains all of them.
     """
 
     def __init__(self) -> None:
@@ -57,40 +57,40 @@ class Meters:
             "Rounds that ended, by kind, outcome and reason.",
             "kind", "outcome", "reason",
         )  # fmt: skip
-        self.accepted = counter("updates_accepted", "Updates that count in a round.")
+        self.accepted = counter("updates_accepted", "Updates accepted into a round.")
         self.refusals = counter(
             "refusals",
-            "What was turned away at the door, by code; `what` is an update, another call of a "
-            "client, or an enrolment.",
+            "Refused requests, by code; `what` is an update, another call of a client, or an "
+            "enrolment.",
             "what", "code",
         )  # fmt: skip
-        self.offers = counter("offers", "Tasks that were sent to clients.")
+        self.offers = counter("offers", "Tasks offered to clients.")
         self.declined = counter("offers_declined", "Tasks that clients declined.")
-        self.failed = counter("tasks_failed", "Tasks that clients took and gave up.")
-        self.received = counter("received_bytes", "Bytes of updates that came from clients.")
-        self.sent = counter("sent_bytes", "Bytes of models that went to clients.")
+        self.failed = counter("tasks_failed", "Tasks that clients accepted and failed.")
+        self.received = counter("received_bytes", "Bytes of updates received from clients.")
+        self.sent = counter("sent_bytes", "Bytes of models sent to clients.")
         self.round_s = histogram("round_seconds", "From a round's opening to its end.", LONG_S)
         self.commit_s = histogram(
             "commit_seconds", "From a round's close to its model in the ledger.", SHORT_S
         )
         self.upload_s = histogram(
-            "upload_seconds", "From a good header to an accepted update.", LONG_S
+            "upload_seconds", "From a valid header to an accepted update.", LONG_S
         )
         self.checksum_s = histogram(
             "checksum_seconds",
-            "Checking an update's bytes and values, all its chunks together.",
+            "Time to check an update's bytes and values, over all its chunks.",
             SHORT_S,
         )
-        self.sync_s = histogram(
-            "sync_seconds", "Making an update's bytes survive power cuts.", SHORT_S
+        self.sync_s = histogram("sync_seconds", "Time to sync an update's bytes to disk.", SHORT_S)
+        self.fold_s = histogram(
+            "fold_seconds", "Time to add an update to its round's sum.", SHORT_S
         )
-        self.fold_s = histogram("fold_seconds", "Adding an update to its round's sum.", SHORT_S)
         self.ledger_s = histogram(
-            "ledger_seconds", "A transaction of the ledger, with the wait for its turn.", SHORT_S
+            "ledger_seconds", "Time of a transaction of the ledger, including its wait.", SHORT_S
         )
         self.lag_s = histogram(
             "event_loop_lag_seconds",
-            "How late the event loop is, looked at twice a second.",
+            "Delay of the event loop, measured twice per second.",
             SHORT_S,
         )
         self._begin()
@@ -109,7 +109,7 @@ class Meters:
 
 @contextmanager
 def timed(histogram: Histogram) -> Iterator[None]:
-    """Observe how long a block takes, whatever becomes of it."""
+    """Observe the duration of a block, even if it raises."""
     begun = time.perf_counter()
     try:
         yield

@@ -1,4 +1,4 @@
-"""Counters and gauges together, as Prometheus and OpenMetrics read them."""
+"""All metrics, in the text formats of Prometheus and OpenMetrics."""
 
 from collections.abc import Iterator
 
@@ -10,15 +10,15 @@ from fedloom.server.metrics.gauges import GAUGES, Values, families
 from fedloom.server.metrics.meters import Meters
 
 _PROCESS = CollectorRegistry()
-ProcessCollector(registry=_PROCESS)  # memory, processor time, open files: under their usual names
+ProcessCollector(registry=_PROCESS)  # memory, CPU time, open files: under their usual names
 
 
 class Scrape(Collector):
-    """Everything that there is to read.
+    """Collects all metrics.
 
     Args:
-        meters: what was counted.
-        values: how things stand.
+        meters: counters and histograms.
+        values: of the gauges.
     """
 
     def __init__(self, meters: Meters, values: Values) -> None:
@@ -26,25 +26,25 @@ class Scrape(Collector):
         self._values = values
 
     def collect(self) -> Iterator[Metric]:
-        """All families: of the process, counted, and of the moment."""
+        """All families: of the process, the counters and histograms, the gauges."""
         yield from _PROCESS.collect()
         yield from self._meters.registry.collect()
         yield from families(self._values)
 
 
 def text(scrape: Scrape, accept: str = "") -> tuple[bytes, str]:
-    """What a scrape reads, and its media type.
+    """The metrics as text, and its media type.
 
     Args:
         scrape: to write.
-        accept: the request's header.
+        accept: the request's Accept header.
     """
     encode, media_type = choose_encoder(accept)
     return encode(scrape), media_type
 
 
 def table() -> str:
-    """What there is to read as a table of Markdown, for docs/metrics.md."""
+    """The metrics as a Markdown table, for docs/metrics.md."""
     rows = ["| metric | labels | |", "|---|---|---|"]
     for family in Scrape(Meters(), {}).collect():
         if family.name.startswith("fedloom_"):

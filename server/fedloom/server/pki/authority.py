@@ -1,17 +1,17 @@
-"""The certificate authority of a federation, and the folder that holds it.
+"""The certificate authority of a federation, and its folder.
 
     DIR/             0700
-      root.key       0600  signs issuing authorities only; may be kept elsewhere between times
-      root.pem             what every device trusts
+      root.key       0600  signs only issuing authorities; may be kept offline
+      root.pem             trusted by every device
       issuing.pem    0600  key and certificate that sign leaves
-      server.pem     0600  key, leaf, issuing authority, root: what the server presents
+      server.pem     0600  the server's key, leaf, issuing authority and root
 
-Keys and their certificates share a file, so a crash cannot part them. What the certificates say is
-in `certificates`; this is the thin shell that keeps them.
+A key and its certificate share a file, so a crash cannot separate them. `certificates` builds the
+certificates.
 
-Invariants: an authority is created whole or not at all and never overwritten; leaves signed by an
-earlier issuing authority stay valid when it is renewed, since every peer presents its own chain and
-trusts the root alone.
+Invariants: an authority is created atomically and never overwritten; leaves of an earlier issuing
+authority stay valid after its renewal, as every peer presents its own chain and trusts only the
+root.
 """
 
 import logging
@@ -51,21 +51,21 @@ from fedloom.server.pki.certificates import Issuer
 _log = logging.getLogger(__name__)
 
 RETIRED = "retired.pem"
-"""Certificates of issuing authorities that were renewed, without keys."""
+"""Certificates of earlier issuing authorities, without keys."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerBundle:
-    """What a server needs to speak TLS.
+    """A server's key and certificates for TLS.
 
     Attributes:
         key_pem: its private key, PKCS#8.
-        chain_pem: leaf, issuing authority and root; the root is in it so that a device which knows
-            only its pin can find it (see `fedloom.protocol.trust.bootstrap`).
-        root_pem: what clients' certificates must lead to.
-        names: the DNS names and addresses that it is valid for.
-        not_before: start of the leaf's life, UTC.
-        not_after: end of the leaf's life, UTC.
+        chain_pem: leaf, issuing authority and root; the root is included for devices that know
+            only its pin (see `fedloom.protocol.trust.bootstrap`).
+        root_pem: the root that clients' certificates must lead to.
+        names: DNS names and addresses in the leaf.
+        not_before: start of the leaf's validity, UTC.
+        not_after: end of the leaf's validity, UTC.
     """
 
     key_pem: bytes = field(repr=False)
@@ -79,13 +79,13 @@ class ServerBundle:
 class Authority:
     """A federation's root and issuing authority.
 
-    Safe to use from several threads: should two renew the issuing authority at once, both results
-    are good and one of them stays.
+    Safe to use from several threads: if two renew the issuing authority at once, both results are
+    valid and one is kept.
 
     Attributes:
         federation: the name of the federation.
         root_pem: the root certificate.
-        root_pin: SHA-256 of its DER, 32 bytes; what goes into tokens.
+        root_pin: SHA-256 of its DER, 32 bytes; part of every token.
     """
 
     def __init__(self, directory: Path, root: x509.Certificate, issuer: Issuer) -> None:
@@ -100,10 +100,10 @@ class Authority:
 
     @classmethod
     def create(cls, directory: Path, federation: str, now: datetime) -> "Authority":
-        """Make a new root and issuing authority in `directory`, which must be missing or empty.
+        """Create a root and an issuing authority in `directory`, which must be missing or empty.
 
         Raises:
-            UsageError: there is something in `directory`, or the name is not allowed.
+            UsageError: `directory` is not empty, or the name is not allowed.
         """
         check_federation(federation)
         if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
@@ -115,7 +115,7 @@ class Authority:
         draft = directory.with_name(f".{directory.name}.{secrets.token_hex(8)}")
         try:
             _write_new(private_directory(draft), federation, now)
-            draft.rename(directory)  # the folder appears whole, and replaces none but an empty one
+            draft.rename(directory)  # atomic; replaces only an empty folder
         except BaseException:
             shutil.rmtree(draft, ignore_errors=True)
             raise
@@ -124,10 +124,10 @@ class Authority:
 
     @classmethod
     def load(cls, directory: Path) -> "Authority":
-        """Open the authority that `create` made in `directory`.
+        """Open the authority in `directory`.
 
         Raises:
-            UsageError: there is none, or its files can be read by others.
+            UsageError: it has no authority, or other users can read its files.
             IntegrityError: its files do not belong together.
         """
         try:
@@ -151,20 +151,20 @@ class Authority:
 
     @property
     def trusted_pem(self) -> bytes:
-        """The root and its issuing authorities, present and past, in PEM.
+        """The root and its issuing authorities, current and earlier, in PEM.
 
-        A server that knows them all needs only the leaf of a client: eight KiB less memory for
-        each connection than with the issuing authority's certificate beside it.
+        With these, clients need to send only their leaf, which saves eight KiB of memory per
+        connection.
         """
         return self.root_pem + _pem(self._issuer.certificate) + self._retired
 
     @property
     def until(self) -> datetime:
-        """When the first of the root and the issuing authority ends, UTC."""
+        """Earlier expiry of the root and the issuing authority, UTC."""
         return min(each.not_valid_after_utc for each in (self._root, self._issuer.certificate))
 
     def ends(self) -> dict[str, datetime]:
-        """When this authority's certificates end, UTC, by what they are: root, issuer, server."""
+        """Expiry of the certificates `root`, `issuer` and, if there is one, `server`, UTC."""
         found = {
             "root": self._root.not_valid_after_utc,
             "issuer": self._issuer.certificate.not_valid_after_utc,
@@ -175,16 +175,16 @@ class Authority:
     def issue_client(
         self, csr_pem: bytes, client: str, ttl_s: float, now: datetime
     ) -> tuple[bytes, Peer]:
-        """Certify the key of a certificate request as `client`'s; names in the request are ignored.
+        """Certify the key of a certificate request for `client`; its names are ignored.
 
         Args:
             csr_pem: PKCS#10 in PEM over a P-256 key.
-            client: the name that the token or the renewing certificate stands for.
-            ttl_s: seconds of validity from `now` (less where the issuing authority ends before).
+            client: the name of the token or of the certificate to renew.
+            ttl_s: seconds of validity from `now`, at most until the issuing authority expires.
             now: the time, UTC.
 
         Returns:
-            The chain in PEM, leaf first, then the issuing authority; and whom the leaf names.
+            The chain in PEM, leaf first, then the issuing authority; and the leaf's peer.
 
         Raises:
             Refusal: with `BAD_CSR`.
@@ -196,10 +196,10 @@ class Authority:
         return _pem(leaf, issuer.certificate), peer_from_certificate(leaf)
 
     def certified(self, certificate_pem: bytes) -> x509.Certificate:
-        """Read a certificate that this federation issued, whether it has ended or not.
+        """Read a certificate that this federation issued, expired or not.
 
         Raises:
-            Refusal: with `NO_CERTIFICATE`, when it is none of ours.
+            Refusal: with `NO_CERTIFICATE`, if this federation did not issue it.
         """
         try:
             certificate = x509.load_pem_x509_certificate(certificate_pem)
@@ -209,18 +209,18 @@ class Authority:
         except UNREADABLE as error:
             raise Refusal(
                 Code.NO_CERTIFICATE,
-                "Expected a certificate of this federation, got what cannot be read as one.",
+                "Expected a certificate of this federation, got an unreadable one.",
                 detail=repr(error),
             ) from None
         raise Refusal(
-            Code.NO_CERTIFICATE, "Expected a certificate of this federation, got another's."
+            Code.NO_CERTIFICATE, "Expected a certificate of this federation, got a foreign one."
         )
 
     def issue_server(self, names: Iterable[str], ttl_s: float, now: datetime) -> ServerBundle:
-        """Make a key and certificate for a server under `names`, keeping nothing of it.
+        """Create a key and a certificate for a server with `names`; neither is stored.
 
         Raises:
-            UsageError: there is no name, or one cannot be a host's.
+            UsageError: `names` is empty, or one is not a valid host name.
         """
         issuer = self._issuer_at(now)
         key = generate_key()
@@ -228,13 +228,13 @@ class Authority:
         return self._bundle(key, leaf, _pem(leaf, issuer.certificate, self._root))
 
     def ensure_server_certificate(self, names: Iterable[str], now: datetime) -> ServerBundle:
-        """Return the server's certificate, made anew where needed.
+        """Return the server's certificate, replaced if necessary.
 
-        That is when there is none, past two thirds of its life, when the names differ, or when it
-        does not lead to this root.
+        It is replaced if it is missing or unreadable, past two thirds of its life, for other names
+        or of another root.
 
         Raises:
-            UsageError: there is no name, or one cannot be a host's.
+            UsageError: `names` is empty, or one is not a valid host name.
         """
         wanted = certificates.normal_names(names)
         bundle = self._stored_bundle()
@@ -247,7 +247,7 @@ class Authority:
     def _issuer_at(self, now: datetime) -> Issuer:
         """Return the issuing authority, renewed by the root past two thirds of its life.
 
-        Where the root's key is kept elsewhere, it is used up to its end.
+        Without the root's key, it is used until it expires.
         """
         current = self._issuer.certificate
         end = current.not_valid_after_utc
@@ -257,10 +257,10 @@ class Authority:
             root_key = key_from_pem(read_private(self._directory / "root.key"))
         except FileNotFoundError:
             if now < end:
-                _log.warning("issuing authority ends %s: bring root.key back to renew it", end)
+                _log.warning("issuing authority expires %s: put root.key back to renew it", end)
                 return self._issuer
             raise UsageError(
-                f"The issuing authority ended {end:%Y-%m-%d} and only the root can renew it: put "
+                f"The issuing authority expired {end:%Y-%m-%d} and only the root can renew it: put "
                 f"root.key back into {self._directory}"
             ) from None
         self._retire(current)
@@ -268,7 +268,7 @@ class Authority:
         return self._issuer
 
     def _retire(self, issuing: x509.Certificate) -> None:
-        """Remember an issuing authority whose clients' certificates are still out."""
+        """Keep the certificate of an issuing authority whose leaves may still be valid."""
         if _pem(issuing) not in self._retired:
             self._retired += _pem(issuing)
             write_private(self._directory / RETIRED, self._retired)
@@ -305,7 +305,7 @@ def _write_new(directory: Path, federation: str, now: datetime) -> None:
     root = certificates.make_root(root_key, federation, now)
     write_private(directory / "root.key", key_to_pem(root_key))
     write_private(directory / "root.pem", _pem(root))
-    (directory / "root.pem").chmod(0o644)  # no secret: devices and tools may read it
+    (directory / "root.pem").chmod(0o644)  # not secret: devices and tools may read it
     _renew_issuer(directory, root, root_key, now)
 
 

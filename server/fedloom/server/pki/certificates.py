@@ -1,4 +1,4 @@
-"""The certificates of a federation, as pure functions of keys, names and time.
+"""Builds the certificates of a federation: pure functions of keys, names and time.
 
     root (10 years, signs only the issuing authority)
     └── issuing authority (2 years, path length 0)
@@ -7,8 +7,8 @@
 
 Sources: RFC 5280 section 4.2 (extensions), X509-SVID (the client's URI), CA/Browser Forum baseline
 requirements 7.1 (random serial numbers).
-Invariants: every key is P-256; nothing that a requester wrote reaches a certificate except its
-public key; no leaf outlives the authority that signed it.
+Invariants: every key is P-256; of a request, only the public key enters a certificate; no leaf
+outlives the authority that signed it.
 """
 
 import re
@@ -31,10 +31,11 @@ SERVER_LIFE_S = 90 * 24 * 3600
 
 _MAX_CSR_BYTES = 16 * 1024
 _MAX_SKEW = timedelta(minutes=5)
-"""Of our own clock, when it is set back: clients' certificates are held against no other."""
+"""Clients' certificates start this long before they are made, in case the server's clock is set
+back; only the server checks them."""
 _DEVICE_SKEW = timedelta(days=1)
-"""Of devices' clocks: what they verify begins so long before it is made."""
-# Underscores are no part of host names, and path validation refuses them.
+"""Certificates that devices check start this long before they are made, as their clocks differ."""
+# Path validation refuses underscores in host names.
 _DNS_NAME = re.compile(
     r"(\*\.)?[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)*"
 )
@@ -42,11 +43,11 @@ _DNS_NAME = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Issuer:
-    """What signs leaves.
+    """An authority that signs leaves.
 
     Attributes:
         key: its private key.
-        certificate: its certificate, over that key.
+        certificate: its certificate over that key.
     """
 
     key: ec.EllipticCurvePrivateKey = field(repr=False)
@@ -101,10 +102,10 @@ def make_server_leaf(
     issuer: Issuer,
     now: datetime,
 ) -> x509.Certificate:
-    """Sign a certificate for a server that is reached under `names` (DNS names, IP addresses).
+    """Sign a certificate for a server with `names` (DNS names, IP addresses).
 
     Raises:
-        UsageError: there is no name, one cannot be a host's, or `ttl_s` is not above 0.
+        UsageError: `names` is empty, one is not a valid host name, or `ttl_s` is not above 0.
     """
     hosts = [_host(name) for name in normal_names(names)]
     subject = _name(federation_of(issuer.certificate), "fedloom server")
@@ -115,11 +116,11 @@ def make_server_leaf(
 
 
 def read_csr(csr_pem: bytes) -> ec.EllipticCurvePublicKey:
-    """Take the public key out of a certificate request, once it proves that its owner asks.
+    """Return the public key of a certificate request that is signed by that key.
 
     Raises:
-        Refusal: with `BAD_CSR`, when it cannot be read, its key is not P-256, or its signature is
-            not by that key.
+        Refusal: with `BAD_CSR`, if the request cannot be read, its key is not P-256, or its
+            signature is not by that key.
     """
     if len(csr_pem) > _MAX_CSR_BYTES:
         raise Refusal(
@@ -135,24 +136,23 @@ def read_csr(csr_pem: bytes) -> ec.EllipticCurvePublicKey:
     except UNREADABLE as error:
         raise Refusal(
             Code.BAD_CSR,
-            "Expected a PKCS#10 certificate request in PEM over a P-256 key, got what cannot be "
-            "read as one",
+            "Expected a PKCS#10 certificate request in PEM over a P-256 key, got something else",
             detail=repr(error),
         ) from None
     if not proven:
         raise Refusal(
             Code.BAD_CSR,
-            "The certificate request is not signed by the key in it: make it anew from the key "
-            "that the device holds",
+            "The certificate request is not signed by the key in it: make a new one with the "
+            "device's key",
         )
     return key
 
 
 def normal_names(names: Iterable[str]) -> tuple[str, ...]:
-    """Bring host names into one form: lower case, addresses as `ipaddress` writes them, no repeats.
+    """Normalise host names: lower case, addresses as `ipaddress` writes them, no repeats.
 
     Raises:
-        UsageError: there is none.
+        UsageError: `names` is empty.
     """
     normal = tuple(dict.fromkeys(str(_host(name).value).lower() for name in names))
     if not normal:
@@ -169,10 +169,10 @@ def names_of(leaf: x509.Certificate) -> tuple[str, ...]:
 
 
 def federation_of(authority: x509.Certificate) -> str:
-    """Read which federation a root or issuing authority is of.
+    """Read the federation's name from a root or issuing authority.
 
     Raises:
-        ValueError: it is not one of ours.
+        ValueError: its subject has not exactly one organisation.
     """
     (attribute,) = authority.subject.get_attributes_for_oid(NameOID.ORGANIZATION_NAME)
     return str(attribute.value)
@@ -205,8 +205,8 @@ def _leaf_builder(
     if not ttl_s > 0:
         raise UsageError(f"Expected ttl_s > 0, got {ttl_s}")
     ttl = timedelta(seconds=ttl_s)
-    # A clock that runs late must not find the certificate in its future. Not more than a tenth of
-    # the life, or a short-lived certificate would be born past the two thirds that renew it.
+    # Start early, so that the certificate is valid for a clock that is slow; but at most a tenth
+    # of the life, so that a short-lived certificate is not due for renewal from the start.
     not_before = now - min(skew, ttl / 10)
     not_after = min(now + ttl, issuer.certificate.not_valid_after_utc)
     return (

@@ -1,9 +1,9 @@
-"""The secrets of private runs: one key each, that draws cohorts and makes noise.
+"""Keys of private runs, one each, from which cohorts and noise are drawn.
 
-A key is made when its run is submitted and lies in `noise/RUN.key`, mode 0600. It decides what is
-released, so it must outlive every crash; whoever reads it can take the noise away.
+A key is made when its run is submitted and stored in `noise/RUN.key`, mode 0600. It must survive
+crashes. It must stay secret: with it, the noise can be subtracted.
 
-Invariant: a run that has begun never gets another key.
+Invariant: a run's key never changes.
 """
 
 from pathlib import Path
@@ -19,7 +19,7 @@ class NoiseKeys:
     """The keys of a server's runs.
 
     Args:
-        folder: where they lie; made when there is a first one.
+        folder: of the keys; created with the first one.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -27,16 +27,16 @@ class NoiseKeys:
         self._streams: dict[str, Stream] = {}
 
     def make(self, run: str, spec: RunSpec) -> None:
-        """Make the key of a new run, durably, if it needs one. Blocks."""
+        """Create and store the key of a new run if it needs one. Blocks."""
         settings = spec.build_privacy()
         if settings is not None and settings.noise == "secure":
             write_private(self._path(run), new_key())
 
     def stream(self, run: str, spec: RunSpec) -> Stream | None:
-        """The streams of a run; None where it has no privacy.
+        """The random stream of a run; None if it is not private.
 
         Raises:
-            IntegrityError: its key is gone.
+            IntegrityError: its key is missing.
         """
         settings = spec.build_privacy()
         if settings is None:
@@ -51,8 +51,8 @@ class NoiseKeys:
             return read_private(self._path(run))
         except FileNotFoundError:
             raise IntegrityError(
-                f"Expected the key of the run's noise in {self._path(run)}, got no such file. "
-                "Restore it, or submit a new run: with another key the claim would not hold."
+                f"The key of the run's noise is missing: {self._path(run)}. Restore it, or submit "
+                "a new run: with another key, the privacy claim would not hold."
             ) from None
 
     def _path(self, run: str) -> Path:

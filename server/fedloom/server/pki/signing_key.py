@@ -1,13 +1,13 @@
-"""The server's signing key: a file of its own, apart from the certificate authority's keys.
+"""The server's signing key, stored apart from the certificate authority's keys.
 
-    signing/key.json    0600  the key's secret bytes, and earlier keys' word for it
+    signing/key.json    0600  the private key, and endorsements by the keys before it
 
-Key and endorsements share a file, so that no crash parts them. The file is looked at before each
-signature: a key that `fedloom server rotate-signing-key` made is used from the next offer on,
-without a restart.
+Key and endorsements share a file, so a crash cannot separate them. The file is checked before each
+signature: a key from `fedloom server rotate-signing-key` is used from the next offer on, without a
+restart.
 
-Invariants: a key is never overwritten but by one that it vouches for; whoever trusts one of the
-last `MAX_CHAIN` keys comes to trust the present one.
+Invariants: a key is only replaced by one that it endorses; a client that trusts one of the last
+`MAX_CHAIN` keys can verify the current one.
 """
 
 import json
@@ -27,11 +27,11 @@ _FILE = "key.json"
 
 
 class SigningKey:
-    """A federation's signing key, as it is on disk now.
+    """A federation's signing key, reloaded when its file changes.
 
     Args:
-        folder: where it lies.
-        federation: that it speaks for.
+        folder: of its file.
+        federation: named in what it signs.
     """
 
     def __init__(self, folder: Path, federation: str) -> None:
@@ -43,22 +43,22 @@ class SigningKey:
 
     @classmethod
     def ensure(cls, folder: Path, federation: str) -> "SigningKey":
-        """Open the key in a folder; make it where there is none yet."""
+        """Open the key in a folder; create it if missing."""
         if not (folder / _FILE).exists():
             _write(folder / _FILE, made := Signer.new())
-            log.info("made a signing key: %s", fingerprint(made.public))
+            log.info("created a signing key: %s", fingerprint(made.public))
         return cls(folder, federation)
 
     @property
     def signer(self) -> Signer:
-        """Signs by the key that is on disk now."""
+        """The signer with the key that is on disk now."""
         if self._stat() != self._seen:
             self._signer = self._load()
-            log.info("signing by %s from now on", fingerprint(self._signer.public))
+            log.info("signing with the new key %s", fingerprint(self._signer.public))
         return self._signer
 
     def sign(self, purpose: str, payload: bytes) -> bytes:
-        """As `Signer.sign`."""
+        """See `Signer.sign`."""
         return self.signer.sign(purpose, payload)
 
     def offer(self, client: str, task: fleet_pb2.Task) -> fleet_pb2.ServerMessage:
@@ -75,7 +75,7 @@ class SigningKey:
         issued.signing_chain.extend(signer.chain)
 
     def rotate(self) -> Signer:
-        """Put a new key in the place of this one, which vouches for it."""
+        """Replace this key by a new one, which it endorses."""
         new = self.signer.successor()
         _write(self._path, new)
         return new
@@ -84,7 +84,7 @@ class SigningKey:
         try:
             found = self._path.stat()
         except FileNotFoundError:
-            return self._seen  # the key in hand is good; whoever took the file is told at restart
+            return self._seen  # keep the loaded key; a restart reports the missing file
         return found.st_ino, found.st_mtime_ns, found.st_size
 
     def _load(self) -> Signer:
@@ -98,8 +98,7 @@ class SigningKey:
             return Signer(bytes.fromhex(held["private"]), chain)
         except FileNotFoundError:
             raise UsageError(
-                f"Expected a signing key in {self._path}, got no such file: `fedloom server init` "
-                "makes one."
+                f"There is no signing key in {self._path}: `fedloom server init` creates one."
             ) from None
         except (ValueError, KeyError, TypeError) as error:
             raise IntegrityError(

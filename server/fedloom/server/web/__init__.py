@@ -1,1 +1,1 @@
-"""The web console: pages rendered here, over the same parts as the API."""
+"""The web console: server-rendered pages over the same queries and actions as the API."""

@@ -1,4 +1,4 @@
-"""The page of the audit trail: who did what, when, and that nobody changed it since."""
+"""The page of the audit trail."""
 
 from typing import Annotated
 
@@ -28,7 +28,7 @@ async def audit(
     subject: Annotated[str, Query(max_length=300)] = "",
     before: Annotated[int | None, Query(ge=1, le=2**53)] = None,
 ) -> HTMLResponse:
-    """A page of the trail, newest first."""
+    """Entries that match the filters, newest first."""
     wanted = Filter(who=who, action=action, subject=subject, before=before)
     found = await audit_page(context, wanted, A_PAGE)
     return page(

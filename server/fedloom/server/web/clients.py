@@ -1,4 +1,4 @@
-"""Pages about clients: all of them, searched and filtered, and one with what it did over time."""
+"""Pages of clients: a list with search and filters, and one client with its tasks."""
 
 from typing import Annotated
 
@@ -31,7 +31,7 @@ async def clients(
     label: Annotated[str, Query(max_length=250)] = "",
     after: Annotated[str, Query(max_length=120)] = "",
 ) -> HTMLResponse:
-    """Clients by name, those that are asked for."""
+    """Clients that match the filters, by name."""
     wanted = ClientState(state) if state in set(ClientState) else None
     found = await clients_page(
         context, q=q, state=wanted, version=version, label=label, after=after, limit=A_PAGE
@@ -54,7 +54,7 @@ async def client(
     name: str,
     before: Annotated[float, Query(ge=0, allow_inf_nan=False)] = 0,
 ) -> HTMLResponse:
-    """A client: how it does, what it did in its rounds, and what can be done about it."""
+    """One client: its status, its tasks and the actions on it."""
     found = await one_client(context, name)
     parts = await parts_page(context, name, before=before, limit=PARTS_SHOWN)
     return page(
@@ -64,7 +64,7 @@ async def client(
 
 
 def _strip(parts: PartList) -> list[tuple[str, str]]:
-    """The last parts, oldest first: the class and the words of a mark for each."""
+    """CSS class and label of a mark for each of the latest tasks, oldest first."""
     kinds = {"reported": "ok", "declined": "wait", "offered": "wait", "training": "train"}
     return [
         (kinds.get(part.phase, "end"), f"round {part.round} of {part.run}: {part.phase}")

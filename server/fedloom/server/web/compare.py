@@ -1,4 +1,4 @@
-"""The page that lays several runs over each other."""
+"""The page that compares runs."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ router = APIRouter(include_in_schema=False, route_class=LivePart)
 
 @router.get("/compare")
 async def compare(request: Request, context: Context, who: Viewer) -> HTMLResponse:
-    """Curves of the runs that are ticked, on one plot, and what differs in their settings."""
+    """Curves of the ticked runs in one plot, and the differences of their settings."""
     ledger = context.ledger
     rows = await context.in_reader(ledger.list_runs)
     asked = request.query_params.getlist("runs")

@@ -1,4 +1,4 @@
-"""The page of enrolment: tokens, who came by them, and the certificates of the authority."""
+"""The page of enrolment: tokens and the authority's certificates."""
 
 import io
 from datetime import UTC
@@ -33,7 +33,7 @@ async def enrolment(request: Request, context: Context, who: Viewer) -> HTMLResp
 
 @router.post("/enrolment")
 async def make(request: Request, context: Context, who: Admin) -> HTMLResponse:
-    """Make a token and show it, once."""
+    """Create a token and show it once."""
     form = await form_of(request)
     name = form.get("client", "").strip()
     try:
@@ -58,7 +58,7 @@ async def _page(request: Request, context: ConsoleContext, who: Any, **more: Any
 
 
 def _reached(context: ConsoleContext) -> str:
-    """Where devices enrol: by the first name in the certificate that is not this machine alone."""
+    """Address of the enrolment port, with the first certificate name that is not loopback."""
     host, _, port = context.enrolment_address.rpartition(":")
     if host not in ("0.0.0.0", "::", "[::]"):  # noqa: S104 - compared, not bound
         return context.enrolment_address
@@ -67,7 +67,7 @@ def _reached(context: ConsoleContext) -> str:
 
 
 def _certificates(authority: Authority) -> list[dict[str, Any]]:
-    """The authority's certificates, the root first."""
+    """The authority's certificates, root first."""
     names = ("root", "issuing authority")
     loaded = x509.load_pem_x509_certificates(authority.trusted_pem)
     return [

@@ -1,8 +1,8 @@
-"""Logging in and out of the console: by password, or by a link that `fedloom console` prints.
+"""Login to the console by password, single sign-on or a link of `fedloom console`, and logout.
 
-A link's secret is in the query, and so in the browser's history: it is good once, for two minutes.
-Browsers that only look ahead do not use it up, and one that is followed from another site has to be
-confirmed, so that nobody is logged in without knowing.
+A link's secret is in the query and so in the browser's history: it works once, within two minutes.
+Prefetching does not use it up. A link followed from another site must be confirmed, so that no
+site can log an operator in unnoticed.
 """
 
 from functools import cache
@@ -39,14 +39,14 @@ def _environment() -> Environment:
 
 @router.get("/login")
 async def login_page(context: Context, request: Request, _: Public) -> Response:
-    """The form."""
+    """The login form."""
     notice = "You are logged out." if "out" in request.query_params else ""
     return await _page(context, next=local(request.query_params.get("next", "")), notice=notice)
 
 
 @router.get("/login/style.css")
 async def style(_: Public) -> Response:
-    """How the form looks; it needs nothing of the console's own files."""
+    """The form's style, readable without a login."""
     return PlainTextResponse((TEMPLATES / "login.css").read_text("utf-8"), media_type="text/css")
 
 
@@ -67,9 +67,9 @@ async def follow_link(context: Context, request: Request, _: Public) -> Response
     """Log in by a one-time link."""
     headers = request.headers
     if "prefetch" in headers.get("sec-purpose", headers.get("purpose", "")):
-        return PlainTextResponse("Not before it is followed.", 503)
+        return PlainTextResponse("Login links are not prefetched.", 503)
     code = request.query_params.get("code", "")
-    # What previews a link in a chat or a mail asks by HEAD: the link stays good.
+    # Link previews of chats and mail send HEAD, which must not use up the link.
     elsewhere = headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
     if elsewhere or HEAD_ONLY in request.scope:
         return await _page(context, code=code[:64])
@@ -78,15 +78,15 @@ async def follow_link(context: Context, request: Request, _: Public) -> Response
 
 @router.post("/login/link")
 async def confirm_link(context: Context, request: Request, _: Public) -> Response:
-    """Log in by a one-time link, confirmed."""
+    """Log in by a confirmed one-time link."""
     return await _by_link(context, request, (await form_of(request)).get("code", ""))
 
 
 @router.get("/login/oidc")
 async def begin_oidc(context: Context, request: Request, _: Public) -> Response:
-    """Go to the provider."""
+    """Redirect to the OpenID Connect provider."""
     if context.gate.oidc is None:
-        raise NotFoundError("Expected a server with [oidc] in server.toml, got one without.")
+        raise NotFoundError("Single sign-on is off: server.toml has no [oidc].")
     there = local(request.query_params.get("next", ""))
     try:
         network = network_of(context.gate.address(request))
@@ -103,10 +103,10 @@ async def begin_oidc(context: Context, request: Request, _: Public) -> Response:
 
 @router.get("/login/oidc/callback")
 async def end_oidc(context: Context, request: Request, _: Public) -> Response:
-    """Come back from the provider."""
+    """Finish the login that the provider redirected here."""
     gate = context.gate
     if gate.oidc is None:
-        raise NotFoundError("Expected a server with [oidc] in server.toml, got one without.")
+        raise NotFoundError("Single sign-on is off: server.toml has no [oidc].")
     kept, address = request.cookies.get(_OIDC_COOKIE, ""), gate.address(request)
     try:
         name, scope, there = await gate.oidc.end(dict(request.query_params), kept)
@@ -132,10 +132,10 @@ async def log_out(context: Context, request: Request, principal: Viewer) -> Resp
 async def entered(
     context: ConsoleContext, request: Request, secret: str, there: str
 ) -> RedirectResponse:
-    """Give a browser its session, in place of one that it has, and send it on.
+    """Replace the browser's session by a new one and redirect it.
 
-    Lax, not Strict: under Strict a link from a mail or a chat to one of our pages would look logged
-    out. What changes something is no GET, and needs the session's token besides.
+    The cookie is Lax: with Strict, a console link in a mail or chat would show the login form.
+    Requests that change something are never GET and need the session's CSRF token.
     """
     await context.gate.log_out(request)
     answer = RedirectResponse(there, _SEE_OTHER)
@@ -147,7 +147,7 @@ async def entered(
 
 
 def local(path: str) -> str:
-    """A path on this server to go on to, or `/` instead of anything else.
+    """The path if it leads to this server, else `/`.
 
     >>> local("/runs/digits?tab=rounds"), local("//evil.example"), local("https://evil.example")
     ('/runs/digits?tab=rounds', '/', '/')

@@ -1,4 +1,4 @@
-"""The page of the log: its last lines, and those that come."""
+"""The page of the log, which follows new lines."""
 
 from typing import Annotated
 
@@ -28,7 +28,7 @@ async def logs(
     client: Text = "",
     run: Text = "",
 ) -> HTMLResponse:
-    """The last lines that are like this; the page adds those that come."""
+    """The latest lines that match the filters."""
     level = level if level in LEVELS else ""
     asked = {"q": q, "client": client.strip(), "run": run.strip()}
     lines = context.log_ring.lines(

@@ -1,4 +1,4 @@
-"""Pages about models: what runs began with and committed, what is in them, what is promoted."""
+"""Pages of models: initial, committed and promoted ones, and one model's lineage and tensors."""
 
 import asyncio
 from typing import Annotated
@@ -17,13 +17,13 @@ router = APIRouter(include_in_schema=False, route_class=LivePart)
 
 A_PAGE = 100
 LAYERS_SHOWN = 500
-PATIENCE_S = 0.1
-"""Longest that a page waits for its model to be measured; it hears when that is done."""
+MEASURE_WAIT_S = 0.1
+"""Seconds a page waits for its model's norms; later ones arrive as a live refresh."""
 
 
 @router.get("/models")
 async def models(request: Request, context: Context, who: Viewer, run: str = "") -> HTMLResponse:
-    """Models, newest first, and what is promoted."""
+    """Models and promotions, newest first."""
     ledger = context.ledger
     run = await context.run_id(run) if run else ""
     rows = await context.in_reader(ledger.list_models, run, limit=A_PAGE)
@@ -47,13 +47,13 @@ async def model(
     digest: str,
     base: Annotated[str, Query(max_length=64)] = "",
 ) -> HTMLResponse:
-    """A model: where it comes from, what is in it, and what lies between it and another."""
+    """One model: its lineage, its tensors and their differences from another model."""
     ledger = context.ledger
     found = await lineage(context, digest)
     if not found.stored:
         raise NotFoundError(
-            f"The model {found.digest[:12]} was pruned: its file is gone. Where it came from is in "
-            f"`fedloom model lineage {found.digest[:12]}`."
+            f"The file of the model {found.digest[:12]} was pruned. "
+            f"`fedloom model lineage {found.digest[:12]}` shows its lineage."
         )
     origin = found.origins[-1] if found.origins else None
     base = base or (origin.model_in if origin else None) or ""
@@ -74,12 +74,12 @@ async def model(
 
 
 async def _layers(context: Context, digest: str, base: str) -> Layers | None:
-    """What is in a model; None while it is being measured, as a large one may take seconds."""
+    """Norms of a model's tensors; None while they are computed, seconds for a large model."""
     measuring = measured(context, digest, base)
-    await asyncio.wait([measuring], timeout=PATIENCE_S)
+    await asyncio.wait([measuring], timeout=MEASURE_WAIT_S)
     return layers_of(digest, base, measuring.result()) if measuring.done() else None
 
 
 async def _stored(context: Context, digest: str) -> bool:
-    """Is a model there? Old ones are pruned."""
+    """Whether the model's file exists; old ones are pruned."""
     return bool(await context.in_disk(context.models.find, digest))

@@ -1,4 +1,4 @@
-"""The console as part of the application: its pages, its files, and its faults as pages."""
+"""Adds the console to the application: pages, static files, error pages."""
 
 from fastapi import FastAPI, Request
 from starlette import types
@@ -27,10 +27,10 @@ YEAR_S = 365 * 24 * 3600
 
 
 class _Stamped(StaticFiles):
-    """Files whose addresses change with their content, so that browsers may keep them."""
+    """Static files whose URLs change with their content, so browsers may cache them."""
 
     async def get_response(self, path: str, scope: types.Scope) -> Response:
-        """A file, to be kept."""
+        """A file, with a cache header if its URL has a stamp."""
         answer = await super().get_response(path, scope)
         if answer.status_code == 200 and b"v=" in scope.get("query_string", b""):
             answer.headers["cache-control"] = f"public, max-age={YEAR_S}, immutable"
@@ -38,7 +38,7 @@ class _Stamped(StaticFiles):
 
 
 def fault_page(request: Request, status: int, fault: str) -> Response | None:
-    """A fault as a page, where a browser looks at one of ours; None for a program."""
+    """An error as a page for browsers; None for API paths and for clients other than browsers."""
     accepts = request.headers.get("accept", "")
     if request.url.path.startswith("/v1/") or "text/html" not in accepts:
         return None
@@ -52,16 +52,6 @@ def fault_page(request: Request, status: int, fault: str) -> Response | None:
 def mount(app: FastAPI) -> None:
     """Add the pages and their files to the application."""
     app.mount("/static", _Stamped(directory=STATIC), name="static")
-    for each in (
-        overview,
-        submit,
-        runs,
-        rounds,
-        compare,
-        clients,
-        models,
-        enrolment,
-        audit,
-        logs,
-    ):
+    pages = (overview, submit, runs, rounds, compare, clients, models, enrolment, audit, logs)
+    for each in pages:
         app.include_router(each.router)

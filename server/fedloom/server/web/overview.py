@@ -1,4 +1,4 @@
-"""The first page: is it healthy, and what needs somebody."""
+"""The first page: health, alerts, active runs."""
 
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse

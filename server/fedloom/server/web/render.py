@@ -1,8 +1,7 @@
-"""Pages from templates: one environment, escaped throughout, with what every page knows.
+"""Renders pages from Jinja templates with autoescaping and the values that all pages use.
 
-A page that is live draws its block `live` alone when it is asked for `?part=live`, which is what
-the browser does when the server has told it of a change. What ten browsers ask for within one
-version of the hub is drawn once.
+With `?part=live`, which browsers request after an event of the server, only the block `live` is
+rendered. Equal requests within one version of the hub share one rendering.
 """
 
 import hashlib
@@ -33,12 +32,12 @@ PLACES = (
     ("audit", "/audit", "Audit"),
     ("logs", "/logs", "Logs"),
 )
-"""Name, path and title of what the navigation leads to."""
+"""Name, path and title of each page in the navigation."""
 
 
 @cache
 def static(path: str) -> str:
-    """The address of a static file, which changes with its content."""
+    """URL of a static file, with a stamp of its content."""
     stamp = hashlib.sha256((STATIC / path).read_bytes()).hexdigest()[:10]
     return f"/static/{path}?v={stamp}"
 
@@ -52,19 +51,8 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         auto_reload=False,
     )
-    for name in (
-        "size",
-        "count",
-        "figure",
-        "span",
-        "ago",
-        "iso",
-        "exact",
-        "plain",
-        "slug",
-        "plural",
-    ):
-        made.filters[name] = getattr(words, name)
+    filters = "size", "count", "figure", "span", "ago", "iso", "exact", "plain", "slug", "plural"
+    made.filters |= {name: getattr(words, name) for name in filters}
     made.globals.update(static=static, share=words.share, plural=words.plural, places=PLACES)
     made.filters["later"] = lambda seconds: time.time() + seconds
     made.globals["ui"] = made.get_template("macros.html").module
@@ -84,15 +72,15 @@ def page(
     status: int = 200,
     **more: Any,
 ) -> HTMLResponse:
-    """A page, or its live part where that is asked for.
+    """Render a page, or its live part if the request asks for that.
 
     Args:
-        request: says which address it is.
-        context: of the server.
-        who: looks at it.
-        template: its file, without `.html`.
-        status: of the answer.
-        more: what the template needs beside what every one has.
+        request: of the browser.
+        context: the console's context.
+        who: the principal that views the page.
+        template: name of its file, without `.html`.
+        status: HTTP status of the answer.
+        more: values for this template, beside the common ones.
     """
     known = {
         "now": time.time(),
@@ -115,11 +103,11 @@ def page(
 
 
 def part_url(request: Request) -> str:
-    """The address of a page's live part."""
+    """URL of a page's live part."""
     query = request.url.remove_query_params("part").remove_query_params("focus").query
     return f"{request.url.path}?{query + '&' if query else ''}part=live"
 
 
 def trusted(text: str) -> Markup:
-    """Text that is markup already, and ours."""
-    return Markup(text)  # noqa: S704 - drawn by our own code from numbers alone
+    """Mark text as HTML that needs no escaping."""
+    return Markup(text)  # noqa: S704 - made by our own code, never from user input

@@ -1,4 +1,4 @@
-"""Pages about rounds: all of a run, and one with what each of its members did."""
+"""Pages of rounds: all of a run, and one with its members."""
 
 from typing import Annotated, Any
 
@@ -55,7 +55,7 @@ async def one_round(
     number: Annotated[int, Path(ge=1)],
     after: Annotated[str, Query(max_length=200)] = "",
 ) -> HTMLResponse:
-    """A round: what each of its members did, and when."""
+    """One round, with a timeline of each member."""
     row = await run_row(context, run)
     found = await round_detail(context, row.id, number, after=after)
     driver = context.runs.get(row.id)

@@ -1,4 +1,4 @@
-"""Pages about runs: all of them, and one."""
+"""Pages of runs: all, and one."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -30,7 +30,7 @@ CHARTS_SHOWN = 6
 async def runs(
     request: Request, context: Context, who: Viewer, q: str = "", state: str = ""
 ) -> HTMLResponse:
-    """Every run, newest first."""
+    """Runs that match the filters, newest first."""
     rows = await context.in_reader(context.ledger.list_runs)
     like = [row for row in reversed(rows) if q.lower() in row.id.lower()]
     found = [row for row in like if state in ("", row.state)]
@@ -43,7 +43,7 @@ async def runs(
 
 @router.get("/runs/{run}")
 async def run(request: Request, context: Context, who: Viewer, run: str) -> HTMLResponse:
-    """A run: what happens now, curves, rounds, settings, and what can be done."""
+    """One run: its open round, curves, rounds, settings and actions."""
     return page(
         request, context, who, "run", page="runs", **await _seen(context, await context.run_id(run))
     )
@@ -55,7 +55,7 @@ async def _seen(context: ConsoleContext, run: str) -> dict[str, Any]:
     views = await rounds_of(context, row, limit=40)
     rounds = views[::-1]
     counts = [r for r in rounds if r.state == "committed" and not r.undone_at]
-    drawn = curves(reversed(counts))  # of the latest alone: charts ask for the whole themselves
+    drawn = curves(reversed(counts))  # of the latest rounds; charts fetch all
     cost = await context.in_reader(ledger.cost, run)
     refusals = await context.in_reader(ledger.list_refusals, run, 10)
     driver = context.runs.get(run)
@@ -80,10 +80,10 @@ async def _seen(context: ConsoleContext, run: str) -> dict[str, Any]:
 
 
 async def tail(context: ConsoleContext, run: str) -> Curves:
-    """What a page that has a run's curves may lack of them."""
+    """The latest points of a run's curves, for pages that hold the earlier ones."""
     return curves(await context.in_reader(context.ledger.last_curve_rows, run, TAIL))
 
 
 def _ended(row: RunRow, rounds: Iterable[RoundView]) -> float:
-    """The time at which a run's pace is measured: the end of its last round."""
+    """End of the run's last round, at which its pace is measured."""
     return max((r.closed_at or 0.0 for r in rounds), default=row.created_at)

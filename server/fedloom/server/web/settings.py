@@ -1,4 +1,4 @@
-"""A run's settings as people read them: what was chosen, and the whole as TOML."""
+"""A run's settings for display: a summary, and all as TOML."""
 
 import json
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from fedloom.server.web.words import plural
 
 
 def chosen(spec: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The settings that make a run what it is, in words."""
+    """Name and value of a run's main settings."""
     cohort, train = spec["cohort"], spec["train"]
     work = (
         plural(train["epochs"], "epoch")
@@ -44,11 +44,11 @@ def _named(values: Any) -> str:
 
 
 def as_toml(spec: Mapping[str, Any], whole: Mapping[str, Any] | None = None) -> str:
-    """A specification as the TOML that it could be submitted from, defaults left out.
+    """A specification as TOML that can be submitted, without defaults.
 
     Args:
         spec: what to write.
-        whole: the specification that it is a part of, where it is one.
+        whole: the full specification if `spec` is a part of one.
     """
     lines, tables = [], []
     plain = _defaults(spec if whole is None else whole)

@@ -1,6 +1,6 @@
-"""The page that starts a run: common settings in fields, all others as TOML, checked as one.
+"""The page that starts a run: common settings in fields, all others as TOML.
 
-The check is the one that a run passes when it is submitted, so what the page lets through starts.
+It checks settings as the API does when a run is submitted.
 """
 
 import re
@@ -30,18 +30,18 @@ router = APIRouter(include_in_schema=False, route_class=LivePart)
 _SEE_OTHER = 303
 
 FIELDS: tuple[tuple[str, str, str, str], ...] = (
-    ("name", "Name", "text", "for people; the run's id begins with it"),
+    ("name", "Name", "text", "the run's id begins with it"),
     ("rounds", "Rounds", "int", "training rounds to commit"),
     ("cohort.goal", "Cohort goal", "int", "clients a round opens with"),
-    ("cohort.quorum", "Quorum", "int", "fewest updates that count at the deadline"),
-    ("cohort.deadline_s", "Deadline", "float", "seconds that a round may take"),
+    ("cohort.quorum", "Quorum", "int", "with fewer updates at its deadline, a round is abandoned"),
+    ("cohort.deadline_s", "Deadline", "float", "seconds a round may take"),
     ("train.epochs", "Epochs", "int", "passes over each client's examples"),
     ("train.batch_size", "Batch size", "int", "examples in a step"),
     ("train.learning_rate", "Learning rate", "float", "of the clients' optimizer"),
     ("strategy.name", "Strategy", "strategy", "how updates become the next model"),
     ("seed", "Seed", "int", "of cohorts and of the clients' randomness"),
 )
-"""Path, label, kind and hint of each setting that has a field of its own."""
+"""Path, label, kind and hint of each setting with a form field."""
 
 DEFAULTS = {
     "name": "run", "rounds": "10", "cohort.goal": "8", "cohort.quorum": "4",
@@ -50,24 +50,24 @@ DEFAULTS = {
 }  # fmt: skip
 
 MAX_TOML = 1 << 18
-"""Characters: a specification is short."""
+"""Longest TOML, characters."""
 
 MAX_DOTS = 64
-"""In a key: tomllib takes a time that grows with their square, seconds for some thousands."""
+"""Dots in a key: tomllib's time grows with their square, seconds for some thousands."""
 
 _SAID = (
-    ("Unknown setting ", "toml"),  # it lists all that there are
+    ("Unknown setting ", "toml"),  # it lists all settings
     ("Expected a name ", "name"),
     ("Expected a strategy, ", "strategy.name"),
 )
-"""How errors begin that name no field, or many, and the field that they are about."""
+"""Beginnings of errors that name no field or several, and the field each concerns."""
 
 _PARSED = {"text": str, "int": int, "float": float, "strategy": str}
 
 
 @router.get("/runs/new")
 async def new(request: Request, context: Context, who: Viewer, clone: str = "") -> HTMLResponse:
-    """The form, empty or as another run was."""
+    """The form, with defaults or with the settings of the run `clone`."""
     values: dict[str, str] = dict(DEFAULTS)
     if clone:
         run = await context.run_id(clone)
@@ -80,7 +80,7 @@ async def new(request: Request, context: Context, who: Viewer, clone: str = "") 
 
 @router.post("/runs/new")
 async def begin(request: Request, context: Context, who: Operator) -> Response:
-    """Start the run, or say beside the field what is wrong with it."""
+    """Check or start the run; an error is shown beside its field."""
     form = await form_of(request)
     try:
         spec = together(form)
@@ -112,10 +112,10 @@ async def _form(
 
 
 def together(form: Mapping[str, str]) -> dict[str, Any]:
-    """The specification that a form stands for.
+    """The specification that a form describes.
 
     Raises:
-        UsageError: the TOML is none, or a field is not of its kind.
+        UsageError: the TOML is not valid, or a field has the wrong type.
     """
     spec = _other(form.get("toml", "").replace("\r\n", "\n"))
     for path, label, kind, _ in FIELDS:
@@ -137,20 +137,20 @@ def together(form: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _other(text: str) -> dict[str, Any]:
-    """The settings that have no field: TOML, and none that takes long to read.
+    """The settings without a form field, parsed from TOML.
 
     Raises:
-        UsageError: it is something else.
+        UsageError: the TOML is not valid, or would take long to parse.
     """
     if len(text) > MAX_TOML:
         raise UsageError(f"Expected TOML of at most {MAX_TOML} characters, got {len(text)}.")
     if any(part.count(".") > MAX_DOTS for part in re.split(r"[=\n,{]", text)):
-        raise UsageError("Expected TOML without so many tables in tables.")
+        raise UsageError(f"Expected TOML keys of at most {MAX_DOTS} dots, got more.")
     return parse_toml(text, "the other settings")
 
 
 def _apart(spec: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """A specification as a form holds it: what has no field of its own, and the fields."""
+    """Split a specification into the settings without a form field and the form's values."""
     rest = {n: dict(v) if isinstance(v, Mapping) else v for n, v in spec.items()}
     values = {"evaluate": "on" if rest.pop("evaluate", False) else ""}
     for path, *_ in FIELDS:
@@ -164,7 +164,7 @@ def _apart(spec: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def blamed(fault: str) -> str:
-    """The field that an error is about; the TOML where it is none of them.
+    """The field that an error concerns; the TOML if it is none of the others.
 
     >>> blamed("Expected quorum=9 from 1 to goal=8 clients."), blamed("Expected TOML: no.")
     ('cohort.quorum', 'toml')

@@ -1,4 +1,4 @@
-"""What members of a round did when, as bars of one common width: drawn as SVG by the template."""
+"""Timelines of a round's members, as bars that the template draws as SVG."""
 
 import time
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ LEGEND = (
     ("down", "downloads"),
     ("train", "trains"),
     ("up", "uploads"),
-    ("end", "ends badly"),
+    ("end", "does not count"),
 )
 """Class and meaning of each piece."""
 
@@ -24,9 +24,9 @@ class Piece:
     """A part of a bar.
 
     Attributes:
-        kind: its class.
-        x: where it begins, of `WIDTH`.
-        width: how long it is.
+        kind: its CSS class.
+        x: its left edge, of `WIDTH`.
+        width: of `WIDTH`.
         seconds: how long it took.
     """
 
@@ -38,14 +38,14 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A member's bar, and what it shows in words."""
+    """A member's bar and its description."""
 
     pieces: list[Piece]
     words: str
 
 
 def timelines(found: RoundDetail) -> dict[str, Line]:
-    """The bars of a round's members, by name, on one scale."""
+    """The bars of a round's members by name, on a common scale."""
     now = time.time()
     start = min((m.offered_at for m in found.members if m.offered_at), default=found.opened_at)
     end = max([found.opened_at, *(_end(m, found, now) for m in found.members)])
@@ -73,7 +73,7 @@ def _line(member: MemberView, end: float, start: float, scale: float) -> Line:
 
 
 def _spans(member: MemberView, end: float) -> Iterator[tuple[str, float, float]]:
-    """What it did from when to when; what was not seen is part of what came before."""
+    """Kind, begin and end of each phase; a phase without a time belongs to the one before."""
     begins = [
         ("wait", member.offered_at),
         ("down", member.download_began_at),

@@ -1,7 +1,6 @@
-"""Numbers as people read them: sizes, spans, times and shares, for the console's pages.
+"""Formats sizes, durations, times and shares for the console's pages.
 
-The same rules as in `console.js`, which keeps times fresh: what the server writes and what the
-page makes of it later must not jump.
+`console.js` updates times by the same rules, so that a text does not jump after loading.
 """
 
 import json
@@ -33,7 +32,7 @@ def _short(value: float) -> str:
 
 
 def count(value: float | None) -> str:
-    """A whole number, its thousands apart.
+    """A whole number with its thousands separated.
 
     >>> count(12345), count(None)
     ('12\u202f345', '–')
@@ -55,7 +54,7 @@ def figure(value: float | None) -> str:
 
 
 def span(seconds: float | None) -> str:
-    """A length of time, to two parts at most.
+    """A duration in at most two units.
 
     >>> span(0.25), span(42), span(130), span(5400), span(200000), span(None)
     ('0.25 s', '42 s', '2 min 10 s', '1 h 30 min', '2 days', '–')
@@ -75,7 +74,7 @@ def span(seconds: float | None) -> str:
 
 
 def ago(at: float) -> str:
-    """How long ago a time is, roughly.
+    """How long ago a time is, rounded.
 
     >>> ago(time.time() - 130), ago(time.time() + 7300), ago(time.time())
     ('2 min ago', 'in 2 h', 'just now')
@@ -97,7 +96,7 @@ def _rough(seconds: float) -> str:
 
 
 def iso(at: float) -> str:
-    """A time for machines.
+    """A time in ISO 8601.
 
     >>> iso(0)
     '1970-01-01T00:00:00+00:00'
@@ -106,7 +105,7 @@ def iso(at: float) -> str:
 
 
 def exact(at: float) -> str:
-    """A time in full; a page shows it in the reader's own zone.
+    """A time in full; the page converts it to the browser's time zone.
 
     >>> exact(0)
     '1970-01-01 00:00:00 UTC'
@@ -115,7 +114,7 @@ def exact(at: float) -> str:
 
 
 def share(part: float, whole: float) -> str:
-    """A part in percent of a whole.
+    """A part of a whole, in percent.
 
     >>> share(1, 3), share(1, 0)
     ('33 %', '–')
@@ -124,7 +123,7 @@ def share(part: float, whole: float) -> str:
 
 
 def plain(text: str) -> str:
-    """A JSON object in one line of words; long digests are cut.
+    """A JSON object as one line of text; digests are shortened.
 
     >>> plain('{"round":3,"note":"","model":"' + "ab" * 32 + '","spec":{"rounds":2}}')
     'round 3, model abababababab…, spec (rounds 2)'
@@ -141,7 +140,7 @@ def _plain(value: Any) -> str:
         parts = (
             (k, f"({_plain(v)})" if isinstance(v, dict) else _plain(v))
             for k, v in value.items()
-            if v != ""  # such as a reason that nobody gave
+            if v != ""  # such as a reason that was not given
         )
         return ", ".join(f"{name} {part}" for name, part in parts)
     text = value if isinstance(value, str) else json.dumps(value)
@@ -149,7 +148,7 @@ def _plain(value: Any) -> str:
 
 
 def slug(text: str) -> str:
-    """What an element may be named after a text.
+    """An element id made from a text.
 
     >>> slug("/v1/runs/a b/curves")
     'v1-runs-a-b-curves'

@@ -1,11 +1,11 @@
-// Curves of runs, by uPlot on a canvas: what the server has counted, drawn; nothing is computed here.
+// Draws the curves of runs with uPlot on a canvas. The server computes all values.
 "use strict";
 
 {
   const drawn = new Map();
   const LONGEST_TAIL = 12; // as `TAIL` of fedloom.server.insight.curves
 
-  // A canvas knows no light-dark(): an element is asked what a colour comes to.
+  // A canvas cannot use light-dark(): the colour is read from an element's computed style.
   const probe = document.createElement("span");
   probe.hidden = true;
   document.body.append(probe);
@@ -19,14 +19,14 @@
     : Math.abs(v) >= 1e5 || (v !== 0 && Math.abs(v) < 1e-3) ? v.toExponential(2)
     : `${Number(v.toPrecision(4))}`;
 
-  function options(box, figure, told) {
-    const byTime = figure.dataset.by === "time" && !told.relative;
+  function options(box, figure, curves) {
+    const byTime = figure.dataset.by === "time" && !curves.relative;
     const axis = (more) => ({ stroke: colour("soft"), font: "12px ui-sans-serif, system-ui, sans-serif", grid: { stroke: colour("line"), width: 1 }, ticks: { stroke: colour("line"), width: 1, size: 4 }, ...more });
     const series = [{}];
     const bands = [];
-    for (const line of told.lines) {
+    for (const line of curves.lines) {
       const stroke = colour(`series-${line.colour}`);
-      series.push({ label: line.label, stroke, width: 2, dash: line.dash ? [6, 4] : undefined, spanGaps: true, points: { show: told.x.length < 40, size: 5, fill: stroke, stroke }, scale: "y" });
+      series.push({ label: line.label, stroke, width: 2, dash: line.dash ? [6, 4] : undefined, spanGaps: true, points: { show: curves.x.length < 40, size: 5, fill: stroke, stroke }, scale: "y" });
       if (line.low) {
         const at = series.length;
         const edge = { stroke: "transparent", width: 0, spanGaps: true, points: { show: false }, scale: "y" };
@@ -40,7 +40,7 @@
       cursor: { y: false, points: { size: 8 }, drag: { x: true, y: false } },
       scales: { x: { time: byTime }, y: { range: (u, low, high) => pad(low, high) } },
       axes: [axis({ incrs: byTime ? undefined : [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 100000], space: 46, size: 28 }), axis({ size: 52, space: 32, values: (u, ticks) => ticks.map(number) })],
-      hooks: { setCursor: [(u) => show(figure, told, u.cursor.idx)] },
+      hooks: { setCursor: [(u) => show(figure, curves, u.cursor.idx)] },
     };
   }
 
@@ -50,43 +50,43 @@
     return [low - more, high + more];
   }
 
-  function columns(told) {
-    const found = [told.x];
-    for (const line of told.lines) {
+  function columns(curves) {
+    const found = [curves.x];
+    for (const line of curves.lines) {
       found.push(line.values);
       if (line.low) found.push(line.low, line.high);
     }
     return found;
   }
 
-  // The key says what the lines are worth, at the pointer or at the end.
-  function show(figure, told, at) {
+  // The key shows each line's value, at the pointer or at the end.
+  function show(figure, curves, at) {
     const key = figure.querySelector(".key");
-    const parts = told.lines.map((line) => {
+    const parts = curves.lines.map((line) => {
       const last = line.values.findLastIndex((v) => v !== null);
       const value = line.values[at ?? last] ?? null;
       const part = document.createElement("span");
       const stroke = document.createElement("i");
       stroke.className = `s${line.colour}${line.dash ? " dash" : ""}`;
-      const worth = document.createElement("b");
-      worth.textContent = number(value);
-      part.append(stroke, `${line.label} `, worth);
+      const shown = document.createElement("b");
+      shown.textContent = number(value);
+      part.append(stroke, `${line.label} `, shown);
       return part;
     });
     key.replaceChildren(...parts);
   }
 
-  function say(figure, told) {
-    const ends = told.lines.map((line) => {
+  function describe(figure, curves) {
+    const ends = curves.lines.map((line) => {
       const known = line.values.filter((v) => v !== null);
       return known.length ? `${line.label} from ${number(known[0])} to ${number(known.at(-1))}` : "";
     }).filter(Boolean);
-    figure.querySelector(".plot").setAttribute("aria-label", `${figure.dataset.title} over ${told.x.length} rounds: ${ends.join("; ") || "nothing yet"}.`);
+    figure.querySelector(".plot").setAttribute("aria-label", `${figure.dataset.title} over ${curves.x.length} rounds: ${ends.join("; ") || "nothing yet"}.`);
   }
 
   const asked = new Map();
 
-  // Several figures of one run share one answer.
+  // Figures of one run share one response.
   function fetched(url) {
     const known = asked.get(url);
     if (known && Date.now() - known.at < 400) return known.answer;
@@ -95,8 +95,8 @@
     return answer;
   }
 
-  // The latest values come with the page's live part: they take the place of what was held from the
-  // first of them on, as a run that was rolled back has other rounds than before.
+  // The page's live part carries the latest points. They replace the held points from their first
+  // round on: after a rollback, a run has other rounds than before.
   const held = new Map();
   const tails = new Map();
 
@@ -104,7 +104,7 @@
     const from = tail.number[0];
     const keep = known.number.findIndex((number) => number >= from);
     const kept = keep < 0 ? known.number.length : keep;
-    const whole = tail.number.length < LONGEST_TAIL; // there is nothing before it
+    const whole = tail.number.length < LONGEST_TAIL; // no earlier rounds
     if (!whole && known.number[kept] !== from) return null;
     const cut = whole ? 0 : kept;
     const [before, after] = [Array(cut).fill(null), tail.number.map(() => null)];
@@ -141,16 +141,16 @@
   }
 
   async function refresh(figure) {
-    let told;
+    let curves;
     try {
       const by = figure.dataset.by === "time" ? "time" : "round";
       const found = await fetched(figure.dataset.curves);
       if (tailOf(figure.dataset.curves)) held.set(figure.dataset.curves, found);
-      told = select(found, figure, by);
+      curves = select(found, figure, by);
     } catch {
-      return; // a lost server is said by the banner
+      return; // the banner reports a lost connection
     }
-    draw(figure, told);
+    draw(figure, curves);
   }
 
   function select(found, figure, by) {
@@ -177,20 +177,20 @@
     return { x, lines, relative: true };
   }
 
-  function draw(figure, told) {
+  function draw(figure, curves) {
     const box = figure.querySelector(".plot");
-    const some = told.x.length && told.lines.length;
+    const some = curves.x.length && curves.lines.length;
     box.classList.toggle("blank", !some);
     drawn.get(figure)?.destroy();
     drawn.delete(figure);
     box.replaceChildren();
     if (!some) {
-      box.textContent = "The curve begins with the first committed round.";
+      box.textContent = "No committed round yet.";
       return;
     }
-    drawn.set(figure, new uPlot(options(box, figure, told), columns(told), box));
-    show(figure, told, null);
-    say(figure, told);
+    drawn.set(figure, new uPlot(options(box, figure, curves), columns(curves), box));
+    show(figure, curves, null);
+    describe(figure, curves);
   }
 
   const all = () => [...document.querySelectorAll("figure[data-curves]")];

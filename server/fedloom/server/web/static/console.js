@@ -1,5 +1,5 @@
-// What every page does: hear of changes and refresh what they touch, ask before it acts, say so
-// when the server is lost. It builds no page; the server renders all of them.
+// Common to all pages: refreshes the parts that changed, confirms actions, reports a lost
+// connection. The server renders all pages.
 "use strict";
 
 (() => {
@@ -10,7 +10,7 @@ const root = document.documentElement;
 
 // ---- time -------------------------------------------------------------------------------------
 
-// The server's clock counts: an operator's may be off.
+// Times use the server's clock; the browser's may be wrong.
 const skew = Number(root.dataset.now) - Date.now() / 1000;
 const now = () => Date.now() / 1000 + skew;
 
@@ -38,7 +38,7 @@ function tick() {
   for (const e of $$("time[data-ago]")) put(e, ago(Number(e.dataset.ago)));
 }
 
-// Exact times are in the reader's own zone, on hover.
+// On hover, exact times are shown in the browser's time zone.
 function exact(scope) {
   for (const e of $$("time[data-ago]", scope)) {
     const at = Number(e.dataset.ago);
@@ -51,10 +51,10 @@ function exact(scope) {
 
 // ---- live -------------------------------------------------------------------------------------
 
-// A page asks at most every two seconds for what has changed; numbers of a round come by themselves.
+// A page fetches changed parts at most every two seconds; numbers of a round come with the events.
 const PACE_MS = 2000;
 const SOON_MS = 60;
-const SPREAD_MS = 200; // so that many pages do not ask in the same instant
+const SPREAD_MS = 200; // spreads the requests of many pages
 let waiting = new Set();
 let timer = null;
 
@@ -67,7 +67,7 @@ function mark(topic, subject) {
   if (waiting.size && !timer && !document.hidden) timer = setTimeout(refresh, SOON_MS + SPREAD_MS * Math.random());
 }
 
-// Whoever has just done something looks at once.
+// After an action of this page, without waiting for the pace.
 function markNow() {
   clearTimeout(timer);
   timer = null;
@@ -88,15 +88,15 @@ function refresh() {
   }, PACE_MS);
 }
 
-// A round tells its numbers with the event: they are put where they belong without asking again.
-const standing = new Map();
-const last = new Map(); // what the events told, and when: a part of the page may be older
+// An event of a round carries its numbers, which are filled in without a request.
+const shown = new Map();
+const last = new Map(); // the latest event of each round and its time: a fetched part may be older
 
 function round(subject, live) {
   if (!live) return mark("run", subject);
   const key = `${live.number}/${live.state}/${live.paused}/${live.goal}/${live.quorum}`;
-  if (standing.get(subject) !== key) {
-    standing.set(subject, key);
+  if (shown.get(subject) !== key) {
+    shown.set(subject, key);
     mark("run", subject);
   }
   last.set(`${subject}/${live.number}`, { live, at: now() });
@@ -123,20 +123,20 @@ function refill() {
 }
 
 let source = null;
-let heard = 0;
+let lastEventAt = 0;
 let lostAt = null;
 let retry = 1000;
 let leaving = false;
 let asleep = false;
-let drowsy = 0;
+let sleepTimer = 0;
 
 function connect() {
   source?.close();
   const topics = document.body.dataset.topics || "";
   source = new EventSource(`/v1/events${topics ? `?topics=${topics}` : ""}`);
-  heard = Date.now();
+  lastEventAt = Date.now();
   const on = (name, act) => source.addEventListener(name, (event) => {
-    heard = Date.now();
+    lastEventAt = Date.now();
     act(JSON.parse(event.data));
   });
   on("hello", found);
@@ -165,9 +165,9 @@ function found() {
   lostAt = null;
   $("#lost").hidden = true;
   document.body.classList.remove("is-lost");
-  standing.clear();
+  shown.clear();
   last.clear();
-  toast("The server is back. This page is up to date.", "ok");
+  toast("Connection restored. This page is up to date.", "ok");
   mark("", "");
 }
 
@@ -176,7 +176,7 @@ function lost() {
   source.close();
   if (lostAt === null) {
     lostAt = Date.now();
-    // A moment's interruption is nobody's business.
+    // Short interruptions are not shown.
     setTimeout(() => {
       if (lostAt === null) return;
       state("lost", "Lost");
@@ -201,7 +201,7 @@ async function again() {
   }
 }
 
-// ---- drafts: what was typed outlives the session, in this tab ----------------------------------
+// ---- drafts: unsent input survives a login in this tab -----------------------------------------
 
 const DRAFT = "draft";
 const HOUR_MS = 3600e3;
@@ -218,7 +218,7 @@ function drafted() {
   form?.addEventListener("submit", keepDraft);
   const kept = JSON.parse(sessionStorage.getItem(DRAFT) ?? "null");
   if (!kept) return;
-  // The run was started, the server has answered with what was typed, or nobody remembers it.
+  // The run was started, the server returned the input with its answer, or the draft is too old.
   const done = location.pathname !== kept.path && location.pathname.startsWith("/runs/");
   if (done || form?.dataset.draft === "answered" || Date.now() - kept.at > HOUR_MS) return sessionStorage.removeItem(DRAFT);
   if (!form || location.pathname !== kept.path) return;
@@ -228,7 +228,7 @@ function drafted() {
     if (field.type === "checkbox") field.checked = values.has(field.name);
     else if (values.has(field.name) && field.type !== "hidden") field.value = values.get(field.name);
   }
-  toast("What you had typed is back: it was not sent.", "warn");
+  toast("Your unsent input was restored.", "warn");
 }
 
 // ---- actions ----------------------------------------------------------------------------------
@@ -256,17 +256,17 @@ async function send(url, method, body) {
   try {
     answer = await fetch(url, { method, headers, body: method === "GET" || method === "DELETE" ? undefined : JSON.stringify(body) });
   } catch {
-    throw new Error("The server did not answer. Nothing may have happened: look again before you try again.");
+    throw new Error("The server did not answer. The action may or may not have taken effect: check before you retry.");
   }
   const text = await answer.text();
   let found = null;
-  try { found = text ? JSON.parse(text) : null; } catch { /* not ours */ }
+  try { found = text ? JSON.parse(text) : null; } catch { /* not JSON */ }
   if (!answer.ok) throw new Error(found?.error?.message ?? `The server answered ${answer.status}.`);
   return found;
 }
 
 let asked = null;
-let once = ""; // the same for every press of one question: the server does it once
+let once = ""; // request id of one dialog: repeated presses take effect once
 
 function body(form) {
   const values = { ...JSON.parse(asked.dataset.body || "{}") };
@@ -289,8 +289,8 @@ async function preview() {
   if (!form.checkValidity()) return;
   const url = button.dataset.act + (button.dataset.act.includes("?") ? "&" : "?") + "preview=true";
   try {
-    const told = await send(url, button.dataset.method || "POST", body(form));
-    if (asked === button && told?.consequence) put($("#confirm .consequence"), told.consequence);
+    const result = await send(url, button.dataset.method || "POST", body(form));
+    if (asked === button && result?.consequence) put($("#confirm .consequence"), result.consequence);
   } catch (error) {
     if (asked === button) complain(error.message);
   }
@@ -345,12 +345,12 @@ async function confirmed(event) {
   yes.disabled = true;
   complain("");
   try {
-    const told = await send(button.dataset.act, button.dataset.method || "POST", body($("#confirm form")));
+    const result = await send(button.dataset.act, button.dataset.method || "POST", body($("#confirm form")));
     $("#confirm").close();
-    if (told?.changed === false) toast(told.consequence, "warn");
-    else toast(button.dataset.done || told?.consequence || "Done.");
-    document.dispatchEvent(new CustomEvent("acted", { detail: { button, told } }));
-    if (button.dataset.then) location.assign(button.dataset.then.replace("{id}", told?.id ?? ""));
+    if (result?.changed === false) toast(result.consequence, "warn");
+    else toast(button.dataset.done || result?.consequence || "Done.");
+    document.dispatchEvent(new CustomEvent("acted", { detail: { button, result } }));
+    if (button.dataset.then) location.assign(button.dataset.then.replace("{id}", result?.id ?? ""));
     else markNow();
   } catch (error) {
     yes.disabled = false;
@@ -414,11 +414,11 @@ document.addEventListener("click", (event) => {
   else if (button.dataset.close !== undefined) button.closest("dialog").close();
 });
 document.addEventListener("keydown", typed);
-// A page that nobody sees lets go of its stream: browsers have six connections for a server.
+// A hidden page closes its stream: browsers allow six connections to one server.
 document.addEventListener("visibilitychange", () => {
-  clearTimeout(drowsy);
+  clearTimeout(sleepTimer);
   if (document.hidden) {
-    drowsy = setTimeout(() => { asleep = true; source?.close(); }, 10000);
+    sleepTimer = setTimeout(() => { asleep = true; source?.close(); }, 10000);
   } else if (asleep) {
     asleep = false;
     connect();
@@ -432,9 +432,9 @@ window.addEventListener("pageshow", (event) => { if (event.persisted) { leaving 
 $("#confirm form").addEventListener("submit", confirmed);
 $("#confirm").addEventListener("close", () => { asked?.focus?.(); asked = null; });
 setInterval(tick, 1000);
-// What only the clock changes, such as a deadline that draws near, is looked at now and then.
+// Refresh every 20 s what changes without an event, such as alerts about a near deadline.
 setInterval(() => { if (lostAt === null) for (const e of $$("[data-live][hx-get]")) waiting.add(e); if (waiting.size && !timer && !document.hidden) refresh(); }, 20000);
-setInterval(() => { if (lostAt === null && !asleep && Date.now() - heard > 25000) lost(); }, 5000);
+setInterval(() => { if (lostAt === null && !asleep && Date.now() - lastEventAt > 25000) lost(); }, 5000);
 $("nav.places [aria-current]")?.scrollIntoView({ inline: "center", block: "nearest" });
 exact(document);
 tick();

@@ -1,4 +1,4 @@
-// Lines of the log as they come, newest first, filtered as those that are there.
+// Adds new log lines, newest first, with the filters of the page.
 "use strict";
 
 {
@@ -8,7 +8,7 @@
   const held = [];
   const MOST = 500;
 
-  // As `LogRing.lines` chooses them.
+  // The same rules as `LogRing.lines`.
   const wanted = (line) => ranks.indexOf(line.level) >= ranks.indexOf(body.dataset.level)
     && (!body.dataset.client || line.client === body.dataset.client)
     && line.run.startsWith(body.dataset.run)
@@ -62,16 +62,16 @@
     if (hold.getAttribute("aria-pressed") === "true") {
       held.push(...lines);
       held.splice(0, held.length - MOST);
-      hold.textContent = `Go on (${held.length} more)`;
+      hold.textContent = `Resume (${held.length} more)`;
     } else add(lines);
   });
   document.addEventListener("woken", () => {
-    if (hold.getAttribute("aria-pressed") !== "true") location.reload(); // for what came meanwhile
+    if (hold.getAttribute("aria-pressed") !== "true") location.reload(); // fetches the lines missed meanwhile
   });
   hold.addEventListener("click", () => {
     const on = hold.getAttribute("aria-pressed") !== "true";
     hold.setAttribute("aria-pressed", on);
-    hold.textContent = on ? "Go on" : "Pause";
+    hold.textContent = on ? "Resume" : "Pause";
     if (!on && held.length) add(held.splice(0));
   });
 }

@@ -1,4 +1,4 @@
-// Before the first paint: what the operator chose instead of what the system prefers.
+// Before the first paint: apply the operator's choice over the system preference.
 {
   const chosen = localStorage.getItem("theme");
   if (chosen) document.documentElement.dataset.theme = chosen;
