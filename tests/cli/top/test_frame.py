@@ -118,7 +118,7 @@ def test_detail_shows_metrics_and_last_rounds():
 def test_question_replaces_the_keys():
     """The other keys do not work then."""
     text = _text(replace(VIEW, question="wards-1 ends permanently; its last model stays."))
-    assert "ends for good" in text
+    assert "ends permanently" in text
     assert "Press y" in text
     assert "q quit" not in text
 

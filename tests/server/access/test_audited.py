@@ -147,5 +147,5 @@ def test_strangers_do_not_fill_the_log(door, by_token, caplog):
     told = [record.getMessage() for record in caplog.records]
     skipped = ("audit", "Started server")
     assert [line for line in told if not line.startswith(skipped)] == [
-        "GET /v1/runs/none: Expected a run of this server, got 'none': see `fedloom run list`."
+        "GET /v1/runs/none: There is no run 'none' on this server: see `fedloom run list`."
     ]

@@ -106,7 +106,7 @@ def test_run_whose_clients_work_for_another_is_told_apart():
     waiting = _run(live={"state": "selecting", "available": 2, "deadline_left_s": None})
     alert = _only(assess(_facts(waiting, {**_run(), "id": "other"}, clients_online=6)))
     assert "2 of 5 are free; 4 others are online" in alert.what
-    assert "Pause another run" in alert.todo
+    assert "Pause the run" in alert.todo
 
 
 def test_running_without_any_client_is_the_worst():

@@ -243,7 +243,7 @@ def test_a_root_key_kept_elsewhere_is_asked_for_only_at_the_end(directory, caplo
     assert ours(caplog) == []
     _, peer = authority.issue_client(CSR, "dev-1", 3600, NOW + 600 * DAY)
     assert peer.client == "dev-1"
-    assert "bring root.key back" in caplog.text
+    assert "put root.key back" in caplog.text
     with pytest.raises(UsageError, match=r"put root\.key back"):
         authority.issue_client(CSR, "dev-1", 3600, NOW + 731 * DAY)
 

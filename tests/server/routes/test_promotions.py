@@ -49,7 +49,7 @@ def test_promoting_twice_is_promoting_once(door):
     again = door.ask("POST", f"/models/{door.digest}/promote", {"note": "better"})[1]
     assert again["changed"] is False
     assert again["promotion"] == first["promotion"]
-    assert "promoted already" in again["consequence"]
+    assert "already promoted" in again["consequence"]
 
 
 def test_promoting_back_and_forth_is_remembered(door, tmp_path):

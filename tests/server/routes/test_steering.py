@@ -42,7 +42,7 @@ def wait(condition):
     [
         ("pause", "running", "opens no further round until it is resumed. The deadline of round 1"),
         ("stop", "running", "ends permanently; its last model stays. Round 1 is dropped"),
-        ("abort", "running", "drops round 1 with 0 updates, and opens another"),
+        ("abort", "running", "drops round 1 with 0 updates and opens another"),
         ("retry?x", "running", "is already open with the same model: nothing changes"),
         ("resume", "running", "is already running: nothing changes"),
     ],

@@ -170,7 +170,7 @@ def test_round_releases_its_own_files_only(spool):
     assert spool.header(f"{RUN}.11.a") == header("a")
     assert spool.header(f"{RUN}.11.1.b") == header("1.b")
     for name in (f"{RUN}.1.a", f"{RUN}.1.11.b"):
-        with pytest.raises(IntegrityError, match="got no file"):
+        with pytest.raises(IntegrityError, match="missing in the spool"):
             spool.header(name)
 
 

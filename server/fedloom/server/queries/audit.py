@@ -15,15 +15,15 @@ class AuditEntry(BaseModel):
     at: float
     who: Annotated[str, Field(description="of a principal, a client, or the server")]
     how: Annotated[str, Field(description="socket, session, token, oidc, password, link, ...")]
-    action: Annotated[str, Field(description="thing.verb; ends in .failed where it was not done")]
+    action: Annotated[str, Field(description="thing.verb; thing.verb.failed if it failed")]
     subject: str
-    detail: Annotated[str, Field(description="JSON, as it was hashed")]
+    detail: Annotated[str, Field(description="JSON, as hashed")]
     previous: Annotated[str, Field(description="hash of the entry before")]
     hash: str
 
 
 class AuditHead(BaseModel):
-    """The newest entry: kept elsewhere, it shows that nothing before it was changed or cut."""
+    """The newest entry. A copy kept elsewhere proves that earlier entries are unchanged."""
 
     id: int
     hash: str

@@ -1,4 +1,4 @@
-"""What the API takes and gives about clients; see `fedloom.server.queries.views`."""
+"""The API's requests and answers about clients; see `fedloom.server.queries.views`."""
 
 from enum import StrEnum
 from typing import Annotated
@@ -14,7 +14,7 @@ LabelName = Annotated[str, Field(min_length=1, max_length=120, pattern=rf"^[^={_
 
 
 class ClientState(StrEnum):
-    """What clients are asked for by."""
+    """State to filter clients by."""
 
     ONLINE = "online"
     OFFLINE = "offline"
@@ -34,20 +34,22 @@ class ClientView(BaseModel):
     task: Annotated[str | None, Field(description="RUN/ROUND that occupies it")]
     hold: Annotated[
         str | None,
-        Field(description="quarantine (not asked, nothing of it counts) or drain (not asked)"),
+        Field(description="quarantine (no offers, updates refused) or drain (no offers)"),
     ] = None
     hold_reason: str | None = None
     held_at: float | None = None
     enrolled_at: float
     revoked_at: float | None
     certificate_until: float | None
-    seen_at: Annotated[float | None, Field(description="last came or went; now if online")] = None
-    version: Annotated[str | None, Field(description="of its SDK, as it says")] = None
-    labels: Annotated[dict[str, str], Field(description="the operator's")] = {}
-    own_labels: Annotated[dict[str, str], Field(description="that the device gave itself")] = {}
+    seen_at: Annotated[
+        float | None, Field(description="last connected or disconnected; now if online")
+    ] = None
+    version: Annotated[str | None, Field(description="of its SDK, as it reports")] = None
+    labels: Annotated[dict[str, str], Field(description="set by operators")] = {}
+    own_labels: Annotated[dict[str, str], Field(description="set by the device")] = {}
     note: str | None = None
-    asked: Annotated[int, Field(description="parts in rounds that have ended, and open ones")] = 0
-    counted: Annotated[int, Field(description="of those: its update counted")] = 0
+    asked: Annotated[int, Field(description="rounds that selected it, ended or open")] = 0
+    counted: Annotated[int, Field(description="of those: rounds that counted its update")] = 0
     declined: int = 0
     failed: int = 0
     refused: int = 0
@@ -55,11 +57,11 @@ class ClientView(BaseModel):
     lost: int = 0
     success_rate: Annotated[
         float | None,
-        Field(description="counted of those that ended and were not declined; null of none"),
+        Field(description="counted, of its tasks that ended and were not declined; null if none"),
     ] = None
     last_counted_at: float | None = None
     staleness: Annotated[
-        float | None, Field(description="models committed since an update's own, mean")
+        float | None, Field(description="mean number of models committed since its updates' own")
     ] = None
 
 
@@ -67,7 +69,7 @@ class ClientList(BaseModel):
     """Clients by name."""
 
     clients: list[ClientView]
-    total: Annotated[int, Field(description="that the filters let through")]
+    total: Annotated[int, Field(description="clients that match the filters")]
     more: Annotated[str | None, Field(description="`after` of the next page; null at the end")]
 
 
@@ -88,20 +90,20 @@ class PartList(BaseModel):
 
 
 class Versions(BaseModel):
-    """How many clients run which version of the SDK."""
+    """Number of clients per version of the SDK."""
 
     versions: dict[str, int]
 
 
 class ClientActed(ClientView):
-    """A client after an action on it, or before one that was only previewed."""
+    """A client after an action on it, or before a previewed one."""
 
-    changed: Annotated[bool, Field(description="false in a preview, or where it was so already")]
+    changed: Annotated[bool, Field(description="false in a preview, or if nothing changed")]
     consequence: str
 
 
 class Hold(StrEnum):
-    """What can be done about whether a client is asked."""
+    """Actions that exclude a client from offers, or end that."""
 
     QUARANTINE = "quarantine"
     DRAIN = "drain"
@@ -113,18 +115,18 @@ class _In(BaseModel):
 
 
 class Why(_In):
-    """A reason, for the record."""
+    """A reason, for the audit trail."""
 
     reason: Annotated[str, Field(max_length=500, pattern=PROSE)] = ""
 
 
 class Note(_In):
-    """What an operator wants to remember of a client."""
+    """An operator's note about a client."""
 
     note: Annotated[str, Field(max_length=2000, pattern=PROSE)]
 
 
 class Labels(_In):
-    """Labels to set, or to take away where the value is null."""
+    """Labels to set; null removes one."""
 
     labels: Annotated[dict[LabelName, ShortText | None], Field(max_length=64)]

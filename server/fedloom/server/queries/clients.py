@@ -1,4 +1,4 @@
-"""Clients: filtered page by page, one by name, and what each did in its rounds."""
+"""Reads clients: filtered page by page, one by name, and the tasks of one."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -40,7 +40,7 @@ async def clients_page(
     Args:
         context: of the server.
         q: part of a name, note or label.
-        state: as which to list them; None for any.
+        state: to list; None for any.
         version: of the SDK, or its beginning.
         label: name, or name=value.
         after: name of the last client of the page before.
@@ -62,7 +62,7 @@ async def clients_page(
 
 
 def _presence(context: ConsoleContext, state: ClientState | None) -> Callable[[str], bool] | None:
-    """Whether a client is in a state that only the fleet knows of; None where it knows nothing."""
+    """A predicate for states that only the fleet knows; None for other states."""
     get = context.fleet.get
 
     def works(name: str) -> bool:
@@ -82,14 +82,14 @@ def _presence(context: ConsoleContext, state: ClientState | None) -> Callable[[s
 
 
 async def versions(context: ConsoleContext) -> Versions:
-    """How many clients run which version of the SDK."""
+    """Number of clients per version of the SDK."""
     return Versions(versions=await context.in_reader(context.ledger.versions))
 
 
 async def parts_page(
     context: ConsoleContext, name: str, *, before: float = 0, limit: int = 50
 ) -> PartList:
-    """What a client did in rounds, newest first.
+    """A client's tasks in rounds, newest first.
 
     Args:
         context: of the server.
@@ -124,9 +124,7 @@ async def one_client(context: ConsoleContext, name: str) -> ClientView:
     """
     found = await look_up(context, [name])
     if not found:
-        raise NotFoundError(
-            f"Expected an enrolled client, got {name[:80]!r}: see `fedloom client list`."
-        )
+        raise NotFoundError(f"There is no client {name[:80]!r}: see `fedloom client list`.")
     return found[0]
 
 

@@ -1,4 +1,4 @@
-"""The context of the JSON routes and the console pages: what they read, and the audit trail."""
+"""The context of the JSON routes and the console pages."""
 
 import asyncio
 import re
@@ -33,25 +33,25 @@ _DIGEST_PREFIX = re.compile(r"[0-9a-f]{4,64}")
 _last_action: ContextVar[tuple[Principal, str, str] | None] = ContextVar(
     "_last_action", default=None
 )
-"""The action that this request last wrote into the audit trail."""
+"""The latest action that this request recorded in the audit trail."""
 
 
 @dataclass(slots=True, kw_only=True)
 class ConsoleContext(StorageContext):
-    """What requests of operators work on.
+    """The context of operators' requests.
 
     Attributes:
         fleet: sessions of the connected clients.
-        uploads: places for updates.
-        downloads: places for models.
-        records: what the members of open rounds do.
-        log_ring: the last lines of the log.
+        uploads: transfer slots for updates.
+        downloads: transfer slots for models.
+        records: progress of the members of open rounds.
+        log_ring: the latest lines of the log.
         signing: the federation's signing key; None on plaintext loopback.
-        authority: issues certificates; None likewise.
+        authority: issues certificates; None on plaintext loopback.
         gate: authenticates operators.
-        fleet_address: host:port where enrolled clients connect.
-        enrolment_address: host:port where devices use their tokens.
-        console_url: of the console; empty where it does not listen.
+        fleet_address: host:port for enrolled clients.
+        enrolment_address: host:port for devices with a token.
+        console_url: of the console; empty if it does not listen.
         steering: run actions in progress that carry a request id, by that id.
         inspector: computes the norms of a model's tensors.
     """
@@ -104,7 +104,7 @@ class ConsoleContext(StorageContext):
         principal, action, subject = last
         text = str(error) if isinstance(error, FedloomError) else type(error).__name__
         detail = {"error": printable(text)}
-        with suppress(Exception):  # the trail's own fault must not hide the request's answer
+        with suppress(Exception):  # a failure of the trail must not replace the answer
             await self.access.audit_log.record(
                 principal.name, principal.how, f"{action}.failed", subject, detail
             )
@@ -131,13 +131,13 @@ class ConsoleContext(StorageContext):
         """
         if not _DIGEST_PREFIX.fullmatch(reference):
             raise UsageError(
-                f"Expected a model's digest, or its first 4 digits or more, got {reference[:80]!r}."
+                f"Expected a model's digest or at least its first 4 digits, got {reference[:80]!r}."
             )
         found = await self.in_disk(self.models.find, reference)
         return _only(reference, found, "model")
 
     async def known_digest(self, reference: str) -> str:
-        """As `digest`, also of a model whose file was pruned."""
+        """Like `digest`, also for a model whose file was pruned."""
         known = await self.in_reader(self.ledger.find_models, reference)
         return known[0] if len(known) == 1 else await self.digest(reference)
 
@@ -148,17 +148,15 @@ class ConsoleContext(StorageContext):
             NotFoundError: it was pruned already.
         """
         if not await self.in_disk(self.models.hold, digest):
-            raise NotFoundError(f"Expected a stored model, got {digest[:12]}, which was pruned.")
+            raise NotFoundError(f"The model {digest[:12]} was pruned.")
 
 
 def _only(reference: str, found: list[str], what: str) -> str:
     if not found:
         raise NotFoundError(
-            f"Expected a {what} of this server, got {reference[:80]!r}: see `fedloom {what} list`."
+            f"There is no {what} {reference[:80]!r} on this server: see `fedloom {what} list`."
         )
     if len(found) > 1:
         shown = ", ".join(sorted(found)[:5]) + (", ..." if len(found) > 5 else "")
-        raise UsageError(
-            f"Expected one {what} that begins with {reference!r}, got {len(found)}: {shown}."
-        )
+        raise UsageError(f"{len(found)} {what}s begin with {reference!r}, expected one: {shown}.")
     return found[0]

@@ -1,4 +1,4 @@
-"""Errors of a look-up by name, each with an HTTP status of its own."""
+"""Errors of operators' requests, each with its HTTP status."""
 
 from fedloom.protocol.errors import UsageError
 

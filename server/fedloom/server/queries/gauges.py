@@ -1,7 +1,7 @@
-"""The values of the gauges: queues, clients, certificates, runs and open rounds.
+"""Reads the values of the gauges: queues, clients, certificates, runs and open rounds.
 
-Invariants: nothing is kept between two scrapes, so gauges cost nothing while no scraper asks;
-labels are of closed sets, but for `run`: active runs, and the few that ended within an hour.
+Invariants: nothing is kept between scrapes, so gauges cost nothing without a scraper; labels have
+fixed values, except `run`: the active runs and up to `MOST_ENDED` that ended within an hour.
 """
 
 import math
@@ -23,7 +23,7 @@ from fedloom.server.rounds.manager import ACTIVE, Runs
 ENDED_S = 3600.0
 MOST_ENDED = 10
 MEASURES = ("loss", "accuracy")
-"""Metrics of clients that are shown; clients choose the names of others freely."""
+"""Metrics that are shown; clients choose the names of other metrics freely."""
 
 
 async def gauge_values(context: ConsoleContext) -> Values:
@@ -72,7 +72,7 @@ def _of_server(context: ConsoleContext) -> Values:
 
 
 def states(fleet: Fleet) -> dict[str, int]:
-    """How many connected clients do what."""
+    """Number of connected clients per state."""
     counts = dict.fromkeys(("available", "working", "resting", "quarantine", "drain"), 0)
     available = set(fleet.available())
     for session in fleet:

@@ -1,4 +1,4 @@
-"""Models: where they come from, the norms of their tensors, and their evaluations."""
+"""Reads models: their lineage, the norms of their tensors, and their evaluations."""
 
 import asyncio
 import math
@@ -18,14 +18,14 @@ class Contributor(BaseModel):
     client: str
     weight: float
     staleness: int | None
-    round: Annotated[int, Field(description="that it was asked in")]
+    round: Annotated[int, Field(description="that selected it")]
 
 
 class Origin(BaseModel):
-    """A round that committed a model, or a run that began with it."""
+    """A round that committed a model, or a run that started from it."""
 
     run: str
-    round: Annotated[int, Field(description="0: the run began with it")]
+    round: Annotated[int, Field(description="0: the run started from it")]
     created_at: float
     model_in: Annotated[str | None, Field(description="the model before it; null at round 0")]
     undone_at: float | None
@@ -34,7 +34,7 @@ class Origin(BaseModel):
 
 
 class Evaluation(BaseModel):
-    """What clients measured of a model in a round that began with it."""
+    """Clients' metrics of a model in a round that started from it."""
 
     run: str
     round: int
@@ -43,7 +43,7 @@ class Evaluation(BaseModel):
 
 
 class ModelDetail(BaseModel):
-    """A model: where it comes from, who is in it, and what it was measured to be."""
+    """A model with its origins, contributors and evaluations."""
 
     digest: str
     size_bytes: int
@@ -54,16 +54,16 @@ class ModelDetail(BaseModel):
 
 
 class LayerView(BaseModel):
-    """A tensor of a model, in numbers."""
+    """Norms of a tensor of a model."""
 
     name: str
     shape: list[int]
     norm: Annotated[float, Field(description="Euclidean")]
     max_abs: float
     difference: Annotated[
-        float | None, Field(description="norm of what lies between it and the base's")
+        float | None, Field(description="norm of its difference from the base's")
     ] = None
-    relative: Annotated[float | None, Field(description="that, over its own norm")] = None
+    relative: Annotated[float | None, Field(description="difference / norm")] = None
 
 
 class Layers(BaseModel):
@@ -118,7 +118,7 @@ async def model_detail(context: ConsoleContext, digest: str) -> ModelDetail:
 
 
 def measured(context: ConsoleContext, digest: str, base: str) -> "asyncio.Future[MeasuredLayers]":
-    """The tensors of a stored model, beside those of another or of none (""); pages hear of it."""
+    """Norms of a stored model's tensors, compared with `base` unless ""; notifies pages."""
     path = context.models.path
 
     async def measure() -> MeasuredLayers:
@@ -130,13 +130,13 @@ def measured(context: ConsoleContext, digest: str, base: str) -> "asyncio.Future
 
 
 def layers_of(digest: str, base: str, found: MeasuredLayers) -> Layers:
-    """What `list_layers` answers."""
+    """The API's view of a measurement."""
     gaps = [layer.difference for layer in found if layer.difference is not None]
     return Layers(
         digest=digest,
         base=base or None,
-        norm=_joint([layer.norm for layer in found]),
-        difference=_joint(gaps) if base else None,
+        norm=math.hypot(*(layer.norm for layer in found)),
+        difference=math.hypot(*gaps) if base else None,
         layers=[
             LayerView(
                 name=layer.name, shape=list(layer.shape), norm=layer.norm, max_abs=layer.max_abs,
@@ -145,7 +145,3 @@ def layers_of(digest: str, base: str, found: MeasuredLayers) -> Layers:
             for layer in found
         ],
     )  # fmt: skip
-
-
-def _joint(norms: list[float]) -> float:
-    return math.hypot(*norms)

@@ -24,13 +24,13 @@ MAX_COMPARED = 12
 
 
 class AlertView(BaseModel):
-    """Something for an operator to look at."""
+    """Something that needs an operator."""
 
     level: Annotated[str, Field(description="warn or bad")]
     what: str
     todo: str
     link: Annotated[str, Field(description="a page of the console; empty for none")]
-    client: Annotated[str, Field(description="whom alone it is about; empty for none")]
+    client: Annotated[str, Field(description="its client; empty if none or several")]
     run: str
 
 
@@ -63,7 +63,7 @@ class ActiveRun(BaseModel):
     rounds_total: int
     rounds_committed: int
     rounds_an_hour: float
-    time_left_s: Annotated[float | None, Field(description="null while nobody can tell")]
+    time_left_s: Annotated[float | None, Field(description="null while unknown")]
     live: LiveView | None
     rounds: Annotated[list[RoundBrief], Field(description="the latest, newest first")]
 
@@ -75,7 +75,7 @@ class Overview(BaseModel):
     headline: str
     alerts: Annotated[list[AlertView], Field(description="the worst first")]
     clients_online: int
-    clients_available: Annotated[int, Field(description="online, and not at work")]
+    clients_available: Annotated[int, Field(description="online without a task")]
     clients_enrolled: int
     runs: Annotated[list[ActiveRun], Field(description="active ones, newest first")]
     rounds_an_hour: float
@@ -94,7 +94,7 @@ class Curve(BaseModel):
 
 
 class CurvesView(BaseModel):
-    """What a run measured, column by column."""
+    """A run's metrics in columns."""
 
     number: list[int]
     at: Annotated[list[float | None], Field(description="when each round ended")]
@@ -198,7 +198,7 @@ async def _active_run(context: ConsoleContext, row: RunRow, now: float) -> Activ
 def _brief(run: str, view: RoundView) -> RoundBrief:
     traffic = (
         {"bytes_up": view.clients.bytes_up, "bytes_down": view.clients.bytes_down}
-        if (view.clients)
+        if view.clients
         else {"bytes_up": 0, "bytes_down": 0}
     )
     return RoundBrief.model_validate({**view.model_dump(), **traffic, "run": run})

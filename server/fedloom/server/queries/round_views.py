@@ -1,4 +1,4 @@
-"""What the API tells of rounds and of their members; see `fedloom.server.queries.views`."""
+"""The API's answers about rounds and their members; see `fedloom.server.queries.views`."""
 
 from typing import Annotated, Any
 
@@ -6,17 +6,17 @@ from pydantic import BaseModel, Field
 
 
 class RoundCounts(BaseModel):
-    """What the members of a round did: a funnel from those asked to those that counted."""
+    """Members of a round by progress, from selected to counted."""
 
-    selected: Annotated[int, Field(description="members of the cohort: asked")]
+    selected: Annotated[int, Field(description="members of the cohort")]
     took: Annotated[int, Field(description="accepted the offer")]
     training: Annotated[int, Field(description="began to train")]
     uploaded: Annotated[int, Field(description="sent a whole update")]
     counted: Annotated[int, Field(description="reported, and counted")]
     declined: int
-    failed: Annotated[int, Field(description="gave up")]
-    refused: Annotated[int, Field(description="sent what was turned away for good")]
-    late: Annotated[int, Field(description="in contact, and not done when the round ended")]
+    failed: Annotated[int, Field(description="reported a failure")]
+    refused: Annotated[int, Field(description="their update was refused")]
+    late: Annotated[int, Field(description="in contact, but not done when the round ended")]
     lost: Annotated[int, Field(description="out of contact when the round ended")]
     p50_s: Annotated[float | None, Field(description="from offer to accepted update, median")]
     p95_s: float | None
@@ -44,7 +44,7 @@ class RoundView(BaseModel):
         str | None,
         Field(
             description="why it was abandoned: quorum, too_few (updates for the aggregation), "
-            "fault, or stopped (by an operator); null where it was not, or before this was kept"
+            "fault, or stopped (by an operator); null if not abandoned or not recorded"
         ),
     ] = None
     opened_at: float
@@ -55,22 +55,22 @@ class RoundView(BaseModel):
     ] = None
     accepted: Annotated[int, Field(description="updates that counted")]
     staleness: Annotated[
-        float, Field(description="models committed since an update's own, mean; 0 if synchronous")
+        float, Field(description="mean models committed since the updates' own; 0 if synchronous")
     ] = 0.0
-    clients: Annotated[RoundCounts | None, Field(description="what its members did")] = None
+    clients: Annotated[RoundCounts | None, Field(description="its members by progress")] = None
     model_in: str
     model_out: str | None
     training: Annotated[
         dict[str, Any] | None,
         Field(
             description="num_examples and values, the weighted means; by the run's [metrics] also "
-            "quantiles, histograms, not_finite (how many values these two left out) and clients"
+            "quantiles, histograms, not_finite (values that these two exclude) and clients"
         ),
     ]
-    evaluation: Annotated[dict[str, Any] | None, Field(description="likewise, of the model in")]
+    evaluation: Annotated[dict[str, Any] | None, Field(description="the same, of model_in")]
     privacy: Annotated[
         dict[str, float] | None,
-        Field(description="epsilon and delta of the run up to this round, where it is private"),
+        Field(description="epsilon and delta of a private run up to this round"),
     ] = None
 
 
@@ -82,7 +82,7 @@ class RoundList(BaseModel):
 
 
 class MemberView(BaseModel):
-    """A client's part in a round; times are null where nothing was seen."""
+    """A member of a round; times are null for events that did not happen."""
 
     client: str
     phase: Annotated[
@@ -93,7 +93,7 @@ class MemberView(BaseModel):
         ),
     ]
     shape: Annotated[str, Field(description="its session, as in `shapes` of a round")]
-    reason: Annotated[str, Field(description="in words, of what went wrong")]
+    reason: Annotated[str, Field(description="of a failure or refusal, as text")]
     code: Annotated[str | None, Field(description="of its last refusal")] = None
     offered_at: float | None
     took_at: float | None = None
@@ -111,7 +111,7 @@ class MemberView(BaseModel):
     staleness: int | None = None
     weight: float | None = None
     norm: Annotated[
-        float | None, Field(description="Euclidean, of its update; null of an evaluation")
+        float | None, Field(description="Euclidean, of its update; null for an evaluation")
     ] = None
     num_examples: Annotated[
         int | None, Field(description="trained on; evaluated on, in a round of evaluation")

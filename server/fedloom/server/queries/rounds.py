@@ -1,4 +1,4 @@
-"""Rounds of a run: page by page, and one round with what each member did in it."""
+"""Reads rounds of a run: page by page, and one round with its members."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -17,11 +17,11 @@ _OPEN = ("reporting", "closing")
 async def rounds_page(
     context: ConsoleContext, run: str, *, before: int = 0, limit: int = 50
 ) -> RoundList:
-    """Rounds of the run that `run` names, newest first.
+    """Rounds of a run, newest first.
 
     Args:
         context: of the server.
-        run: id of a run, or how it begins.
+        run: id of a run, or a unique prefix.
         before: number of the last round of the page before; 0 for the first page.
         limit: most rounds.
     """
@@ -34,11 +34,11 @@ async def rounds_page(
 async def round_detail(
     context: ConsoleContext, run: str, number: int, *, after: str = "", limit: int = 200
 ) -> RoundDetail:
-    """A round, and what each of its members did in it, by name.
+    """A round with its members, by name.
 
     Args:
         context: of the server.
-        run: id of a run, or how it begins.
+        run: id of a run, or a unique prefix.
         number: of the round.
         after: name of the last member of the page before.
         limit: most members.
@@ -49,7 +49,7 @@ async def round_detail(
     row = await run_row(context, run)
     found = await context.in_reader(context.ledger.round, row.id, number)
     if found is None:
-        raise NotFoundError(f"Expected a round of {row.id}, got {number}.")
+        raise NotFoundError(f"There is no round {number} in {row.id}.")
     [view] = await _views(context, row, [found])
     page = context.ledger.members
     members = await context.in_reader(page, row.id, number, after=after, limit=limit + 1)
@@ -68,7 +68,7 @@ async def run_row(context: ConsoleContext, run: str) -> RunRow:
 async def rounds_of(
     context: ConsoleContext, run: RunRow, *, before: int = 0, limit: int = 50
 ) -> list[RoundView]:
-    """The last rounds of a run below a number, or of all, in order."""
+    """The latest rounds of a run, below `before` if not 0, in order."""
     page = context.ledger.page_of_rounds
     found = await context.in_reader(page, run.id, before=before, limit=limit)
     return await _views(context, run, found)
@@ -77,7 +77,7 @@ async def rounds_of(
 async def _views(
     context: ConsoleContext, run: RunRow, rounds: Sequence[CountedRoundRow]
 ) -> list[RoundView]:
-    """Rounds with their summaries: stored, or computed from what is known."""
+    """Rounds with their summaries, stored or computed."""
     name = run.id
     live = {r.number for r in rounds if r.state in _OPEN}
     lacking = [r.number for r in rounds if r.summary is None and r.number not in live]
@@ -90,7 +90,7 @@ async def _views(
     for row in rounds:
         shown = {**values(row), "clients": row.summary or made[row.number]}
         for what in ("training", "evaluation"):
-            shown[what] = shown[what] or None  # an empty measurement is none
+            shown[what] = shown[what] or None  # empty metrics are null
         views.append(RoundView.model_validate(shown))
     return views
 
@@ -98,7 +98,7 @@ async def _views(
 def _overlaid(
     context: ConsoleContext, run: str, number: int, members: Iterable[MemberRow]
 ) -> list[MemberRow]:
-    """Members with what is only in memory yet."""
+    """Members with data that is not stored yet."""
     records = context.records.of((run, number))
     driver = context.runs.get(run)
     open_round = None if driver is None else driver.round

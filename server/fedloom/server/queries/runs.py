@@ -1,4 +1,4 @@
-"""Runs: all of them, one with its latest rounds, and the refusals of one."""
+"""Reads runs: all, one with its latest rounds, and the refusals of one."""
 
 from fedloom.server.ledger.rows import RunRow, values
 from fedloom.server.queries.context import ConsoleContext
@@ -13,11 +13,11 @@ from fedloom.server.queries.views import (
 )
 
 LATEST_ROUNDS = 50
-"""Rounds that come with a run; pages of rounds have the others."""
+"""Rounds in the answer about a run; pages of rounds have the others."""
 
 
 def run_summary(row: RunRow) -> RunView:
-    """A run in short."""
+    """A run without its specification and rounds."""
     return RunView.model_validate(
         {
             **values(row),
@@ -53,7 +53,7 @@ async def run_detail(context: ConsoleContext, run: str) -> RunDetail:
 
 
 async def refusals(context: ConsoleContext, run: str, limit: int) -> RefusalList:
-    """What clients sent for the run that `run` names and the server refused, newest first."""
+    """Refused requests of clients for a run, newest first."""
     run = await context.run_id(run)
     rows = await context.in_reader(context.ledger.list_refusals, run, limit)
     return RefusalList(refusals=[RefusalView.model_validate(values(row)) for row in rows])

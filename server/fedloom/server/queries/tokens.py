@@ -1,4 +1,4 @@
-"""One-time tokens of devices, page by page, without their secrets."""
+"""Reads one-time tokens of devices page by page, without their secrets."""
 
 import time
 
@@ -23,7 +23,7 @@ async def tokens_page(context: ConsoleContext, *, before: str = "", limit: int =
 
 
 def token_view(row: TokenRow) -> TokenView:
-    """A token as it is now."""
+    """A token with its current status."""
     if row.used_at is not None:
         status = TokenStatus.USED
     else:

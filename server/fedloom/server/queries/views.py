@@ -1,7 +1,7 @@
-"""What the HTTP API takes and gives: its contract, and the source of its OpenAPI description.
+"""Requests and answers of the HTTP API, from which its OpenAPI description is generated.
 
-Times are seconds since the epoch, UTC; null where something has not happened. A list comes in an
-object under its own name, so that more can stand beside it later.
+Times are seconds since the epoch, UTC; null if something has not happened. A list is a named field
+of an object, so that other fields can be added later.
 """
 
 from enum import StrEnum
@@ -14,21 +14,21 @@ from fedloom.server.queries.round_views import RoundView
 MAX_TTL_S = 366 * 24 * 3600.0
 
 PROSE = r"^[^\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]*$"
-"""What people write: of control characters only tabs and line breaks. Others steer the terminal
-that shows them, and PostgreSQL holds no NUL."""
+"""Free text: of control characters only tabs and line breaks. Others could control a terminal that
+shows them, and PostgreSQL cannot store NUL."""
 
 MAX_NUMBER = 2**53
-"""Of ids and rounds: what JSON carries exactly; databases refuse numbers past 2^63 rudely."""
+"""Largest id or round: JSON numbers are exact up to here; databases fail past 2^63."""
 
 
 class _In(BaseModel):
-    """A request: an unknown field is a mistake, not a wish."""
+    """A request; unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid")
 
 
 class Fault(BaseModel):
-    """Why a request was not done: what was expected, what came, what to do."""
+    """Why a request failed: what was expected, what was received, what to do."""
 
     message: str
     kind: Annotated[
@@ -38,7 +38,7 @@ class Fault(BaseModel):
             "internal"
         ),
     ]
-    code: Annotated[str | None, Field(description="the refusal's code, where kind is refused")]
+    code: Annotated[str | None, Field(description="the refusal's code if kind is refused")]
 
 
 class ErrorReply(BaseModel):
@@ -66,27 +66,27 @@ class ServerView(BaseModel):
 
 
 class NewToken(_In):
-    """A wish for a token."""
+    """A token to create."""
 
-    client: Annotated[str | None, Field(description="null for a generated, readable name")] = None
+    client: Annotated[str | None, Field(description="null for a random readable name")] = None
     ttl_s: Annotated[float, Field(gt=0, le=MAX_TTL_S, description="seconds until it expires")] = (
         24 * 3600.0
     )
 
 
 class IssuedToken(BaseModel):
-    """A token, shown this once."""
+    """A token; its text is shown only once."""
 
     id: str
     client: str
-    token: Annotated[str, Field(description="what the device needs; the server keeps its hash")]
+    token: Annotated[str, Field(description="for the device; the server stores only its hash")]
     created_at: float
     expires_at: float
     enrolment: Annotated[str, Field(description="host:port where it is used")]
 
 
 class TokenStatus(StrEnum):
-    """What a token is still good for."""
+    """Status of a token."""
 
     UNUSED = "unused"
     USED = "used"
@@ -108,7 +108,7 @@ class TokenList(BaseModel):
     """Tokens, newest first."""
 
     tokens: list[TokenView]
-    total: Annotated[int, Field(description="that there ever were")]
+    total: Annotated[int, Field(description="all tokens ever created")]
     more: Annotated[str | None, Field(description="`before` of the next page; null at the end")]
 
 
@@ -122,7 +122,7 @@ class StoredModel(BaseModel):
 
 
 class ModelView(BaseModel):
-    """A model that a run began with (round 0) or committed."""
+    """A model that a run started from (round 0) or committed."""
 
     digest: str
     run: str
@@ -142,18 +142,18 @@ class ModelList(BaseModel):
 
 
 class Promote(_In):
-    """A wish to promote a model."""
+    """A promotion to make."""
 
     run: Annotated[
-        str | None, Field(description="null: the latest run that began with it or committed it")
+        str | None, Field(description="null: the latest run that started from or committed it")
     ] = None
-    note: Annotated[str, Field(max_length=500, pattern=PROSE, description="for people")] = ""
+    note: Annotated[str, Field(max_length=500, pattern=PROSE, description="free text")] = ""
 
 
 class PromotionView(BaseModel):
-    """A model that was said to be the one to use."""
+    """A promotion of a model."""
 
-    id: Annotated[int, Field(description="rises with every promotion")]
+    id: Annotated[int, Field(description="increases with every promotion")]
     at: float
     run: str
     round: int
@@ -162,10 +162,10 @@ class PromotionView(BaseModel):
 
 
 class Promoted(BaseModel):
-    """What promoting a model did, or would do."""
+    """What a promotion did, or would do."""
 
     promotion: Annotated[PromotionView | None, Field(description="null in a preview")]
-    changed: Annotated[bool, Field(description="false where it was promoted already")]
+    changed: Annotated[bool, Field(description="false if it was already promoted")]
     consequence: str
 
 
@@ -177,7 +177,7 @@ class PromotionList(BaseModel):
 
 
 class RollBackTo(_In):
-    """A wish to roll a run back."""
+    """A rollback to make."""
 
     round: Annotated[
         int,
@@ -193,22 +193,22 @@ class NewRun(_In):
 
 
 class Described(_In):
-    """A specification to look at."""
+    """A specification to check."""
 
     spec: Annotated[dict[str, Any], Field(description="as in run.toml")]
 
 
 class Description(BaseModel):
-    """What a run would be."""
+    """A checked specification."""
 
-    spec: Annotated[dict[str, Any], Field(description="with every default")]
+    spec: Annotated[dict[str, Any], Field(description="with all defaults")]
     privacy: Annotated[
-        dict[str, Any] | None, Field(description="what it would claim; null without [privacy]")
+        dict[str, Any] | None, Field(description="its privacy claim; null without [privacy]")
     ]
 
 
 class RunView(BaseModel):
-    """A run, in short."""
+    """A run."""
 
     id: str
     name: str
@@ -217,18 +217,18 @@ class RunView(BaseModel):
     created_at: float
     ended_at: float | None
     model: Annotated[str, Field(description="digest of the current model")]
-    rounds_total: Annotated[int, Field(description="training rounds wanted")]
-    rounds_committed: Annotated[int, Field(description="training rounds done")]
+    rounds_total: Annotated[int, Field(description="training rounds in total")]
+    rounds_committed: Annotated[int, Field(description="committed training rounds")]
     privacy: Annotated[
         dict[str, Any] | None,
-        Field(description="what the run claims, in full; null without differential privacy"),
+        Field(description="the full privacy claim; null without differential privacy"),
     ] = None
 
 
 class Acted(RunView):
-    """A run after an action on it, or before one that was only previewed."""
+    """A run after an action on it, or before a previewed one."""
 
-    changed: Annotated[bool, Field(description="false in a preview, or where it was so already")]
+    changed: Annotated[bool, Field(description="false in a preview, or if nothing changed")]
     consequence: str
 
 
@@ -239,57 +239,57 @@ class RunList(BaseModel):
 
 
 class MemberProgress(BaseModel):
-    """How far a member says its training is."""
+    """A member's progress in training, as it reports."""
 
     fraction: Annotated[float, Field(ge=0, le=1)]
-    loss: Annotated[float | None, Field(description="null where it said none")]
+    loss: Annotated[float | None, Field(description="null if not reported")]
 
 
 class LiveRound(BaseModel):
-    """The round that is open right now, as its engine sees it."""
+    """The open round, from its engine."""
 
     number: int
     kind: str
     state: str
     paused: bool
-    clients: Annotated[dict[str, int], Field(description="how many members are in each phase")]
+    clients: Annotated[dict[str, int], Field(description="number of members in each phase")]
     members: Annotated[dict[str, str], Field(description="phase of each member of the cohort")]
     progress: Annotated[
-        dict[str, MemberProgress], Field(description="of members that are training and say it")
+        dict[str, MemberProgress], Field(description="of members that train and report it")
     ] = {}
     training: Annotated[
-        float | None, Field(description="mean of those fractions; null where nobody says it")
+        float | None, Field(description="mean of those fractions; null if none is reported")
     ] = None
     available: int
     accepted: int
     goal: int
     quorum: int
     concurrency: Annotated[
-        int | None, Field(description="of a buffer: clients at work at a time")
+        int | None, Field(description="of a buffer: clients that train at a time")
     ] = None
     deadline_left_s: float | None
 
 
 class LiveView(BaseModel):
-    """What happens in an active run right now."""
+    """Live status of an active run."""
 
     clients_available: int
     round: LiveRound | None = None
 
 
 class RunDetail(RunView):
-    """A run with all its rounds."""
+    """A run with its specification, latest rounds and live status."""
 
     spec: dict[str, Any]
     rounds: Annotated[list[RoundView], Field(description="the latest, oldest first")]
     rounds_earlier: Annotated[
-        int, Field(description="how many there are before those: GET /v1/runs/RUN/rounds has them")
+        int, Field(description="number of earlier rounds, in GET /v1/runs/RUN/rounds")
     ] = 0
-    live: Annotated[LiveView | None, Field(description="null once the run has ended")]
+    live: Annotated[LiveView | None, Field(description="null after the run has ended")]
 
 
 class RefusalView(BaseModel):
-    """Something a client sent that was turned away."""
+    """A refused request of a client."""
 
     at: float
     client: str
@@ -297,7 +297,7 @@ class RefusalView(BaseModel):
     round: int
     code: str
     message: str
-    detail: Annotated[str, Field(description="for the operator alone")]
+    detail: Annotated[str, Field(description="only for operators")]
 
 
 class RefusalList(BaseModel):
@@ -307,7 +307,7 @@ class RefusalList(BaseModel):
 
 
 class Action(StrEnum):
-    """What an operator can do to a run or to its open round."""
+    """An operator's action on a run or on its open round."""
 
     PAUSE = "pause"
     RESUME = "resume"
@@ -320,7 +320,7 @@ class Action(StrEnum):
 
 
 class ActionArguments(_In):
-    """What some actions need."""
+    """Arguments of actions."""
 
     reason: Annotated[str, Field(max_length=500, pattern=PROSE, description="for abort")] = ""
     seconds: Annotated[
@@ -334,14 +334,14 @@ class ActionArguments(_In):
     ] = None
     quorum: Annotated[
         int | None,
-        Field(ge=1, le=MAX_NUMBER, description="for goal: fewest updates; as it was if null"),
+        Field(ge=1, le=MAX_NUMBER, description="for goal: fewest updates; unchanged if null"),
     ] = None
     round: Annotated[
         int | None,
         Field(
             ge=1,
             le=MAX_NUMBER,
-            description="do it only if this round is the open one: so it is done once",
+            description="act only if this round is open, so that a repeat has no effect",
         ),
     ] = None
     request: Annotated[
@@ -349,7 +349,7 @@ class ActionArguments(_In):
         Field(
             min_length=8,
             max_length=100,
-            description="any text of one's own: a request that was done is not done again for a "
-            "day, and answered as it was",
+            description="a unique text: a repeat of the request within a day has no effect and "
+            "gets the same answer",
         ),
     ] = None

@@ -1,4 +1,4 @@
-"""Routes about operators: who one is, users, API tokens and login links."""
+"""Routes of operators' access: users, API tokens and login links."""
 
 import time
 from typing import Annotated
@@ -34,17 +34,17 @@ Name = Annotated[str, Path(max_length=200)]
 
 @router.get("/me")
 async def me(principal: Viewer) -> Me:
-    """Who asks, and what they may do."""
+    """The caller's name and scope."""
     return Me(name=principal.name, scope=principal.scope, how=principal.how)
 
 
 @router.post("/me/password")
 async def change_own_password(context: Context, principal: Viewer, wish: OwnPassword) -> Me:
-    """Change one's own password; every session of the user ends, this one too."""
+    """Change the caller's password; all their sessions end, including this one."""
     accounts, access = context.access.accounts, context.access
     row = await access.in_access(accounts.user, principal.name)
     if principal.how != "session" or row is None:
-        raise ConflictError("Expected a user who logged in by password, got none.")
+        raise ConflictError("Only a user who logged in by password has one to change.")
     await context.gate.confirm(principal.name, wish.old)
     passwords.check_new(wish.new)
     await context.audit(principal, "user.password", principal.name)
@@ -65,7 +65,7 @@ async def list_users(context: Context, _: Admin) -> UserList:
 
 @router.post("/users", status_code=201)
 async def add_user(context: Context, principal: Admin, wish: NewUser) -> UserView:
-    """Add a user who logs in by password."""
+    """Add a user with a password."""
     name = check_name(wish.name)
     passwords.check_new(wish.password)
     access, accounts = context.access, context.access.accounts
@@ -82,7 +82,7 @@ async def add_user(context: Context, principal: Admin, wish: NewUser) -> UserVie
 async def set_password(
     context: Context, principal: Admin, name: Name, wish: NewPassword
 ) -> UserView:
-    """Give a user another password; all sessions of the user end."""
+    """Set a user's password; all their sessions end."""
     passwords.check_new(wish.password)
     await _user(context, name)
     await context.audit(principal, "user.password", name)
@@ -93,9 +93,9 @@ async def set_password(
 
 @router.post("/users/{name}/scope")
 async def set_scope(context: Context, principal: Admin, name: Name, wish: NewScope) -> UserView:
-    """Change what a user may do, from the next request on.
+    """Change a user's scope, from the next request on.
 
-    API tokens that the user made and that may do more end.
+    API tokens that the user created with a higher scope end.
     """
     await _user(context, name)
     await context.audit(principal, "user.scope", name, {"scope": wish.scope})
@@ -108,7 +108,7 @@ async def set_scope(context: Context, principal: Admin, name: Name, wish: NewSco
 
 @router.post("/users/{name}/logout")
 async def log_user_out(context: Context, principal: Admin, name: Name) -> UserView:
-    """End all sessions of a user, or of somebody whom a provider or a link has let in."""
+    """End all sessions of a name: of a user, a provider or a login link."""
     session = await context.access.in_access(context.access.accounts.session_of, name)
     if session is None:
         await _user(context, name)
@@ -120,7 +120,7 @@ async def log_user_out(context: Context, principal: Admin, name: Name) -> UserVi
 
 @router.post("/users/{name}/remove")
 async def remove_user(context: Context, principal: Admin, name: Name) -> UserView:
-    """Remove a user: sessions and API tokens that the user made end at once."""
+    """Remove a user; their sessions and the API tokens that they created end at once."""
     user = await _user(context, name)
     await context.audit(principal, "user.remove", name)
     accounts, keep = context.access.accounts, _is_own(principal, name)
@@ -131,21 +131,20 @@ async def remove_user(context: Context, principal: Admin, name: Name) -> UserVie
 
 
 def _is_own(principal: Principal, name: str) -> bool:
-    """Is it their own account? Whoever takes another's away stays, and so does the socket."""
+    """Whether it is the caller's own account; otherwise the caller remains an administrator."""
     return principal.how == "session" and principal.name == name
 
 
 async def _user(context: ConsoleContext, name: str) -> UserView:
     row = await context.access.in_access(context.access.accounts.user, name)
     if row is None:
-        raise NotFoundError(f"Expected a user, got {name[:80]!r}: see `fedloom user list`.")
+        raise NotFoundError(f"There is no user {name[:80]!r}: see `fedloom user list`.")
     return UserView(**row)
 
 
 def _taken(name: str) -> ConflictError:
     return ConflictError(
-        f"Expected the name of nobody yet, got {name!r}: `fedloom user passwd {name}` changes "
-        "that user's password."
+        f"There is a user {name!r} already: `fedloom user passwd {name}` changes their password."
     )
 
 
@@ -162,7 +161,7 @@ async def list_api_tokens(context: Context, _: Admin) -> ApiTokenList:
 
 @router.post("/api-tokens", status_code=201)
 async def create_api_token(context: Context, principal: Admin, wish: NewApiToken) -> IssuedApiToken:
-    """Make an API token. Its text is in this answer and nowhere else."""
+    """Create an API token. Its text is only in this answer."""
     name, created_at = check_name(wish.name), time.time()
     expires_at = None if wish.ttl_s is None else created_at + wish.ttl_s
     detail = {"name": name, "scope": wish.scope, "ttl_s": wish.ttl_s}
@@ -181,17 +180,17 @@ async def create_api_token(context: Context, principal: Admin, wish: NewApiToken
         row = view.model_dump(mode="json", exclude={"token"})
         row["secret_hash"] = secrets.kept(token.secret)
         if await context.access.in_access(context.access.accounts.add_api_token, row):
-            return view  # else the short id was drawn before
+            return view  # else the short id is taken
 
 
 @router.post("/api-tokens/{token_id}/revoke")
 async def revoke_api_token(context: Context, principal: Admin, token_id: Name) -> ApiTokenView:
-    """End an API token at once. Twice changes nothing."""
+    """Revoke an API token at once; repeating this changes nothing."""
     accounts, now = context.access.accounts, time.time()
     rows = await context.access.in_access(accounts.api_tokens)
     if all(row["id"] != token_id for row in rows):
         raise NotFoundError(
-            f"Expected an API token's id, got {token_id[:80]!r}: see `fedloom api-token list`."
+            f"There is no API token with the id {token_id[:80]!r}: see `fedloom api-token list`."
         )
     await context.audit(principal, "api-token.revoke", token_id)
     row = await context.access.in_access(accounts.revoke_api_token, token_id, now)
@@ -201,15 +200,13 @@ async def revoke_api_token(context: Context, principal: Admin, token_id: Name) -
 
 @router.post("/login-links", status_code=201)
 async def create_login_link(context: Context, principal: Admin, wish: NewLink) -> LoginLink:
-    """Make a link that logs the local operator in, once. Only over the Unix socket."""
+    """Create a link that logs the local operator in once. Only over the Unix socket."""
     if principal.how != "socket":
         raise ForbiddenError(
-            "Expected somebody beside the server, over its Unix socket: elsewhere, log in."
+            "Login links are created only on the server's machine, over its Unix socket."
         )
     if not context.console_url:
-        raise ConflictError(
-            "Expected a server with a console, got one without: set `console` in server.toml."
-        )
+        raise ConflictError("This server has no console: set `console` in server.toml.")
     await context.audit(principal, "login-link.create", principal.name, {"scope": wish.scope})
     secret, now = secrets.make_secret(), time.time()
     await context.access.in_access(

@@ -1,4 +1,4 @@
-"""What the routes about operators take and give."""
+"""Requests and answers of the routes of operators' access."""
 
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
@@ -15,7 +15,7 @@ Label = Annotated[str, Field(max_length=64)]
 
 
 Rank = Literal[Scope.VIEWER, Scope.OPERATOR, Scope.ADMIN]
-"""What a person may have."""
+"""Scopes of people."""
 
 
 class _In(BaseModel):
@@ -23,7 +23,7 @@ class _In(BaseModel):
 
 
 class Me(BaseModel):
-    """Who asks."""
+    """The caller."""
 
     name: str
     scope: Scope
@@ -31,20 +31,20 @@ class Me(BaseModel):
 
 
 class OwnPassword(_In):
-    """A change of one's own password."""
+    """A change of the caller's password."""
 
     old: Password
     new: Password
 
 
 class NewPassword(_In):
-    """A user's next password."""
+    """A user's new password."""
 
     password: Password
 
 
 class NewScope(_In):
-    """What a user may do from now on."""
+    """A user's new scope."""
 
     scope: Rank
 
@@ -73,18 +73,18 @@ class UserList(BaseModel):
 
 
 class NewApiToken(_In):
-    """A wish for an API token."""
+    """An API token to create."""
 
-    name: Annotated[Label, Field(description="whose it is: what the audit trail calls its bearer")]
+    name: Annotated[Label, Field(description="name of its bearer in the audit trail")]
     scope: Scope
     ttl_s: Annotated[
         float | None,
-        Field(gt=0, le=MAX_TTL_S, allow_inf_nan=False, description="seconds; null for no end"),
+        Field(gt=0, le=MAX_TTL_S, allow_inf_nan=False, description="seconds; null: no expiry"),
     ] = 90 * 24 * 3600.0
 
 
 class IssuedApiToken(BaseModel):
-    """An API token, shown this once."""
+    """An API token; its text is shown only once."""
 
     id: str
     name: str
@@ -92,11 +92,11 @@ class IssuedApiToken(BaseModel):
     made_by: str
     created_at: float
     expires_at: float | None
-    token: Annotated[str, Field(description="what a program sends; the server keeps its hash")]
+    token: Annotated[str, Field(description="for the program; the server stores only its hash")]
 
 
 class ApiTokenStatus(StrEnum):
-    """What an API token is still good for."""
+    """Status of an API token."""
 
     ACTIVE = "active"
     EXPIRED = "expired"
@@ -118,7 +118,7 @@ class ApiTokenView(BaseModel):
 
     @classmethod
     def of(cls, row: dict[str, Any], now: float) -> Self:
-        """A row of the ledger as it stands at `now`."""
+        """The view of a row of the ledger at `now`."""
         expired = row["expires_at"] is not None and row["expires_at"] <= now
         status = ApiTokenStatus.EXPIRED if expired else ApiTokenStatus.ACTIVE
         return cls(**row, status=ApiTokenStatus.REVOKED if row["revoked_at"] else status)
@@ -131,7 +131,7 @@ class ApiTokenList(BaseModel):
 
 
 class NewLink(_In):
-    """A wish for a login link."""
+    """A login link to create."""
 
     scope: Rank = Scope.ADMIN
 
@@ -139,6 +139,6 @@ class NewLink(_In):
 class LoginLink(BaseModel):
     """A link that logs in once."""
 
-    url: Annotated[str, Field(description="good once and for two minutes")]
+    url: Annotated[str, Field(description="works once, within two minutes")]
     scope: Scope
     expires_at: float

@@ -1,9 +1,9 @@
-"""The one HTTP API: everything an operator can see or do, as JSON under /v1.
+"""The HTTP API: everything an operator can see or do, as JSON under /v1.
 
-The command line is a client of it, and so is the console, so they cannot differ. It is served on
-the Unix socket in the state directory (`fedloom.server.http.unix_socket`) and, for those who log
-in or have an API token, on a TCP port (`fedloom.server.http.tcp_listener`). Its description is at
-/v1/openapi.json. Every answer that is not a success is an `ErrorReply`.
+The command line and the console use it. It is served on the Unix socket in the state directory
+(`fedloom.server.http.unix_socket`) and, for users who log in or have an API token, on a TCP port
+(`fedloom.server.http.tcp_listener`). Its description is at /v1/openapi.json. Every error is an
+`ErrorReply`.
 """
 
 import asyncio
@@ -73,7 +73,7 @@ SOON_S = 3.0
 
 _about = APIRouter()
 
-# The first class that an error is an instance of decides.
+# The first class that matches an error applies.
 _KINDS: tuple[tuple[type[FedloomError], int, str], ...] = (
     (UnauthenticatedError, 401, "denied"),
     (ForbiddenError, 403, "denied"),
@@ -102,23 +102,23 @@ def create_app(
     site: Site | None = None,
     oidc: Oidc | None = None,
 ) -> FastAPI:
-    """The application over a server's parts; on a TCP port it needs a `Shield` around it.
+    """Build the application; on a TCP port, wrap it in a `Shield`.
 
     Args:
-        server: the contexts of its rooms.
+        server: its contexts.
         runs: the active runs.
-        authority: makes tokens' pins; None on plaintext loopback.
-        fleet: host:port where enrolled clients connect, if not as configured.
-        enrolment: likewise for devices with a token.
-        site: where browsers reach the console; None where it does not listen.
-        oidc: logins through a provider.
+        authority: issues certificates; None on plaintext loopback.
+        fleet: bound host:port for enrolled clients; empty for the configured one.
+        enrolment: bound host:port for devices with a token; empty for the configured one.
+        site: of the console; None if it does not listen.
+        oidc: logins through a provider; None for none.
     """
     app = FastAPI(
         title="fedloom server",
         version=__version__,
         description=(__doc__ or "").strip(),
-        openapi_url=None,  # a route of our own, for those who may see it
-        docs_url=None,  # it would load its scripts from elsewhere
+        openapi_url=None,  # see `describe`, which needs a scope
+        docs_url=None,  # it would load scripts from another site
         redoc_url=None,
         dependencies=[Depends(guard)],
     )
@@ -177,14 +177,14 @@ def create_app(
 async def describe(request: Request, _: Viewer) -> JSONResponse:
     """The description of this API, as OpenAPI."""
     app: FastAPI = request.app
-    found = await asyncio.to_thread(app.openapi)  # a third of a second, should it be the first time
+    found = await asyncio.to_thread(app.openapi)  # the first time takes a third of a second
     schemes = {"token": {"type": "http", "scheme": "bearer"}}
     found.setdefault("components", {})["securitySchemes"] = schemes
     return JSONResponse({**found, "security": [{"token": []}]})
 
 
 async def describe_soon(app: FastAPI, after_s: float = SOON_S) -> None:
-    """Make the description before somebody asks for it, when the server has begun its work."""
+    """Build the description `after_s` seconds after the start, before its first request."""
     await asyncio.sleep(after_s)
     await asyncio.to_thread(app.openapi)
 
@@ -196,7 +196,7 @@ def _reply(
     code: str | None = None,
     headers: dict[str, str] | None = None,
 ) -> JSONResponse:
-    text = message.encode("utf-8", "backslashreplace").decode()  # halves of characters, quoted
+    text = message.encode("utf-8", "backslashreplace").decode()  # escapes lone surrogates
     body = ErrorReply(error=Fault(message=text, kind=kind, code=code))
     return JSONResponse(body.model_dump(), status, headers)
 
@@ -206,7 +206,7 @@ async def _known(request: Request, error: Exception) -> Response:
     status, kind = next((s, k) for c, s, k in _KINDS if isinstance(error, c))
     if isinstance(error, UnauthenticatedError) and (to_login := _to_login(request)) is not None:
         return to_login
-    # What strangers send must not push everybody else's lines out of the log.
+    # Unauthenticated requests must not push other lines out of the log buffer.
     known = LOCAL_USER in request.scope or PRINCIPAL in request.scope
     level = logging.ERROR if status >= 500 else logging.INFO if known else logging.DEBUG
     log.log(level, "%s %s: %s", request.method, _path(request), printable(str(error)))
@@ -218,7 +218,7 @@ async def _known(request: Request, error: Exception) -> Response:
 
 
 def _path(request: Request) -> str:
-    """A request's path in one line: it may hold line breaks, and the log must not."""
+    """A request's path without line breaks, for the log."""
     return printable(request.url.path, 300)
 
 
@@ -231,10 +231,10 @@ def _headers(error: FedloomError) -> dict[str, str]:
 
 
 def _to_login(request: Request) -> Response | None:
-    """Where a browser goes to log in; None for a program."""
+    """A redirect to the login page for a browser; None for a program."""
     if request.url.path.startswith("/v1/"):
         return None
-    if "hx-request" in request.headers:  # htmx would put the login page into a part of ours
+    if "hx-request" in request.headers:  # htmx would insert the login page into the page
         return Response(status_code=401, headers={"HX-Redirect": "/login"})
     if "text/html" not in request.headers.get("accept", "") or request.method != "GET":
         return None
@@ -252,7 +252,7 @@ async def _invalid(request: Request, error: Exception) -> Response:
     if (shown := fault_page(request, 422, f"{'; '.join(faults)}.")) is not None:
         return shown
     return _reply(
-        422, "usage", f"Expected a request as /v1/openapi.json says, got {'; '.join(faults)}."
+        422, "usage", f"The request does not match /v1/openapi.json: {'; '.join(faults)}."
     )
 
 
@@ -263,19 +263,19 @@ async def _http(request: Request, error: Exception) -> Response:
     kind = "not_found" if error.status_code == 404 else "usage"
     headers = dict(error.headers or {})
     if "GET" in headers.get("Allow", "").split(", "):
-        headers["Allow"] += ", HEAD"  # which routes know nothing of
+        headers["Allow"] += ", HEAD"  # added by `HeadOnly`
     return _reply(error.status_code, kind, error.detail, headers=headers)
 
 
 async def _cut(_: Request, __: Exception) -> JSONResponse:
-    return _reply(400, "usage", "Expected a whole body, got one that broke off or is too long.")
+    return _reply(400, "usage", "The request's body was incomplete or too long.")
 
 
 async def _no_ledger(request: Request, error: Exception) -> Response:
     assert isinstance(error, sa.exc.OperationalError)
     log.error("%s %s: the ledger: %s", request.method, _path(request), error.orig)
     await context_of(request).audit_failure(error)
-    why = f"Expected the ledger to take it, got: {error.orig}. Is the disk full? Try again."
+    why = f"The ledger failed: {error.orig}. Is the disk full? Try again."
     if (shown := fault_page(request, 503, why)) is not None:
         return shown
     return _reply(503, "unavailable", why)
@@ -283,5 +283,5 @@ async def _no_ledger(request: Request, error: Exception) -> Response:
 
 async def _unknown(request: Request, error: Exception) -> JSONResponse:
     await context_of(request).audit_failure(error)
-    # Starlette raises the error again behind this answer, and uvicorn logs it with its traceback.
-    return _reply(500, "internal", f"Unexpected {type(error).__name__}: see the server's log.")
+    # Starlette raises the error again after this answer, and uvicorn logs its traceback.
+    return _reply(500, "internal", f"Internal error {type(error).__name__}: see the server's log.")

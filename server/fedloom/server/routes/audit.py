@@ -1,4 +1,4 @@
-"""Routes about the audit trail: who did what, when."""
+"""Routes of the audit trail."""
 
 from typing import Annotated
 
@@ -21,11 +21,11 @@ async def list_entries(
     context: Context,
     _: Viewer,
     who: Text = "",
-    action: Annotated[Text, Query(description="the whole, or its first word")] = "",
+    action: Annotated[Text, Query(description="the whole action, or its first word")] = "",
     subject: Text = "",
     since: Moment = None,
     until: Moment = None,
-    before: Annotated[int | None, Query(ge=1, le=2**53, description="entries of lower ids")] = None,
+    before: Annotated[int | None, Query(ge=1, le=2**53, description="only lower ids")] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> AuditPage:
     """A page of the trail, newest first."""
@@ -37,5 +37,5 @@ async def list_entries(
 
 @router.get("/head")
 async def head(context: Context, _: Viewer) -> AuditHead:
-    """The newest entry. Keep it elsewhere: `fedloom audit verify --anchor` holds it against us."""
+    """The newest entry. Keep it elsewhere, for `fedloom audit verify --anchor`."""
     return await audit_head(context)

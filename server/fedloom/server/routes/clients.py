@@ -1,4 +1,4 @@
-"""Routes about clients: who they are, what they did, and whether they are asked."""
+"""Routes of clients: lists, tasks, and actions such as drain and revoke."""
 
 import logging
 from typing import Annotated
@@ -40,7 +40,7 @@ async def list_clients(
     state: ClientState | None = None,
     version: Annotated[str, Query(max_length=120, description="of the SDK, or its start")] = "",
     label: Annotated[str, Query(max_length=250, description="name, or name=value")] = "",
-    after: Annotated[str, Query(max_length=120, description="the last of the page before")] = "",
+    after: Annotated[str, Query(max_length=120, description="last client of the page before")] = "",
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> ClientList:
     """All clients that ever enrolled, by name, filtered and page by page."""
@@ -51,7 +51,7 @@ async def list_clients(
 
 @versions.get("/client-versions")
 async def list_versions(context: Context, _: Viewer) -> Versions:
-    """How many clients run which version of the SDK, as they said when they last came."""
+    """Number of clients per version of the SDK, as reported when they last connected."""
     return await queries.versions(context)
 
 
@@ -67,11 +67,11 @@ async def list_parts(
     _: Viewer,
     name: str,
     before: Annotated[
-        float, Query(ge=0, le=1e12, description="`offered_at` of the page before's last")
+        float, Query(ge=0, le=1e12, description="last `offered_at` of the page before")
     ] = 0,
     limit: Annotated[int, Query(ge=1, le=500)] = 50,
 ) -> PartList:
-    """What a client did in rounds, newest first: its contribution over time."""
+    """A client's tasks in rounds, newest first."""
     return await queries.parts_page(context, name, before=before, limit=limit)
 
 
@@ -82,7 +82,7 @@ async def list_parts(
 async def revoke_client(
     context: Context, principal: Operator, name: str, preview: Preview = False
 ) -> ClientActed:
-    """Revoke a client and all its certificates, and cut its connection at once."""
+    """Revoke a client and all its certificates, and end its connection at once."""
     before = await one_client(context, name)
     changed = before.status != "revoked"
     words = revoke_words(name, changed=changed)
@@ -90,7 +90,7 @@ async def revoke_client(
         return _acted(before, words, changed=False)
     await context.audit(principal, "client.revoke", name)
     await context.in_ledger(context.ledger.revoke, name)
-    context.runs.let_go(name, "revoked by the operator")  # it cannot come back in this round's time
+    context.runs.let_go(name, "revoked by the operator")  # without waiting for it to reconnect
     context.fleet.expel(
         name, Refusal(Code.REVOKED, f"The client {name!r} was revoked by the operator.")
     )
@@ -101,24 +101,25 @@ async def revoke_client(
 
 @router.post("/{name}/note")
 async def note_client(context: Context, principal: Operator, name: str, wish: Note) -> ClientActed:
-    """Keep a note about a client; an empty one takes it away."""
+    """Set the note about a client; an empty one removes it."""
     before = await one_client(context, name)
     await context.audit(principal, "client.note", name, {"note": wish.note})
     await context.in_ledger(context.ledger.set_note, name, wish.note)
     after = await one_client(context, name)
-    return _acted(after, f"{name} has another note.", changed=after.note != before.note)
+    return _acted(after, f"The note about {name} was saved.", changed=after.note != before.note)
 
 
 @router.post("/{name}/labels")
 async def label_client(
     context: Context, principal: Operator, name: str, wish: Labels
 ) -> ClientActed:
-    """Give a client labels, or take them away; those of its device stay beside them."""
+    """Set or remove a client's labels; labels set by its device do not change."""
     before = await one_client(context, name)
     await context.audit(principal, "client.label", name, {"labels": wish.labels})
     await context.in_ledger(context.ledger.set_labels, name, wish.labels)
     after = await one_client(context, name)
-    return _acted(after, f"{name} has other labels.", changed=after.labels != before.labels)
+    changed = after.labels != before.labels
+    return _acted(after, f"The labels of {name} were saved.", changed=changed)
 
 
 @router.post("/{name}/{hold}")
@@ -131,7 +132,7 @@ async def hold_client(
     why: Annotated[Why | None, Body()] = None,
     preview: Preview = False,
 ) -> ClientActed:
-    """Put a client in quarantine, drain it, or release it; at once, and across restarts."""
+    """Put a client in quarantine, drain it, or release it; a hold survives restarts."""
     reason = (why or Why()).reason
     before = await one_client(context, name)
     wanted = None if hold is Hold.RELEASE else sessions.Hold(hold)

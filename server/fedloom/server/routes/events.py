@@ -1,4 +1,4 @@
-"""The route of live events: server-sent events, for pages and scripts alike."""
+"""The route of live events, as server-sent events."""
 
 from collections.abc import AsyncIterator
 from typing import Annotated
@@ -22,7 +22,7 @@ router = APIRouter(tags=["events"], responses=FAULTS)
     responses={
         200: {
             "content": {MEDIA_TYPE: {"schema": {"type": "string"}}},
-            "description": "Server-sent events without end.",
+            "description": "Endless server-sent events.",
         }
     },
 )
@@ -37,16 +37,17 @@ async def events(
         ),
     ] = "",
 ) -> StreamingResponse:
-    """What changes, as it changes, at most twice a second: an event names what to look at anew.
+    """Changes as they happen, at most twice per second; an event names what to read again.
 
-    Without `topics` all but `log`. There is no replay: whoever connects again looks at everything.
+    Without `topics`, all topics but `log`. Events are not replayed: read everything again after
+    reconnecting.
     """
     hub = context.live
     watcher = hub.watch({topic for topic in topics.split(",") if topic}, principal.name)
     if watcher is None:
         raise UnavailableError(
-            f"Expected at most {MAX_WATCHERS} watchers of events, and {MAX_OF_ONE} of one name, "
-            "got another: close a page."
+            f"At most {MAX_WATCHERS} event streams can be open, and {MAX_OF_ONE} of one user: "
+            "close a page."
         )
     headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
     return StreamingResponse(_until_gone(hub, watcher), media_type=MEDIA_TYPE, headers=headers)

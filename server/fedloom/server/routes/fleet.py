@@ -1,4 +1,4 @@
-"""Routes about the server itself and its tokens."""
+"""Routes of the server's status and its one-time tokens."""
 
 import hashlib
 import ssl
@@ -13,13 +13,7 @@ from fedloom.server.actions import tokens as actions
 from fedloom.server.http.dependencies import FAULTS, Context
 from fedloom.server.pki.authority import Authority
 from fedloom.server.queries.tokens import tokens_page
-from fedloom.server.queries.views import (
-    IssuedToken,
-    NewToken,
-    ServerView,
-    TokenList,
-    TokenView,
-)
+from fedloom.server.queries.views import IssuedToken, NewToken, ServerView, TokenList, TokenView
 from fedloom.server.rounds.manager import ACTIVE
 
 router = APIRouter(responses=FAULTS)
@@ -27,7 +21,7 @@ router = APIRouter(responses=FAULTS)
 
 @router.get("/server", tags=["server"])
 async def server(context: Context, _: Viewer) -> ServerView:
-    """What this server is and how it does."""
+    """The server's version, addresses and status."""
     active = await context.in_ledger(context.ledger.list_runs, ACTIVE)
     now = time.time()
     return ServerView(
@@ -55,7 +49,7 @@ def _root_sha256(authority: Authority | None) -> str | None:
 
 @router.post("/tokens", tags=["tokens"], status_code=201)
 async def create_token(context: Context, principal: Admin, wish: NewToken) -> IssuedToken:
-    """Make a one-time token. Its text is in this answer and nowhere else."""
+    """Create a one-time token. Its text is only in this answer."""
     return await actions.create_token(context, principal, wish)
 
 
@@ -72,5 +66,5 @@ async def list_tokens(
 
 @router.post("/tokens/{token_id}/cancel", tags=["tokens"])
 async def cancel_token(context: Context, principal: Admin, token_id: str) -> TokenView:
-    """Make a token worthless that nobody has used. Twice changes nothing."""
+    """Cancel an unused token; repeating this changes nothing."""
     return await actions.cancel_token(context, principal, token_id)

@@ -1,4 +1,4 @@
-"""Routes about what models are: where they come from, what is in them, how they compare."""
+"""Routes of models: lineage, norms of tensors, comparison, signature."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ router = APIRouter(tags=["models"], responses=FAULTS)
 
 
 class Signature(BaseModel):
-    """The federation's word for a model's file."""
+    """The federation's signature over a model's file."""
 
     statement: Annotated[str, Field(description="JSON text: digest, size, federation, origin")]
     signature: Annotated[
@@ -44,7 +44,7 @@ class Signature(BaseModel):
 
 @router.get("/models/{digest}/lineage")
 async def lineage(context: Context, _: Viewer, digest: str) -> ModelDetail:
-    """Where a model comes from: runs, rounds, clients, and what was measured of it."""
+    """A model's origins, contributors and evaluations."""
     return await queries.lineage(context, digest)
 
 
@@ -55,7 +55,7 @@ async def list_layers(
     digest: str,
     base: Annotated[str, Query(max_length=64, description="a model to compare it with")] = "",
 ) -> Layers:
-    """Norms of a model's tensors, and of what lies between it and another."""
+    """Norms of a model's tensors, and of their differences from another model."""
     digest = await context.digest(digest)
     other = await context.digest(base) if base else ""
     return layers_of(digest, other, await asyncio.shield(measured(context, digest, other)))
@@ -65,20 +65,20 @@ async def list_layers(
 async def compare(
     context: Context, _: Viewer, of: Annotated[list[str], Query(min_length=1, max_length=10)]
 ) -> Comparison:
-    """Models side by side: where they come from, and what was measured of each."""
+    """Several models with their origins and evaluations."""
     digests = [await context.known_digest(each) for each in of]
     return Comparison(models=[await model_detail(context, digest) for digest in digests])
 
 
 @router.get("/models/{digest}/signature")
 async def signature(context: Context, _: Viewer, digest: str) -> Signature:
-    """The federation's signature over what a model's file is: keep it beside the file."""
+    """The federation's signature over a model's digest and origin. Keep it with the file."""
     signing = context.signing
     if signing is None:
-        raise ConflictError("Expected a federation with a signing key, got one on plaintext.")
+        raise ConflictError("A server on plaintext has no signing key.")
     detail = await model_detail(context, await context.digest(digest))
     if not detail.origins:
-        raise UsageError("Expected a model of a run, got one that no run began with or made.")
+        raise UsageError("This model belongs to no run, so it cannot be signed.")
     last = detail.origins[-1]
     statement = json.dumps(
         {

@@ -1,4 +1,4 @@
-"""The route that Prometheus reads. Outside of /v1, where every scraper looks for it."""
+"""The route `/metrics` for Prometheus."""
 
 import asyncio
 import ipaddress
@@ -21,7 +21,7 @@ _PASSED_ON = (
     "x-forwarded-for", "x-forwarded-host", "x-real-ip", "forwarded", "via", "origin",
     "sec-fetch-site",
 )  # fmt: skip
-"""What a program of this machine does not send."""
+"""Headers of proxies and browsers, which a local program does not send."""
 
 _HERE = ("localhost", "127.0.0.1", "::1")
 
@@ -29,14 +29,14 @@ router = APIRouter(tags=["metrics"], responses=FAULTS)
 
 
 class _Scraper(needs):
-    """Whoever may read metrics; where the settings say so, everybody on this machine."""
+    """Requires a scope, except of programs on this machine if `metrics_open` is set."""
 
     async def __call__(self, request: Request) -> Principal:
-        """Who asks.
+        """The principal of a request.
 
         Raises:
-            UnauthenticatedError: nobody has proved who they are.
-            ForbiddenError: they may not.
+            UnauthenticatedError: the request has no valid credential.
+            ForbiddenError: its scope is too low.
         """
         if request.app.state.context.config.metrics_open and _is_here(request):
             return Principal(name="metrics", scope=Scope.METRICS, how="loopback")
@@ -51,21 +51,21 @@ class _Scraper(needs):
 async def metrics(
     context: Context, request: Request, _: Annotated[Principal, Depends(_Scraper(Scope.METRICS))]
 ) -> Response:
-    """Every metric, as Prometheus reads them; docs/metrics.md says what they mean."""
+    """All metrics in Prometheus' format; docs/metrics.md describes them."""
     values = await gauge_values(context)
     found = scrape.Scrape(context.meters, values)
-    # In a thread: for a millisecond and more the rounds would wait.
+    # In a thread: it takes a millisecond or more.
     accept = request.headers.get("accept", "")
     body, media_type = await asyncio.to_thread(scrape.text, found, accept)
     return Response(body, headers={"content-type": media_type, "cache-control": "no-store"})
 
 
 def _is_here(request: Request) -> bool:
-    """Does it come from a program on this machine, and not by a proxy or a page of elsewhere?"""
+    """Whether a request comes from a local program, not through a proxy or from a web page."""
     if request.client is None or any(name in request.headers for name in _PASSED_ON):
         return False
     if urlsplit(f"//{request.headers.get('host', '')}").hostname not in _HERE:
-        return False  # a proxy that says nothing else passes the name on that it was called by
+        return False  # a proxy without such headers still passes on its own host name
     try:
         return ipaddress.ip_address(request.client.host).is_loopback
     except ValueError:

@@ -1,4 +1,4 @@
-"""Routes about models: safetensors files in and out, as streams of bounded memory."""
+"""Routes of models: upload, download and promotion, with bounded memory."""
 
 import logging
 from pathlib import Path
@@ -39,7 +39,7 @@ router = APIRouter(tags=["models"], responses=FAULTS)
 
 
 class TooLargeError(UsageError):
-    """A body is larger than the server takes."""
+    """A body is larger than `max_model_bytes`."""
 
 
 class BadModelError(IntegrityError):
@@ -47,12 +47,12 @@ class BadModelError(IntegrityError):
 
 
 class _BlockResponse(FileResponse):
-    """A file in blocks large enough that switching threads costs nothing beside them."""
+    """A file in blocks so large that the cost of switching threads is negligible."""
 
     chunk_size: ClassVar[int] = 1 << 20  # type: ignore[misc]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it; for HEAD the file is not read."""
+        """Send the file; for HEAD it is not read."""
         method = "HEAD" if HEAD_ONLY in scope else scope["method"]
         await super().__call__({**scope, "method": method}, receive, send)
 
@@ -64,7 +64,7 @@ class _BlockResponse(FileResponse):
     responses={413: {"model": ErrorReply, "description": "Over max_model_bytes."}},
 )
 async def add_model(context: Context, principal: Operator, request: Request) -> StoredModel:
-    """Store a model, sent as the bytes of a safetensors file. Doing it twice changes nothing."""
+    """Store a safetensors file; storing it again changes nothing."""
     models, in_disk = context.models, context.in_disk
     limit = context.config.max_model_bytes
     declared = request.headers.get("content-length", "0")
@@ -86,7 +86,7 @@ async def add_model(context: Context, principal: Operator, request: Request) -> 
     finally:
         temporary.unlink(missing_ok=True)
     context.live.changed("models")
-    log.info("model %s stored, %d bytes", digest[:12], manifest.size_bytes)
+    log.info("stored model %s, %d bytes", digest[:12], manifest.size_bytes)
     return StoredModel(
         digest=digest,
         size_bytes=manifest.size_bytes,
@@ -96,7 +96,7 @@ async def add_model(context: Context, principal: Operator, request: Request) -> 
 
 
 async def _receive(request: Request, path: Path, context: ConsoleContext, limit: int) -> None:
-    """Write a body to a file, a block at a time, off the event loop."""
+    """Write a body to a file in blocks, off the event loop."""
     block = bytearray()
     size = 0
     with path.open("wb", buffering=0) as file:
@@ -106,7 +106,7 @@ async def _receive(request: Request, path: Path, context: ConsoleContext, limit:
                 if len(block) >= BLOCK_BYTES:
                     size = await _flush(context, file, block, size, limit)
         except ClientDisconnect as error:
-            raise UnavailableError("Expected a whole body, got one that broke off.") from error
+            raise UnavailableError("The upload was interrupted.") from error
         await _flush(context, file, block, size, limit)
 
 
@@ -144,7 +144,7 @@ async def list_models(
     ] = "",
     limit: Annotated[int, Query(ge=1, le=1000)] = 1000,
 ) -> ModelList:
-    """Models that runs began with or committed, of one run or of all: the newest, oldest first."""
+    """The latest initial and committed models of one or all runs, oldest first."""
     ledger = context.ledger
     run = await context.run_id(run) if run else ""
     after = None
@@ -162,7 +162,7 @@ async def list_models(
     responses={200: {"content": _BODY["content"], "description": "A safetensors file."}},
 )
 async def get_model(context: Context, _: Viewer, digest: str) -> FileResponse:
-    """A model's file. Its digest comes as the ETag, so that the receiver can verify it."""
+    """A model's file. The ETag is its digest, so that the receiver can verify it."""
     digest = await context.digest(digest)
     path = context.models.path(digest)
     return _BlockResponse(
@@ -174,10 +174,7 @@ async def get_model(context: Context, _: Viewer, digest: str) -> FileResponse:
 async def promote(
     context: Context, principal: Operator, digest: str, wish: Promote, preview: Preview = False
 ) -> Promoted:
-    """Say that a model is the one to use: clients that ask for a promoted model get it.
-
-    Promoting the model that is promoted already changes nothing.
-    """
+    """Make a model the promoted one, which devices use; repeating this changes nothing."""
     ledger = context.ledger
     digest = await context.digest(digest)
     if not preview:
@@ -191,10 +188,10 @@ async def promote(
     before = "" if last is None else f" instead of {last.digest[:12]} of {last.run}"
     words = (
         f"The model {digest[:12]} of round {model.round} of {model.run} becomes the one that "
-        f"clients use{before}. Runs go on as they are."
+        f"clients use{before}. Runs do not change."
     )
     if last is not None and (last.run, last.digest) == (model.run, digest):
-        words = f"The model {digest[:12]} of {model.run} is promoted already: nothing changes."
+        words = f"The model {digest[:12]} of {model.run} is already promoted: nothing changes."
     if preview:
         return Promoted(promotion=None, changed=False, consequence=words)
     detail = {"run": model.run, "round": model.round, "note": wish.note}
@@ -214,7 +211,7 @@ async def list_promotions(
     _: Viewer,
     run: Annotated[str, Query(description="a run's id or a unique prefix")] = "",
     before: Annotated[
-        int, Query(ge=0, le=MAX_NUMBER, description="id of the last one of the page before")
+        int, Query(ge=0, le=MAX_NUMBER, description="last id of the page before")
     ] = 0,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> PromotionList:

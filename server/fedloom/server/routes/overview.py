@@ -15,13 +15,13 @@ router = APIRouter(tags=["overview"], responses=FAULTS, route_class=Shared)
 
 @router.get("/overview")
 async def overview(context: Context, _: Viewer) -> Overview:
-    """Is the server healthy, what runs, and what needs attention and why."""
+    """Health, alerts, active runs and traffic."""
     return await queries.overview(context)
 
 
 @router.get("/runs/{run}/curves")
 async def run_curves(context: Context, _: Viewer, run: str) -> CurvesView:
-    """What a run's committed rounds measured, column by column."""
+    """Metrics of a run's committed rounds, in columns."""
     return await queries.run_curves(context, run)
 
 
@@ -29,7 +29,7 @@ async def run_curves(context: Context, _: Viewer, run: str) -> CurvesView:
 async def compare(
     context: Context,
     _: Viewer,
-    runs: Annotated[str, Query(max_length=2000, description="ids, by commas")],
+    runs: Annotated[str, Query(max_length=2000, description="ids, separated by commas")],
 ) -> Compared:
-    """The curves of several runs, to lay over each other."""
+    """The curves of several runs."""
     return await queries.compared(context, runs.split(","))

@@ -1,4 +1,4 @@
-"""Routes of rounds: page by page, and one of them with every member's part in it."""
+"""Routes of rounds: page by page, and one with its members."""
 
 from typing import Annotated
 
@@ -19,11 +19,11 @@ async def list_rounds(
     _: Viewer,
     run: str,
     before: Annotated[
-        int, Query(ge=0, le=MAX_NUMBER, description="number of the last one of the page before")
+        int, Query(ge=0, le=MAX_NUMBER, description="last number of the page before")
     ] = 0,
     limit: Annotated[int, Query(ge=1, le=500)] = 50,
 ) -> RoundList:
-    """A run's rounds, newest first, each with what its members did in numbers."""
+    """A run's rounds, newest first, with counts of their members."""
     return await queries.rounds_page(context, run, before=before, limit=limit)
 
 
@@ -33,8 +33,8 @@ async def round_detail(
     _: Viewer,
     run: str,
     number: Annotated[int, Path(ge=1, le=MAX_NUMBER)],
-    after: Annotated[str, Query(description="the last client of the page before")] = "",
+    after: Annotated[str, Query(description="last client of the page before")] = "",
     limit: Annotated[int, Query(ge=1, le=1000)] = 200,
 ) -> RoundDetail:
-    """A round, and what each of its members did in it, by name."""
+    """A round with its members, by name."""
     return await queries.round_detail(context, run, number, after=after, limit=limit)

@@ -34,7 +34,7 @@ async def submit(context: Context, principal: Operator, new: NewRun) -> RunView:
 
 @router.post("/describe")
 async def describe(_: Viewer, spec: Described) -> Description:
-    """Check a specification and say what a run of it would claim; nothing starts."""
+    """Check a specification and return its privacy claim; nothing starts."""
     checked = parse(spec.spec)
     plan = checked.privacy_plan()
     return Description(spec=checked.as_dict(), privacy=None if plan is None else plan.claim())
@@ -48,7 +48,7 @@ async def list_runs(context: Context, _: Viewer) -> RunList:
 
 @router.get("/{run}")
 async def status(context: Context, _: Viewer, run: str) -> RunDetail:
-    """A run: what was asked for, its latest rounds, and what happens right now."""
+    """A run with its specification, latest rounds and live status."""
     return await queries.run_detail(context, run)
 
 
@@ -56,7 +56,7 @@ async def status(context: Context, _: Viewer, run: str) -> RunDetail:
 async def list_refusals(
     context: Context, _: Viewer, run: str, limit: Annotated[int, Query(ge=1, le=100_000)] = 1000
 ) -> RefusalList:
-    """What clients sent for a run and had turned away, newest first."""
+    """Refused requests of clients for a run, newest first."""
     return await queries.refusals(context, run, limit)
 
 
@@ -64,10 +64,10 @@ async def list_refusals(
 async def roll_back(
     context: Context, principal: Operator, run: str, wish: RollBackTo, preview: Preview = False
 ) -> Acted:
-    """Go on from the model and the strategy's state of an earlier committed round.
+    """Continue from the model and strategy state of an earlier committed round.
 
-    The open round is given up first. Privacy that was spent stays spent. A run that has ended
-    comes back, paused. Doing it twice changes nothing until another round is committed.
+    The open round is dropped first. Privacy that was spent stays spent. A run that has ended is
+    paused. Repeating this changes nothing until another round is committed.
     """
     return await actions.roll_back(context, principal, run, wish.round, preview=preview)
 
@@ -84,7 +84,7 @@ async def steer(
 ) -> Acted:
     """Pause, resume or stop a run; close, abort, extend or retry its round; change its goal.
 
-    What is so already is no error, and changes nothing.
+    An action that is already done is no error and changes nothing.
     """
     return await actions.steer(
         context, principal, run, action, arguments or ActionArguments(), preview=preview

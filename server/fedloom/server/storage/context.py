@@ -1,4 +1,4 @@
-"""The context of everything that stores: the ledger, the files, and the threads that use them."""
+"""The context of storage: the ledger, the files, and their threads."""
 
 from dataclasses import dataclass, field
 
@@ -13,11 +13,10 @@ class StorageContext:
     """The ledger and the files of a server.
 
     Attributes:
-        in_ledger: runs the ledger's methods, one at a time, which makes its transactions a
-            sequence.
-        in_reader: runs reads of the ledger for pages and routes, so that they delay no round.
-        in_fold: runs calls that change a round's sum, one at a time.
-        in_disk: runs syncs and file copies.
+        in_ledger: one thread for the ledger's methods, so its transactions are sequential.
+        in_reader: threads for the ledger reads of pages and routes, so that they delay no round.
+        in_fold: one thread for calls that change a round's sum.
+        in_disk: threads for syncs and file copies.
     """
 
     ledger: Ledger

@@ -1,8 +1,8 @@
-"""What is in a model: norms of its tensors, and of what lies between two of them.
+"""Norms of a model's tensors, and of their differences from another model's.
 
-Read block by block from the mapped file, so memory stays at a block whatever the model's size; kept
-by digest, since a file of that name never changes. One model is measured at a time, whoever asks,
-so that rounds keep the threads that sync their files.
+Files are mapped and read block by block, so memory use is one block. Results are cached by digest,
+as files never change. Only one model is measured at a time, so that threads remain for the syncs of
+rounds.
 """
 
 import asyncio
@@ -19,24 +19,24 @@ from numpy.typing import NDArray
 from fedloom.protocol.tensors.container import read_params
 
 BLOCK = 1 << 13
-"""Values at a time. They stay in the nearest cache, and BLAS calls no second thread for so short a
-product: 10M values beside 10M others take 25 ms of CPU; 180 ms with blocks of 262,144."""
+"""Values in a block. They fit the L1 cache, and BLAS starts no second thread for so short a
+product: comparing 10M values takes 25 ms of CPU, 180 ms with blocks of 262,144."""
 
 KEPT = 64
-"""Measurements."""
+"""Cached measurements."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """A tensor of a model, in numbers.
+    """Norms of a tensor.
 
     Attributes:
         name: of the tensor.
-        shape: of it.
+        shape: of the tensor.
         norm: Euclidean.
         max_abs: largest magnitude; 0 of an empty tensor.
-        difference: Euclidean norm of what lies between it and the base's; None without a base, or
-            where the base has no such tensor.
+        difference: Euclidean norm of its difference from the base's; None without a base, or if
+            the base has no such tensor.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Layer:
 
     @property
     def relative(self) -> float | None:
-        """The difference over the base's scale, as far as this tensor's norm tells it."""
+        """The difference divided by this tensor's norm; None if either is missing."""
         if self.difference is None or not self.norm:
             return None
         return self.difference / self.norm
@@ -67,11 +67,11 @@ class Inspector:
         self._turn = asyncio.Lock()
 
     def begin(self, key: Key, measure: Callable[[], Awaitable[Layers]]) -> asyncio.Future[Layers]:
-        """A measurement, begun now if nobody has asked for it yet.
+        """A measurement, cached, in progress or begun now.
 
         Args:
-            key: digest of the model, and of the one that it is compared with or "".
-            measure: how to.
+            key: digest of the model, and of the base or "".
+            measure: measures it.
         """
         found = self._found.pop(key, None)
         if found is None or (found.done() and (found.cancelled() or found.exception())):
@@ -82,7 +82,7 @@ class Inspector:
         return found
 
     def forget(self) -> None:
-        """Measure everything anew."""
+        """Drop all cached measurements."""
         self._found.clear()
 
     async def _in_turn(self, measure: Callable[[], Awaitable[Layers]]) -> Layers:
@@ -91,14 +91,14 @@ class Inspector:
 
 
 def layers(path: Path, base: Path | None = None) -> Layers:
-    """Every tensor of a model file, by name. Blocks; call it in a thread.
+    """Norms of all tensors of a model file, by name. Blocks; call it in a thread.
 
     Args:
-        path: a safetensors file, named by its digest.
-        base: another one, to measure the difference from.
+        path: a safetensors file.
+        base: another one to compare with.
 
     Raises:
-        OSError: there is no such file.
+        OSError: a file is missing.
     """
     params = read_params(path)
     before = read_params(base) if base is not None else {}

@@ -35,7 +35,7 @@ class ModelStore:
             leftover.unlink()
 
     def path(self, digest: str) -> Path:
-        """Where a model lies, or would."""
+        """Path of a model's file, which may not exist."""
         return self._directory / f"{digest}.safetensors"
 
     def save(self, params: Mapping[str, NDArray[Any]], dtypes: Mapping[str, str]) -> str:
@@ -43,7 +43,7 @@ class ModelStore:
 
         Args:
             params: arrays by name.
-            dtypes: container dtypes by name, empty to take the arrays' own.
+            dtypes: container dtypes by name; empty for the arrays' dtypes.
         """
         temporary = self._directory / f"{os.getpid()}-{id(params):x}.tmp"
         try:
@@ -56,12 +56,7 @@ class ModelStore:
             temporary.unlink(missing_ok=True)
 
     def add(self, source: Path) -> str:
-        """Copy a model file in and return its digest.
-
-        Raises:
-            IntegrityError: it is not a whole safetensors file.
-            UsageError: it holds what cannot be averaged.
-        """
+        """Copy a model file into the store and return its digest; errors as `checked`."""
         read_manifest(source)
         temporary = self.temporary()
         try:
@@ -71,24 +66,19 @@ class ModelStore:
             temporary.unlink(missing_ok=True)
 
     def temporary(self) -> Path:
-        """A path of its own in the store's folder, for `take`; swept when the store opens."""
+        """A new path in the store's folder, for `take`; removed when the store opens."""
         return self._directory / f"{os.getpid()}-{secrets.token_hex(8)}.tmp"
 
     def take(self, temporary: Path) -> str:
-        """Make a file that lies in the store's folder part of the store; return its digest.
-
-        Raises:
-            IntegrityError: it is not a whole safetensors file.
-            UsageError: it holds what cannot be averaged.
-        """
+        """Move a file of the store's folder into the store; errors as `checked`."""
         return self.adopt(temporary, self.checked(temporary))
 
     def checked(self, temporary: Path) -> str:
-        """The digest of a file that `adopt` may make part of the store; it is on the disk then.
+        """Check and sync a file for `adopt`; return its digest.
 
         Raises:
-            IntegrityError: it is not a whole safetensors file.
-            UsageError: it holds what cannot be averaged.
+            IntegrityError: it is not a complete safetensors file.
+            UsageError: it has tensors that cannot be averaged.
         """
         read_manifest(temporary)
         digest = hashlib.sha256()
@@ -103,7 +93,7 @@ class ModelStore:
         return sorted(path.stem for path in self._directory.glob(f"{prefix}*.safetensors"))
 
     def adopt(self, temporary: Path, digest: str) -> str:
-        """Give a whole file of the store's folder the name of its digest, durably."""
+        """Rename a complete file of the store's folder to its digest, durably."""
         temporary.replace(self.path(digest))
         sync_directory(self._directory)
         return digest
@@ -112,36 +102,36 @@ class ModelStore:
         """A model's tensors, mapped from its file.
 
         Raises:
-            IntegrityError: the file is gone or damaged.
+            IntegrityError: the file is missing or damaged.
         """
         return read_params(self._existing(digest))
 
     def manifest(self, digest: str) -> Manifest:
-        """What a model is made of.
+        """A model's manifest.
 
         Raises:
-            IntegrityError: the file is gone or damaged.
+            IntegrityError: the file is missing or damaged.
         """
         return read_manifest(self._existing(digest))
 
     def require(self, digests: Iterable[str]) -> None:
-        """See that files are there.
+        """Check that the files of models exist.
 
         Raises:
-            IntegrityError: one is gone.
+            IntegrityError: one is missing.
         """
         for digest in digests:
             self._existing(digest)
 
     def size(self, digest: str) -> int | None:
-        """Bytes of a model's file; None if it is not there."""
+        """Bytes of a model's file; None if it does not exist."""
         try:
             return self.path(digest).stat().st_size
         except FileNotFoundError:
             return None
 
     def hold(self, digest: str) -> bool:
-        """Make a file as good as new, so that `discard` leaves it; False if it is gone."""
+        """Reset a file's age, so that `discard` keeps it; False if it does not exist."""
         with self._ages:
             try:
                 os.utime(self.path(digest))
@@ -150,7 +140,7 @@ class ModelStore:
             return True
 
     def discard(self, digest: str, younger_than_s: float) -> bool:
-        """Remove a file, unless it was written or held so lately; True if it is gone."""
+        """Remove a file unless it is younger (written or held); True if it no longer exists."""
         path = self.path(digest)
         with self._ages:
             try:
@@ -165,7 +155,7 @@ class ModelStore:
         path = self.path(digest)
         if not path.exists():
             raise IntegrityError(
-                f"Expected the model {digest[:12]} in {self._directory}, got no such file: "
-                "restore it from a backup of the state directory."
+                f"The model {digest[:12]} is missing in {self._directory}: restore it from a "
+                "backup of the state directory."
             )
         return path

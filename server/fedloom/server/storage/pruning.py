@@ -1,16 +1,15 @@
-"""Old models go, so that a run of any length takes a bounded part of the disk.
+"""Prunes old models, so that the disk space of a run is bounded.
 
-Of each run the last `keep_models` committed models stay, with the states of its strategy that
-belong to them, and so do its first and its current model and every one that was ever promoted. What
-was pruned stays in the ledger, and cannot be rolled back to.
+Of each run, the latest `keep_models` committed models and their strategy states are kept, also its
+initial, current and promoted models. Pruned models stay in the ledger, but a run cannot be rolled
+back to them.
 
-Three steps, each of which may be done again, so that a kill between any two loses nothing and
-leaves nothing behind: rows are marked, files that no unmarked row needs are removed, rows say that
-it is done.
+It takes three steps, each of which can be repeated after a crash: mark rows, remove files that no
+unmarked row refers to, and mark the rows as done.
 
-Invariants: a file that a row which is not marked names is never removed; neither is one that was
-written, or held by whoever is about to promote it or to begin a run with it, in the last
-`MIN_AGE_S` seconds, since its row may be about to come.
+Invariants: a file that an unmarked row refers to is never removed, nor is one that was written or
+held (to promote it, or to start a run from it) in the last `MIN_AGE_S` seconds, as its row may not
+be written yet.
 """
 
 import asyncio
@@ -26,13 +25,13 @@ from fedloom.server.storage.model_store import ModelStore
 log = logging.getLogger(__name__)
 
 PACE_S = 30.0
-"""Between two looks."""
+"""Interval of pruning."""
 
 MIN_AGE_S = 600.0
 
 
 async def keep(storage: StorageContext, keep_models: int) -> None:
-    """Prune every `PACE_S` seconds, until cancelled; `keep_models` as for `prune`."""
+    """Prune every `PACE_S` seconds until cancelled; `keep_models` as for `prune`."""
     while True:
         try:
             await prune(storage, keep_models)
@@ -42,11 +41,11 @@ async def keep(storage: StorageContext, keep_models: int) -> None:
 
 
 async def prune(storage: StorageContext, keep_models: int) -> int:
-    """Remove the models that are no longer kept; returns how many files were removed.
+    """Remove the models that are no longer kept; returns the number of removed files.
 
     Args:
         storage: of the server.
-        keep_models: latest models of each run that stay; 0 for all.
+        keep_models: latest models of each run to keep; 0 for all.
     """
     if not keep_models:
         return 0
@@ -57,7 +56,7 @@ async def prune(storage: StorageContext, keep_models: int) -> int:
         return 0
     needed = _named(await storage.in_ledger(ledger.unmarked))
     doomed = {(row.run, row.round): _named([(row.digest, row.state)]) for row in marked}
-    # Models are written in that thread: none is while files go.
+    # In the thread that writes models, so that none is written meanwhile.
     gone = await storage.in_fold(_remove, storage.models, set().union(*doomed.values()) - needed)
     left = {digest for digest in set().union(*doomed.values()) - needed if digest not in gone}
     done = [key for key, named in doomed.items() if not named & left]
@@ -68,7 +67,7 @@ async def prune(storage: StorageContext, keep_models: int) -> int:
 
 
 def _named(rows: Iterable[tuple[str, str | None]]) -> set[str]:
-    """Every file that models and notes of states name."""
+    """Digests of all files that rows of models and their states refer to."""
     named: set[str] = set()
     for digest, state in rows:
         named |= {digest, *StateNote.read(state).digests}
@@ -76,5 +75,5 @@ def _named(rows: Iterable[tuple[str, str | None]]) -> set[str]:
 
 
 def _remove(models: ModelStore, digests: Iterable[str]) -> set[str]:
-    """Remove files; returns those that are gone, which they may have been before."""
+    """Remove files; returns those that no longer exist."""
     return {digest for digest in digests if models.discard(digest, MIN_AGE_S)}

@@ -1,12 +1,12 @@
-"""The spool: bodies of updates on disk, from their first byte until they are in a durable sum.
+"""The spool: bodies of updates on disk, from their first byte until a durable sum holds them.
 
-A spool file is the body, then a footer: how many bytes of the body have come, the update's header
-and the header's length. So an upload that was cut, or that outlived the server, goes on where it
-stopped, and an accepted update can be folded again from its file alone. Overwriting a file in
-place is twice as fast as growing a fresh one, so finished files are kept for reuse, up to a cap.
+A spool file is a body and a footer: the number of received bytes, the update's header and the
+header's length. So an interrupted upload can be resumed, also after a restart, and an accepted
+update can be folded again from its file alone. Overwriting a file in place is twice as fast as
+growing a new one, so a limited number of finished files is kept for reuse.
 
-The footer's count is a hint, not a proof: whoever resumes reads the earlier bytes again through
-the checker, and only a whole body with the right checksum is accepted.
+The footer's count is only a hint: a resumed upload checks the earlier bytes again, and only a
+complete body with the right checksum is accepted.
 """
 
 import os
@@ -27,8 +27,8 @@ class SpoolFile:
 
     Attributes:
         name: of the file in the spool.
-        received: bytes that have come.
-        size_bytes: bytes that will have come.
+        received: bytes received so far.
+        size_bytes: bytes of the whole body.
     """
 
     def __init__(
@@ -53,29 +53,29 @@ class SpoolFile:
 
     @property
     def unwritten(self) -> int:
-        """Bytes that have come since the last `write_back`."""
+        """Bytes received since the last `write_back`."""
         return self.received - self._written
 
     def write_back(self) -> None:
-        """Have the kernel begin to write what has come, and do not wait: a hint, not a sync."""
+        """Let the kernel begin to write the received bytes, without waiting; not a sync."""
         start, self._written = self._written, self.received
         writeback.begin(self._handle, start, self._written - start)
 
     def read(self, offset: int, size: int) -> bytes:
-        """Bytes that came before."""
+        """Read received bytes."""
         return os.pread(self._handle, size, offset)
 
     def restart(self) -> None:
-        """Forget what has come."""
+        """Drop the received bytes."""
         self.received = self._written = 0
         os.pwrite(self._handle, bytes(_COUNT), self.size_bytes)
 
     def sync(self) -> None:
-        """Make the body survive a power cut."""
+        """Sync the body to disk."""
         os.fdatasync(self._handle)
 
     def close(self) -> None:
-        """Let go of the file; it stays in the spool."""
+        """Close the file; it stays in the spool."""
         self._writing.discard(self.name)
         os.close(self._handle)
 
@@ -97,14 +97,14 @@ class Spool:
         self._next_free = 1 + max((int(p.name[5:]) for p in self._free), default=0)
 
     def path(self, name: str) -> Path:
-        """Where a spool file lies."""
+        """Path of a spool file."""
         return self._directory / name
 
     def open(self, run: str, number: int, header: fleet_pb2.UpdateHeader) -> SpoolFile:
-        """Begin, or go on with, receiving the body that a header announces.
+        """Begin or resume receiving the body of a header.
 
         Raises:
-            OSError: no room.
+            OSError: the disk is full.
         """
         path = self._directory / f"{run}.{number}.{header.client}"
         raw = header.SerializeToString(deterministic=True)
@@ -117,7 +117,7 @@ class Spool:
         else:
             handle = self._take(path)
         footer = bytes(_COUNT) + raw + len(raw).to_bytes(_LENGTH, "little")
-        # The end moves first: a footer is only believed at the very end of a file.
+        # Resize first: only a footer at the end of the file is read.
         os.ftruncate(handle, size + len(footer))
         os.pwrite(handle, footer, size)
         return SpoolFile(path.name, handle, 0, size, self._writing)
@@ -133,27 +133,27 @@ class Spool:
         return os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
 
     def header(self, name: str) -> fleet_pb2.UpdateHeader:
-        """The header of an accepted update's file.
+        """The header of an accepted update.
 
         Raises:
-            IntegrityError: the file is gone or damaged.
+            IntegrityError: the file is missing or damaged.
         """
         if not self.path(name).exists():
-            raise IntegrityError(f"Expected the accepted update {name} in the spool, got no file.")
+            raise IntegrityError(f"The accepted update {name} is missing in the spool.")
         handle = os.open(self._directory / name, os.O_RDONLY)
         try:
             footer = _read_footer(handle)
         finally:
             os.close(handle)
         if footer is None:
-            raise IntegrityError(f"Expected a footer at the end of {name}, got none.")
+            raise IntegrityError(f"The accepted update {name} in the spool has no footer.")
         return fleet_pb2.UpdateHeader.FromString(footer[0])
 
     def release(self, name: str) -> None:
-        """This file's content is no longer needed.
+        """Free a file whose content is no longer needed.
 
-        One that an upload still writes to is not for reuse: the late writer would go on writing
-        into the bytes of whoever got the file next.
+        A file that an upload still writes to is deleted, not reused: otherwise that upload would
+        write into the next update.
         """
         path = self._directory / name
         if len(self._free) >= self._keep or name in self._writing:
@@ -168,20 +168,20 @@ class Spool:
         self._free.append(free)
 
     def sweep(self, open_rounds: Collection[tuple[str, int]]) -> None:
-        """Release what a killed server left of rounds that are over."""
+        """Release files that a killed server left of ended rounds."""
         kept = tuple(f"{run}.{number}." for run, number in open_rounds)
         for path in sorted(self._directory.iterdir()):
             if not path.name.startswith(("free-", *kept)):
                 self.release(path.name)
 
     def release_round(self, run: str, number: int) -> None:
-        """Nothing of this round is needed any more: accepted, cut or refused."""
+        """Release all files of a round: accepted, incomplete and refused updates."""
         for path in sorted(self._directory.glob(f"{run}.{number}.*")):
             self.release(path.name)
 
 
 def _read_footer(handle: int) -> tuple[bytes, int] | None:
-    """Header bytes and received count, or None if the file does not end in a whole footer."""
+    """Header bytes and received count; None if the file does not end with a complete footer."""
     end = os.fstat(handle).st_size
     if end < _COUNT + _LENGTH:
         return None

@@ -1,10 +1,10 @@
-"""Accepted updates for robust aggregations, read from their files block by block.
+"""Reads accepted updates from their files block by block, for robust aggregations.
 
-A block of every update is read, widened to float64 and dropped again, so the memory that an
-aggregation needs is a fixed budget, whatever the size of the model and the number of clients. The
-simulator writes its clients' updates in the same format and reads them here.
+A block of each update is read, converted to float64 and dropped, so the memory of an aggregation
+is a fixed budget for any model and number of clients. The simulator stores its updates in the same
+format.
 
-Invariant: the values depend on the files alone, never on how they are cut into blocks.
+Invariant: the values do not depend on the size of the blocks.
 """
 
 import os
@@ -19,12 +19,7 @@ from numpy.typing import NDArray
 from fedloom.protocol.errors import IntegrityError
 from fedloom.protocol.v1 import fleet_pb2
 from fedloom.server.storage.update_parts import Span, parts_of
-from fedloom.strategies import (
-    Key,
-    TensorSpec,
-    Updates,
-    weight_units,
-)
+from fedloom.strategies import Key, TensorSpec, Updates, weight_units
 from fedloom.strategies.exact.partial import WEIGHT_UNIT, Floats
 from fedloom.strategies.robust.base import Covered
 
@@ -38,7 +33,7 @@ class StoredUpdate:
     """One accepted update.
 
     Attributes:
-        client: that sent it.
+        client: the sender.
         path: a file that begins with its body.
         header: of the update.
     """
@@ -137,7 +132,7 @@ class SpoolUpdates(Updates):
         return bits
 
     def _come_to(self, key: Key) -> None:
-        """Drop what every update keeps of the tensor that was read before."""
+        """Drop the decoders of the tensor read before."""
         if self._at is not None and self._at != key:
             for file in self._files:
                 if self._at in file.parts:
@@ -157,7 +152,7 @@ class _File:
             self.parts = parts_of(handle, update.header, specs)
 
     def opened(self) -> "_Handle":
-        """Open the file for one read: updates may outnumber the files that may be open."""
+        """Open the file for one read: there may be more updates than allowed open files."""
         return _Handle(self._path)
 
 
@@ -173,7 +168,7 @@ class _Handle:
             self._handle = os.open(self._path, os.O_RDONLY)
         except FileNotFoundError:
             raise IntegrityError(
-                f"Expected the accepted update {self._path.name} in the spool, got no file."
+                f"The accepted update {self._path.name} is missing in the spool."
             ) from None
         return self._handle
 

@@ -1,7 +1,7 @@
-"""The parts of an update's file: where a tensor's values are, and which coordinates they cover.
+"""The parts of an update's file: the location of a tensor's values, and the coordinates they cover.
 
 A part is raw or encoded, and covers a whole tensor, a box or a mask of it. Any range of flat
-coordinates can be read without the others.
+coordinates can be read separately.
 """
 
 import math
@@ -29,7 +29,7 @@ def parts_of(
     """Return the part of each tensor in an update's file.
 
     Raises:
-        IntegrityError: an encoded part, and the header names no codec.
+        IntegrityError: a part is encoded, but the header names no codec.
     """
     layout, codec = read_layout_at(handle), codec_of(header.compression)
     found: dict[Key, Part] = {}
@@ -48,11 +48,11 @@ def parts_of(
 
 
 Place: TypeAlias = tuple[int, np.dtype[Any]]
-"""Where an array begins in its file, and its dtype."""
+"""Offset of an array in its file, and its dtype."""
 
 
 def place_of(layout: Layout, name: str) -> Place:
-    """Return where an array of a body is."""
+    """Return the place of an array of a body."""
     info = layout.tensors[name]
     return layout.data_start + info.start, DTYPES[info.dtype]
 
@@ -61,10 +61,10 @@ class Values(Protocol):
     """The values of one part, in row-major order of what it covers."""
 
     def read(self, handle: int, first: int, count: int) -> NDArray[Any]:
-        """Return `count` values from `first` on; they last until the next call."""
+        """Return `count` values from `first` on, valid until the next call."""
 
     def forget(self) -> None:
-        """Drop what is kept for the next read."""
+        """Drop state kept between reads."""
 
 
 def _values(
@@ -73,7 +73,7 @@ def _values(
     if not part.HasField("encoding"):
         return Raw(*place_of(layout, part.values))
     if codec is None:
-        raise IntegrityError(f"Expected the codec of {part.tensor!r} in its header, got none.")
+        raise IntegrityError(f"The header names no codec for {part.tensor!r}.")
     roles = part.encoding.arrays
     places = {role: place_of(layout, array_name(part.values, role)) for role in roles}
     return Coded(codec, shape, part.encoding.seed, places)
@@ -186,7 +186,7 @@ def _inside(
     """Return which of the flat coordinates `start:stop` lie in a box."""
     if not shape:
         return np.ones(stop - start, np.bool_)
-    # Whole rows by whether their outer coordinates are in the box, then the ends cut off.
+    # Compute whole rows from their outer coordinates, then cut off the ends.
     extent, (low, high) = shape[-1], box[-1]
     first = start // extent
     rows = _inside(shape[:-1], box[:-1], first, -(-stop // extent))
@@ -201,8 +201,8 @@ class MaskPart(Part):
     """The coordinates of a tensor whose bits are set.
 
     Attributes:
-        bits: in the file, of the first byte of the mask.
-        known: a flat coordinate → how many bits are set before it; of the last read alone.
+        bits: offset of the mask in the file.
+        known: a flat coordinate → number of bits set before it, from the last read.
     """
 
     bits: int

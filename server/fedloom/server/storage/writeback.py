@@ -1,7 +1,7 @@
-"""Have the disk begin on what was written, so that the sync at its end finds little left.
+"""Starts writing data to disk early, so that the later sync is short.
 
-Linux's sync_file_range(2), which Python lacks; elsewhere nothing happens. It is a hint and never a
-sync: what must survive a power cut is still synced before anybody is told.
+Uses Linux's sync_file_range(2), which Python lacks; does nothing elsewhere. It is not a sync: data
+that must survive a power cut is still synced.
 """
 
 import ctypes
@@ -28,13 +28,13 @@ _sync_file_range = _load()
 
 
 def begin(handle: int, start: int, size_bytes: int) -> None:
-    """Have the kernel begin to write these bytes of a file; does not wait for the disk."""
+    """Let the kernel begin to write these bytes of a file, without waiting."""
     if _sync_file_range is not None and size_bytes > 0:
         _sync_file_range(handle, start, size_bytes, _RANGE_WRITE)
 
 
 class Early:
-    """A file whose every write is begun on at once; for blocks of megabytes.
+    """A file that starts to write each block to disk at once; for blocks of megabytes.
 
     Args:
         file: open for writing in binary, at its start.
