@@ -186,5 +186,5 @@ def test_sweep_keeps_open_rounds(spool, tmp_path):
 def test_accepted_file_without_footer_is_damaged(spool):
     """Where a footer must be and is none, the error names the file."""
     spool.path("x").write_bytes(bytes(3))
-    with pytest.raises(IntegrityError, match="footer at the end of x"):
+    with pytest.raises(IntegrityError, match="accepted update x in the spool has no footer"):
         spool.header("x")

@@ -125,7 +125,7 @@ def test_a_missing_or_short_file_is_an_error_of_integrity(tmp_path):
     with pytest.raises(IntegrityError, match="bytes at"):
         found.block((DELTA, last.tensor), 0, SPECS[DELTA, last.tensor].size)
     updates[2].path.unlink()
-    with pytest.raises(IntegrityError, match=r"accepted update run\.1\.c2 in the spool"):
+    with pytest.raises(IntegrityError, match=r"accepted update run\.1\.c2 is missing"):
         SpoolUpdates(SPECS, updates)
 
 
