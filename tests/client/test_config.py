@@ -1,4 +1,4 @@
-"""Settings of a client: a file, the environment over it, and errors that say what to mend."""
+"""Settings of a client: a file, the environment, and their errors."""
 
 import re
 import tomllib
@@ -35,8 +35,8 @@ def write(tmp_path, text):
     return path
 
 
-def test_the_template_is_a_whole_client_and_names_every_setting(tmp_path):
-    """What enrolment writes loads with every default, and shows each setting once."""
+def test_the_template_is_complete_and_names_every_setting(tmp_path):
+    """It loads with every default, and shows each setting once."""
     text = config.template({"server": "localhost:7443", "state_dir": "client-state"})
     loaded = load(write(tmp_path, text), {})
     assert loaded == ClientConfig(server="localhost:7443", state_dir=tmp_path / "client-state")
@@ -47,7 +47,7 @@ def test_the_template_is_a_whole_client_and_names_every_setting(tmp_path):
 
 
 def test_the_template_uncommented_is_valid_too(tmp_path):
-    """Whoever takes a comment's mark away gets a setting, not an error."""
+    """Each commented line is a valid setting."""
     text = config.template({"server": "localhost:7443", "state_dir": "client-state"})
     bare = re.sub(r"^# (\w+ = )", r"\1", text, flags=re.MULTILINE)
     load(write(tmp_path, bare), {})
@@ -55,8 +55,8 @@ def test_the_template_uncommented_is_valid_too(tmp_path):
     assert set(keys) == {item.key for item in settings.declared(ClientConfig)}
 
 
-def test_the_environment_goes_over_the_file_and_the_file_over_the_default(tmp_path):
-    """Each value says where it came from."""
+def test_the_environment_overrides_the_file_and_the_file_the_default(tmp_path):
+    """Each value has its source."""
     path = write(tmp_path, MINIMAL + "reconnect_s = 5\n[labels]\nward = 3\n")
     loaded = read(
         path, {"FEDLOOM_RECONNECT_S": "7", "FEDLOOM_LABELS": "ward=4, bed=b", "HOME": "/"}
@@ -72,7 +72,7 @@ def test_the_environment_goes_over_the_file_and_the_file_over_the_default(tmp_pa
     }
 
 
-def test_no_file_is_needed_where_the_environment_says_all(tmp_path):
+def test_the_environment_may_replace_the_file(tmp_path):
     """As in a container."""
     environ = {"FEDLOOM_SERVER": "fl:1", "FEDLOOM_STATE_DIR": "/var/lib/fedloom"}
     loaded = load(tmp_path / "none.toml", environ)
@@ -95,23 +95,22 @@ def test_no_file_is_needed_where_the_environment_says_all(tmp_path):
         ("chunk_bytes = 5", 'Expected chunk_bytes = "auto" or'),
     ],
 )
-def test_a_wrong_setting_is_told_by_its_name(tmp_path, more, message):
-    """With what was expected, what came, and the name that was meant."""
+def test_an_invalid_setting_is_named(tmp_path, more, message):
+    """With what was expected, what came, and the nearest known name."""
     with pytest.raises(UsageError) as caught:
         load(write(tmp_path, MINIMAL + more), {})
     assert message in str(caught.value)
 
 
-def test_a_required_setting_that_is_missing_is_named(tmp_path):
-    """With the variable that could say it."""
+def test_a_missing_required_setting_is_named(tmp_path):
+    """With its environment variable."""
     with pytest.raises(
         UsageError, match=r"Missing setting state_dir \(a path\).*FEDLOOM_STATE_DIR"
     ):
         load(write(tmp_path, 'server = "localhost:7443"'), {})
 
 
-def test_a_table_is_read_from_both_sides():
-    """Lists by commas, switches by words, numbers as numbers."""
+def test_a_table_is_read_from_the_file_and_the_environment():
     values = settings.from_table(Table, {"name": "a", "tea": {"leaves": ["x"], "milk": True}})
     environ = {
         "FEDLOOM_TEA_WARM_ABOVE": "60",
@@ -136,8 +135,7 @@ def test_a_table_is_read_from_both_sides():
         ({"tea": 3}, "Expected a table [tea], got 3"),
     ],
 )
-def test_a_wrong_setting_in_a_table_is_told_by_its_whole_name(document, message):
-    """So that it is found in a long file."""
+def test_an_invalid_setting_in_a_table_is_named_with_its_table(document, message):
     with pytest.raises(UsageError) as caught:
         settings.from_table(Table, document)
     assert message in str(caught.value)
@@ -151,8 +149,8 @@ def test_a_wrong_setting_in_a_table_is_told_by_its_whole_name(document, message)
         ("FEDLOOM_TEA_WRM_ABOVE", "3", "Did you mean 'FEDLOOM_TEA_WARM_ABOVE'?"),
     ],
 )
-def test_a_wrong_variable_is_told_by_its_name(variable, text, message):
-    """A variable is not a place in a file."""
+def test_an_invalid_variable_is_named(variable, text, message):
+    """By the variable, not the setting."""
     with pytest.raises(UsageError) as caught:
         settings.from_environment(Table, {variable: text})
     assert message in str(caught.value)
@@ -163,15 +161,14 @@ def test_a_wrong_variable_is_told_by_its_name(variable, text, message):
     "address", ["https://fl.example.org:7443", "fl.example.org", "fl example:7443", "fl:٧٤٤٣", ":1"]
 )
 @pytest.mark.parametrize("name", ["server", "enrolment"])
-def test_an_address_that_cannot_be_one_is_told(name, address):
-    """It would else be tried for ever, or fail when a certificate has ended."""
+def test_an_invalid_address_is_refused(name, address):
+    """Otherwise it would fail only when it is used."""
     good = {"server": "fl.example.org:7443", "state_dir": Path("state")}
     with pytest.raises(UsageError, match=f"Expected {name} as host:port, got "):
         ClientConfig(**(good | {name: address}))
 
 
-def test_a_folder_in_place_of_the_settings_is_told(tmp_path):
-    """It is the user's to mend, with the path."""
+def test_a_folder_in_place_of_the_settings_is_refused(tmp_path):
     with pytest.raises(
         UsageError, match=f"{tmp_path}: Expected settings in a file that this user may read"
     ):

@@ -1,4 +1,4 @@
-"""Models as files, for clients that have numpy alone."""
+"""Model files, for clients that have only numpy."""
 
 import numpy as np
 import pytest
@@ -12,8 +12,8 @@ def _params():
     return {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "n": np.array(7, np.int64)}
 
 
-def test_what_was_saved_is_loaded(tmp_path):
-    """Names, shapes, dtypes and values come back."""
+def test_a_saved_model_is_loaded(tmp_path):
+    """With its names, shapes, dtypes and values."""
     save_file(_params(), tmp_path / "model.safetensors")
     loaded = load_file(str(tmp_path / "model.safetensors"))
     assert loaded.keys() == _params().keys()
@@ -22,8 +22,8 @@ def test_what_was_saved_is_loaded(tmp_path):
         np.testing.assert_array_equal(loaded[name], value)
 
 
-def test_the_files_are_everybodys(tmp_path):
-    """The reference library reads what is written here, and the other way round."""
+def test_the_files_are_safetensors(tmp_path):
+    """The reference library reads these files, and this package reads its files."""
     save_file(_params(), tmp_path / "ours")
     theirs = safetensors.numpy.load_file(tmp_path / "ours")
     np.testing.assert_array_equal(theirs["w"], _params()["w"])
@@ -31,15 +31,13 @@ def test_the_files_are_everybodys(tmp_path):
     np.testing.assert_array_equal(load_file(tmp_path / "theirs")["w"], _params()["w"])
 
 
-def test_loaded_arrays_are_the_callers_own(tmp_path):
-    """Changing them changes no file."""
+def test_loaded_arrays_are_copies(tmp_path):
     save_file(_params(), tmp_path / "model")
     load_file(tmp_path / "model")["w"] += 1
     np.testing.assert_array_equal(load_file(tmp_path / "model")["w"], _params()["w"])
 
 
-def test_what_is_no_model_is_refused(tmp_path):
-    """A truncated download must not load."""
+def test_a_truncated_file_is_refused(tmp_path):
     save_file(_params(), tmp_path / "model")
     (tmp_path / "cut").write_bytes((tmp_path / "model").read_bytes()[:-1])
     with pytest.raises(IntegrityError, match="bytes"):

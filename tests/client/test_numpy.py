@@ -1,4 +1,4 @@
-"""Clients in plain numpy: the steps are those of the formula, and rules see every gradient."""
+"""Clients in numpy: their steps follow the formula, and rules get every gradient."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ def _start():
 
 
 def test_a_step_on_all_examples_is_gradient_descent():
-    """W − η · gradient, in float64, step by step."""
+    """W − η · gradient, in float64, for each step."""
     client = gradient_client(_squares, (X, Y))
     asked = task(steps=3, batch_size=0)
     got, num_examples, metrics = client.train(_start(), asked)
@@ -44,7 +44,7 @@ def test_a_step_on_all_examples_is_gradient_descent():
 
 
 def test_batches_follow_from_the_seed_and_cover_every_example():
-    """Two epochs see each example twice, in another order each; another seed gives others."""
+    """Each epoch has every example, in its own order; another seed gives another order."""
     seen = []
 
     def gradient(params, x, y):
@@ -67,14 +67,14 @@ def test_batches_follow_from_the_seed_and_cover_every_example():
 
 
 def test_float32_models_stay_float32_and_integers_stay():
-    """A gradient in float64 widens nothing, and what has no gradient is not sent."""
+    """Even with a float64 gradient; a tensor without a gradient is not sent."""
     start = {"w": np.zeros(3, np.float32), "b": np.zeros(1, np.float32), "n": np.ones(1, np.int64)}
     got, _, _ = gradient_client(_squares, (X, Y)).train(start, task())
     assert {name: array.dtype for name, array in got.items()} == {"w": np.float32, "b": np.float32}
 
 
-def test_a_proximal_term_holds_the_model_near():
-    """The fixed point of FedProx on squares is that of the regularised least squares."""
+def test_fedprox_reaches_its_fixed_point():
+    """On squared errors it is the solution of regularised least squares."""
     rule = client_rule("fedprox", {"mu": 4.0})
     settings = {"steps": 400, "batch_size": 0}
     got, _, _ = gradient_client(_squares, (X, Y)).train(_start(), task(rule=rule, **settings))
@@ -83,8 +83,8 @@ def test_a_proximal_term_holds_the_model_near():
     np.testing.assert_allclose(np.r_[got["w"], got["b"]], expected, atol=1e-9)
 
 
-def test_control_variates_and_surveys_reach_the_rule():
-    """SCAFFOLD steps along grad + c − c_k; MimeLite is told the gradient over all examples."""
+def test_rules_get_control_variates_and_the_initial_loss():
+    """SCAFFOLD steps along grad + c − c_k; q-FedAvg gets the loss over all examples."""
     rule = client_rule("scaffold", {})
     asked = task(rule=rule, steps=1, batch_size=0)
     asked.local.received = {slot: {"w": np.full(3, 0.5)} for slot in rule.receives}
@@ -97,8 +97,8 @@ def test_control_variates_and_surveys_reach_the_rule():
     assert surveyed.local.initial_loss == pytest.approx(np.mean(Y**2))
 
 
-def test_surveys_are_means_over_all_examples():
-    """Also over more than are looked at at a time, of which the last are fewer."""
+def test_initial_loss_and_full_gradient_are_means_over_all_examples():
+    """Also over several batches, the last of which is smaller."""
     x = RNG.normal(size=(5000, 3))
     y = x @ np.array([1.0, 0.0, 3.0]) + 2
     asked = task(rule=client_rule("mimelite", {"momentum": 0.9}), steps=1)
@@ -110,8 +110,8 @@ def test_surveys_are_means_over_all_examples():
         np.testing.assert_allclose(asked.local.full_gradient[name], gradient, rtol=1e-9)
 
 
-def test_a_rule_is_not_for_what_stays_here():
-    """A proximal term holds shared tensors near the server's, and leaves the client's own."""
+def test_a_rule_does_not_change_personal_tensors():
+    """FedProx keeps only shared tensors near the server's."""
     rule, personal = client_rule("fedprox", {"mu": 4.0}), Personal(keep=("b",))
     own = {}
     for name, kept in (("shared", Personal()), ("kept", personal)):
@@ -122,21 +122,20 @@ def test_a_rule_is_not_for_what_stays_here():
 
 
 def test_gradients_are_clipped_together():
-    """A step is no longer than learning rate times norm."""
+    """A step is at most the learning rate times the clip norm."""
     asked = task(steps=1, batch_size=0, clip_norm=0.01)
     got, _, _ = gradient_client(_squares, (X, Y)).train(_start(), asked)
     length = np.sqrt(sum(np.sum(array**2) for array in got.values()))
     assert length == pytest.approx(0.1 * 0.01)
 
 
-def test_frozen_tensors_do_not_move():
-    """`train.only` names what moves; the others are not sent."""
+def test_frozen_tensors_are_not_sent():
+    """Only the tensors of `train.only` are."""
     got, _, _ = gradient_client(_squares, (X, Y)).train(_start(), task(only=("w",)))
     assert got.keys() == {"w"}
 
 
-def test_training_stops_when_asked_or_in_vain():
-    """Before the next step; and after epochs without a lower loss."""
+def test_training_stops_when_asked_or_without_improvement():
     client = gradient_client(_squares, (X, Y))
     stopped = task(epochs=3)
     stopped.stop()
@@ -147,8 +146,8 @@ def test_training_stops_when_asked_or_in_vain():
     assert patient.local.steps < 30
 
 
-def test_the_model_that_suits_is_picked():
-    """IFCA: of two models that of less loss is trained, and evaluated."""
+def test_ifca_trains_the_model_of_least_loss():
+    """And evaluates it."""
     rule = client_rule("ifca", {"clusters": 2})
     asked = task(rule=rule, steps=1, batch_size=0)
     best = {"w": np.array([1.0, -2.0, 0.5]), "b": np.array([1.0])}
@@ -168,8 +167,7 @@ def test_the_model_that_suits_is_picked():
         ({"personal": Personal(name="ditto")}, "without personal.name"),
     ],
 )
-def test_what_needs_a_module_is_refused(asked, sentence):
-    """In words that name the setting."""
+def test_settings_that_need_a_module_are_refused(asked, sentence):
     with pytest.raises(UsageError, match=sentence):
         gradient_client(_squares, (X, Y)).train(_start(), task(**asked))
 
@@ -179,14 +177,13 @@ def test_what_needs_a_module_is_refused(asked, sentence):
     [({"v": np.zeros(3)}, "one of 'v'"), ({"w": np.zeros(2)}, r"shape \(3,\) for 'w', got \(2,\)")],
 )
 def test_gradients_that_do_not_fit_are_named(gradients, sentence):
-    """The author's mistake, in the author's words."""
     client = gradient_client(lambda *_: (0.0, gradients), (X, Y))
     with pytest.raises(UsageError, match=sentence):
         client.train(_start(), task())
 
 
 def test_a_function_may_do_the_whole_training():
-    """It returns parameters, or whatever `Client.train` may."""
+    """It returns parameters, or any result of `Client.train`."""
 
     def fit(params, shard, asked):
         for x, y in shard.training(asked.seed, 5, epochs=1):
@@ -202,10 +199,9 @@ def test_a_function_may_do_the_whole_training():
     assert whole.train(_start(), task()).num_examples == 7
 
 
-def test_rules_that_need_gradients_are_refused_of_such_a_function():
-    """What it does inside, nobody sees."""
+def test_fit_client_refuses_rules_that_need_gradients():
     client = fit_client(lambda p, s, t: p, (X, Y))
-    with pytest.raises(UsageError, match="Train by gradient_client"):
+    with pytest.raises(UsageError, match="Use gradient_client"):
         client.train(_start(), task(rule=client_rule("fedprox", {"mu": 0.1})))
     with pytest.raises(UsageError, match="Expected measure in fit_client"):
         client.train(_start(), task(rule=client_rule("qfedavg", {"q": 1.0})))
@@ -214,7 +210,7 @@ def test_rules_that_need_gradients_are_refused_of_such_a_function():
 
 
 @pytest.mark.parametrize("data", [(X[:0], Y[:0]), (X, Y[:3]), 7])
-def test_data_that_are_none_are_refused(data):
-    """No examples, unequal lengths, or no data at all."""
+def test_invalid_data_are_refused(data):
+    """No examples, unequal lengths, or not data."""
     with pytest.raises(UsageError):
         gradient_client(_squares, data)

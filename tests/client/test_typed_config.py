@@ -1,4 +1,4 @@
-"""A run's config as a dataclass: types are checked, defaults kept, unknown names refused."""
+"""A run's config as a dataclass: checked types, defaults, and unknown names refused."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -11,7 +11,7 @@ from support.tasks import task
 
 @dataclass(frozen=True)
 class Settings:
-    """What the author of a client wants to be told."""
+    """Settings of a client's training code."""
 
     dropout: float
     layers: int = 2
@@ -26,7 +26,7 @@ class Settings:
 
 
 def test_types_are_kept_and_whole_numbers_widen():
-    """TOML has no dropout = 0.0 where somebody writes 0."""
+    """`dropout = 0` in TOML is an integer."""
     found = task(config={"dropout": 0, "mode": "exact", "augment": True}).config_as(Settings)
     assert found == Settings(0.0, mode="exact", augment=True)
     assert isinstance(found.dropout, float)
@@ -49,14 +49,13 @@ def test_types_are_kept_and_whole_numbers_widen():
         ({"dropout": 1.5}, "Expected 0 <= dropout < 1"),
     ],
 )
-def test_what_does_not_fit_is_named(config, sentence):
-    """With the name in the run's config, what it must be, and what it was."""
+def test_an_invalid_config_is_named(config, sentence):
     with pytest.raises(UsageError, match=sentence):
         task(config=config).config_as(Settings)
 
 
-def test_dataclasses_that_no_config_can_fill_are_the_authors_mistake():
-    """A list, say; and something that is no dataclass."""
+def test_unsupported_dataclasses_raise_type_error():
+    """A field that is a list, and a class that is not a dataclass."""
 
     @dataclass
     class Listed:

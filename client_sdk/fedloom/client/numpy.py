@@ -1,4 +1,4 @@
-"""Clients in plain numpy, or in any library that speaks it: a function makes a client.
+"""Clients in numpy, or in a library that exchanges numpy arrays, made from a function.
 
     from fedloom.client import run
     from fedloom.client.numpy import gradient_client
@@ -12,11 +12,11 @@
     run(gradient_client(gradient, (x, y)), config="client.toml")
 
 `gradient_client` takes the steps itself, so that every client rule, clipping, frozen tensors and
-early stopping work. `fit_client` leaves the whole training to a function.
+early stopping work. `fit_client` calls a function for the whole training.
 
 Sources: local training as in McMahan et al. 2017, https://arxiv.org/abs/1602.05629, Algorithm 1.
 
-Invariant: what a task returns depends on the parameters received, the task and the data alone.
+Invariant: the result of a task depends only on the received parameters, the task and the data.
 """
 
 import math
@@ -39,7 +39,7 @@ Gradient: TypeAlias = Callable[[Params, Array, Array], tuple[float, Mapping[str,
 Measure: TypeAlias = Callable[[Params, Array, Array], Mapping[str, float]]
 """Of (params, x, y): means over a batch by name, such as loss and accuracy."""
 Fit: TypeAlias = Callable[[Params, Shard, Task], "Mapping[str, Array] | Trained"]
-"""Of (params, shard, task): the trained parameters, or all that `Client.train` returns."""
+"""Of (params, shard, task): the trained parameters, or any result of `Client.train`."""
 
 
 def gradient_client(
@@ -50,19 +50,19 @@ def gradient_client(
     measure: Measure | None = None,
     initial: Params | None = None,
 ) -> "GradientClient":
-    """Make a client that descends along gradients.
+    """Make a client that trains by gradient descent.
 
     Args:
         gradient: of (params, x, y); returns a batch's mean loss and its gradient by tensor. It
-            must not change its arguments. Tensors that it leaves out are not trained.
+            must not change its arguments. Tensors without a gradient are not trained.
         data: arrays (x, y), a shard of `fedloom.client.data`, or a data set with a length.
-        held_out: likewise, to evaluate on, never trained on; None: nothing is evaluated here.
-        measure: of (params, x, y); returns means over a batch, for evaluation; the loss of
-            `gradient` where left out.
-        initial: model that a run may begin with, for `fedloom model init`.
+        held_out: data to evaluate on, never trained on; None: this client does not evaluate.
+        measure: of (params, x, y); returns means over a batch, for evaluation. Default: the loss of
+            `gradient`.
+        initial: initial model of a run, for `fedloom model init`.
 
     Raises:
-        UsageError: the data are not such, or have no example.
+        UsageError: the data have another form, or no example.
     """
     return GradientClient(gradient, data, held_out, measure, initial)
 
@@ -75,22 +75,22 @@ def fit_client(
     measure: Measure | None = None,
     initial: Params | None = None,
 ) -> "FitClient":
-    """Make a client that trains by a function of yours.
+    """Make a client whose whole training is a function.
 
     Args:
-        fit: of (params, shard, task); returns new parameters, which may be those it got, changed,
-            or `(params, num_examples, metrics)`, or an `Update`. `shard.training(task.seed, …)`
-            gives batches.
+        fit: of (params, shard, task); returns new parameters (the received arrays may be changed
+            and returned), `(params, num_examples, metrics)`, or an `Update`.
+            `shard.training(task.seed, …)` yields batches.
         data: as in `gradient_client`.
-        held_out: likewise; needs `measure`.
-        measure: likewise.
-        initial: likewise.
+        held_out: as in `gradient_client`; needs `measure`.
+        measure: as in `gradient_client`.
+        initial: as in `gradient_client`.
 
     Raises:
-        UsageError: the data are not such, or have no example, or `held_out` lacks `measure`.
+        UsageError: the data have another form, or no example, or `held_out` lacks `measure`.
     """
     if held_out is not None and measure is None:
-        raise UsageError("Expected measure with held_out, got none: nothing could be evaluated.")
+        raise UsageError("Expected measure with held_out, got none: evaluation needs it.")
     return FitClient(fit, data, held_out, measure, initial)
 
 
@@ -106,7 +106,7 @@ class _NumpyClient(Client):
         self._initial = initial
 
     def initial(self) -> Params | None:
-        """Model that a run may begin with, where the author gave one."""
+        """The initial model, if one was given."""
         return self._initial
 
     def can_evaluate(self) -> bool:
@@ -114,7 +114,7 @@ class _NumpyClient(Client):
         return self._held_out is not None and len(self._held_out) > 0
 
     def _examples(self) -> Shard:
-        """What there is to train on in this task."""
+        """The examples to train on in this task."""
         return some(self._shard.fixed())
 
     def evaluate(self, params: Params, task: Task) -> tuple[int, Metrics]:  # noqa: ARG002 - as asked
@@ -126,7 +126,7 @@ class _NumpyClient(Client):
 
 
 class FitClient(_NumpyClient):
-    """Trains by the author's function; `fit_client` makes one."""
+    """Trains with the author's function; `fit_client` makes one."""
 
     def __init__(
         self,
@@ -140,18 +140,19 @@ class FitClient(_NumpyClient):
         self._fit = fit
 
     def train(self, params: Params, task: Task) -> Trained:
-        """Train by the function.
+        """Train with the function.
 
         Raises:
-            UsageError: the run's client rule changes gradients, which only the function sees.
+            UsageError: the run's client rule changes gradients, to which only the function has
+                access.
         """
-        refuse_gradient_rules(task.rule, "a function that trains by itself", "gradient_client")
+        refuse_gradient_rules(task.rule, "a fit function", "gradient_client")
         shard = self._examples()
         if task.rule.needs_loss:
             if self._measure is None:
                 raise UsageError(
-                    f"Expected measure in fit_client, as the client rule {task.rule.name} asks "
-                    "for the loss before training, got none. Give one that returns a loss."
+                    f"Expected measure in fit_client, as the client rule {task.rule.name} needs "
+                    "the loss before training, got none. Give one that returns a loss."
                 )
             before = mean_metrics(self._measure, params, shard)
             task.local.initial_loss = before["loss"]
@@ -162,7 +163,7 @@ class FitClient(_NumpyClient):
 
 
 class GradientClient(_NumpyClient):
-    """Descends along gradients; `gradient_client` makes one."""
+    """Trains by gradient descent; `gradient_client` makes one."""
 
     def __init__(
         self,
@@ -177,7 +178,7 @@ class GradientClient(_NumpyClient):
         self._gradient = gradient
 
     def evaluate(self, params: Params, task: Task) -> tuple[int, Metrics]:
-        """Evaluate the received parameters, or those of several that suit these examples best."""
+        """Evaluate the received model; of several, the one with the least loss here."""
         return super().evaluate(self._settled(params, task, self._shard.fixed()), task)
 
     def train(self, params: Params, task: Task) -> tuple[Params, int, dict[str, float]]:
@@ -188,8 +189,8 @@ class GradientClient(_NumpyClient):
             the training.
 
         Raises:
-            UsageError: a gradient does not fit its tensor, or the run asks for what only a
-                module's training can do.
+            UsageError: a gradient does not fit its tensor, or the run has a setting that needs a
+                PyTorch module.
         """
         refuse_module_settings(task)
         shard = self._examples()
@@ -200,7 +201,7 @@ class GradientClient(_NumpyClient):
         if task.rule.needs_loss or task.rule.needs_gradient:
             self._survey(params, task, shard)
         ats: dict[str, TensorAtStep] = {}
-        if type(task.rule).gradient is not ClientRule.gradient:  # else nobody looks at the copies
+        if type(task.rule).gradient is not ClientRule.gradient:  # otherwise the copies are not read
             ats = {n: _at(task, n, params[n]) for n in task.local.trainable}
         total, seen, trained = 0.0, 0, set[str]()
         settings = task.settings
@@ -225,7 +226,7 @@ class GradientClient(_NumpyClient):
         return {n: params[n] for n in trained}, len(shard), {**metrics, **task.local.told}
 
     def _settled(self, params: Params, task: Task, shard: Shard) -> Params:
-        """The model of least loss here, where the rule has several (IFCA); else the received."""
+        """The model of least loss here if the rule has several (IFCA); else the received one."""
         if not task.rule.picks:
             return params
         local, rule, measure = task.local, task.rule, self._loss_alone
@@ -240,7 +241,7 @@ class GradientClient(_NumpyClient):
         return {name: np.array(a) for name, a in chosen.items()}
 
     def _survey(self, params: Params, task: Task, shard: Shard) -> None:
-        """Measure the mean loss over all examples and its gradient, which some rules ask for."""
+        """Compute the mean loss over all examples and its gradient, which some rules need."""
         total, full = 0.0, dict[str, Array]()
         for x, y in shard.in_order():
             share = len(y) / len(shard)
@@ -260,7 +261,7 @@ def _loss_alone(gradient: Gradient, params: Params, x: Array, y: Array) -> Mappi
 
 
 def mean_metrics(measure: Measure, params: Params, shard: Shard) -> dict[str, float]:
-    """Means over all of a shard's examples, of what `measure` says of its batches."""
+    """Means of a measure over all examples of a shard."""
     totals: dict[str, float] = {}
     for x, y in shard.in_order():
         for name, value in measure(params, x, y).items():
@@ -269,7 +270,7 @@ def mean_metrics(measure: Measure, params: Params, shard: Shard) -> dict[str, fl
 
 
 def some(shard: Shard) -> Shard:
-    """Return a shard that has examples.
+    """Check that a shard has examples, and return it.
 
     Raises:
         UsageError: it has none.
@@ -280,24 +281,24 @@ def some(shard: Shard) -> Shard:
 
 
 def refuse_gradient_rules(rule: ClientRule, who: str, instead: str) -> None:
-    """Refuse client rules that change or need the gradient of each step.
+    """Refuse a client rule that changes or needs the gradient of each step.
 
     Raises:
-        UsageError: it is one.
+        UsageError: the rule does.
     """
     changes = type(rule).gradient is not ClientRule.gradient
     if changes or rule.needs_gradient or rule.picks:
         raise UsageError(
-            f"Expected a client rule that leaves gradients alone with {who}, got {rule.name}. "
-            f"Train by {instead}, or run with another strategy or rule."
+            f"Expected a client rule that does not change gradients with {who}, got {rule.name}. "
+            f"Use {instead}, or run with another strategy or rule."
         )
 
 
 def refuse_module_settings(task: Task) -> None:
-    """Refuse what needs a module whose layers are known.
+    """Refuse settings that need a PyTorch module.
 
     Raises:
-        UsageError: the task asks for it.
+        UsageError: the task has one.
     """
     personal = task.local.personal
     asked = {
@@ -308,8 +309,8 @@ def refuse_module_settings(task: Task) -> None:
     for name, wanted in asked.items():
         if wanted:
             raise UsageError(
-                f"Expected a run without {name}, which only a PyTorch client can follow, got "
-                "one that sets it. Train by fedloom.client.torch.TorchClient, or leave it out."
+                f"Expected a run without {name}, which needs a PyTorch client, got one that sets "
+                "it. Use fedloom.client.torch.TorchClient, or remove the setting."
             )
 
 

@@ -1,4 +1,4 @@
-"""An agent within a program that has an event loop, signal handlers and a life of its own."""
+"""An agent within a program that has its own event loop and signal handlers."""
 
 import asyncio
 import os
@@ -13,14 +13,14 @@ from fedloom.protocol.errors import UsageError
 
 @pytest.fixture
 def settings(tmp_path):
-    """Of an agent whose server is not there."""
+    """Settings of an agent whose server is unreachable."""
     path = tmp_path / "client.toml"
     path.write_text('server = "127.0.0.1:1"\nstate_dir = "state"\nplaintext = "device"\n')
     return path
 
 
-def test_an_event_loop_that_runs_is_told_what_to_do_instead(settings):
-    """And not by asyncio, in words of its own."""
+def test_run_within_an_event_loop_is_refused(settings):
+    """The message names the alternative."""
 
     async def main():
         run(Client(), settings)
@@ -29,8 +29,8 @@ def test_an_event_loop_that_runs_is_told_what_to_do_instead(settings):
         asyncio.run(main())
 
 
-def test_a_program_has_its_signal_handlers_back(settings):
-    """A stop signal ends the agent; the next one is the program's again."""
+def test_the_programs_signal_handlers_are_restored(settings):
+    """A stop signal ends the agent; the program handles the next one."""
     heard = []
     before = signal.signal(signal.SIGTERM, lambda *_: heard.append("term"))
     try:

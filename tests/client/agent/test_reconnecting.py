@@ -1,4 +1,4 @@
-"""An agent that nobody answers, for an hour of a clock that the test moves."""
+"""An agent without its server, for an hour on a simulated clock."""
 
 import asyncio
 import logging
@@ -17,11 +17,11 @@ from support.modules import like
 HOUR_S = 3600.0
 LONGEST_S = 60.0
 CONNECT_S = 0.05
-"""What an attempt takes that is refused at once."""
+"""Time of an attempt that is refused at once."""
 
 
 class World:
-    """A clock, and a server that is away for a while."""
+    """A clock, and a server that is unreachable for a while."""
 
     def __init__(self, away_s):
         self.now = 0.0
@@ -36,12 +36,12 @@ class World:
         self.now += CONNECT_S
         if self.now < self.away_s:
             raise UnavailableError("Expected an answer, got none.")
-        raise asyncio.CancelledError  # it is in, and that is all there is to see
+        raise asyncio.CancelledError  # connected: the test ends
 
 
 @pytest.fixture
 def offline(tmp_path, monkeypatch):
-    """Let an agent be without its server; returns the world when it is back."""
+    """Run an agent until its server is reachable; returns the world."""
 
     def live(seed, away_s=HOUR_S):
         world = World(away_s)
@@ -61,7 +61,7 @@ def offline(tmp_path, monkeypatch):
 
 
 def test_an_hour_offline_is_a_few_attempts_and_one_line(offline, caplog):
-    """It asks now and then, neither often nor never, and says once that the server is gone."""
+    """At most 60 s apart; the lost connection is logged once."""
     caplog.set_level(logging.INFO)
     world = offline(seed=1)
     gaps = [b - a for a, b in zip(world.attempts, world.attempts[1:], strict=False)]
@@ -72,16 +72,16 @@ def test_an_hour_offline_is_a_few_attempts_and_one_line(offline, caplog):
     assert len(lines) == 1
 
 
-def test_the_first_attempts_come_soon(offline):
-    """A server that restarts in a second finds everybody back within a few."""
+def test_the_first_attempts_are_soon(offline):
+    """After a restart of a second, every client is back within 5 s."""
     for seed in range(50):
         assert offline(seed, away_s=1.0).attempts[-1] < 5.0
 
 
-def test_agents_that_lost_the_server_together_do_not_come_back_together(offline):
-    """After an hour their returns are spread over a minute, as full jitter has it.
+def test_agents_that_lost_the_server_together_return_spread_out(offline):
+    """After an hour, their returns are spread over a minute, by full jitter.
 
-    A wait drawn evenly from 0 to 60 s has a mean rest of 60/3 s: E[W²] / (2 E[W]).
+    Of a wait uniform from 0 to 60 s, a mean of 60/3 s is left: E[W²] / (2 E[W]).
     """
     returns = sorted(offline(seed).attempts[-1] - HOUR_S for seed in range(200))
     assert sum(returns) / len(returns) == pytest.approx(LONGEST_S / 3, rel=0.25)
@@ -90,8 +90,8 @@ def test_agents_that_lost_the_server_together_do_not_come_back_together(offline)
     assert returns[-1] > LONGEST_S / 2
 
 
-def test_a_program_that_seeds_its_devices_alike_does_not_bring_them_back_at_once():
-    """What spreads a fleet does not follow the seed of the training code, nor draw from it."""
+def test_jitter_does_not_depend_on_the_training_codes_seed():
+    """Nor does it draw from the training code's generator."""
     draws = []
     for _ in range(2):
         random.seed(7)

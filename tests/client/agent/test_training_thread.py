@@ -1,4 +1,4 @@
-"""The thread that the author's code trains in: what is said of it while it does not end."""
+"""The training thread: the objection while training code ignores the request to stop."""
 
 import asyncio
 import threading
@@ -12,12 +12,12 @@ from support import tasks
 
 @pytest.fixture(autouse=True)
 def no_grace(monkeypatch):
-    """A training that does not end at once is late."""
+    """Any training that does not stop at once is overdue."""
     monkeypatch.setattr(training_thread, "GRACE_S", 0.01)
 
 
 async def meanwhile(task, ask):
-    """Ask something of a trainer while a task's training goes on; returns what it objects to."""
+    """Act during a training; returns the objections at once and 700 s later."""
     let_go, now = threading.Event(), [100.0]
     one = TrainingThread(lambda: now[0])
     assert await one.objection() is None
@@ -34,21 +34,20 @@ async def meanwhile(task, ask):
     return first, second
 
 
-def test_a_training_that_goes_on_as_it_should_is_no_objection():
-    """The server knows that this client is at work."""
+def test_a_normal_training_is_no_objection():
     assert asyncio.run(meanwhile(tasks.task(), lambda _: None)) == (None, None)
 
 
 def test_a_training_past_the_limit_of_the_device_is_an_objection():
-    """Nobody withdrew it, and what there is of it will be sent; but nothing else can be done."""
+    """Its result will be sent, but nothing else can be trained."""
     task = tasks.task()
     first, second = asyncio.run(meanwhile(task, lambda _: task.limit(0.0)))
     assert "past budgets.training_s" in first.reason
     assert "for 700 s" in second.reason
 
 
-def test_the_longer_it_lasts_the_longer_the_server_need_not_ask():
-    """As long as the training has kept it so far, between a second and a minute."""
+def test_the_requested_pause_grows_with_the_time_waited():
+    """It equals that time, within a second and a minute."""
     first, second = asyncio.run(meanwhile(tasks.task(), lambda running: running.cancel()))
     assert "the server withdrew it" in first.reason
     assert (first.again_s, second.again_s) == (1.0, 60.0)

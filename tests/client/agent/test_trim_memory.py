@@ -1,4 +1,4 @@
-"""Memory that an idle agent gives back."""
+"""Memory that an idle agent returns to the system."""
 
 import asyncio
 import subprocess
@@ -32,15 +32,14 @@ Private_Dirty: 0 kB
 """
 
 
-def test_only_pages_that_can_be_read_again_are_given_back():
-    """Nothing that was, or could be, written to."""
+def test_only_unmodified_read_only_file_pages_are_released():
     found = list(trim_memory.clean_mappings(SMAPS.splitlines()))
     assert found == [(0x1000, 0x3000), (0xA000, 0xB000)]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc/self/smaps is Linux's")
-def test_a_process_goes_on_lighter():
-    """Half of what was read of libraries goes, and everything works on."""
+def test_slim_releases_half_of_the_library_pages():
+    """And the process still works."""
     code = """
 import sys
 import fedloom.client
@@ -59,7 +58,7 @@ sys.exit(0 if after < before / 2 else f"{before} {after}")
 
 
 def test_an_agent_slims_once_each_time_that_it_becomes_idle(tmp_path, monkeypatch):
-    """After its start and after each task; not while it works, nor over and over."""
+    """After its start and after each task; not during a task, and not repeatedly."""
     slimmed = []
     monkeypatch.setattr(agent_module, "SLIM_AFTER_S", 0.001)
     monkeypatch.setattr(trim_memory, "slim", lambda: slimmed.append(1))
@@ -67,7 +66,7 @@ def test_an_agent_slims_once_each_time_that_it_becomes_idle(tmp_path, monkeypatc
     async def scenario(federation, agents):
         await agents.start("a", Adder())
         await until(lambda: len(slimmed) == 1)
-        for _ in range(50):  # many times longer than it waits before it slims
+        for _ in range(50):  # many times SLIM_AFTER_S
             await asyncio.sleep(0.001)
         assert len(slimmed) == 1
         ones = {"w": np.ones(2, np.float32)}

@@ -1,4 +1,4 @@
-"""Shards: the same small interface over whatever examples lie in."""
+"""Shards: one interface for examples in any storage."""
 
 import numpy as np
 import pytest
@@ -9,8 +9,8 @@ from fedloom.protocol.errors import UsageError
 X, Y = np.arange(20).reshape(10, 2), np.arange(10)
 
 
-def test_batches_cover_every_example_once_in_the_seeds_order():
-    """The last batch may be smaller; 0 is everything, in order."""
+def test_batches_have_every_example_once_in_the_seeds_order():
+    """The last batch may be smaller; size 0 is one batch in order."""
     shard = Arrays(X, Y)
     batches = list(shard.batches(3, 4))
     assert [len(y) for _, y in batches] == [4, 4, 2]
@@ -25,7 +25,7 @@ def test_batches_cover_every_example_once_in_the_seeds_order():
 
 
 def test_inputs_are_converted_as_they_are_taken():
-    """(x − mean) · scale in the dtype asked for; the arrays behind stay as they are."""
+    """(x − mean) · scale in the given dtype; the source arrays do not change."""
     pixels = np.array([[0, 255], [51, 102]], np.uint8)
     shard = Arrays(pixels, np.zeros(2), mean=51, scale=[1 / 51, 2 / 51])
     x, _ = shard.take(np.array([1, 0]))
@@ -35,8 +35,7 @@ def test_inputs_are_converted_as_they_are_taken():
     assert pixels[0, 1] == 255
 
 
-def test_parts_are_apart_and_the_same_each_time():
-    """Those to train on and those to evaluate on are all there are, and never overlap."""
+def test_a_split_is_complete_disjoint_and_repeatable():
     train, held = Arrays(X, Y, num_classes=10).split(0.3, seed=1)
     assert (len(train), len(held)) == (7, 3)
     assert sorted([*train.all()[1], *held.all()[1]]) == list(range(10))
@@ -47,8 +46,8 @@ def test_parts_are_apart_and_the_same_each_time():
         Arrays(X, Y).split(1.0)
 
 
-def test_one_of_ones_own_needs_a_length_and_take():
-    """Everything else follows, also what PyTorch asks of a data set."""
+def test_a_custom_shard_needs_only_a_length_and_take():
+    """It is also a data set for PyTorch."""
 
     class Mine(Shard):
         def __len__(self):
@@ -64,7 +63,7 @@ def test_one_of_ones_own_needs_a_length_and_take():
 
 
 def test_data_sets_of_pytorch_are_shards_too():
-    """And shards are data for a TorchClient, with the same batches as tensors."""
+    """And a shard gives a TorchClient the same batches as tensors do."""
     torch = pytest.importorskip("torch")
     from fedloom.client.torch import TorchClient
     from support.tasks import task
@@ -85,7 +84,7 @@ def test_data_sets_of_pytorch_are_shards_too():
 
 
 @pytest.mark.parametrize("data", [(X, Y[:3]), (np.float32(1), np.float32(2)), 3, {1, 2}])
-def test_what_is_no_data_is_refused(data):
-    """Unequal lengths, numbers, and things without places."""
+def test_invalid_data_are_refused(data):
+    """Unequal lengths, numbers, and objects without an index."""
     with pytest.raises(UsageError):
         as_shard(data)

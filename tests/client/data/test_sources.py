@@ -1,4 +1,4 @@
-"""Own shards in files and databases: what is wrong is named by file, row and column."""
+"""Shards from files and databases: errors name the file, row and column."""
 
 import sqlite3
 from contextlib import closing
@@ -17,7 +17,7 @@ CLASSES = ["home", "ward"]
 
 
 def test_files_of_numpy_are_mapped(tmp_path):
-    """Not read: only what is taken comes into memory."""
+    """`take` reads only what it returns."""
     np.save(tmp_path / "x.npy", X)
     np.save(tmp_path / "y.npy", Y)
     np.savez(tmp_path / "both.npz", x=X, y=Y, f=np.asfortranarray(X))
@@ -52,8 +52,8 @@ def test_files_of_numpy_are_mapped(tmp_path):
         (lambda p: from_npy(p / "cut.npy", p / "x.npy"), "Expected a .npy file at .*cut.npy"),
     ],
 )
-def test_files_that_are_none_are_named(tmp_path, make, sentence):
-    """Missing, of other bytes, cut short, without the array, uneven, or with code in them."""
+def test_invalid_files_are_named(tmp_path, make, sentence):
+    """Missing, malformed, truncated, without the array, of unequal lengths, or with objects."""
     np.savez(tmp_path / "good.npz", x=X, y=Y)
     np.savez(tmp_path / "uneven.npz", x=X, y=Y[:2])
     np.savez(tmp_path / "objects.npz", x=np.array([{}]), y=Y[:1])
@@ -73,8 +73,7 @@ def _folder(tmp_path, **files):
     return folder
 
 
-def test_files_come_in_the_order_of_their_names(tmp_path, monkeypatch):
-    """Whatever order the disk has them in."""
+def test_files_are_read_in_the_order_of_their_names(tmp_path, monkeypatch):
     files = {f"part-{n}": f"a,y\n{n},0\n" for n in range(5)}
     folder, glob = _folder(tmp_path, **files), Path.glob
     monkeypatch.setattr(Path, "glob", lambda *args: sorted(glob(*args), reverse=True))
@@ -82,7 +81,7 @@ def test_files_come_in_the_order_of_their_names(tmp_path, monkeypatch):
 
 
 def test_a_folder_of_csv_files_is_one_shard(tmp_path):
-    """In the order of names, and of columns as they are in each; classes as they are given."""
+    """In the order of file names; columns by name, classes in the given order."""
     folder = _folder(
         tmp_path, b="outcome,age,pulse\nward,40,90\n", a="age,pulse,outcome\n1,2,home\n"
     )
@@ -111,23 +110,21 @@ def test_a_folder_of_csv_files_is_one_shard(tmp_path):
         ("age,outcome\n1,home\n", {"classes": ["home"]}, "two or more different classes"),
     ],
 )
-def test_tables_that_are_no_data_are_named(tmp_path, text, settings, sentence):
-    """By file, row and column."""
+def test_errors_in_tables_are_named(tmp_path, text, settings, sentence):
     folder = _folder(tmp_path, a=text)
     with pytest.raises(UsageError, match=sentence):
         from_csv(folder, **{"label": "outcome", "classes": CLASSES, **settings})
 
 
 def test_an_empty_folder_is_named(tmp_path):
-    """And what was looked for."""
     with pytest.raises(UsageError, match=r"Expected \*.csv files in"):
         from_csv(_folder(tmp_path), label="y")
     with pytest.raises(UsageError, match=r"none.csv"):
         from_csv(tmp_path / "none.csv", label="y")
 
 
-def test_parquet_is_read_like_csv(tmp_path):
-    """Only the columns that are needed, where pyarrow is installed."""
+def test_parquet_is_read_as_csv(tmp_path):
+    """Only the columns that are needed."""
     pa = pytest.importorskip("pyarrow")
     pq = pytest.importorskip("pyarrow.parquet")
     pq.write_table(
@@ -152,8 +149,8 @@ def readings(tmp_path, monkeypatch):
     return path
 
 
-def test_rows_of_a_database_come_by_a_query(readings):
-    """Batch by batch, with parameters, and without a way to write."""
+def test_rows_of_a_database_are_read_by_a_query(readings):
+    """In batches, with parameters, read-only."""
     query = "SELECT a, b, state FROM readings WHERE at >= ? ORDER BY at"
     shard = from_sqlite(readings, query, [3], label="state", classes=["low", "high"])
     x, y = shard.all()
@@ -163,8 +160,8 @@ def test_rows_of_a_database_come_by_a_query(readings):
         from_sqlite(readings, "DELETE FROM readings RETURNING a, state", label="state")
 
 
-def test_queries_and_cells_that_are_wrong_are_named(readings):
-    """With what the database said, and where a cell is."""
+def test_errors_in_queries_and_cells_are_named(readings):
+    """With the database's message, or the row and column."""
     with pytest.raises(UsageError, match="no such column: c"):
         from_sqlite(readings, "SELECT c FROM readings", label="c")
     with closing(sqlite3.connect(readings)) as made, made:
@@ -180,15 +177,15 @@ def test_queries_and_cells_that_are_wrong_are_named(readings):
         from_sqlite(readings, "SELECT a FROM readings", label="a")
 
 
-def test_queries_without_rows_or_with_a_name_twice_are_named(readings):
-    """Of two columns of one name the first would be left out without a word."""
+def test_queries_without_rows_or_with_duplicate_columns_are_refused(readings):
+    """Otherwise the first of two columns of one name would be dropped silently."""
     with pytest.raises(UsageError, match=f"in {readings}, got 0 rows and 1 columns"):
         from_sqlite(readings, "SELECT a, b FROM readings WHERE 0", label="a")
     with pytest.raises(UsageError, match="got a, b, a"):
         from_sqlite(readings, "SELECT a, b, a FROM readings", label="b")
 
 
-def test_dates_are_not_taken_for_numbers():
-    """The unit differs from file to file, and so would what a model sees."""
+def test_dates_are_refused_as_numbers():
+    """Their unit differs between files."""
     with pytest.raises(UsageError, match="dates or times"):
         numbers(np.array(["2026-11-21"], "datetime64[ms]"), "at", "visits.parquet")

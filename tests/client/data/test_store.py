@@ -1,4 +1,4 @@
-"""A store of examples that keep arriving: what was acknowledged stays, what is too old goes."""
+"""The example store: acknowledged examples are durable, and old ones are dropped."""
 
 import os
 import signal
@@ -26,8 +26,8 @@ def _fill(store, count, first=0):
         store.append(np.full(3, number, np.float32), number)
 
 
-def test_examples_are_kept_in_order_over_restarts(tmp_path):
-    """As they were, in their dtypes."""
+def test_examples_are_stored_in_order_over_restarts(tmp_path):
+    """With their values and dtypes."""
     _fill(_store(tmp_path), 5)
     x, y = _store(tmp_path).snapshot().all()
     np.testing.assert_array_equal(x, np.repeat(np.arange(5, dtype=np.float32)[:, None], 3, 1))
@@ -36,8 +36,8 @@ def test_examples_are_kept_in_order_over_restarts(tmp_path):
     assert (tmp_path / "examples.db").stat().st_mode & 0o077 == 0
 
 
-def test_a_task_sees_the_examples_that_there_were_when_it_began(tmp_path):
-    """Another connection appends and drops meanwhile; the next task sees that."""
+def test_a_task_uses_the_examples_stored_when_it_began(tmp_path):
+    """Another connection appends and drops during it; the next task uses those."""
     store = _store(tmp_path, most=10)
     _fill(store, 10)
     seen = []
@@ -55,8 +55,8 @@ def test_a_task_sees_the_examples_that_there_were_when_it_began(tmp_path):
     assert seen[2] == seen[3] == [*range(3, 10), 13, 14, 15]
 
 
-def test_a_module_trains_on_what_there_was_too(tmp_path):
-    """PyTorch's client takes a snapshot for each task, to train on and to evaluate on."""
+def test_a_torch_client_uses_a_snapshot_for_each_task(tmp_path):
+    """To train on and to evaluate on."""
     torch = pytest.importorskip("torch")
     from fedloom.client.torch import TorchClient
 
@@ -81,8 +81,8 @@ def test_a_module_trains_on_what_there_was_too(tmp_path):
 
 
 @pytest.mark.parametrize("limit", [{"most": 4}, {"most_bytes": 4 * 20 + 19}])
-def test_the_oldest_make_room(tmp_path, limit):
-    """By number, or by bytes of examples."""
+def test_the_oldest_examples_are_dropped(tmp_path, limit):
+    """By number, or by bytes."""
     store = _store(tmp_path, **limit)
     _fill(store, 7)
     assert store.snapshot().all()[1].tolist() == [3, 4, 5, 6]
@@ -90,8 +90,8 @@ def test_the_oldest_make_room(tmp_path, limit):
     assert store.snapshot().all()[1].tolist() == [12, 13, 14, 15]
 
 
-def test_the_file_does_not_grow_with_what_has_passed(tmp_path):
-    """Room is used again: of 4 MB that were written a small part is left."""
+def test_the_file_does_not_grow_with_dropped_examples(tmp_path):
+    """Of 4 MB that were written, a small part remains."""
     store = ExampleStore(tmp_path / "e.db", x=((100,), "float64"), y=((), "int8"), most=50)
     for _ in range(100):
         store.extend([(np.zeros(100), 0)] * 50)
@@ -100,8 +100,8 @@ def test_the_file_does_not_grow_with_what_has_passed(tmp_path):
     assert store.count() == 50
 
 
-def test_what_is_too_old_is_gone(tmp_path):
-    """Also where nothing has come since."""
+def test_examples_that_are_too_old_are_dropped(tmp_path):
+    """Also without a new append."""
     now = [100.0]
     store = _store(tmp_path, most_age_s=10, clock=lambda: now[0])
     _fill(store, 2)
@@ -112,12 +112,12 @@ def test_what_is_too_old_is_gone(tmp_path):
     assert store.snapshot().all()[1].tolist() == [2]
     assert len(store.train) == 1
     _fill(store, 1, first=3)
-    now[0] = 0.0  # a clock set back brings nothing back
+    now[0] = 0.0  # a clock set back restores nothing
     assert store.snapshot().all()[1].tolist() == [2, 3]
 
 
-def test_an_example_is_held_out_for_ever_or_never(tmp_path):
-    """By what it is: the same one again is on the same side, after a restart too."""
+def test_an_example_is_always_held_out_or_never(tmp_path):
+    """By its content: an equal example is in the same part, also after a restart."""
     store = _store(tmp_path, held_out=0.25)
     _fill(store, 400)
     held, train = store.held_out.fixed().all()[1], store.train.fixed().all()[1]
@@ -127,7 +127,7 @@ def test_an_example_is_held_out_for_ever_or_never(tmp_path):
     again = _store(tmp_path, held_out=0.25)
     _fill(again, 400)
     assert set(again.held_out.fixed().all()[1]) == set(held)
-    more = _store(tmp_path, held_out=0.5)  # a larger share: those that were stay
+    more = _store(tmp_path, held_out=0.5)  # a larger share includes the earlier ones
     assert set(more.held_out.fixed().all()[1]) > set(held)
 
 
@@ -145,8 +145,8 @@ def test_an_example_is_held_out_for_ever_or_never(tmp_path):
     ],
 )
 @pytest.mark.filterwarnings("ignore:overflow encountered in cast")
-def test_what_does_not_fit_is_refused_and_nothing_kept(tmp_path, x, y, sentence):
-    """Also of many at once: all or none, and which one it was."""
+def test_an_invalid_example_is_refused_and_nothing_stored(tmp_path, x, y, sentence):
+    """Also of several at once; the message names it."""
     store = _store(tmp_path)
     with pytest.raises(UsageError, match=sentence):
         store.append(x, y)
@@ -155,8 +155,8 @@ def test_what_does_not_fit_is_refused_and_nothing_kept(tmp_path, x, y, sentence)
     assert store.count() == 0
 
 
-def test_whole_numbers_must_fit_their_dtype(tmp_path):
-    """A label 3 is one in uint8, 300 is not, and no float is."""
+def test_integers_must_fit_their_dtype(tmp_path):
+    """A label 3 fits uint8; 300 does not."""
     store = ExampleStore(tmp_path / "e.db", x=((), "float32"), y=((), "uint8"))
     store.append(0.0, 3)
     store.append(np.float64(0.1), True)
@@ -165,8 +165,7 @@ def test_whole_numbers_must_fit_their_dtype(tmp_path):
     assert store.snapshot().all()[1].tolist() == [3, 1]
 
 
-def test_other_forms_and_files_are_refused(tmp_path):
-    """With what the file holds; a limit that leaves no room is one too."""
+def test_other_forms_files_and_limits_are_refused(tmp_path):
     _store(tmp_path)
     with pytest.raises(UsageError, match="Use another file"):
         ExampleStore(tmp_path / "examples.db", x=((4,), "float32"), y=((), "int64"))
@@ -178,8 +177,8 @@ def test_other_forms_and_files_are_refused(tmp_path):
             _store(tmp_path, **wrong)
 
 
-def test_an_empty_store_is_no_mistake_until_a_task_comes(tmp_path):
-    """The device may be new."""
+def test_an_empty_store_is_an_error_only_for_a_task(tmp_path):
+    """A new device has no examples yet."""
     client = fit_client(lambda p, s, t: p, _store(tmp_path).train)
     assert not client.can_evaluate()
     with pytest.raises(UsageError, match="at least one example"):
@@ -187,7 +186,6 @@ def test_an_empty_store_is_no_mistake_until_a_task_comes(tmp_path):
 
 
 def test_threads_append_to_one_store(tmp_path):
-    """All of theirs are there."""
     store = _store(tmp_path)
     threads = [threading.Thread(target=_fill, args=(store, 20, 100 * n)) for n in range(4)]
     for thread in threads:
@@ -210,8 +208,8 @@ while True:
 """
 
 
-def test_a_killed_writer_loses_nothing_that_was_acknowledged(tmp_path):
-    """SIGKILL among appends of two processes; at most one more than was said is there."""
+def test_a_killed_writer_loses_no_acknowledged_example(tmp_path):
+    """SIGKILL during appends of two processes; at most one more than acknowledged is stored."""
     path = tmp_path / "examples.db"
     store = _store(tmp_path)
     writers = [

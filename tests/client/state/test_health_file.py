@@ -1,4 +1,4 @@
-"""How an agent stands is known to systemd, to containers and to `client health`."""
+"""The health of an agent, for systemd, containers and `client health`."""
 
 import asyncio
 import json
@@ -20,8 +20,8 @@ def health(config, *arguments):
     return CliRunner().invoke(main, ["client", "health", "--config", str(config), *arguments])
 
 
-def test_an_agent_says_how_it_stands(tmp_path):
-    """It connects, waits while the server is away, and is gone when it is stopped."""
+def test_the_health_file_follows_the_agent(tmp_path):
+    """From connected to stopped."""
 
     async def scenario(federation, agents):
         await agents.start("ward", Adder())
@@ -29,7 +29,7 @@ def test_an_agent_says_how_it_stands(tmp_path):
         config = agents.directory / "ward" / "client.toml"
         await until(lambda: read_health(state).attends)
         done = await asyncio.to_thread(health, config, "--attending")
-        assert (done.exit_code, "is connected to 127.0.0.1" in done.output) == (0, True)
+        assert (done.exit_code, "connected to 127.0.0.1" in done.output) == (0, True)
         await agents.stop("ward")
         assert not read_health(state).alive
         done = await asyncio.to_thread(health, config, "--json")
@@ -38,8 +38,8 @@ def test_an_agent_says_how_it_stands(tmp_path):
     played(tmp_path, scenario)
 
 
-def test_one_that_waits_is_alive(tmp_path):
-    """A restart would not help it; `--attending` asks for a connection too."""
+def test_an_agent_that_waits_for_the_server_is_alive(tmp_path):
+    """A restart would not help it; `--attending` requires a connection too."""
     (tmp_path / "client.toml").write_text('server = "h:1"\nstate_dir = "state"\n')
     state = tmp_path / "state"
     state.mkdir()
@@ -55,22 +55,21 @@ def test_one_that_waits_is_alive(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"pid": "x"}', '{"pid": null}'])
-def test_what_is_not_a_standing_is_no_agent(text, tmp_path):
-    """A file cut short, or somebody else's."""
+def test_an_invalid_health_file_means_no_agent(text, tmp_path):
     (tmp_path / FILE).write_text(text)
     assert not read_health(tmp_path).alive
 
 
-def test_a_process_that_was_killed_is_no_agent(tmp_path):
-    """Its file outlives it."""
+def test_a_killed_process_is_not_alive(tmp_path):
+    """Its file remains."""
     done = subprocess.Popen([sys.executable, "-c", ""])
     done.wait()
     (tmp_path / FILE).write_text(json.dumps({"pid": done.pid, "attends": True}))
     assert not read_health(tmp_path).alive
 
 
-def test_systemd_hears_of_it(tmp_path, monkeypatch):
-    """By its socket, and often enough for its watchdog."""
+def test_systemd_is_notified(tmp_path, monkeypatch):
+    """Through its socket, and often enough for its watchdog."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
         listener.bind(str(tmp_path / "notify"))
         monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
@@ -94,8 +93,7 @@ def test_systemd_hears_of_it(tmp_path, monkeypatch):
         assert asyncio.run(beat()) == [b"WATCHDOG=1"] * 3
 
 
-def test_no_socket_and_no_room_end_nothing(tmp_path, monkeypatch):
-    """An agent outlives whoever looks at it."""
+def test_errors_of_socket_and_disk_do_not_end_the_agent(tmp_path, monkeypatch):
     monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "none"))
     standing = HealthFile(tmp_path / "gone", "h:1")
     standing.begins()

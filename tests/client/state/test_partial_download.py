@@ -1,4 +1,4 @@
-"""A model on its way in survives cuts, and takes over only files that nobody can be reading."""
+"""A partial download survives interruptions, and reuses only files that are not mapped."""
 
 import hashlib
 import os
@@ -15,7 +15,6 @@ BODY = bytes(range(256)) * 40
 
 
 def receive(store, body):
-    """Receive a model in one go."""
     digest = hashlib.sha256(body).hexdigest()
     part = store.receive_model(digest, len(body))
     part.append(body[part.received :])
@@ -23,8 +22,8 @@ def receive(store, body):
     return digest, store.adopt_model(digest)
 
 
-def test_a_cut_model_goes_on_where_it_stopped(tmp_path):
-    """What came before a cut is known afterwards, with its hash."""
+def test_an_interrupted_download_resumes(tmp_path):
+    """With the received bytes and their hash."""
     part = PartialDownload(tmp_path / "part", len(BODY))
     part.append(BODY[:1000])
     part.append(BODY[1000:1500])
@@ -40,8 +39,8 @@ def test_a_cut_model_goes_on_where_it_stopped(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"x", bytes(len(BODY)), b"\xff" * (len(BODY) + 8)])
-def test_a_part_that_is_not_one_is_begun_anew(tmp_path, content):
-    """A file of another length, or with an impossible count, counts for nothing."""
+def test_an_invalid_partial_file_is_started_again(tmp_path, content):
+    """A file of another length, or with an impossible count."""
     (tmp_path / "part").write_bytes(content)
     part = PartialDownload(tmp_path / "part", len(BODY))
     assert part.received == 0
@@ -51,8 +50,8 @@ def test_a_part_that_is_not_one_is_begun_anew(tmp_path, content):
 
 
 @pytest.mark.parametrize("length", [0, 100, len(BODY), 2 * len(BODY)])
-def test_a_reused_file_holds_the_new_model_alone(tmp_path, length):
-    """Whatever the old file's length, nothing of it is left and it is in its new place."""
+def test_a_reused_file_contains_only_the_new_model(tmp_path, length):
+    """For any length of the old file, which is renamed."""
     old = tmp_path / "old"
     old.write_bytes(b"\xaa" * length)
     inode = old.stat().st_ino
@@ -66,7 +65,6 @@ def test_a_reused_file_holds_the_new_model_alone(tmp_path, length):
 
 
 def test_the_store_keeps_the_newest_models_and_reuses_the_oldest_file(tmp_path):
-    """No more than a few models lie there, and a file goes from the oldest to the next."""
     store = ClientStore(tmp_path / "state")
     inodes, digests = [], []
     for number in range(KEEP_MODELS + 3):
@@ -79,8 +77,8 @@ def test_the_store_keeps_the_newest_models_and_reuses_the_oldest_file(tmp_path):
     assert inodes[KEEP_MODELS:] == inodes[:-KEEP_MODELS]
 
 
-def test_a_file_that_may_be_mapped_is_never_overwritten(tmp_path, monkeypatch):
-    """Pages of a large old model, still held by somebody's code, keep their values."""
+def test_a_file_that_may_be_mapped_is_not_overwritten(tmp_path, monkeypatch):
+    """Arrays of a large old model keep their values."""
     monkeypatch.setattr(store_module, "READ_UP_TO_BYTES", 1000)
     store = ClientStore(tmp_path / "state")
     write_file(tmp_path / "model", {"w": np.arange(1000.0)})
@@ -93,8 +91,8 @@ def test_a_file_that_may_be_mapped_is_never_overwritten(tmp_path, monkeypatch):
     assert held.tolist() == list(range(1000))
 
 
-def test_small_models_are_copies_that_no_later_file_changes(tmp_path):
-    """What training was given stays as it was when its file has another model."""
+def test_arrays_of_small_models_are_copies(tmp_path):
+    """They keep their values when the file is reused."""
     store = ClientStore(tmp_path / "state")
     write_file(tmp_path / "model", {"w": np.arange(1000.0)})
     _, path = receive(store, (tmp_path / "model").read_bytes())
@@ -106,8 +104,8 @@ def test_small_models_are_copies_that_no_later_file_changes(tmp_path):
     assert held.tolist() == list(range(1000))
 
 
-def test_a_model_that_a_task_uses_again_makes_no_room(tmp_path):
-    """What is asked for counts as new: whatever comes beside it takes the other's place."""
+def test_a_model_in_use_is_not_the_oldest(tmp_path):
+    """`has_model` marks it as used; the other model is replaced."""
     store = ClientStore(tmp_path)
     used, _ = receive(store, BODY)
     other, _ = receive(store, BODY + b"x")

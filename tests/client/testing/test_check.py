@@ -314,7 +314,7 @@ def test_what_a_server_alone_sees_is_found_too():
     lone = fit_client(lambda p, s, t: p, (X, Y), initial=MODEL)
     found = check(lone, run={"rule": {"name": "fedprox", "mu": 0.1}}, ignore=["evaluate", "copies"])
     assert [f.check for f in found] == ["raises"]
-    assert "Train by gradient_client" in found[0].sentence
+    assert "Use gradient_client" in found[0].sentence
 
 
 def test_checks_can_be_left_out_and_must_exist():

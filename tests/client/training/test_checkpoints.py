@@ -1,4 +1,4 @@
-"""A training that is cut short goes on where it was, to the bits that it would have had."""
+"""An interrupted training resumes from its checkpoint and ends with the same bits."""
 
 import json
 import os
@@ -31,7 +31,7 @@ SCRIPT = Path(__file__).parents[2] / "support" / "checkpointed.py"
     ],
 )
 def test_killed_between_epochs_a_training_ends_with_the_same_bits(tmp_path, cases, number):
-    """By SIGKILL, with every client rule, with tensors and models of the client's own."""
+    """By SIGKILL, with every client rule, with personal tensors and models."""
     done = subprocess.run(
         [sys.executable, str(SCRIPT), str(tmp_path), *cases],
         capture_output=True,
@@ -58,8 +58,7 @@ def write(file):
     file.write(b"state")
 
 
-def test_a_checkpoint_is_due_when_the_last_is_long_enough_ago(tmp_path):
-    """Short trainings pay for none."""
+def test_a_checkpoint_is_due_after_every_s(tmp_path):
     clock = Clock()
     kept = Checkpoints(tmp_path / "c" / "x", every_s=30, clock=clock)
     clock.now = 29
@@ -71,8 +70,8 @@ def test_a_checkpoint_is_due_when_the_last_is_long_enough_ago(tmp_path):
     assert not kept.due()
 
 
-def test_a_checkpoint_that_could_not_be_written_leaves_the_one_before(tmp_path):
-    """As when the disk is full half way."""
+def test_a_failed_checkpoint_keeps_the_previous_one(tmp_path):
+    """As if the disk becomes full during the write."""
     kept = Checkpoints(tmp_path / "x")
     kept.save(write)
 
@@ -85,8 +84,8 @@ def test_a_checkpoint_that_could_not_be_written_leaves_the_one_before(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
 
 
-def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
-    """A reboot finds all of it, or the one before."""
+def test_a_checkpoint_is_synced_before_it_is_renamed(tmp_path, monkeypatch):
+    """After a reboot it is complete, or the previous one remains."""
     kept, synced = Checkpoints(tmp_path / "x"), []
 
     def fsync(handle):
@@ -106,8 +105,8 @@ def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatc
     ],
     ids=["bytes", "numpy", "torch"],
 )
-def test_a_checkpoint_that_the_device_has_no_room_for_fails_no_training(tmp_path, caplog, save):
-    """Whatever words a library has for it; it is said once, and mistakes in `write` are raised."""
+def test_a_checkpoint_without_room_does_not_fail_the_training(tmp_path, caplog, save):
+    """For any library's error; one warning is logged, and errors in `write` are raised."""
     room = [1e9]
     kept = Checkpoints(tmp_path / "x", room=lambda: room[0])
     assert kept.save(write)
@@ -122,8 +121,8 @@ def test_a_checkpoint_that_the_device_has_no_room_for_fails_no_training(tmp_path
         kept.save(lambda file: file.write(1 / 0))
 
 
-def test_threads_of_a_training_take_turns(tmp_path, caplog):
-    """Else each would find the other's half-written file gone."""
+def test_threads_of_a_training_save_one_after_another(tmp_path, caplog):
+    """They share one temporary file."""
     kept = Checkpoints(tmp_path / "x")
 
     def save(number):
@@ -135,16 +134,16 @@ def test_threads_of_a_training_take_turns(tmp_path, caplog):
     assert not ours(caplog)
 
 
-def test_where_nothing_is_kept_nothing_is_written():
-    """In simulations, and where a device says so."""
+def test_without_a_path_nothing_is_written():
+    """In simulations, and if the device disables checkpoints."""
     kept = Checkpoints()
     kept.save(write)
     assert kept.saved() is None
     assert not kept.due()
 
 
-def test_a_checkpoint_is_of_one_task_alone():
-    """The time that is left and ways to the model differ with each offer; nothing else may."""
+def test_a_checkpoint_belongs_to_one_task():
+    """Only the deadline and the differences may vary between offers of one task."""
     offer = fleet_pb2.Task(
         key=fleet_pb2.TaskKey(run="r", round=3),
         model=fleet_pb2.ModelRef(digest="a" * 64),
@@ -197,8 +196,8 @@ def train(trainer, task):
     return {n: v.copy() for n, v in sent.items()}, metrics
 
 
-def test_a_training_that_is_asked_to_stop_is_kept_at_once(tmp_path):
-    """In the middle of an epoch, however short ago the last checkpoint is."""
+def test_a_training_writes_a_checkpoint_when_asked_to_stop(tmp_path):
+    """Also within an epoch, and shortly after the last checkpoint."""
     path = tmp_path / "x"
     steps = []
     stopped = make_task(path)
@@ -219,8 +218,8 @@ def test_a_training_that_is_asked_to_stop_is_kept_at_once(tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["examples", "garbage", "half"])
-def test_a_checkpoint_that_does_not_fit_is_dropped_and_training_begins_anew(tmp_path, damage):
-    """Of other data, or of a file that something else has written to."""
+def test_a_checkpoint_that_does_not_fit_is_dropped_and_training_restarts(tmp_path, damage):
+    """A checkpoint of other data, or a damaged file."""
     path = tmp_path / "x"
     task = make_task(path)
     task.stop()
@@ -234,8 +233,8 @@ def test_a_checkpoint_that_does_not_fit_is_dropped_and_training_begins_anew(tmp_
     assert not path.exists()
 
 
-def test_ones_own_training_keeps_what_it_likes(tmp_path):
-    """`checkpoint` writes when it is due, when the training is to stop, or always if asked."""
+def test_a_custom_training_writes_its_own_checkpoints(tmp_path):
+    """`checkpoint` writes if it is due, if the training must stop, or with `always`."""
     task = make_task(tmp_path / "x")
     assert task.resume() is None
     assert not task.checkpoint(write)

@@ -1,4 +1,4 @@
-"""A local training ends when it learns no more, when time is up, or when somebody asks."""
+"""A local training stops without improvement, at its time budget, or when asked."""
 
 import time
 
@@ -20,7 +20,7 @@ def _settings(**values):
 
 
 def _steps_until_stop(watched, losses):
-    """Steps of four and four and two examples, an epoch, at each loss."""
+    """The step at which a training of these losses stops; epochs are of 4, 4 and 2 examples."""
     for step, loss in enumerate(losses):
         if watched.should_stop():
             return step
@@ -31,27 +31,27 @@ def _steps_until_stop(watched, losses):
 @pytest.mark.parametrize(
     ("patience", "epochs", "steps"),
     [
-        (1, [3, 2, 2, 1], 9),  # the third does not fall
+        (1, [3, 2, 2, 1], 9),  # no lower loss in the third
         (2, [3, 2, 2, 2, 1], 12),
-        (2, [3, 2, 2, 1, 1], 15),  # the fourth is the least: patience begins anew
+        (2, [3, 2, 2, 1, 1], 15),  # the fourth is lower: the count restarts
         (None, [3, 3, 3, 3], 12),
     ],
 )
 def test_patience_counts_epochs_without_a_lower_loss(patience, epochs, steps):
-    """By the mean over an epoch's examples."""
+    """The loss is the mean over an epoch's examples."""
     losses = [loss for loss in epochs for _ in range(3)]
     assert _steps_until_stop(TorchStopRule(_settings(patience=patience), 10), losses) == steps
 
 
-def test_batches_count_by_their_examples():
-    """Two epochs of mean 2.0 by examples, whose means by batches are 1.67 and 2.33."""
+def test_batches_are_weighted_by_their_examples():
+    """Two epochs with mean 2.0 over examples; the means over batches are 1.67 and 2.33."""
     watched = TorchStopRule(_settings(patience=1), 10)
     losses = [2.0, 2.0, 2.0, 1.0, 2.0, 4.0, 0.0]  # (4·1 + 4·2 + 2·4) / 10 = 2
     assert _steps_until_stop(watched, losses) == 6
 
 
-def test_time_is_up_at_the_budget(monkeypatch):
-    """Seconds of the device's monotonic clock."""
+def test_a_training_stops_at_its_time_budget(monkeypatch):
+    """By the device's monotonic clock."""
     now = [100.0]
     monkeypatch.setattr(length, "time", like(time, monotonic=lambda: now[0]))
     watched = TorchStopRule(_settings(time_budget_s=2.5), 10)
@@ -61,8 +61,8 @@ def test_time_is_up_at_the_budget(monkeypatch):
     assert watched.should_stop()
 
 
-def test_fednova_is_told_the_steps_that_were_taken():
-    """A training that learns nothing stops after whole epochs, long before its fifty."""
+def test_fednova_gets_the_number_of_steps_taken():
+    """A training without improvement stops after a few whole epochs of fifty."""
     torch.manual_seed(0)
     model = torch.nn.Linear(3, 2)
     data = torch.randn(10, 3), torch.randint(0, 2, (10,))
@@ -82,8 +82,8 @@ def test_fednova_is_told_the_steps_that_were_taken():
     assert task.local.steps % 3 == 0
 
 
-def test_only_the_tensors_asked_for_are_trained_and_sent():
-    """The others do not change the ones that are: they are frozen, not forgotten."""
+def test_only_the_selected_tensors_are_trained_and_sent():
+    """The others are frozen."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))
     start = {name: value.copy() for name, value in parameters(model).items()}

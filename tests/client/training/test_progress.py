@@ -1,4 +1,4 @@
-"""Progress: passed on at most once a second, never in the way, and never nonsense."""
+"""Progress reports: at most one a second, always valid, and without effect on the training."""
 
 import math
 import time
@@ -29,13 +29,13 @@ from support.tasks import task
         ((None, 0.5), TrainingProgress(0.0, 0.5)),
     ],
 )
-def test_whatever_is_said_becomes_a_fraction_and_perhaps_a_loss(said, expected):
-    """A mistake in a progress report is no reason to fail a round."""
+def test_any_report_becomes_a_fraction_and_maybe_a_loss(said, expected):
+    """An invalid report does not fail a round."""
     assert note(*said) == expected
 
 
-def test_little_is_passed_on_of_much_that_is_said(monkeypatch):
-    """One word a second; what lies between is not even looked at."""
+def test_at_most_one_report_a_second_is_passed_on(monkeypatch):
+    """The others are not evaluated."""
     now = [0.0]
     monkeypatch.setattr(progress, "time", like(time, monotonic=lambda: now[0]))
     heard, looked = [], []
@@ -60,8 +60,8 @@ def _gradient(params, x, y):
     return 2.5, {"w": np.zeros(3)}
 
 
-def test_helpers_report_by_themselves(monkeypatch):
-    """Steps done of steps wanted, and the loss; without a line of the author's."""
+def test_clients_of_the_sdk_report_progress(monkeypatch):
+    """Steps done of all steps, and the loss."""
     now = iter(range(1000))
     monkeypatch.setattr(progress, "time", like(time, monotonic=lambda: next(now)))
     data = np.ones((20, 3)), np.tile([0, 1], 10)

@@ -1,4 +1,4 @@
-"""Compression on a device: what is sent and what is remembered add up to what was meant."""
+"""Compression on a device: sent values and the stored error add up to the update."""
 
 import numpy as np
 import pytest
@@ -36,7 +36,7 @@ SCHEMES = [
 
 
 def part(kind, rng, tensor="w"):
-    """An update of a tensor, of a box of it or of some coordinates."""
+    """A random part: a tensor, a box of it, or some of its coordinates."""
     values = rng.normal(size=SHAPE).astype(np.float32)
     less = rng.normal(size=SHAPE).astype(np.float32)
     match kind:
@@ -52,7 +52,7 @@ def part(kind, rng, tensor="w"):
 
 
 def dense(made, values):
-    """A part's values where they belong."""
+    """A part's values in the shape of the tensor; zeros elsewhere."""
     out = np.zeros(SHAPE)
     match made.coverage:
         case Slice(ranges):
@@ -76,8 +76,8 @@ def sent(made):
     kinds=st.lists(st.sampled_from(["full", "slice", "mask"]), min_size=1, max_size=8),
     seed=st.integers(0, 1000),
 )
-def test_nothing_is_lost(how, kinds, seed):
-    """Whatever is covered in whichever round: sent + remembered = meant, to rounding."""
+def test_sent_values_and_memory_add_up_to_the_updates(how, kinds, seed):
+    """For any coverage in any round, up to rounding."""
     rng = np.random.default_rng(seed)
     meant, through, memory = np.zeros(SHAPE), np.zeros(SHAPE), {}
     for number, kind in enumerate(kinds):
@@ -92,8 +92,8 @@ def test_nothing_is_lost(how, kinds, seed):
     np.testing.assert_allclose(through + remembered, meant, rtol=0, atol=2e-5)
 
 
-def test_memory_that_was_given_stays_as_it_was():
-    """A task that is done again starts from the same memory and leaves the same."""
+def test_the_given_memory_is_not_changed():
+    """A repeated task starts from the same memory and gives the same."""
     how = scheme({"name": "low_rank"})
     rng = np.random.default_rng(1)
     first = compress(how, [part("full", rng)], MANIFEST, 1, {})
@@ -108,8 +108,8 @@ def test_memory_that_was_given_stays_as_it_was():
     assert set(kept) == {f"{ERROR}.{DELTA}", f"{CODEC}.{DELTA}.right"}
 
 
-def test_memory_of_what_was_not_sent_is_kept_and_others_is_left_out():
-    """A round without a tensor forgets nothing of it; a client rule's memory is not ours."""
+def test_memory_of_unsent_tensors_is_kept():
+    """A client rule's memory is not returned."""
     how = scheme({"name": "top_k", "fraction": 0.1})
     first = compress(how, [part("full", np.random.default_rng(1))], MANIFEST, 1, {})
     after = compress(how, [], MANIFEST, 2, {**first.memory, "control": {"w": np.ones(3)}})
@@ -119,16 +119,15 @@ def test_memory_of_what_was_not_sent_is_kept_and_others_is_left_out():
     assert np.array_equal(after.memory[error]["w"], first.memory[error]["w"])
 
 
-def test_wide_tensors_travel_as_they_are():
-    """What is computed in float64 is neither encoded nor remembered, and not copied."""
+def test_float64_tensors_are_not_encoded():
+    """Nor remembered, nor copied."""
     update = part("full", np.random.default_rng(1), "d")
     done = compress(scheme({"name": "top_k", "fraction": 0.1}), [update], MANIFEST, 1, {})
     assert done.parts == [update]
     assert not any(done.memory.values())
 
 
-def test_without_memory_nothing_is_remembered():
-    """Unbiased codecs need none."""
+def test_without_error_feedback_nothing_is_remembered():
     how = Scheme(codec=scheme({"name": "int8"}).codec, error_feedback=False)
     done = compress(how, [part("full", np.random.default_rng(1))], MANIFEST, 1, {})
     assert not any(done.memory.values())

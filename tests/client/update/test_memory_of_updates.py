@@ -1,8 +1,7 @@
-"""An update is made in little memory, of any kind, and is the one that much memory would make.
+"""An update needs little memory, and has the same bits as one that is made in memory.
 
-What rests on the disk instead is no more than an agent looks for before it takes a task. The bounds
-are in models, above the one that the training holds. The model is one tensor, which is
-the worst case: whatever takes a tensor takes a model.
+Its scratch space on the disk is within what the budget gate reserves for the task. The bounds
+are in models, above the training's own. The model is one tensor, the worst case.
 """
 
 import tracemalloc
@@ -54,12 +53,10 @@ RULES = {
 
 
 def up(name, **more):
-    """A run whose updates are encoded."""
     return {"compression": {"up": {"name": name, **CODECS[name], **more}}}
 
 
 def by(name):
-    """A run of another strategy than the mean."""
     return {"strategy": {"name": name, **RULES[name]}}
 
 
@@ -79,13 +76,12 @@ NOISE = Policy(privacy=Protection(clip_norm=1.0, noise=1.0, otherwise="add"))
 
 
 class InPlace(Client):
-    """Changes what it was handed; what is held when it returns is its own."""
+    """Changes the received arrays, and records the memory in use when it returns."""
 
     def __init__(self):
         self.held_bytes = []
 
     def train(self, params, task):
-        """Train, and look at what is held."""
         for name in params:
             params[name] += np.float32(0.01 * task.round)
         if task.rule.needs_gradient:
@@ -107,7 +103,7 @@ class InPlace(Client):
 
 
 def works(tmp_path, tables, rounds, client, policy=None):
-    """Do rounds as an agent does them."""
+    """Yield the task runs of several rounds, as an agent makes them."""
     store, model = ClientStore(tmp_path / "client"), tmp_path / "model"
     digest = written(MODEL, model)
     run = RunSettings.of({"train": TRAIN, "evaluate": False, **tables})
@@ -129,19 +125,19 @@ def works(tmp_path, tables, rounds, client, policy=None):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_update_takes_little_memory(kind, tmp_path):
-    """In its second round too, when there is memory from the first."""
+def test_an_update_needs_little_memory(kind, tmp_path):
+    """Also in a second round, with memory from the first."""
     check(tmp_path, KINDS[kind])
 
 
-def test_so_does_one_that_its_owner_hides(tmp_path):
-    """Clipped, and with noise."""
+def test_an_update_that_the_owner_protects_needs_little_memory(tmp_path):
+    """By clipping and noise."""
     check(tmp_path, {}, NOISE)
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_a_model_is_made_of_differences_in_little_memory(codec, tmp_path):
-    """Of two, one upon the other; it is the very model that the server has."""
+def test_a_model_from_differences_needs_little_memory(codec, tmp_path):
+    """From two in sequence; the result is exactly the server's model."""
     store, written_at = ClientStore(tmp_path / "client"), tmp_path / "file"
     manifest_of = {n: TensorSpec(shape=a.shape, dtype=a.dtype) for n, a in MODEL.items()}
     manifest = Manifest(dict.fromkeys(MODEL, "F32"), manifest_of, 0)
@@ -168,7 +164,7 @@ def test_a_model_is_made_of_differences_in_little_memory(codec, tmp_path):
 
 
 def check(tmp_path, tables, policy=None):
-    """Two rounds within the bound."""
+    """Check the peak memory of two rounds."""
     client, most = InPlace(), MOST_ENCODED if "compression" in tables else MOST
     for work in works(tmp_path, tables, 2, client, policy):
         tracemalloc.start()
@@ -182,7 +178,7 @@ def check(tmp_path, tables, policy=None):
 
 
 def rests(work, scratches):
-    """What a task has left on the disk, or had there when it ended, in bytes."""
+    """Bytes on the disk at the end of a task, with its scratch space."""
     ending = f"{work.task.run}.{work.task.round}."
     files = [p for p in work.store.directory.rglob("*") if p.name.startswith(ending)]
     assert {path.suffix for path in files} >= {".body", ".header"}
@@ -190,8 +186,8 @@ def rests(work, scratches):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_agent_looks_for_as_much_room_as_a_task_takes(kind, tmp_path, monkeypatch):
-    """On its disk, scratch space and all, before it takes the task; and not for much more."""
+def test_the_budget_gate_reserves_the_disk_space_of_a_task(kind, tmp_path, monkeypatch):
+    """With its scratch space, and not much more."""
     scratches, make = [], ClientStore.scratch
 
     def scratch(store):
@@ -220,7 +216,7 @@ TENSORS = {
 
 
 def of(tensors, seed, dtype=None):
-    """Values by name."""
+    """Random tensors by name."""
     rng = np.random.default_rng(seed)
     return {n: np.asarray(rng.normal(size=s), dtype or d) for n, (s, d) in tensors.items()}
 
@@ -232,12 +228,11 @@ def parts(wrap):
 
 
 def wrapped(arrays, wrap):
-    """Each by itself."""
     return {name: wrap(array) for name, array in arrays.items()}
 
 
 def same(some, others):
-    """Are the same values called the same, to the bit?"""
+    """Check that names and bits are equal."""
     assert list(some) == list(others)
     for name, values in some.items():
         other = np.asarray(others[name])
@@ -246,8 +241,7 @@ def same(some, others):
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_a_rule_makes_the_same_of_pieces(name, tmp_path):
-    """What is called elementwise is, to the bit."""
+def test_an_elementwise_rule_gives_the_same_bits_piece_by_piece(name, tmp_path):
     rule = RunSettings.of(by(name)).built().rule
     assert rule.elementwise
 
@@ -270,7 +264,7 @@ def test_a_rule_makes_the_same_of_pieces(name, tmp_path):
 
 
 @pytest.mark.parametrize("clip_norm", [1.0, 1e9])
-def test_noise_is_the_same_on_pieces(clip_norm):
+def test_noise_has_the_same_bits_piece_by_piece(clip_norm):
     """Clipped or not."""
     guard = Guard(clip_norm=clip_norm, noise_multiplier=1.0, seeded=True)
 
@@ -290,8 +284,8 @@ def test_noise_is_the_same_on_pieces(clip_norm):
 
 @pytest.mark.parametrize("coverage", ["whole", "box", "mask"])
 @pytest.mark.parametrize("codec", CODECS)
-def test_a_codec_makes_the_same_of_pieces(codec, coverage, tmp_path):
-    """And so does what it remembers, whatever part of the tensor is sent."""
+def test_a_codec_gives_the_same_bytes_piece_by_piece(codec, coverage, tmp_path):
+    """And the same memory, for any coverage."""
     how = scheme({"name": codec, **CODECS[codec], "error_feedback": True})
     shape = TENSORS["w"][0]
     manifest = Manifest({"w": "F32"}, {"w": TensorSpec(shape=shape, dtype=np.dtype("f4"))}, 0)

@@ -1,4 +1,4 @@
-"""What a client's code returns wrongly is told by name, with what was expected and what came."""
+"""Errors in what training code returns name the value, what was expected and what came."""
 
 import datetime as dt
 import pickle
@@ -14,7 +14,7 @@ PARAMS = {"w": np.zeros((2, 3), np.float32)}
 
 
 class Returns(Client):
-    """Returns what it was given."""
+    """A client with fixed results."""
 
     def __init__(self, trained, evaluated=(1, {})):
         self.trained = trained
@@ -70,8 +70,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("trained", "message"), WRONG.values(), ids=WRONG)
-def test_what_train_returns_wrongly_is_told(updates_of, trained, message):
-    """Before anything is made of it."""
+def test_an_invalid_result_of_train_is_refused(updates_of, trained, message):
     with pytest.raises(UsageError, match=message):
         updates_of(Returns(trained), PARAMS, weighting="examples")
 
@@ -86,15 +85,13 @@ def test_what_train_returns_wrongly_is_told(updates_of, trained, message):
         ((GOOD, 1, {}), "evaluate to return .* got tuple of 3"),
     ],
 )
-def test_what_evaluate_returns_wrongly_is_told(updates_of, evaluated, message):
-    """With its own name."""
+def test_an_invalid_result_of_evaluate_is_refused(updates_of, evaluated, message):
     with pytest.raises(UsageError, match=message):
         updates_of(Returns((GOOD, 1, {}), evaluated=evaluated), PARAMS, weighting="examples")
 
 
 @pytest.mark.parametrize("weight", [None, 0, -1.0, float("nan"), float("inf"), "7", True])
-def test_a_weight_that_is_none_is_told_where_the_run_weighs_by_it(updates_of, weight):
-    """With what to do."""
+def test_an_invalid_weight_is_refused_if_the_run_weights_by_client(updates_of, weight):
     update = Update(GOOD, 1, weight=weight)
     message = f"a weight above 0 from train, got {weight!r}: .* Return an Update that has one"
     with pytest.raises(UsageError, match=message):
@@ -102,22 +99,22 @@ def test_a_weight_that_is_none_is_told_where_the_run_weighs_by_it(updates_of, we
     assert updates_of(Returns(update), PARAMS, weighting="uniform").weight == 1.0
 
 
-def test_what_is_wrong_comes_whole_out_of_another_process():
-    """With the check that it belongs to."""
+def test_an_error_can_be_pickled():
+    """With its check, for worker processes."""
     error = ReturnedError(Finding("shapes", "Expected another shape."))
     copy = pickle.loads(pickle.dumps(error))
     assert (str(copy), copy.finding) == (str(error), error.finding)
 
 
-def test_no_examples_are_a_count_where_examples_do_not_weigh(updates_of):
-    """Somebody may not know how many there are."""
+def test_zero_examples_are_accepted_unless_the_run_weights_by_examples(updates_of):
+    """A client may not know their number."""
     assert updates_of(Returns((GOOD, 0, {})), PARAMS, weighting="uniform").weight == 1.0
 
 
 @pytest.mark.parametrize("count", [3, 3.0, np.int64(3), np.float32(3), np.array(3)])
 @pytest.mark.parametrize("loss", [1, np.float32(1), np.array(1.0), float("nan")])
-def test_whatever_stands_for_a_number_is_one(updates_of, count, loss):
-    """Whether it is finite is for the door to say."""
+def test_arrays_of_one_value_count_as_numbers(updates_of, count, loss):
+    """Whether a metric is finite is checked by the server's admission."""
     trained = GOOD, count, {"loss": loss}
     header = updates_of(Returns(trained), PARAMS, weighting="examples")
     assert header.training.num_examples == 3

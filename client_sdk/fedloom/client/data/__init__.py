@@ -1,13 +1,13 @@
-"""A device's own examples, wherever they lie: one small interface for every helper.
+"""The examples of a device: one small interface for all storage and all clients.
 
     from fedloom.client.data import from_csv
 
     shard = from_csv("visits/", label="outcome", classes=["home", "ward"])
     train, held_out = shard.split(0.2)
 
-A `Shard` has a length and gives the examples at some places; clients of numpy, scikit-learn and
-PyTorch take one as their data. `ExampleStore` keeps examples that keep arriving.
-Importing this imports numpy and nothing else that is large.
+A `Shard` has a length and returns examples by index; clients of numpy, scikit-learn and PyTorch
+accept one as their data. `ExampleStore` stores examples that arrive over time. This package imports
+no large library except numpy.
 """
 
 from fedloom.client.data.database import from_sqlite

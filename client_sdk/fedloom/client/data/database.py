@@ -1,4 +1,4 @@
-"""Rows of an SQLite database, by a query of one's own: read only, a batch at a time."""
+"""Examples from a query of an SQLite database, which is opened read-only."""
 
 import sqlite3
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from fedloom.client.data.tables import Columns, shard_of
 from fedloom.protocol.errors import UsageError
 
 BATCH_ROWS = 4096
-"""Read and converted at a time; the rest of a result stays in the database."""
+"""Rows that are read and converted at a time."""
 
 
 def from_sqlite(
@@ -29,21 +29,21 @@ def from_sqlite(
     mean: Any = 0.0,
     scale: Any = 1.0,
 ) -> Arrays:
-    """Read what a query gives; the database is opened read only.
+    """Read the result of a query; the database is opened read-only.
 
     Args:
         path: of the database.
-        query: one SELECT. Order its rows, or their places depend on how it is carried out.
+        query: one SELECT. Add ORDER BY, or the order of the examples is undefined.
         parameters: for its question marks.
         label: column of targets.
-        features: columns of inputs, numbers; all others where left out.
+        features: columns of inputs, numbers. Default: all others.
         classes: as in `from_csv`.
-        dtype: likewise.
-        mean: likewise.
-        scale: likewise.
+        dtype: as in `from_csv`.
+        mean: as in `from_csv`.
+        scale: as in `from_csv`.
 
     Raises:
-        UsageError: no such database, table or column, or cells that are not what they must be.
+        UsageError: the database, a table or a column is missing, or a cell is not valid.
     """
     path = Path(path).expanduser()
     if not path.is_file():
@@ -72,12 +72,12 @@ def _blocks(
     if len(set(names)) != len(names):
         raise UsageError(
             f"Expected different names of columns from {query!r}, got {', '.join(names)}. Rename "
-            "one of those that are alike: SELECT a.id AS a_id, …"
+            "one of the duplicates: SELECT a.id AS a_id, …"
         )
     done = 0
     while rows := cursor.fetchmany(BATCH_ROWS):
         columns = [np.array(cells, dtype=object) for cells in zip(*rows, strict=True)]
-        # Rows are counted in what is read together, so say where that begins.
+        # Row numbers in errors count from the start of a batch.
         where = f"{path}" if not done else f"{path} (rows after {done})"
         yield where, dict(zip(names, columns, strict=True))
         done += len(rows)

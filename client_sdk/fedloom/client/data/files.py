@@ -1,6 +1,7 @@
-"""Files of numpy: mapped, not read, so that a device trains on more than it has memory for.
+"""Examples in files of numpy. They are memory-mapped, so that they may exceed the memory.
 
-Source: the format of `.npy` as numpy documents it (NEP 1), and of `.npz` as a ZIP archive of such.
+Sources: the format `.npy` as in numpy's documentation (NEP 1); `.npz` is a ZIP archive of such
+files.
 """
 
 import math
@@ -16,7 +17,7 @@ from fedloom.client.data.shard import Arrays
 from fedloom.protocol.errors import UsageError
 
 _LOCAL = struct.Struct("<4s22xHH")
-"""The head of a member in a ZIP archive: its signature, and how long its name and extras are."""
+"""Header of a member of a ZIP archive: signature, length of the name, length of the extra field."""
 
 
 def from_npy(x: str | Path, y: str | Path, **settings: Any) -> Arrays:
@@ -28,13 +29,13 @@ def from_npy(x: str | Path, y: str | Path, **settings: Any) -> Arrays:
         settings: of `Arrays`: dtype, mean, scale, num_classes.
 
     Raises:
-        UsageError: no such file, or no array in it, or lengths that differ.
+        UsageError: a file is missing or is not an array, or the lengths differ.
     """
     return _arrays(_mapped(Path(x)), _mapped(Path(y)), f"{x} and {y}", settings)
 
 
 def from_npz(path: str | Path, *, x: str = "x", y: str = "y", **settings: Any) -> Arrays:
-    """Map two arrays of a `.npz` file; those of `numpy.savez_compressed` are read instead.
+    """Map two arrays of a `.npz` file; compressed arrays are read into memory.
 
     Args:
         path: file.
@@ -43,7 +44,7 @@ def from_npz(path: str | Path, *, x: str = "x", y: str = "y", **settings: Any) -
         settings: of `Arrays`: dtype, mean, scale, num_classes.
 
     Raises:
-        UsageError: no such file or array, or lengths that differ.
+        UsageError: the file or an array is missing, or the lengths differ.
     """
     try:
         with zipfile.ZipFile(Path(path).expanduser()) as archive:
@@ -76,7 +77,7 @@ def _mapped(path: Path) -> NDArray[Any]:
 
 
 def _member(archive: zipfile.ZipFile, name: str, path: Path) -> NDArray[Any]:
-    """An array of an archive, mapped where its bytes lie there as they are."""
+    """An array of an archive, mapped if it is not compressed."""
     held = {Path(info.filename).stem: info for info in archive.infolist()}
     if name not in held:
         raise UsageError(

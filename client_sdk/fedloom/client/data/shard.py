@@ -1,7 +1,7 @@
-"""What a device trains on, whatever it lies in: so many examples, and those at some places.
+"""Shards: the interface to the examples of a device, independent of their storage.
 
 Invariants: the examples of every batch and their order depend only on the number of examples, the
-batch size and the seed; nothing writes to what the examples lie in.
+batch size and the seed; nothing here writes to the storage of the examples.
 
 Legend: N examples.
 """
@@ -21,17 +21,17 @@ Batch: TypeAlias = tuple[NDArray[Any], NDArray[Any]]
 """Inputs, one example per row, and their targets."""
 Indices: TypeAlias = NDArray[np.int64]
 EVALUATION_BATCH = 4096
-"""Examples evaluated at a time."""
+"""Examples in a batch of an evaluation."""
 
 
 class Shard(ABC):
-    """Examples of one device. Subclass it for storage of your own: `__len__` and `take` are enough.
+    """Examples of one device. For your own storage, subclass it with `__len__` and `take`.
 
-    It is also a data set of map style for PyTorch.
+    It is also a map-style data set for PyTorch.
     """
 
     num_classes: int | None = None
-    """How many classes the targets number, where the shard was told."""
+    """Number of classes of the targets, if known."""
 
     @abstractmethod
     def __len__(self) -> int:
@@ -39,14 +39,14 @@ class Shard(ABC):
 
     @abstractmethod
     def take(self, indices: Indices) -> Batch:
-        """The examples at these places, in this order; arrays that are the caller's.
+        """The examples at these indices, in this order, as new arrays.
 
         Args:
             indices: int64 [n], each from 0 to N - 1.
         """
 
     def fixed(self) -> "Shard":
-        """The examples as they are now, for one task: they do not change while it works on them."""
+        """A snapshot of the examples, which does not change during a task."""
         return self
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
@@ -61,11 +61,11 @@ class Shard(ABC):
         return self.take(np.arange(len(self)))
 
     def batches(self, seed: int, size: int) -> Iterator[Batch]:
-        """Every example once, in an order that follows from the seed.
+        """Every example once, in an order given by the seed.
 
         Args:
             seed: at least 0.
-            size: examples in a batch, the last one may have fewer; 0 for all in order in one.
+            size: examples in a batch; the last may have fewer; 0: one batch of all, in order.
         """
         return self.training(seed, size, epochs=1)
 
@@ -75,10 +75,10 @@ class Shard(ABC):
         """The batches of a local training.
 
         Args:
-            seed: gives the order, another one in each pass.
+            seed: of the order, which differs in each epoch.
             size: as in `batches`.
-            epochs: passes over the examples, or None where `steps` counts.
-            steps: batches, whatever that is in passes.
+            epochs: passes over the examples; None if `steps` is set.
+            steps: number of batches; takes precedence.
         """
         wanted = num_batches(len(self), epochs=epochs, steps=steps, batch_size=size)
         for indices in islice(self._places(seed, size), wanted):
@@ -99,11 +99,11 @@ class Shard(ABC):
             yield self.take(np.arange(start, min(start + size, len(self))))
 
     def split(self, fraction: float, seed: int = 0) -> tuple["Shard", "Shard"]:
-        """Part the examples: those to train on, at least one, and those to evaluate on.
+        """Split the examples into some to train on, at least one, and some to evaluate on.
 
         Args:
-            fraction: of the examples to evaluate on, from 0 to below 1.
-            seed: the same one parts the same examples in the same way.
+            fraction: share of the examples to evaluate on, from 0 to below 1.
+            seed: of the split; the same seed gives the same split.
 
         Raises:
             UsageError: the fraction is out of range.
@@ -119,8 +119,8 @@ class Subset(Shard):
     """Some examples of another shard.
 
     Args:
-        shard: that has them.
-        indices: int64 [n], which ones, in which order.
+        shard: the other shard.
+        indices: int64 [n], of its examples, in the order of the new shard.
     """
 
     def __init__(self, shard: Shard, indices: Indices) -> None:
@@ -136,7 +136,7 @@ class Subset(Shard):
 
 
 class Arrays(Shard):
-    """Examples in arrays, in memory or mapped from files: only what is taken is converted.
+    """Examples in arrays, in memory or mapped from files; `take` converts only what it returns.
 
     >>> shard = Arrays(np.array([[0, 255], [255, 0]], np.uint8), np.array([1, 0]), scale=1 / 255)
     >>> shard.all()
@@ -146,13 +146,14 @@ class Arrays(Shard):
     Args:
         x: inputs, shape (N, …).
         y: targets, shape (N, …).
-        dtype: of inputs as they are taken; None for that of `x`.
-        mean: taken off inputs, of a shape that goes with one example's. The same on every device.
-        scale: that inputs are then multiplied by, likewise.
-        num_classes: how many classes the targets number, where they do.
+        dtype: of returned inputs; None: that of `x`.
+        mean: subtracted from inputs; its shape must broadcast to one example's. Use the same value
+            on every device.
+        scale: factor of the inputs after `mean` is subtracted; shape and values as for `mean`.
+        num_classes: number of classes of the targets, if they are class numbers.
 
     Raises:
-        UsageError: inputs and targets are not of one length.
+        UsageError: inputs and targets differ in length.
     """
 
     def __init__(
@@ -187,7 +188,7 @@ class Arrays(Shard):
 
 
 class Items(Shard):
-    """Examples in a data set of map style, such as PyTorch's: (input, target) at each place.
+    """Examples in a map-style data set, such as PyTorch's: (input, target) at each index.
 
     Args:
         dataset: with a length.
@@ -208,23 +209,21 @@ class Items(Shard):
 
 
 def as_shard(data: Any) -> Shard:
-    """Wrap what a user holds data in.
+    """Wrap data in a shard.
 
     Args:
-        data: a shard; arrays (x, y), used in their own dtypes; or a data set of map style.
+        data: a shard; arrays (x, y), used in their own dtypes; or a map-style data set.
 
     Raises:
-        UsageError: it is none of these, or has no example.
+        UsageError: it is none of these, or inputs and targets differ in length.
     """
     if isinstance(data, Shard):
-        shard = data
-    elif isinstance(data, tuple) and len(data) == 2:
-        shard = Arrays(*(np.asarray(part) for part in data), dtype=None)
-    elif hasattr(data, "__len__") and hasattr(data, "__getitem__"):
-        shard = Items(data)
-    else:
-        raise UsageError(
-            "Expected arrays (x, y), a shard of fedloom.client.data or a data set with a length, "
-            f"got {type(data).__name__}."
-        )
-    return shard
+        return data
+    if isinstance(data, tuple) and len(data) == 2:
+        return Arrays(*(np.asarray(part) for part in data), dtype=None)
+    if hasattr(data, "__len__") and hasattr(data, "__getitem__"):
+        return Items(data)
+    raise UsageError(
+        "Expected arrays (x, y), a shard of fedloom.client.data or a data set with a length, "
+        f"got {type(data).__name__}."
+    )

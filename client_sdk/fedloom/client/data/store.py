@@ -1,10 +1,11 @@
-"""Examples that keep arriving: stored as they come, dropped when too many or too old.
+"""A store of examples that arrive over time; the oldest are dropped by number, size or age.
 
-Any process of the device appends while the agent trains. A round trains on what was there when its
-task began. What is appended is on disk when `append` returns: SQLite in WAL mode, synced.
+Any process of the device may append while the agent trains. A round trains on the examples that
+were stored when its task began. When `append` returns, the example is on disk: SQLite in WAL mode,
+synced.
 
-Invariants: an example is here whole or not at all; the same example is always on the same side,
-trained on or held out, whenever it came; a snapshot does not change.
+Invariants: an example is stored completely or not at all; equal examples are always in the same
+part, trained on or held out; a snapshot does not change.
 """
 
 import json
@@ -29,11 +30,11 @@ Form: TypeAlias = tuple[Sequence[int], str]
 """Shape and dtype of one input or one target."""
 _BUCKETS = 1 << 32
 _WAIT_S = 30.0
-"""For another process that is appending."""
+"""Longest wait for another process that appends."""
 _LOG_PAGES = 256
-"""Pages of 4 KiB in SQLite's log before they go to the file: a megabyte beside it."""
+"""Pages of 4 KiB in SQLite's log before they are moved to the file: 1 MiB."""
 _IN_MEMORY_BYTES = 64 << 20
-"""A snapshot above this lies in a file, which vanishes with it."""
+"""A larger snapshot is in a temporary file, which is removed with it."""
 _TABLES = """
 CREATE TABLE IF NOT EXISTS about (id INTEGER PRIMARY KEY CHECK (id = 1), form TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS examples (
@@ -52,18 +53,17 @@ class ExampleStore:
                                 held_out=store.held_out)  # in the agent's
 
     Args:
-        path: of the file, made if need be; two more lie beside it while it is in use.
-        x: shape and dtype of an input. What the file was made with counts, and another one is
-            refused.
+        path: of the file, created if missing; SQLite keeps two more beside it while it is in use.
+        x: shape and dtype of an input; must match those of an existing file.
         y: shape and dtype of a target.
-        most: examples kept; older ones go.
-        most_bytes: of examples kept, likewise.
+        most: most examples to keep; older ones are dropped.
+        most_bytes: most bytes of examples to keep.
         most_age_s: seconds for which an example is kept.
-        held_out: share to evaluate on and never to train on, by a hash of the example itself.
+        held_out: share to evaluate on and never train on, chosen by a hash of the example.
         clock: seconds since 1970.
 
     Raises:
-        UsageError: a limit is out of range, or the file is of another form or no such file.
+        UsageError: a limit is out of range, or the file has another form or is not a store.
     """
 
     def __init__(
@@ -96,28 +96,28 @@ class ExampleStore:
             self._settle_form(database)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What another process needs: the file stays where it is."""
+        """Pickle without the connection, for another process on the same file."""
         return {n: v for n, v in vars(self).items() if n not in ("_lock", "_connection")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Begin without a connection."""
+        """Restore without a connection."""
         vars(self).update(state, _lock=threading.Lock(), _connection=None)
 
     def append(self, x: Any, y: Any) -> None:
-        """Keep an example; it is on disk when this returns. Older ones may go.
+        """Store an example; it is on disk when this returns. Older ones may be dropped.
 
         Raises:
-            UsageError: it is not of the store's form; says how. Nothing is kept.
-            UnavailableError: there is no room, say. Nothing is kept.
+            UsageError: it does not have the store's form; nothing is stored.
+            UnavailableError: the disk is full or failed; nothing is stored.
         """
         self.extend([(x, y)])
 
     def extend(self, examples: Sequence[tuple[Any, Any]]) -> None:
-        """Keep examples, all of them or none: one sync for all.
+        """Store examples, all of them or none, with one sync.
 
         Raises:
-            UsageError: one is not of the store's form; says which and how.
-            UnavailableError: there is no room, say.
+            UsageError: one does not have the store's form; the message names it.
+            UnavailableError: the disk is full or failed.
         """
         now = self._clock()
         rows = []
@@ -134,10 +134,10 @@ class ExampleStore:
             self._retain(database, now)
 
     def snapshot(self, *, held_out: bool = False) -> Arrays:
-        """The examples as they are now, oldest first; later appends do not change them.
+        """The current examples, oldest first; later appends do not change them.
 
         Args:
-            held_out: those to evaluate on, instead of those to train on.
+            held_out: return the examples to evaluate on, not those to train on.
         """
         with self._reading() as database:
             where, values = self._here(held_out)
@@ -150,21 +150,21 @@ class ExampleStore:
         return Arrays(found["x"], found["y"], dtype=None)
 
     def count(self, *, held_out: bool = False) -> int:
-        """How many examples there are now, to train on or to evaluate on."""
+        """The current number of examples, to train on or to evaluate on."""
         with self._reading() as database:
             where, values = self._here(held_out)
             (count,) = database.execute(f"SELECT count(*) {where}", values).fetchone()
             return int(count)
 
     def close(self) -> None:
-        """Let the file go; the next use opens it again."""
+        """Close the file; the next use opens it again."""
         with self._lock:
             if self._connection is not None and self._connection[0] == os.getpid():
                 self._connection[1].close()
             self._connection = None
 
     def _here(self, held_out: bool) -> tuple[str, tuple[float, ...]]:
-        """The examples of a side that are not too old, as SQL."""
+        """SQL that selects the examples of a part that are not too old."""
         side = "<" if held_out else ">="
         oldest = -1.0 if self._most_age_s is None else self._clock() - self._most_age_s
         return f"FROM examples WHERE bucket {side} ? AND at >= ?", (self._split, oldest)
@@ -212,12 +212,12 @@ class ExampleStore:
         if theirs != ours:
             raise UsageError(
                 f"Expected {self._path} to hold examples of {ours}, got {theirs}. Use another "
-                "file, or the form that it was made with."
+                "file, or the form that it was created with."
             )
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
-        """One state of the file, whatever others append meanwhile."""
+        """One consistent state of the file while others append."""
         with self._lock:
             database = self._open()
             database.execute("BEGIN")
@@ -236,20 +236,20 @@ class ExampleStore:
                 database.execute("COMMIT")
             except sqlite3.Error as error:
                 raise UnavailableError(
-                    f"Expected to write to {self._path}, got: {error}. Is there room?"
+                    f"Cannot write to {self._path}: {error}. Check the disk's free space."
                 ) from error
             finally:
                 if database.in_transaction:
                     database.execute("ROLLBACK")
 
     def _open(self) -> sqlite3.Connection:
-        """This process's connection: one that a parent process opened must not be used here."""
+        """This process's connection; a connection of the parent process must not be used."""
         if self._connection is None or self._connection[0] != os.getpid():
             self._connection = os.getpid(), self._connect()
         return self._connection[1]
 
     def _connect(self) -> sqlite3.Connection:
-        # Made here, so that nobody else on the device may read it.
+        # Created here with mode 0600: only this user may read it.
         os.close(os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600))
         database = sqlite3.connect(
             self._path, timeout=_WAIT_S, isolation_level=None, check_same_thread=False
@@ -268,11 +268,11 @@ class ExampleStore:
 
 
 class Growing(Shard):
-    """A side of a store. Each task of a client works on what there is when it begins.
+    """One part of a store. Each task uses the examples that are stored when it begins.
 
     Args:
-        store: that has the examples.
-        held_out: those to evaluate on, instead of those to train on.
+        store: of the examples.
+        held_out: the examples to evaluate on, not those to train on.
     """
 
     def __init__(self, store: ExampleStore, *, held_out: bool) -> None:
@@ -282,11 +282,11 @@ class Growing(Shard):
         return self._store.count(held_out=self._held_out)
 
     def fixed(self) -> Shard:
-        """The examples as they are now."""
+        """A snapshot of the current examples."""
         return self._store.snapshot(held_out=self._held_out)
 
     def take(self, indices: Indices) -> Batch:
-        """As `Shard.take`, of the examples as they are now; take many from `fixed` instead."""
+        """As `Shard.take`, from a new snapshot; to take several times, use `fixed`."""
         return self.fixed().take(indices)
 
 
@@ -314,12 +314,12 @@ def _size(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
 
 
 def _bucket(*raw: bytes) -> int:
-    """Where a hash of the example falls, evenly from 0 to 2^32 − 1."""
+    """A hash of the example, uniform from 0 to 2^32 − 1."""
     return int.from_bytes(blake2b(b"".join(raw), digest_size=4).digest(), "little")
 
 
 def _is_exact(array: NDArray[Any], dtype: np.dtype[Any]) -> bool:
-    """Whether whole numbers and truths stay what they are, as a label 3 in uint8 does."""
+    """Whether integers and booleans keep their values, such as a label 3 in uint8."""
     whole = array.dtype.kind in "iub" and dtype.kind in "iub"
     return whole and bool((array.astype(dtype) == array).all())
 

@@ -1,8 +1,8 @@
-"""Tables: CSV and Parquet files, one or a folder of them, with a column of targets.
+"""Examples in tables: CSV and Parquet files, one or a folder of them, with a column of targets.
 
 Invariants: files of a folder are read in the order of their names; inputs are in the order of
-`features`, or of the first file's columns. What is wrong is named by file, row and column; rows
-count from 1, without the line that names the columns.
+`features`, or of the first file's columns. Errors name the file, row and column; rows count from 1,
+without the header line.
 
 Legend: N rows.
 """
@@ -40,16 +40,16 @@ def from_csv(
     Args:
         path: of a file in UTF-8, or of a folder.
         label: column of targets.
-        features: columns of inputs, numbers; all others where left out.
-        classes: what the label may be on any device, in the order of their numbers; None where
-            it is a number itself.
+        features: columns of inputs, numbers. Default: all others.
+        classes: all values of the label on any device; their order gives the class numbers. None:
+            the label is a number.
         separator: between cells.
         dtype: of inputs.
-        mean: taken off inputs, one number or one for each feature. The same on every device.
-        scale: that inputs are then multiplied by, likewise.
+        mean: subtracted from inputs, one number or one per feature. Use the same on every device.
+        scale: factor of the inputs after `mean` is subtracted, likewise.
 
     Raises:
-        UsageError: no such file or column, or cells that are not what they must be.
+        UsageError: a file or column is missing, or a cell is not valid.
     """
     blocks = ((str(file), read_csv(file, separator)) for file in _files(path, "csv"))
     return shard_of(
@@ -89,16 +89,16 @@ def shard_of(
     """Join blocks of columns to a shard.
 
     Args:
-        blocks: where each is from, and its columns.
+        blocks: the source of each, and its columns.
         label: as in `from_csv`.
-        features: likewise.
-        classes: likewise.
-        dtype: likewise.
-        mean: likewise.
-        scale: likewise.
+        features: as in `from_csv`.
+        classes: as in `from_csv`.
+        dtype: as in `from_csv`.
+        mean: as in `from_csv`.
+        scale: as in `from_csv`.
 
     Raises:
-        UsageError: a column is missing, a cell is not what it must be, or there is no row.
+        UsageError: a column is missing, a cell is not valid, or there is no row.
     """
     targets = _numbering(classes)
     xs, ys, where = [], [], ""
@@ -130,7 +130,7 @@ def shard_of(
 def _numbering(
     classes: Sequence[Any] | None,
 ) -> Callable[[NDArray[Any], str, str], NDArray[Any]]:
-    """What makes targets of a label's cells."""
+    """A function that converts a label's cells to targets."""
     if classes is None:
         return numbers
     known = {str(value): number for number, value in enumerate(classes)}
@@ -171,7 +171,7 @@ def read_csv(file: str | Path, separator: str = ",") -> Columns:
         Cells as text.
 
     Raises:
-        UsageError: there is no such file, or it is not such a table.
+        UsageError: the file is missing, or is not such a table.
     """
     try:
         with Path(file).expanduser().open(newline="", encoding="utf-8-sig") as opened:
@@ -185,18 +185,17 @@ def read_parquet(file: str | Path, columns: Sequence[str] | None = None) -> Colu
 
     Args:
         file: to read.
-        columns: those that are needed; None for all. Those that are not there are left out.
+        columns: to read, except those that the file lacks; None for all.
 
     Raises:
-        UsageError: pyarrow is not installed, or there is no such file.
+        UsageError: pyarrow is not installed, or the file cannot be read.
     """
     try:
-        # By name: an extra that few need, which ships no types.
+        # By name: an optional library without types.
         parquet = import_module("pyarrow.parquet")
     except ImportError as error:
         raise UsageError(
-            "Parquet files are read by pyarrow, which is not installed. Install it with: pip "
-            "install pyarrow"
+            "Reading Parquet files needs pyarrow, which is not installed: pip install pyarrow"
         ) from error
     path = Path(file).expanduser()
     try:
@@ -230,15 +229,15 @@ def _columns(rows: Any, file: str | Path) -> Columns:
 def numbers(
     cells: NDArray[Any], name: str, file: str | Path, dtype: Any = np.float32
 ) -> NDArray[Any]:
-    """Make numbers of a column's cells.
+    """Convert a column's cells to numbers.
 
     Raises:
-        UsageError: one is no finite number; says which.
+        UsageError: a cell is not a finite number; the message names it.
     """
     if cells.dtype.kind in "mM":
         raise UsageError(
-            f"Expected numbers in column {name!r} of {file}, got dates or times: their unit is the "
-            "file's own. Turn them into numbers first, such as days."
+            f"Expected numbers in column {name!r} of {file}, got dates or times, whose unit "
+            "depends on the file. Convert them to numbers first, such as days."
         )
     try:
         values = cells.astype(dtype)
@@ -246,7 +245,7 @@ def numbers(
         row = next(row for row, cell in enumerate(cells.tolist()) if not _is_number(cell))
         raise UsageError(
             f"Expected numbers in column {name!r} of {file}, got {_shown(cells[row])} in row "
-            f"{row + 1}. Leave it out of features, or turn it into numbers first."
+            f"{row + 1}. Remove it from features, or convert it to numbers first."
         ) from error
     if not np.isfinite(values).all():
         row = int(np.argmin(np.isfinite(values)))
@@ -258,7 +257,7 @@ def numbers(
 
 
 def _shown(cell: Any) -> str:
-    """A cell as it stands in the file."""
+    """A cell as text."""
     return repr(cell.item() if isinstance(cell, np.generic) else cell)
 
 
