@@ -29,7 +29,12 @@ def modules():
 
 
 MODULES = modules()
-TREES = {name: ast.parse(path.read_text("utf-8")) for name, path in MODULES.items()}
+
+
+@pytest.fixture(scope="module")
+def trees():
+    """The parsed source of every module."""
+    return {name: ast.parse(path.read_text("utf-8")) for name, path in MODULES.items()}
 
 
 def imported(body, known):
@@ -91,16 +96,16 @@ def test_a_folder_holds_at_most_twenty_modules():
     assert not crowded
 
 
-def test_modules_import_each_other_in_one_direction():
+def test_modules_import_each_other_in_one_direction(trees):
     """No module imports, at import time, one that needs it first."""
-    graph = {name: set(imported(tree.body, MODULES)) - {name} for name, tree in TREES.items()}
+    graph = {name: set(imported(tree.body, MODULES)) - {name} for name, tree in trees.items()}
     assert " → ".join(cycle(graph)) == ""
 
 
-def test_a_public_class_name_is_defined_once():
+def test_a_public_class_name_is_defined_once(trees):
     """A name means one thing in the whole product, but for those that are listed."""
     places = defaultdict(list)
-    for module, tree in TREES.items():
+    for module, tree in trees.items():
         for node in tree.body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places[node.name].append(module)

@@ -22,6 +22,7 @@ def block(language):
     return found
 
 
+@pytest.mark.long
 def test_the_example_prints_what_the_page_shows(capsys):
     """Word for word."""
     exec(compile(block("python"), "docs/strategies/privacy.md", "exec"), {})

@@ -14,6 +14,7 @@ from support import walk
 README = (Path(__file__).parents[2] / "README.md").read_text()
 
 
+@pytest.mark.long
 @pytest.mark.e2e
 def test_the_walk_through_ends_with_a_model(tmp_path):
     """Every file, command and output of it, with real processes on free ports."""

@@ -72,6 +72,7 @@ def initial():
     return {name: np.array(value) for name, value in parameters(linear()).items()}
 
 
+@pytest.mark.long
 def test_a_site_in_a_round_is_the_client_that_one_process_would_be(tmp_path):
     """Trained and evaluated by two ranks over a real server: equal to 1e-5; SIGTERM ends both."""
 

@@ -13,7 +13,6 @@ pytestmark = pytest.mark.e2e
 MODEL_BYTES = 12 << 20
 NAMES = ("shaky", "steady")
 CASES = [("down", 0.1), ("down", 0.5), ("down", 0.9), ("up", 0.1), ("up", 0.5), ("up", 0.9)]
-CHEAP = CASES[4]
 
 
 @pytest.fixture(scope="module")
@@ -41,10 +40,7 @@ def _play(stage, seed, **cut):
     return tuple(stage.relay.passed[way] - before[way] for way in ("up", "down"))
 
 
-@pytest.mark.parametrize(
-    ("direction", "share"),
-    [pytest.param(*case, marks=pytest.mark.cheap if case == CHEAP else ()) for case in CASES],
-)
+@pytest.mark.parametrize(("direction", "share"), CASES)
 def test_a_cut_transfer_goes_on_where_it_stopped(stage, direction, share):
     """After a reset in the middle, less than two chunks pass once more."""
     connections = stage.relay.connections
@@ -59,7 +55,6 @@ def test_a_cut_transfer_goes_on_where_it_stopped(stage, direction, share):
     assert again < 2 * CHUNK_BYTES
 
 
-@pytest.mark.cheap
 def test_an_update_whose_acknowledgement_was_lost_is_acknowledged_again(stage):
     """The whole body came and counted; the device does not know, asks, and sends none of it."""
     initial = model(MODEL_BYTES, seed=7)

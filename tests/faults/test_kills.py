@@ -20,7 +20,6 @@ PLACES = {
     "client.upload.sent": 1,
     "client.upload.accepted": 1,
 }
-CHEAP = ("client.outbox.written", "client.upload.accepted")
 
 
 @pytest.fixture(scope="module")
@@ -31,9 +30,7 @@ def stage(tmp_path_factory):
         yield stage
 
 
-@pytest.mark.parametrize(
-    "place", [pytest.param(p, marks=pytest.mark.cheap if p in CHEAP else ()) for p in PLACES]
-)
+@pytest.mark.parametrize("place", PLACES)
 def test_a_killed_agent_takes_part_in_this_round_and_the_next(stage, place):
     """SIGKILL at a named place: both rounds have both updates, and the algebra's bits."""
     initial = model(3 << 20, seed=len(place) + sorted(PLACES).index(place) * 100)

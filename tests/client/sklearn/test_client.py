@@ -272,6 +272,7 @@ def test_the_base_package_imports_no_scikit_learn():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.long
 def test_five_clients_beat_each_alone_over_the_wire(federation, tmp_path, runner):
     """Digits, dealt unevenly: each lacks classes, all together know them."""
     x, y = load_digits(return_X_y=True)

@@ -80,6 +80,7 @@ def test_baselines_train_all_models_by_the_same_rules(population):
     assert all(0 <= accuracy <= 1 for accuracy in seen.values())
 
 
+@pytest.mark.long
 def test_a_simulation_of_the_demo_learns(population):
     """The run that the demo submits is an experiment, too."""
     longer = dataclasses.replace(TINY, rounds=6, epochs=2, batch_size=8, learning_rate=0.2)

@@ -85,6 +85,7 @@ def test_where_the_data_are_does_not_change_an_experiment():
     assert replace(cell, settings={**cell.settings, "data": data}).digest == cell.digest
 
 
+@pytest.mark.long
 def test_runs_in_processes_give_the_same(tmp_path):
     """One cell, here and in a process."""
     one = small(cells=small().cells[:1], seeds=(0,))

@@ -13,7 +13,6 @@ from fedloom.protocol.errors import UsageError
 from fedloom.simulation.api import simulate
 from fedloom.simulation.data.population import Examples, Population, numbered
 from fedloom.simulation.training.simulator import Simulation
-from fedloom.simulation.wire.harness import over_the_wire
 from fedloom.strategies import DELTA, Full, Partial, TensorSpec, exponent
 from fedloom.strategies.algorithms.ifca import Ifca
 from support.experiments import CLASSES, FEATURES, Nudge, experiment, population
@@ -122,23 +121,6 @@ def described(**settings):
     settings = {"cohort": {"goal": 3, "quorum": 3}, "rounds": 4, "strategy": IFCA, **settings}
     data = population(held_out=3, sizes=(13, 31, 17, 21, 9, 18))
     return replace(experiment(data=data, kernel="resident", **settings), model=normed)
-
-
-@pytest.mark.long
-@pytest.mark.e2e
-@pytest.mark.parametrize(
-    "more",
-    [{"rounds": 3}, {"rounds": 3, "personal": {"keep": ["1.*"]}}],
-    ids=["alone", "with tensors at home"],
-)
-def test_over_the_wire_gives_the_same_bits(more):
-    """Models that begin apart are there and here the same, and so is who picks which."""
-    what = described(**more)
-    here, there = simulate(what, show=False), over_the_wire(what, show=False)
-    assert there.digest == here.digest
-    assert [r.evaluation for r in there.records] == [r.evaluation for r in here.records]
-    assert [r.training for r in there.records] == [r.training for r in here.records]
-    assert sum(record.training.get("cluster", 0) for record in here.records) > 0
 
 
 def test_workers_interruptions_and_the_deployed_client_change_no_bit(tmp_path):

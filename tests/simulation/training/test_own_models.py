@@ -13,7 +13,6 @@ from fedloom.protocol.errors import UsageError
 from fedloom.simulation.api import simulate
 from fedloom.simulation.data.population import Examples, Population, numbered
 from fedloom.simulation.training.simulator import Simulation
-from fedloom.simulation.wire.harness import over_the_wire
 from fedloom.strategies import Personal
 from support.experiments import CLASSES, FEATURES, Nudge, experiment, population
 
@@ -143,18 +142,6 @@ def test_the_shared_model_has_the_bits_of_fedavg(personal):
     plain, own = (simulate(described(p), show=False) for p in ({}, personal))
     assert own.digest == plain.digest
     assert own.records[-1].evaluation != plain.records[-1].evaluation
-
-
-@pytest.mark.long
-@pytest.mark.e2e
-@pytest.mark.parametrize("personal", [DITTO, APFL], ids=["ditto", "apfl"])
-def test_over_the_wire_gives_the_same_bits(personal):
-    """What each device is evaluated by is its own model, as in the simulation."""
-    what = described(personal, rounds=3)
-    here, there = simulate(what, show=False), over_the_wire(what, show=False)
-    assert there.digest == here.digest
-    assert [r.evaluation for r in there.records] == [r.evaluation for r in here.records]
-    assert there.records[-1].kind == "evaluate"
 
 
 @pytest.mark.parametrize("personal", [DITTO, APFL], ids=["ditto", "apfl"])

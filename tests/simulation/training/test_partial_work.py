@@ -10,7 +10,6 @@ from fedloom.client.torch import parameters
 from fedloom.protocol.errors import UsageError
 from fedloom.simulation.api import simulate
 from fedloom.simulation.clock.devices import Devices
-from fedloom.simulation.wire.harness import over_the_wire
 from fedloom.strategies import PartialWork
 from support.experiments import experiment, population
 
@@ -25,22 +24,6 @@ DEPARTURES = {
 
 def _digest(**settings):
     return simulate(experiment(kernel="resident", **settings), show=False).digest
-
-
-@pytest.mark.long
-@pytest.mark.e2e
-def test_departures_give_the_same_bits_over_the_wire():
-    """All at once: what a device leaves out, the simulation leaves out."""
-    train = TRAIN | {
-        "only": ["?.weight", "2.bias"],
-        "widths": [1.0, 0.5],
-        "tensor_share": 0.7,
-        "patience": 1,
-    }
-    settings = {"cohort": {"goal": 3, "quorum": 3}, "rounds": 3, "train": train}
-    described = experiment(data=population(held_out=2), **settings)
-    here = simulate(described, show=False)
-    assert over_the_wire(described, show=False).digest == here.digest
 
 
 @pytest.mark.parametrize("name", DEPARTURES)

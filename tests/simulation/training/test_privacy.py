@@ -6,7 +6,6 @@ import pytest
 from fedloom.protocol.errors import UsageError
 from fedloom.simulation.api import simulate
 from fedloom.simulation.training.simulator import Simulation
-from fedloom.simulation.wire.harness import over_the_wire
 from support.experiments import experiment, population
 
 pytest.importorskip("dp_accounting")
@@ -50,18 +49,6 @@ def test_a_resumed_simulation_goes_on_with_the_same_noise(kind, tmp_path):
         digest = simulation.digest()
         simulation.close()
     assert digest == whole.digest
-
-
-@pytest.mark.e2e
-@pytest.mark.parametrize("kind", ["adaptive", "local", "tree"])
-def test_over_the_wire_gives_the_same_bits(kind):
-    """Devices clip, count and add noise as the simulation does, and the server as well."""
-    described = private(kind, rounds=2, goal=3, cohort={"goal": 3, "quorum": 3})
-    here = simulate(described, show=False)
-    there = over_the_wire(described, show=False)
-    assert there.digest == here.digest
-    assert [r.epsilon for r in there.records] == [r.epsilon for r in here.records]
-    assert all(not record.training and not record.examples for record in there.records)
 
 
 def test_updates_are_clipped_and_divided_by_the_goal():

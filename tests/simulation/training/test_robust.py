@@ -11,7 +11,7 @@ from fedloom.simulation.api import simulate
 from fedloom.simulation.training import attacks
 from fedloom.simulation.training.simulator import Simulation
 from fedloom.simulation.wire.harness import over_the_wire
-from support.experiments import Nudge, experiment, population
+from support.experiments import Nudge, experiment
 
 EVERYONE = {"cohort": {"goal": 6, "quorum": 6}}
 TABLES = [
@@ -32,24 +32,6 @@ def digest(**settings):
 def test_any_number_of_workers_gives_the_same_bits(table):
     """Updates lie in files, sorted by client, whoever trained whom."""
     assert digest(workers=1, aggregation=table) == digest(workers=3, aggregation=table)
-
-
-@pytest.mark.long
-@pytest.mark.e2e
-@pytest.mark.parametrize(
-    ("table", "encoded"),
-    [(TABLES[1], {}), (TABLES[2], {"compression": {"up": {"name": "int8"}}})],
-    ids=IDS[1:3],
-)
-def test_over_the_wire_gives_the_same_bits(table, encoded):
-    """A real server reads its spool, encoded or not, as the simulation reads its files."""
-    cohort = {"goal": 5, "quorum": 5}
-    described = experiment(
-        kernel="resident", data=population((9, 30, 12, 21, 5)), cohort=cohort, rounds=2,
-        aggregation=table, **encoded,
-    )  # fmt: skip
-    here = simulate(described, show=False)
-    assert over_the_wire(described, show=False).digest == here.digest
 
 
 def test_a_simulation_goes_on_to_the_same_bits(tmp_path):

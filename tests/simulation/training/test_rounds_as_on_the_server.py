@@ -5,7 +5,6 @@ import pytest
 from fedloom.protocol.errors import UsageError
 from fedloom.simulation.api import simulate
 from fedloom.simulation.training.attacks import ALittleIsEnough
-from fedloom.simulation.wire.harness import over_the_wire
 from support.experiments import Nudge, experiment, population
 
 KRUM = {"name": "krum", "num_byzantine": 0}
@@ -61,20 +60,6 @@ def test_rounds_count_that_only_evaluate():
         ("evaluate", 1),
         ("evaluate", 2),
     ]
-
-
-@pytest.mark.e2e
-@pytest.mark.long
-def test_rounds_that_only_evaluate_have_the_same_records_over_the_wire():
-    """Numbers, kinds, counts and what clients measured."""
-
-    def told(result):
-        return [(r.round, r.kind, r.trained, r.evaluation) for r in result.records]
-
-    described = only_evaluated(evaluate=False)
-    here, there = simulate(described, show=False), over_the_wire(described, show=False)
-    assert told(there) == told(here)
-    assert there.digest == here.digest
 
 
 def test_colluders_are_refused_in_private_runs():

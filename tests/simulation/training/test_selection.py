@@ -143,16 +143,14 @@ def test_a_policy_that_is_none_is_refused():
 
 @pytest.mark.long
 @pytest.mark.e2e
-@pytest.mark.parametrize(
-    "policy",
-    [{"name": "power_of_choice", "choices": 2.0}, {"name": "stratified", "label": "number"}],
-    ids=["losses", "labels"],
-)
-def test_over_the_wire_asks_the_same_clients(policy):
-    """Losses and labels come by the same road: the same cohorts, so the same model, bit for bit."""
-    settings = {"cohort": {"goal": 2, "quorum": 2}, "rounds": 4, "selection": policy}
-    if "label" in policy:
-        settings["client"] = Nudge
+def test_over_the_wire_labels_select_the_same_clients():
+    """Server and simulation read the label from the same metric, and select the same cohorts."""
+    settings = {
+        "client": Nudge,
+        "cohort": {"goal": 2, "quorum": 2},
+        "rounds": 4,
+        "selection": {"name": "stratified", "label": "number"},
+    }
     described = experiment(kernel="resident", data=population(sizes=(9, 30, 12, 21)), **settings)
     here = simulate(described, show=False)
     there = over_the_wire(described, show=False)

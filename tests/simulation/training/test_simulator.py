@@ -299,14 +299,10 @@ def never_stopped():
     return quietly(config.load(tomllib.loads(CONFIG))).digest
 
 
+@pytest.mark.long
 @pytest.mark.e2e
 @pytest.mark.parametrize(
-    ("number", "code"),
-    [
-        (signal.SIGINT, 130),
-        pytest.param(signal.SIGTERM, 130, marks=pytest.mark.long),
-        pytest.param(signal.SIGKILL, -9, marks=pytest.mark.long),
-    ],
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 130), (signal.SIGKILL, -9)]
 )
 def test_survives_being_stopped_anywhere(tmp_path, never_stopped, number, code):
     """Ctrl-C, SIGTERM or SIGKILL: no worker stays behind, and --resume gives the same bits."""

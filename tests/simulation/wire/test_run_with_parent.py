@@ -74,6 +74,7 @@ def test_runs_a_module_as_python_does():
     assert b"nothing" in kept.stderr
 
 
+@pytest.mark.long
 @pytest.mark.e2e
 def test_over_the_wire_leaves_nobody_behind_a_sigkill(tmp_path):
     """The server, the relay that counts bytes, and the clients."""

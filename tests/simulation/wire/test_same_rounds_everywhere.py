@@ -1,8 +1,10 @@
 """Whatever happens in a round, a simulation and a deployment end with the same model.
 
-Every registered part of a run goes through the same unusual rounds twice: in a simulation, and on
-a real server with six real agents, which all cases share. The training code is the same; a client
-that fails raises on a device and sends no number in a simulation, whose code must not raise.
+Each registered part of a run goes through the same unusual rounds twice: in a simulation, and on a
+real server with six real agents, which all cases share. The training code is the same, but for one
+thing: a client that fails raises on a device, and sends values that are not finite in a simulation,
+whose training code must not raise. In the situation "a sample" half of the clients take part in
+each round, and both sides train with the simulation's resident kernel.
 """
 
 import asyncio
@@ -21,6 +23,8 @@ from fedloom.protocol.errors import UsageError
 from fedloom.protocol.tensors.container import write_file
 from fedloom.server.engine import Phase, RoundState, RunState
 from fedloom.simulation.training.simulator import Simulation
+from fedloom.simulation.wire.clients import KernelClient
+from fedloom.simulation.workers.setup import make_kernel
 from fedloom.strategies import registry
 from fedloom.strategies.personal.settings import NAMES as PERSONAL
 from fedloom.strategies.privacy.settings import Mechanism
@@ -41,8 +45,39 @@ PARTS = {
         "privacy": {**PRIVATE["privacy"], "clip_quantile": 0.5},
     },
 }
+TRAIN = {"epochs": 2, "batch_size": 4, "learning_rate": 0.1}
+TOGETHER = {
+    ("together", "memories"): {
+        "compression": {"up": {"name": "low_rank", "rank": 1}, "down": {"name": "int8"}},
+        "strategy": {"name": "scaffold", "clients": 6},
+        "weighting": "uniform",
+    },
+    ("together", "robust and encoded"): {
+        "aggregation": {"name": "centered_clipping"},
+        "compression": {"up": {"name": "int8"}},
+    },
+    ("together", "groups and kept tensors"): {
+        "strategy": {"name": "ifca", "clusters": 2},
+        "personal": {"name": "shared", "keep": ["2.*"]},
+    },
+    ("together", "partial work"): {
+        "train": {
+            **TRAIN, "only": ["?.weight", "2.bias"], "widths": [1.0, 0.5],
+            "tensor_share": 0.7, "patience": 1,
+        },
+    },
+    ("together", "clipped steps"): {
+        "train": {"steps": 3, "global_batch_size": 12, "learning_rate": 0.1, "clip_norm": 0.2},
+        "rule": {"name": "fedprox", "mu": 0.1},
+    },
+    ("together", "selection by loss"): {"selection": {"name": "power_of_choice", "choices": 2.0}},
+}  # fmt: skip
+"""Parts that meet in one run; tried with a sample of the clients."""
 SETTLED = {Phase.REPORTED, Phase.FAILED, Phase.REFUSED}
-SITUATIONS = ("no tensors", "abandoned", "partial coverage", "evaluation only", "a failure")
+SAMPLE = "a sample"
+SITUATIONS = (
+    "no tensors", "abandoned", "partial coverage", "evaluation only", "a failure", SAMPLE,
+)  # fmt: skip
 FAILING = {"abandoned": parts.NAMES[2:4], "a failure": parts.NAMES[2:3]}
 
 
@@ -116,20 +151,35 @@ def _pairs(data, indices):
 
 def described(part, situation):
     """The experiment of a case."""
-    tables = dict(PARTS[part])
+    tables = {**PARTS, **TOGETHER}[part]
     table = tables.get("strategy", {"name": "fedavg"})
     schedule = {"warmup_rounds": 2} if situation == "no tensors" else {}
+    sample = situation == SAMPLE
+    size = {"goal": 6, "quorum": 5}
+    if sample:
+        number = 5 if part[0] == "aggregation" else 3  # Krum needs five
+        size = {"goal": number, "quorum": number}
     values = {
-        "cohort": {"goal": 6, "quorum": 5, "deadline_s": 3600.0},
-        "rounds": ROUNDS,
-        "evaluate": situation == "partial coverage",
+        "cohort": {**size, "deadline_s": 3600.0},
+        "rounds": ROUNDS + sample,  # some clients return to their memory
+        "evaluate": sample or situation == "partial coverage",
         "evaluate_only": situation == "evaluation only",
         **tables,
         "strategy": {**table, "schedule": schedule} if schedule else table,
     }
     data = population(held_out=3, sizes=(13, 31, 17, 21, 9, 18))
+    if sample:
+        return experiment(data=data, kernel="resident", **values)
     make = partial(client, data=data, situation=situation, raises=False)
     return experiment(data=data, client=make, **values)
+
+
+def deployed(made, name):
+    """The client of a device in an experiment."""
+    if made.client is not None:
+        return made.client.func(name, **made.client.keywords | {"raises": True})
+    kernel = make_kernel(made, "resident", torch.device("cpu"))
+    return KernelClient(kernel, made.population.names.index(name), can_evaluate=True)
 
 
 def simulated(made):
@@ -179,7 +229,7 @@ class Deployment:
     async def play(self, made):
         """Run an experiment; gives the model's digest and the rounds of the ledger."""
         for each in self.clients:
-            each.make = partial(made.client.func, **made.client.keywords | {"raises": True})
+            each.make = partial(deployed, made)
         model = made.model()
         params = modules.parameters(model)
         path = self.federation.directory / "initial.safetensors"
@@ -211,15 +261,25 @@ def deployment(runner, tmp_path_factory):
     runner.run(deployment.stop())
 
 
+QUICK = {("strategy", "scaffold"), ("privacy", "adaptive clip"), ("together", "memories")}
+"""The parts that every test run tries; the others take minutes."""
+
+
+def _case(part, situation):
+    marks = () if part in QUICK else pytest.mark.long
+    return pytest.param(
+        part, situation, id="-".join((*part, situation)).replace(" ", "_"), marks=marks
+    )
+
+
 CASES = [
-    pytest.param(part, situation, id="-".join((*part, situation)).replace(" ", "_"))
+    _case(part, situation)
     for part in PARTS
     for situation in SITUATIONS
     if (part[0], situation) != ("privacy", "evaluation only")  # refused: metrics are not private
-]
+] + [_case(part, SAMPLE) for part in TOGETHER]
 
 
-@pytest.mark.long
 @pytest.mark.e2e
 @pytest.mark.parametrize(("part", "situation"), CASES)
 def test_a_simulation_and_a_deployment_end_with_the_same_model(part, situation, deployment, runner):
@@ -232,7 +292,9 @@ def test_a_simulation_and_a_deployment_end_with_the_same_model(part, situation, 
     run, rounds = runner.run(deployment.play(made))
     assert [r.state for r in rounds] == [r.state for r in records]
     assert [r.accepted for r in rounds] == [r.accepted for r in records]
-    assert evaluated(rounds) == [r.evaluation for r in records]
+    assert measured(r.evaluation for r in rounds) == [r.evaluation for r in records]
+    assert measured(r.training for r in rounds) == [r.training for r in records]
+    assert [(r.privacy or {}).get("epsilon") for r in rounds] == [r.epsilon for r in records]
     assert run.model == digest
     happened(situation, records)
 
@@ -250,9 +312,9 @@ def refused(made, deployment, runner):
     assert [r.state for r in rounds][:UNUSUAL] == ["committed", "abandoned"]
 
 
-def evaluated(rounds):
-    """What clients measured, round by round."""
-    return [(r.evaluation or {}).get("values", {}) for r in rounds]
+def measured(metrics):
+    """The means of the clients' metrics, round by round."""
+    return [(of_round or {}).get("values", {}) for of_round in metrics]
 
 
 def happened(situation, records):
@@ -265,6 +327,9 @@ def happened(situation, records):
             assert (unusual.state, unusual.accepted) == ("committed", 5)
         case "evaluation only":
             assert {r.kind for r in records} == {"evaluate"}
+        case "a sample":
+            assert unusual.state == "committed"
+            assert unusual.accepted in {3, 5}
         case _:
             assert (unusual.state, unusual.accepted) == ("committed", 6)
 

@@ -44,6 +44,7 @@ WorkerPool(Make(), 1, names=["worker 0"], model={}, sums={}, exponent=0, fork=Fa
 """
 
 
+@pytest.mark.long
 def test_a_script_without_a_guard_is_an_error(tmp_path):
     """Spawned workers import the script; one that ends there must not block its parent."""
     script = tmp_path / "script.py"

@@ -9,6 +9,7 @@ from support.experiments import experiment
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # Ray's own
     pytest.mark.e2e,
+    pytest.mark.long,
 ]
 ray = pytest.importorskip("ray")
 

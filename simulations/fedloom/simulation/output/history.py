@@ -50,7 +50,8 @@ class RoundRecord:
         evaluation: weighted means of what clients measured on their held-out examples.
         spread: quantiles, histograms and single clients' values of `training` and `evaluation`,
             as far as [metrics] asks for them; see `fedloom.strategies.summarize`.
-        epsilon: that the run has cost so far, where it is private.
+        epsilon: that the run has spent with this round; None without [privacy] and for rounds
+            that were abandoned.
         test: metrics on the test examples in one place; empty where not evaluated.
         virtual_s: the virtual clock at the end; None without device models.
         wall_s: seconds since this process began the first round.

@@ -33,9 +33,9 @@ from fedloom.server.planning.advance import Advanced, TrainingState, advance, be
 from fedloom.server.planning.observations import observe
 from fedloom.server.planning.round_result import (
     ClientReport,
+    RoundMetrics,
     RoundResult,
     last_counted,
-    measure,
 )
 from fedloom.server.planning.run_setup import RunSetup
 from fedloom.simulation.clock.buffer_clock import Flight
@@ -260,7 +260,7 @@ class Simulation:
         advanced, reason = self._advance(done, number, kind, reports)
         after = self._after(done, between, kind, advanced, reports)
         trained = after.training.trained
-        metrics = measure(self._setup, (), trained) if advanced is None else advanced.metrics
+        metrics = RoundMetrics() if advanced is None else advanced.metrics
         told = advanced is not None and self._setup.privacy is None
         test = after.trains and self._test(after.training.model, trained)
         now = time.perf_counter()
