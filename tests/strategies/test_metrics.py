@@ -69,7 +69,7 @@ def named(items):
 
 
 def test_a_summary_by_hand():
-    """Five clients, one of which reports no loss and one a loss that is no number."""
+    """Clients without a loss, with a loss of NaN, with examples alone, and with none."""
     found = summarize(
         [
             ("e", 1, {"accuracy": 0.0}),
@@ -82,7 +82,7 @@ def test_a_summary_by_hand():
         ],
         MetricsSettings(quantiles=[0.25, 0.5], bins=2, per_client=True),
     )
-    assert found["num_examples"] == 11
+    assert found["num_examples"] == 18
     assert found["values"]["accuracy"] == pytest.approx((4 + 3 + 1 + 0.5) / 11)
     assert math.isnan(found["values"]["loss"])
     assert found["quantiles"] == {
@@ -94,7 +94,7 @@ def test_a_summary_by_hand():
         "loss": {"edges": [1.0, 2.5, 4.0], "counts": [2, 1]},
     }
     assert found["not_finite"] == {"loss": 1}
-    assert list(found["clients"]) == ["a", "b", "c", "d", "e"]
+    assert list(found["clients"]) == ["a", "b", "c", "d", "e", "mute"]
     assert found["clients"]["b"] == {"num_examples": 2, "values": {"loss": 1.0, "accuracy": 0.5}}
 
 

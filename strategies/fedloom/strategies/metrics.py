@@ -59,8 +59,7 @@ def summarize(reports: Iterable[Report], settings: MetricsSettings) -> dict[str,
     """What a round's clients measured, in values that JSON holds.
 
     Args:
-        reports: of all clients that reported; those over no examples or without metrics are left
-            out.
+        reports: of all clients that reported; those over no examples are left out.
         settings: what is asked for.
 
     Returns:
@@ -69,7 +68,7 @@ def summarize(reports: Iterable[Report], settings: MetricsSettings) -> dict[str,
         metric (`{"loss": {"edges": [...], "counts": [...]}}`, one edge more than counts),
         `not_finite`, how many clients' values those two left out, and `clients`.
     """
-    kept = [report for report in reports if report[1] > 0 and report[2]]
+    kept = [report for report in reports if report[1] > 0]
     if not kept:
         return {}
     found: dict[str, Any] = {"num_examples": sum(count for _, count, _ in kept), "values": {}}

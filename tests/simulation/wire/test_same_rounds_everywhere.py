@@ -294,6 +294,7 @@ def test_a_simulation_and_a_deployment_end_with_the_same_model(part, situation, 
     assert [r.accepted for r in rounds] == [r.accepted for r in records]
     assert measured(r.evaluation for r in rounds) == [r.evaluation for r in records]
     assert measured(r.training for r in rounds) == [r.training for r in records]
+    assert [examples(r.training) for r in rounds] == [r.examples for r in records]
     assert [(r.privacy or {}).get("epsilon") for r in rounds] == [r.epsilon for r in records]
     assert run.model == digest
     happened(situation, records)
@@ -315,6 +316,11 @@ def refused(made, deployment, runner):
 def measured(metrics):
     """The means of the clients' metrics, round by round."""
     return [(of_round or {}).get("values", {}) for of_round in metrics]
+
+
+def examples(metrics):
+    """How many examples the clients of a round trained on."""
+    return (metrics or {}).get("num_examples", 0)
 
 
 def happened(situation, records):

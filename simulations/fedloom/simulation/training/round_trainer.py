@@ -308,8 +308,3 @@ def _added(
         replace(a, clients=a.clients + b.clients, busy_s=a.busy_s + b.busy_s)
         for a, b in zip(before, more, strict=True)
     )
-
-
-def examples_of(reports: list[Report]) -> int:
-    """Examples that the reports' clients were trained on."""
-    return int(np.sum([report.training.num_examples for report in reports], dtype=np.int64))

@@ -49,7 +49,6 @@ from fedloom.simulation.training.round_trainer import (
     Trainer,
     client_metrics,
     cohort,
-    examples_of,
     stream_of,
 )
 from fedloom.simulation.training.rule_memory import Memory
@@ -261,7 +260,6 @@ class Simulation:
         after = self._after(done, between, kind, advanced, reports)
         trained = after.training.trained
         metrics = RoundMetrics() if advanced is None else advanced.metrics
-        told = advanced is not None and self._setup.privacy is None
         test = after.trains and self._test(after.training.model, trained)
         now = time.perf_counter()
         record = RoundRecord(
@@ -274,7 +272,7 @@ class Simulation:
             accepted=len(done.reports),
             staleness=_staleness(done, number) if after.trains else 0.0,
             counts={phase.value: n for phase, n in done.play.counts.items() if n},
-            examples=examples_of(done.reports) if told else 0,
+            examples=metrics.training.get("num_examples", 0),
             training=metrics.training.get("values", {}),
             evaluation=metrics.evaluation.get("values", {}),
             spread=spread_of(metrics.training, metrics.evaluation),
