@@ -10,6 +10,7 @@ SEED   ?= 1
 DATA   ?= digits
 OLD    ?= HEAD^
 export PATH := $(CURDIR)/$(BIN):$(PATH)
+unexport PYTHONDONTWRITEBYTECODE  # tests start hundreds of processes, which would each compile all
 
 .DEFAULT_GOAL := help
 .PHONY: console fuzz help demo papers examples compiled test lint types arrows unit long flower crash faults format generate clean package bundle lint-deploy same upgrade

@@ -9,7 +9,7 @@ from fedloom.client.training.ranks import Ranks, ranks
 from fedloom.protocol.errors import UsageError
 from support import site, site_cases
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 REFUSED = {
     "uneven": "share equally",
@@ -49,7 +49,6 @@ def test_two_ranks_compute_what_one_process_does(found, case):
     assert_close(found[case], alone)
 
 
-@pytest.mark.long
 def test_two_ranks_step_by_an_optimizer_of_torch(tmp_path):
     """State of an optimizer is each rank's own, and the same on all."""
     found = site.run_cases(site_cases.LONG, tmp_path)
