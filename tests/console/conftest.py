@@ -1,7 +1,7 @@
-"""A browser before a real server with real clients: `make console` runs these tests.
+"""A real browser against a real server with real clients: `make console` runs these tests.
 
-Every page that a test opens is watched: an error in the browser's console, something that the
-policy against injected code stopped, or a request to another host fails the test.
+Every page that a test opens is watched: an error in the browser's console, a violation of the
+content security policy, or a request to another host fails the test.
 """
 
 import os
@@ -25,7 +25,7 @@ NAMES = ("oak", "elm", "ash", "fir", "yew", "bay", "bad-birch")
 
 @pytest.fixture(scope="session")
 def scene(tmp_path_factory):
-    """A server with seven clients, one of them bad, and a run that has finished."""
+    """A server with seven clients, one of them faulty, and a finished run."""
     with Scene(tmp_path_factory.mktemp("scene"), NAMES) as scene:
         scene.finished = scene.submit(name="first", rounds=4, config={"delay_s": 0.1})
         scene.until(scene.finished, 4)
@@ -36,7 +36,7 @@ def scene(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def browser():
-    """Chromium, of the system's."""
+    """The system's Chromium."""
     if not Path(CHROMIUM).exists():
         pytest.skip("there is no chromium: apt-get install chromium")
     from playwright.sync_api import sync_playwright
@@ -49,13 +49,13 @@ def browser():
 
 @pytest.fixture(scope="session")
 def pressed():
-    """The names of controls that some test pressed."""
+    """Names of controls that a test pressed."""
     return set()
 
 
 @pytest.fixture
 def watched(browser, scene, pressed):
-    """Opens pages; fails the test where one of them complained."""
+    """Opens pages; fails the test if a page reports an error."""
     from support.browser import Watched
 
     watched = Watched(browser, scene, pressed)
@@ -65,7 +65,7 @@ def watched(browser, scene, pressed):
 
 @pytest.fixture(scope="session")
 def archive(tmp_path_factory):
-    """A server that has seen much, and does nothing now."""
+    """A stopped server with a large history."""
     from support.archive import past
 
     with Scene(tmp_path_factory.mktemp("archive"), (), past) as scene:
@@ -74,7 +74,7 @@ def archive(tmp_path_factory):
 
 @pytest.fixture
 def reader(browser, archive, pressed):
-    """Opens pages of the archive; as `watched`."""
+    """Opens pages of the archive like `watched`."""
     from support.browser import Watched
 
     watched = Watched(browser, archive, pressed)
@@ -84,7 +84,7 @@ def reader(browser, archive, pressed):
 
 @pytest.fixture(scope="session")
 def axe():
-    """Asks axe about a page; gives what is serious or worse."""
+    """Runs axe on a page; returns serious and critical findings."""
     path = Path(os.environ.get("FEDLOOM_TEST_AXE", "out/axe/axe.min.js"))
     if not path.exists():  # asked last of a page: all else about it is seen by then
         return lambda _: pytest.skip(f"axe is not in {path}: make console fetches it by npm")
@@ -104,7 +104,7 @@ def axe():
 
 @pytest.fixture
 def busy(scene):
-    """A run whose rounds stay open for a while; it is stopped afterwards."""
+    """A run with long rounds, stopped afterwards."""
     run = scene.submit(name="busy", rounds=500, config={"delay_s": 4.0})
     scene.until_open(run)
     yield run

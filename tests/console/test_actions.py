@@ -1,4 +1,4 @@
-"""Every action from its button: asked with its consequence, done, told, and seen without reload."""
+"""Every action from its button: confirmed with its effect, done, and visible without a reload."""
 
 import re
 
@@ -12,7 +12,7 @@ from support.scene import apart, wait_for
 
 
 def test_run_is_paused_resumed_and_stopped(watched, scene, busy):
-    """The question says what follows, and the page follows."""
+    """The dialog describes the effect, and the page follows."""
     page = watched.open(f"/runs/{busy}")
     same = stays(page)
     page.get_by_role("button", name="Pause", exact=True).click()
@@ -32,7 +32,6 @@ def test_run_is_paused_resumed_and_stopped(watched, scene, busy):
 
 
 def test_round_is_extended_closed_and_aborted(watched, scene, busy):
-    """Each does what it says to the round that is open."""
     page = watched.open(f"/runs/{busy}")
     before = scene.live(busy)["deadline_left_s"]
     act(page, "Extend", fields=[("Seconds to add", "500")], yes="Extend it")
@@ -55,8 +54,8 @@ def test_round_is_extended_closed_and_aborted(watched, scene, busy):
     expect(page.get_by_role("region", name="Latest rounds")).to_contain_text("a bad batch")
 
 
-def test_action_that_no_longer_fits_says_why(watched, scene, busy):
-    """What another operator did in the meantime is told, and nothing happens twice."""
+def test_outdated_action_says_why(watched, scene, busy):
+    """Another operator acted meanwhile; nothing happens twice."""
     page = watched.open(f"/runs/{busy}")
     page.get_by_role("button", name="Close round").click()
     scene.control.post("runs", busy, "stop")
@@ -64,8 +63,8 @@ def test_action_that_no_longer_fits_says_why(watched, scene, busy):
     expect(page.locator(".toast")).to_contain_text("nothing changes")
 
 
-def test_two_operators_see_what_the_other_does(watched, scene, busy):
-    """Both watch; either acts; neither reloads; doing it twice harms nothing."""
+def test_two_operators_see_each_others_actions(watched, scene, busy):
+    """Without a reload; a repeated action has no effect."""
     first, second = watched.open(f"/runs/{busy}"), watched.open("/")
     same = stays(first), stays(second)
     act(first, "Pause")
@@ -79,8 +78,8 @@ def test_two_operators_see_what_the_other_does(watched, scene, busy):
     assert all(each() for each in same)
 
 
-def test_what_needs_attention_is_acted_on_where_it_is_said(watched, scene, busy):
-    """The overview says who is refused and why; in quarantine the client needs nobody any more."""
+def test_alert_offers_quarantine(watched, scene, busy):
+    """The alert says who is refused and why; quarantine ends it."""
     again = scene.submit(name="refused", rounds=4, config={"delay_s": 0.1})
     scene.until(again, 3)
     page = watched.open("/")
@@ -96,7 +95,7 @@ def test_what_needs_attention_is_acted_on_where_it_is_said(watched, scene, busy)
 
 
 def test_client_is_held_released_noted_and_labelled(watched, scene):
-    """And found again by what it was called."""
+    """And found by note and label."""
     page = watched.open("/clients/elm")
     reason = [("Reason", "strange updates")]
     act(page, "Quarantine", fields=reason, says="gets no offers")
@@ -121,7 +120,7 @@ def test_client_is_held_released_noted_and_labelled(watched, scene):
 
 
 def test_model_is_promoted_and_a_run_rolled_back(watched, scene):
-    """The server itself says what would follow."""
+    """With the server's description of the effect."""
     run = scene.submit(name="back", rounds=3, config={"delay_s": 0.1})
     scene.until(run, 3)
     wait_for(lambda: scene.run(run)["state"] == "finished", "not finished")
@@ -141,7 +140,7 @@ def test_model_is_promoted_and_a_run_rolled_back(watched, scene):
 
 
 def test_device_enrols_by_a_token_from_the_page(watched, scene):
-    """The token is shown once, as text and as a QR code, and the list follows without reload."""
+    """The token is shown once, as text and as a QR code; the list updates without a reload."""
     page = watched.open("/enrolment")
     page.get_by_label("Client’s name").fill("rowan")
     page.get_by_role("button", name="Create a token").click()
@@ -162,7 +161,6 @@ def test_device_enrols_by_a_token_from_the_page(watched, scene):
 
 
 def test_token_is_cancelled(watched, scene):
-    """Whoever has it comes too late."""
     made = scene.control.post("tokens", body={"client": "larch"})
     page = watched.open("/enrolment")
     row = page.locator("tr", has_text="larch")
@@ -173,8 +171,8 @@ def test_token_is_cancelled(watched, scene):
         apart(enrol(f"127.0.0.1:{scene.enrolment}", made["token"], scene.folder / "larch.toml"))
 
 
-def test_bad_name_is_told_beside_the_form(watched, scene):
-    """What a client may be called is said, and what was typed stays."""
+def test_invalid_name_is_explained_beside_the_form(watched, scene):
+    """The input stays."""
     watched.forgiven.append("422")
     page = watched.open("/enrolment")
     page.get_by_label("Client’s name").fill("../etc")
@@ -184,7 +182,7 @@ def test_bad_name_is_told_beside_the_form(watched, scene):
 
 
 def test_run_is_started_from_the_form(watched, scene):
-    """A wrong setting is told beside its field; a right form starts a run."""
+    """A wrong setting is explained beside its field."""
     watched.forgiven.append("422")
     page = watched.open(f"/runs/new?clone={scene.finished}")
     page.get_by_label("Name").fill("formed")
@@ -207,8 +205,8 @@ def test_run_is_started_from_the_form(watched, scene):
 
 
 @pytest.mark.parametrize("path", ["/", "/runs/{busy}", "/clients/oak"])
-def test_viewer_sees_everything_and_can_do_nothing(watched, scene, busy, path):
-    """Buttons stand where they stand for others, and say why they do not work."""
+def test_viewer_cannot_act(watched, scene, busy, path):
+    """Buttons are disabled and say why."""
     page = watched.open(path.format(busy=busy), scope="viewer")
     buttons = page.locator("button[data-act]")
     assert buttons.count() > 0

@@ -1,4 +1,4 @@
-"""Links lead to pages: one of every kind, from a server at work, an old one, and an empty one."""
+"""Links lead to pages: one of each kind, on a running, an old and an empty server."""
 
 from playwright.sync_api import expect
 
@@ -16,7 +16,7 @@ LINKS = "a[href^='/']:not([download])"
 
 
 def links_of(page):
-    """The links of a page, named as `support.controls` does; downloads are not among them."""
+    """The links of a page without downloads, named as in `support.controls`."""
     return page.locator(LINKS).evaluate_all(
         """all => all.map((e) => `link ${e.getAttribute("href")} ${e.textContent}`
              .replace(/\\s+/g, " ").trim())"""
@@ -24,7 +24,7 @@ def links_of(page):
 
 
 def follow(watched, address):
-    """Press one link of every kind that a page has, if nobody has yet."""
+    """Press one link of every kind that was not pressed before."""
     page = watched.open()
     page.goto(address)
     kinds = {name for name in controls() if name.startswith("link ")}
@@ -40,22 +40,21 @@ def follow(watched, address):
         expect(page.locator("h1, .empty").first).to_be_visible()
 
 
-def test_links_of_a_server_at_work(watched, scene, busy):
-    """With a paused run, which the overview asks to look at."""
+def test_links_of_a_running_server(watched, scene, busy):
+    """With a paused run, for which the overview has an alert."""
     scene.control.post("runs", busy, "pause")
     for path in ("/", "/runs", f"/runs/{busy}", f"/runs/{busy}/rounds", "/clients/bad-birch",
                  f"/runs/{busy}/rounds/1", "/logs?client=bad-birch"):  # fmt: skip
         follow(watched, scene.url + path)
 
 
-def test_links_of_a_server_with_a_past(reader, archive):
-    """Rounds, clients, models, and what was written about them."""
+def test_links_of_a_server_with_history(reader, archive):
     for path in PAST:
         follow(reader, archive.url + path)
 
 
-def test_links_of_a_server_without_anything(browser, pressed, tmp_path):
-    """They say what to do first; and a page that is not there leads back."""
+def test_links_of_an_empty_server(browser, pressed, tmp_path):
+    """They say what to do first; an unknown page links to the overview."""
     with Scene(tmp_path, ()) as scene:
         watched = Watched(browser, scene, pressed)
         watched.forgiven.append("404")

@@ -1,4 +1,4 @@
-"""Pages that live: they follow the server, notice when it is lost, and go on when it is back."""
+"""Live pages: they follow the server, report a lost connection, and recover."""
 
 import re
 
@@ -11,7 +11,6 @@ from support.scene import wait_for
 
 
 def test_progress_is_seen_without_reload(watched, scene):
-    """Rounds, counts and curves follow as they happen."""
     run = scene.submit(name="moving", rounds=300, config={"delay_s": 0.4})
     page = watched.open(f"/runs/{run}")
     same = stays(page)
@@ -30,8 +29,8 @@ def test_progress_is_seen_without_reload(watched, scene):
     scene.control.post("runs", run, "stop")
 
 
-def test_curves_grow_by_what_comes_with_the_page(watched, scene):
-    """They are asked for once; a roll back takes off what it undid."""
+def test_curves_grow_with_the_live_part(watched, scene):
+    """They are fetched once; a rollback removes undone rounds."""
     run = scene.submit(name="grown", rounds=60, config={"delay_s": 0.2})
     page = watched.open()
     asked = []
@@ -55,8 +54,8 @@ def test_curves_grow_by_what_comes_with_the_page(watched, scene):
     assert 1 <= len([url for url in asked if url.endswith("/curves")]) <= 3
 
 
-def test_lost_server_is_said_and_regained_without_reload(watched, scene, busy):
-    """A kill is noticed within seconds; after the restart the page goes on by itself."""
+def test_lost_connection_is_shown_and_restored(watched, scene, busy):
+    """Within seconds, without a reload."""
     watched.forgiven += ["ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE_CHUNKED", "ERR_CONNECTION_RESET",
                          "ERR_EMPTY_RESPONSE", "Failed to load resource"]  # fmt: skip
     watched.forgiven += ["ERR_SOCKET_NOT_CONNECTED"]
@@ -81,8 +80,8 @@ def test_lost_server_is_said_and_regained_without_reload(watched, scene, busy):
     assert same()
 
 
-def test_page_that_nobody_sees_rests_and_wakes_up_to_date(watched, scene, busy):
-    """Its connection is free for others meanwhile: browsers have six for a server."""
+def test_hidden_page_closes_its_stream(watched, scene, busy):
+    """And is current when shown again: browsers allow six connections per server."""
     page = watched.open(f"/runs/{busy}")
     same = stays(page)
     see = """value => { Object.defineProperty(document, 'hidden', {value, configurable: true});
@@ -97,8 +96,8 @@ def test_page_that_nobody_sees_rests_and_wakes_up_to_date(watched, scene, busy):
     assert same()
 
 
-def test_log_is_told_as_it_is_written(watched, scene):
-    """Newest first, filtered, held while somebody reads, and let go."""
+def test_log_follows_new_lines(watched, scene):
+    """Newest first, filtered; paused and resumed."""
     page = watched.open("/logs?level=warning")
     run = scene.submit(name="noisy", rounds=1, config={"delay_s": 0.1})
     line = page.locator("#lines tr", has_text="bad-birch").first
@@ -116,8 +115,8 @@ def test_log_is_told_as_it_is_written(watched, scene):
         wait_for(lambda each=each: scene.run(each)["state"] in ("finished", "stopped"), "not done")
 
 
-def test_stream_ends_with_the_session(watched, scene):
-    """Whoever is logged out elsewhere is led to the login, and sees nothing new."""
+def test_page_follows_the_end_of_its_session(watched, scene):
+    """A user logged out elsewhere gets the login page, and no new data."""
     watched.forgiven += ["401", "ERR_INCOMPLETE_CHUNKED"]
     page = watched.open("/")
     expect(page.locator("#link")).to_have_text("Live")
@@ -127,8 +126,8 @@ def test_stream_ends_with_the_session(watched, scene):
 
 
 @pytest.mark.parametrize("sent", [False, True])
-def test_what_was_typed_outlives_the_session(watched, scene, sent):
-    """Whether it ends while somebody types or as they send, they find it again after the login."""
+def test_input_survives_the_session(watched, scene, sent):
+    """Whether it ends while typing or on sending, it is restored after the login."""
     watched.forgiven += ["401", "ERR_INCOMPLETE_CHUNKED"]
     name = f"eve-{sent}".lower()
     body = {"name": name, "password": "correct horse battery", "scope": "operator"}
@@ -163,15 +162,14 @@ def test_what_was_typed_outlives_the_session(watched, scene, sent):
 
 
 @pytest.mark.parametrize(("keys", "path"), [("gr", "/runs"), ("gc", "/clients"), ("go", "/")])
-def test_keys_lead_around(watched, scene, keys, path):
-    """The hands stay on the keyboard."""
+def test_keyboard_shortcuts_open_pages(watched, scene, keys, path):
     page = watched.open("/models")
     page.keyboard.type(keys)
     page.wait_for_url(scene.url + path)
 
 
 def test_keyboard_alone_is_enough(watched, scene):
-    """Skip link, help, search, theme, and a dialog that gives the focus back."""
+    """Skip link, help, search, theme, and a dialog that returns the focus."""
     page = watched.open("/runs")
     page.keyboard.press("Tab")
     expect(page.locator(".skip")).to_be_focused()
@@ -190,8 +188,7 @@ def test_keyboard_alone_is_enough(watched, scene):
     assert page.evaluate("document.documentElement.dataset.theme") == "dark"
 
 
-def test_password_lets_in_and_log_out_lets_out(watched, scene):
-    """The way in and the way out for somebody who is not beside the server."""
+def test_login_and_logout_by_password(watched, scene):
     watched.forgiven.append("401")
     body = {"name": "ada", "password": "correct horse battery", "scope": "operator"}
     scene.control.post("users", body=body)

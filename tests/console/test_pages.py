@@ -1,4 +1,4 @@
-"""Every page in a real browser: whole, readable, for everybody, in every light and on a phone."""
+"""Every page in a real browser: complete, accessible, in dark and light, and on a phone."""
 
 import pytest
 from playwright.sync_api import expect
@@ -27,7 +27,7 @@ LOOKS = {"light": (DESKTOP, "light"), "dark": (DESKTOP, "dark"), "phone": (PHONE
 
 @pytest.fixture(scope="module")
 def shown(scene):
-    """A federation with something on every page: a run at work, another done, and a bad client."""
+    """A federation with data on every page: a running and a finished run, and a faulty client."""
     name = "wards-of-the-general-hospital-north-2026"  # as long as may be
     run = scene.submit(name=name, rounds=500, config={"delay_s": 1.5})
     scene.until(run, 3)
@@ -37,7 +37,7 @@ def shown(scene):
 
 @pytest.mark.parametrize("look", LOOKS)
 @pytest.mark.parametrize("name", PAGES)
-def test_page_is_whole(watched, shown, axe, name, look):
+def test_page_is_complete(watched, shown, axe, name, look):
     """It has a heading, fits its window, is live, and axe finds nothing serious."""
     viewport, scheme = LOOKS[look]
     page = watched.open(PAGES[name].format(**shown), viewport=viewport, scheme=scheme)
@@ -49,8 +49,8 @@ def test_page_is_whole(watched, shown, axe, name, look):
     assert axe(page) == []
 
 
-def test_curves_are_drawn_with_their_words(watched, shown):
-    """A chart is a picture with a description, and its key says what the lines are worth."""
+def test_curves_have_descriptions(watched, shown):
+    """A chart is an image with a description, and its key shows the values."""
     page = watched.open(f"/runs/{shown['finished']}")
     plot = page.get_by_role("img", name="Loss over")
     expect(plot.locator("canvas")).to_be_visible()
@@ -62,7 +62,7 @@ def test_curves_are_drawn_with_their_words(watched, shown):
 
 
 def test_compared_runs_share_a_plot(watched, shown):
-    """Each run is a line, and their settings stand side by side."""
+    """With their settings side by side."""
     page = watched.open(f"/compare?runs={shown['finished']},{shown['busy']}")
     key = page.locator("figure .key").first
     expect(key).to_contain_text(shown["finished"])
@@ -70,8 +70,7 @@ def test_compared_runs_share_a_plot(watched, shown):
     expect(page.get_by_role("region", name="Settings side by side")).to_contain_text("Rounds")
 
 
-def test_newcomer_is_told_what_to_do_next(browser, pressed, tmp_path, axe):
-    """A server without anything has pages that lead on."""
+def test_empty_server_says_what_to_do_next(browser, pressed, tmp_path, axe):
     with Scene(tmp_path, ()) as scene:
         watched = Watched(browser, scene, pressed)
         page = watched.open("/")
@@ -86,8 +85,7 @@ def test_newcomer_is_told_what_to_do_next(browser, pressed, tmp_path, axe):
         assert watched.end() == []
 
 
-def test_unknown_page_says_so(watched, scene):
-    """A wrong address is a page too."""
+def test_unknown_page_is_reported(watched, scene):
     watched.forgiven.append("404")
     page = watched.open("/runs/nothing-like-this")
     expect(page.locator(".empty")).to_contain_text("Page not found")

@@ -1,4 +1,4 @@
-"""Getting around: pages of long lists, filters, downloads, and what a single press does."""
+"""Navigation: pages of long lists, filters, downloads, and single presses."""
 
 import json
 import re
@@ -28,8 +28,8 @@ def first_row(page):
 
 
 @pytest.mark.parametrize("path", FIRST)
-def test_long_list_is_turned_and_turned_back(reader, path):
-    """The next page shows others, and one press leads back to where one came from."""
+def test_long_list_has_pages(reader, path):
+    """One press leads to the next page, and one back."""
     on, back = FIRST[path]
     page = reader.open(path)
     begun = first_row(page)
@@ -42,7 +42,6 @@ def test_long_list_is_turned_and_turned_back(reader, path):
 
 
 def test_neighbours_of_a_round_are_one_press_away(reader):
-    """Back and on, without the list between."""
     page = reader.open(f"/runs/{RUN}/rounds/9")
     page.get_by_role("link", name="10 ›").click()
     expect(page.locator("h1")).to_have_text("Round 10")
@@ -62,8 +61,8 @@ FILTERS = [
 
 
 @pytest.mark.parametrize(("path", "typed", "chosen", "rows"), FILTERS)
-def test_filter_keeps_what_is_like_that(reader, path, typed, chosen, rows):
-    """And the fields hold what was asked."""
+def test_filter_keeps_matching_rows(reader, path, typed, chosen, rows):
+    """The fields keep their values."""
     page = reader.open(path)
     for label, text in typed.items():
         page.get_by_label(label, exact=True).fill(text)
@@ -81,8 +80,8 @@ def test_filter_keeps_what_is_like_that(reader, path, typed, chosen, rows):
         expect(page.get_by_label(label, exact=True)).to_have_value(text)
 
 
-def test_log_is_filtered_by_what_lines_are_about(watched, scene):
-    """Lines that are there and lines that come: of one client, of one run, of both."""
+def test_log_is_filtered_by_client_and_run(watched, scene):
+    """Existing and new lines."""
     page = watched.open("/logs")
     page.get_by_label("Client").fill("bad-birch")
     page.get_by_label("Minimum level").select_option("warning")
@@ -107,7 +106,7 @@ def test_log_is_filtered_by_what_lines_are_about(watched, scene):
 
 
 def test_model_is_compared_with_one_that_is_chosen(reader, archive):
-    """By default with what it was made from; the figures are those of the files."""
+    """By default with its base model; the values are those of the files."""
     page = reader.open(f"/models/{digest_of(70)}")
     row = page.locator("#tensor-2")
     expect(page.get_by_label("Compare with")).to_have_value(digest_of(69))
@@ -122,7 +121,7 @@ def test_model_is_compared_with_one_that_is_chosen(reader, archive):
 
 
 def test_model_is_downloaded_with_its_signature(reader, archive):
-    """The bytes are those of the file, from the list and from its own page."""
+    """From the list and from its page, with the bytes of the file."""
     name = digest_of(70)
     whole = (archive.state / "models" / f"{name}.safetensors").read_bytes()
     page = reader.open("/models")
@@ -139,7 +138,6 @@ def test_model_is_downloaded_with_its_signature(reader, archive):
 
 
 def test_run_is_rolled_back_from_the_page_of_a_model(watched, scene):
-    """The model's own page says where it would go on from."""
     run = scene.submit(name="again", rounds=3, config={"delay_s": 0.1})
     scene.until(run, 3)
     page = watched.open(f"/models/{scene.round(run, 2)['model_out']}")
@@ -149,7 +147,7 @@ def test_run_is_rolled_back_from_the_page_of_a_model(watched, scene):
 
 
 def test_round_is_retried_while_open_and_after(watched, scene, busy):
-    """It is dropped and opened again from the same model; one abandoned is tried when asked."""
+    """Each retry starts from the same model."""
     number = scene.live(busy)["number"]
     page = watched.open(f"/runs/{busy}/rounds/{number}")
     same = stays(page)
@@ -171,8 +169,8 @@ def test_round_is_retried_while_open_and_after(watched, scene, busy):
     assert scene.run(busy)["state"] == "running"
 
 
-def test_question_is_closed_without_an_answer(watched, scene, busy):
-    """Cancel does nothing, and the button has the focus again."""
+def test_dialog_is_cancelled(watched, scene, busy):
+    """Nothing happens, and the button has the focus again."""
     page = watched.open(f"/runs/{busy}")
     page.get_by_role("button", name="Stop run").click()
     page.locator("#confirm").get_by_role("button", name="Cancel").click()
@@ -182,7 +180,7 @@ def test_question_is_closed_without_an_answer(watched, scene, busy):
 
 
 def test_runs_are_picked_for_a_comparison(watched, scene, busy):
-    """Two ticks and a press, and the axis may be time."""
+    """Also with time as the axis."""
     page = watched.open(f"/runs/{busy}")
     page.get_by_role("link", name="Compare").click()
     expect(page.get_by_label(busy)).to_be_checked()
@@ -194,7 +192,7 @@ def test_runs_are_picked_for_a_comparison(watched, scene, busy):
 
 
 def test_digest_is_copied(reader):
-    """Whole, though a part of it is shown."""
+    """In full, though only a part is shown."""
     page = reader.open("/models")
     page.get_by_role("button", name=f"Copy the digest {digest_of(70)[:12]}").first.click()
     expect(page.locator(".toast")).to_contain_text("Copied")
@@ -203,8 +201,8 @@ def test_digest_is_copied(reader):
     expect(page.locator(".toast")).to_have_count(0)
 
 
-def test_light_and_help_have_buttons_too(reader):
-    """For whoever does not know the keys, and the light stays as it was chosen."""
+def test_theme_and_help_have_buttons(reader):
+    """The chosen theme persists."""
     page = reader.open("/")
     page.get_by_role("button", name="Switch between dark and light").click()
     expect(page.locator("html")).to_have_attribute("data-theme", "dark")
@@ -216,7 +214,7 @@ def test_light_and_help_have_buttons_too(reader):
 
 
 def test_run_starts_from_another_model_without_evaluation(watched, scene):
-    """What is chosen in the form is what starts."""
+    """As chosen in the form."""
     page = watched.open(f"/runs/{scene.finished}")
     page.get_by_role("link", name="Clone").click()
     chosen = scene.round(scene.finished, 3)["model_out"]
@@ -233,8 +231,7 @@ def test_run_starts_from_another_model_without_evaluation(watched, scene):
     assert scene.run(run)["spec"]["evaluate"] is False
 
 
-def test_token_lives_as_long_as_is_chosen(reader, archive):
-    """An hour here."""
+def test_token_lifetime_is_chosen(reader, archive):
     page = reader.open("/enrolment")
     page.get_by_label("Client’s name").fill("brief")
     page.get_by_label("Valid for").select_option(label="an hour")
@@ -245,8 +242,7 @@ def test_token_lives_as_long_as_is_chosen(reader, archive):
     assert token["expires_at"] - token["created_at"] == pytest.approx(3600, abs=2)
 
 
-def test_login_link_from_elsewhere_asks_first(browser, archive, pressed):
-    """A link in a mail logs nobody in by itself; a press does."""
+def test_login_link_from_another_site_is_confirmed(browser, archive, pressed):
     watched = Watched(browser, archive, pressed)
     page = watched.open("/", log_in=False)
     link = archive.control.post("login-links", body={"scope": "viewer"})["url"]

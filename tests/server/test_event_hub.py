@@ -1,4 +1,4 @@
-"""The hub of live events: told once, in few bytes, and to nobody who does not read."""
+"""The hub of live events: one message per change, and none to readers that do not read."""
 
 import asyncio
 import json
@@ -25,8 +25,8 @@ async def _greeted(hub, topics=()):
     return watcher
 
 
-def test_changes_in_quick_succession_are_told_once_as_they_are_then():
-    """The hub looks when it speaks, not when it hears, so what it says is the latest."""
+def test_rapid_changes_are_sent_once_with_the_latest_value():
+    """The hub describes a subject when it sends."""
 
     async def story():
         hub, looks = Hub(pace_s=0), []
@@ -41,8 +41,8 @@ def test_changes_in_quick_succession_are_told_once_as_they_are_then():
     assert looks == [99]
 
 
-def test_the_version_of_what_was_never_heard_of_is_that_of_its_kind():
-    """An address may name a run by the beginning of its id: a change of any may be of that one."""
+def test_version_of_an_unknown_subject_is_that_of_its_topic():
+    """A URL may name a run by a prefix, so any run's change counts."""
     hub = Hub()
     hub.changed("run", "digits-1")
     hub.changed("work")
@@ -50,8 +50,8 @@ def test_the_version_of_what_was_never_heard_of_is_that_of_its_kind():
     assert hub.version_of(["models"]) == hub.version_of(["models:a"]) == 0
 
 
-def test_every_watcher_gets_the_same_bytes_looked_up_once():
-    """Ten pages cost one look and one serialisation."""
+def test_watchers_share_one_lookup():
+    """Ten pages cost one call and one serialisation."""
 
     async def story():
         hub, looks = Hub(pace_s=0), []
@@ -65,8 +65,7 @@ def test_every_watcher_gets_the_same_bytes_looked_up_once():
     assert len(messages) == 1
 
 
-def test_nothing_is_looked_at_while_nobody_watches():
-    """A round is not slowed by a console that nobody has open."""
+def test_nothing_is_looked_up_without_watchers():
 
     async def story():
         hub = Hub(pace_s=0)
@@ -80,8 +79,8 @@ def test_nothing_is_looked_at_while_nobody_watches():
     assert asyncio.run(story()) == 2
 
 
-def test_watcher_that_does_not_read_is_let_go_of():
-    """It holds a bounded number of messages, and the others hear on."""
+def test_watcher_that_does_not_read_is_disconnected():
+    """Its queue is bounded, and the others continue."""
 
     async def story():
         hub = Hub(pace_s=0)
@@ -95,8 +94,8 @@ def test_watcher_that_does_not_read_is_let_go_of():
     assert asyncio.run(story()) == (BACKLOG, 1)
 
 
-def test_log_lines_go_to_those_who_asked_for_them_alone():
-    """A log is much to send, and every line of it counts."""
+def test_log_lines_go_only_to_watchers_of_the_log():
+    """Every line is sent."""
 
     async def story():
         hub = Hub(pace_s=0)
@@ -113,8 +112,8 @@ def test_log_lines_go_to_those_who_asked_for_them_alone():
     assert curious == [("log", [{"n": 1}, {"n": 2}])]
 
 
-def test_silence_is_broken_by_signs_of_life():
-    """A page tells a quiet server from a lost one."""
+def test_beats_are_sent_while_nothing_changes():
+    """So that a page can tell a quiet server from a lost one."""
 
     async def story():
         hub = Hub(pace_s=0, beat_s=0.01)
@@ -124,8 +123,8 @@ def test_silence_is_broken_by_signs_of_life():
     assert asyncio.run(story()) == [[("beat", {})]] * 3
 
 
-def test_watchers_are_counted():
-    """Each holds a connection, so there is an end to them, and one that leaves makes room."""
+def test_watchers_are_limited():
+    """One that leaves makes room."""
 
     async def story():
         hub = Hub()

@@ -1,4 +1,4 @@
-"""A server that listens for browsers, and passwords that are quick to check."""
+"""A server with a console, and a cheap password hash."""
 
 import time
 
@@ -14,7 +14,7 @@ PASSWORD = "correct horse battery"
 
 @pytest.fixture(autouse=True)
 def cheap(monkeypatch):
-    """What is tested here is not how long scrypt takes."""
+    """Hash at a low cost, as its duration is not tested here."""
     monkeypatch.setattr(passwords, "COST", passwords.Cost(n=16, r=1, p=1))
 
 

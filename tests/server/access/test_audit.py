@@ -1,4 +1,4 @@
-"""The audit trail from outside: read page by page, and verified from its file."""
+"""The audit trail from outside: paged, and verified from its file."""
 
 import json
 import sqlite3
@@ -44,13 +44,13 @@ def _verify(state, *args, code=0):
 
 
 def test_whole_trail_verifies_without_a_server(state):
-    """And says the head, which the server has kept beside the ledger, too."""
+    """It prints the head, which the server has also stored beside the ledger."""
     found = _verify(state)
     assert (found["intact"], found["entries"], found["broken"]) == (True, 10, None)
     kept = (state / HEAD_FILE).read_text().strip()
     assert kept == f"10:{found['head']['hash']}"
     assert (
-        "10 entries, all as they were written"
+        "10 entries, all intact"
         in _run("audit", "verify", "--dir", str(state)).stdout
     )
 
@@ -68,7 +68,7 @@ def test_whole_trail_verifies_without_a_server(state):
     ],
 )
 def test_break_is_named(state, statement, entry):
-    """Edited, removed, cut off the end, or moved: exit 4, and the first wrong entry."""
+    """Edited, removed, cut or moved entries: exit code 4, and the first wrong entry."""
     _tamper(state, statement)
     found = _verify(state, code=4)
     assert (found["intact"], found["broken"]["id"]) == (False, entry)
@@ -76,8 +76,8 @@ def test_break_is_named(state, statement, entry):
     assert f"breaks at entry {entry}:" in said
 
 
-def test_head_kept_elsewhere_finds_a_trail_written_anew(state, tmp_path):
-    """Whoever can write the ledger can write the file beside it, but not the one elsewhere."""
+def test_head_kept_elsewhere_detects_a_rewritten_trail(state, tmp_path):
+    """A writer of the ledger can also rewrite the head file beside it."""
     head = (state / HEAD_FILE).read_text().strip()
     (state / "heads.txt").write_text(f"{head}\n\n")
     (state / "ledger.sqlite").unlink()
@@ -93,8 +93,8 @@ def test_head_kept_elsewhere_finds_a_trail_written_anew(state, tmp_path):
     _run("audit", "verify", "--dir", str(tmp_path / "nowhere"), code=2)
 
 
-def test_server_does_not_write_over_the_evidence(state):
-    """The kept head of a trail that was cut stays, however much is written after."""
+def test_server_does_not_overwrite_the_evidence(state):
+    """The head file of a trail that was cut does not change with later entries."""
     before = (state / HEAD_FILE).read_text()
     _tamper(state, "DELETE FROM audit WHERE id > 5")
     ledger = Ledger.in_directory(state)
@@ -106,8 +106,8 @@ def test_server_does_not_write_over_the_evidence(state):
     assert _verify(state, code=4)["broken"]["id"] == 10
 
 
-def test_running_server_does_not_write_over_the_evidence_either(state, caplog):
-    """Whoever may write to the database alone cannot have the next entry hide what is missing."""
+def test_running_server_does_not_overwrite_the_evidence(state, caplog):
+    """A writer of the database cannot hide missing entries behind the next entry."""
     ledger = Ledger.in_directory(state)
     assert not ledger.trail.stop_keeping()
     ledger.trail.append("ann", "socket", "run.stop", "run", {})
@@ -122,8 +122,8 @@ def test_running_server_does_not_write_over_the_evidence_either(state, caplog):
 
 
 @pytest.mark.parametrize("name", ["ledger.sqlite", HEAD_FILE])
-def test_what_is_no_ledger_or_no_head_is_not_what_was_written(state, name):
-    """Overwritten, both are evidence, and a server with such a head starts all the same."""
+def test_damaged_ledger_or_head_fails_verification(state, name):
+    """Both are evidence when overwritten; the server starts with such a head file."""
     for left in state.glob("ledger.sqlite-*"):
         left.unlink()
     (state / name).write_bytes(b"\xffnonsense" * 1000)
@@ -137,7 +137,7 @@ def test_what_is_no_ledger_or_no_head_is_not_what_was_written(state, name):
 
 
 def test_trail_is_read_page_by_page(door, by_token):
-    """Newest first, without a gap and without a repeat; and by who, what, whom and when."""
+    """Newest first, each entry once; filtered by who, what, whom and when."""
     trail = door.contexts.ledger.trail
     for number in range(25):
         trail.append("ann" if number % 2 else "bob", "token", "run.pause", f"run-{number}", {})
@@ -160,8 +160,8 @@ def test_trail_is_read_page_by_page(door, by_token):
         assert len(found) == count, query
 
 
-def test_what_was_not_done_is_said_so(door):
-    """An action that does not fit is in the trail twice: as begun, and as failed."""
+def test_failed_action_is_recorded(door):
+    """An action that fails has two entries: its start and its failure."""
     door.ask("POST", "/users", {"name": "ann", "scope": "viewer", "password": "correct horse"})
     door.ask("POST", "/users/ann/scope", {"scope": "admin"})
 
@@ -178,9 +178,9 @@ def test_what_was_not_done_is_said_so(door):
 
 
 def test_commands_list_entries_and_the_head(door, monkeypatch):
-    """As a table, and as what is kept elsewhere."""
+    """As a table, and as ID:HASH."""
     monkeypatch.setenv("FEDLOOM_DIR", str(door.directory))
-    assert "No such entries" in _run("audit", "list").stdout
+    assert "No entry matches" in _run("audit", "list").stdout
     door.ask("POST", "/tokens", {"client": "ward-3"})
     listed = _run("audit", "list", "--action", "token", "--since", "2026-01-01").stdout
     assert "token.create" in listed
@@ -191,7 +191,6 @@ def test_commands_list_entries_and_the_head(door, monkeypatch):
 
 
 def test_entries_hold_no_secret(door, add_user):
-    """Whatever was done with passwords, tokens and sessions."""
     ann = add_user()
     wish = {"name": "bob", "scope": "viewer", "password": "bobs own passphrase"}
     door.ask("POST", "/users", wish)

@@ -1,4 +1,4 @@
-"""What is in the audit trail: everything that changes something, and what was not done."""
+"""What the audit trail has: everything that changes something, and failures."""
 
 import asyncio
 import json
@@ -28,14 +28,14 @@ def _run(door, coroutine):
 
 
 def test_submitted_run_is_named_by_its_id(door, tmp_path):
-    """Its name may be that of many."""
+    """Its name may be that of several runs."""
     run = door.submit(tmp_path)
     entry = _entries(door)[-1]
     assert (entry["action"], entry["subject"]) == ("run.submit", run)
 
 
-def test_model_is_not_stored_before_it_is_written_down(door, tmp_path, monkeypatch):
-    """A server that is killed between the two has an entry too many, never one too few."""
+def test_model_is_recorded_before_it_is_stored(door, tmp_path, monkeypatch):
+    """A kill between the two leaves one entry too many, never one too few."""
     model = write_model(tmp_path / "m.safetensors").read_bytes()
 
     def refuse(*_):
@@ -50,8 +50,8 @@ def test_model_is_not_stored_before_it_is_written_down(door, tmp_path, monkeypat
     assert not list((door.directory / "models").iterdir())
 
 
-def test_what_fails_after_it_was_written_down_is_said_so(door):
-    """As when a client was revoked while its certificate was made."""
+def test_failure_after_the_record_is_recorded(door):
+    """Such as a client that is revoked while its certificate is issued."""
 
     async def renew():
         async with door.contexts.audit_log.around(
@@ -65,8 +65,8 @@ def test_what_fails_after_it_was_written_down_is_said_so(door):
     assert json.loads(_entries(door)[-1]["detail"]) == {"error": "The client was revoked."}
 
 
-def test_strangers_do_not_fill_the_trail(door, monkeypatch):
-    """What anybody can cause is counted by the hour, each kind by itself."""
+def test_unauthenticated_peers_do_not_fill_the_trail(door, monkeypatch):
+    """Their entries are limited per hour and action."""
     monkeypatch.setattr(audit_log, "LIMIT_PER_HOUR", 3)
     monkeypatch.setattr(audit_log, "time", like(time, time=lambda: 1_000_000.0))
 
@@ -85,7 +85,7 @@ def test_strangers_do_not_fill_the_trail(door, monkeypatch):
 
 @pytest.fixture
 def full(door):
-    """The ledger's disk is full: it takes no page more."""
+    """The ledger's disk is full: it stores no further page."""
     engine = door.contexts.ledger._engine
 
     def limit(connection, _record):
@@ -95,8 +95,8 @@ def full(door):
     engine.dispose()
 
 
-def test_action_is_not_done_where_the_disk_is_full(door, tmp_path, full):
-    """And the operator reads why; what is only looked at is still there."""
+def test_action_is_not_carried_out_while_the_disk_is_full(door, tmp_path, full):
+    """The answer says why; reads still work."""
     digest = door.put_model(write_model(tmp_path / "m.safetensors"))
     done = 0
     for number in range(200):  # what is free in the pages that there are, is used up first
@@ -113,8 +113,8 @@ def test_action_is_not_done_where_the_disk_is_full(door, tmp_path, full):
     assert first_break(_entries(door)) is None
 
 
-def test_entry_stands_where_its_head_cannot_be_kept(tmp_path, caplog):
-    """An older head beside the ledger does as well."""
+def test_entry_counts_if_its_head_cannot_be_stored(tmp_path, caplog):
+    """The older head file stays valid."""
     from fedloom.server.ledger import Ledger
 
     ledger = Ledger.in_directory(tmp_path)
@@ -126,16 +126,14 @@ def test_entry_stands_where_its_head_cannot_be_kept(tmp_path, caplog):
     ledger.close()
 
 
-def test_line_breaks_in_a_path_are_none_in_the_log(door, by_token, caplog):
-    """Nobody writes lines of their own into it."""
+def test_line_breaks_in_a_path_are_escaped_in_the_log(door, by_token, caplog):
     with caplog.at_level(logging.INFO):
         by_token().ask("GET", "/v1/runs/x%0a2026-01-01 ERROR all is lost".replace(" ", "%20"))
     assert "all is lost" in caplog.text
     assert not any("\n" in record.getMessage() for record in caplog.records)
 
 
-def test_strangers_do_not_fill_the_log(door, by_token, caplog):
-    """Its last lines are what an operator looks at."""
+def test_unauthenticated_peers_do_not_fill_the_log(door, by_token, caplog):
     with caplog.at_level(logging.INFO):
         stranger = Visitor(door.site, token="none")
         assert stranger.ask("GET", "/v1/runs").status == 401

@@ -1,4 +1,4 @@
-"""HEAD over real connections: a head, no body, and the connection goes on."""
+"""HEAD over real connections: a head without a body, and the connection stays open."""
 
 import socket
 
@@ -20,7 +20,7 @@ def token(door):
 
 
 def heads(door, token, *paths):
-    """The bytes that answer HEAD for each path, over one connection that a GET then ends."""
+    """The bytes that answer HEAD for each path, over one connection that ends with a GET."""
     with socket.create_connection(("127.0.0.1", door.port), timeout=10.0) as connection:
         for path in (*paths, None):
             method = "GET" if path is None else "HEAD"
@@ -37,21 +37,21 @@ def heads(door, token, *paths):
 
 
 def test_nothing_follows_the_head(door, token):
-    """Of pages, documents, files, faults and streams alike: the next answer comes right behind."""
+    """For pages, documents, files, errors and streams: the next answer follows directly."""
     good = ("/", "/v1/server", "/static/fedloom.css", "/v1/events", "/metrics")
     statuses = [found.split(b" ")[1] for found in heads(door, token, *good, "/v1/runs/none", "/x")]
     assert statuses == [b"200"] * 5 + [b"404"] * 2
 
 
 def test_a_stream_of_events_is_not_held(door, token):
-    """More than anybody may have open at once, and nobody watches."""
+    """More than the allowed number of streams, and no watcher remains."""
     answers = heads(door, token, *["/v1/events"] * 40)
     assert all(b"text/event-stream" in found for found in answers)
     assert door.call(len, door.contexts.live) == 0
 
 
 def test_a_model_is_not_read_for_its_length(door, token, tmp_path, monkeypatch):
-    """It may have gigabytes."""
+    """A model may have gigabytes."""
     path = write_model(tmp_path / "model.safetensors", size=5000)
     digest = door.put_model(path)
     monkeypatch.setattr("starlette.responses.anyio.open_file", None)
@@ -64,7 +64,7 @@ def test_a_model_is_not_read_for_its_length(door, token, tmp_path, monkeypatch):
     ("method", "path", "allowed"),
     [("DELETE", "/v1/server", "GET, HEAD"), ("HEAD", "/v1/runs/x/pause", "POST")],
 )
-def test_what_there_is_instead_is_said_with_head(door, token, method, path, allowed):
-    """It is among the methods where GET is."""
+def test_allowed_methods_include_head(door, token, method, path, allowed):
+    """If they include GET."""
     answer = Visitor(door.site, token=token).ask(method, path)
     assert (answer.status, answer.headers["allow"]) == (405, allowed)

@@ -1,4 +1,4 @@
-"""Logging in over TCP: by password, by link and by token, and everything that is refused."""
+"""Login over TCP by password, link and token, and everything that is refused."""
 
 import http.client
 import json
@@ -28,7 +28,7 @@ def _audited(door):
 
 
 def test_login_opens_a_session_and_logout_ends_it(door, add_user):
-    """The cookie is out of reach of scripts and other sites; logged out, it is worth nothing."""
+    """Scripts and other sites cannot read the cookie; after the logout it is invalid."""
     ann = add_user()
     me = ann.ask("GET", "/v1/me").document
     assert me == {"name": "ann", "scope": "admin", "how": "session"}
@@ -42,7 +42,7 @@ def test_login_opens_a_session_and_logout_ends_it(door, add_user):
 
 
 def test_cookie_has_every_guard(door, add_user):
-    """HttpOnly, SameSite, no domain, whole path, an end."""
+    """HttpOnly, SameSite, no domain, the whole path, an expiry."""
     add_user()
     answer = Visitor(door.site).log_in("ann", PASSWORD)
     cookie = answer.headers["set-cookie"].lower()
@@ -54,7 +54,7 @@ def test_cookie_has_every_guard(door, add_user):
 
 
 def test_ledger_holds_no_session_and_no_password(door, add_user):
-    """Who reads the file cannot log in with what is in it."""
+    """A reader of the file cannot log in with its contents."""
     ann = add_user()
     data = b"".join(p.read_bytes() for p in door.directory.glob("ledger.sqlite*"))
     assert ann.session.encode() not in data
@@ -63,7 +63,7 @@ def test_ledger_holds_no_session_and_no_password(door, add_user):
 
 
 def test_wrong_login_is_refused_alike(door, add_user):
-    """Neither the answer nor the trail tells whether the name exists; the password is nowhere."""
+    """Neither the answer nor the trail reveals whether the name exists, or the password."""
     add_user()
     wrong = (("ann", "wrong one"), ("bob", PASSWORD), ("", ""), ("ann", ""), ("a\nb", "xyzzy"))
     for name, password in wrong:
@@ -77,7 +77,7 @@ def test_wrong_login_is_refused_alike(door, add_user):
 
 
 def test_guessing_is_slowed_for_the_name_and_forgiven_by_success(door, add_user, monkeypatch):
-    """From any address; a stranger's guesses keep the user out for a minute at most."""
+    """From any address; guesses of other people lock a user out for at most a minute."""
     add_user()
     guesser = Visitor(door.site)
     found = [guesser.log_in("ann", f"guess {number}").status for number in range(7)]
@@ -90,14 +90,13 @@ def test_guessing_is_slowed_for_the_name_and_forgiven_by_success(door, add_user,
 
 
 def test_guessing_many_names_is_slowed_for_the_address(door):
-    """However many names are tried."""
     guesser = Visitor(door.site)
     found = [guesser.log_in(f"name-{number}", "guess").status for number in range(12)]
     assert found == [401] * 11 + [429]
 
 
-def test_forwarded_addresses_are_not_believed(door):
-    """Without a proxy by configuration, anybody may claim to be anywhere."""
+def test_forwarded_addresses_are_not_trusted(door):
+    """Without a configured proxy, anyone can send them."""
     guesser = Visitor(door.site)
     found = [
         guesser.ask(
@@ -111,8 +110,8 @@ def test_forwarded_addresses_are_not_believed(door):
     assert found[-1] == 429
 
 
-def test_hash_is_made_anew_when_the_cost_rises(door, add_user, monkeypatch):
-    """At the next login, and the sessions that are open stay so."""
+def test_hash_is_replaced_when_the_cost_rises(door, add_user, monkeypatch):
+    """At the next login; open sessions stay."""
     ann = add_user()
     before = door.contexts.ledger.accounts.user("ann")["password"]
     monkeypatch.setattr(passwords, "COST", passwords.Cost(n=32, r=1, p=1))
@@ -129,16 +128,14 @@ ELSEWHERE = (
 )  # fmt: skip
 
 
-def test_login_leads_nowhere_else(door, add_user):
-    """A link to the form with another site behind it is a trap."""
+def test_login_redirects_only_within_the_console(door, add_user):
     ann = add_user()
     for there in ELSEWHERE:
         assert ann.log_in("ann", PASSWORD, next=there).headers["location"] == "/", there
     assert ann.log_in("ann", PASSWORD, next="/runs?x=1").headers["location"] == "/runs?x=1"
 
 
-def test_form_shows_what_was_typed_as_text(door):
-    """A name with markup in it stays a name."""
+def test_form_escapes_the_input(door):
     answer = Visitor(door.site).log_in('"><script>alert(1)</script>', "x")
     assert "<script" not in answer.text
 
@@ -147,8 +144,8 @@ def test_form_shows_what_was_typed_as_text(door):
 
 
 @pytest.mark.parametrize("seconds", [accounts.IDLE_S, accounts.LIFE_S])
-def test_session_ends_by_itself(door, add_user, monkeypatch, seconds):
-    """Unused for two hours, or after twelve."""
+def test_session_expires(door, add_user, monkeypatch, seconds):
+    """After two hours without use, or after twelve."""
     ann = add_user()
     row = door.contexts.ledger.accounts.session(secrets.kept(ann.session), time.time())
     at = row["created_at"]
@@ -162,7 +159,7 @@ def test_session_ends_by_itself(door, add_user, monkeypatch, seconds):
 
 
 def test_removed_users_session_ends_at_once(door, add_user):
-    """And a changed scope counts from the next request on."""
+    """A changed scope applies from the next request."""
     ann, bob = add_user(), add_user("bob", Scope.OPERATOR)
     headers = {"x_csrf_token": secrets.csrf_token(ann.session)}
     assert bob.ask("GET", "/v1/users").status == 403
@@ -173,8 +170,8 @@ def test_removed_users_session_ends_at_once(door, add_user):
     assert Visitor(door.site).log_in("bob", PASSWORD).status == 401
 
 
-def test_session_is_asked_of_the_ledger_once_while_no_account_changes(door, add_user, monkeypatch):
-    """Pages ask all the time; any change of the accounts makes the next one ask again."""
+def test_session_is_cached_while_no_account_changes(door, add_user, monkeypatch):
+    """Any change of the accounts makes the next request query it again."""
     ann, asked = add_user(), []
     accounts = door.contexts.ledger.accounts
     question = accounts.session
@@ -192,7 +189,6 @@ def test_session_is_asked_of_the_ledger_once_while_no_account_changes(door, add_
 
 @pytest.mark.parametrize("how", ["passwd", "logout"])
 def test_sessions_end_with_the_password(door, add_user, how):
-    """Whoever had the old one is out."""
     ann = add_user()
     if how == "passwd":
         door.ask("POST", "/users/ann/password", {"password": "another horse battery"})
@@ -202,7 +198,7 @@ def test_sessions_end_with_the_password(door, add_user, how):
 
 
 def test_own_password_needs_the_old_one(door, add_user):
-    """A session left open is not enough to take the account over."""
+    """An open session is not enough to take over the account."""
     ann = add_user(scope=Scope.VIEWER)
     headers = {"x_csrf_token": secrets.csrf_token(ann.session)}
     wish = {"old": "wrong", "new": "another horse battery"}
@@ -214,7 +210,7 @@ def test_own_password_needs_the_old_one(door, add_user):
 
 
 def test_stream_of_events_ends_with_the_session(door, add_user, monkeypatch):
-    """It is not enough that the next request would be refused."""
+    """A refusal of the next request is not enough."""
     import asyncio
     from collections.abc import AsyncIterator
 
@@ -249,7 +245,7 @@ def test_stream_of_events_ends_with_the_session(door, add_user, monkeypatch):
 
 
 def test_quiet_stream_ends_with_the_credential(door, by_token, monkeypatch):
-    """While nothing happens nothing is sent, and nothing that is sent may be what ends it."""
+    """A quiet server sends nothing, so the check must not depend on sending."""
     monkeypatch.setattr(shield, "RECHECK_S", 0.05)
     monkeypatch.setattr(door.contexts.fleet.live, "_beat_s", 3600.0)
     viewer = by_token(Scope.VIEWER)
@@ -273,7 +269,7 @@ def _pause(visitor, **headers):
 
 
 def test_action_with_a_cookie_needs_the_sessions_token(door, add_user):
-    """Another session's does not do, nor does the session's own id."""
+    """The token of another session, or the session's own id, is refused."""
     ann, bob = add_user(), add_user("bob")
     for wrong in (None, "", "x" * 64, "é", secrets.csrf_token(bob.session), ann.session):
         answer = _pause(ann, x_csrf_token=wrong and wrong.encode().decode("latin-1"))
@@ -283,7 +279,7 @@ def test_action_with_a_cookie_needs_the_sessions_token(door, add_user):
 
 
 def test_action_from_another_site_is_refused(door, add_user):
-    """Even with the right token: another port of this host is another site, too."""
+    """Even with the right token; another port of the same host is another site."""
     ann = add_user()
     right = secrets.csrf_token(ann.session)
     others = ("https://evil.example", "null", "http://127.0.0.1:1", "http://evil.localhost", "")
@@ -296,7 +292,7 @@ def test_action_from_another_site_is_refused(door, add_user):
 
 
 def test_login_form_of_another_site_is_refused(door, add_user):
-    """It could log somebody in as somebody else."""
+    """It could log a user in as another."""
     add_user()
     form = {"name": "ann", "password": PASSWORD}
     answer = Visitor(door.site).ask("POST", "/login", form=form, origin="https://evil.example")
@@ -304,7 +300,7 @@ def test_login_form_of_another_site_is_refused(door, add_user):
 
 
 def test_other_host_names_are_refused(door, by_token):
-    """A name that its owner has pointed at our address (DNS rebinding)."""
+    """A name whose owner has pointed it at this server (DNS rebinding)."""
     admin = by_token()
     strange = ("", "[", "a b", "x@localhost", "localhost/x", "localhost?x", "localhost:x")
     for host in ("evil.example", "evil.example:7445", "localhost.evil.example", *strange):
@@ -324,7 +320,7 @@ def _link(door, scope="admin"):
 
 
 def test_link_logs_the_local_operator_in_once(door):
-    """With the scope that was asked for; the second follower is told so."""
+    """With the requested scope; the second use is refused."""
     visitor, path = Visitor(door.site), _link(door, "operator")
     answer = visitor.ask("GET", path)
     assert (answer.status, answer.headers["location"]) == (303, "/")
@@ -336,16 +332,14 @@ def test_link_logs_the_local_operator_in_once(door):
     assert "used or has expired" in answer.text
 
 
-def test_link_is_over_soon(door, monkeypatch):
-    """In a history or a log it is worth nothing."""
+def test_link_expires_soon(door, monkeypatch):
     path = _link(door)
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() + accounts.LINK_LIFE_S)
     assert Visitor(door.site).ask("GET", path).status == 401
 
 
-def test_link_is_not_used_up_by_looking_ahead(door):
-    """Browsers fetch what they think will be clicked."""
+def test_prefetching_does_not_use_up_a_link(door):
     path = _link(door)
     assert Visitor(door.site).ask("GET", path, sec_purpose="prefetch;prerender").status == 503
     assert Visitor(door.site).ask("HEAD", path).status == 200  # a chat that shows what is linked
@@ -353,7 +347,6 @@ def test_link_is_not_used_up_by_looking_ahead(door):
 
 
 def test_link_from_another_site_is_confirmed(door):
-    """Nobody is logged in without knowing."""
     visitor, path = Visitor(door.site), _link(door)
     answer = visitor.ask("GET", path, sec_fetch_site="cross-site")
     assert (answer.status, visitor.cookies) == (200, {})
@@ -365,7 +358,7 @@ def test_link_from_another_site_is_confirmed(door):
 
 
 def test_only_the_socket_makes_links(door, by_token):
-    """An administrator elsewhere logs in by name, so that the trail has it."""
+    """Administrators elsewhere log in by name, which the trail records."""
     answer = by_token().ask("POST", "/v1/login-links", document={})
     assert (answer.status, answer.kind) == (403, "denied")
 
@@ -374,7 +367,7 @@ def test_only_the_socket_makes_links(door, by_token):
 
 
 def test_api_token_is_shown_once_used_and_revoked(door):
-    """The list has when it was last used, and no secret."""
+    """The list has the last use, and no secret."""
     status, made = door.ask("POST", "/api-tokens", {"name": "ci", "scope": "viewer"})
     assert status == 201
     ci = Visitor(door.site, token=made["token"])
@@ -390,7 +383,6 @@ def test_api_token_is_shown_once_used_and_revoked(door):
 
 
 def test_api_tokens_of_a_removed_user_end(door, add_user):
-    """Whoever left keeps no key."""
     ann = add_user()
     headers = {"x_csrf_token": secrets.csrf_token(ann.session)}
     wish = {"name": "ci", "scope": "admin"}
@@ -401,8 +393,7 @@ def test_api_tokens_of_a_removed_user_end(door, add_user):
     assert ci.ask("GET", "/v1/users").status == 401
 
 
-def test_tokens_of_a_demoted_user_that_may_do_more_end(door, add_user):
-    """Else whoever was an administrator stays one."""
+def test_tokens_above_a_demoted_users_scope_end(door, add_user):
     ann = add_user()
     headers = {"x_csrf_token": secrets.csrf_token(ann.session)}
     tokens = {}
@@ -417,8 +408,8 @@ def test_tokens_of_a_demoted_user_that_may_do_more_end(door, add_user):
     assert seen == {Scope.VIEWER: 200, Scope.OPERATOR: 200, Scope.ADMIN: 401}
 
 
-def test_last_administrator_does_not_go_by_mistake(door, add_user):
-    """Nor becomes less; with another one, or beside the server, that is nobody's mistake."""
+def test_last_administrator_cannot_remove_or_demote_themselves(door, add_user):
+    """With another administrator, or over the socket, it is possible."""
     ann = add_user()
 
     def ask(path, document):
@@ -435,8 +426,8 @@ def test_last_administrator_does_not_go_by_mistake(door, add_user):
     assert door.ask("POST", "/users/bob/remove", {})[0] == 200
 
 
-def test_session_of_somebody_who_is_no_user_is_ended(door):
-    """A link's, or a provider's."""
+def test_session_without_a_user_can_be_ended(door):
+    """Of a link or a provider."""
     visitor = Visitor(door.site)
     visitor.ask("GET", _link(door))
     name = visitor.ask("GET", "/v1/me").document["name"]
@@ -446,7 +437,7 @@ def test_session_of_somebody_who_is_no_user_is_ended(door):
 
 
 def test_expired_and_broken_tokens_are_refused_alike(door, by_token):
-    """And a bad token is not made good by a cookie beside it."""
+    """A cookie beside a bad token does not help."""
     good = by_token()
     wrong = [by_token(expires_at=1.0).token, good.token[:-1] + "!", good.token[:-1], "x", ""]
     last = good.token[-1]
@@ -459,7 +450,7 @@ def test_expired_and_broken_tokens_are_refused_alike(door, by_token):
 
 
 def test_token_needs_no_csrf(door, by_token):
-    """Browsers send no such header by themselves."""
+    """Browsers do not send such a header on their own initiative."""
     assert _pause(by_token(), origin="https://elsewhere.example").status == 201
 
 
@@ -468,7 +459,7 @@ def test_token_needs_no_csrf(door, by_token):
 
 @pytest.mark.parametrize("broken", [False, True])
 def test_every_answer_carries_the_headers(door, monkeypatch, broken):
-    """Pages, documents, refusals, what is not there, and the server's own faults."""
+    """Pages, documents, refusals, unknown paths and internal errors."""
 
     def fail(*_):
         raise RuntimeError
@@ -491,7 +482,7 @@ def test_every_answer_carries_the_headers(door, monkeypatch, broken):
 
 
 def test_browser_is_sent_to_the_form_and_back(door):
-    """A program gets 401; htmx is told to leave the page."""
+    """A program gets 401; htmx gets a redirect of the page."""
     visitor = Visitor(door.site)
     answer = visitor.ask("GET", "/v1/server", accept="text/html")
     assert answer.status == 401
@@ -510,7 +501,7 @@ async def _page(_: Viewer) -> str:
 
 
 def test_route_without_a_scope_is_closed(door, add_user):
-    """Forgotten, it is open to the socket alone."""
+    """Only the socket reaches it."""
 
     async def forgotten() -> str:
         return "secret"
@@ -522,8 +513,7 @@ def test_route_without_a_scope_is_closed(door, add_user):
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-def test_long_body_of_a_stranger_is_not_read(door, chunked):
-    """Sixteen kilobytes do for a login form."""
+def test_long_unauthenticated_body_is_not_read(door, chunked):
     body = b"a=" + b"x" * (shield.STRANGER_BYTES + 1)
     answer = Visitor(door.site).ask(
         "POST", "/login", body=iter([body]) if chunked else body,
@@ -532,15 +522,14 @@ def test_long_body_of_a_stranger_is_not_read(door, chunked):
     assert answer.status in (400, 413)
 
 
-def test_document_of_a_stranger_is_not_looked_at(door):
-    """Whether it is JSON is none of their business."""
+def test_unauthenticated_document_is_not_parsed(door):
     answer = Visitor(door.site).ask("POST", "/v1/tokens", body="{", content_type="application/json")
     assert (answer.status, answer.kind) == (401, "denied")
     assert answer.headers["www-authenticate"] == "Bearer"
 
 
 def test_long_document_is_refused_and_a_long_model_is_not(door, by_token, tmp_path):
-    """A model is written as it comes; a document would lie in memory."""
+    """A model is written as it arrives; a document would be in memory."""
     from support.door import write_model
 
     admin, body = by_token(), b" " * (shield.DOCUMENT_BYTES + 1)
@@ -553,7 +542,7 @@ def test_long_document_is_refused_and_a_long_model_is_not(door, by_token, tmp_pa
 
 
 def test_log_has_no_secret(door, caplog):
-    """Logging in, by every way, and being refused."""
+    """After logins of every kind, and refusals."""
     with caplog.at_level(logging.DEBUG):
         door.ask("POST", "/users", {"name": "ann", "scope": "admin", "password": PASSWORD})
         ann = Visitor(door.site)

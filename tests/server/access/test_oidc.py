@@ -1,4 +1,4 @@
-"""Logging in through a provider: what it says counts only if it said it, now, for this login."""
+"""Login through a provider: an ID token is valid only from it, now, for this login."""
 
 import base64
 from urllib.parse import urlsplit
@@ -26,7 +26,7 @@ def provider():
 
 @pytest.fixture(scope="module")
 def door(tmp_path_factory, provider):
-    """A server that believes the provider."""
+    """A server that uses the provider."""
     state = tmp_path_factory.mktemp("door") / "state"
     state.mkdir()
     (state / "oidc.secret").touch(mode=0o600)
@@ -41,7 +41,7 @@ def door(tmp_path_factory, provider):
 
 @pytest.fixture(autouse=True)
 def honest(provider, door):
-    """Each test begins with a provider that tells the truth, and asks it anew."""
+    """Each test begins with an honest provider without cached documents."""
     provider.lie = ""
     provider.claims = {"email": "ann@example.org", "groups": ["staff", "fl-operators"]}
     door.app.state.context.gate.oidc._provider._kept.clear()
@@ -63,8 +63,8 @@ def _log_in(door, provider):
     return visitor, _back(visitor, provider.log_in(_away(visitor)))
 
 
-def test_provider_logs_somebody_in(door, provider):
-    """With the highest scope of their groups, back to where they were going, and audited."""
+def test_login_through_the_provider(door, provider):
+    """With the highest scope of the groups, back to the requested path, and audited."""
     visitor = Visitor(door.site)
     answer = _back(visitor, provider.log_in(_away(visitor, "/runs")))
     assert (answer.status, answer.headers["location"]) == (303, "/runs")
@@ -76,8 +76,8 @@ def test_provider_logs_somebody_in(door, provider):
     assert "Example SSO" in Visitor(door.site).ask("GET", "/login").text
 
 
-def test_secret_goes_to_the_token_endpoint_alone(door, provider):
-    """In its header; and a code is worth nothing without the verifier."""
+def test_secret_is_sent_only_to_the_token_endpoint(door, provider):
+    """In its header; a code is useless without the verifier."""
     _log_in(door, provider)
     form, authorization = provider.seen[-1]
     pair = base64.b64decode(authorization.removeprefix("Basic ")).decode()
@@ -91,8 +91,8 @@ def test_secret_goes_to_the_token_endpoint_alone(door, provider):
     ["iss", "aud", "azp", "no azp", "exp", "no exp", "nonce", "no nonce", "key", "hs256", "none",
      "nonsense", "iss of the answer"],
 )  # fmt: skip
-def test_lie_is_refused(door, provider, lie):
-    """Another issuer, audience, time, login or signature: nobody is logged in."""
+def test_forged_answer_is_refused(door, provider, lie):
+    """Another issuer, audience, time, login or signature."""
     provider.lie = lie
     visitor, answer = _log_in(door, provider)
     assert answer.status == 401
@@ -101,8 +101,8 @@ def test_lie_is_refused(door, provider, lie):
 
 
 @pytest.mark.parametrize("lie", ["issuer", "no json", "status"])
-def test_provider_that_does_not_do_is_not_a_fault_of_ours(door, provider, lie):
-    """503 with a sentence, on the form."""
+def test_provider_errors_are_503(door, provider, lie):
+    """With a sentence on the form."""
     provider.lie = lie
     answer = Visitor(door.site).ask("GET", "/login/oidc")
     assert answer.status == 503
@@ -120,15 +120,14 @@ def test_provider_that_does_not_do_is_not_a_fault_of_ours(door, provider, lie):
         {"email": "ann@example.org", "email_verified": False, "groups": ["fl-admins"]},
     ],
 )
-def test_claims_that_allow_nothing_are_refused(door, provider, claims):
-    """To be known to the provider is not to be an operator."""
+def test_user_without_a_mapped_claim_is_refused(door, provider, claims):
     provider.claims = claims
     visitor, answer = _log_in(door, provider)
     assert (answer.status, door.site.cookie in visitor.cookies) == (401, False)
 
 
-def test_answer_counts_once_and_in_the_browser_that_asked(door, provider):
-    """A link with somebody else's answer in it logs nobody in as them."""
+def test_answer_is_valid_once_in_the_browser_that_began(door, provider):
+    """A link with another user's answer logs nobody in."""
     victim, attacker = Visitor(door.site), Visitor(door.site)
     back = provider.log_in(_away(attacker))
     assert _back(victim, back).status == 401
@@ -140,8 +139,8 @@ def test_answer_counts_once_and_in_the_browser_that_asked(door, provider):
     assert _back(honest, back).status == 401
 
 
-def test_changed_keys_are_fetched_once_more(door, provider, monkeypatch):
-    """A provider rolls its keys over without telling."""
+def test_changed_keys_are_fetched_once(door, provider, monkeypatch):
+    """A provider may rotate its keys at any time."""
     assert _log_in(door, provider)[1].status == 303
     provider.change_keys()
     assert _log_in(door, provider)[1].status == 401  # strangers must not make us ask all the time
@@ -149,8 +148,8 @@ def test_changed_keys_are_fetched_once_more(door, provider, monkeypatch):
     assert _log_in(door, provider)[1].status == 303
 
 
-def test_logins_that_never_end_are_forgotten(door, provider, monkeypatch):
-    """Memory is bounded, and an old answer is none."""
+def test_unfinished_logins_are_dropped(door, provider, monkeypatch):
+    """Memory is bounded, and an old answer is refused."""
     monkeypatch.setattr(oidc, "MAX_PENDING", 3)
     visitors = [Visitor(door.site) for _ in range(5)]
     urls = [provider.log_in(_away(visitor)) for visitor in visitors]
@@ -160,7 +159,6 @@ def test_logins_that_never_end_are_forgotten(door, provider, monkeypatch):
 
 
 def test_login_that_took_too_long_is_refused(door, provider, monkeypatch):
-    """Whoever finds an old answer in a browser's history has nothing."""
     visitor = Visitor(door.site)
     url = provider.log_in(_away(visitor))
     monkeypatch.setattr(oidc, "PENDING_S", -1.0)
@@ -168,8 +166,8 @@ def test_login_that_took_too_long_is_refused(door, provider, monkeypatch):
     assert door.site.cookie not in visitor.cookies
 
 
-def test_one_address_makes_nobody_elses_login_forgotten(door, provider, monkeypatch):
-    """Whoever begins a thousand logins loses their own."""
+def test_one_address_cannot_displace_other_logins(door, provider, monkeypatch):
+    """An address that begins a thousand logins drops its own."""
     monkeypatch.setattr(oidc, "MAX_PENDING", 3)
     monkeypatch.setattr(oidc, "MAX_OF_NETWORK", 2)
     gate, visitor = door.app.state.context.gate, Visitor(door.site)
@@ -181,8 +179,7 @@ def test_one_address_makes_nobody_elses_login_forgotten(door, provider, monkeypa
     assert _back(visitor, url).status == 303
 
 
-def test_server_without_a_provider_has_no_such_way(tmp_path):
-    """404, not a fault."""
+def test_provider_routes_are_404_without_a_provider(tmp_path):
     with Door(tmp_path / "state", console="127.0.0.1:0") as door:
         for path in ("/login/oidc", "/login/oidc/callback?code=x&state=y"):
             assert Visitor(door.site).ask("GET", path).status == 404
@@ -192,7 +189,7 @@ SETTINGS = {"issuer": "https://sso.example", "client_id": "x", "viewer": ["a"]}
 
 
 def test_settings_are_read_from_server_toml(tmp_path):
-    """As a table of their own, which no other command loses."""
+    """In a separate table, which other commands keep."""
     config.write(tmp_path, config.ServerConfig())
     path = tmp_path / config.FILE
     path.write_text(path.read_text() + '\n[oidc]\nissuer = "https://sso.example"\n'
@@ -208,8 +205,8 @@ def test_settings_are_read_from_server_toml(tmp_path):
         {"label": 3}, {"issuer": None},
     ],
 )  # fmt: skip
-def test_settings_that_cannot_be_are_refused(change):
-    """Plain HTTP to another machine, nobody allowed, a secret among the settings."""
+def test_invalid_settings_are_refused(change):
+    """Plain HTTP to another machine, no allowed values, a secret among the settings."""
     with pytest.raises(UsageError):
         _build(SETTINGS | change)
     assert _build(SETTINGS).viewer == ("a",)

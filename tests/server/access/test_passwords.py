@@ -1,4 +1,4 @@
-"""Passwords at rest, and the limits on guessing them."""
+"""Password hashes, and the limits on guessing."""
 
 import pytest
 from hypothesis import given
@@ -14,7 +14,6 @@ TRIVIAL = Cost(n=2, r=1, p=1)
 
 @given(st.text(max_size=40), st.text(max_size=40))
 def test_only_the_password_matches_its_hash(password, other):
-    """Whatever characters it is made of."""
     stored = hashed(password, TRIVIAL)
     assert matches(password, stored)
     assert matches(other, stored) == (passwords._derive(other, b"", TRIVIAL)
@@ -22,19 +21,18 @@ def test_only_the_password_matches_its_hash(password, other):
 
 
 def test_hashes_are_salted_and_hold_no_password():
-    """Equal passwords do not look equal."""
     first, second = (hashed("correct horse", TRIVIAL) for _ in range(2))
     assert first != second
     assert "correct" not in first
 
 
-def test_letter_typed_in_two_ways_is_one_password():
-    """Keyboards compose e with an accent, or send it as one."""
+def test_equivalent_unicode_forms_are_one_password():
+    """Keyboards send e with an accent as one character or two."""
     assert matches("caf\u00e9 au lait", hashed("cafe\u0301 au lait", TRIVIAL))
 
 
 def test_missing_hash_matches_nothing_at_the_full_cost(monkeypatch):
-    """Not even the empty password; and it is derived all the same."""
+    """Not even the empty password."""
     derived = []
     derive = passwords._derive
     monkeypatch.setattr(
@@ -45,8 +43,7 @@ def test_missing_hash_matches_nothing_at_the_full_cost(monkeypatch):
     assert derived == [passwords.COST] * 2
 
 
-def test_cheaper_hash_is_outdated():
-    """And goes on matching."""
+def test_cheaper_hash_is_outdated_but_matches():
     stored = hashed("correct horse", TRIVIAL)
     assert is_outdated(stored)
     assert not is_outdated(hashed("correct horse"))
@@ -54,14 +51,13 @@ def test_cheaper_hash_is_outdated():
 
 @pytest.mark.parametrize("password", ["", "short", "a" * 40, "ab" * 20, "x" * 2000])
 def test_bad_password_is_refused(password):
-    """Too short, too long, or one letter over and over; and it is not repeated."""
+    """Too short, too long, or too few different letters; the message does not repeat it."""
     with pytest.raises(UsageError) as refused:
         check_new(password)
     assert not password or password not in str(refused.value)
 
 
 def test_waits_double_up_to_the_longest():
-    """The first few failures cost nothing."""
     throttle, now, waits = Throttle(free=3, longest_s=10.0), 0.0, []
     for _ in range(9):
         throttle.count("ann", now)
@@ -71,7 +67,7 @@ def test_waits_double_up_to_the_longest():
     assert throttle.wait_s("bob", now) == 0
 
 
-def test_quiet_and_forgiven_keys_begin_anew():
+def test_unused_and_forgiven_keys_start_from_zero():
     """After an hour, or after a success."""
     throttle = Throttle(free=0, longest_s=60.0)
     for _ in range(5):
@@ -82,8 +78,8 @@ def test_quiet_and_forgiven_keys_begin_anew():
     assert throttle.wait_s("ann", FORGET_S + 1) == 0
 
 
-def test_memory_is_bounded():
-    """A million names take no more than the limit; those of late are kept."""
+def test_throttle_memory_is_bounded():
+    """The latest keys are kept."""
     throttle = Throttle(free=0, longest_s=60.0, max_keys=100)
     for number in range(1000):
         throttle.count(f"name-{number}", 0.0)
@@ -102,12 +98,12 @@ def test_memory_is_bounded():
     ],
 )
 def test_address_stands_for_its_network(address, network):
-    """A host with IPv6 has 2^64 addresses."""
+    """An IPv6 host has 2^64 addresses."""
     assert network_of(address) == network
 
 
-def test_real_cost_is_what_the_text_says(monkeypatch):
-    """64 MiB for each guess, and written beside the hash."""
+def test_cost_is_stored_with_the_hash(monkeypatch):
+    """64 MiB for each guess."""
     monkeypatch.undo()
     cost = passwords.COST
     assert 128 * cost.n * cost.r == 64 << 20

@@ -1,4 +1,4 @@
-"""Strangers who connect and do nothing, or send and ask for too much."""
+"""Peers that connect and do nothing, or send or request too much."""
 
 import asyncio
 import http.client
@@ -39,7 +39,7 @@ def _is_cut(connection):
 
 @pytest.fixture
 def hasty(monkeypatch):
-    """Patience of moments."""
+    """Short time limits."""
     for name, value in (("HEAD_S", 0.2), ("STALL_S", 0.2), ("LOOK_S", 0.05)):
         monkeypatch.setattr(slow_connections, name, value)
 
@@ -47,15 +47,14 @@ def hasty(monkeypatch):
 @pytest.mark.parametrize(
     "sent", [b"", b"GET / HTTP/1.1\r\nX-a: b", HEAD, HEAD + b"a"], ids=["", "head", "body", "part"]
 )
-def test_connection_that_does_not_go_on_is_cut(hasty, door, sent):
+def test_stalled_connection_is_closed(hasty, door, sent):
     """Nothing sent, half a head, no body, half a body."""
     with _connect(door) as connection:
         connection.sendall(sent)
         assert _is_cut(connection)  # else the read times out
 
 
-def test_handshake_that_does_not_go_on_is_cut(tmp_path, monkeypatch):
-    """Under TLS nothing of HTTP has begun yet."""
+def test_stalled_handshake_is_closed(tmp_path, monkeypatch):
     monkeypatch.setattr(handshake_limits, "HANDSHAKE_S", 0.2)
     with Door(tmp_path / "tls", console="0.0.0.0:0") as door, _connect(door) as connection:
         assert _is_cut(connection)
@@ -67,8 +66,8 @@ def test_handshake_that_does_not_go_on_is_cut(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "limit", ["MAX_PENDING", "MAX_PENDING_OF_NETWORK", "AT_ONCE", "AT_ONCE_OF_NETWORK"]
 )
-def test_handshake_too_many_is_cut_before_it_begins(tmp_path, monkeypatch, limit):
-    """In all or of one address, under way or in a burst; those before it go on."""
+def test_handshake_beyond_a_limit_is_closed_before_it_begins(tmp_path, monkeypatch, limit):
+    """In total or of one address, in progress or in a burst; the earlier ones continue."""
     monkeypatch.setattr(handshake_limits, limit, 2)
     monkeypatch.setattr(handshake_limits, "A_SECOND", 0.001)
     monkeypatch.setattr(handshake_limits, "A_SECOND_OF_NETWORK", 0.001)
@@ -87,8 +86,8 @@ def test_handshake_too_many_is_cut_before_it_begins(tmp_path, monkeypatch, limit
 
 
 @pytest.mark.parametrize("limit", ["MAX_PENDING", "MAX_PENDING_OF_NETWORK"])
-def test_handshakes_are_taken_again_when_others_have_ended(tmp_path, monkeypatch, limit):
-    """A place is given back however a handshake ends: done, broken off, or no handshake at all."""
+def test_handshakes_are_accepted_again_after_others_end(tmp_path, monkeypatch, limit):
+    """However a handshake ends: completed, interrupted, or not TLS."""
     monkeypatch.setattr(handshake_limits, limit, 1)
     monkeypatch.setattr(handshake_limits, "LOCAL", ())
     with Door(tmp_path / "tls", console="0.0.0.0:0") as door:
@@ -101,8 +100,8 @@ def test_handshakes_are_taken_again_when_others_have_ended(tmp_path, monkeypatch
             assert Visitor(door.site, ca=ca).ask("GET", "/login").status == 200
 
 
-def test_answer_that_nobody_reads_is_cut(hasty, door, by_token, tmp_path, monkeypatch):
-    """The rest of it would lie in memory."""
+def test_answer_that_is_not_read_is_closed(hasty, door, by_token, tmp_path, monkeypatch):
+    """Otherwise the rest of it would stay in memory."""
     ended, lost = threading.Event(), slow_connections.PatientProtocol.connection_lost
     monkeypatch.setattr(
         slow_connections.PatientProtocol,
@@ -122,8 +121,8 @@ def test_answer_that_nobody_reads_is_cut(hasty, door, by_token, tmp_path, monkey
         assert ended.wait(PATIENCE_S)
 
 
-def test_stream_of_events_is_not_cut(hasty, door, by_token):
-    """Whoever listens has nothing to do: a word comes after many times the patience."""
+def test_stream_of_events_is_not_closed(hasty, door, by_token):
+    """Its reader sends nothing; an event arrives long after the time limit."""
     connection = http.client.HTTPConnection("127.0.0.1", door.port, timeout=PATIENCE_S)
     connection.request("GET", "/v1/events", headers={"Authorization": f"Bearer {by_token().token}"})
     response = connection.getresponse()
@@ -138,8 +137,8 @@ def test_stream_of_events_is_not_cut(hasty, door, by_token):
     connection.close()
 
 
-def test_connections_have_a_limit_in_all_and_for_an_address(door, monkeypatch):
-    """Others still get in when one has them all."""
+def test_connections_are_limited_in_total_and_per_address(door, monkeypatch):
+    """Others still connect when one address has all of its own."""
     monkeypatch.setattr(slow_connections, "MAX_CONNECTIONS", 3)
     held = [_connect(door) for _ in range(3)]
     for connection in held:
@@ -157,8 +156,8 @@ def test_connections_have_a_limit_in_all_and_for_an_address(door, monkeypatch):
         connection.close()
 
 
-def test_body_of_two_lengths_is_refused_and_nothing_is_read_behind_it(door):
-    """A proxy may have read the second request as the first one's body."""
+def test_request_smuggling_is_refused(door):
+    """A proxy may have read the second request as the body of the first."""
     two = HEAD.replace(b"\r\n\r\n", b"\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n")
     with _connect(door) as connection:
         connection.sendall(two + b"GET /login HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -169,8 +168,8 @@ def test_body_of_two_lengths_is_refused_and_nothing_is_read_behind_it(door):
     assert found.count(b"HTTP/1.1") == 1
 
 
-def test_body_that_trickles_is_given_up(door, monkeypatch):
-    """However steadily it comes."""
+def test_slow_body_is_ended(door, monkeypatch):
+    """Even if it arrives steadily."""
     monkeypatch.setattr(shield, "SLOWEST_BODY_S", 0.2)
     with _connect(door) as connection:
         connection.sendall(HEAD + b"a")
@@ -183,8 +182,8 @@ def test_body_that_trickles_is_given_up(door, monkeypatch):
      b"GET /login HTTP/1.1\r\nX-a: b"],
     ids=["body behind its answer", "head"],
 )  # fmt: skip
-def test_what_trickles_on_is_cut(hasty, door, sent):
-    """Nobody waits for such a body, a head is short: it would hold a connection for ever."""
+def test_slow_rest_of_an_answered_body_is_closed(hasty, door, sent):
+    """Otherwise it would hold a connection forever."""
     ended = threading.Event()
     with _connect(door) as connection:
         connection.sendall(sent)
@@ -204,8 +203,8 @@ def test_what_trickles_on_is_cut(hasty, door, sent):
 
 
 @pytest.mark.parametrize("kind", ["octet-stream", "json"])
-def test_document_is_no_stream_whatever_it_says(door, by_token, monkeypatch, kind):
-    """A viewer could else fill the memory by a route that reads its body as a whole."""
+def test_document_with_a_stream_header_is_limited(door, by_token, monkeypatch, kind):
+    """Otherwise a viewer could fill the memory through a route that reads its whole body."""
     monkeypatch.setattr(shield, "DOCUMENT_BYTES", 1000)
     viewer = by_token(Scope.VIEWER)
     for method, path in (("POST", "/v1/runs/describe"), ("PUT", "/v1/nothing")):
@@ -213,16 +212,16 @@ def test_document_is_no_stream_whatever_it_says(door, by_token, monkeypatch, kin
         assert answer.status == 413, path
 
 
-def test_form_is_not_looked_for_in_a_stream(door, add_user):
-    """The session's token of an upload comes in a header."""
+def test_stream_is_not_searched_for_a_form(door, add_user):
+    """The session's token of an upload is in a header."""
     ann = add_user()
     form = "application/x-www-form-urlencoded"
     answer = ann.ask("PUT", "/v1/models", body=b"csrf_token=x", content_type=form)
     assert answer.status == 403
 
 
-def test_parts_that_are_kept_are_few(door, add_user, monkeypatch):
-    """Every address has its own, and anybody makes up addresses."""
+def test_shared_answers_are_limited(door, add_user, monkeypatch):
+    """Every URL has its own, and anyone can invent URLs."""
     monkeypatch.setattr(shared_answers, "MAX_KEPT", 5)
     ann = add_user()
     for number in range(9):
@@ -230,8 +229,7 @@ def test_parts_that_are_kept_are_few(door, add_user, monkeypatch):
     assert len(door.app.state.answers._made) <= 5
 
 
-def test_nobody_takes_all_streams_of_events(door, by_token, monkeypatch):
-    """Somebody else still gets one."""
+def test_one_user_cannot_take_all_event_streams(door, by_token, monkeypatch):
     monkeypatch.setattr(event_hub, "MAX_OF_ONE", 2)
     hub = door.contexts.live
     held = [door.call(hub.watch, (), "ann") for _ in range(3)]
@@ -239,7 +237,7 @@ def test_nobody_takes_all_streams_of_events(door, by_token, monkeypatch):
     assert by_token().ask("GET", "/v1/events").status == 200
 
 
-def test_login_ends_the_session_before_it(door, add_user):
+def test_login_ends_the_earlier_session(door, add_user):
     """One browser has one session."""
     ann = add_user()
     before = dict(ann.cookies)

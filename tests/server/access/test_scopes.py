@@ -1,4 +1,4 @@
-"""Scopes: every route says which it needs, and nobody gets through with less."""
+"""Scopes: every route declares one, and a lower one is refused."""
 
 import getpass
 
@@ -22,20 +22,18 @@ def door(tmp_path):
 
 
 def test_every_route_declares_its_scope(door):
-    """A route that forgot to would be open to everybody."""
     rows = table(application.create_app(door.context, door.runs, door.authority))
     assert len(rows) > 10
     assert {row.path for row in rows if row.scope is None} == PUBLIC
 
 
 def test_scopes_are_nested():
-    """Each may do all that the one before may, and no more."""
     table = [[scope.covers(needed) for needed in Scope] for scope in Scope]
     assert table == [[row >= column for column in range(4)] for row in range(4)]
 
 
 def test_caller_of_the_socket_is_the_local_user(door):
-    """The kernel says who it is, and the audit trail keeps it."""
+    """The kernel reports the name, and the audit trail records it."""
     door.ask("POST", "/tokens", {"client": "ward-3"})
     head = door.contexts.ledger.trail.head()
     assert head.id == 1
@@ -44,8 +42,7 @@ def test_caller_of_the_socket_is_the_local_user(door):
     assert (entry["action"], entry["subject"]) == ("token.create", "ward-3")
 
 
-def test_action_is_not_done_where_the_trail_cannot_be_written(door, monkeypatch):
-    """What nobody can account for does not happen."""
+def test_action_is_not_carried_out_without_its_record(door, monkeypatch):
 
     def broken(*_):
         raise OSError("disk full")

@@ -1,4 +1,4 @@
-"""Where the console is: on loopback, under TLS, behind a proxy, and where it must not be."""
+"""The console's address: on loopback, with TLS, behind a proxy; and refused settings."""
 
 import json
 import socket
@@ -23,7 +23,7 @@ def _open(tmp_path, **settings):
 
 
 def test_auto_takes_the_next_free_port(tmp_path, monkeypatch):
-    """And none where all are taken: the fleet matters more."""
+    """If all are taken, the server runs without a console."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         monkeypatch.setattr(tcp_listener, "AUTO_PORTS", (port, 0))
@@ -37,8 +37,8 @@ def test_auto_takes_the_next_free_port(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0:0", "[::]:0"])
-def test_nothing_but_loopback_is_without_tls(tmp_path, address):
-    """A server without an authority has to be given a certificate."""
+def test_only_loopback_is_without_tls(tmp_path, address):
+    """A server without an authority needs a configured certificate."""
     with pytest.raises(UsageError, match="loopback"):
         _open(tmp_path, console=address)
     (tmp_path / "bad.pem").write_text("nonsense")
@@ -47,14 +47,13 @@ def test_nothing_but_loopback_is_without_tls(tmp_path, address):
 
 
 @pytest.mark.parametrize("url", ["fl.example.org", "ftp://x", "https://"])
-def test_public_url_that_is_none_is_refused(url):
-    """When the settings are read."""
+def test_invalid_public_url_is_refused(url):
     with pytest.raises(UsageError):
         ServerConfig(console_url=url)
 
 
-def test_origin_is_that_of_the_very_host(tmp_path):
-    """Scheme, name and port: what a browser calls one origin."""
+def test_origin_must_equal_the_host(tmp_path):
+    """Scheme, name and port, as browsers define an origin."""
     plain = make_site(ServerConfig(), 7445, tls=False)
     tls = make_site(ServerConfig(names=("fl.example",), console="0.0.0.0:1"), 1, tls=True)
     assert plain.is_own("http://127.0.0.1:7445", "127.0.0.1:7445")
@@ -66,8 +65,8 @@ def test_origin_is_that_of_the_very_host(tmp_path):
     assert (plain.cookie, tls.cookie) == ("fedloom-7445", "__Host-fedloom")
 
 
-def test_proxy_on_this_machine_is_believed_where_it_is_configured(tmp_path):
-    """The last address that it adds; cookies and links are those of the public address."""
+def test_configured_proxy_on_this_machine_is_trusted(tmp_path):
+    """For the last address that it adds; cookies and links use the public URL."""
     settings = {"console": "127.0.0.1:0", "console_url": "https://fl.example.org"}
     with Door(tmp_path / "state", **settings) as door:
         assert door.site.url == "https://fl.example.org"
@@ -93,13 +92,13 @@ def test_proxy_on_this_machine_is_believed_where_it_is_configured(tmp_path):
         ("2001:db8::7", "2001:db8::7"),
     ],
 )
-def test_port_that_a_proxy_adds_is_no_part_of_the_address(named, address):
-    """Each connection has another, and would be slowed by itself."""
+def test_port_of_a_forwarded_address_is_dropped(named, address):
+    """Otherwise each connection would be throttled separately."""
     assert gate._without_port(named) == address
 
 
 def _directly(door):
-    """Connections to where the server really listens."""
+    """Connections to the actual address of the server."""
     import http.client
 
     return lambda *_: http.client.HTTPConnection("127.0.0.1", door.port, timeout=PATIENCE_S)

@@ -1,6 +1,6 @@
-"""Every route, from a table that is made of the routes themselves: who is refused, and how.
+"""Tests every route, from a table built from the routes: who is refused, and how.
 
-Nothing here names a route that asks who one is: a new one is in the table as soon as it exists.
+A new route is in the table as soon as it exists.
 """
 
 import json
@@ -23,7 +23,7 @@ READING = ("GET", "HEAD")
 
 @pytest.fixture(scope="module")
 def door(tmp_path_factory):
-    """A server with a run, a client, a token, a user: something behind most routes."""
+    """A server with a run, a client, a token and a user, for most routes."""
     directory = tmp_path_factory.mktemp("door")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(passwords, "COST", passwords.Cost(n=16, r=1, p=1))
@@ -40,7 +40,7 @@ def door(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def rows(door):
-    """The table, with paths that lead to what is there."""
+    """The table, with paths of existing objects."""
     digest = door.contexts.ledger.run(door.run).model
     found = {"run": door.run, "name": "ward-1", "digest": digest, "action": "pause", "number": "1"}
 
@@ -56,7 +56,7 @@ def _token(door, scope):
 
 
 def _refusals(door, rows, visitor, statuses, wanted=lambda _: True):
-    """Send every wanted row as a visitor; return those that were not refused as they must be."""
+    """Send every wanted row as a visitor; return those not refused as expected."""
     before = door.contexts.ledger.trail.head()
     wrong = []
     for row, path in rows:
@@ -69,8 +69,8 @@ def _refusals(door, rows, visitor, statuses, wanted=lambda _: True):
     return wrong
 
 
-def test_table_is_whole(door, rows):
-    """It has the pages, the API and its description; only the ways to log in ask nobody."""
+def test_table_is_complete(door, rows):
+    """It has the pages, the API and its description; only login routes need no scope."""
     assert len(rows) > 40
     public = {row.path for row, _ in rows if row.scope is None}
     assert public == {
@@ -87,8 +87,8 @@ def test_table_is_whole(door, rows):
     assert viewers == {"/logout", "/v1/me/password", "/v1/runs/describe"}
 
 
-def test_whoever_lets_others_in_is_an_administrator(rows):
-    """Accounts, API tokens, login links and tokens to enrol by, also of a kind that comes later."""
+def test_only_administrators_grant_access(rows):
+    """Accounts, API tokens, login links and enrolment tokens, also future kinds."""
     doors = ("/v1/users", "/v1/api-tokens", "/v1/login-links", "/v1/tokens", "/enrolment")
     found = [row for row, _ in rows if row.path.startswith(doors)]
     assert len({row.path for row in found}) >= len(doors)
@@ -97,27 +97,25 @@ def test_whoever_lets_others_in_is_an_administrator(rows):
     assert reading == {"/v1/tokens", "/enrolment"}
 
 
-def test_nobody_is_refused_everywhere(door, rows):
-    """401, and no hint of what is there."""
+def test_no_credential_is_refused_everywhere(door, rows):
+    """401, with no hint of what exists."""
     assert _refusals(door, rows, Visitor(door.site), (401,)) == []
 
 
 @pytest.mark.parametrize("token", ["fla1.00000000." + "A" * 43, "nonsense", " "])
 def test_bad_token_is_refused_everywhere(door, rows, token):
-    """401, whatever is wrong with it."""
     assert _refusals(door, rows, Visitor(door.site, token=token), (401,)) == []
 
 
 def test_bad_session_is_refused_everywhere(door, rows):
-    """401."""
     visitor = Visitor(door.site)
     visitor.cookies = {door.site.cookie: secrets.make_secret()}
     assert _refusals(door, rows, visitor, (401,)) == []
 
 
 @pytest.mark.parametrize("scope", [Scope.METRICS, Scope.VIEWER, Scope.OPERATOR])
-def test_too_small_a_scope_is_refused_everywhere(door, rows, scope):
-    """403 for what asks for more, whatever else is wrong with the request."""
+def test_too_low_a_scope_is_refused_everywhere(door, rows, scope):
+    """403, whatever else is wrong with the request."""
     visitor = Visitor(door.site, token=_token(door, scope))
     wrong = _refusals(door, rows, visitor, (403,), lambda row: not scope.covers(row.scope))
     assert wrong == []
@@ -165,7 +163,7 @@ def _steady(headers):
 
 
 def test_no_answer_holds_a_secret(door, rows):
-    """Of passwords, sessions, tokens, links and keys, in any form that they are kept in."""
+    """Passwords, sessions, tokens, links and keys, in any stored form."""
     ann, admin = Visitor(door.site), Visitor(door.site, token=_token(door, Scope.ADMIN))
     ann.log_in("ann", PASSWORD)
     _, device = door.ask("POST", "/tokens", {"client": "ward-2"})
@@ -201,8 +199,8 @@ def test_no_answer_holds_a_secret(door, rows):
     assert json.loads(admin.ask("GET", "/v1/users").text)["users"][0]["name"] == "ann"
 
 
-def test_every_number_that_is_taken_has_bounds(door):
-    """Databases and clocks refuse numbers that are too large, each in a rude way of its own."""
+def test_every_number_has_bounds(door):
+    """Databases and clocks fail on numbers that are too large."""
     description = Visitor(door.site, token=_token(door, Scope.VIEWER))
     found = description.ask("GET", "/v1/openapi.json").document
     schemas, numbers, wrong = found["components"]["schemas"], 0, []

@@ -1,4 +1,4 @@
-"""Several operators at once: nothing is done twice, nothing is a fault, and the trail is one."""
+"""Several operators at once: no action is done twice, no error, one trail."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +18,7 @@ def _at_once(door, asked):
 
 
 def test_operators_who_act_at_once_are_all_answered(door, tmp_path):
-    """The same wish eight times, and wishes against each other."""
+    """Eight equal requests, and conflicting ones."""
     run = door.submit(tmp_path)
     digest = door.put_model(write_model(tmp_path / "submitted.safetensors"))
     for enrolled in ("oak", "elm"):
@@ -41,8 +41,8 @@ def test_operators_who_act_at_once_are_all_answered(door, tmp_path):
     assert all(json.loads(entry["detail"]) is not None for entry in entries)
 
 
-def test_same_wish_of_several_operators_is_done_once_and_refused_to_none(door, tmp_path):
-    """Named or not: one did it, and the others are told that it is so, or what was answered."""
+def test_same_request_of_several_operators_is_done_once(door, tmp_path):
+    """With or without an id: one acts, and the others get its answer or the current state."""
     run = door.submit(tmp_path)
     for action, body in (
         ("pause", {}),
@@ -62,8 +62,8 @@ def test_same_wish_of_several_operators_is_done_once_and_refused_to_none(door, t
     assert {status for status, _ in answers} == {409}
 
 
-def test_user_is_added_once_and_two_who_remove_each_other_lock_nobody_out(door):
-    """The socket stays."""
+def test_concurrent_changes_of_users(door):
+    """A user is added once; two who remove each other leave the socket."""
     wish = {"name": "ann", "scope": "admin", "password": "correct horse battery"}
     made = _at_once(door, [("/users", wish)] * 4)
     assert sorted(status for status, _ in made) == [201, 409, 409, 409]

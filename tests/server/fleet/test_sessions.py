@@ -1,4 +1,4 @@
-"""Clients that ask to be left alone for a while, and those that operators hold."""
+"""Clients that rest, and clients on hold."""
 
 import asyncio
 
@@ -12,7 +12,7 @@ from support.patience import PATIENCE_S
 
 
 class Run:
-    """A run that notes whom it is told of."""
+    """A run that records its notifications."""
 
     def __init__(self):
         self.came = []
@@ -36,8 +36,8 @@ async def attend(fleet, name):
     return session
 
 
-def test_a_resting_client_is_announced_to_nobody_until_it_has_rested():
-    """Also where it reconnects meanwhile, and where a run begins meanwhile."""
+def test_resting_client_is_not_announced():
+    """Not after reconnecting, and not to a new run."""
 
     async def main():
         fleet, run = Fleet(), Run()
@@ -58,8 +58,7 @@ def test_a_resting_client_is_announced_to_nobody_until_it_has_rested():
 
 
 @pytest.mark.parametrize("seconds", [0.0, -5.0, float("nan"), float("inf")])
-def test_no_rest_is_not_a_rest_for_ever(seconds):
-    """A client's word is not trusted beyond a day."""
+def test_invalid_rest_is_ignored(seconds):
 
     async def main():
         fleet = Fleet()
@@ -70,8 +69,7 @@ def test_no_rest_is_not_a_rest_for_ever(seconds):
     asyncio.run(main())
 
 
-def test_a_rest_is_a_day_at_most(monkeypatch):
-    """However long it is asked for."""
+def test_rest_is_limited_to_a_day(monkeypatch):
     monkeypatch.setattr(fleet_module, "LONGEST_REST_S", 0.01)
 
     async def main():
@@ -86,8 +84,8 @@ def test_a_rest_is_a_day_at_most(monkeypatch):
     asyncio.run(main())
 
 
-def test_a_held_client_is_not_given_to_a_run_and_is_told_of_when_it_is_released():
-    """Nobody takes one in quarantine; one that is drained ends what it does."""
+def test_held_client_is_not_given_to_a_run():
+    """Quarantine cancels its task; drain lets it finish. On release it is announced."""
 
     async def main():
         fleet, run = Fleet(), Run()

@@ -1,4 +1,4 @@
-"""Places for transfers: few fast ones, many slow ones, and none is lost."""
+"""Transfer slots: few fast ones, many slow ones, and none is lost."""
 
 import asyncio
 
@@ -14,7 +14,7 @@ from fedloom.server.fleet.transfer_slots import (
 
 
 class Clock:
-    """Time that passes when told."""
+    """A clock set by the test."""
 
     def __init__(self):
         self.now = 0.0
@@ -24,13 +24,13 @@ class Clock:
 
 
 async def enter(lanes):
-    """A lane that is held until its context is closed."""
+    """A slot that is held until its context is closed."""
     context = lanes.enter()
     return context, await asyncio.wait_for(context.__aenter__(), 1)
 
 
-def test_a_full_lane_makes_others_wait():
-    """The second transfer begins when the first has ended."""
+def test_full_slots_make_others_wait():
+    """The second transfer begins when the first ends."""
 
     async def main():
         lanes = Lanes(1, Clock())
@@ -45,8 +45,8 @@ def test_a_full_lane_makes_others_wait():
     asyncio.run(main())
 
 
-def test_a_slow_transfer_makes_room_and_sends_small_pieces():
-    """Below a mean rate it moves over, and a fast place is free again."""
+def test_slow_transfer_frees_its_fast_slot():
+    """It moves to a slow slot with small chunks."""
 
     async def main():
         clock = Clock()
@@ -67,8 +67,8 @@ def test_a_slow_transfer_makes_room_and_sends_small_pieces():
     asyncio.run(main())
 
 
-def test_a_fast_transfer_stays_where_it_is():
-    """However long it takes, full speed keeps its place."""
+def test_fast_transfer_keeps_its_slot():
+    """However long it takes."""
 
     async def main():
         clock = Clock()
@@ -84,8 +84,8 @@ def test_a_fast_transfer_stays_where_it_is():
     asyncio.run(main())
 
 
-def test_slow_places_are_many_and_come_back():
-    """When all are taken a slow transfer keeps its fast place; each that ends frees its own."""
+def test_slow_slots_are_limited_and_freed():
+    """If all are taken, a slow transfer keeps its fast slot."""
 
     async def main():
         clock = Clock()

@@ -1,4 +1,4 @@
-"""Strangers who connect and do nothing leave the rest of the server its files."""
+"""Idle connections leave files for the rest of the server."""
 
 import asyncio
 import resource
@@ -13,12 +13,12 @@ from support.patience import PATIENCE_S
 
 
 def connect(port):
-    """A connection that says nothing."""
+    """A silent connection."""
     return socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
 
 
-def test_limit_is_raised_as_far_as_it_may_be(monkeypatch):
-    """And where the system refuses, it stays, and is known."""
+def test_limit_is_raised_as_far_as_allowed(monkeypatch):
+    """If the system refuses, the actual limit is returned."""
     known, given = (1024, 4096), []
     monkeypatch.setattr(resource, "getrlimit", lambda _: known)
     monkeypatch.setattr(resource, "setrlimit", lambda _, limits: given.append(limits))
@@ -36,14 +36,13 @@ def test_limit_is_raised_as_far_as_it_may_be(monkeypatch):
 
 @pytest.mark.parametrize("files", [256, 1024, 65536, connection_limits.MOST])
 def test_connections_leave_files_for_all_else(files):
-    """A good part of few, and as many as it takes of many."""
     fleet, enrolling = connection_limits.places(files)
     assert fleet > enrolling > 0
     assert files - fleet - enrolling >= min(files // 4, connection_limits.RESERVED)
 
 
-def test_connection_too_many_is_cut_and_those_before_it_go_on(tmp_path, monkeypatch):
-    """On the ports of the fleet and of enrolment, before any handshake."""
+def test_connection_beyond_the_limit_is_closed(tmp_path, monkeypatch):
+    """On the fleet's and the enrolment port, before the handshake; the others continue."""
     monkeypatch.setattr(connection_limits, "places", lambda _: (3, 2))
     (tmp_path / "server").mkdir()
 

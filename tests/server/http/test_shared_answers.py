@@ -1,4 +1,4 @@
-"""Answers are made once for whoever asks at the same time, and anew after a change."""
+"""Answers are made once for equal requests at the same time, and again after a change."""
 
 import asyncio
 
@@ -10,7 +10,7 @@ from support.visitor import Visitor
 
 
 def listen(door, drawn):
-    """Note every drawing of a page's part from now on."""
+    """Record every rendering of a page's live part."""
     answers = door.app.state.answers
     get = answers.get
 
@@ -27,8 +27,8 @@ def listen(door, drawn):
 URL = "/runs/a?part=live"
 
 
-def test_those_who_ask_together_get_one_answer():
-    """Ten pages that hear of a change cost one drawing."""
+def test_concurrent_requests_share_one_answer():
+    """Ten pages after a change cost one rendering."""
 
     async def story():
         answers, made = Answers(), []
@@ -46,8 +46,7 @@ def test_those_who_ask_together_get_one_answer():
     assert got == {(200, b"drawn", "text/html; charset=utf-8")}
 
 
-def test_change_and_scope_have_answers_of_their_own():
-    """Nobody is shown what was before, or what only others may do."""
+def test_changes_and_scopes_have_separate_answers():
 
     async def story():
         answers = Answers()
@@ -67,8 +66,8 @@ def test_change_and_scope_have_answers_of_their_own():
     assert asyncio.run(story()) == [b"old", b"with buttons", b"old", b"new"]
 
 
-def test_change_of_something_else_spoils_no_answer(tmp_path):
-    """A page of one run is drawn anew for that run alone, and at once."""
+def test_unrelated_change_keeps_the_answer(tmp_path):
+    """A page of one run is rendered again only for that run, and at once."""
     with Door(tmp_path / "state") as door:
         runs = [door.submit(tmp_path, name=name) for name in ("one", "other")]
         drawn = []
@@ -89,8 +88,8 @@ def test_change_of_something_else_spoils_no_answer(tmp_path):
             assert len(drawn) - before == new, (topic, subject)
 
 
-def test_whoever_may_do_more_is_not_shown_what_was_drawn_for_others(tmp_path):
-    """Nor the other way round: a viewer's buttons cannot be pressed, an operator's can."""
+def test_scopes_do_not_share_buttons(tmp_path):
+    """A viewer's buttons are disabled, an operator's are not."""
     with Door(tmp_path / "state", console="127.0.0.1:0") as door:
         url, shown = f"/runs/{door.submit(tmp_path)}?part=live", {}
         for scope in ("operator", "viewer"):
@@ -105,8 +104,7 @@ def test_whoever_may_do_more_is_not_shown_what_was_drawn_for_others(tmp_path):
         assert "Your scope does not allow this." not in shown["operator"]
 
 
-def test_whoever_leaves_does_not_take_the_answer_along():
-    """A browser that goes away while it waits spoils nothing for the others."""
+def test_cancelled_request_does_not_cancel_the_others():
 
     async def story():
         answers, go = Answers(), asyncio.Event()

@@ -1,4 +1,4 @@
-"""The operator's socket: private, one server at a time, and gone when the server is."""
+"""The operator's socket: private, one server at a time, and removed with the server."""
 
 import asyncio
 import contextlib
@@ -29,7 +29,6 @@ def _listen(path):
 
 
 def test_socket_is_private_whatever_the_umask(tmp_path):
-    """Whoever may open it is the operator, so nobody else may; and it goes with the server."""
     before = os.umask(0)
     try:
         assert _listen(tmp_path / "control.sock") == 0o600
@@ -40,7 +39,7 @@ def test_socket_is_private_whatever_the_umask(tmp_path):
 
 
 def test_socket_has_its_name_once_it_listens(tmp_path, monkeypatch):
-    """Scripts wait for the file, and connect as soon as they see it."""
+    """Scripts wait for the file, and connect as soon as it exists."""
     path, seen = tmp_path / "control.sock", []
 
     class Watched(socket.socket):
@@ -54,8 +53,8 @@ def test_socket_has_its_name_once_it_listens(tmp_path, monkeypatch):
     assert [each.name for each in tmp_path.iterdir()] == ["control.lock"]
 
 
-def test_second_server_is_told_of_the_first(tmp_path):
-    """And leaves the living one's socket as it is."""
+def test_second_server_is_refused(tmp_path):
+    """The socket of the running one stays."""
     path = tmp_path / "control.sock"
 
     async def both():
@@ -70,7 +69,7 @@ def test_second_server_is_told_of_the_first(tmp_path):
 
 
 def test_socket_of_a_killed_server_is_replaced(tmp_path):
-    """SIGKILL leaves the file and the lock; the kernel has let go of the lock."""
+    """SIGKILL leaves the file and the lock file; the kernel has released the lock."""
     path = tmp_path / "control.sock"
     code = (
         "import asyncio, pathlib, signal, sys\n"
@@ -87,7 +86,7 @@ def test_socket_of_a_killed_server_is_replaced(tmp_path):
 
 
 def test_state_directory_may_be_deep(tmp_path):
-    """Deeper than a socket's address is long."""
+    """A path longer than a socket's address."""
     deep = tmp_path / ("d" * 60) / ("e" * 60)
     deep.mkdir(parents=True)
     path = deep / "control.sock"
@@ -103,8 +102,7 @@ def test_state_directory_may_be_deep(tmp_path):
     asyncio.run(meet())
 
 
-def test_serving_leaves_signals_and_stops_when_cancelled(tmp_path):
-    """The process decides what SIGTERM means, and a cancelled server is gone when it returns."""
+def test_serving_handles_no_signals_and_stops_when_cancelled(tmp_path):
     path = tmp_path / "control.sock"
 
     async def main():
@@ -128,8 +126,8 @@ def test_serving_leaves_signals_and_stops_when_cancelled(tmp_path):
     asyncio.run(main())
 
 
-def test_server_stops_in_the_middle_of_an_upload(tmp_path):
-    """A caller that holds its half back delays the stop only by the grace."""
+def test_server_stops_during_an_upload(tmp_path):
+    """A silent caller delays the stop by at most the grace period."""
     with Door(tmp_path / "state") as door:
         data = write_model(tmp_path / "m.safetensors", size=1 << 16).read_bytes()
         connection = door.connect()

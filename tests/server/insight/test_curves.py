@@ -1,4 +1,4 @@
-"""Curves come in columns that are equally long, whatever rounds measured."""
+"""Curves have columns of equal length, whatever the rounds measured."""
 
 import json
 import math
@@ -15,7 +15,6 @@ def _row(number, training=None, evaluation=None, privacy=None):
 
 
 def test_rounds_without_a_metric_leave_a_gap():
-    """A column has a place for every round."""
     rows = [
         _row(1, {"values": {"loss": 2.0}}),
         _row(2),
@@ -29,7 +28,7 @@ def test_rounds_without_a_metric_leave_a_gap():
 
 
 def test_spread_is_between_the_outermost_quantiles():
-    """Whichever the run keeps; one alone is no spread."""
+    """One quantile alone gives no spread."""
     wide = {"values": {"loss": 2.0}, "quantiles": {"loss": {"0.1": 1.0, "0.5": 2.0, "0.9": 3.0}}}
     loss = curves([_row(1, wide)])["training"]["loss"]
     assert (loss["low"], loss["high"]) == ([1.0], [3.0])
@@ -38,7 +37,7 @@ def test_spread_is_between_the_outermost_quantiles():
 
 
 def test_values_that_are_not_finite_become_gaps():
-    """JSON has none such, and a chart could not draw them."""
+    """JSON has no such numbers."""
     found = curves([_row(1, {"values": {"loss": math.nan}}, None, {"epsilon": math.inf})])
     assert found["training"]["loss"]["mean"] == [None]
     assert found["epsilon"] == []
@@ -46,6 +45,5 @@ def test_values_that_are_not_finite_become_gaps():
 
 
 def test_loss_and_accuracy_come_first():
-    """Those are what people look for."""
     values = {"values": {"auc": 0.1, "accuracy": 0.2, "loss": 0.3}}
     assert metrics(curves([_row(1, values)])) == ["loss", "accuracy", "auc"]

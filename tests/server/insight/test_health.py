@@ -1,4 +1,4 @@
-"""What needs an operator is said in plain words, and what does not is not said."""
+"""Alerts: what needs an operator, and what does not."""
 
 from dataclasses import replace
 
@@ -37,18 +37,16 @@ def _only(health):
 
 
 def test_healthy_run_raises_nothing():
-    """An alert that is always there is none."""
     health = assess(_facts(_run()))
     assert (health.level, health.alerts) == (Level.OK, [])
 
 
 def test_server_without_runs_is_idle():
-    """That is neither good nor bad."""
     assert assess(_facts()).level is Level.IDLE
 
 
-def test_round_short_of_its_quorum_near_its_deadline_is_urgent():
-    """While there is time to act, and not from the start."""
+def test_round_near_its_deadline_below_its_quorum_is_urgent():
+    """Not from the start of the round."""
     late = _run(live={"deadline_left_s": 40.0})
     alert = _only(assess(_facts(late)))
     assert alert.level is Level.BAD
@@ -59,14 +57,14 @@ def test_round_short_of_its_quorum_near_its_deadline_is_urgent():
 
 
 def test_paused_run_says_why():
-    """A run that paused itself after three abandoned rounds waits for somebody."""
+    """Such as a run that paused itself after three abandoned rounds."""
     alert = _only(assess(_facts(_run(state="paused", reason="3 rounds abandoned in a row"))))
     assert "3 rounds abandoned in a row" in alert.what
     assert "Resume" in alert.todo
 
 
-def test_abandoned_round_is_told_with_its_reason_until_one_is_committed():
-    """Once rounds go through again there is nothing to do."""
+def test_abandoned_round_is_reported_until_one_is_committed():
+    """With its reason."""
     lost = {"number": 3, "state": "abandoned", "reason": "too few updates", "cause": "quorum",
             "closed_at": NOW - 9, "opened_at": NOW - 20, "deadline_at": NOW}  # fmt: skip
     run = _run()
@@ -78,8 +76,8 @@ def test_abandoned_round_is_told_with_its_reason_until_one_is_committed():
     assert not assess(_facts(mended)).alerts
 
 
-def test_a_round_that_an_operator_gave_up_is_nobodys_fault():
-    """It neither raises the alert, nor counts in it, nor ends one that another round raised."""
+def test_round_aborted_by_an_operator_is_no_alert():
+    """It raises, counts in and ends no alert."""
     lost = {"number": 3, "state": "abandoned", "reason": "too few updates", "cause": "quorum",
             "closed_at": NOW - 9, "opened_at": NOW - 20, "deadline_at": NOW}  # fmt: skip
     dropped = {**lost, "number": 4, "reason": "wrong data", "cause": "stopped"}
@@ -94,15 +92,15 @@ def test_a_round_that_an_operator_gave_up_is_nobodys_fault():
 
 
 def test_run_that_waits_for_clients_says_how_many_are_missing():
-    """After a minute; rounds begin with a short wait."""
+    """After a minute, as rounds begin with a short wait."""
     waiting = _run(live={"state": "selecting", "available": 2, "deadline_left_s": None})
     assert "2 of 5 are available" in _only(assess(_facts(waiting))).what
     just_now = {**waiting, "rounds": [{**waiting["rounds"][1], "closed_at": NOW - 5}]}
     assert not assess(_facts(just_now)).alerts
 
 
-def test_run_whose_clients_work_for_another_is_told_apart():
-    """More clients are not what is missing."""
+def test_run_whose_clients_are_busy_is_reported():
+    """More clients would not help."""
     waiting = _run(live={"state": "selecting", "available": 2, "deadline_left_s": None})
     alert = _only(assess(_facts(waiting, {**_run(), "id": "other"}, clients_online=6)))
     assert "2 of 5 are free; 4 others are online" in alert.what
@@ -110,15 +108,15 @@ def test_run_whose_clients_work_for_another_is_told_apart():
 
 
 def test_running_without_any_client_is_the_worst():
-    """Whether they are enrolled decides what to do."""
+    """The advice depends on whether clients are enrolled."""
     health = assess(_facts(_run(), clients_online=0))
     assert "6 are enrolled" in health.alerts[0].what
     nobody = assess(_facts(_run(), clients_online=0, clients_enrolled=0))
     assert nobody.alerts[0].link == "/enrolment"
 
 
-def test_refusals_count_where_they_blame_somebody():
-    """Late updates are a round's ordinary end; three poisoned ones are not."""
+def test_repeated_refusals_are_reported():
+    """Late updates are normal; three poisoned ones are not."""
     late = RefusalCount(
         code="round_closed", times=50, clients=9, client="oak", last=NOW,
         message="Expected a finite loss, got nan.",
@@ -134,16 +132,16 @@ def test_refusals_count_where_they_blame_somebody():
     assert (many.link, many.client) == ("/clients", "")
 
 
-def test_authority_that_ends_is_told_while_there_is_time():
-    """It renews itself long before; where it does not, its root's key is kept elsewhere."""
+def test_expiring_authority_is_reported():
+    """It is renewed automatically unless the root's key is kept offline."""
     assert not assess(_facts(_run(), authority_until=NOW + 40 * 86400)).alerts
     alert = _only(assess(_facts(_run(), authority_until=NOW + 20 * 86400)))
     assert (alert.level, "20 days" in alert.what) == (Level.WARN, True)
     assert _only(assess(_facts(_run(), authority_until=NOW + 86400))).level is Level.BAD
 
 
-def test_the_worst_comes_first():
-    """And the level of all is the worst's."""
+def test_worst_alert_comes_first():
+    """Its level is the level of the server."""
     health = assess(_facts(_run(state="paused"), disk_free=0.01))
     assert [alert.level for alert in health.alerts] == [Level.BAD, Level.WARN]
     assert health.level is Level.BAD

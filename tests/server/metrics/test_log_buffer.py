@@ -1,4 +1,4 @@
-"""The last lines of the log: what they are about, which are asked for, and no secret in them."""
+"""The log buffer: subjects of lines, filters, and no secrets."""
 
 import asyncio
 import io
@@ -18,15 +18,15 @@ log.setLevel(logging.DEBUG)
 
 @pytest.fixture
 def ring():
-    """A ring that hears this module's logger."""
+    """A buffer of this module's logger."""
     ring = LogRing(Hub())
     log.addHandler(ring)
     yield ring
     log.removeHandler(ring)
 
 
-def test_lines_are_found_by_what_they_are_about(ring):
-    """By client, by run or its beginning, by level, by text and by time."""
+def test_lines_are_filtered(ring):
+    """By client, run or its beginning, level, text and time."""
     log.info("attends", extra=about("oak"))
     log.warning("refused", extra=about("oak", "digits-1", 3))
     log.info("opened", extra=about(run="digits-1", number=4))
@@ -45,8 +45,8 @@ def test_lines_are_found_by_what_they_are_about(ring):
     assert found(since=second["at"] + 3600) == []
 
 
-def test_pages_of_lines_follow_each_other_and_the_gravest_are_errors(ring):
-    """No line comes twice, and none that is worse than an error is left out of errors."""
+def test_pages_of_lines_do_not_overlap(ring):
+    """CRITICAL lines count as errors."""
     for number in range(5):
         log.info("line %d", number)
     log.critical("the last")
@@ -59,7 +59,6 @@ def test_pages_of_lines_follow_each_other_and_the_gravest_are_errors(ring):
 
 
 def test_json_logs_have_the_same_fields(ring):
-    """For whatever collects standard error."""
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonFormatter())
@@ -72,8 +71,8 @@ def test_json_logs_have_the_same_fields(ring):
     assert (entry["client"], entry["run"], entry["round"]) == ("oak", "digits-1", 3)
 
 
-def test_secrets_are_struck_out(ring):
-    """Should one get into a message, as an error of a library may quote it."""
+def test_secrets_are_masked(ring):
+    """Such as in an error of a library."""
     token = secrets.make_api_token()
     device = "fl1.0f3a9c21." + "A" * 43 + "." + "B" * 43
     hidden = [token.secret, "A" * 43, "B" * 43, "hunter2", "c0de", "MHcCAQEE"]
@@ -87,8 +86,8 @@ def test_secrets_are_struck_out(ring):
     assert "@db:5432/fl" in said
 
 
-def test_the_ring_is_bounded(ring):
-    """In lines and in the length of each, and it fails no caller."""
+def test_buffer_is_bounded(ring):
+    """In lines and their length; it never fails its caller."""
     for number in range(KEPT + 10):
         log.debug("%d", number)
     log.error("x" * (LONGEST + 1000), extra=about("c" * 1000))
@@ -100,8 +99,7 @@ def test_the_ring_is_bounded(ring):
     assert len(lines[1]["client"]) == 200
 
 
-def test_watchers_hear_what_a_line_is_about():
-    """The console's tail has the fields as well."""
+def test_watchers_get_the_fields_of_a_line():
 
     async def story():
         hub = Hub(pace_s=0)

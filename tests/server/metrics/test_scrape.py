@@ -1,4 +1,4 @@
-"""What Prometheus reads of a real server: in its own format, complete, and nobody's name in it."""
+"""Metrics of a real server: Prometheus' format, complete, without names of clients."""
 
 import asyncio
 import http.client
@@ -53,7 +53,7 @@ async def _read(federation):
 
 @pytest.fixture(scope="module")
 def story(tmp_path_factory):
-    """A round with two good updates and a bad one: what is read before, within and after."""
+    """A round with two good updates and a bad one: metrics before, during and after."""
     directory = tmp_path_factory.mktemp("metrics")
 
     async def tell():
@@ -87,7 +87,6 @@ def story(tmp_path_factory):
 
 
 def test_rounds_updates_and_bytes_are_counted(story):
-    """What happened is what moved, by as much."""
     before, after = story["before"], story["after"]
 
     def moved(name, **labels):
@@ -110,8 +109,8 @@ def test_rounds_updates_and_bytes_are_counted(story):
     assert of(after, "fedloom_round_seconds_sum") > of(after, "fedloom_commit_seconds_sum") > 0
 
 
-def test_round_is_seen_while_it_is_open(story):
-    """Its members, its goal and its deadline; afterwards it is gone, and the run's share is 1."""
+def test_open_round_is_measured(story):
+    """Members, goal and deadline; afterwards they are gone, and the run's progress is 1."""
     within, after, run = story["within"], story["after"], story["run"]
     assert of(within, "fedloom_round", run=run) == 1
     phases = [v for k, v in within.items() if k[0] == "fedloom_round_members"]
@@ -125,8 +124,8 @@ def test_round_is_seen_while_it_is_open(story):
     assert of(after, "fedloom_clients_enrolled", status="active") == 3
 
 
-def test_measures_and_certificates_are_there(story):
-    """Loss as the clients said it, and the end of every certificate that has one."""
+def test_measures_and_certificates_are_reported(story):
+    """The clients' loss, and the expiry of every certificate."""
     after, run = story["after"], story["run"]
     measures = [k for k in after if k[0] == "fedloom_run_measure"]
     assert all(dict(k[1:])["measure"] in ("loss", "accuracy") for k in measures)
@@ -138,21 +137,20 @@ def test_measures_and_certificates_are_there(story):
 
 
 def test_process_is_measured(story):
-    """Memory, processor time and files, under the names that dashboards know."""
+    """Under the usual names of dashboards."""
     after = story["after"]
     assert of(after, "process_resident_memory_bytes") > 1e7
     assert of(after, "process_open_fds") > 3
 
 
-def test_labels_are_closed_sets(story):
-    """A series for each client would be the end of a monitoring system."""
+def test_labels_have_few_values(story):
+    """A series per client would overload a monitoring system."""
     assert not any(name in story["text"] for name in ("alice", "bob", "mallory"))
     codes = {dict(k[1:])["code"] for k in story["after"] if k[0] == "fedloom_refusals_total"}
     assert codes == {code.value for code in Code}
 
 
-def test_gauges_are_all_declared_with_words(story):
-    """A name without help is a riddle."""
+def test_gauges_have_descriptions(story):
     help_of = {line.split()[2] for line in story["text"].splitlines() if line.startswith("# HELP")}
     assert {gauge.name for gauge in GAUGES} <= help_of
     assert all(math.isfinite(v) for k, v in story["after"].items() if "bucket" not in k[0])
@@ -161,8 +159,8 @@ def test_gauges_are_all_declared_with_words(story):
 # ---- who may -------------------------------------------------------------------------------------
 
 
-def test_openmetrics_is_spoken_to_those_who_ask(tmp_path):
-    """The newer format ends with a mark, and parses as such."""
+def test_openmetrics_is_available(tmp_path):
+    """It ends with a mark and parses."""
     with Door(tmp_path / "state", console="127.0.0.1:0", metrics_open=True) as door:
         port = int(door.site.url.rpartition(":")[2])
         accept = "application/openmetrics-text;version=1.0.0"
@@ -172,8 +170,8 @@ def test_openmetrics_is_spoken_to_those_who_ask(tmp_path):
     assert len(list(openmetrics_families(text))) > 20
 
 
-def test_token_for_metrics_reads_nothing_else(tmp_path):
-    """Prometheus needs no more, and where the settings say nothing nobody gets in without."""
+def test_metrics_scope_reads_only_metrics(tmp_path):
+    """By default, a token is required."""
     with Door(tmp_path / "state", console="127.0.0.1:0") as door:
         _, made = door.ask("POST", "/api-tokens", {"name": "prometheus", "scope": "metrics"})
         scraper = Visitor(door.site, token=made["token"])
@@ -185,16 +183,16 @@ def test_token_for_metrics_reads_nothing_else(tmp_path):
 
 
 @pytest.mark.parametrize("sign", ["x-forwarded-for", "via", "origin", "sec-fetch-site"])
-def test_open_metrics_are_open_to_this_machine_alone(tmp_path, sign):
-    """A reverse proxy's callers and a browser's pages come from here, and are from elsewhere."""
+def test_open_metrics_are_only_local(tmp_path, sign):
+    """Callers through a proxy and web pages also come from loopback."""
     with Door(tmp_path / "state", console="127.0.0.1:0", metrics_open=True) as door:
         port = int(door.site.url.rpartition(":")[2])
         assert _scrape(port)[0] == 200
         assert _scrape(port, **{sign: "203.0.113.9"})[0] == 401
 
 
-def test_open_metrics_are_closed_to_a_proxy_that_says_only_its_name(tmp_path):
-    """One that passes the Host header on, as it has to for the console, and nothing else."""
+def test_open_metrics_are_closed_to_a_proxy_without_headers(tmp_path):
+    """Such as one that only passes on the Host header."""
     settings = {"console_url": "https://fl.example.org", "metrics_open": True}
     with Door(tmp_path / "state", console="127.0.0.1:0", **settings) as door:
         assert _scrape(door.port)[0] == 200

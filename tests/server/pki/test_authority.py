@@ -1,4 +1,4 @@
-"""The authority's folder: made whole, kept private, renewed in time, never overwritten."""
+"""The authority's folder: created atomically, private, renewed in time, never overwritten."""
 
 import stat
 from datetime import UTC, datetime, timedelta
@@ -22,7 +22,7 @@ NAMES = ["localhost", "127.0.0.1"]
 
 @pytest.fixture
 def directory(tmp_path):
-    """The folder of a fresh authority."""
+    """The folder of a new authority."""
     Authority.create(tmp_path / "pki", "demo", NOW)
     return tmp_path / "pki"
 
@@ -35,7 +35,6 @@ def _verify_client(authority, chain_pem, now):
 
 
 def test_keys_are_0600_in_a_directory_0700(directory):
-    """Only the root certificate may be read by others."""
     Authority.load(directory).ensure_server_certificate(NAMES, NOW)
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in directory.iterdir()}
     assert modes == {
@@ -51,7 +50,7 @@ def test_keys_are_0600_in_a_directory_0700(directory):
 
 
 def test_what_was_created_can_be_loaded(directory):
-    """Federation, root and pin come back, and certificates of both halves agree."""
+    """Federation, root and pin are the same, and certificates of both instances verify."""
     authority = Authority.load(directory)
     assert authority.federation == "demo"
     assert authority.root_pem == (directory / "root.pem").read_bytes()
@@ -61,7 +60,7 @@ def test_what_was_created_can_be_loaded(directory):
 
 
 def test_an_authority_is_never_overwritten(directory):
-    """A second init names the folder and leaves every byte as it was."""
+    """The second attempt names the folder and changes nothing."""
     before = {path: path.read_bytes() for path in directory.iterdir()}
     with pytest.raises(UsageError, match="never overwritten"):
         Authority.create(directory, "demo", NOW)
@@ -70,14 +69,13 @@ def test_an_authority_is_never_overwritten(directory):
 
 
 def test_an_empty_folder_is_taken(tmp_path):
-    """A mounted or prepared folder need not be removed first."""
     (tmp_path / "pki").mkdir()
     Authority.create(tmp_path / "pki", "demo", NOW)
     assert stat.S_IMODE((tmp_path / "pki").stat().st_mode) == 0o700
 
 
-def test_a_creation_that_fails_leaves_nothing(tmp_path, monkeypatch):
-    """Half an authority would block the next attempt."""
+def test_a_failed_creation_leaves_nothing(tmp_path, monkeypatch):
+    """A partial authority would block the next attempt."""
 
     def fail(*args):
         raise OSError("disk full")
@@ -88,8 +86,8 @@ def test_a_creation_that_fails_leaves_nothing(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_creation_that_loses_a_race_leaves_the_winner(tmp_path, monkeypatch):
-    """Two inits at once: the rename replaces no folder with something in it."""
+def test_a_concurrent_creation_keeps_the_winner(tmp_path, monkeypatch):
+    """The rename replaces only an empty folder."""
     rename = Path.rename
 
     def lose(self, target):
@@ -105,27 +103,24 @@ def test_a_creation_that_loses_a_race_leaves_the_winner(tmp_path, monkeypatch):
 
 
 def test_a_federation_name_that_is_not_allowed_is_refused(tmp_path):
-    """It is part of every client's name."""
     with pytest.raises(UsageError, match="federation name"):
         Authority.create(tmp_path / "pki", "My Hospital", NOW)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_without_an_authority_says_how_to_make_one(tmp_path):
-    """The message names the command."""
+def test_a_missing_authority_names_the_command(tmp_path):
     with pytest.raises(UsageError, match=r"root\.pem is missing.*fedloom server init"):
         Authority.load(tmp_path / "pki")
 
 
-def test_an_issuing_key_that_others_can_read_is_not_used(directory):
-    """Loading says which file and what to do."""
+def test_an_issuing_key_readable_by_others_is_refused(directory):
     (directory / "issuing.pem").chmod(0o644)
     with pytest.raises(UsageError, match=r"issuing\.pem.*chmod 600"):
         Authority.load(directory)
 
 
-def test_files_that_do_not_belong_together_are_an_integrity_error(directory, tmp_path):
-    """A mixed-up restore is noticed at the start, not at the first client."""
+def test_mixed_files_are_an_integrity_error(directory, tmp_path):
+    """A wrong restore is found at the start, not with the first client."""
     Authority.create(tmp_path / "other", "demo", NOW)
     (directory / "issuing.pem").write_bytes((tmp_path / "other" / "issuing.pem").read_bytes())
     with pytest.raises(IntegrityError, match="do not belong together"):
@@ -133,7 +128,6 @@ def test_files_that_do_not_belong_together_are_an_integrity_error(directory, tmp
 
 
 def test_an_issuing_key_that_fits_no_certificate_is_an_integrity_error(directory):
-    """The key and the certificate of the issuing authority are checked against each other."""
     pem = (directory / "issuing.pem").read_bytes()
     _, marker, certificate = pem.partition(b"-----BEGIN CERTIFICATE-----")
     stranger = (directory / "root.key").read_bytes()
@@ -144,13 +138,12 @@ def test_an_issuing_key_that_fits_no_certificate_is_an_integrity_error(directory
 
 @pytest.mark.parametrize("name", ["root.pem", "issuing.pem"])
 def test_damaged_files_are_an_integrity_error(directory, name):
-    """Garbage does not surface as a traceback of the parser."""
     (directory / name).write_bytes(b"garbage")
     with pytest.raises(IntegrityError):
         Authority.load(directory)
 
 
-def test_the_server_certificate_is_kept_while_it_is_good(directory):
+def test_the_server_certificate_is_kept_while_valid(directory):
     """Restarts do not change the key that the server presents."""
     first = Authority.load(directory).ensure_server_certificate(NAMES, NOW)
     again = Authority.load(directory).ensure_server_certificate(reversed(NAMES), NOW + 59 * DAY)
@@ -159,8 +152,8 @@ def test_the_server_certificate_is_kept_while_it_is_good(directory):
     assert set(first.names) == set(NAMES)
 
 
-def test_the_bundle_is_what_a_server_presents(directory):
-    """Its chain ends in the root, so that a pin can find it, and its key fits the leaf."""
+def test_the_bundle_is_complete(directory):
+    """Its chain ends in the root, for devices with only a pin; its key matches the leaf."""
     authority = Authority.load(directory)
     bundle = authority.ensure_server_certificate(NAMES, NOW)
     leaf, issuing, root = x509.load_pem_x509_certificates(bundle.chain_pem)
@@ -182,7 +175,7 @@ def test_the_bundle_is_what_a_server_presents(directory):
     ],
 )
 def test_the_server_certificate_is_renewed_when_due_or_renamed(directory, names, now):
-    """Past two thirds of its life, or for other names, there is a new one, and it is kept."""
+    """Past two thirds of its life, or for other names, a new one is stored."""
     authority = Authority.load(directory)
     first = authority.ensure_server_certificate(NAMES, NOW)
     second = authority.ensure_server_certificate(names, now)
@@ -194,8 +187,7 @@ def test_the_server_certificate_is_renewed_when_due_or_renamed(directory, names,
 
 
 @pytest.mark.parametrize("damage", ["garbage", "foreign root", "foreign key"])
-def test_a_server_certificate_that_cannot_be_used_is_replaced(directory, tmp_path, damage):
-    """It holds nothing that could not be made again, so a damaged one stops nobody."""
+def test_a_damaged_server_certificate_is_replaced(directory, tmp_path, damage):
     authority = Authority.load(directory)
     good = authority.ensure_server_certificate(NAMES, NOW)
     other = Authority.create(tmp_path / "other", "demo", NOW).issue_server(NAMES, 3600, NOW)
@@ -211,8 +203,8 @@ def test_a_server_certificate_that_cannot_be_used_is_replaced(directory, tmp_pat
     assert Authority.load(directory).ensure_server_certificate(NAMES, NOW) == bundle
 
 
-def test_the_issuing_authority_is_renewed_and_older_clients_stay_good(directory):
-    """Past two thirds of its two years the root signs a new one; both chains lead to the root."""
+def test_earlier_clients_stay_valid_after_a_renewal(directory):
+    """Past two thirds of its life, the issuing authority is renewed; both chains verify."""
     authority = Authority.load(directory)
     late = NOW + 500 * DAY
     old_chain, _ = authority.issue_client(CSR, "dev-1", 800 * 86400, NOW)
@@ -235,8 +227,8 @@ def test_the_issuing_authority_is_renewed_and_older_clients_stay_good(directory)
     )
 
 
-def test_a_root_key_kept_elsewhere_is_asked_for_only_at_the_end(directory, caplog):
-    """Past two thirds the log warns while the issuing authority goes on; past its end it stops."""
+def test_an_offline_root_key_is_required_only_at_expiry(directory, caplog):
+    """Past two thirds of the issuing authority's life the log warns; after expiry it fails."""
     (directory / "root.key").unlink()
     authority = Authority.load(directory)
     authority.issue_client(CSR, "dev-1", 3600, NOW)
@@ -249,7 +241,7 @@ def test_a_root_key_kept_elsewhere_is_asked_for_only_at_the_end(directory, caplo
 
 
 def test_nothing_outlives_the_root(directory):
-    """An issuing authority made in the root's last year ends with the root."""
+    """An issuing authority made in the root's last year expires with the root."""
     authority = Authority.load(directory)
     root = x509.load_pem_x509_certificate(authority.root_pem)
     chain, peer = authority.issue_client(CSR, "dev-1", 10**9, NOW + 3500 * DAY)

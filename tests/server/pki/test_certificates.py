@@ -1,4 +1,4 @@
-"""What the certificates say, judged by an independent path validator."""
+"""The certificates, checked by an independent path validator."""
 
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
@@ -24,7 +24,7 @@ CSR = build_csr(generate_key())
 
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory):
-    """One authority for tests that only read."""
+    """An authority for tests that only read."""
     return Authority.create(tmp_path_factory.mktemp("state") / "pki", "demo", NOW)
 
 
@@ -50,7 +50,7 @@ def _csr(key, subject=(), names=(), algorithm=None):
 
 
 def test_a_clients_chain_verifies_for_clients_only(authority):
-    """It leads from the leaf over the issuing authority to the root, and makes no server."""
+    """Its leaf is not valid for a server."""
     chain_pem, peer = authority.issue_client(CSR, "dev-1", 3600, NOW)
     leaf, *others = _chain(chain_pem)
     verified = _policy(authority.root_pem, NOW).build_client_verifier().verify(leaf, others)
@@ -64,7 +64,7 @@ def test_a_clients_chain_verifies_for_clients_only(authority):
 
 @pytest.mark.parametrize("host", ["fl.example.org", "localhost", "127.0.0.1", "::1"])
 def test_a_servers_chain_verifies_for_each_of_its_names(authority, host):
-    """DNS names and both kinds of address work, and it makes no client."""
+    """DNS names and both kinds of addresses; its leaf is not valid for a client."""
     names = ["FL.example.org", "localhost", "127.0.0.1", "0:0::1"]
     leaf, *others = _chain(authority.issue_server(names, 3600, NOW).chain_pem)
     policy = _policy(authority.root_pem, NOW)
@@ -75,7 +75,7 @@ def test_a_servers_chain_verifies_for_each_of_its_names(authority, host):
 
 
 def test_the_same_chain_fails_under_another_root(authority, tmp_path):
-    """A federation of the same name made by someone else vouches for nothing of ours."""
+    """Another federation of the same name."""
     other = Authority.create(tmp_path / "pki", "demo", NOW)
     leaf, *others = _chain(authority.issue_client(CSR, "dev-1", 3600, NOW)[0])
     with pytest.raises(verification.VerificationError):
@@ -83,7 +83,6 @@ def test_the_same_chain_fails_under_another_root(authority, tmp_path):
 
 
 def test_authorities_are_constrained(authority):
-    """Root and issuing authority sign certificates and lists, and nothing else, at fixed depth."""
     (root,) = _chain(authority.root_pem)
     issuing = _chain(authority.issue_client(CSR, "dev-1", 3600, NOW)[0])[1]
     for certificate, depth, days in ((root, 1, 3652), (issuing, 0, 730)):
@@ -100,8 +99,8 @@ def test_authorities_are_constrained(authority):
     root.verify_directly_issued_by(root)
 
 
-def test_a_clients_leaf_says_what_it_is_for(authority):
-    """Purpose, usage, key identifiers and the one name are all there and no others."""
+def test_a_clients_leaf_has_the_expected_extensions(authority):
+    """Purpose, usage, key identifiers and one name."""
     leaf, issuing = _chain(authority.issue_client(CSR, "dev-1", 3600, NOW)[0])
     assert list(_extension(leaf, x509.SubjectAlternativeName).value) == [
         x509.UniformResourceIdentifier("spiffe://demo/client/dev-1")
@@ -121,7 +120,7 @@ def test_a_clients_leaf_says_what_it_is_for(authority):
 
 
 def test_serial_numbers_are_random_and_in_40_hex_digits(authority):
-    """100 certificates have 100 serials, which fit the ledger's column and the peer's form."""
+    """100 certificates have 100 serials, in the format of the ledger's column and of peers."""
     serials = set()
     for _ in range(100):
         chain, peer = authority.issue_client(CSR, "dev-1", 3600, NOW)
@@ -133,8 +132,8 @@ def test_serial_numbers_are_random_and_in_40_hex_digits(authority):
 
 
 @given(ttl_s=st.integers(30, 10**8))
-def test_certificates_tolerate_late_clocks_and_are_not_born_due(authority, ttl_s):
-    """The start lies up to five minutes back, yet renewal is never due at birth."""
+def test_certificates_tolerate_slow_clocks(authority, ttl_s):
+    """They start up to five minutes early, but are never due for renewal at once."""
     leaf = _chain(authority.issue_client(CSR, "dev-1", ttl_s, NOW)[0])[0]
     backdated = NOW - leaf.not_valid_before_utc
     assert timedelta(seconds=min(300, ttl_s / 10)) <= backdated <= timedelta(seconds=301)
@@ -143,27 +142,24 @@ def test_certificates_tolerate_late_clocks_and_are_not_born_due(authority, ttl_s
 
 
 def test_no_leaf_outlives_its_issuer(authority):
-    """Asking for ten years gives what the issuing authority has left."""
     leaf, issuing = _chain(authority.issue_client(CSR, "dev-1", 10 * 365 * 86400, NOW)[0])
     assert leaf.not_valid_after_utc == issuing.not_valid_after_utc
 
 
 @pytest.mark.parametrize("ttl_s", [0, -1, float("nan")])
 def test_a_life_that_is_not_positive_is_refused(authority, ttl_s):
-    """The setting is ours to check."""
     with pytest.raises(UsageError, match="ttl_s > 0"):
         authority.issue_client(CSR, "dev-1", ttl_s, NOW)
 
 
 @pytest.mark.parametrize("name", ["", "a b", "../x", "x" * 65])
 def test_a_client_name_that_is_not_allowed_gets_no_certificate(authority, name):
-    """The last door checks names too."""
     with pytest.raises(UsageError, match="client name"):
         authority.issue_client(CSR, name, 3600, NOW)
 
 
 def test_names_in_the_request_are_ignored(authority):
-    """Someone who asks to be another client, or a server, becomes who the token says."""
+    """The name is that of the token."""
     names = [
         x509.UniformResourceIdentifier("spiffe://demo/client/admin"),
         x509.DNSName("fl.example.org"),
@@ -188,7 +184,7 @@ def test_names_in_the_request_are_ignored(authority):
     ],
 )
 def test_keys_of_other_kinds_are_refused_by_name(key, algorithm, got):
-    """Some of these would fail gRPC's handshake later, without a word."""
+    """Some of these would fail later in gRPC's handshake, without an error message."""
     with pytest.raises(Refusal, match=rf"P-256 \(secp256r1\) key, got {got}") as caught:
         certificates.read_csr(_csr(key, algorithm=algorithm))
     assert caught.value.code is Code.BAD_CSR
@@ -200,14 +196,13 @@ def test_keys_of_other_kinds_are_refused_by_name(key, algorithm, got):
 @example(CSR.replace(b"REQUEST", b"REQUESTS"))
 @example(CSR[: len(CSR) // 2])
 def test_garbage_is_no_request(data):
-    """Bytes of any kind get the typed refusal."""
     with pytest.raises(Refusal) as caught:
         certificates.read_csr(data)
     assert caught.value.code is Code.BAD_CSR
 
 
 def test_a_request_not_signed_by_its_key_is_refused():
-    """Nobody gets a certificate over someone else's public key."""
+    """Otherwise a client could certify another's public key."""
     request = x509.load_pem_x509_csr(CSR)
     der = request.public_bytes(Encoding.DER)
     stranger = x509.load_pem_x509_csr(build_csr(generate_key()))
@@ -225,7 +220,6 @@ def test_a_request_not_signed_by_its_key_is_refused():
 
 
 def test_an_oversize_request_is_refused_before_it_is_parsed():
-    """Nobody keeps the parser busy."""
     with pytest.raises(Refusal, match="at most 16384 bytes, got 16385"):
         certificates.read_csr(b"x" * 16385)
 
@@ -233,13 +227,11 @@ def test_an_oversize_request_is_refused_before_it_is_parsed():
 @pytest.mark.parametrize(
     "name", ["", "a_b", "a b", "http://a", "a:443", "[::1]", "-a", "a..b", "ä.org", "x" * 64, "*"]
 )
-def test_what_cannot_be_a_hosts_name_is_refused(authority, name):
-    """Names that no client could verify are named when they are configured."""
+def test_invalid_host_names_are_refused(authority, name):
     with pytest.raises(UsageError, match="Expected a DNS name"):
         authority.issue_server(["localhost", name], 3600, NOW)
 
 
 def test_a_server_needs_a_name(authority):
-    """A certificate for nothing would be refused by everyone."""
     with pytest.raises(UsageError, match="at least one"):
         authority.issue_server([], 3600, NOW)

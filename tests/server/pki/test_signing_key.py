@@ -1,4 +1,4 @@
-"""The signing key on disk: made once, rotated whole, picked up by a server that runs."""
+"""The signing key on disk: created once, rotated atomically, reloaded by a running server."""
 
 import json
 
@@ -11,7 +11,6 @@ from fedloom.server.pki.signing_key import SigningKey
 
 
 def test_a_key_is_made_once_and_only_its_owner_reads_it(tmp_path):
-    """A restart signs by the same one."""
     first = SigningKey.ensure(tmp_path / "signing", "ward").signer.public
     assert SigningKey.ensure(tmp_path / "signing", "ward").signer.public == first
     (path,) = (tmp_path / "signing").iterdir()
@@ -20,7 +19,7 @@ def test_a_key_is_made_once_and_only_its_owner_reads_it(tmp_path):
 
 
 def test_a_running_server_signs_by_a_rotated_key(tmp_path):
-    """Another process rotates; who knows the first key follows."""
+    """Another process rotates; clients that know the first key accept the second."""
     serving = SigningKey.ensure(tmp_path, "ward")
     known = Verifier({serving.signer.public})
     new = SigningKey(tmp_path, "ward").rotate()
@@ -32,8 +31,7 @@ def test_a_running_server_signs_by_a_rotated_key(tmp_path):
     assert len(issued.signing_chain) == 1
 
 
-def test_a_server_whose_key_file_vanishes_goes_on_with_the_one_in_hand(tmp_path):
-    """The round of the others is not the place to fail."""
+def test_a_server_keeps_its_key_if_the_file_is_removed(tmp_path):
     serving = SigningKey.ensure(tmp_path, "ward")
     known = Verifier({serving.signer.public})
     (tmp_path / "key.json").unlink()
@@ -43,8 +41,8 @@ def test_a_server_whose_key_file_vanishes_goes_on_with_the_one_in_hand(tmp_path)
 @pytest.mark.parametrize(
     "text", ["", "{}", '{"private": "zz", "chain": []}', '{"private": "00", "chain": []}']
 )
-def test_a_broken_key_file_is_said_to_be_broken(tmp_path, text):
-    """And never replaced: clients would be lost."""
+def test_a_damaged_key_file_is_reported(tmp_path, text):
+    """It is never replaced, as clients would have to enrol again."""
     SigningKey.ensure(tmp_path, "ward")
     (tmp_path / "key.json").write_text(text)
     with pytest.raises(IntegrityError):
@@ -52,14 +50,12 @@ def test_a_broken_key_file_is_said_to_be_broken(tmp_path, text):
     assert (tmp_path / "key.json").read_text() == text
 
 
-def test_rotating_where_there_is_no_key_says_what_makes_one(tmp_path):
-    """Not a traceback."""
+def test_rotating_a_missing_key_names_the_command(tmp_path):
     with pytest.raises(UsageError, match="server init"):
         SigningKey(tmp_path, "ward")
 
 
-def test_what_is_on_disk_is_the_whole_history(tmp_path):
-    """One file: no crash parts a key from the words for it."""
+def test_key_and_endorsements_share_a_file(tmp_path):
     key = SigningKey.ensure(tmp_path, "ward")
     first = key.signer.public
     key.rotate()

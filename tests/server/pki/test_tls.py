@@ -1,4 +1,4 @@
-"""The credentials in a real handshake: grpc.aio on both sides, over loopback."""
+"""The credentials in real handshakes of grpc.aio over loopback."""
 
 import asyncio
 import contextlib
@@ -19,18 +19,18 @@ METHOD = "/test.Echo/WhoAmI"
 
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory):
-    """The federation of the server."""
+    """The server's authority."""
     return Authority.create(tmp_path_factory.mktemp("ours") / "pki", "demo", NOW)
 
 
 @pytest.fixture(scope="module")
 def foreign(tmp_path_factory):
-    """Another federation that calls itself the same."""
+    """Another federation with the same name."""
     return Authority.create(tmp_path_factory.mktemp("theirs") / "pki", "demo", NOW)
 
 
 class _Server:
-    """A grpc.aio server that answers with the certificate of who called."""
+    """A grpc.aio server that answers with the caller's certificate."""
 
     def __init__(self, authority, *, mutual=True):
         self.calls = 0
@@ -72,8 +72,8 @@ async def _call(port, root_pem, key_pem=None, chain_pem=None):
         return await channel.unary_unary(METHOD)(b"", timeout=PATIENCE_S)
 
 
-def test_an_enrolled_client_is_accepted_and_known(authority):
-    """The server reads from the connection the very peer that was issued."""
+def test_an_enrolled_client_is_accepted(authority):
+    """The server reads its peer from the connection."""
     key, chain, peer = _client(authority)
 
     async def scenario():
@@ -94,18 +94,15 @@ def _refused(server_of, root_pem, key=None, chain=None, *, mutual=True):
 
 
 def test_a_foreign_authoritys_client_is_refused_in_the_handshake(authority, foreign):
-    """The same name from another authority never reaches a handler."""
     key, chain, _ = _client(foreign)
     _refused(authority, authority.root_pem, key, chain)
 
 
 def test_a_client_without_a_certificate_is_refused_in_the_handshake(authority):
-    """The fleet port asks everyone."""
     _refused(authority, authority.root_pem)
 
 
 def test_an_expired_client_is_refused_in_the_handshake(authority):
-    """A new connection does not take a certificate that has ended."""
     key, chain, _ = _client(authority, ttl_s=60, now=NOW - timedelta(hours=1))
     _refused(authority, authority.root_pem, key, chain)
 
@@ -116,13 +113,13 @@ def test_a_server_certificate_does_not_make_a_client(authority):
     _refused(authority, authority.root_pem, bundle.key_pem, bundle.chain_pem)
 
 
-def test_a_client_turns_a_foreign_server_away(authority, foreign):
-    """The pinned root is the only one that the client trusts."""
+def test_a_client_refuses_a_foreign_server(authority, foreign):
+    """It trusts only the pinned root."""
     _refused(foreign, authority.root_pem, mutual=False)
 
 
 def test_tls_1_3_is_negotiated_with_an_independent_client(authority, tmp_path):
-    """OpenSSL verifies the server strictly, presents its certificate, and speaks TLS 1.3."""
+    """OpenSSL verifies the server strictly and presents its certificate."""
     key, chain, _ = _client(authority)
     identity = tmp_path / "identity.pem"
     identity.write_bytes(key + chain)
@@ -145,7 +142,7 @@ def test_tls_1_3_is_negotiated_with_an_independent_client(authority, tmp_path):
 
 
 def test_first_contact_with_a_real_enrolment_port(authority):
-    """A device with nothing but the pin gets the root from gRPC's TLS and calls with it."""
+    """A device that has only the pin gets the root from gRPC's TLS and calls with it."""
 
     async def scenario():
         async with _Server(authority, mutual=False) as server:

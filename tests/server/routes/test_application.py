@@ -1,4 +1,4 @@
-"""The HTTP API: what an operator can see and do, asked for over the real socket."""
+"""The HTTP API over the real socket."""
 
 import asyncio
 import hashlib
@@ -41,8 +41,8 @@ def _fault(answer, status, kind):
 # ---- the server, tokens and clients --------------------------------------------------------------
 
 
-def test_server_says_what_it_is(door):
-    """The root's fingerprint is what tokens pin, and addresses are those really listened on."""
+def test_server_view(door):
+    """Tokens pin the root's fingerprint; the addresses are the bound ones."""
     status, server = door.ask("GET", "/server")
     assert status == 200
     assert server["federation"] == "demo"
@@ -52,8 +52,7 @@ def test_server_says_what_it_is(door):
     assert (server["clients_online"], server["runs_active"], server["tls"]) == (0, 0, True)
 
 
-def test_token_text_is_shown_once_and_kept_as_a_hash(door):
-    """Who reads the list or the ledger learns nothing that enrols a device."""
+def test_token_text_is_shown_once_and_stored_as_a_hash(door):
     status, issued = door.ask("POST", "/tokens", {"client": "ward-3", "ttl_s": 60})
     assert status == 201
     token = parse_token(issued["token"])
@@ -66,7 +65,7 @@ def test_token_text_is_shown_once_and_kept_as_a_hash(door):
 
 
 def test_token_without_a_name_gets_a_free_one(door, monkeypatch):
-    """Neither a client's name nor one that an earlier token promises is drawn again."""
+    """Not a client's name, nor that of an earlier token."""
     _enrol(door, "calm-heron-1")
     drawn = iter(["calm-heron-1", "calm-heron-2", "calm-heron-2", "calm-heron-3"])
     monkeypatch.setattr(token_actions, "draw_name", lambda: next(drawn))
@@ -74,8 +73,7 @@ def test_token_without_a_name_gets_a_free_one(door, monkeypatch):
     assert names == ["calm-heron-2", "calm-heron-3"]
 
 
-def test_token_id_that_exists_is_drawn_again(door, monkeypatch):
-    """Ids are short enough to repeat; a repeated one must not overwrite or fail."""
+def test_repeated_token_id_is_drawn_again(door, monkeypatch):
     first = door.ask("POST", "/tokens", {"client": "a"})[1]
     made = iter([parse_token(first["token"]), token_actions.tokens.make_token(b"p" * 32)])
     monkeypatch.setattr(token_actions.tokens, "make_token", lambda _pin: next(made))
@@ -95,30 +93,29 @@ def test_token_id_that_exists_is_drawn_again(door, monkeypatch):
         {"ttl_s": "x"},
     ],
 )
-def test_bad_token_wishes_are_refused(door, wish):
-    """A name or a time that cannot be, and a misspelt field, make no token."""
+def test_invalid_token_requests_are_refused(door, wish):
+    """An invalid name or time, or an unknown field."""
     _fault(door.ask("POST", "/tokens", wish), 422, "usage")
     assert door.ask("GET", "/tokens")[1]["tokens"] == []
 
 
 def test_plaintext_server_makes_no_tokens(tmp_path):
-    """Without certificates there is nothing to pin."""
     with Door(tmp_path / "state", plaintext=True) as door:
         message = _fault(door.ask("POST", "/tokens", {}), 409, "conflict")
         assert "--plaintext-loopback" in message
         assert door.ask("GET", "/server")[1]["root_sha256"] is None
 
 
-def test_tokens_tell_used_from_expired(door):
-    """A used token stays used when its time is over."""
+def test_token_status(door):
+    """A used token stays used after its expiry."""
     _enrol(door, "ward-1", "01")
     door.contexts.ledger.add_token("02", "hash", "ward-2", 1.0)
     _, listed = door.ask("GET", "/tokens")
     assert {t["id"]: t["status"] for t in listed["tokens"]} == {"01": "used", "02": "expired"}
 
 
-def test_revoking_cuts_the_connection_at_once(door):
-    """The client's stream ends with the reason, and its certificate is worth nothing."""
+def test_revoking_ends_the_connection_at_once(door):
+    """The client gets the reason; its certificate is invalid."""
     _enrol(door, "ward-3")
     stream = door.call(_attend, door.contexts.fleet, "ward-3")
     assert door.ask("GET", "/clients")[1]["clients"][0]["online"] is True
@@ -142,16 +139,15 @@ def _attend(fleet, client):
     return call
 
 
-def test_revoking_a_stranger_is_not_found(door):
-    """A misspelt name must not look like a success."""
+def test_revoking_an_unknown_client_is_not_found(door):
     assert "ward-9" in _fault(door.ask("POST", "/clients/ward-9/revoke"), 404, "not_found")
 
 
 # ---- models --------------------------------------------------------------------------------------
 
 
-def test_model_comes_back_as_it_went_in(door, tmp_path):
-    """The digest is the file's SHA-256; a prefix is enough to ask for it; a repeat is the same."""
+def test_model_round_trip(door, tmp_path):
+    """The digest is the file's SHA-256; a prefix identifies it; a repeat changes nothing."""
     data = write_model(tmp_path / "m.safetensors").read_bytes()
     status, stored = door.ask("PUT", "/models", body=data)
     assert status == 201
@@ -173,8 +169,8 @@ def _download(door, reference):
         connection.close()
 
 
-def test_model_is_written_block_by_block(door, tmp_path, monkeypatch):
-    """No write is much larger than a block, so no body is ever held whole."""
+def test_model_is_written_in_blocks(door, tmp_path, monkeypatch):
+    """No write is much larger than a block, so no body is in memory as a whole."""
     written = []
     write = model_routes._write_all
     monkeypatch.setattr(
@@ -188,7 +184,7 @@ def test_model_is_written_block_by_block(door, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("declared", [True, False])
 def test_model_over_the_limit_is_refused(tmp_path, declared):
-    """By its declared length before it is sent, or else as soon as it is over."""
+    """By its declared length before it is sent, or as soon as it is exceeded."""
     with Door(tmp_path / "state", max_model_bytes=1000) as door:
         data = write_model(tmp_path / "m.safetensors", size=1000).read_bytes()
         body = data if declared else iter([data])
@@ -198,15 +194,14 @@ def test_model_over_the_limit_is_refused(tmp_path, declared):
 
 
 @pytest.mark.parametrize("data", [b"", b"not a model at all", b"\xff" * 64])
-def test_what_is_not_a_model_is_refused(door, data):
-    """And leaves nothing behind, nor tells where it lay."""
+def test_invalid_model_is_refused(door, data):
+    """It leaves no file, and the message does not show the path."""
     message = _fault(door.ask("PUT", "/models", body=data), 422, "integrity")
     assert str(door.directory) not in message
     assert list((door.directory / "models").iterdir()) == []
 
 
-def test_upload_that_breaks_off_leaves_nothing(door, tmp_path):
-    """The sender died: its half is removed, and the server goes on."""
+def test_interrupted_upload_leaves_nothing(door, tmp_path):
     data = write_model(tmp_path / "m.safetensors", size=1 << 16).read_bytes()
     connection = door.connect()
     connection.putrequest("PUT", "/v1/models")
@@ -219,7 +214,7 @@ def test_upload_that_breaks_off_leaves_nothing(door, tmp_path):
 
 
 def _until(door, holds):
-    """Ask the server for something until a condition holds."""
+    """Repeat a request until a condition holds."""
     end = time.monotonic() + PATIENCE_S
     while not holds():
         assert time.monotonic() < end
@@ -229,13 +224,13 @@ def _until(door, holds):
 
 @pytest.mark.parametrize("reference", ["abc", "zzzz", "..%2F..%2Fpki%2Froot", "*" * 8, "0" * 65])
 def test_only_digests_name_models(door, reference):
-    """No reference reaches out of the store."""
+    """No reference leaves the store's folder."""
     got, _ = door.ask("GET", f"/models/{reference}")
     assert got in (404, 422)
 
 
-def test_digest_prefix_must_be_unique(door):
-    """Two models with one beginning are named, none is guessed."""
+def test_ambiguous_digest_prefix_is_refused(door):
+    """The message lists the models."""
     for digit in "12":
         write_model(door.contexts.models.path("beef" + digit * 60))
     assert "beef111" in _fault(door.ask("GET", "/models/beef"), 422, "usage")
@@ -246,7 +241,7 @@ def test_digest_prefix_must_be_unique(door):
 
 
 def test_run_is_submitted_watched_and_steered(door, tmp_path):
-    """From its first round, which waits for clients, through pause and resume to its stop."""
+    """Its first round waits for clients; then pause, resume and stop."""
     run = door.submit(tmp_path)
     assert run.startswith("digits-")
     status, found = door.ask("GET", f"/runs/{run}")
@@ -262,7 +257,7 @@ def test_run_is_submitted_watched_and_steered(door, tmp_path):
 
 
 def test_run_and_its_first_model_are_listed(door, tmp_path):
-    """What a run began with is round 0 of its models."""
+    """The initial model is that of round 0."""
     run = door.submit(tmp_path)
     _, listed = door.ask("GET", "/runs")
     assert [r["id"] for r in listed["runs"]] == [run]
@@ -273,8 +268,8 @@ def test_run_and_its_first_model_are_listed(door, tmp_path):
     assert door.ask("GET", "/server")[1]["runs_active"] == 1
 
 
-def test_run_is_found_by_a_unique_beginning(door, tmp_path):
-    """Several with one beginning are named; none is steered by mistake."""
+def test_run_is_found_by_a_unique_prefix(door, tmp_path):
+    """An ambiguous one is refused."""
     first, second = door.submit(tmp_path, name="a"), door.submit(tmp_path, name="ab")
     assert door.ask("GET", "/runs/ab")[1]["id"] == second
     message = _fault(door.ask("POST", "/runs/a/stop"), 422, "usage")
@@ -283,14 +278,14 @@ def test_run_is_found_by_a_unique_beginning(door, tmp_path):
     _fault(door.ask("GET", "/runs/nothing"), 404, "not_found")
 
 
-def test_action_that_does_not_fit_is_a_conflict(door, tmp_path):
+def test_impossible_action_is_a_conflict(door, tmp_path):
     """A run that waits for clients has no round to close."""
     run = door.submit(tmp_path)
     _fault(door.ask("POST", f"/runs/{run}/close"), 409, "conflict")
 
 
-def test_run_that_has_ended_cannot_be_steered(door, tmp_path):
-    """The answer says how it stands."""
+def test_ended_run_cannot_be_steered(door, tmp_path):
+    """The answer has its state."""
     run = door.submit(tmp_path)
     door.ask("POST", f"/runs/{run}/stop")
     assert "stopped" in _fault(door.ask("POST", f"/runs/{run}/pause"), 409, "conflict")
@@ -298,13 +293,11 @@ def test_run_that_has_ended_cannot_be_steered(door, tmp_path):
 
 @pytest.mark.parametrize("arguments", [None, {}, {"seconds": 0}, {"seconds": -1}, {"minutes": 1}])
 def test_extending_needs_seconds(door, tmp_path, arguments):
-    """A deadline is moved by a positive number of seconds."""
     run = door.submit(tmp_path)
     _fault(door.ask("POST", f"/runs/{run}/extend", arguments), 422, "usage")
 
 
 def test_aborted_round_keeps_the_reason(door, tmp_path):
-    """An open round's abort reaches the engine with the operator's words."""
     run = door.submit(tmp_path)
     status, _ = door.ask("POST", f"/runs/{run}/abort", {"reason": "mislabelled"})
     assert status == 200
@@ -323,8 +316,8 @@ def test_aborted_round_keeps_the_reason(door, tmp_path):
         ({"name": "../x"}, "name"),
     ],
 )
-def test_specification_that_cannot_work_is_refused(door, tmp_path, change, said):
-    """Before the run exists, in words that name the setting."""
+def test_invalid_specification_is_refused(door, tmp_path, change, said):
+    """Before the run exists, naming the setting."""
     digest = door.put_model(write_model(tmp_path / "m.safetensors"))
     answer = door.ask("POST", "/runs", {"spec": SPEC | change, "model": digest})
     message = _fault(answer, 422, "usage")
@@ -335,13 +328,13 @@ def test_specification_that_cannot_work_is_refused(door, tmp_path, change, said)
 
 @pytest.mark.parametrize(("model", "status"), [(UNKNOWN, 404), ("../../etc", 422), ("", 422)])
 def test_run_needs_a_stored_model(door, model, status):
-    """By digest, which is checked before any path is made of it."""
+    """The digest is checked before a path is made from it."""
     got, _ = door.ask("POST", "/runs", {"spec": SPEC, "model": model})
     assert got == status
 
 
 def test_refusals_of_a_run_are_listed_newest_first(door, tmp_path):
-    """With the detail that only operators see."""
+    """With the detail for operators."""
     run = door.submit(tmp_path)
     for round_number in (1, 2):
         refusal = Refusal(Code.NOT_FINITE, "Expected numbers.", detail="w[3]")
@@ -355,8 +348,8 @@ def test_refusals_of_a_run_are_listed_newest_first(door, tmp_path):
 # ---- errors and the contract ---------------------------------------------------------------------
 
 
-def test_unexpected_error_is_told_briefly_and_logged_in_full(door, monkeypatch, caplog):
-    """The caller learns where to look; the log has the traceback."""
+def test_internal_error_is_logged_in_full(door, monkeypatch, caplog):
+    """The answer only refers to the log, which has the traceback."""
 
     def broken(**_):
         raise KeyError("the secret inside")
@@ -369,8 +362,8 @@ def test_unexpected_error_is_told_briefly_and_logged_in_full(door, monkeypatch, 
     assert door.ask("GET", "/server")[0] == 200
 
 
-def test_damaged_store_is_not_blamed_on_the_caller(door, tmp_path):
-    """A stored model that is no model is the server's trouble: 500, and which kind."""
+def test_damaged_store_is_a_server_error(door, tmp_path):
+    """500, with the kind of error."""
     digest = door.put_model(write_model(tmp_path / "m.safetensors"))
     door.contexts.models.path(digest).write_bytes(b"rotten")
     _fault(door.ask("POST", "/runs", {"spec": SPEC, "model": digest}), 500, "integrity")
@@ -379,14 +372,13 @@ def test_damaged_store_is_not_blamed_on_the_caller(door, tmp_path):
 @pytest.mark.parametrize(
     ("method", "path", "status"), [("GET", "/nothing", 404), ("PUT", "/runs", 405)]
 )
-def test_unknown_routes_answer_in_the_same_shape(door, method, path, status):
-    """Clients need not tell our errors from the framework's."""
+def test_unknown_routes_return_the_same_error_format(door, method, path, status):
     got, document = door.ask(method, path)
     assert (got, set(document)) == (status, {"error"})
 
 
 def test_description_covers_every_route(door):
-    """Each operation says what it does, what it returns and what its errors look like."""
+    """Each operation has a description, a result and its errors."""
     _, described = door.ask("GET", "/openapi.json")
     operations = [(p, o) for p, methods in described["paths"].items() for o in methods.values()]
     assert len(operations) > 14

@@ -1,4 +1,4 @@
-"""The directory of clients over the API: search, filters, pages, labels and what they did."""
+"""The directory of clients over the API: search, filters, pages, labels and tasks."""
 
 import pytest
 
@@ -40,8 +40,8 @@ def test_clients_come_page_by_page(door):
     assert seen == ["east-1", "east-2", "west-1", "west-2", "west_2"]
 
 
-def test_search_takes_every_character_as_it_is(door):
-    """No case, and what LIKE finds special is not special here."""
+def test_search_is_literal_and_ignores_case(door):
+    """LIKE's special characters match themselves."""
     assert names(door, "q=WEST") == ["west-1", "west-2", "west_2"]
     assert names(door, "q=t_2") == ["west_2"]
     assert names(door, "q=%25") == []
@@ -50,8 +50,8 @@ def test_search_takes_every_character_as_it_is(door):
     assert names(door, "q=window") == ["east-2"]
 
 
-def test_labels_of_devices_and_of_operators_stand_beside_each_other(door):
-    """Either finds a client; a device that comes again changes its own only."""
+def test_labels_of_devices_and_operators_are_separate(door):
+    """Both find a client; a device that reconnects changes only its own."""
     ledger = door.contexts.ledger
     ledger.saw({"east-1": Seen(at=1.0, version="0.9", labels={"site": "north", "gpu": "no"})})
     done = door.ask("POST", "/clients/east-1/labels", {"labels": {"site": "south", "ward": "3"}})[1]
@@ -75,13 +75,13 @@ def test_labels_of_devices_and_of_operators_stand_beside_each_other(door):
 
 
 @pytest.mark.parametrize("bad", [{"": "x"}, {"a=b": "x"}, {"a": "x" * 121}])
-def test_labels_that_could_not_be_asked_for_are_refused(door, bad):
+def test_invalid_labels_are_refused(door, bad):
     """A name has no equals sign, and both are short."""
     assert door.ask("POST", "/clients/east-1/labels", {"labels": bad})[0] == 422
 
 
 def test_states_filter(door):
-    """What the ledger knows and what only the fleet knows."""
+    """States of the ledger, and states that only the fleet knows."""
     door.ask("POST", "/clients/east-1/quarantine", {"reason": "odd"})
     door.ask("POST", "/clients/east-2/drain")
     door.ask("POST", "/clients/west-1/revoke")
@@ -93,16 +93,15 @@ def test_states_filter(door):
     assert door.ask("GET", "/clients?state=asleep")[0] == 422
 
 
-def test_a_stranger_is_not_found_by_any_action(door):
-    """A misspelt name must not look like a success."""
+def test_unknown_client_is_not_found_by_any_action(door):
     for what in ("quarantine", "drain", "release", "revoke"):
         assert door.ask("POST", f"/clients/nobody/{what}")[0] == 404
     assert door.ask("POST", "/clients/nobody/note", {"note": ""})[0] == 404
     assert door.ask("POST", "/clients/east-1/dance")[0] == 422
 
 
-def test_what_a_client_did_is_told_with_its_rate(door, tmp_path):
-    """Four rounds: two counted, one declined, one open; declining costs nothing."""
+def test_tasks_of_a_client_with_its_success_rate(door, tmp_path):
+    """Four rounds: two counted, one declined, one open; a declined one does not count."""
     ledger, run = door.contexts.ledger, door.submit(tmp_path)
     for number, end in enumerate(["reported", "reported", "declined", "failed", "offered"], 1):
         row = {
@@ -135,13 +134,13 @@ def test_what_a_client_did_is_told_with_its_rate(door, tmp_path):
 
 
 def test_versions_are_counted(door):
-    """Those that never came say nothing."""
+    """Clients that never connected have none."""
     door.contexts.ledger.saw({"east-1": Seen(at=1.0, version="1.0", labels={})})
     assert door.ask("GET", "/client-versions")[1]["versions"] == {"": 4, "1.0": 1}
 
 
-def test_presence_is_stored_in_one_go(door):
-    """Whoever came and went in between keeps what it said; labels are cut to a bearable size."""
+def test_presence_is_stored_in_one_transaction(door):
+    """A client that left meanwhile keeps its data; labels are cut."""
     presence = Presence()
     labels = {f"n{i:03}": "v" * 500 for i in range(100)}
     presence.came("east-1", fleet_pb2.Hello(client="east-1", sdk_version="1.2", labels=labels))
@@ -160,7 +159,7 @@ def test_presence_is_stored_in_one_go(door):
 
 
 def test_tokens_come_page_by_page(door):
-    """Newest first, those made at the same moment by id; the total is that of all pages."""
+    """Newest first, those of the same time by id; the total is that of all pages."""
     seen, before = [], ""
     while before is not None:
         page = door.ask("GET", f"/tokens?limit=2&before={before}")[1]
@@ -170,8 +169,8 @@ def test_tokens_come_page_by_page(door):
     assert seen == ["west_2", "west-2", "west-1", "east-2", "east-1"]
 
 
-def test_words_that_would_steer_a_terminal_are_refused(door):
-    """What is kept is shown wherever an operator looks; line breaks and any script may be in it."""
+def test_control_characters_are_refused(door):
+    """They could control a terminal. Line breaks and all scripts are allowed."""
     for bad in ("\x1b[2J", "a\x00", "\x9b31m", "\x7f"):
         for what, body in (
             ("note", {"note": bad}),

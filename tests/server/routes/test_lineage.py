@@ -1,4 +1,4 @@
-"""What models are, over the API: where they come from, what is in them, and whose word it is."""
+"""Lineage of models over the API: origins, tensors, signatures."""
 
 import json
 import threading
@@ -19,7 +19,7 @@ from support.patience import PATIENCE_S
 
 @pytest.fixture
 def door(tmp_path):
-    """A server whose run committed a round of two clients' updates, by hand."""
+    """A server whose run committed a round with updates of two clients."""
     with Door(tmp_path / "state") as door:
         door.run = door.submit(tmp_path)
         ledger = door.contexts.ledger
@@ -47,8 +47,8 @@ def door(tmp_path):
         yield door
 
 
-def test_a_model_says_which_round_made_it_of_whose_updates(door):
-    """And a first model of which run it is the beginning, and what was measured of it."""
+def test_lineage_of_a_model(door):
+    """An initial model has its run, and each model its evaluations."""
     made = door.ask("GET", f"/models/{door.second}/lineage")[1]
     [origin] = made["origins"]
     assert (origin["run"], origin["round"], origin["model_in"]) == (door.run, 1, door.first)
@@ -65,8 +65,7 @@ def test_a_model_says_which_round_made_it_of_whose_updates(door):
     assert [len(m["promoted_at"]) for m in both] == [0, 1]
 
 
-def test_layers_are_measured_block_by_block(door, monkeypatch):
-    """The figures do not depend on where a block ends."""
+def test_norms_do_not_depend_on_the_block_size(door, monkeypatch):
     seen = door.ask("GET", f"/models/{door.second}/layers?base={door.first}")[1]
     [layer] = seen["layers"]
     assert (layer["name"], layer["shape"], layer["norm"], layer["max_abs"]) == ("w", [4], 5.0, 4.0)
@@ -79,7 +78,7 @@ def test_layers_are_measured_block_by_block(door, monkeypatch):
 
 
 def test_page_does_not_wait_for_a_large_model(door, monkeypatch):
-    """It is drawn without the tensors, and hears when they are measured, which is done once."""
+    """It first appears without norms and is refreshed; they are computed once."""
     go, measured = threading.Event(), []
 
     def slowly(*paths):
@@ -109,8 +108,8 @@ def test_page_does_not_wait_for_a_large_model(door, monkeypatch):
     assert len(measured) == 1
 
 
-def test_a_tensor_that_the_base_lacks_has_no_difference(tmp_path):
-    """Neither one of another shape; an empty one has norm nought."""
+def test_a_tensor_missing_in_the_base_has_no_difference(tmp_path):
+    """Nor one of another shape; an empty tensor has norm 0."""
     new, old = tmp_path / "new.safetensors", tmp_path / "old.safetensors"
     write_file(new, {"a": np.ones((2, 2), np.float32), "b": np.zeros((0,), np.float32)})
     write_file(old, {"a": np.ones(4, np.float32), "b": np.zeros((0,), np.float32)})
@@ -118,8 +117,8 @@ def test_a_tensor_that_the_base_lacks_has_no_difference(tmp_path):
     assert [(x.name, x.norm, x.difference) for x in found] == [("a", 2.0, None), ("b", 0.0, 0.0)]
 
 
-def test_a_download_has_the_federation_s_word_beside_it(door, tmp_path):
-    """Over exactly this digest and this federation; a plaintext server has no key to give it."""
+def test_a_download_has_a_signature(door, tmp_path):
+    """Over this digest and federation; a plaintext server has no key."""
     assert door.ask("GET", f"/models/{door.second}/signature")[0] == 409
     door.contexts.signing = SigningKey.ensure(tmp_path / "signing", "demo")
     signed = door.ask("GET", f"/models/{door.second}/signature")[1]

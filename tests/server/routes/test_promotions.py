@@ -1,4 +1,4 @@
-"""Promotions and rollbacks over the API: what they say, what they do, and what they do not."""
+"""Promotions and rollbacks over the API."""
 
 import pytest
 
@@ -16,7 +16,7 @@ def door(tmp_path):
 
 
 def commit(door, run, number, model):
-    """Commit a round by hand; the run's driver knows nothing of it."""
+    """Commit a round in the ledger, without the run's driver."""
     ledger = door.contexts.ledger
     row = {
         "run": run, "number": number, "kind": "train", "opened_at": 0.0, "deadline_at": 1.0,
@@ -30,8 +30,8 @@ def commit(door, run, number, model):
     ledger.commit_round(run, number, result, 10)
 
 
-def test_a_promotion_is_told_with_its_run_and_round(door):
-    """Everybody who asks for the promoted model gets this one from now on."""
+def test_a_promotion_has_its_run_and_round(door):
+    """Clients get this model from now on."""
     ledger = door.contexts.ledger
     assert ledger.promoted() is None
     status, done = door.ask("POST", f"/models/{door.digest[:8]}/promote", {"note": "good"})
@@ -43,8 +43,8 @@ def test_a_promotion_is_told_with_its_run_and_round(door):
     assert ledger.promoted("another") is None
 
 
-def test_promoting_twice_is_promoting_once(door):
-    """The row of the first time stays, with its note."""
+def test_promoting_twice_changes_nothing(door):
+    """The first row and its note stay."""
     first = door.ask("POST", f"/models/{door.digest}/promote", {"note": "good"})[1]
     again = door.ask("POST", f"/models/{door.digest}/promote", {"note": "better"})[1]
     assert again["changed"] is False
@@ -52,8 +52,8 @@ def test_promoting_twice_is_promoting_once(door):
     assert "already promoted" in again["consequence"]
 
 
-def test_promoting_back_and_forth_is_remembered(door, tmp_path):
-    """Three promotions of two models, newest first, page by page; ids only rise."""
+def test_promotions_are_listed(door, tmp_path):
+    """Three promotions of two models, newest first, page by page; ids increase."""
     other = door.put_model(write_model(tmp_path / "other.safetensors", value=1.0))
     commit(door, door.first, 1, other)
     for digest in (door.digest, other, door.digest):
@@ -69,7 +69,6 @@ def test_promoting_back_and_forth_is_remembered(door, tmp_path):
 
 
 def test_a_preview_promotes_nothing(door):
-    """It says what would be, for whoever is asked to confirm."""
     done = door.ask("POST", f"/models/{door.digest}/promote?preview=true", {})[1]
     assert (done["promotion"], done["changed"]) == (None, False)
     assert "becomes the one that clients use" in done["consequence"]
@@ -77,7 +76,6 @@ def test_a_preview_promotes_nothing(door):
 
 
 def test_a_model_of_no_run_is_not_promoted(door, tmp_path):
-    """Nobody could say where it comes from."""
     stray = door.put_model(write_model(tmp_path / "stray.safetensors", value=2.0))
     status, fault = door.ask("POST", f"/models/{stray}/promote", {})
     assert (status, fault["error"]["kind"]) == (409, "conflict")
@@ -87,8 +85,8 @@ def test_a_model_of_no_run_is_not_promoted(door, tmp_path):
         door.contexts.ledger.promote(stray)
 
 
-def test_a_rollback_says_what_it_undoes_before_it_does(door, tmp_path):
-    """The preview leaves the run; the same again without it moves the run."""
+def test_a_rollback_is_previewed(door, tmp_path):
+    """The preview changes nothing; the same request without it rolls back."""
     other = door.put_model(write_model(tmp_path / "other.safetensors", value=1.0))
     commit(door, door.first, 1, other)
     url = f"/runs/{door.first}/rollback"
@@ -104,8 +102,8 @@ def test_a_rollback_says_what_it_undoes_before_it_does(door, tmp_path):
 
 
 @pytest.mark.parametrize("number", [1, 7])
-def test_a_round_that_is_none_or_undone_is_no_place_to_go(door, tmp_path, number):
-    """The message lists those that are."""
+def test_rollback_to_an_unknown_or_undone_round_is_refused(door, tmp_path, number):
+    """The message lists the possible ones."""
     other = door.put_model(write_model(tmp_path / "other.safetensors", value=1.0))
     commit(door, door.first, 1, other)
     door.ask("POST", f"/runs/{door.first}/rollback", {"round": 0})
@@ -114,8 +112,8 @@ def test_a_round_that_is_none_or_undone_is_no_place_to_go(door, tmp_path, number
     assert "(the latest: 0)" in fault["error"]["message"]
 
 
-def test_a_model_whose_file_is_gone_is_no_place_to_go(door, tmp_path):
-    """Found out before anything is given up."""
+def test_rollback_to_a_missing_model_is_refused(door, tmp_path):
+    """Before the open round is dropped."""
     commit(door, door.first, 1, "f" * 64)
     commit(door, door.first, 2, "e" * 64)
     status, fault = door.ask("POST", f"/runs/{door.first}/rollback", {"round": 1})

@@ -1,4 +1,4 @@
-"""Steering a run over the API: once however often, with its consequence in words."""
+"""Actions on a run over the API: at most once, with a description of the effect."""
 
 import asyncio
 import time
@@ -30,7 +30,7 @@ def act(door, action, body=None, query=""):
 
 
 def wait(condition):
-    """Until something that is about to happen has happened."""
+    """Wait until a condition holds."""
     end = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < end, "it did not happen"
@@ -47,8 +47,8 @@ def wait(condition):
         ("resume", "running", "is already running: nothing changes"),
     ],
 )
-def test_a_preview_says_what_would_be_and_does_nothing(door, action, state, words):
-    """Nothing moves, nothing is audited."""
+def test_preview_describes_and_does_nothing(door, action, state, words):
+    """Nothing changes, and nothing is audited."""
     head = door.contexts.ledger.trail.head()
     done = act(door, action.removesuffix("?x"), query="?preview=true")
     assert words in done["consequence"]
@@ -56,15 +56,15 @@ def test_a_preview_says_what_would_be_and_does_nothing(door, action, state, word
     assert door.contexts.ledger.trail.head() == head
 
 
-def test_what_is_so_already_is_no_error(door):
-    """Pause, resume and stop twice are as once; a run that has finished is another matter."""
+def test_repeated_action_is_no_error(door):
+    """Of pause, resume and stop; a finished run refuses them."""
     for action, state in (("pause", "paused"), ("resume", "running"), ("stop", "stopped")):
         first, again = act(door, action), act(door, action)
         assert (first["changed"], again["changed"]) == (True, False)
         assert first["state"] == again["state"] == state
 
 
-def test_an_action_on_a_round_is_done_once_when_the_round_is_named(door):
+def test_an_action_on_a_named_round_is_done_once(door):
     """The second abort of round 1 does not drop round 2."""
     first = act(door, "abort", {"round": 1, "reason": "mislabelled"})
     again = act(door, "abort", {"round": 1})
@@ -73,8 +73,8 @@ def test_an_action_on_a_round_is_done_once_when_the_round_is_named(door):
     assert door.runs.get(door.run).round.plan.number == 2
 
 
-def test_a_request_with_a_name_is_done_once(door):
-    """The answer is the first one's, and no other round is dropped."""
+def test_a_request_with_an_id_is_done_once(door):
+    """The repeat gets the same answer, and no other round is dropped."""
     body = {"request": "from-the-console-1"}
     first = act(door, "abort", body)
     assert act(door, "abort", body) == first
@@ -83,8 +83,8 @@ def test_a_request_with_a_name_is_done_once(door):
     assert door.runs.get(door.run).round.plan.number == 3
 
 
-def test_a_paused_run_is_tried_again(door):
-    """After too many rounds that came to nothing, one call opens another."""
+def test_retry_of_a_paused_run(door):
+    """After too many abandoned rounds, one call opens another."""
     for number in (1, 2, 3):
         wait(lambda number=number: door.runs.get(door.run).engine.progress.opened == number)
         act(door, "abort", {"round": number})
@@ -96,7 +96,7 @@ def test_a_paused_run_is_tried_again(door):
 
 
 def test_a_goal_is_changed_for_the_open_round_and_later_ones(door):
-    """And across restarts, by the ledger; numbers that do not do change nothing."""
+    """Also after a restart, from the ledger; invalid numbers change nothing."""
     done = act(door, "goal", {"goal": 1})
     assert "a goal of 1 updates from now on" in done["consequence"]
     engine = door.runs.get(door.run).round.engine
@@ -110,7 +110,7 @@ def test_a_goal_is_changed_for_the_open_round_and_later_ones(door):
 
 
 def test_a_quorum_that_the_aggregation_cannot_use_is_refused(tmp_path):
-    """As it is when the run is submitted: every round of it would come to nothing."""
+    """As at submission: every round of the run would be abandoned."""
     with Door(tmp_path / "state") as door:
         krum = {"name": "krum", "num_byzantine": 0}
         cohort = {"goal": 4, "quorum": 3}
@@ -121,8 +121,8 @@ def test_a_quorum_that_the_aggregation_cannot_use_is_refused(tmp_path):
 
 
 @pytest.mark.e2e
-def test_a_round_is_not_closed_with_fewer_than_the_aggregation_needs(tmp_path):
-    """It is told, and the round goes on."""
+def test_a_round_is_not_closed_below_the_aggregations_minimum(tmp_path):
+    """The round continues."""
 
     async def scenario(federation, agents):
         slow = Held()
@@ -145,8 +145,8 @@ def test_a_round_is_not_closed_with_fewer_than_the_aggregation_needs(tmp_path):
 
 
 @pytest.mark.e2e
-def test_only_a_round_that_failed_by_itself_raises_an_alert(tmp_path):
-    """An operator who gives one up knows of it; the fleet is not to blame."""
+def test_only_a_failed_round_raises_an_alert(tmp_path):
+    """Not one that an operator aborted."""
 
     async def scenario(federation, agents):
         control, slow = Control(federation.directory), Held()
@@ -179,8 +179,8 @@ def test_only_a_round_that_failed_by_itself_raises_an_alert(tmp_path):
     played(tmp_path, scenario)
 
 
-def test_what_needs_an_extra_that_is_missing_says_how_to_get_it(tmp_path, monkeypatch):
-    """A server without the accountant has nothing to be at fault for."""
+def test_missing_extra_is_named(tmp_path, monkeypatch):
+    """Such as the accountant."""
 
     def missing():
         raise accounting.MissingAccountant(accounting.MISSING)
@@ -204,8 +204,8 @@ def test_a_private_run_keeps_its_goal(tmp_path):
 
 
 @pytest.mark.e2e
-def test_a_round_closes_at_its_new_goal_also_after_a_restart(tmp_path):
-    """The update that it has is enough; its bits are those of the old goal's grid."""
+def test_a_round_closes_at_its_new_goal_after_a_restart(tmp_path):
+    """Its updates suffice; the sum is on the grid of the old goal."""
 
     async def main():
         (tmp_path / "server").mkdir()

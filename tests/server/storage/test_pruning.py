@@ -1,4 +1,4 @@
-"""Old models go: never one that something needs, and nothing is left behind by a kill."""
+"""Pruning of old models: none that is needed, and nothing is left after a kill."""
 
 import asyncio
 import os
@@ -17,7 +17,7 @@ OLD = 1e9
 
 @pytest.fixture
 def door(tmp_path):
-    """A server that keeps two models, and a run of six rounds, each with a state of its own."""
+    """A server that keeps two models, and a run of six rounds, each with a state."""
     with Door(tmp_path / "state", keep_models=2) as door:
         door.run = door.submit(tmp_path)
         door.models, door.states = [door.contexts.ledger.run(door.run).model], [None]
@@ -61,8 +61,8 @@ def kept(door, digests):
     return [n for n, d in enumerate(digests) if d and door.contexts.models.path(d).exists()]
 
 
-def test_the_first_the_last_and_the_promoted_stay_with_their_states(door):
-    """Everything else goes, once; the rows stay and say so."""
+def test_initial_latest_and_promoted_models_stay(door):
+    """With their states; others are removed once, and their rows are marked."""
     door.contexts.ledger.promote(door.models[2])
     assert prune(door) == 6
     assert kept(door, door.models) == [0, 2, 5, 6]
@@ -73,8 +73,8 @@ def test_the_first_the_last_and_the_promoted_stay_with_their_states(door):
     assert len(rows) == 7
 
 
-def test_what_was_pruned_is_no_place_to_go_back_to_and_what_stays_is(door):
-    """Counts of rounds are as they were, though rows between are pruned."""
+def test_pruned_model_cannot_be_rolled_back_to(door):
+    """Kept ones can; counts of rounds include pruned rows."""
     prune(door)
     with pytest.raises(UsageError, match="not undone or pruned"):
         door.contexts.ledger.roll_back(door.run, 3)
@@ -86,8 +86,8 @@ def test_what_was_pruned_is_no_place_to_go_back_to_and_what_stays_is(door):
     assert 5 in kept(door, door.models)  # it is the run's now
 
 
-def test_a_file_that_two_rows_share_stays_as_long_as_one_needs_it(door, tmp_path):
-    """Another run begins with a model that this one would prune."""
+def test_shared_file_stays_while_one_row_needs_it(door, tmp_path):
+    """Another run starts from a model that this one would prune."""
     spec = {"name": "other", "cohort": {"goal": 2}, "train": {"epochs": 1, "learning_rate": 0.1}}
     status, _ = door.ask("POST", "/runs", {"spec": spec, "model": door.models[3]})
     assert status == 201
@@ -95,8 +95,8 @@ def test_a_file_that_two_rows_share_stays_as_long_as_one_needs_it(door, tmp_path
     assert kept(door, door.models) == [0, 3, 5, 6]
 
 
-def test_a_model_that_came_twice_stays_with_the_later(door, tmp_path):
-    """A run that has settled commits the same bytes again: one file, two rows."""
+def test_repeated_model_stays_with_its_later_row(door, tmp_path):
+    """A converged run commits the same bytes again: one file, two rows."""
     commit(door, tmp_path, 7)
     with door.contexts.ledger._write() as connection:
         connection.execute(
@@ -106,8 +106,8 @@ def test_a_model_that_came_twice_stays_with_the_later(door, tmp_path):
     assert kept(door, door.models[:4]) == [0, 3]
 
 
-def test_a_file_that_was_just_written_stays_until_its_row_may_have_come(door):
-    """A commit writes the file first; the next look takes what is still not needed."""
+def test_new_file_stays_until_its_row_can_exist(door):
+    """A commit writes the file first; a later pass removes it if it is not needed."""
     path = door.contexts.models.path(door.models[3])
     os.utime(path)
     prune(door)
@@ -120,7 +120,7 @@ def test_a_file_that_was_just_written_stays_until_its_row_may_have_come(door):
 
 @pytest.mark.parametrize("step", ["marked", "pruned"])
 def test_a_kill_between_two_steps_leaves_nothing_behind(door, monkeypatch, step):
-    """Before files go, or after: the next look does the rest."""
+    """Before or after files are removed, the next pass finishes."""
 
     def killed(*_):
         raise RuntimeError("killed")
@@ -135,8 +135,7 @@ def test_a_kill_between_two_steps_leaves_nothing_behind(door, monkeypatch, step)
     assert door.contexts.ledger.marked() == []
 
 
-def test_nothing_goes_where_everything_is_to_stay(tmp_path):
-    """Nought keeps all."""
+def test_keep_models_0_keeps_all(tmp_path):
     with Door(tmp_path / "state", keep_models=0) as door:
         door.run = door.submit(tmp_path)
         door.models, door.states = [door.contexts.ledger.run(door.run).model], [None]
@@ -147,8 +146,8 @@ def test_nothing_goes_where_everything_is_to_stay(tmp_path):
 
 
 @pytest.mark.parametrize("what", ["promote", "submit"])
-def test_model_that_is_promoted_or_begun_with_while_files_go_stays(door, tmp_path, what):
-    """Between the look at who needs which file and its removal."""
+def test_model_held_during_pruning_stays(door, tmp_path, what):
+    """Promoted or used between the check and the removal."""
     remove = pruning._remove
     digest = door.models[3]
 
@@ -173,8 +172,8 @@ def test_model_that_is_promoted_or_begun_with_while_files_go_stays(door, tmp_pat
     assert 3 in kept(door, door.models)
 
 
-def test_model_that_is_gone_is_not_promoted(door):
-    """What nobody can have is not the one to use; where it came from is still known."""
+def test_pruned_model_cannot_be_promoted(door):
+    """Its lineage stays known."""
     prune(door)
     status, fault = door.ask("POST", f"/models/{door.models[3]}/promote", {})
     assert (status, fault["error"]["kind"]) == (404, "not_found")
@@ -185,7 +184,7 @@ def test_model_that_is_gone_is_not_promoted(door):
 
 
 def test_models_are_read_page_by_page(door):
-    """From the newest page back, of a run and of all; together they are the whole list."""
+    """From the newest page back, of one run and of all; together they are the whole list."""
     for query in ("", f"&run={door.run}"):
         whole = door.ask("GET", f"/models?{query[1:]}")[1]
         assert whole["more"] is None

@@ -1,4 +1,4 @@
-"""Spool files: resumed where they were cut, never mixed up, never shared."""
+"""Spool files: resumed after an interruption, never mixed up, never shared."""
 
 import os
 
@@ -31,7 +31,7 @@ def spool(tmp_path):
 
 
 def test_body_and_header_are_read_back(spool):
-    """A whole body lies at the start of its file, and its header can be had from the file alone."""
+    """The header can be read from the file alone."""
     head = header(weight=3.0, model_digest="abc")
     name = receive(spool, head, bytes(range(100)))
     assert spool.path(name).read_bytes()[:100] == bytes(range(100))
@@ -40,8 +40,8 @@ def test_body_and_header_are_read_back(spool):
 
 @pytest.mark.parametrize("restarted", [False, True])
 @pytest.mark.parametrize("received", [0, 1, 60, 100])
-def test_cut_upload_goes_on_where_it_stopped(tmp_path, restarted, received):
-    """The same header finds what had come, in this process or the next one."""
+def test_interrupted_upload_is_resumed(tmp_path, restarted, received):
+    """In the same process, and in the next one."""
     spool = Spool(tmp_path)
     receive(spool, header(), bytes(range(received)))
     if restarted:
@@ -54,8 +54,8 @@ def test_cut_upload_goes_on_where_it_stopped(tmp_path, restarted, received):
     assert spool.header(file.name) == header()
 
 
-def test_another_update_for_the_slot_starts_anew(spool):
-    """A header that differs in anything finds nothing to go on from."""
+def test_another_update_of_the_client_starts_from_zero(spool):
+    """If its header differs in anything."""
     receive(spool, header(), bytes(60))
     for other in (header(crc32c=1), header(size=200), header(size=20), header(weight=2.0)):
         file = spool.open(RUN, 1, other)
@@ -64,8 +64,7 @@ def test_another_update_for_the_slot_starts_anew(spool):
         assert spool.header(file.name) == other
 
 
-def test_restart_forgets_what_has_come(spool):
-    """A body that turned out bad is asked for from its beginning."""
+def test_restart_drops_the_received_bytes(spool):
     file = spool.open(RUN, 1, header())
     file.append(bytes(60))
     file.restart()
@@ -81,8 +80,8 @@ SMALL = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, Hea
 
 @SMALL
 @given(st.integers(0, 200), st.integers(0, 60))
-def test_file_cut_anywhere_is_resumed_rightly_or_from_the_start(tmp_path, length, received):
-    """A crash may leave any length; what is resumed then are bytes that really came."""
+def test_truncated_file_is_resumed_correctly(tmp_path, length, received):
+    """Or from the start; a crash may leave any length."""
     spool = Spool(tmp_path)
     name = receive(spool, header(size=60), bytes(range(received)))
     path = spool.path(name)
@@ -96,8 +95,8 @@ def test_file_cut_anywhere_is_resumed_rightly_or_from_the_start(tmp_path, length
 @SMALL
 @given(st.binary(max_size=80))
 @example(bytes(8) + header(size=4).SerializeToString(deterministic=True))
-def test_whatever_lies_in_a_file_the_spool_goes_on(tmp_path, content):
-    """Damaged files are begun again, not believed and not fatal."""
+def test_damaged_file_starts_from_zero(tmp_path, content):
+    """It is neither trusted nor fatal."""
     spool = Spool(tmp_path)
     (tmp_path / f"{RUN}.1.alice").write_bytes(content)
     file = spool.open(RUN, 1, header(size=4))
@@ -106,8 +105,8 @@ def test_whatever_lies_in_a_file_the_spool_goes_on(tmp_path, content):
     assert spool.header(file.name) == header(size=4)
 
 
-def test_released_files_are_reused_and_show_nothing_of_before(spool, tmp_path):
-    """A recycled file has the new body, the new header, and the new length."""
+def test_reused_file_has_only_the_new_update(spool, tmp_path):
+    """The new body, header and length."""
     name = receive(spool, header(size=1000), b"\xaa" * 1000)
     inode = spool.path(name).stat().st_ino
     spool.release(name)
@@ -122,8 +121,8 @@ def test_released_files_are_reused_and_show_nothing_of_before(spool, tmp_path):
     assert spool.header(file.name) == header(client="bob", size=10)
 
 
-def test_restarted_spool_finds_its_free_files(tmp_path):
-    """Free files outlive the process and keep their numbers apart."""
+def test_free_files_survive_a_restart(tmp_path):
+    """Their numbers stay unique."""
     spool = Spool(tmp_path)
     for client in ("alice", "bob"):
         spool.release(receive(spool, header(client), bytes(100)))
@@ -134,8 +133,7 @@ def test_restarted_spool_finds_its_free_files(tmp_path):
     assert len(list(tmp_path.iterdir())) == 3
 
 
-def test_no_more_files_are_kept_than_asked(tmp_path):
-    """Beyond the cap files are deleted."""
+def test_free_files_are_limited(tmp_path):
     spool = Spool(tmp_path, keep=2)
     names = [receive(spool, header(f"c{n}"), bytes(100)) for n in range(5)]
     for name in names:
@@ -144,8 +142,8 @@ def test_no_more_files_are_kept_than_asked(tmp_path):
     assert sorted(p.name[:5] for p in tmp_path.iterdir()) == ["free-", "free-"]
 
 
-def test_late_writer_cannot_reach_the_next_holder_of_its_file(spool, tmp_path):
-    """A file released under an upload still going on is not given to another."""
+def test_file_in_use_is_not_reused(spool, tmp_path):
+    """An upload that continues after the release cannot write into another."""
     late = spool.open(RUN, 1, header("late"))
     late.append(b"\xaa" * 10)
     spool.release_round(RUN, 1)
@@ -162,8 +160,8 @@ def test_late_writer_cannot_reach_the_next_holder_of_its_file(spool, tmp_path):
     assert [p.name[:5] for p in tmp_path.iterdir()] == ["free-"]
 
 
-def test_round_releases_its_own_files_only(spool):
-    """Rounds 1 and 11 and clients with dots in their names are told apart."""
+def test_round_releases_only_its_files(spool):
+    """Rounds 1 and 11, and clients with dots in their names, are distinct."""
     for number, client in ((1, "a"), (1, "11.b"), (11, "a"), (11, "1.b")):
         receive(spool, header(client), bytes(100), number)
     spool.release_round(RUN, 1)
@@ -175,7 +173,7 @@ def test_round_releases_its_own_files_only(spool):
 
 
 def test_sweep_keeps_open_rounds(spool, tmp_path):
-    """What a killed server left of rounds that are over is released, the rest stays."""
+    """Files of ended rounds are released."""
     for number in (1, 2, 21):
         receive(spool, header(), bytes(100), number)
     spool.sweep([(RUN, 2)])
@@ -184,7 +182,6 @@ def test_sweep_keeps_open_rounds(spool, tmp_path):
 
 
 def test_accepted_file_without_footer_is_damaged(spool):
-    """Where a footer must be and is none, the error names the file."""
     spool.path("x").write_bytes(bytes(3))
     with pytest.raises(IntegrityError, match="accepted update x in the spool has no footer"):
         spool.header("x")

@@ -1,4 +1,4 @@
-"""Updates read out of their files: as they were written, whatever the blocks, within a budget."""
+"""Updates read from files: the same values for any block, within a memory budget."""
 
 import dataclasses
 import tracemalloc
@@ -29,7 +29,7 @@ MANIFEST = Manifest(
 
 
 def stored(folder, updates, manifest=MANIFEST):
-    """Write updates as clients would; what the server knows of them."""
+    """Write updates like clients; return what the server knows of them."""
     found = []
     for client, update in updates.items():
         parts = [
@@ -53,8 +53,8 @@ def files(tmp_path_factory):
 
 @given(data=st.data(), budget_bytes=st.sampled_from([1, 300, 1000, 1 << 20]))
 @settings(max_examples=50)
-def test_any_block_is_what_was_sent(files, data, budget_bytes):
-    """Whole tensors, boxes, masks and scalars, from any coordinate to any other, in any order."""
+def test_any_block_has_the_sent_values(files, data, budget_bytes):
+    """Whole tensors, boxes, masks and scalars, in any order of blocks."""
     expected, found = ArrayUpdates(SPECS, ragged()), SpoolUpdates(SPECS, files[::-1], budget_bytes)
     assert list(found.clients) == list(expected.clients)
     assert found.weights.tolist() == expected.weights.tolist()
@@ -71,7 +71,7 @@ def test_any_block_is_what_was_sent(files, data, budget_bytes):
 @pytest.mark.parametrize("rule", RULES, ids=IDS)
 @pytest.mark.parametrize("budget_bytes", [1, 500, 1 << 20])
 def test_rules_give_the_same_bits_from_files(rule, files, budget_bytes):
-    """From memory or from files, however little is read at a time."""
+    """With any size of blocks."""
     expected = rule.reduce(ArrayUpdates(SPECS, ragged()), LAST)
     found = rule.reduce(SpoolUpdates(SPECS, files, budget_bytes), LAST)
     for key, spec in SPECS.items():
@@ -86,8 +86,8 @@ def test_rules_give_the_same_bits_from_files(rule, files, budget_bytes):
     shape=st.lists(st.integers(1, 5), min_size=1, max_size=4).map(tuple),
     data=st.data(),
 )
-def test_boxes_know_what_lies_before(shape, data):
-    """Values before a coordinate, by counting them one by one."""
+def test_values_before_a_box(shape, data):
+    """Against a count of single values."""
     box = tuple(
         tuple(sorted((data.draw(st.integers(0, n)), data.draw(st.integers(0, n))))) for n in shape
     )
@@ -102,8 +102,8 @@ def test_boxes_know_what_lies_before(shape, data):
         assert before == np.count_nonzero(flat[:start])
 
 
-def test_masks_are_counted_from_the_last_place(tmp_path):
-    """Reading on does not count again from the start, reading back does."""
+def test_masks_are_counted_from_the_last_position(tmp_path):
+    """Reading forward does not count again from the start; reading backward does."""
     bits = np.random.default_rng(0).random(3_000_000) < 0.3
     path = tmp_path / "mask"
     path.write_bytes(b"head" + np.packbits(bits, bitorder="little").tobytes())
@@ -116,8 +116,7 @@ def test_masks_are_counted_from_the_last_place(tmp_path):
             assert set(part.known) == {0, start, stop}
 
 
-def test_a_missing_or_short_file_is_an_error_of_integrity(tmp_path):
-    """Nothing is made up for what is gone."""
+def test_a_missing_or_short_file_is_an_integrity_error(tmp_path):
     updates = stored(tmp_path, ragged())
     found = SpoolUpdates(SPECS, updates)
     updates[2].path.write_bytes(updates[2].path.read_bytes()[:-8])
@@ -130,8 +129,8 @@ def test_a_missing_or_short_file_is_an_error_of_integrity(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", ["F16", "F64", "I64"])
-def test_other_dtypes_are_widened(tmp_path, dtype):
-    """Half, double and whole numbers are read as float64."""
+def test_other_dtypes_are_converted(tmp_path, dtype):
+    """Half, double and integers are read as float64."""
     spec = TensorSpec(shape=(4,), dtype=DTYPES[dtype])
     manifest = Manifest(dtypes={"x": dtype}, specs={"x": spec}, size_bytes=0)
     rows = [[1, -2, 3, 4], [5, 6, 7, -8]]
@@ -149,7 +148,7 @@ def test_other_dtypes_are_widened(tmp_path, dtype):
 @pytest.mark.parametrize("rule", [Median(), Krum(num_byzantine=1)], ids=["median", "krum"])
 @pytest.mark.parametrize("coverage", ["full", "mask", "slice"])
 def test_memory_does_not_grow_with_clients(tmp_path, rule, coverage):
-    """Four times the updates, 13 MB in all, and the peak stays: blocks become narrower."""
+    """With four times the updates, 13 MB in total, the peak stays."""
     spec = {(DELTA, "x"): TensorSpec(shape=(100, 1000), dtype=np.dtype(np.float32))}
     manifest = Manifest(dtypes={"x": "F32"}, specs={"x": spec[DELTA, "x"]}, size_bytes=0)
     rng = np.random.default_rng(0)
@@ -189,7 +188,7 @@ def test_memory_does_not_grow_with_clients(tmp_path, rule, coverage):
     ids=lambda table: table[0],
 )
 @pytest.mark.parametrize("budget_bytes", [400, 1 << 20])
-def test_encoded_updates_are_read_as_they_decode(tmp_path, table, budget_bytes):
+def test_encoded_updates_are_decoded(tmp_path, table, budget_bytes):
     """Whole tensors and boxes, in small blocks or at once."""
     method = codec(*table)
     spec = TensorSpec(shape=(60, 50), dtype=np.dtype(np.float32))

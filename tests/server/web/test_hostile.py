@@ -1,4 +1,4 @@
-"""What strangers and operators write is shown as text, on every page; and no address is a fault."""
+"""Input of clients and operators is shown as text on every page, and no URL is unsafe."""
 
 import logging
 from html.parser import HTMLParser
@@ -30,7 +30,7 @@ PAGES = (
 
 
 class _Reader(HTMLParser):
-    """Finds what would run."""
+    """Finds executable markup."""
 
     def __init__(self):
         super().__init__()
@@ -48,7 +48,7 @@ class _Reader(HTMLParser):
 
 @pytest.fixture(scope="module")
 def door(tmp_path_factory):
-    """A server whose ledger, trail and log hold markup wherever somebody may write."""
+    """A server whose ledger, trail and log hold markup in all free text."""
     state = tmp_path_factory.mktemp("hostile") / "state"
     state.mkdir()
     fill(state, num_rounds=3, cohort=5, num_clients=20, spec=parse(SPEC).as_dict())
@@ -73,7 +73,7 @@ def door(tmp_path_factory):
 
 @pytest.mark.parametrize("live", [False, True])
 def test_markup_is_shown_as_text(door, live):
-    """On whole pages and on their live parts, where there is one and where there is none."""
+    """On whole pages and live parts."""
     shown = 0
     for page in PAGES:
         url = page + ("&" if "?" in page else "?") + "part=live" if live else page

@@ -1,4 +1,4 @@
-"""The console's pages over a real socket: what is on them, and what is never on them."""
+"""The console's pages over a real socket."""
 
 import logging
 import re
@@ -50,16 +50,16 @@ def submit(door, tmp_path):
 
 
 @pytest.mark.parametrize("path", STATIC_PAGES)
-def test_every_page_stands_on_an_empty_server(door, path):
-    """A newcomer's first look is of a server without anything, and it says what to do next."""
+def test_every_page_works_on_an_empty_server(door, path):
+    """It says what to do next."""
     status, text = get(door, path)
     assert status == 200
     assert 'class="empty"' in text or 'id="none"' in text
     assert "<h1>" in text
 
 
-def test_pages_hold_no_script_and_no_style_of_their_own(door, tmp_path):
-    """So that the policy against injected ones can be strict."""
+def test_pages_have_no_inline_scripts_or_styles(door, tmp_path):
+    """So that the content security policy can be strict."""
     run = submit(door, tmp_path)
     digest = door.contexts.ledger.run(run).model
     pages = (f"/runs/{run}", f"/runs/{run}/rounds", f"/models/{digest}", f"/runs/new?clone={run}")
@@ -70,8 +70,8 @@ def test_pages_hold_no_script_and_no_style_of_their_own(door, tmp_path):
         assert not re.search(r"(src|href)=\"(https?:)?//", text)
 
 
-def test_run_page_shows_what_happens_and_offers_what_can_be_done(door, tmp_path):
-    """Its open round waits for clients, so it can be paused, aborted and stopped, not closed."""
+def test_run_page_offers_the_possible_actions(door, tmp_path):
+    """A round that waits for clients can be paused, aborted and stopped, not closed."""
     run = submit(door, tmp_path)
     _, text = get(door, f"/runs/{run}")
     assert f"<h1>{run}</h1>" in text
@@ -80,8 +80,8 @@ def test_run_page_shows_what_happens_and_offers_what_can_be_done(door, tmp_path)
     assert offered == ["pause", "goal", "abort", "stop"]
 
 
-def test_run_that_has_ended_says_how_long_it_took(door, tmp_path):
-    """Of one that has not, how long it will."""
+def test_ended_run_has_its_duration(door, tmp_path):
+    """An active one has the time left."""
     run = submit(door, tmp_path)
     assert "<dt>Time left</dt>" in get(door, f"/runs/{run}")[1]
     door.ask("POST", f"/runs/{run}/stop", {})
@@ -90,16 +90,15 @@ def test_run_that_has_ended_says_how_long_it_took(door, tmp_path):
     assert ("<dt>Took</dt>" in text, "Time left" in text) == (True, False)
 
 
-def test_live_part_is_that_part_alone(door, tmp_path):
-    """What is refreshed is small, and is what the page holds too."""
+def test_live_part_is_part_of_the_page(door, tmp_path):
     run = submit(door, tmp_path)
     _, part = get(door, f"/runs/{run}?part=live")
     assert "<html" not in part
     assert f"<h1>{run}</h1>" in part
 
 
-def test_live_part_is_as_old_as_the_last_change_of_what_its_page_hears(door, tmp_path):
-    """Else it would be drawn too often, or, worse, show what was."""
+def test_live_parts_are_versioned_by_the_topics_of_their_page(door, tmp_path):
+    """Otherwise they would be rendered too often, or be stale."""
     run = submit(door, tmp_path)
     values = {"run": run, "digest": door.contexts.ledger.run(run).model}
     pages = [path for path in TOPICS if path not in NO_PAGES]
@@ -110,8 +109,8 @@ def test_live_part_is_as_old_as_the_last_change_of_what_its_page_hears(door, tmp
         assert sorted(heard.split()) == sorted(TOPICS[path].format_map(values).split()), path
 
 
-def test_files_are_kept_for_as_long_as_they_do_not_change(door):
-    """Their addresses hold a fingerprint of their content."""
+def test_static_files_are_cached_until_they_change(door):
+    """Their URLs contain a fingerprint of the content."""
     _, text = get(door, "/")
     files = re.findall(r'(?:src|href)="(/static/[^"]+)"', text)
     assert len(files) >= 6
@@ -124,8 +123,8 @@ def test_files_are_kept_for_as_long_as_they_do_not_change(door):
         connection.close()
 
 
-def test_log_page_shows_lines_about_one_client_or_run(door):
-    """With what they are about as links, and filters that hold what was asked."""
+def test_log_page_filters_by_client_and_run(door):
+    """With links to them; the fields keep their values."""
     for words in (("oak", "digits-1", 3), ("elm", "digits-1"), ("oak", "other-2")):
         door.contexts.log_ring.emit(
             logging.makeLogRecord(
@@ -145,8 +144,7 @@ def test_log_page_shows_lines_about_one_client_or_run(door):
     assert 'href="/runs/digits-1/rounds/3"' in text
 
 
-def test_names_that_clients_choose_are_escaped(door):
-    """Whatever reaches a page is text."""
+def test_names_chosen_by_clients_are_escaped(door):
     ledger = door.contexts.ledger
     ledger.add_token("01", "hash", "ward", time.time() + 60)
     ledger.enrol("01", "01", time.time() + 60)

@@ -1,4 +1,4 @@
-"""The form that starts a run: whatever is typed is answered, soon and beside its field."""
+"""The form that starts a run: any input is answered soon, beside its field."""
 
 import pytest
 
@@ -20,14 +20,13 @@ from fedloom.server.web.submit import DEFAULTS, MAX_DOTS, MAX_TOML, blamed, toge
     ],
     ids=["lists", "tables", "key", "header", "inline", "integer", "length"],
 )
-def test_settings_that_take_long_to_read_are_refused(text):
-    """On the server's event loop, where the rounds would wait."""
+def test_settings_slow_to_parse_are_refused(text):
+    """They would block the event loop."""
     with pytest.raises(UsageError, match=r"Expected .*TOML"):
         together({"toml": text})
 
 
-def test_settings_with_many_points_are_read():
-    """In numbers and in texts they mean nothing."""
+def test_dots_in_numbers_and_texts_are_allowed():
     numbers = ", ".join(["0.5"] * 500)
     text = f'[config]\nshares = [{numbers}]\nlayer = "{".".join(["a"] * MAX_DOTS)}"\n'
     found = together({"toml": text})["config"]
@@ -47,8 +46,8 @@ def test_settings_with_many_points_are_read():
         ({"toml": "[aggregation]\nname = 'krum'\nnum_byzantine = 9"}, "cohort.quorum"),
     ],
 )
-def test_fault_stands_beside_the_field_that_it_is_about(changed, field):
-    """Also where its words name other settings."""
+def test_error_is_shown_beside_its_field(changed, field):
+    """Even if its text names other settings."""
     with pytest.raises(UsageError) as caught:
         parse(together({**DEFAULTS, **changed}))
     assert blamed(str(caught.value)) == field
