@@ -164,7 +164,7 @@ def test_a_site_that_is_killed_as_a_whole_goes_on_where_it_was(tmp_path):
             codes, outputs = await ended(ranks)
         assert codes == [0, 0], outputs
         for output in outputs:
-            (said,) = re.findall(r"training goes on after step (\d+)", output)
+            (said,) = re.findall(r"training resumes after step (\d+)", output)
             assert int(said) > 0
             assert int(said) % 11 == 0
         for name, wanted in result(federation, again).items():

@@ -1,4 +1,4 @@
-"""The PyTorch client trains as it is told, and the same way each time it is told."""
+"""The PyTorch client: local training, local tensors and evaluation."""
 
 import dataclasses
 import itertools
@@ -48,7 +48,7 @@ def _params(model):
 
 
 def _trained(task, *, data=None, model=None, **options):
-    """What one task gives, from the same start each time."""
+    """The result of one task, always from the same initial values."""
     client = TorchClient(model or _model(), data or _data(), cross_entropy, **options)
     sent, _, _ = client.train(_params(_model()), task)
     return {name: value.copy() for name, value in sent.items()}
@@ -59,7 +59,7 @@ def _same(a, b):
 
 
 def test_the_same_task_gives_the_same_bits():
-    """Order of examples and dropout come from the task's seed and from nothing else."""
+    """The order of examples and dropout depend only on the task's seed."""
     task = _task(epochs=3)
     client = TorchClient(_model(), _data(), cross_entropy)
     received = _params(client.model)
@@ -71,13 +71,13 @@ def test_the_same_task_gives_the_same_bits():
 
 
 def test_another_seed_gives_other_bits():
-    """Even the largest that the wire can carry."""
+    """Also the largest seed of the protocol."""
     results = [_trained(_task(seed=seed))["0.weight"] for seed in (0, 1, 2**64 - 1)]
     assert all(not np.array_equal(a, b) for a, b in itertools.combinations(results, 2))
 
 
-def test_training_leaves_torchs_global_generator_as_it_was():
-    """The user's own random numbers are not disturbed."""
+def test_training_restores_torchs_global_generator():
+    """The user's random numbers do not change."""
     client = TorchClient(_model(), _data(), cross_entropy)
     torch.manual_seed(7)
     expected = torch.rand(3)
@@ -86,8 +86,8 @@ def test_training_leaves_torchs_global_generator_as_it_was():
     assert torch.equal(torch.rand(3), expected)
 
 
-def test_a_full_batch_step_is_the_gradient_step_done_by_hand():
-    """For least squares the gradient is known: 2/n · xᵀ(xw − y)."""
+def test_a_full_batch_step_is_a_gradient_step():
+    """For least squares the gradient is 2/n · xᵀ(xw − y)."""
     rng = np.random.default_rng(0)
     x, y, w = (rng.standard_normal(shape).astype(np.float32) for shape in ((9, 3), (9, 1), (1, 3)))
     model = nn.Linear(3, 1, bias=False)
@@ -101,7 +101,7 @@ def test_a_full_batch_step_is_the_gradient_step_done_by_hand():
 
 
 def test_averaged_full_batch_steps_equal_the_centralised_one():
-    """FedSGD is gradient descent on everybody's examples (McMahan et al. 2017)."""
+    """FedSGD is gradient descent on the examples of all clients (McMahan et al. 2017)."""
     x, y = _data(12)
     model = nn.Linear(3, 2)
     start = _params(model)
@@ -117,7 +117,7 @@ def test_averaged_full_batch_steps_equal_the_centralised_one():
 
 
 def test_the_default_optimizer_takes_the_steps_of_torchs_sgd():
-    """The same bits, without importing what torch.optim needs."""
+    """The bits are equal; `torch.optim` is not imported."""
     ours = _trained(_task(epochs=3))
     assert _same(_trained(_task(epochs=3), optimizer=torch.optim.SGD), ours)
 
@@ -150,8 +150,8 @@ def test_epochs_visit_every_example_and_steps_may_stop_between():
 
 
 @pytest.mark.parametrize("wrap", ["tensors", "dataset", "items", "loader"])
-def test_data_gives_the_same_bits_in_whatever_it_comes(wrap):
-    """Tensors, a data set of tensors or of items, or a loader with its own batch size and order."""
+def test_every_form_of_data_gives_the_same_bits(wrap):
+    """Tensors, data sets of tensors or items, and loaders with another batch size and order."""
     x, y = _data()
     forms = {
         "tensors": (x, y),
@@ -163,7 +163,7 @@ def test_data_gives_the_same_bits_in_whatever_it_comes(wrap):
 
 
 def test_a_loaders_collate_function_is_used():
-    """What makes a batch of items is the user's."""
+    """The user's function joins items into batches."""
 
     def doubled(items):
         x, y = torch.utils.data.default_collate(items)
@@ -175,7 +175,7 @@ def test_a_loaders_collate_function_is_used():
 
 
 def test_fedprox_pulls_towards_what_was_received():
-    """One step equals the formula; more of mu stays nearer (Li et al. 2020)."""
+    """One step equals the formula; a larger mu stays closer (Li et al. 2020)."""
     model = nn.Linear(3, 2)
     start = _params(model)
     client = TorchClient(model, _data(), cross_entropy)
@@ -191,7 +191,7 @@ def test_fedprox_pulls_towards_what_was_received():
 
 
 def test_the_rule_sees_the_received_parameters_as_its_anchor():
-    """At every step, however far training has moved."""
+    """At every step of the training."""
     anchors, params = [], []
 
     class Spy(Plain):
@@ -210,8 +210,8 @@ def test_the_rule_sees_the_received_parameters_as_its_anchor():
     assert not np.array_equal(params[-1], start["weight"])
 
 
-def test_only_chosen_tensors_are_sent_and_the_rest_is_taken_anew_each_round():
-    """A partial update; without keep_local nothing else carries over."""
+def test_only_selected_tensors_are_sent():
+    """Without keep_local, the other tensors are the server's again in each round."""
     client = TorchClient(_model(), _data(), cross_entropy, send=lambda name: name.startswith("3."))
     start = _params(client.model)
     first, _, _ = client.train(start, _task())
@@ -222,7 +222,7 @@ def test_only_chosen_tensors_are_sent_and_the_rest_is_taken_anew_each_round():
 
 @pytest.fixture(params=["memory", "file"])
 def keep_local(request, tmp_path):
-    """Kept in the process, or in a file."""
+    """In the process, or in a file."""
     return True if request.param == "memory" else tmp_path / "local.safetensors"
 
 
@@ -237,8 +237,8 @@ def _personal(keep_local):
     )
 
 
-def test_tensors_kept_at_home_go_on_from_round_to_round(keep_local):
-    """The server's values for them count once, at the start of the run."""
+def test_local_tensors_are_kept_between_rounds(keep_local):
+    """The server's values are used only at the start of the run."""
     client = _personal(keep_local)
     start = _params(client.model)
     client.train(start, _task())
@@ -249,8 +249,8 @@ def test_tensors_kept_at_home_go_on_from_round_to_round(keep_local):
     assert np.array_equal(_params(client.model)["0.weight"], start["0.weight"])
 
 
-def test_a_repeated_task_gives_the_same_bits_with_tensors_kept_at_home(keep_local):
-    """It starts from what was kept before its first try, and evaluates that too."""
+def test_a_repeated_task_gives_the_same_bits_with_local_tensors(keep_local):
+    """It starts from the tensors before its first execution, and evaluates them."""
     client = _personal(keep_local)
     start = _params(client.model)
     client.train(start, _task())
@@ -264,7 +264,7 @@ def test_a_repeated_task_gives_the_same_bits_with_tensors_kept_at_home(keep_loca
 
 
 def test_a_new_run_starts_from_the_server(keep_local):
-    """Another run's tensors do not leak into it."""
+    """Another run's tensors are not used."""
     client = _personal(keep_local)
     start = _params(client.model)
     client.train(start, _task())
@@ -272,8 +272,8 @@ def test_a_new_run_starts_from_the_server(keep_local):
     assert _same(_params(client.model), start)
 
 
-def test_tensors_kept_in_a_file_survive_the_process(tmp_path):
-    """A new client goes on as the old one would have."""
+def test_local_tensors_in_a_file_survive_a_restart(tmp_path):
+    """A new client gives the results of the old one."""
     path = tmp_path / "local.safetensors"
     old = _personal(path)
     start = _params(old.model)
@@ -284,8 +284,8 @@ def test_tensors_kept_in_a_file_survive_the_process(tmp_path):
     assert _same(_params(new.model), _params(old.model))
 
 
-def test_frozen_tensors_need_not_cross_the_wire():
-    """A model of adapters alone trains on top of what is only here."""
+def test_frozen_tensors_need_not_be_in_the_runs_model():
+    """A run's model of adapters is trained with frozen tensors of the device."""
     model = _model()
     model[0].requires_grad_(requires_grad=False)
     client = TorchClient(model, _data(), cross_entropy, send=lambda name: name.startswith("3."))
@@ -297,15 +297,15 @@ def test_frozen_tensors_need_not_cross_the_wire():
     assert np.array_equal(_params(model)["0.weight"], frozen)
 
 
-def test_a_model_that_lacks_what_is_sent_is_refused_by_name():
-    """Better now than by the server after the training."""
+def test_a_model_without_a_sent_tensor_is_refused():
+    """Before the training, with the tensor's name."""
     client = TorchClient(_model(), _data(), cross_entropy)
-    with pytest.raises(UsageError, match=r"lacks 2, such as '3\.bias'"):
+    with pytest.raises(UsageError, match=r"lacks 2 tensors.*such as '3\.bias'"):
         client.train({n: v for n, v in _params(_model()).items() if n < "3"}, _task())
 
 
 def test_buffers_and_integers_are_trained_and_sent_in_their_own_dtypes():
-    """Batch normalisation counts its batches; masks of bool stay at home."""
+    """Counters of BatchNorm are sent; masks of bool are not."""
     model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
     model.register_buffer("mask", torch.tensor([True, False]))
     client = TorchClient(model, _data(8), cross_entropy)
@@ -318,7 +318,7 @@ def test_buffers_and_integers_are_trained_and_sent_in_their_own_dtypes():
     assert "mask" not in sent
 
 
-def test_training_stops_early_when_the_round_no_longer_wants_it():
+def test_training_stops_on_request():
     """Between two steps."""
     client = TorchClient(_model(), _data(), cross_entropy)
     start = _params(client.model)
@@ -329,8 +329,8 @@ def test_training_stops_early_when_the_round_no_longer_wants_it():
     assert (num_examples, metrics) == (10, {})
 
 
-def test_evaluation_gives_the_mean_loss_and_the_share_of_hits():
-    """Over all examples, in batches of any number; dropout is off."""
+def test_evaluation_gives_loss_and_accuracy():
+    """Over all examples and any number of batches, without dropout."""
     x, y = _data(700)
     client = TorchClient(_model(), _data(), cross_entropy, evaluate=(x, y))
     params = _params(client.model)
@@ -343,7 +343,7 @@ def test_evaluation_gives_the_mean_loss_and_the_share_of_hits():
     assert metrics["accuracy"] == float((scores.argmax(1) == y).double().mean())
 
 
-def test_targets_to_be_ignored_count_neither_as_hits_nor_as_misses():
+def test_ignored_targets_do_not_count_in_the_accuracy():
     """Negative class numbers, as in cross_entropy's ignore_index."""
     x, y = _data(6)
     y[:3] = -100
@@ -355,14 +355,14 @@ def test_targets_to_be_ignored_count_neither_as_hits_nor_as_misses():
 
 @pytest.mark.parametrize("nothing", [None, _data(0)])
 def test_a_client_without_held_out_data_evaluates_nothing(nothing):
-    """And says so beforehand."""
+    """`can_evaluate` is false."""
     client = TorchClient(_model(), _data(), cross_entropy, evaluate=nothing)
     assert not client.can_evaluate()
     assert client.evaluate(_params(client.model), _task()) == (0, {})
 
 
-def test_torch_gets_one_thread_unless_told_otherwise():
-    """Small models are many times slower with more."""
+def test_torch_gets_one_thread_by_default():
+    """More threads make small models slower."""
     before = torch.get_num_threads()
     try:
         TorchClient(_model(), _data(), cross_entropy, num_threads=2)
@@ -389,14 +389,14 @@ class _Stream(IterableDataset):
         (DataLoader(_Stream()), "got _Stream"),
     ],
 )
-def test_data_that_cannot_be_trained_on_is_refused(data, message):
-    """When the client is made, not in its first round."""
+def test_invalid_data_is_refused(data, message):
+    """When the client is created."""
     with pytest.raises(UsageError, match=message):
         TorchClient(_model(), data, cross_entropy)
 
 
 def test_a_loss_that_is_not_one_number_is_refused():
-    """With what to change."""
+    """The error names the remedy."""
     client = TorchClient(_model(), _data(), nn.CrossEntropyLoss(reduction="none"))
     with pytest.raises(UsageError, match="reduction='mean'"):
         client.train(_params(client.model), _task())

@@ -1,4 +1,4 @@
-"""A client rule in little memory makes the gradients that it makes of whole tensors."""
+"""Client rules over rows of tensors give the gradients of whole tensors."""
 
 import gc
 import weakref
@@ -37,7 +37,7 @@ def drawn(shape, seed):
 
 
 def beside(rule, names, shape):
-    """What a rule has of tensors of a shape."""
+    """A rule's values for tensors of a shape."""
 
     def slots(wanted, seed):
         return {s: {n: drawn(shape, seed + at) for at, n in enumerate(names)} for s in wanted}
@@ -50,7 +50,7 @@ def beside(rule, names, shape):
 
 
 def stored(local, scratch):
-    """The same in a file."""
+    """The same values in a file."""
 
     def keep(slots):
         return {s: {n: scratch.keep(a) for n, a in found.items()} for s, found in slots.items()}
@@ -63,7 +63,7 @@ def stored(local, scratch):
 
 
 def expected(rule, param, local, name="w", anchor=None):
-    """What the rule makes of the whole gradient."""
+    """The rule's result for the whole gradient."""
     received, memory = local.slots_of(rule, name, tuple(param.shape))
     tensors = [
         {s: torch.from_numpy(a).to(param) for s, a in of.items()} for of in (received, memory)
@@ -76,7 +76,7 @@ def expected(rule, param, local, name="w", anchor=None):
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("name", RULES)
 def test_gradients_have_the_bits_of_whole_tensors(name, shape, resting, tmp_path):
-    """At every step, after parameters have moved."""
+    """At every step, also after the parameters changed."""
     rule = client_rule(name, RULES[name])
     module = nn.Module()
     module.w = nn.Parameter(torch.from_numpy(np.array(drawn(shape, 1))))
@@ -94,7 +94,7 @@ def test_gradients_have_the_bits_of_whole_tensors(name, shape, resting, tmp_path
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_layouts_and_dtypes_are_those_of_the_gradient(dtype, tmp_path):
-    """As of convolutions whose channels come last."""
+    """Also for the channels-last layout."""
     rule, shape = client_rule("scaffold", {}), (64, 33, 7, 7)
     module = nn.Module()
     start = torch.from_numpy(drawn(shape, 1)).to(dtype, memory_format=torch.channels_last)
@@ -109,8 +109,8 @@ def test_layouts_and_dtypes_are_those_of_the_gradient(dtype, tmp_path):
     assert module.w.grad.dtype == dtype
 
 
-def test_gradients_that_share_their_values_are_changed_once_each():
-    """Autograd gives two tensors that were transposed and added one gradient."""
+def test_gradients_that_share_storage_are_changed_once_each():
+    """Autograd gives a tensor and a transposed one that are added the same storage."""
     rule, shape = client_rule("scaffold", {}), (300, 300)
     module = nn.Module()
     module.a, module.b = (nn.Parameter(torch.from_numpy(drawn(shape, seed))) for seed in (1, 2))
@@ -126,7 +126,7 @@ def test_gradients_that_share_their_values_are_changed_once_each():
 
 
 def test_a_sparse_gradient_is_changed_as_a_whole():
-    """By a rule that can: rows of it cannot be put in its place."""
+    """Its rows cannot be replaced in place."""
 
     class Half(ClientRule):
         name = "half"
@@ -144,7 +144,7 @@ def test_a_sparse_gradient_is_changed_as_a_whole():
 
 
 def held_bytes():
-    """Of all tensors that anybody has, each storage once."""
+    """Bytes of all tensors in the process, each storage once."""
     gc.collect()
     found = [o for o in gc.get_objects() if type(o) in (torch.Tensor, nn.Parameter)]
     return sum(
@@ -153,8 +153,8 @@ def held_bytes():
 
 
 @pytest.mark.parametrize(("name", "models"), [("scaffold", 0), ("fedprox", 1), ("feddyn", 1)])
-def test_no_more_than_the_anchor_is_held(name, models, tmp_path):
-    """And that only for a rule that looks at it."""
+def test_only_the_anchor_is_held_in_memory(name, models, tmp_path):
+    """And only for a rule that needs it."""
     rule = client_rule(name, RULES[name])
     module = nn.Linear(600, 500, bias=False)
     here = stored(beside(rule, ["weight"], (500, 600)), Scratch(tmp_path))
@@ -165,8 +165,8 @@ def test_no_more_than_the_anchor_is_held(name, models, tmp_path):
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_rules_look_at_an_anchor_if_they_say_so(name):
-    """The others do without."""
+def test_needs_anchor_is_correct(name):
+    """Rules that do not declare it work without an anchor."""
     rule = client_rule(name, RULES[name])
     module = nn.Linear(2, 2, bias=False)
     seen = []
@@ -185,8 +185,8 @@ def test_rules_look_at_an_anchor_if_they_say_so(name):
     assert rule.needs_anchor == (name in {"fedprox", "feddyn"})
 
 
-def test_nobody_holds_what_was_handed_over_while_the_module_trains():
-    """It is in the module by then."""
+def test_received_parameters_are_released_during_training():
+    """The module has a copy."""
     module = nn.Linear(3, 2)
     handed, alive = [], []
 
@@ -208,7 +208,7 @@ def test_nobody_holds_what_was_handed_over_while_the_module_trains():
 
 
 def test_mimelite_trains_a_module_of_bfloat16():
-    """Its gradient over all examples leaves as float32."""
+    """Its gradient over all examples is sent as float32."""
     module = nn.Linear(3, 2).bfloat16()
     data = torch.ones(4, 3, dtype=torch.bfloat16), torch.ones(4, 2, dtype=torch.bfloat16)
     asked = task(rule=client_rule("mimelite", RULES["mimelite"]))

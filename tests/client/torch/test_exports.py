@@ -1,4 +1,4 @@
-"""Models used and written for other programs: the same answers there as here."""
+"""Inference, and exports that give the module's outputs."""
 
 import importlib.util
 import warnings
@@ -23,7 +23,7 @@ def network(seed=0):
 
 @pytest.fixture
 def model(tmp_path):
-    """A model of other numbers than the module that it is put into."""
+    """A model with other values than the module."""
     path = tmp_path / "model.safetensors"
     save_file(parameters(network(seed=1)), path)
     return Model(path=path)
@@ -34,15 +34,15 @@ def expected():
         return network(seed=1).eval()(X).numpy()
 
 
-def test_a_module_answers_with_the_models_numbers(model):
-    """Not with those that it was built with, and as in evaluation."""
+def test_a_module_predicts_with_the_models_values(model):
+    """In evaluation mode."""
     np.testing.assert_allclose(model.predict(network(), X), expected(), rtol=1e-6, atol=1e-6)
     client = TorchClient(network(), (X, Y), nn.functional.cross_entropy)
     np.testing.assert_allclose(model.predict(client, X.numpy()), expected(), rtol=1e-6, atol=1e-6)
 
 
-def test_an_estimator_answers_with_the_models_numbers(tmp_path):
-    """An estimator of scikit-learn, or a client of one; neither is changed."""
+def test_an_estimator_predicts_with_the_models_values(tmp_path):
+    """An estimator of scikit-learn or its client; neither is changed."""
     linear_model = pytest.importorskip("sklearn.linear_model")
     from fedloom.client.sklearn import sklearn_client
 
@@ -57,8 +57,8 @@ def test_an_estimator_answers_with_the_models_numbers(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning")
-def test_torchscript_answers_as_the_module_does(model, tmp_path):
-    """Read back without fedloom, for another number of examples than it was written with."""
+def test_torchscript_gives_the_modules_outputs(model, tmp_path):
+    """Loaded without fedloom, with another number of examples."""
     out = model.export(tmp_path / "model.pt", "torchscript", network(), X[:3])
     loaded = torch.jit.load(str(out))
     np.testing.assert_allclose(loaded(X).detach(), expected(), rtol=1e-5, atol=1e-5)
@@ -66,8 +66,8 @@ def test_torchscript_answers_as_the_module_does(model, tmp_path):
 
 
 @pytest.mark.long
-def test_torch_export_answers_as_the_module_does(model, tmp_path):
-    """A client's own examples say what inputs look like."""
+def test_torch_export_gives_the_modules_outputs(model, tmp_path):
+    """The client's examples give the shape of the inputs."""
     client = TorchClient(network(), (X, Y), nn.functional.cross_entropy)
     out = model.export(tmp_path / "model.pt2", "torch-export", client)
     loaded = torch.export.load(str(out)).module()
@@ -76,8 +76,8 @@ def test_torch_export_answers_as_the_module_does(model, tmp_path):
 
 @pytest.mark.long
 @pytest.mark.skipif(not importlib.util.find_spec("onnxscript"), reason="needs fedloom[onnx]")
-def test_onnx_answers_as_the_module_does(model, tmp_path):
-    """By onnxruntime and by ONNX's own reference."""
+def test_onnx_gives_the_modules_outputs(model, tmp_path):
+    """By onnxruntime and by ONNX's reference."""
     import onnxruntime
     from onnx.reference import ReferenceEvaluator
 
@@ -87,8 +87,8 @@ def test_onnx_answers_as_the_module_does(model, tmp_path):
         np.testing.assert_allclose(answer, expected(), rtol=1e-4, atol=1e-4)
 
 
-def test_without_onnx_it_is_said_what_to_install(model, tmp_path, monkeypatch):
-    """An extra that is missing is no traceback."""
+def test_missing_onnx_names_the_extra(model, tmp_path, monkeypatch):
+    """The error is a sentence, not a traceback."""
     import sys
 
     monkeypatch.setitem(sys.modules, "onnx", None)
@@ -97,7 +97,7 @@ def test_without_onnx_it_is_said_what_to_install(model, tmp_path, monkeypatch):
 
 
 class Branching(nn.Module):
-    """Answers by a branch that tracing does not see."""
+    """A module with a branch that tracing does not see."""
 
     def __init__(self):
         super().__init__()
@@ -107,8 +107,8 @@ class Branching(nn.Module):
         return self.layer(x) if len(x.tolist()) > 1 else x[:, :3]
 
 
-def test_what_would_answer_otherwise_is_refused_and_leaves_no_file(tmp_path):
-    """A module that branches on its inputs is no TorchScript trace."""
+def test_an_export_with_other_outputs_is_refused(tmp_path):
+    """A trace of a module that branches on its inputs; no file is left."""
     path = tmp_path / "model.safetensors"
     save_file(parameters(Branching()), path)
     with pytest.raises(UsageError, match="branch"):
@@ -117,7 +117,7 @@ def test_what_would_answer_otherwise_is_refused_and_leaves_no_file(tmp_path):
 
 
 class Signed(nn.Module):
-    """Answers by a branch on the values; `plain` is a way to say so that nothing compiles."""
+    """A module that branches on values; `plain` is a condition that cannot be compiled."""
 
     def __init__(self, plain=None):
         super().__init__()
@@ -131,7 +131,7 @@ class Signed(nn.Module):
 
 
 def test_a_branch_on_values_is_kept_or_refused(tmp_path):
-    """What tracing the example alone gives answers wrongly to inputs of the other sign."""
+    """A trace of the example alone is wrong for inputs of the other sign."""
     path = tmp_path / "model.safetensors"
     module = Signed()
     save_file(parameters(module), path)
@@ -151,22 +151,22 @@ def test_a_branch_on_values_is_kept_or_refused(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "target", "example", "words"),
     [
-        ("onnx", None, None, "code of a torch module"),
+        ("onnx", None, None, "Expected a torch module"),
         ("pickle", network(), X, "format"),
         ("torchscript", network(), None, "example"),
         ("torchscript", network(), X[:1], "two or more"),
         ("torchscript", nn.Linear(6, 2), X, "built alike"),
     ],
 )
-def test_what_cannot_be_exported_is_said(  # noqa: PLR0917 - fixtures and parameters
+def test_invalid_exports_are_refused(  # noqa: PLR0917 - fixtures and parameters
     model, tmp_path, kind, target, example, words
 ):
-    """Each with its own sentence."""
+    """Each with its own error."""
     with pytest.raises(UsageError, match=words):
         model.export(tmp_path / "out", kind, target, example)
 
 
-def test_what_cannot_predict_is_said(model):
-    """A target is a module or an estimator."""
+def test_other_objects_cannot_predict(model):
+    """A target must be a module or an estimator."""
     with pytest.raises(UsageError, match="params"):
         model.predict(object(), X)

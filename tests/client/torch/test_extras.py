@@ -1,4 +1,4 @@
-"""Mixed precision, schedules and adapters of the torch helper, and what does not go with them."""
+"""Mixed precision, schedules and adapters of the torch client."""
 
 import math
 
@@ -54,7 +54,7 @@ def trained(client, asked):
 
 
 class Spy(nn.Module):
-    """Notes in which dtype a layer computes."""
+    """Records the dtype in which a layer computes."""
 
     def __init__(self):
         super().__init__()
@@ -69,7 +69,7 @@ class Spy(nn.Module):
 
 @pytest.mark.parametrize(("name", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
 def test_layers_compute_in_16_bits_and_parameters_stay_float32(name, dtype):
-    """What is sent is float32, close to training in full, and not equal to it."""
+    """The update is float32, close to but not equal to the one of full precision."""
     spy = Spy()
     client = made(spy, precision=name)
     full = made(Spy())
@@ -87,8 +87,8 @@ def test_layers_compute_in_16_bits_and_parameters_stay_float32(name, dtype):
     assert spy.seen == {dtype}
 
 
-def test_a_step_that_overflows_changes_nothing():
-    """Neither the parameters nor the client rule's count of steps; the next one is taken."""
+def test_a_step_with_overflow_changes_nothing():
+    """Neither the parameters nor the client rule's counter; the next step is taken."""
     weight = nn.Parameter(torch.ones(2))
     optimizer = SGD([weight], lr=0.1)
     precision, corrected = Precision("fp16"), []
@@ -99,19 +99,19 @@ def test_a_step_that_overflows_changes_nothing():
         precision.step(optimizer, [weight], lambda: corrected.append(weight.grad.clone()))
         assert bool((weight != before).all()) is moved
     assert len(corrected) == 1
-    assert corrected[0].tolist() == [1.0, 1.0]  # not scaled any more: clipping sees true gradients
+    assert corrected[0].tolist() == [1.0, 1.0]  # clipping gets unscaled gradients
 
 
-def test_clipping_and_rules_see_true_gradients():
-    """With fp16's scaled loss a clipped step is as long as without it."""
+def test_clipping_and_rules_get_unscaled_gradients():
+    """With fp16's scaled loss a clipped step has the same length as without."""
     asked = task(epochs=None, steps=1, clip_norm=0.01, learning_rate=1.0, batch_size=0)
     new, _ = trained(made(precision="fp16"), asked)
     length = math.sqrt(sum(float(np.square(new[n] - a).sum()) for n, a in start().items()))
     assert length == pytest.approx(0.01, rel=1e-3)
 
 
-def test_precisions_that_do_not_go_are_refused():
-    """An unknown one, a module in 16 bits, a model of the client's own."""
+def test_unsupported_precisions_are_refused():
+    """An unknown one, a module in 16 bits, and a personal model."""
     with pytest.raises(UsageError, match="fp32, bf16, fp16"):
         made(precision="int8")
     with pytest.raises(UsageError, match="float32 parameters"):
@@ -124,7 +124,7 @@ def test_precisions_that_do_not_go_are_refused():
 
 
 def test_a_schedule_goes_from_the_rounds_rate_to_zero():
-    """The first step has the whole rate, the last one nearly none."""
+    """The first step has the full rate, the last one almost zero."""
     optimizer = SGD([nn.Parameter(torch.ones(1))], lr=2.0)
     scheduled = Scheduled(optimizer, NAMED["cosine"], 4)
     rates = []
@@ -140,7 +140,7 @@ def test_a_schedule_goes_from_the_rounds_rate_to_zero():
     "optimizer", [lambda: SGD, pytest.param(lambda: torch.optim.SGD, marks=pytest.mark.long)]
 )
 def test_linear_steps_are_those_by_hand(optimizer):
-    """Two full-batch steps at rates lr and lr/2, of our descent and of torch's."""
+    """Two full-batch steps at rates lr and lr/2, by `SGD` and by torch's."""
     asked = task(epochs=None, steps=2, batch_size=0)
     module = linear()
     x, y = data(103, 1)
@@ -167,8 +167,8 @@ def test_the_run_may_choose_the_schedule():
         assert (by_run[name] != constant[name]).any()
 
 
-def test_schedules_that_do_not_go_are_refused():
-    """An unknown name, and rules that compute with the rate."""
+def test_unsupported_schedules_are_refused():
+    """An unknown name, and rules that use the rate."""
     with pytest.raises(UsageError, match="linear, cosine"):
         made(schedule="task").train(start(), task(config={"schedule": "wild"}))
     for rule in (("scaffold", {}), ("qfedavg", {"q": 0.5})):
@@ -191,8 +191,8 @@ def convolutional():
 
 
 @pytest.mark.parametrize("build", [linear, convolutional])
-def test_fresh_adapters_change_no_answer_and_merged_ones_keep_it(build):
-    """B begins at zero; after training the merged module answers alike with plain layers."""
+def test_new_and_merged_adapters_keep_the_outputs(build):
+    """B is zero at first; after training the merged module has plain layers and equal outputs."""
     x, y = data(30, 3)
     module = build()
     with torch.no_grad():
@@ -211,8 +211,8 @@ def test_fresh_adapters_change_no_answer_and_merged_ones_keep_it(build):
 
 
 @pytest.mark.parametrize("only", [(), ("*lora_*",)])
-def test_adapters_alone_are_trained_and_sent(only):
-    """The base stays at the server's values, and costs no bytes, whatever the run says."""
+def test_only_adapters_are_trained_and_sent(only):
+    """The other tensors keep the server's values and are not sent, whatever `train.only` is."""
     torch.manual_seed(0)
     module = lora(nn.Sequential(nn.Linear(12, 256), nn.Tanh(), nn.Linear(256, 4)), rank=2)
     client = made(module)
@@ -232,8 +232,8 @@ def test_adapters_alone_are_trained_and_sent(only):
 @pytest.mark.parametrize(
     "rule", [("fedprox", {"mu": 0.1}), ("scaffold", {}), ("mimelite", {"momentum": 0.5})]
 )
-def test_client_rules_are_over_adapters_alone(rule):
-    """Memory and received slots are asked for what is trained."""
+def test_client_rules_apply_only_to_adapters(rule):
+    """Memory and received slots are read only for trained tensors."""
     torch.manual_seed(0)
     module = lora(linear(), rank=2)
     begin = {n: np.array(a) for n, a in parameters(module).items()}
@@ -243,22 +243,22 @@ def test_client_rules_are_over_adapters_alone(rule):
 
 
 def test_a_head_may_be_trained_beside_adapters():
-    """`train` names what is trained and sent whole."""
+    """`train` names other parameters to train and send."""
     module = lora(linear(), rank=2, targets=["0"], train=["2.*"])
     begin = {n: np.array(a) for n, a in parameters(module).items()}
     new, _, _ = made(module).train(begin, task())
     assert set(new) == {"0.lora_a", "0.lora_b", "2.weight", "2.bias"}
 
 
-def test_adapters_that_do_not_go_are_refused():
-    """Each with a sentence."""
+def test_unsupported_adapters_are_refused():
+    """Each with its own error."""
     with pytest.raises(UsageError, match="rank of 1"):
         lora(linear(), rank=0)
     with pytest.raises(UsageError, match="at most 4"):
         lora(linear(), rank=5)
-    with pytest.raises(UsageError, match="names none"):
+    with pytest.raises(UsageError, match="matches no linear"):
         lora(linear(), rank=2, targets=["*.query"])
-    with pytest.raises(UsageError, match="has some already"):
+    with pytest.raises(UsageError, match="got one with adapters"):
         lora(lora(linear(), rank=2), rank=2)
     with pytest.raises(UsageError, match="groups"):
         lora(nn.Sequential(nn.Conv2d(4, 4, 1, groups=2)), rank=1)

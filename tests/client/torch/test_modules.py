@@ -1,4 +1,4 @@
-"""Tensors go from module to numpy and to files and back without loss, or are refused."""
+"""Conversion of tensors between modules, numpy and files."""
 
 import numpy as np
 import pytest
@@ -48,7 +48,7 @@ def test_what_is_loaded_comes_back():
 
 
 def test_arrays_share_the_modules_memory():
-    """No copy is made of what need not be copied."""
+    """No copy is made."""
     module = _Mixed()
     weight = parameters(module)["weight"]
     with torch.no_grad():
@@ -57,15 +57,15 @@ def test_arrays_share_the_modules_memory():
 
 
 def test_read_only_arrays_are_loaded_without_a_warning():
-    """As mapped from a file."""
+    """Such as arrays that are mapped from a file."""
     values = _values()
     for value in values.values():
         value.flags.writeable = False
     load(_Mixed(), values)
 
 
-def test_values_are_copied_in_not_referred_to():
-    """Training must not change what was received."""
+def test_loaded_values_are_copied():
+    """Training must not change the received arrays."""
     module, values = _Mixed(), _values()
     load(module, values)
     with torch.no_grad():
@@ -76,7 +76,7 @@ def test_values_are_copied_in_not_referred_to():
 
 @given(arrays(np.float32, (3,), elements=st.floats(width=32)))
 def test_bfloat16_rounds_to_the_nearest(values):
-    """As torch rounds, whatever the bits."""
+    """As torch does, for all bits."""
     module = nn.Linear(3, 1, bias=False).to(torch.bfloat16)
     load(module, {"weight": values.reshape(1, 3)})
     expected = torch.from_numpy(values).to(torch.bfloat16)
@@ -94,7 +94,7 @@ def test_bfloat16_rounds_to_the_nearest(values):
         ({"mask": np.zeros(2, np.uint8)}, "torch.bool for 'mask', got uint8"),
     ],
 )
-def test_what_does_not_fit_is_refused_and_nothing_is_copied(changes, message):
+def test_a_mismatch_is_refused_and_nothing_is_copied(changes, message):
     """Names, shapes and kinds of number are checked first."""
     module = _Mixed()
     before = {name: value.copy() for name, value in parameters(module).items()}
@@ -104,8 +104,8 @@ def test_what_does_not_fit_is_refused_and_nothing_is_copied(changes, message):
     assert _same(parameters(module), before)
 
 
-def test_a_part_can_be_loaded_on_request():
-    """The rest stays."""
+def test_partial_loading():
+    """Missing tensors keep their values."""
     module = _Mixed()
     load(module, {"count": np.array(3)}, partial=True)
     assert module.count == 3
@@ -113,14 +113,14 @@ def test_a_part_can_be_loaded_on_request():
 
 
 def test_a_dtype_that_numpy_lacks_is_refused():
-    """With its name."""
+    """The error names the dtype."""
     module = nn.Linear(1, 1).to(torch.float8_e5m2)
     with pytest.raises(UsageError, match="Float8_e5m2"):
         parameters(module)
 
 
-def test_a_saved_module_is_read_back_by_us_and_by_safetensors(tmp_path):
-    """In the module's own dtypes, by the reference implementation too."""
+def test_a_saved_module_is_read_by_fedloom_and_safetensors(tmp_path):
+    """In the module's dtypes."""
     module = _Mixed()
     load(module, _values())
     save_file(module, tmp_path / "model.safetensors")
@@ -132,8 +132,8 @@ def test_a_saved_module_is_read_back_by_us_and_by_safetensors(tmp_path):
     assert all(torch.equal(reference[name], value) for name, value in module.state_dict().items())
 
 
-def test_a_file_that_is_no_model_is_refused(tmp_path):
-    """Damaged is not the same as mismatched."""
+def test_an_invalid_file_is_refused(tmp_path):
+    """A damaged file and a file with other tensors raise different errors."""
     (tmp_path / "text").write_text("hello")
     with pytest.raises(IntegrityError):
         load_file(_Mixed(), tmp_path / "text")

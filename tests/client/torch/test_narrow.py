@@ -1,4 +1,4 @@
-"""Narrower copies of networks: the leading units of hidden layers, and nothing else."""
+"""Narrower copies of networks, with the leading units of hidden layers."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ def _network():
 
 
 def test_hidden_layers_keep_their_leading_units():
-    """Every value of the copy is the network's at the place that it says."""
+    """Every value of the copy equals the network's at the stated ranges."""
     network = _network()
     whole = parameters(network)
     sent = narrowed(network, 0.5).parameters(frozenset(whole))
@@ -34,7 +34,7 @@ def test_hidden_layers_keep_their_leading_units():
     shapes = {n: v.values.shape if isinstance(v, SliceOf) else v.shape for n, v in sent.items()}
     assert shapes["0.0.weight"] == (3, 3, 3, 3)
     assert shapes["0.1.running_var"] == (3,)
-    assert shapes["2.weight"] == (5, 27)  # three channels of nine places each
+    assert shapes["2.weight"] == (5, 27)  # three channels of nine values each
     assert shapes["3.bias"] == (5,)
     assert shapes["5.weight"] == (4, 5)
     assert shapes["5.bias"] == (4,)
@@ -47,8 +47,8 @@ def test_hidden_layers_keep_their_leading_units():
             np.testing.assert_array_equal(value, whole[name])
 
 
-def test_a_copy_computes_what_the_network_does_without_the_other_units():
-    """With the weights that leave the dropped units at zero, outputs agree."""
+def test_a_copy_equals_the_network_with_the_other_units_at_zero():
+    """The outputs are equal if the weights set the dropped units to zero."""
     network = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).double()
     narrow = narrowed(network, 0.5).module
     with torch.no_grad():
@@ -58,8 +58,8 @@ def test_a_copy_computes_what_the_network_does_without_the_other_units():
     torch.testing.assert_close(narrow.train()(x), network.train()(x))
 
 
-def test_statistics_of_normalisation_are_of_one_scale_at_all_widths():
-    """What a narrow layer gives is divided by its width before it is normalised, in training."""
+def test_normalisation_statistics_have_the_same_scale_at_all_widths():
+    """In training, a narrow layer's output is divided by its width before normalisation."""
     network = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, momentum=1.0), nn.Linear(4, 2))
     narrow = narrowed(network, 0.5).module
     x = torch.randn(50, 3)
@@ -69,8 +69,8 @@ def test_statistics_of_normalisation_are_of_one_scale_at_all_widths():
     torch.testing.assert_close(narrow[1].running_var, expected.var(dim=0))
 
 
-def test_the_network_stays_as_it_was():
-    """Training the copy changes the copy alone."""
+def test_training_the_copy_does_not_change_the_network():
+    """The copy has its own tensors."""
     network = _network()
     before = {name: value.copy() for name, value in parameters(network).items()}
     narrow = narrowed(network, 0.3).module
@@ -86,12 +86,15 @@ def test_the_network_stays_as_it_was():
     [
         (nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2)), "LayerNorm at '1'"),
         (nn.TransformerEncoderLayer(4, 2), "TransformerEncoderLayer at ''"),
-        (nn.Sequential(nn.Conv2d(4, 4, 1, groups=2), nn.Conv2d(4, 2, 1)), "groups.*got 2 at '0'"),
+        (
+            nn.Sequential(nn.Conv2d(4, 4, 1, groups=2), nn.Conv2d(4, 2, 1)),
+            "groups.*got 2 groups at '0'",
+        ),
         (nn.Sequential(nn.Linear(3, 4), nn.Linear(5, 2)), "multiple of the 4 units below, got 5"),
     ],
 )
-def test_what_cannot_be_narrowed_is_refused(network, message):
-    """It says which layer, and a client of one's own can send slices of anything."""
+def test_unsupported_networks_are_refused(network, message):
+    """The error names the layer."""
     with pytest.raises(UsageError, match=message):
         narrowed(network, 0.5)
 
@@ -112,8 +115,8 @@ def _task(**settings):
     )
 
 
-def test_a_device_may_say_its_own_width():
-    """Whatever the run's list would have drawn for its name; what it leaves out is not sent."""
+def test_a_device_can_set_its_width():
+    """It overrides the run's widths; the dropped units are not sent."""
     network = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
     data = torch.randn(12, 3), torch.randint(0, 2, (12,))
     received = {name: value.copy() for name, value in parameters(network).items()}
@@ -126,7 +129,7 @@ def test_a_device_may_say_its_own_width():
     assert whole["0.weight"].shape == (8, 3)
 
 
-def test_tensors_at_home_are_whole():
+def test_local_tensors_need_the_full_width():
     """A narrow copy has no place for them."""
     network = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
     data = torch.randn(12, 3), torch.randint(0, 2, (12,))
@@ -138,5 +141,5 @@ def test_tensors_at_home_are_whole():
         send=lambda name: name.startswith("0"),
         keep_local=True,
     )
-    with pytest.raises(UsageError, match=r"kept at home with a width of 0\.5, got '2\.bias'"):
+    with pytest.raises(UsageError, match=r"local tensors with a width of 0\.5, got '2\.bias'"):
         client.train(dict(parameters(network)), _task())

@@ -1,16 +1,16 @@
-"""Small adapters in large layers: what a federation trains and sends instead of the whole model.
+"""Low-rank adapters (LoRA): clients train and send small adapters instead of the whole model.
 
     module = lora(module, rank=8, targets=["*.query", "*.value"])
-    client = TorchClient(module, (x, y), loss)          # sends the adapters alone
+    client = TorchClient(module, (x, y), loss)          # sends only the adapters
 
-A layer y = Wx becomes y = Wx + (alpha / rank)·BAx; W is frozen, A and B are trained. Their names
-are the layer's, and `lora_a` and `lora_b`; those of the layer's own tensors stay, so a model that
-was trained without adapters can be loaded.
+A layer y = Wx becomes y = Wx + (alpha / rank)·BAx; W is frozen, A and B are trained. They are named
+`LAYER.lora_a` and `LAYER.lora_b`. The layer's own tensors keep their names, so a model without
+adapters can be loaded.
 
 Source: Hu et al. 2021, LoRA: Low-Rank Adaptation of Large Language Models,
 https://arxiv.org/abs/2106.09685, section 4.1.
 
-Invariant: adapters that nobody has trained change no answer, as B begins at zero.
+Invariant: untrained adapters do not change the outputs, because B is initialised to zero.
 """
 
 import copy
@@ -36,12 +36,12 @@ class LoraLinear(nn.Linear):
     lora_scale: float
 
     def forward(self, x: Tensor) -> Tensor:
-        """Answer, with what the adapter adds."""
+        """The layer's output plus the adapter's."""
         inner = functional.linear(x, self.lora_a)
         return super().forward(x) + self.lora_scale * functional.linear(inner, self.lora_b)
 
     def difference(self) -> Tensor:
-        """What the adapter adds to the weight."""
+        """The difference of the weight that has the same effect as the adapter."""
         return self.lora_scale * (self.lora_b @ self.lora_a)
 
 
@@ -53,12 +53,12 @@ class LoraConv2d(nn.Conv2d):
     lora_scale: float
 
     def forward(self, x: Tensor) -> Tensor:
-        """Answer, with what the adapter adds."""
+        """The layer's output plus the adapter's."""
         inner = self._conv_forward(x, self.lora_a, None)
         return super().forward(x) + self.lora_scale * functional.conv2d(inner, self.lora_b)
 
     def difference(self) -> Tensor:
-        """What the adapter adds to the weight."""
+        """As `LoraLinear.difference`."""
         return self.lora_scale * torch.einsum("or,rikl->oikl", self.lora_b[:, :, 0, 0], self.lora_a)
 
 
@@ -76,30 +76,29 @@ def lora(
     targets: Sequence[str] = ("*",),
     train: Sequence[str] = (),
 ) -> nn.Module:
-    """Put adapters into layers of a module, and freeze everything else.
+    """Add adapters to layers of a module and freeze all other parameters.
 
     Args:
         module: changed in place, and returned.
         rank: of an adapter, >= 1.
-        alpha: how much adapters count; twice the rank by default.
+        alpha: scale of the adapters' outputs, times the rank. Default: twice the rank.
         targets: globs over names of `nn.Linear` and `nn.Conv2d` layers.
-        train: globs over names of other parameters that are trained and sent whole, such as a
-            new head.
+        train: globs over names of other parameters to train and send, such as a new head.
 
     Raises:
-        UsageError: a glob names nothing, or a layer cannot have an adapter.
+        UsageError: a glob matches no layer, or a layer cannot have an adapter.
     """
     if rank < 1:
         raise UsageError(f"Expected a rank of 1 or more, got {rank}.")
     if any(True for _ in adapted(module)):
-        raise UsageError("Expected a module without adapters, got one that has some already.")
+        raise UsageError("Expected a module without adapters, got one with adapters.")
     layers = {n: m for n, m in module.named_modules() if type(m) in _KINDS}
     chosen = [name for name in layers if _matches(name, targets)]
     for glob in targets:
         if not any(fnmatchcase(name, glob) for name in layers):
             raise UsageError(
-                f"Expected targets to name linear layers or convolutions "
-                f"({', '.join(list(layers)[:8])}, …), got {glob!r}, which names none."
+                f"The target {glob!r} matches no linear layer or convolution. The module has "
+                f"{', '.join(list(layers)[:8])}, …"
             )
     for name, param in module.named_parameters():
         param.requires_grad_(_matches(name, train))
@@ -115,20 +114,20 @@ def adapted(module: nn.Module) -> Iterator[LoraLinear | LoraConv2d]:
 
 @torch.no_grad()
 def merged(module: nn.Module) -> nn.Module:
-    """A copy of a module with its adapters worked into the layers: the same answers, plain layers.
+    """A copy of a module with its adapters merged into plain layers; the outputs are the same.
 
-    Its tensors have the names and shapes that they had before `lora`.
+    Its tensors have the names and shapes from before `lora`.
     """
     made = copy.deepcopy(module)
     for layer in list(adapted(made)):
         layer.weight += layer.difference().to(layer.weight)
         del layer.lora_a, layer.lora_b, layer.lora_scale
-        layer.__class__ = _PLAIN[type(layer)]  # type: ignore[assignment] # the class it was of
+        layer.__class__ = _PLAIN[type(layer)]  # type: ignore[assignment] # its class before `lora`
     return made
 
 
 def sent_names(module: nn.Module) -> set[str]:
-    """Names of what a module with adapters sends: all that is trained."""
+    """Names of the tensors that a module with adapters sends: those that are trained."""
     return {name for name, param in module.named_parameters() if param.requires_grad}
 
 
@@ -136,14 +135,14 @@ def _adapt(name: str, layer: nn.Module, rank: int, alpha: float) -> None:
     weight: Any = layer.weight
     if getattr(layer, "groups", 1) > 1:
         raise UsageError(
-            f"Expected convolutions without groups, got {layer.groups} at {name!r}. Leave it out "
-            "of targets."
+            f"Expected convolutions without groups, got {layer.groups} groups in {name!r}. Remove "
+            "it from targets."
         )
     most = min(weight.shape[0], weight[0].numel())
     if rank > most:
         raise UsageError(
             f"Expected a rank of at most {most} for {name!r}, whose weight is "
-            f"{tuple(weight.shape)}, got {rank}. Lower the rank, or leave the layer out of targets."
+            f"{tuple(weight.shape)}, got {rank}. Lower the rank, or remove the layer from targets."
         )
     a = weight.new_empty(rank, *weight.shape[1:])
     nn.init.kaiming_uniform_(a, a=math.sqrt(5))

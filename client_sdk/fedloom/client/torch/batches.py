@@ -1,4 +1,4 @@
-"""Seeded batches over whatever a user holds data in: tensors, a data set, or a data loader.
+"""Seeded batches from tensors, data sets, data loaders and shards.
 
 Invariant: the examples of every batch and their order depend only on the number of examples, the
 batch size, and the seed; torch.Generator gives the same permutation on every platform's CPU.
@@ -19,17 +19,17 @@ from fedloom.client.training.length import num_batches
 from fedloom.protocol.errors import UsageError
 
 Data = tuple[Tensor, Tensor] | Dataset[Any] | DataLoader[Any] | Shard
-"""(x, y) with one example per row, or a map-style data set of such pairs, or a loader of one, or a
-shard of `fedloom.client.data`."""
+"""(x, y) with one example per row, a map-style data set of such pairs, a loader of one, or a shard
+of `fedloom.client.data`."""
 
 Batch = tuple[Any, Tensor]
 count = num_batches
 EVALUATION_BATCH = 256
-"""Examples evaluated at a time."""
+"""Examples per batch in evaluation."""
 
 
 class ExampleSource(Protocol):
-    """What batches are drawn from."""
+    """A source of batches."""
 
     def __len__(self) -> int:
         """Number of examples."""
@@ -56,7 +56,7 @@ class _Tensors:
         return self._x, self._y
 
     def take(self, indices: Tensor) -> Batch:
-        # Twice as fast as indexing, for batches of ten rows of 784 numbers.
+        # index_select is twice as fast as indexing for batches of 10 rows of 784 numbers.
         here = indices.to(self._y.device)
         return self._x.index_select(0, indices.to(self._x.device)), self._y.index_select(0, here)
 
@@ -79,13 +79,13 @@ class _Items:
 
 
 class _OfShard:
-    """Examples of a shard: what is taken becomes tensors."""
+    """Examples of a shard, converted to tensors."""
 
     def __init__(self, shard: Shard) -> None:
         self._whole = self._shard = shard
 
     def fix(self) -> None:
-        """Look at what the shard has now, from now on."""
+        """Use only the examples that the shard has now."""
         self._shard = self._whole.fixed()
 
     def __len__(self) -> int:
@@ -106,17 +106,17 @@ class _OfShard:
 def examples(data: Data) -> ExampleSource:
     """Wrap data so that batches can be drawn from it.
 
-    Of a loader, the data set and `collate_fn` are used: the round's settings give the batch size
-    and the task's seed the order.
+    Only the data set and `collate_fn` of a loader are used: the round's settings give the batch
+    size, and the task's seed the order.
 
     Raises:
-        UsageError: for data without a length, such as an iterable data set.
+        UsageError: the data has no length, such as an iterable data set.
     """
     if isinstance(data, Shard):
         return _OfShard(data)
     collate: Callable[[list[Any]], Any] = default_collate
     if isinstance(data, DataLoader):
-        # In a loader without automatic batching collate_fn takes one item, not a list of them.
+        # A loader without automatic batching calls collate_fn with one item, not a list.
         collate = data.collate_fn if data.batch_size is not None else default_collate
         data = data.dataset
     if isinstance(data, TensorDataset) and len(data.tensors) == 2 and collate is default_collate:
@@ -133,24 +133,24 @@ def examples(data: Data) -> ExampleSource:
 
 
 NONE: ExampleSource = _Items(cast("Dataset[Any]", []), default_collate)
-"""No examples at all."""
+"""No examples."""
 
 
 def fix(source: ExampleSource) -> None:
-    """Let a source of examples that keep arriving stand still for a task."""
+    """Fix the examples of a growing source for the duration of a task."""
     if isinstance(source, _OfShard):
         source.fix()
 
 
 def orders(num_examples: int, seed: int) -> Iterator[Tensor]:
-    """The order of the examples in one epoch after another, without end: permutations, int64."""
+    """Endless permutations of the examples, one per epoch, int64."""
     generator = torch.Generator().manual_seed(seed)
     while True:
         yield torch.randperm(num_examples, generator=generator)
 
 
 def shuffled(num_examples: int, batch_size: int, seed: int) -> Iterator[Tensor]:
-    """The indices of one batch after another, epoch after epoch, without end.
+    """Endless batches of indices, epoch by epoch.
 
     Args:
         num_examples: at least 1.
@@ -164,7 +164,7 @@ def shuffled(num_examples: int, batch_size: int, seed: int) -> Iterator[Tensor]:
 def in_order(
     source: ExampleSource, batch_size: int = EVALUATION_BATCH, *, rank: int = 0, size: int = 1
 ) -> Iterator[Batch]:
-    """Every example once, in order; of several ranks, each gets every `size`-th batch."""
+    """Every example once, in order; each of several ranks gets every `size`-th batch."""
     for indices in torch.split(torch.arange(len(source)), batch_size)[rank::size]:
         yield source.take(indices)
 
@@ -182,17 +182,17 @@ def training(
 
     Args:
         source: at least one example.
-        epochs: passes over the examples, or None where `steps` counts.
-        steps: batches, whatever that is in epochs.
+        epochs: passes over the examples, or None if `steps` is set.
+        steps: number of batches, or None.
         batch_size: 0 for every example in one batch.
-        seed: gives the order.
+        seed: determines the order.
         skip: batches that were trained on before.
     """
     num_examples = len(source)
     wanted = count(num_examples, epochs=epochs, steps=steps, batch_size=batch_size)
     if not batch_size:
         for _ in range(skip, wanted):
-            yield source.all()  # order does not matter, so the data is not copied into another
+            yield source.all()  # without a copy in another order, which would not matter
         return
     for indices in islice(shuffled(num_examples, batch_size, seed), skip, wanted):
         yield source.take(indices)

@@ -1,11 +1,11 @@
 """A federated client around a PyTorch module.
 
 Sources: local training as in McMahan et al. (2017), "Communication-efficient learning of deep
-networks from decentralized data", Algorithm 1, ClientUpdate; tensors that stay at home as in
-Arivazhagan et al. (2019), "Federated learning with personalization layers".
+networks from decentralized data", Algorithm 1, ClientUpdate; local tensors as in Arivazhagan et al.
+(2019), "Federated learning with personalization layers".
 
-Invariant: what a task returns depends on the parameters received, the task, the data and, for
-tensors kept at home, the rounds before; not on how often the task is done.
+Invariant: the result of a task depends on the received parameters, the task, the data and, for
+local tensors, on earlier rounds. Repeating the task gives the same result.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -32,40 +32,40 @@ Params = Mapping[str, NDArray[Any]]
 
 
 class TorchClient(Client):
-    """Trains and evaluates a module on data that stays here.
+    """Trains and evaluates a module on local data.
 
         x, y = torch.load("digits.pt")
         client = TorchClient(model, (x, y), loss=torch.nn.functional.cross_entropy)
         fedloom.client.run(client, config="client.toml")
 
     The round's settings give the length of the training, the batch size and the learning rate; the
-    task's seed gives the order of the examples. Metrics are `loss`, and `accuracy` where targets
+    task's seed gives the order of the examples. Metrics are `loss`, and `accuracy` if the targets
     are class numbers.
 
     Args:
-        model: the module; its state_dict names must be those of the run's model. On any device.
+        model: the module, on any device; its state_dict names must be those of the run's model.
         train: (x, y) tensors, a map-style data set of such pairs, or a loader of one; None for a
             client that only evaluates.
         loss: mean loss of a batch, of (outputs, targets).
-        evaluate: data to evaluate on, never trained on; None or empty: nothing is evaluated here.
-        optimizer: called with (params, lr=…) for each task, such as `torch.optim.Adam`;
-            plain gradient descent by default.
-        send: which tensors to send back, by name; all by default, or with adapters (`lora`) those
-            that are trained. Tensors of bool never are: true and false have no mean.
-        keep_local: keep tensors that are not sent from round to round, for as long as the process
-            lives (True) or in a file over restarts (a path), instead of taking the server's.
-        width: share of each hidden dimension that this device trains; None for what the run's
-            `train.widths` has for its name.
-        precision: `fp32`, or `bf16` or `fp16` for a forward pass in 16 bits; parameters, and what
-            is sent, stay float32.
+        evaluate: data for evaluation, which is never trained on; None or empty for no evaluation.
+        optimizer: called with (params, lr=…) for each task, such as `torch.optim.Adam`. Default:
+            plain gradient descent.
+        send: selects the tensors to send, by name. Default: all; with adapters (`lora`) those that
+            are trained. Tensors of bool are never sent, because they have no mean.
+        keep_local: keep tensors that are not sent between rounds, in this process (True) or in a
+            file (a path), instead of using the server's.
+        width: share of each hidden dimension that this device trains; None for its share in the
+            run's `train.widths`.
+        precision: `fp32`, or `bf16` or `fp16` for a forward pass in 16 bits; parameters and
+            updates stay float32.
         schedule: of the learning rate within a task: `linear` or `cosine` towards zero, a function
-            of the share that is done, or `task` for what the run's config has as `schedule`.
-        num_threads: for torch, in this whole process; None leaves torch's choice. One is
-            the default because steps of small models got 2 to 45 times slower with torch's own
-            choice of two, and because more than one may change the last bits.
+            of the completed share, or `task` for `schedule` in the run's config.
+        num_threads: threads of torch in this process; None leaves torch's choice. The default is
+            one: with torch's choice of two, steps of small models were 2 to 45 times slower, and
+            more threads may change the last bits.
 
     Raises:
-        UsageError: for data that cannot be indexed, is empty, or has unequal lengths.
+        UsageError: the data cannot be indexed, is empty, or has unequal lengths.
     """
 
     def __init__(
@@ -114,26 +114,25 @@ class TorchClient(Client):
 
         Args:
             params: the round's model by name.
-            task: its `settings`, `rule` and `seed` are followed; training ends early once it
-                `should_stop`.
+            task: gives `settings`, `rule` and `seed`; training ends early if it `should_stop`.
 
         Returns:
-            The tensors to send, sharing memory with the module until the next call; the number of
-            examples here; means over the training, as the module changed.
+            The tensors to send, which share memory with the module until the next call; the number
+            of examples; metrics, as means over the training.
 
         Raises:
-            UsageError: when the parameters are not this module's, or the module cannot be narrowed
-                as the run asks.
+            UsageError: the parameters are not this module's, or the module cannot be narrowed to
+                the run's width.
         """
         batches.fix(self._train)
         self._check_some()
         home = self._home(params)
         self._load(params, home, task, task.round)
         names = frozenset(params)
-        del params  # the module has them: a copy that nobody else wants would stay
+        del params  # the module has a copy
         before = self._copy(home)
         narrow = self._narrowed(task, home)
-        schedule_of(self._schedule, task)  # refused before other ranks are told
+        schedule_of(self._schedule, task)  # checked before other ranks get the task
         job = RankTask(Kind.TRAIN, task, names, frozenset(home))
         with self.group.led(job, self.model):
             totals = self.fit(job, narrow)
@@ -146,7 +145,7 @@ class TorchClient(Client):
         )
 
     def fit(self, job: RankTask, narrow: Narrow | None = None) -> loop.MetricSums:
-        """Train from the values that the module has, together with all ranks of the group."""
+        """Train from the module's values, together with all ranks of the group."""
         narrow = narrow or self._narrowed(job.task, job.home)
         chosen = job.task.tensors(job.names)
         left_out = self.model.state_dict().keys() - chosen - job.home
@@ -154,18 +153,18 @@ class TorchClient(Client):
             return self._fit(narrow.module, job.names - job.home, job.task)
 
     def evaluate(self, params: Params, task: Task) -> tuple[int, dict[str, float]]:
-        """Evaluate the received parameters, with those kept at home in their places.
+        """Evaluate the received parameters, with the local tensors in their places.
 
         Returns:
-            The number of examples evaluated and the means over them; 0 and none without data.
+            The number of examples and the metrics, as means over them; 0 and {} without data.
 
         Raises:
-            UsageError: when the parameters are not this module's.
+            UsageError: the parameters are not this module's.
         """
         if self._evaluate is None or not len(self._evaluate):
             return 0, {}
         batches.fix(self._evaluate)
-        # Before the training of a task that also evaluates, what that task began with counts.
+        # A training task evaluates the tensors that it begins with.
         round_ = task.round if task.kind is Kind.TRAIN else None
         self._load(params, self._home(params), task, round_)
         del params  # as in `train`
@@ -174,11 +173,11 @@ class TorchClient(Client):
         return totals.num_examples, totals.metrics()
 
     def initial(self) -> dict[str, NDArray[Any]]:
-        """Model that a run may begin with: the module's tensors as they are."""
+        """An initial model for a run: the module's tensors."""
         return {name: np.array(array) for name, array in modules.parameters(self.model).items()}
 
     def measure(self) -> loop.MetricSums:
-        """Evaluate the values that the module has, together with all ranks of the group."""
+        """Evaluate the module's values, together with all ranks of the group."""
         assert self._evaluate is not None
         group = self.group
         precision = Precision(self._precision, loop.device_of(self.model).type)
@@ -189,20 +188,20 @@ class TorchClient(Client):
 
     @property
     def num_examples(self) -> tuple[int, int]:
-        """How many there are to train and to evaluate on."""
+        """The numbers of examples for training and for evaluation."""
         return len(self._train), 0 if self._evaluate is None else len(self._evaluate)
 
     def example(self) -> Any:
-        """Inputs of a few examples, as the module takes them."""
+        """Inputs of up to three examples, as the module takes them."""
         source = self._train if self._trains or self._evaluate is None else self._evaluate
         return source.take(torch.arange(min(3, len(source))))[0]
 
     def can_train(self) -> bool:
-        """Whether there was data to train on."""
+        """Whether the client has data for training."""
         return self._trains
 
     def can_evaluate(self) -> bool:
-        """Whether there is data to evaluate on."""
+        """Whether the client has data for evaluation."""
         return self._evaluate is not None and len(self._evaluate) > 0
 
     def _check_some(self) -> None:
@@ -215,13 +214,13 @@ class TorchClient(Client):
             return Narrow(self.model)
         if home:
             raise UsageError(
-                f"Expected no tensors kept at home with a width of {width:g}, got "
-                f"{min(home)!r}. Leave out keep_local and send, or the run's train.widths."
+                f"Expected no local tensors with a width of {width:g}, got {min(home)!r}. Remove "
+                "keep_local and send, or the run's train.widths."
             )
         return narrowed(self.model, width)
 
     def _fit(self, module: nn.Module, anchored: Collection[str], task: Task) -> loop.MetricSums:
-        """Train; the client rule is over the gradients of what the server sent, against that."""
+        """Train; the client rule applies only to the parameters that the server sent."""
         asked = local_training.Asked(
             settings=task.settings,
             rule=task.rule,
@@ -240,8 +239,8 @@ class TorchClient(Client):
     def _load(self, params: Params, home: set[str], task: Task, round_: int | None) -> None:
         if missing := sorted(self._sent - params.keys()):
             raise UsageError(
-                f"Expected the run's model to hold every tensor that is sent back, it lacks "
-                f"{len(missing)}, such as {missing[0]!r}. Leave them out with `send`."
+                f"The run's model lacks {len(missing)} tensors that this client sends, such as "
+                f"{missing[0]!r}. Exclude them with `send`."
             )
         recalled = self._memory.recall(task.run, round_)
         kept = {name: value for name, value in recalled.items() if name in home}
@@ -253,7 +252,7 @@ class TorchClient(Client):
             modules.load(self.model, kept, partial=True)
 
     def _home(self, params: Params) -> set[str]:
-        """Tensors that change here and carry over: kept on purpose, or unknown to the server."""
+        """Tensors that change and stay here: kept on purpose, or unknown to the server."""
         return self._changing if self._keep_local else self._changing - params.keys()
 
     def _copy(self, names: set[str]) -> Params:

@@ -1,9 +1,9 @@
-"""A module with a model in it as a file for other programs: TorchScript, torch.export, ONNX.
+"""Exports a module with a model's tensors as TorchScript, torch.export or ONNX.
 
 Sources: https://docs.pytorch.org/docs/stable/export.html and
 https://docs.pytorch.org/docs/stable/onnx.html; ONNX IR, https://onnx.ai/onnx/repo-docs/IR.html.
 
-Invariant: a file is left only where what is read back from it answers as the module does.
+Invariant: a file is written only if the model that is read back from it gives the module's outputs.
 """
 
 import logging
@@ -24,7 +24,7 @@ from fedloom.client.torch.inference import ready
 from fedloom.protocol.errors import UsageError
 
 CLOSE = 1e-4
-"""Largest difference of an answer, absolute and relative, that is rounding."""
+"""Tolerance of an output, absolute and relative, for rounding."""
 _INSTALL = "ONNX needs an extra that is not installed: pip install 'fedloom[onnx]'."
 
 
@@ -35,17 +35,18 @@ def export(
     kind: str,
     example: Any = None,
 ) -> Path:
-    """Write a module with these tensors, for inputs of any number of examples.
+    """Write a module with these tensors, for inputs with any number of examples.
 
     Args:
-        target: the module, or a client of one; its tensors are replaced.
+        target: the module, or its client; its tensors are replaced.
         params: the model.
         out: the file; replaced if it exists.
         kind: `torchscript`, `torch-export` or `onnx`.
-        example: inputs of two or more examples, a tensor or an array; a client has its own.
+        example: inputs of two or more examples, a tensor or an array. Default: the client's.
 
     Raises:
-        UsageError: the module cannot be exported so, or answers otherwise then; says why.
+        UsageError: the module cannot be exported in this format, or the exported model gives other
+            outputs.
     """
     if kind not in WRITERS:
         raise UsageError(f"Expected a format of safetensors, {', '.join(WRITERS)}, got {kind!r}.")
@@ -67,15 +68,14 @@ def export(
     except Exception as error:
         first = str(error).strip().splitlines() or [""]
         raise UsageError(
-            f"Expected a module that {kind} can express, got {type(error).__name__}: "
-            f"{first[0][:300]}"
+            f"{kind} cannot express this module: {type(error).__name__}: {first[0][:300]}"
         ) from error
     finally:
         temporary.unlink(missing_ok=True)
 
 
 def _inputs(x: Tensor) -> list[Tensor]:
-    """The example inputs and others like them, so that other branches of the module are taken."""
+    """The example inputs and variations, which may take other branches of the module."""
     turned = [x, x[:1], x.flip(0)]
     return [*turned, -x, 10 * x, torch.zeros_like(x)] if x.is_floating_point() else turned
 
@@ -86,8 +86,8 @@ def _answers(module: nn.Module, batches: Iterable[Tensor]) -> list[Any]:
             return [module(batch) for batch in batches]
     except Exception as error:
         raise UsageError(
-            f"Expected a module that answers its example inputs, got {type(error).__name__}: "
-            f"{error}. Give inputs of its shape and dtype as example=x."
+            f"The module failed on the example inputs: {type(error).__name__}: {error}. Give "
+            "inputs of its shape and dtype as example=x."
         ) from error
 
 
@@ -101,12 +101,12 @@ def _torchscript(module: nn.Module, x: Tensor, out: Path) -> Answer:
 
 
 def _traced(module: nn.Module, x: Tensor) -> Any:
-    """What the module does with these inputs; compiled whole where that may depend on them."""
+    """The module's trace on these inputs; compiled instead if its branches may depend on them."""
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         traced = torch.jit.trace(module, x, check_trace=False)  # type: ignore[no-untyped-call]
     if any(each.category.__name__ == "TracerWarning" for each in warned):
-        with suppress(Exception):  # it takes less of Python than tracing does
+        with suppress(Exception):  # scripting supports less of Python than tracing
             return torch.jit.script(module)
     return traced
 
@@ -141,9 +141,9 @@ def _onnx(module: nn.Module, x: Tensor, out: Path) -> Answer:
 
 
 def _onnx_session(path: Path) -> Callable[[NDArray[Any]], NDArray[Any]]:
-    """What runs a file: onnxruntime where it is installed, or else ONNX's own reference."""
+    """A function that runs a file: by onnxruntime if installed, else by ONNX's reference."""
     try:
-        import onnxruntime  # noqa: PLC0415 - only where it is there
+        import onnxruntime  # noqa: PLC0415 - optional
 
         session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     except ModuleNotFoundError:
@@ -164,10 +164,10 @@ def _example(target: nn.Module | TorchClient, example: Any) -> Tensor:
     if example is None and isinstance(target, TorchClient):
         example = target.example()
     if example is None:
-        raise UsageError("Expected example inputs to export a module by, got none: give example=x.")
+        raise UsageError("Exporting a module needs example inputs: give example=x.")
     x = example if isinstance(example, Tensor) else torch.as_tensor(np.asarray(example))
     if not x.ndim or len(x) < 2:
-        # torch.export would take a batch of one for a constant.
+        # torch.export would treat a batch size of one as a constant.
         raise UsageError(f"Expected inputs of two or more examples, got {tuple(x.shape)}.")
     return x.detach().cpu()
 
@@ -175,20 +175,21 @@ def _example(target: nn.Module | TorchClient, example: Any) -> Tensor:
 def _compare(got: Any, wanted: Any, kind: str) -> None:
     if not isinstance(wanted, Tensor):
         raise UsageError(
-            f"Expected a module that gives a tensor to export {kind}, got {type(wanted).__name__}."
+            f"Expected a module that returns a tensor, to export {kind}, got "
+            f"{type(wanted).__name__}."
         )
     if got.shape != wanted.shape or not torch.allclose(
         got.double(), wanted.double(), rtol=CLOSE, atol=CLOSE, equal_nan=True
     ):
         raise UsageError(
-            f"Expected the answers of the module from what was written as {kind}, got others: it "
-            "may branch on its inputs. Export it as torch-export, or as safetensors."
+            f"The model that was exported as {kind} gives other outputs than the module, which may "
+            "branch on its inputs. Export it as torch-export, or as safetensors."
         )
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the exporters' own progress and warnings of what they replace."""
+    """Suppress progress and warnings of the exporters."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
     levels = [logger.level for logger in loggers]
     with warnings.catch_warnings():

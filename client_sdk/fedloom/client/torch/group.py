@@ -1,6 +1,6 @@
-"""What local training asks of the processes it runs in: usually one, on a large site several.
+"""The processes of a local training: usually one, on a site several.
 
-Invariant: what is agreed and summed here is the same on every rank.
+Invariant: every rank gets the same flags, bytes and sums.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,13 +17,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class RankTask:
-    """A task as every rank has it.
+    """A task as every rank gets it.
 
     Attributes:
-        kind: to train, or to evaluate, which a task to train may also ask for.
-        task: what the server asks.
+        kind: train or evaluate; a training task may also evaluate.
+        task: from the server.
         names: of the tensors that the server sent.
-        home: names of those that stay here.
+        home: names of the local tensors.
     """
 
     kind: Kind
@@ -33,79 +33,73 @@ class RankTask:
 
 
 class Group(Protocol):
-    """The processes that share a training."""
+    """The processes that train together."""
 
     @property
     def rank(self) -> int:
-        """This one's number, from 0."""
+        """Number of this process, from 0."""
 
     @property
     def size(self) -> int:
-        """How many there are."""
+        """Number of processes."""
 
     def led(self, job: RankTask, module: nn.Module) -> AbstractContextManager[None]:
-        """Have all ranks do a job from the values that the module has here.
+        """Run a job on all ranks, from the module's values on this one.
 
         Raises:
-            UsageError: several processes cannot do it.
+            UsageError: several processes cannot run it.
         """
 
     def together(self, call: Callable[[], T]) -> T:
-        """Do something that speaks to no other rank; where one fails, all give up.
+        """Call a function that does not communicate; if it fails on one rank, all fail.
 
         Raises:
             UsageError: another rank failed.
         """
 
-    def says(self, word: bool) -> bool:
-        """What rank 0 says, on every rank; the others' words are not asked."""
+    def says(self, flag: bool) -> bool:
+        """The flag of rank 0, on every rank."""
 
     def shared(self, data: bytes) -> bytes:
-        """What rank 0 has, on every rank."""
+        """The bytes of rank 0, on every rank."""
 
     def gathered(self, data: bytes) -> list[bytes]:
-        """What each rank has, in their order, on every rank."""
+        """The bytes of each rank, by rank, on every rank."""
 
     def sums(self, values: Sequence[float]) -> list[float]:
         """Numbers summed over the ranks, in float64."""
 
     def sum_(self, tensors: Mapping[str, Tensor]) -> None:
-        """Sum tensors over the ranks, in place; of the same names everywhere."""
+        """Sum tensors over the ranks, in place; all ranks have the same names."""
 
 
-class Alone:
-    """The one process of an ordinary client."""
+class _Alone:
+    """The only process of an ordinary client."""
 
     rank = 0
     size = 1
 
     @contextmanager
-    def led(self, job: RankTask, module: nn.Module) -> Iterator[None]:  # noqa: ARG002 - nobody to tell
-        """Nobody else has to be told."""
+    def led(self, job: RankTask, module: nn.Module) -> Iterator[None]:  # noqa: ARG002 - no other rank
         yield
 
     def together(self, call: Callable[[], T]) -> T:
-        """Do it."""
         return call()
 
-    def says(self, word: bool) -> bool:
-        """As it is."""
-        return word
+    def says(self, flag: bool) -> bool:
+        return flag
 
     def shared(self, data: bytes) -> bytes:
-        """As they are."""
         return data
 
     def gathered(self, data: bytes) -> list[bytes]:
-        """As they are."""
         return [data]
 
     def sums(self, values: Sequence[float]) -> list[float]:
-        """As they are."""
         return list(values)
 
     def sum_(self, tensors: Mapping[str, Tensor]) -> None:
-        """As they are."""
+        pass
 
 
-ALONE = Alone()
+ALONE = _Alone()

@@ -1,4 +1,4 @@
-"""Answers of a module with a received model's tensors in it."""
+"""Inference by a module with a received model's tensors."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,7 +17,7 @@ BATCH = 256
 
 
 def ready(target: nn.Module | TorchClient, params: Params) -> nn.Module:
-    """The module with these tensors, to answer with; those that stay at home are left as they are.
+    """The module with these tensors, in evaluation mode; a client's local tensors are kept.
 
     Raises:
         UsageError: the tensors are not the module's.
@@ -29,10 +29,10 @@ def ready(target: nn.Module | TorchClient, params: Params) -> nn.Module:
 
 @torch.no_grad()
 def predict(target: nn.Module | TorchClient, params: Params, x: Any) -> NDArray[Any]:
-    """A module's outputs for inputs: a tensor or an array with one example per row.
+    """A module's outputs for inputs, a tensor or an array with one example per row.
 
     Raises:
-        UsageError: the tensors are not the module's, or it gives something else than a tensor.
+        UsageError: the tensors are not the module's, or the module does not return a tensor.
     """
     module = ready(target, params)
     device = loop.device_of(module)
@@ -40,8 +40,8 @@ def predict(target: nn.Module | TorchClient, params: Params, x: Any) -> NDArray[
     parts = [module(part.to(device)) for part in torch.split(inputs, BATCH)]
     if not all(isinstance(part, Tensor) for part in parts):
         raise UsageError(
-            f"Expected a module that gives a tensor, got {type(parts[0]).__name__}. Use params() "
-            "with code of your own."
+            f"Expected a module that returns a tensor, got {type(parts[0]).__name__}. Use params() "
+            "with your own code."
         )
-    answers: NDArray[Any] = torch.cat(parts).float().cpu().numpy()
-    return answers
+    outputs: NDArray[Any] = torch.cat(parts).float().cpu().numpy()
+    return outputs

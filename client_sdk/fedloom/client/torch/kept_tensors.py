@@ -1,10 +1,9 @@
-"""Tensors that never leave the device and carry over from round to round.
+"""Local tensors, which never leave the device and are kept between rounds.
 
-A task may have to be done twice, when the process died before its update was acknowledged. So the
-memory holds what the tensors were when the task began beside what they were when it ended, and a
-repeat starts from the former: the same task gives the same bits however often it is done.
+A task is repeated if the process ended before its update was acknowledged. So the memory holds the
+tensors from before and after the task, and a repeat starts from the former: it gives the same bits.
 
-Invariant: a run begins from the tensors that the server sends, whatever earlier runs left here.
+Invariant: a run begins with the tensors that the server sends; earlier runs have no effect.
 """
 
 from collections.abc import Mapping
@@ -21,13 +20,13 @@ _RUN, _ROUND, _BEFORE, _AFTER = "run", "round", "before/", "after/"
 
 
 class LocalMemory:
-    """What stays here of one run.
+    """The local tensors of one run.
 
     Args:
-        path: where to keep it over restarts, a safetensors file; None: in this process only.
+        path: a safetensors file that keeps them over restarts; None: in this process only.
 
     Raises:
-        IntegrityError: when the file is there but is not a safetensors file.
+        IntegrityError: the file exists but is not a safetensors file.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -40,18 +39,18 @@ class LocalMemory:
             self._read(path)
 
     def recall(self, run: str, round_: int | None = None) -> Params:
-        """What to start from: empty when this run left nothing here.
+        """The tensors to start from; empty if this run has none yet.
 
         Args:
             run: the task's run.
-            round_: the round about to be trained, or None to evaluate what was learnt so far.
+            round_: the round to be trained; None to evaluate the latest tensors.
         """
         if run != self._run:
             return {}
         return self._before if round_ == self._round else self._after
 
     def remember(self, run: str, round_: int, before: Params, after: Params) -> None:
-        """Keep what the tensors were when a task began and when it ended; the arrays are ours."""
+        """Keep the tensors from before and after a task; takes ownership of the arrays."""
         self._run, self._round = run, round_
         self._before, self._after = before, after
         if self._path is not None:
@@ -67,7 +66,7 @@ class LocalMemory:
         container.write_file(path, arrays)
 
     def _read(self, path: Path) -> None:
-        # Copied out of the mapping: the file is about to be replaced round after round.
+        # Copies, because the mapped file is replaced in each round.
         arrays = {name: np.array(value) for name, value in container.read_params(path).items()}
         self._run = arrays.pop(_RUN).tobytes().decode()
         self._round = int(arrays.pop(_ROUND))

@@ -26,22 +26,22 @@ from fedloom.protocol.errors import UsageError
 from fedloom.strategies import ClientRule, RoundSettings
 
 _HEAD = 1 << 62
-"""Of the seed of the head's batches, which is another than the body's."""
+"""Changes the seed for the head's batches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What a task asks of a training.
+    """A task's requirements of a training.
 
     Attributes:
-        settings: its length, batch size and learning rate.
+        settings: length, batch size and learning rate.
         rule: over gradients.
-        local: what the rule has here, and what stays here; told what was trained.
-        seed: gives the order of the examples.
-        should_stop: asked before each step.
-        most_steps: that there is time for, in place of a clock; 0 to look at the clock.
-        report: told of the progress after each step.
-        checkpoints: where to keep the training, and to go on from; None for nowhere.
+        local: the rule's values and personal settings; the training adds its results.
+        seed: determines the order of the examples.
+        should_stop: called before each step.
+        most_steps: limit of steps in place of the time budget; 0 for the time budget.
+        report: called with the progress after each step.
+        checkpoints: where the training is saved and resumed from; None for none.
     """
 
     settings: RoundSettings
@@ -65,23 +65,23 @@ def train(
     group: Group = ALONE,
     how: How = PLAIN,
 ) -> loop.MetricSums:
-    """Train a module in place, from the values that it holds.
+    """Train a module in place, from its values.
 
     Args:
-        module: with what the server sent, and the client's own tensors in their places.
+        module: with the received tensors and the client's local ones.
         data: at least one example.
         loss: mean loss of a batch.
-        optimizer: made anew here.
-        asked: by the task.
-        anchored: parameters that the rule is for; all that are sent by default.
-        group: the ranks that train it together.
-        how: the device trains.
+        optimizer: creates the optimizer.
+        asked: the task's requirements.
+        anchored: parameters that the rule applies to. Default: all that are sent.
+        group: the ranks that train together.
+        how: the device's settings.
 
     Returns:
-        Of the training by the task's settings; passes over the head alone are not counted.
+        Metrics of the training; without the epochs of the head alone.
     """
     personal = asked.local.personal
-    # Ranks that drew alike, as for dropout, would drop the same units of all their shares.
+    # With equal seeds, dropout would drop the same units on all ranks.
     with loop.seeded(asked.seed ^ group.rank, loop.device_of(module)):
         clip_norm = asked.settings.clip_norm
         correct = loop.prepare(
@@ -93,7 +93,7 @@ def train(
             if how != PLAIN:
                 raise UsageError(
                     f"Expected precision='fp32' and a constant learning rate with personal.name = "
-                    f"{personal.name!r}, whose own model is trained so, got {how}."
+                    f"{personal.name!r}, got {how}."
                 )
             mine = Mine(module, loss, optimizer, asked.settings, asked.local, asked.seed)
             totals = _fit(module, data, loss, optimizer, asked, correct, mine, saving=saving)
@@ -114,7 +114,7 @@ def train(
                     module, data, loss, optimizer, alone, clip,
                     group=group, how=how, saving=saving,
                 )  # fmt: skip
-        if group.says(asked.should_stop()):  # what is saved is of the head, which may not be done
+        if group.says(asked.should_stop()):  # the checkpoint is of the head, maybe incomplete
             return loop.MetricSums()
         with frozen(module, head):
             return _fit(
@@ -123,7 +123,7 @@ def train(
             )  # fmt: skip
 
 
-def _fit(  # noqa: PLR0917 - what a fit is of
+def _fit(  # noqa: PLR0917 - all parts of a training
     module: nn.Module,
     data: batches.ExampleSource,
     loss: loop.Loss,
@@ -159,7 +159,7 @@ def _fit(  # noqa: PLR0917 - what a fit is of
 
     def over() -> None:
         if saving is not None and group.says(asked.should_stop()):
-            saving.save()  # whoever asked may want the rest later
+            saving.save()  # to resume later
 
     stepped = None if saving is None else saving.stepped
     if group.size > 1:
@@ -195,7 +195,7 @@ def _fit(  # noqa: PLR0917 - what a fit is of
 
 
 def _saving(module: nn.Module, num_examples: int, asked: Asked, group: Group) -> Saving | None:
-    """Where the training is kept between two steps, if rank 0 has a place for it."""
+    """Saves the training between steps; None if rank 0 keeps no checkpoints."""
     checkpoints = asked.checkpoints or Checkpoints()
     if not group.says(checkpoints.are_kept):
         return None
@@ -209,7 +209,7 @@ def _saving(module: nn.Module, num_examples: int, asked: Asked, group: Group) ->
 
 @contextmanager
 def frozen(module: nn.Module, names: Collection[str]) -> Iterator[None]:
-    """Take parameters out of the training, for a while."""
+    """Exclude parameters from the training while the context is open."""
     named = module.named_parameters()
     still = [param for name, param in named if name in names and param.requires_grad]
     try:

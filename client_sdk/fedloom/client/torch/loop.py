@@ -1,4 +1,4 @@
-"""The steps of a training or an evaluation, without anything federated.
+"""The loops of training and evaluation, independent of federation.
 
 Invariant: on one thread, the same module, batches, seed and learning rate give the same bits.
 """
@@ -26,19 +26,20 @@ Loss = Callable[[Any, Tensor], Tensor]
 Correction = steps.Correction
 MakeOptimizer = steps.MakeOptimizer
 SGD = steps.SGD
+nothing = steps.nothing
 Stepper = steps.Stepper
 Beside = Callable[[Any, Tensor], None]
 
 
 _MOST_WAITING = 1 << 15
-"""Numbers: that many scores are kept until they are summed."""
+"""Numbers of outputs and losses that are kept before they are summed."""
 
 
 class MetricSums:
-    """Loss, and accuracy where targets are classes, over the examples that went by.
+    """Sums of the loss, and of the accuracy for class targets, over the examples so far.
 
-    Sums stay on the device until they are asked for, so that a step need not wait for it; and
-    batches are summed many at a time, as the sums of one cost a tenth of a small model's step.
+    Sums stay on the device until they are read, so that steps do not wait for it. Several batches
+    are summed at once, because the sums of one cost a tenth of a small model's step.
     """
 
     def __init__(self) -> None:
@@ -52,12 +53,12 @@ class MetricSums:
         self._waiting = 0
 
     def add(self, loss: Tensor, output: Any, target: Tensor) -> None:
-        """Count one batch.
+        """Add one batch.
 
         Args:
             loss: the mean over the batch.
-            output: the module's; of shape (N, K, …) when it scores K classes.
-            target: shape (N, …); class numbers, negative where there is none to predict.
+            output: the module's; of shape (N, K, …) if it scores K classes.
+            target: shape (N, …); class numbers, negative for positions without a class.
         """
         self.num_examples += len(target)
         self._losses.append(loss.detach())
@@ -70,7 +71,7 @@ class MetricSums:
             self._sum()
 
     def metrics(self) -> dict[str, float]:
-        """The means; without what nothing was counted for."""
+        """The means by name, without those over no examples."""
         self._sum()
         found = {"loss": float(self._loss) / self.num_examples} if self.num_examples else {}
         if num_targets := int(self._targets):
@@ -78,7 +79,7 @@ class MetricSums:
         return found
 
     def state_dict(self) -> dict[str, Any]:
-        """What was counted; unsummed what waits: bits depend on what is summed at once."""
+        """The state; batches stay unsummed, because the bits depend on what is summed at once."""
         return {
             "num_examples": self.num_examples,
             "sums": [self._loss, self._correct, self._targets],
@@ -89,21 +90,21 @@ class MetricSums:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Restore the state."""
         self.num_examples, self._waiting = state["num_examples"], state["waiting"]
         self._loss, self._correct, self._targets = state["sums"]
         self._losses, self._sizes = list(state["losses"]), list(state["sizes"])
         self._scored = [(output, target) for output, target in state["scored"]]
 
     def merge(self, group: Group) -> None:
-        """Count what went by on all ranks."""
+        """Add the sums of all ranks."""
         self._sum()
         mine = (self.num_examples, float(self._loss), int(self._correct), int(self._targets))
         num_examples, self._loss, correct, targets = group.sums(mine)
         self.num_examples, self._correct, self._targets = map(int, (num_examples, correct, targets))
 
     def _sum(self) -> None:
-        """Add what waits to the sums."""
+        """Add the kept batches to the sums."""
         if self._losses:
             losses = torch.stack(self._losses).double()
             self._loss = self._loss + (losses * losses.new_tensor(self._sizes)).sum()
@@ -114,7 +115,7 @@ class MetricSums:
 
 
 def _joined(pairs: list[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches of examples of one shape as one batch."""
+    """Join batches with examples of the same shape."""
     for _, alike in itertools.groupby(pairs, key=lambda pair: pair[0].shape[1:]):
         outputs, targets = zip(*alike, strict=True)
         yield torch.cat(outputs), torch.cat(targets)
@@ -134,20 +135,20 @@ def fit(
     totals: MetricSums | None = None,
     stepped: Callable[[], None] | None = None,
 ) -> MetricSums:
-    """Train on the batches, or on as many as there is time for.
+    """Train on the batches, until they end or `stopping` ends the training.
 
     Args:
         module: trained in place.
         batches: inputs and targets.
-        loss: the batch's mean loss of outputs and targets.
+        loss: mean loss of a batch, of outputs and targets.
         optimizer: over the parameters to train.
-        correct: called when the gradients are there, before they are used.
-        stopping: asked before each step, and told of it.
+        correct: called after the gradients are computed and before the step.
+        stopping: called before and after each step.
         beside: called with each batch before its step.
         precision: of the forward pass.
-        after: called after each step: a schedule of the learning rate.
-        totals: of the batches that went by before.
-        stepped: called after each step and all that belongs to it.
+        after: called after each step, such as a schedule of the learning rate.
+        totals: sums of earlier batches.
+        stepped: called at the end of each iteration.
     """
     trained = [param for param in module.parameters() if param.requires_grad]
     totals = MetricSums() if totals is None else totals
@@ -199,21 +200,20 @@ def prepare(
     anchored: Collection[str] | None = None,
     group: Group = ALONE,
 ) -> Correction:
-    """Clip a module's gradients, and follow a client rule over them.
+    """Prepare the clipping of gradients and a client rule.
 
     Args:
-        module: with the values that the server sent, which are the rule's anchors.
-        data: what it will be trained on.
+        module: with the received values, which are the rule's anchors.
+        data: for training.
         loss: of that training.
         rule: of the round.
-        local: what the rule has here; told which tensors are trained, and how long.
-        clip_norm: largest norm of all gradients together; None for any.
-        anchored: parameters that the rule is for; all of them by default. Those that stay here
-            are not.
-        group: whose ranks each look at their share of the data.
+        local: the rule's values; gets the trained tensors and the number of steps.
+        clip_norm: maximum norm of all gradients together; None for no limit.
+        anchored: parameters that the rule applies to. Default: all; never the local ones.
+        group: the ranks, each with its share of the data.
 
     Returns:
-        What `fit` calls at each step.
+        The function that `fit` calls at each step.
     """
     named = dict(module.named_parameters())
     kept = local.personal.kept(named)
@@ -240,11 +240,11 @@ def prepare(
 
 
 def clipping(params: Iterable[Tensor], clip_norm: float | None) -> Correction:
-    """Clip the gradients of tensors to a norm of all together; None for any."""
-    return _nothing if clip_norm is None else partial(_clip, list(params), clip_norm)
+    """Clip the gradients of tensors to a joint norm; None for no limit."""
+    return nothing if clip_norm is None else partial(_clip, list(params), clip_norm)
 
 
-def _survey(  # noqa: PLR0917 - what a survey is of
+def _survey(  # noqa: PLR0917 - all parts of a pass
     module: nn.Module,
     data: batches.ExampleSource,
     loss: Loss,
@@ -252,9 +252,9 @@ def _survey(  # noqa: PLR0917 - what a survey is of
     local: RuleContext,
     group: Group,
 ) -> None:
-    """Measure the mean loss over all examples, and its gradient where the rule asks for it.
+    """Compute the mean loss over all examples, and its gradient if the rule needs it.
 
-    As in evaluation: without dropout, and with BatchNorm's statistics as they came.
+    In evaluation mode: without dropout, and with the received statistics of BatchNorm.
     """
     device, num_examples = device_of(module), len(data)
     trained = local.trainable or frozenset()
@@ -276,7 +276,7 @@ def _survey(  # noqa: PLR0917 - what a survey is of
     (local.initial_loss,) = group.sums([total])
     if rule.needs_gradient:
         named = {n: p for n, p in module.named_parameters() if n in trained}
-        if group.size > 1:  # a rank without a share has no gradients, but takes part in the sums
+        if group.size > 1:  # a rank without examples has no gradients, but takes part in the sums
             for param in named.values():
                 param.grad = torch.zeros_like(param) if param.grad is None else param.grad
         gradients = {n: p.grad for n, p in named.items() if p.grad is not None}
@@ -287,10 +287,10 @@ def _survey(  # noqa: PLR0917 - what a survey is of
 
 @contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed torch's global generators, which dropout draws from, and put them back after."""
+    """Seed torch's global generators, which dropout uses, and restore them at the end."""
     on_gpu = device.type == "cuda"
     with torch.random.fork_rng(devices=[device] if on_gpu else []):
-        # The same numbers as after torch.manual_seed, which takes 0.2 ms for its warnings.
+        # Gives the numbers of torch.manual_seed, but without its overhead of 0.2 ms.
         torch.default_generator.manual_seed(seed)
         if on_gpu:
             torch.cuda.manual_seed_all(seed)
@@ -298,13 +298,13 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
 
 
 def device_of(module: nn.Module) -> torch.device:
-    """Where the module's first tensor is; the CPU for a module without any."""
+    """The device of the module's first tensor; the CPU for a module without tensors."""
     tensors = itertools.chain(module.parameters(), module.buffers())
     return next((tensor.device for tensor in tensors), torch.device("cpu"))
 
 
 def scores_classes(output: Tensor, target: Tensor) -> bool:
-    """Whether outputs score, and targets number, the classes along dimension 1."""
+    """Whether the outputs are scores, and the targets numbers, of classes along dimension 1."""
     return not target.is_floating_point() and output.ndim == target.ndim + 1 and output.ndim > 1
 
 
@@ -325,10 +325,6 @@ def forward(
             "Use reduction='mean'."
         )
     return output, target, value
-
-
-def _nothing() -> None:
-    """Leave gradients as they are."""
 
 
 def _clip(params: list[Tensor], clip_norm: float) -> None:

@@ -1,7 +1,7 @@
 """A module's tensors as numpy arrays by name, and back.
 
 The names are those of `state_dict`: parameters and persistent buffers. numpy has no bfloat16, so
-such tensors are float32 outside the module, which is exact, and are rounded when loaded.
+these tensors become float32, which is exact, and are rounded when they are loaded.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,11 +29,11 @@ def parameters(
 
     Args:
         module: on any device.
-        choose: which names to take.
+        choose: selects names.
 
     Returns:
-        Arrays in the tensors' shapes and dtypes (bfloat16 as float32). Those of a module in main
-        memory share it: they change when the module does; copy what must not.
+        Arrays in the tensors' shapes and dtypes (bfloat16 as float32). Arrays of a module in main
+        memory share its memory, so they change with the module; copy them if necessary.
     """
     return {name: array_of(value) for name, value in module.state_dict().items() if choose(name)}
 
@@ -43,12 +43,12 @@ def load(module: nn.Module, params: Mapping[str, NDArray[Any]], *, partial: bool
 
     Args:
         module: on any device.
-        params: arrays by name; values are rounded to a tensor's precision, never to integers.
-        partial: leave tensors that are not named as they are, instead of refusing.
+        params: arrays by name; values are rounded to a tensor's precision, but not to integers.
+        partial: allow missing tensors, which keep their values.
 
     Raises:
-        UsageError: for a name that the module lacks, a missing one, or a shape or kind of number
-            that differs; then nothing has been copied.
+        UsageError: an unknown or missing name, or another shape or kind of number. Then nothing is
+            copied.
     """
     state: dict[str, Tensor] = module.state_dict()
     unknown = sorted(params.keys() - state.keys())
@@ -57,7 +57,7 @@ def load(module: nn.Module, params: Mapping[str, NDArray[Any]], *, partial: bool
         raise UsageError(
             f"Expected the tensors of {type(module).__name__}, "
             f"got {_some(unknown)} unknown to it and {_some(missing)} missing. "
-            "Are the model here and the one of the run built alike?"
+            "Check that this model and the run's model are built alike."
         )
     for name, array in params.items():
         _check(name, state[name], array)
@@ -75,27 +75,27 @@ def load_file(module: nn.Module, path: str | Path) -> None:
     """Load a safetensors file, such as `fedloom model export` writes, into a module.
 
     Raises:
-        IntegrityError: when it is not a safetensors file.
-        UsageError: when its tensors are not the module's.
+        IntegrityError: it is not a safetensors file.
+        UsageError: its tensors are not the module's.
     """
     load(module, container.read_params(Path(path)))
 
 
 def array_of(tensor: Tensor) -> NDArray[Any]:
-    """A tensor's values, sharing its memory where that is main memory; bfloat16 as float32."""
+    """A tensor's values; shares memory with a tensor in main memory; bfloat16 as float32."""
     tensor = tensor.detach()
     if tensor.dtype == torch.bfloat16:
         tensor = tensor.float()
     try:
         return np.asarray(tensor.cpu().numpy())
     except TypeError as error:
-        raise UsageError(f"Expected tensors of a dtype that numpy has, got {error}.") from error
+        raise UsageError(f"numpy has no such dtype: {error}.") from error
 
 
 def _copy(target: Tensor, array: NDArray[Any]) -> None:
     with torch.no_grad():
         if target.device.type == "cpu" and target.dtype != torch.bfloat16:
-            # Straight into the module's memory; from_numpy would warn about read-only arrays.
+            # Directly into the module's memory; from_numpy would warn about read-only arrays.
             np.copyto(target.detach().numpy(), array, casting="same_kind")
         else:
             target.copy_(torch.from_numpy(np.array(array)))
@@ -105,7 +105,7 @@ def _check(name: str, target: Tensor, array: NDArray[Any]) -> None:
     if array.shape != tuple(target.shape):
         raise UsageError(
             f"Expected shape {tuple(target.shape)} for {name!r}, got {array.shape}. "
-            "Are the model here and the one of the run built alike?"
+            "Check that this model and the run's model are built alike."
         )
     kind = "f" if target.is_floating_point() else "b" if target.dtype == torch.bool else "iu"
     if array.dtype.kind not in kind:

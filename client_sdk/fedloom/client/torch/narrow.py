@@ -1,13 +1,13 @@
-"""A narrower copy of a network: the leading units of each hidden layer, to train and send alone.
+"""A narrower copy of a network, with the leading units of each hidden layer.
 
 Source: Diao et al. 2021, HeteroFL, https://arxiv.org/abs/2010.01264, section 3: local parameters
-are the leading block of the global ones. The paper's Scaler, which divides outputs of hidden layers
-by their width while they train, is put where batch normalisation follows, whose statistics are then
-of one scale at all widths. Elsewhere it multiplies up from layer to layer: on the digits with two
-hidden layers and widths of 1, 0.5 and 0.25 it took accuracy from 0.90 to 0.84 (three seeds).
+are the leading block of the global ones. The paper's Scaler divides the outputs of hidden layers by
+their width during training. It is used only before batch normalisation, so that the statistics have
+the same scale at all widths. Elsewhere its factors multiply from layer to layer: on the digits with
+two hidden layers and widths of 1, 0.5 and 0.25 accuracy fell from 0.90 to 0.84 (three seeds).
 
-Invariants: inputs of the first layer and outputs of the last one stay whole; the copy's tensors
-have the names of the network's; a unit that is kept keeps its weights.
+Invariants: the first layer keeps its inputs and the last layer its outputs; the copy's tensors have
+the network's names; the kept units keep their weights.
 """
 
 import copy
@@ -43,7 +43,7 @@ _SHAPELESS = (
     nn.SiLU,
     nn.Tanh,
 )
-"""Layers that take any number of units, and leave those that lead in the lead."""
+"""Layers that take any number of units and keep their order."""
 _SIZES = {
     nn.Linear: ("out_features", "in_features"),
     nn.Conv2d: ("out_channels", "in_channels"),
@@ -58,14 +58,14 @@ class Narrow:
 
     Attributes:
         module: the copy.
-        kept: tensors of it that are smaller, and the ranges that they are of the network's.
+        kept: the smaller tensors, and their ranges in the network's tensors.
     """
 
     module: nn.Module
     kept: dict[str, tuple[tuple[int, int], ...]] = field(default_factory=dict)
 
     def parameters(self, chosen: frozenset[str]) -> Mapping[str, NDArray[Any] | SliceOf]:
-        """What to send: the copy's tensors, sharing memory with it."""
+        """The copy's chosen tensors, to send; they share memory with it."""
         arrays = modules.parameters(self.module, chosen.__contains__)
         return {
             name: SliceOf(array, self.kept[name]) if name in self.kept else array
@@ -74,20 +74,20 @@ class Narrow:
 
 
 def narrowed(module: nn.Module, width: float) -> Narrow:
-    """Copy the leading share of each hidden layer.
+    """Copy a module with the leading share of each hidden layer.
 
     Args:
         module: an `nn.Sequential` of linear layers, convolutions, batch normalisation, pooling and
-            activations, also nested; left as it is.
+            activations, also nested; not changed.
         width: 0 < width <= 1; of n units ceil(width · n) are kept.
 
     Raises:
-        UsageError: the module has other layers, or sizes that do not follow from each other.
+        UsageError: the module has other layers, or sizes that do not match.
     """
     made = Narrow(copy.deepcopy(module))
     layers = list(_layers(made.module, ""))
     weighty = [layer for _, layer in layers if isinstance(layer, _Layer)]
-    units: tuple[int, int] | None = None  # kept and all, of the layer below
+    units: tuple[int, int] | None = None  # kept units and all units of the layer before
     for (name, layer), above in zip_longest(layers, (layer for _, layer in layers[1:])):
         if isinstance(layer, _Layer):
             units = _cut(made, name, layer, units, 1.0 if layer is weighty[-1] else width)
@@ -99,8 +99,8 @@ def narrowed(module: nn.Module, width: float) -> Narrow:
             continue
         elif not isinstance(layer, _SHAPELESS):
             raise UsageError(
-                f"Expected layers that train.widths knows, got {type(layer).__name__} at "
-                f"{name!r}. Return SliceOf from a Client of your own, or leave train.widths out."
+                f"train.widths does not support {type(layer).__name__} at {name!r}. Return SliceOf "
+                "from your own Client, or remove train.widths."
             )
     return made
 
@@ -116,15 +116,15 @@ def _layers(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
 def _cut(
     made: Narrow, name: str, layer: _Layer, below: tuple[int, int] | None, width: float
 ) -> tuple[int, int]:
-    """Keep the units whose inputs are kept; returns how many of all."""
+    """Keep a share of a layer's units; returns the numbers of kept units and of all."""
     if hasattr(layer, "lora_a"):
         raise UsageError(
-            f"Expected layers without adapters with train.widths, got one at {name!r}. Leave one "
-            "of them out."
+            f"Expected layers without adapters with train.widths, got one at {name!r}. Remove the "
+            "adapters, or train.widths."
         )
     if isinstance(layer, nn.Conv2d) and layer.groups > 1:
         raise UsageError(
-            f"Expected convolutions without groups with train.widths, got {layer.groups} at "
+            f"Expected convolutions without groups with train.widths, got {layer.groups} groups at "
             f"{name!r}."
         )
     outputs, inputs = layer.weight.shape[:2]
@@ -144,7 +144,7 @@ def _cut_norm(made: Narrow, name: str, layer: _Norm, below: tuple[int, int] | No
 
 
 def _inputs(name: str, inputs: int, below: tuple[int, int] | None) -> int:
-    """How many inputs come from units that are kept; each unit gives as many, one by another."""
+    """The number of inputs from kept units; every unit gives equally many adjacent inputs."""
     if below is None:
         return inputs
     kept, units = below

@@ -12,7 +12,7 @@ from fedloom.client.api import Task
 from fedloom.protocol.errors import UsageError
 
 Schedule = Callable[[float], float]
-"""How much of the round's learning rate counts, by the share of the training that is done."""
+"""The factor of the round's learning rate, by the completed share of the training."""
 
 NAMED: dict[str, Schedule] = {
     "constant": lambda _: 1.0,
@@ -20,16 +20,16 @@ NAMED: dict[str, Schedule] = {
     "cosine": lambda done: 0.5 * (1.0 + math.cos(math.pi * done)),
 }
 OF_TASK = "task"
-"""In place of a name: the run's `[config]` has it, under `schedule`."""
+"""In place of a name: use `schedule` of the run's `[config]`."""
 _NEED_CONSTANT = {"scaffold", "qfedavg"}
-"""Client rules that compute with the round's learning rate."""
+"""Client rules that use the round's learning rate."""
 
 
 def schedule_of(wanted: str | Schedule | None, task: Task) -> Schedule | None:
     """The schedule of a training; None for a constant rate.
 
     Raises:
-        UsageError: there is none of this name, or the client rule needs a constant rate.
+        UsageError: the name is unknown, or the client rule needs a constant rate.
     """
     if wanted == OF_TASK:
         wanted = str(task.config.get("schedule", "constant"))
@@ -37,8 +37,8 @@ def schedule_of(wanted: str | Schedule | None, task: Task) -> Schedule | None:
         return None
     if task.rule.name in _NEED_CONSTANT:
         raise UsageError(
-            f"Expected a constant learning rate with the client rule {task.rule.name}, which "
-            "computes with it, got a schedule. Leave it out, or run with another strategy."
+            f"The client rule {task.rule.name} needs a constant learning rate, got a schedule. "
+            "Remove the schedule, or run with another strategy."
         )
     if isinstance(wanted, str) and wanted not in NAMED:
         raise UsageError(
@@ -48,19 +48,19 @@ def schedule_of(wanted: str | Schedule | None, task: Task) -> Schedule | None:
 
 
 class Scheduled:
-    """Sets an optimizer's learning rate, from the first step on.
+    """Sets an optimizer's learning rate before each step.
 
     Args:
         optimizer: has `param_groups`, as torch's optimizers do.
-        schedule: from 0 before the first step to 1 after the last.
+        schedule: called with 0 before the first step, up to 1 after the last.
         num_steps: of the training.
     """
 
     def __init__(self, optimizer: Any, schedule: Schedule, num_steps: int) -> None:
         if not hasattr(optimizer, "param_groups"):
             raise UsageError(
-                f"Expected an optimizer with param_groups with a schedule, got "
-                f"{type(optimizer).__name__}. Use one of torch.optim."
+                f"A schedule needs an optimizer with param_groups, got {type(optimizer).__name__}. "
+                "Use one of torch.optim."
             )
         self._optimizer = optimizer
         self._rates = [group["lr"] for group in optimizer.param_groups]
@@ -68,16 +68,16 @@ class Scheduled:
         self._set()
 
     def step(self) -> None:
-        """Take note of a step."""
+        """Count a step and set the next learning rate."""
         self._done += 1
         self._set()
 
     def state_dict(self) -> dict[str, Any]:
-        """How many steps were taken."""
+        """The number of completed steps."""
         return {"done": self._done}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Restore the state."""
         self._done = state["done"]
         self._set()
 

@@ -1,4 +1,4 @@
-"""What takes a step: an optimizer, as a training needs it, and the plainest one."""
+"""The interface of optimizers, and plain gradient descent."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
@@ -7,24 +7,28 @@ import torch
 from torch import nn
 
 Correction = Callable[[], None]
-"""Changes gradients before they are used."""
+"""Changes gradients before the optimizer uses them."""
+
+
+def nothing() -> None:
+    """A correction that leaves gradients unchanged."""
 
 
 class Stepper(Protocol):
-    """What a step needs of an optimizer; every torch.optim.Optimizer has it."""
+    """The methods of an optimizer that training uses; every torch.optim.Optimizer has them."""
 
     def zero_grad(self) -> None:
-        """Forget the gradients."""
+        """Reset the gradients."""
 
     def step(self) -> Any:
-        """Change the parameters along them."""
+        """Change the parameters along the gradients."""
 
 
 class MakeOptimizer(Protocol):
-    """Makes the optimizer of one task, such as `torch.optim.Adam` or a `partial` of it."""
+    """Creates the optimizer of one task, such as `torch.optim.Adam` or a `partial` of it."""
 
     def __call__(self, params: Iterable[nn.Parameter], /, *, lr: float) -> Stepper:
-        """Build it over these parameters with this learning rate."""
+        """Create the optimizer of these parameters with this learning rate."""
 
 
 class SGD:
@@ -39,16 +43,16 @@ class SGD:
         self.param_groups: list[dict[str, Any]] = [{"params": self._params, "lr": lr}]
 
     def zero_grad(self) -> None:
-        """Forget the gradients."""
+        """Reset the gradients."""
         for param in self._params:
             param.grad = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing: it remembers nothing, and a schedule sets its rate."""
+        """Empty: it has no state, and a schedule sets the learning rate."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on as ever."""
+        """Do nothing."""
 
     @torch.no_grad()
     def step(self) -> None:

@@ -1,4 +1,4 @@
-"""When a local training ends before its batches do: asked to, out of time, or learning no more."""
+"""Early end of a local training: on request, out of time, or without improvement."""
 
 from torch import Tensor
 
@@ -9,7 +9,7 @@ __all__ = ["TorchStopRule", "never"]
 
 
 class TorchStopRule(length.StopRule):
-    """Watches one local training of a module; sums stay on its device until they are needed."""
+    """The stop rule for torch; sums stay on the device until they are needed."""
 
     def _exact(self, loss: Tensor) -> Tensor:
         return loss.detach().double()

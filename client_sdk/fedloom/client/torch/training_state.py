@@ -1,11 +1,11 @@
-"""A training's whole state at a step, to go on from it with the same bits.
+"""Checkpoints of a training, which resume it with the same bits.
 
-What the bits of the rest depend on: the parameters and buffers, the optimizer's state, the random
-numbers still to be drawn, how many batches have gone by, what was measured so far, and what rules
-and early stops count. What follows from the task alone (the order of the examples, the rule's
-anchors) is made anew.
+A checkpoint holds the parameters and buffers, the states of the optimizer and of the random
+generators, the number of batches so far, the metrics so far, and the counters of rules and early
+stopping. Values that follow from the task (the order of the examples, the rule's anchors) are
+computed again.
 
-Invariant: resumed at any step, a training ends with the bits that it would have had.
+Invariant: a training that is resumed at any step ends with the bits of an uninterrupted one.
 """
 
 import logging
@@ -23,27 +23,27 @@ log = logging.getLogger(__name__)
 
 
 class Stateful(Protocol):
-    """Something with a state; every torch.optim.Optimizer is one."""
+    """An object with a state, such as a torch.optim.Optimizer."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Its state: tensors and plain values."""
+        """The state: tensors and plain values."""
 
     def load_state_dict(self, state: dict[str, Any], /) -> None:
-        """Go on from a state."""
+        """Restore a state."""
 
 
 class Saving:
-    """Keeps one training's state, and goes on from what was kept.
+    """Saves and restores one training's state.
 
     Args:
-        checkpoints: where to.
+        checkpoints: the files.
         module: that is trained.
-        local: what the rule counts in.
-        device: whose random numbers are drawn.
-        num_examples: trained on; a checkpoint of another number does not fit.
+        local: has the rule's counter of steps.
+        device: whose random generator is saved.
+        num_examples: for training; checkpoints with another number are dropped.
 
     Attributes:
-        num_ranks: that train together; likewise.
+        num_ranks: that train together; checkpoints with another number are dropped.
     """
 
     num_ranks = 1
@@ -72,32 +72,32 @@ class Saving:
         try:
             found: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
             self._check(found)
-        except Exception as error:  # noqa: BLE001 - whatever a foreign file does to torch.load
-            log.warning("a checkpoint does not fit, so training begins anew: %s", error)
+        except Exception as error:  # noqa: BLE001 - any error of torch.load for an invalid file
+            log.warning("a checkpoint does not match, so training starts over: %s", error)
             self._checkpoints.drop()
             return None
         return found
 
     def _check(self, found: dict[str, Any]) -> None:
         if found["num_examples"] != self._num_examples:
-            raise ValueError(f"it is of {found['num_examples']} examples")
+            raise ValueError(f"it has {found['num_examples']} examples")
         if found["num_ranks"] != self.num_ranks:
-            raise ValueError(f"it is of {found['num_ranks']} ranks")
+            raise ValueError(f"it has {found['num_ranks']} ranks")
         shapes = {name: tensor.shape for name, tensor in _tensors(self._module).items()}
         if {name: tensor.shape for name, tensor in found["tensors"].items()} != shapes:
-            raise ValueError("it is of other tensors")
+            raise ValueError("it has other tensors")
 
     def is_past(self, stage: int) -> bool:
-        """Whether a stage was over when the checkpoint was taken."""
+        """Whether a stage had ended before the checkpoint."""
         return self._found is not None and self._found["stage"] > stage
 
     def begin(self, stage: int, epoch: int, parts: Mapping[str, Stateful]) -> int:
-        """Begin a stage, or go on with it; returns how many steps of it are done.
+        """Begin or resume a stage; returns the number of its completed steps.
 
         Args:
-            stage: number; those of a training follow each other.
-            epoch: steps in one.
-            parts: what else has a state.
+            stage: its number, in order.
+            epoch: steps per epoch.
+            parts: objects whose state is saved.
         """
         self._stage, self._epoch, self._parts, self._steps = stage, epoch, parts, 0
         if self._found is not None and self._found["stage"] == stage:
@@ -114,10 +114,10 @@ class Saving:
         set_random_state(found["random"], self._device)
         self._local.steps = found["local_steps"]
         self._steps = found["steps"]
-        log.info("training goes on after step %d", self._steps)
+        log.info("training resumes after step %d", self._steps)
 
     def stepped(self) -> None:
-        """Be told of a step; at the end of an epoch that is long enough after the last, save."""
+        """Count a step; at the end of an epoch save, if the last checkpoint is old enough."""
         self._steps += 1
         if self._steps % self._epoch == 0 and self._is_due():
             self.save()
@@ -126,7 +126,7 @@ class Saving:
         return self._checkpoints.due()
 
     def save(self) -> None:
-        """Keep the state as it is between two steps."""
+        """Save the state between two steps."""
         self._checkpoints.save(self._write)
 
     def _write(self, file: BinaryIO) -> None:
@@ -146,11 +146,11 @@ class Saving:
 
 
 def _tensors(module: nn.Module) -> dict[str, torch.Tensor]:
-    """All parameters and buffers, those that a state_dict leaves out too."""
+    """All parameters and buffers, also those that a state_dict omits."""
     named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     return {name: tensor.detach() for name, tensor in named.items()}
 
 
 def can_save(optimizer: object) -> TypeGuard[Stateful]:
-    """Whether an optimizer tells its state."""
+    """Whether an optimizer can save its state."""
     return hasattr(optimizer, "state_dict") and hasattr(optimizer, "load_state_dict")

@@ -1,1 +1,1 @@
-"""Client rules in PyTorch: gradient corrections, clusters, models of the client's own."""
+"""Client rules in PyTorch: gradient corrections, clusters and personal models."""

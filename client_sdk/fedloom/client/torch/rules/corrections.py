@@ -1,12 +1,11 @@
-"""A client rule over the gradients of a module, in little memory beside them.
+"""A client rule over the gradients of a module, with little extra memory.
 
-What a rule receives and remembers is as large as the model, and so is what it makes of gradients.
-An elementwise rule looks at some rows of a large tensor at a time: what it makes goes into the
-gradient's place, and what rests in files of this device is read from them at every step, from the
-system's cache as a rule. For SCAFFOLD over 40 MB, on one core, a step of the rule then takes 14 to
-19 ms; with whole tensors in memory, 24 to 33.
+The values that a rule receives, remembers and computes are as large as the model. An elementwise
+rule processes some rows of a large tensor at a time: it writes its results into the gradient, and
+reads values in files at every step, usually from the system's cache. For SCAFFOLD over 40 MB, on
+one core, a step of the rule takes 14 to 19 ms; with whole tensors in memory 24 to 33 ms.
 
-Invariant: gradients get the bits that the rule makes of whole tensors.
+Invariant: gradients have the bits that the rule computes from whole tensors.
 """
 
 import math
@@ -18,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedloom.client.torch.steps import Correction
+from fedloom.client.torch.steps import Correction, nothing
 from fedloom.client.training.client_rule import RuleContext
 from fedloom.strategies import ClientRule, TensorAtStep
 from fedloom.strategies.exact.lazy_arrays import BLOCK, Pieces, Values
@@ -27,16 +26,16 @@ from fedloom.strategies.exact.lazy_arrays import BLOCK, Pieces, Values
 def corrections(
     rule: ClientRule, local: RuleContext, params: Mapping[str, nn.Parameter], module: nn.Module
 ) -> Correction:
-    """Return what changes gradients by a rule, and nothing where it leaves them alone.
+    """Return the function that changes gradients by a rule.
 
     Args:
         rule: of the round.
-        local: what it has here.
-        params: that it is for, with the values that the server sent.
-        module: that they are of.
+        local: the rule's values.
+        params: that the rule applies to, with the received values.
+        module: of the parameters.
     """
     if type(rule).gradient is ClientRule.gradient:
-        return _nothing
+        return nothing
     whole = {p: _at(rule, local, n, p) for n, p in params.items() if not _is_cut(rule, p)}
     cut = {p: _at(rule, local, n, p) for n, p in params.items() if _is_cut(rule, p)}
 
@@ -57,20 +56,16 @@ def corrections(
     return correct
 
 
-def _nothing() -> None:
-    """Leave gradients as they are."""
-
-
 def _is_cut(rule: ClientRule, param: nn.Parameter) -> bool:
-    """Whether a rule looks at some rows of a parameter at a time.
+    """Whether a rule processes some rows of a parameter at a time.
 
-    On a GPU what there is stays whole, and there: to bring it at every step would take longer.
+    On a GPU all values stay whole in its memory, because copying them at every step takes longer.
     """
     return rule.elementwise and param.device.type == "cpu" and param.numel() > BLOCK
 
 
 def _at(rule: ClientRule, local: RuleContext, name: str, param: nn.Parameter) -> TensorAtStep:
-    """What there is beside a parameter; where that is cut, slots may still be in their files."""
+    """A parameter's values; if it is processed by rows, slots may stay in their files."""
     keep = _is_cut(rule, param)
     received, memory = local.found(rule, name)
     gradient = local.full_gradient.get(name)
@@ -85,14 +80,14 @@ def _at(rule: ClientRule, local: RuleContext, name: str, param: nn.Parameter) ->
 
 def _slot(values: Values | None, param: Tensor, *, keep: bool) -> Tensor | Pieces:
     if values is None:
-        return param.new_zeros(()).expand(param.shape)  # of one number in memory
+        return param.new_zeros(()).expand(param.shape)  # takes the memory of one number
     if keep and isinstance(values, Pieces):
         return values
     return torch.from_numpy(np.array(values)).to(param)
 
 
 def _change(grad: Tensor, rule: ClientRule, at: TensorAtStep) -> None:
-    """Put a rule's gradient in the place of one."""
+    """Replace a gradient by the rule's, in place."""
     step = max(1, BLOCK // math.prod(grad.shape[1:]))
     for start in range(0, len(grad), step):
         stop = min(start + step, len(grad))
@@ -100,7 +95,7 @@ def _change(grad: Tensor, rule: ClientRule, at: TensorAtStep) -> None:
 
 
 def _rows(at: TensorAtStep, start: int, stop: int) -> TensorAtStep:
-    """The same for some rows of the tensor."""
+    """Some rows of the values."""
     read = partial(_read, param=at.param, start=start, stop=stop)
     return TensorAtStep(
         param=at.param[start:stop],
@@ -120,11 +115,11 @@ def _read(slot: Tensor | Pieces, param: Tensor, start: int, stop: int) -> Tensor
 
 
 def _shared(params: Iterable[nn.Parameter]) -> set[int | None]:
-    """Storages of several gradients, as those of two transposed tensors that were added are."""
+    """Storages that several gradients share, such as those of transposed tensors."""
     counted = Counter(_storage(param.grad) for param in params if param.grad is not None)
     return {None, *(storage for storage, count in counted.items() if count > 1)}
 
 
 def _storage(grad: Tensor) -> int | None:
-    """Where a gradient's values are; None of a sparse one."""
+    """Address of a gradient's values; None for a sparse one."""
     return grad.untyped_storage().data_ptr() if grad.layout == torch.strided else None

@@ -1,9 +1,9 @@
-"""A client's own model, trained step by step beside the shared one: Ditto, APFL.
+"""Training of a client's personal model after each batch of the shared one: Ditto, APFL.
 
-It is computed by the module itself, with other tensors in the places of its own, so the shared
-training neither waits for it nor notices it: random numbers come from a stream of its own.
+The module itself computes it, with other tensors in place of its own. Its random numbers come from
+a separate stream.
 
-Invariant: the shared model's training has the bits that it has without this.
+Invariant: the shared model's training gives the same bits as without a personal model.
 """
 
 from collections.abc import Iterator
@@ -25,22 +25,22 @@ from fedloom.strategies import RoundSettings
 from fedloom.strategies.personal.settings import MIX, OWN, OWN_BUFFERS
 
 _STREAM = 1 << 61
-"""Of the seed of its random numbers, which are others than the shared model's."""
+"""Changes the seed for the personal model's random numbers."""
 
 
 class Mine:
-    """A client's own model in one round.
+    """A client's personal model in one round.
 
     Args:
-        module: with the shared model's received values, and about to be trained on them.
+        module: with the received values of the shared model.
         loss: mean loss of a batch.
-        optimizer: made anew here, with the learning rate of the round.
+        optimizer: creates the optimizer, with the round's learning rate.
         settings: of the round.
-        local: says what the model is for, and what the client remembers of it.
+        local: has the personal settings and the model from earlier rounds.
         seed: of the task.
     """
 
-    def __init__(  # noqa: PLR0917 - what a training is of
+    def __init__(  # noqa: PLR0917 - all parts of a training
         self,
         module: nn.Module,
         loss: loop.Loss,
@@ -86,7 +86,7 @@ class Mine:
 
     @torch.no_grad()
     def _move(self, grads: dict[str, Tensor | None]) -> None:
-        """Change the model, and how much of it is mixed in, by gradients at the point."""
+        """Change the model and its share in the mixture, by the gradients at the point."""
         slope = 0.0
         for name, own in self._own.items():
             grad = grads[name]
@@ -100,7 +100,7 @@ class Mine:
         self._mix = self._method.next_mix(self._mix, slope)
 
     def state_dict(self) -> dict[str, Any]:
-        """What the rest of its training depends on."""
+        """The state that the rest of the training depends on."""
         optimizer = self._optimizer
         return {
             "own": {n: p.detach() for n, p in self._own.items()},
@@ -112,7 +112,7 @@ class Mine:
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Restore the state."""
         for name, own in self._own.items():
             own.copy_(state["own"][name])
         for name, buffer in self._buffers.items():
@@ -122,7 +122,7 @@ class Mine:
             self._optimizer.load_state_dict(state["optimizer"])
 
     def slots(self) -> dict[str, dict[str, NDArray[Any]]]:
-        """What to remember of it."""
+        """The tensors to keep for later rounds, by slot."""
         names = self._module.state_dict().keys()
         return {
             OWN: {n: np.array(modules.array_of(p)) for n, p in self._own.items()},
@@ -134,7 +134,7 @@ class Mine:
 
     @contextmanager
     def _stream(self) -> Iterator[None]:
-        """Draw random numbers from this model's own stream."""
+        """Draw random numbers from the personal model's stream."""
         before = random_state(self._device)
         set_random_state(self._random, self._device)
         try:
@@ -145,13 +145,13 @@ class Mine:
 
 
 def _recalled(local: RuleContext, slot: str, name: str, here: Tensor) -> Tensor:
-    """What the client remembers, or else what was received; a copy, like the tensor here."""
+    """A copy of the remembered tensor, or of the received one if none is remembered."""
     found = local.memory.get(slot, {}).get(name)
     if found is None:
         return here.detach().clone()
     if found.shape != tuple(here.shape):
         raise UsageError(
-            f"Expected {name!r} of the client's own model in shape {tuple(here.shape)}, got "
-            f"{found.shape}. Was the model changed within a run?"
+            f"Expected shape {tuple(here.shape)} for {name!r} of the personal model, got "
+            f"{found.shape}. The model must not change within a run."
         )
     return torch.from_numpy(np.array(found)).to(here, copy=True)

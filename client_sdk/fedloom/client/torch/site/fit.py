@@ -1,8 +1,8 @@
-"""Local training by DistributedDataParallel: each rank steps on its share of every batch.
+"""Local training by DistributedDataParallel: each rank trains on its share of every batch.
 
-The batches are those of one process: a DistributedSampler deals out the order that the task's
-seed gives. Unlike torch's own it repeats and drops nothing, so shares of an epoch's last batch may
-differ in size, even be empty; gradients are weighed by them.
+The batches are those of one process: a DistributedSampler distributes the examples in the order of
+the task's seed. Unlike torch's sampler it repeats and drops no example, so the shares of an epoch's
+last batch may differ in size or be empty. Gradients are weighted by the sizes.
 
 Source: Li et al. 2020, PyTorch Distributed, https://arxiv.org/abs/2006.15704, section 3.2.
 
@@ -34,9 +34,9 @@ class Share:
     """A rank's part of a batch.
 
     Attributes:
-        indices: int64; one stand-in where the part is empty.
-        size: examples that count, 0 with a stand-in.
-        whole: examples in the whole batch.
+        indices: int64; one placeholder if the part is empty.
+        size: number of examples, 0 with a placeholder.
+        whole: number of examples in the whole batch.
     """
 
     indices: Tensor
@@ -45,7 +45,7 @@ class Share:
 
 
 class RankShard(DistributedSampler[int]):
-    """This rank's examples of one epoch after another, each seeded from the task.
+    """This rank's examples, epoch by epoch, in the order of the task's seed.
 
     Args:
         num_examples: of the site.
@@ -54,15 +54,15 @@ class RankShard(DistributedSampler[int]):
     """
 
     def __init__(self, num_examples: int, seed: int, group: Group) -> None:
-        super().__init__(range(num_examples), group.size, group.rank, shuffle=True, seed=seed)  # type: ignore[arg-type] # only its length is asked
+        super().__init__(range(num_examples), group.size, group.rank, shuffle=True, seed=seed)  # type: ignore[arg-type] # only its length is used
         self._orders = batches.orders(num_examples, seed)
 
     def order(self) -> Tensor:
-        """The next epoch's order, of all ranks."""
+        """The order of the next epoch, for all ranks."""
         return next(self._orders)
 
     def __iter__(self) -> Iterator[int]:
-        """This rank's examples of the next epoch; none twice and none left out."""
+        """This rank's examples of the next epoch, without repetition or omission."""
         return iter(self.order()[self.rank :: self.num_replicas].tolist())
 
 
@@ -116,25 +116,25 @@ def fit(  # noqa: PLR0917 - as `loop.fit`
     """As `loop.fit`, on all ranks together.
 
     Args:
-        module: as there, and so is what is not named here.
+        module: trained in place.
         data: of the site.
-        loss: mean of a batch.
+        loss: mean loss of a batch.
         optimizer: over the parameters to train.
         settings: of the training.
-        seed: gives the order of the examples.
-        correct: called when the gradients are there.
-        stopping: that of rank 0 counts.
+        seed: determines the order of the examples.
+        correct: called after the gradients are computed.
+        stopping: only rank 0's is used.
         group: the ranks.
         precision: of the forward pass.
         after: called after each step.
-        totals: of this rank's shares that went by before.
-        skip: how many batches did.
-        stepped: called after each step and all that belongs to it.
-        over: called after the last one, before the ranks' totals are merged.
+        totals: sums of this rank's earlier shares.
+        skip: number of earlier batches.
+        stepped: called at the end of each iteration.
+        over: called after the last step, before the ranks' totals are merged.
 
     Raises:
-        UsageError: a tensor that is trained has no part in the loss.
-        Exception: what somebody's own code raised; every rank gives up.
+        UsageError: a trained tensor has no part in the loss.
+        Exception: the author's code failed on this rank; all ranks end the task.
     """
     assert isinstance(group, SiteGroup)
     totals, counted = loop.MetricSums() if totals is None else totals, Counted()
@@ -156,7 +156,7 @@ def fit(  # noqa: PLR0917 - as `loop.fit`
                     made = loop.forward(parallel, x, y, loss, device)
             except Exception as error:
                 if norms(module) and not isinstance(error, UsageError):
-                    raise  # the others may wait in the middle of their forward pass
+                    raise  # the other ranks may wait within their forward pass
                 failure = error
             summed = (_loss_sum(made, share),) if settings.patience else ()
             agreed = group.agree(failure, stop=stopping.should_stop(), numbers=summed)
@@ -166,7 +166,7 @@ def fit(  # noqa: PLR0917 - as `loop.fit`
             output, target, value = made
             with group.speaking():
                 precision.backward(value * (share.size * group.size / share.whole))
-            if not looked:  # on every rank once, also on one whose shares are empty
+            if not looked:  # once on every rank, also on one with empty shares
                 _check_all_have_gradients(module, group)
                 looked = True
             precision.step(optimizer, trained, correct)
@@ -187,7 +187,10 @@ def fit(  # noqa: PLR0917 - as `loop.fit`
 
 
 def _parallel(module: nn.Module, device: torch.device) -> DistributedDataParallel:
-    """Exchange gradients; buffers are equal as it is. What says so was renamed in torch 2.12."""
+    """Wrap a module to exchange gradients, but not buffers, which are equal already.
+
+    torch 2.12 renamed the option.
+    """
     renamed = "forward_sync_buffers" in signature(DistributedDataParallel).parameters
     without: dict[str, Any] = {"forward_sync_buffers" if renamed else "broadcast_buffers": False}
     return DistributedDataParallel(module, [device] if device.type == "cuda" else None, **without)
@@ -198,24 +201,24 @@ def _loss_sum(made: tuple[object, Tensor, Tensor] | None, share: Share) -> float
 
 
 def _check_as_many(num_examples: int, group: SiteGroup) -> None:
-    """Examples may arrive while a site waits, but every rank must see as many."""
+    """Check that every rank has the same number of examples; growing data may differ."""
     total, squares = group.sums([num_examples, num_examples**2])
-    if total**2 != group.size * squares:  # on every rank alike
+    if total**2 != group.size * squares:  # the same on every rank
         group.agree(
             UsageError(
-                f"Expected as many examples on every rank, got {num_examples:,} on rank "
-                f"{group.rank} and {total:,.0f} on all {group.size} together."
+                f"Expected the same number of examples on every rank, got {num_examples:,} on rank "
+                f"{group.rank} and {total:,.0f} on all {group.size} ranks together."
             )
         )
 
 
 def _check_all_have_gradients(module: nn.Module, group: SiteGroup) -> None:
-    """Gradients are exchanged in buckets, which wait for every tensor in them."""
+    """Check that all trained tensors have gradients: their exchange waits for each of them."""
     lacking = [n for n, p in module.named_parameters() if p.requires_grad and p.grad is None]
     failure = None
     if lacking:
         failure = UsageError(
-            f"Expected every tensor that is trained to have a part in the loss on a site, got "
-            f"{lacking[0]!r} without one. Freeze it: requires_grad_(False), or train.only."
+            f"On a site every trained tensor needs a gradient, but {lacking[0]!r} has no part in "
+            "the loss. Freeze it by requires_grad_(False) or train.only."
         )
     group.agree(failure)

@@ -1,11 +1,11 @@
-"""The ranks of a site: who asks, who follows, and what happens when one of them is lost.
+"""The ranks of a site: orders, agreement, and the loss of a rank.
 
-Rank 0 writes an order into the launcher's key-value store, where the others wait for it without
-polling, for hours if need be: a collective would time out. Then come the tensors, by broadcast.
+Rank 0 writes an order into the launcher's key-value store, and the other ranks wait for it there
+without polling, for hours if necessary; a collective would time out. Tensors follow by broadcast.
 
-Invariants: a failure in anybody's own code is agreed on before the next collective, so that every
-rank gives the task up and the site lives on; a lost rank, or a failure that nobody could be told
-of, breaks the site: each of its processes ends, and the launcher may start them anew.
+Invariants: the ranks exchange failures of the author's code before the next collective, so that all
+of them end the task and the site continues. A lost rank, or a failure that could not be exchanged,
+breaks the site: each process ends, and the launcher may restart them.
 """
 
 import logging
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 TIMEOUT = "FEDLOOM_SITE_TIMEOUT_S"
 TIMEOUT_S = 300.0
-"""How long a rank waits in the middle of a task for one that is silent."""
+"""Timeout of a collective within a task, seconds."""
 T = TypeVar("T")
 _WAIT = timedelta(hours=1)
 _HEARD = timedelta(seconds=5)
@@ -42,16 +42,16 @@ _AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 
 
 class SiteBrokenError(UnavailableError):
-    """A rank of this site is gone, or cannot follow any more: start the site again."""
+    """A rank of this site is lost; the site must be restarted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Agreed:
-    """What all ranks know after a step's agreement.
+    """What all ranks know after they have agreed on a step.
 
     Attributes:
-        stop: rank 0 wants no further step.
-        sums: of the numbers that each rank gave.
+        stop: rank 0 ends the training.
+        sums: of the ranks' numbers.
     """
 
     stop: bool
@@ -59,15 +59,15 @@ class Agreed:
 
 
 class SiteGroup:
-    """This process's place among the ranks.
+    """This process's connection to the other ranks.
 
     Args:
         ranks: from the environment.
-        on_cuda: gradients are on GPUs: NCCL carries them.
+        on_cuda: gradients are on GPUs, so NCCL exchanges them.
 
     Attributes:
-        broken: why no task can be done any more; empty while they can.
-        on_break: told once, from any thread.
+        broken: why the site is broken; empty while it works.
+        on_break: called once when it breaks, from any thread.
     """
 
     def __init__(self, ranks: Ranks, *, on_cuda: bool) -> None:
@@ -75,10 +75,10 @@ class SiteGroup:
         self.broken = ""
         self.on_break: Callable[[], None] | None = None
         timeout = timedelta(seconds=float(os.environ.get(TIMEOUT, TIMEOUT_S)))
-        # Their process groups end with the process; torch would warn that they were not destroyed.
+        # Process groups end with the process; torch would warn that they were not destroyed.
         warnings.filterwarnings("ignore", message=".*destroy_process_group.*")
-        # What the ranks of an attempt before wrote is still there where torchrun keeps the store:
-        # by env:// the new ones would wait at the old ones' addresses.
+        # torchrun's store keeps the entries of earlier attempts; with env:// new ranks would wait
+        # for the addresses of old ones. So each attempt has its own prefix.
         attempt = f"fedloom/{os.environ.get(_ATTEMPT, '0')}"
         hosts = self.rank == 0 and os.environ.get(_AGENT_STORE) != "True"
         dist.init_process_group(
@@ -88,13 +88,13 @@ class SiteGroup:
             world_size=self.size,
             timeout=timeout,
         )
-        # A connection of its own: while one thread waits on a store, no other may speak to it.
+        # A separate connection: while one thread waits on a store, no other thread can use it.
         self._store = _store(attempt, timeout)
         self._number = 0
         self._busy = False
 
     def objection(self, offer: fleet_pb2.Task) -> str | None:
-        """Why this site cannot do a task, as a gate before anything is downloaded."""
+        """Why this site cannot do a task; checked before the download."""
         if self.broken:
             return self.broken
         if offer.kind != fleet_pb2.TASK_KIND_TRAIN:
@@ -105,11 +105,11 @@ class SiteGroup:
 
     @contextmanager
     def led(self, job: RankTask, module: nn.Module) -> Iterator[None]:
-        """Have all ranks do a job from the values that the module has here.
+        """Run a job on all ranks, from the module's values on this one.
 
         Raises:
-            UsageError: several processes cannot do it, or somebody's code failed.
-            SiteBrokenError: a rank is gone.
+            UsageError: several processes cannot run it, or the author's code failed.
+            SiteBrokenError: a rank is lost.
         """
         if self.broken:
             raise SiteBrokenError(self.broken)
@@ -122,10 +122,10 @@ class SiteGroup:
             yield
 
     def next_order(self) -> orders.Order | None:
-        """Wait for an order, however long that takes; None when there will be no more.
+        """Wait for an order, without a timeout; None after the last.
 
         Raises:
-            SiteBrokenError: who gives orders is gone.
+            SiteBrokenError: rank 0 is lost.
         """
         key = f"order/{self._number}"
         while True:
@@ -133,7 +133,7 @@ class SiteGroup:
                 self._store.wait([key], _WAIT)
                 text = self._store.get(key).decode()
             except dist.DistStoreError:
-                continue  # nothing for an hour
+                continue  # no order for an hour
             except RuntimeError as error:
                 raise self._break(error) from error
             if text != orders.STOP:
@@ -143,14 +143,14 @@ class SiteGroup:
 
     @contextmanager
     def followed(self, order: orders.Order, module: nn.Module) -> Iterator[None]:
-        """Do an order's job from the values that rank 0 has."""
+        """Run an order's job from rank 0's values."""
         with self._at_work():
             self._share(module, order.arrays)
             yield
 
     @contextmanager
     def _at_work(self) -> Iterator[None]:
-        """One job: it ends when all have done it, or all have given it up."""
+        """Run one job; it ends after all ranks have done it, or all have ended it."""
         self._busy = True
         try:
             yield
@@ -158,7 +158,7 @@ class SiteGroup:
         except SiteBrokenError:
             raise
         except BaseException as error:
-            if self._busy:  # the others know nothing of it
+            if self._busy:  # the other ranks do not know of the error
                 self._break(error)
             raise
         finally:
@@ -173,7 +173,7 @@ class SiteGroup:
                 dist.broadcast(_bytes(torch.as_tensor(array)), src=0)
 
     def close(self) -> None:
-        """Send the others home, and wait until they heard: what they share ends with rank 0."""
+        """Send the last order and wait until the other ranks have read it from the store."""
         with suppress(RuntimeError):
             if self.rank == 0:
                 self._store.set(f"order/{self._number}", orders.STOP)
@@ -187,16 +187,16 @@ class SiteGroup:
     def agree(
         self, failure: Exception | None = None, *, stop: bool = False, numbers: Sequence[float] = ()
     ) -> Agreed:
-        """Hear from every rank whether it can go on.
+        """Exchange failures, rank 0's wish to stop, and numbers.
 
         Args:
-            failure: of this rank's own code, which all then give the task up for.
-            stop: at rank 0, whether to take no further step.
-            numbers: to be summed up.
+            failure: of this rank's code; all ranks then end the task.
+            stop: on rank 0, whether to end the training.
+            numbers: to be summed over the ranks.
 
         Raises:
-            Exception: the failure of this rank.
-            UsageError: that of another one, with its words.
+            Exception: this rank's failure.
+            UsageError: another rank's failure, with its message.
         """
         if failure is not None:
             with self.speaking():
@@ -210,7 +210,7 @@ class SiteGroup:
         return Agreed(bool(stopped), sums)
 
     def together(self, call: Callable[[], T]) -> T:
-        """Do something that speaks to no other rank; where one fails, all give up."""
+        """Call a function that does not communicate; if it fails on one rank, all fail."""
         try:
             result = call()
         except Exception as error:
@@ -219,17 +219,17 @@ class SiteGroup:
         self.agree()
         return result
 
-    def says(self, word: bool) -> bool:
-        """What rank 0 says, on every rank; the others' words are not asked."""
-        return bool(self.sums([float(word and self.rank == 0)])[0])
+    def says(self, flag: bool) -> bool:
+        """The flag of rank 0, on every rank."""
+        return bool(self.sums([float(flag and self.rank == 0)])[0])
 
     def shared(self, data: bytes) -> bytes:
-        """What rank 0 has, on every rank."""
+        """The bytes of rank 0, on every rank."""
         (size_bytes,) = self.sums([len(data) if self.rank == 0 else 0])
         return self._of(0, data, int(size_bytes))
 
     def gathered(self, data: bytes) -> list[bytes]:
-        """What each rank has, in their order, on every rank."""
+        """The bytes of each rank, by rank, on every rank."""
         sizes = self.sums([len(data) if rank == self.rank else 0 for rank in range(self.size)])
         return [self._of(rank, data, int(size)) for rank, size in enumerate(sizes)]
 
@@ -263,7 +263,7 @@ class SiteGroup:
 
     @contextmanager
     def speaking(self) -> Iterator[None]:
-        """Wrap what cannot go on without every rank."""
+        """Wrap communication; an error in it breaks the site."""
         try:
             yield
         except FedloomError:
@@ -272,12 +272,11 @@ class SiteGroup:
             raise self._break(error) from error
 
     def _break(self, error: BaseException) -> SiteBrokenError:
-        """No task can be done any more: which collective each rank is in is not known."""
+        """Mark the site as broken: the ranks may be in different collectives."""
         first, self._busy = not self.broken, False
         self.broken = self.broken or (
-            f"Expected all {self.size} ranks of this site to take part, and rank {self.rank} lost "
-            f"touch with one: {type(error).__name__}: {str(error)[:200]}. Look at the log of the "
-            "rank that ended; the site has to be started again."
+            f"Rank {self.rank} lost a rank of this site of {self.size}: {type(error).__name__}: "
+            f"{str(error)[:200]}. See the log of the rank that ended, and restart the site."
         )
         if first and self.on_break is not None:
             self.on_break()
@@ -285,7 +284,7 @@ class SiteGroup:
 
 
 def _store(prefix: str, timeout: timedelta, *, hosts: bool = False) -> Any:
-    """A connection to what the ranks share; `hosts`: this process serves it."""
+    """A connection to the ranks' key-value store; `hosts`: this process serves the store."""
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = dist.TCPStore(  # type: ignore[attr-defined] # documented
         host, port, is_master=hosts, timeout=timeout, wait_for_workers=False
@@ -294,15 +293,15 @@ def _store(prefix: str, timeout: timedelta, *, hosts: bool = False) -> Any:
 
 
 def _bytes(tensor: Tensor) -> Tensor:
-    """A tensor as every backend can carry it; shares its memory."""
+    """A tensor's bytes, which every backend supports; shares its memory."""
     return tensor.detach().reshape(-1).view(torch.uint8)
 
 
 def check(job: RankTask, module: nn.Module, size: int) -> None:
-    """Refuse what several processes cannot do.
+    """Check that several processes can run a job.
 
     Raises:
-        UsageError: says what, and what to do instead.
+        UsageError: they cannot.
     """
     if job.kind is not Kind.TRAIN:
         return
@@ -317,12 +316,12 @@ def _objection(batch_size: int, own_model: str, size: int) -> str | None:
     if batch_size % size:
         fitting = max(size, batch_size // size * size)
         return (
-            f"Expected a batch size that the {size} ranks of this site can share equally, got "
+            f"Expected a batch size that is a multiple of this site's {size} ranks, got "
             f"{batch_size}. Set train.batch_size to {fitting}, or start another number of ranks."
         )
     if own_model:
         return (
-            f"Expected one process with personal.name = {own_model!r}, got a site of {size} ranks: "
-            "a model of the client's own is trained by one. Start the client without torchrun."
+            f"Expected one process with personal.name = {own_model!r}, got a site of {size} ranks. "
+            "Start the client without torchrun."
         )
     return None

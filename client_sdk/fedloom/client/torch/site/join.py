@@ -1,4 +1,4 @@
-"""How a process becomes a rank of its site: rank 0 goes on to the server, the others follow it."""
+"""Ranks of a site: rank 0 becomes the client, the other ranks follow its orders."""
 
 import hashlib
 import logging
@@ -19,21 +19,21 @@ from fedloom.protocol.errors import UsageError
 log = logging.getLogger(__name__)
 
 STOP_S = 10.0
-"""How long a rank that is told to stop waits for rank 0, which is told too: it ends the task that
-they take part in, and then the site. Who left earlier would leave a thread of torch's behind that
-waits for rank 0; when that ends, it takes a process down that is just ending (SIGABRT)."""
+"""Seconds that a rank waits after a signal for rank 0, which gets the signal too and ends the task
+and the site. A rank that exits earlier leaves a thread of torch that waits for rank 0; when rank 0
+ends, that thread aborts the exiting process (SIGABRT)."""
 
 
 def join(client: Client, ranks: Ranks) -> SiteGroup:
-    """Meet the other ranks; from then on the client trains together with theirs.
+    """Connect to the other ranks; the client then trains together with theirs.
 
     Raises:
-        UsageError: the client cannot, or the ranks have not the same model and data.
+        UsageError: the client does not support it, or the ranks differ in model or data.
     """
     if not isinstance(client, TorchClient):
         raise UsageError(
-            f"Expected a TorchClient on a site of {ranks.size} ranks, got a "
-            f"{type(client).__name__}. Start it as one process, without torchrun."
+            f"A site of {ranks.size} ranks needs a TorchClient, got a {type(client).__name__}. "
+            "Start it as one process, without torchrun."
         )
     group = SiteGroup(ranks, on_cuda=_placed(client, ranks))
     client.group = group
@@ -43,18 +43,17 @@ def join(client: Client, ranks: Ranks) -> SiteGroup:
 
 
 def follow(client: Client, group: SiteGroup) -> None:
-    """Do what rank 0 says until it has no more, or until SIGTERM or SIGINT.
+    """Follow rank 0's orders until the last one, SIGTERM or SIGINT.
 
     Raises:
-        SiteBrokenError: another rank is gone.
+        SiteBrokenError: another rank is lost.
     """
     assert isinstance(client, TorchClient)
-    rank = _Follower(client, group)
-    rank.run()
+    _Follower(client, group).run()
 
 
 class _Follower:
-    """Waits in a thread: a signal reaches the main thread, however long the wait."""
+    """Waits in a thread, so that the main thread can handle signals."""
 
     def __init__(self, client: TorchClient, group: SiteGroup) -> None:
         self._client, self._group = client, group
@@ -68,7 +67,7 @@ class _Follower:
         before = {n: signal.signal(n, self._told) for n in (signal.SIGTERM, signal.SIGINT)}
         try:
             self._over.wait()
-            self._worker.join(1.0)  # its last step; one that hangs in a task stays behind
+            self._worker.join(1.0)  # time for its last step; a thread that hangs is left behind
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
@@ -99,11 +98,11 @@ class _Follower:
         except Exception as error:
             if group.broken:
                 raise
-            log.warning("the task was given up: %s", error)
+            log.warning("the task failed: %s", error)
 
 
 def _placed(client: TorchClient, ranks: Ranks) -> bool:
-    """Move the module to this rank's GPU, if it is on any; returns whether it is.
+    """Move the module to this rank's GPU if it is on a GPU; returns whether it is.
 
     Raises:
         UsageError: there are fewer GPUs than ranks.
@@ -112,8 +111,8 @@ def _placed(client: TorchClient, ranks: Ranks) -> bool:
         return False
     if ranks.local_rank >= torch.cuda.device_count():
         raise UsageError(
-            f"Expected a GPU for each rank on this machine, got {torch.cuda.device_count()} for "
-            f"rank {ranks.local_rank}: start as many ranks as there are GPUs."
+            f"Local rank {ranks.local_rank} has no GPU: this machine has "
+            f"{torch.cuda.device_count()}. Start as many ranks as there are GPUs."
         )
     torch.cuda.set_device(ranks.local_rank)
     client.model.to(f"cuda:{ranks.local_rank}")
@@ -121,10 +120,10 @@ def _placed(client: TorchClient, ranks: Ranks) -> bool:
 
 
 def _check_alike(client: TorchClient, group: SiteGroup) -> None:
-    """Refuse ranks whose data or model differ from those of rank 0."""
+    """Check that this rank has the model and the data of rank 0."""
     shapes = [(n, tuple(t.shape), str(t.dtype)) for n, t in client.model.state_dict().items()]
-    print_ = hashlib.sha256(repr(shapes).encode()).digest()
-    mine = (*client.num_examples, int.from_bytes(print_[:6], "big"))
+    digest = hashlib.sha256(repr(shapes).encode()).digest()
+    mine = (*client.num_examples, int.from_bytes(digest[:6], "big"))
     first = group.sums([float(n) if group.rank == 0 else 0.0 for n in mine])
     failure = None
     if tuple(first) != tuple(map(float, mine)):
@@ -132,7 +131,7 @@ def _check_alike(client: TorchClient, group: SiteGroup) -> None:
             "Expected the same model and data on every rank, got "
             f"{mine[0]:,} examples to train on and {mine[1]:,} to evaluate on at rank "
             f"{group.rank}, {first[0]:,.0f} and {first[1]:,.0f} at rank 0"
-            + (", of another model" if first[2] != mine[2] else "")
-            + ". Every rank opens all of the site's data; fedloom deals it out."
+            + (", and another model" if first[2] != mine[2] else "")
+            + ". Every rank must open all of the site's data; fedloom distributes the examples."
         )
     group.agree(failure)

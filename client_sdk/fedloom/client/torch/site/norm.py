@@ -1,7 +1,7 @@
-"""Batch normalisation over a batch that is spread over ranks, on any backend.
+"""Batch normalisation over a batch that is distributed over ranks, on any backend.
 
-torch.nn.SyncBatchNorm does this on GPUs only, and stands in other modules' place; here the layers
-stay what they are and get another `forward` for the time of a training.
+torch.nn.SyncBatchNorm supports only GPUs and replaces layers. Here the layers stay and get another
+`forward` during a training.
 
 Source: Ioffe and Szegedy 2015, https://arxiv.org/abs/1502.03167, Algorithm 1.
 """
@@ -19,22 +19,22 @@ from fedloom.protocol.errors import UsageError
 
 
 class Counted:
-    """Whether the examples of this rank are of the batch; False for a stand-in of none."""
+    """Whether this rank's examples count; False for the placeholder of an empty share."""
 
     def __init__(self) -> None:
         self.here = True
 
 
 def norms(module: nn.Module) -> list[_BatchNorm]:
-    """The layers that look at a batch as a whole."""
+    """The layers whose outputs depend on the whole batch."""
     return [layer for layer in module.modules() if isinstance(layer, _BatchNorm)]
 
 
 def check_norms(module: nn.Module) -> None:
-    """Refuse layers that compute something else over shares of a batch.
+    """Check that a module's normalisation layers can be computed over ranks.
 
     Raises:
-        UsageError: there are such.
+        UsageError: one cannot.
     """
     for name, layer in module.named_modules():
         if isinstance(layer, nn.SyncBatchNorm) or (
@@ -42,14 +42,14 @@ def check_norms(module: nn.Module) -> None:
         ):
             raise UsageError(
                 f"Expected BatchNorm with running statistics on a site, got "
-                f"{type(layer).__name__} at {name!r}. fedloom itself makes such layers look at "
-                "the whole batch."
+                f"{type(layer).__name__} at {name!r}. fedloom computes BatchNorm over the whole "
+                "batch."
             )
 
 
 @contextmanager
 def over_ranks(module: nn.Module, counted: Counted) -> Iterator[None]:
-    """Have layers of a module look at the examples of all ranks."""
+    """Normalise over the examples of all ranks while the context is open."""
     layers = norms(module)
     for layer in layers:
         layer.forward = partial(_normalised, layer, counted)  # type: ignore[method-assign]
@@ -69,10 +69,10 @@ def _normalised(layer: _BatchNorm, counted: Counted, x: Tensor) -> Tensor:
     size = x.new_tensor([share * x.numel() / x.shape[1]])
     total = _summed(torch.cat([share * x.sum(axes), size]))
     size = total[-1].detach()
-    if float(size) <= 1:  # on every rank alike
+    if float(size) <= 1:  # the same on every rank
         raise UsageError(
-            "Expected more than one value of each channel in a batch that BatchNorm looks at, got "
-            "one: the last batch of an epoch has a single example. Set another batch size."
+            "BatchNorm needs more than one value per channel, but the last batch of an epoch has a "
+            "single example. Set another batch size."
         )
     mean = total[:-1] / size
     centred = x - mean.view(shape)

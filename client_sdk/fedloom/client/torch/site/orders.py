@@ -1,4 +1,4 @@
-"""A job in words that travel from rank 0 to the others: JSON, and arrays after it; no pickle."""
+"""The encoding of a job from rank 0 to the other ranks: JSON, followed by arrays; no pickle."""
 
 import json
 from collections.abc import Mapping
@@ -14,16 +14,17 @@ from fedloom.client.training.client_rule import RuleContext
 from fedloom.strategies import Personal, RoundSettings, client_rule
 
 STOP = "stop"
-"""In place of an order: there will be no more."""
+"""In place of an order: there are no more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A job, and the arrays that come with it.
+    """A job and its arrays.
 
     Attributes:
-        job: what to do.
-        arrays: "slot/tensor" → array: what the client rule received and remembers; to be filled.
+        job: the job.
+        arrays: values that the client rule received and remembers, by "KIND/SLOT/TENSOR"; filled
+            after decoding.
     """
 
     job: RankTask
@@ -31,7 +32,7 @@ class Order:
 
 
 def encode(job: RankTask) -> str:
-    """Describe a job."""
+    """Encode a job as JSON."""
     task = job.task
     return json.dumps(
         {
@@ -57,7 +58,7 @@ def encode(job: RankTask) -> str:
 
 
 def decode(text: str) -> Order:
-    """A job and places for its arrays."""
+    """Decode a job, with empty arrays of the right shapes."""
     found = json.loads(text)
     fields = found["task"]
     arrays = {n: np.empty(shape, dtype) for n, (dtype, shape) in found["arrays"].items()}
@@ -76,7 +77,7 @@ def decode(text: str) -> Order:
 
 
 def arrays_of(task: Task) -> dict[str, NDArray[Any]]:
-    """What the rule has at rank 0 that gradients are changed by."""
+    """The rule's values on rank 0 that change gradients."""
     local, rule = task.local, task.rule
     wanted = (
         ("received", rule.receives, local.received),

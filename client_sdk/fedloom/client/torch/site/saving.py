@@ -1,9 +1,9 @@
-"""A site's training between two steps: rank 0 keeps it, and all ranks go on from the same one.
+"""Checkpoints of a site's training, which rank 0 keeps for all ranks.
 
-Parameters, buffers and the optimizer's state are the same on all ranks and are kept once. Each
-rank's own are the random numbers that it has still to draw, and what it measured of its shares.
+Parameters, buffers and the optimizer's state are equal on all ranks and saved once. The state of
+the random generators and the metrics are saved for each rank.
 
-Invariant: either every rank begins anew or every rank goes on, and then from the same step.
+Invariant: either every rank starts over, or every rank resumes from the same step.
 """
 
 import io
@@ -23,9 +23,9 @@ class SiteSaving(Saving):
 
     Args:
         group: the ranks.
-        checkpoints: where rank 0 keeps them; those of the others are not asked.
+        checkpoints: rank 0's files; those of other ranks are not used.
         module: that is trained.
-        local: what the rule counts in.
+        local: has the rule's counter of steps.
         device: of this rank.
         num_examples: of the site.
     """
@@ -45,7 +45,7 @@ class SiteSaving(Saving):
         super().__init__(checkpoints, module, local, device, num_examples)
 
     def _read(self) -> dict[str, Any] | None:
-        """What rank 0 has, if it fits; on every rank."""
+        """Rank 0's checkpoint if it matches, on every rank."""
         data = self._group.shared(self._group.together(self._found_here))
         return _unpacked(data) if data else None
 
@@ -64,7 +64,7 @@ class SiteSaving(Saving):
         return self._group.says(super()._is_due())
 
     def save(self) -> None:
-        """Keep the state as it is between two steps; called on all ranks at the same one."""
+        """Save the state between two steps; all ranks call it after the same step."""
         state = self._state()
         own = {"random": state["random"], "totals": state["parts"]["totals"]}
         self._ranks = [_unpacked(data) for data in self._group.gathered(_packed(own))]
