@@ -26,7 +26,7 @@ import numpy as np
 from deployment import deployed, memory_bytes, model, report
 
 from fedloom.client import Client, MaskOf, SliceOf, Update, run
-from fedloom.client.agent.trim_memory import slim
+from fedloom.client.agent.trim_memory import trim_all
 
 SPAWN = multiprocessing.get_context("spawn")
 MIB = 2**20
@@ -144,7 +144,7 @@ def attend_torch(path, shapes, told):
     module = torch.nn.Sequential(*(torch.nn.Linear(n, n, bias=False) for n, _ in shapes))
     x = torch.randn(8, shapes[0][0])
     train()
-    slim()  # as an idle agent does: pages of torch's own code come back with the training
+    trim_all()  # as an idle agent does: pages of torch's own code come back with the training
     idle, _ = memory_bytes("self")
     forget_peak("self")
     train()

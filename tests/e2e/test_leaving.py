@@ -82,7 +82,7 @@ def test_an_offline_device_leaves_all_the_same(runner, federation, tmp_path, mon
     config = runner.run(scenery())
     gone = replace(config, server=f"127.0.0.1:{steady_port()}")
     farewell = runner.run(leave.notify_server(gone))
-    assert not farewell.told
+    assert not farewell.notified
     assert farewell.why
     assert leave.wipe(config.state_dir) == []
     assert wiped(config)

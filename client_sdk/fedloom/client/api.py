@@ -106,16 +106,16 @@ class Task:
             done: a fraction from 0 to 1, or `(done, of)`, such as steps.
             loss: recent training loss; anything that `float` accepts.
         """
-        self._reporter.say(done, loss)
+        self._reporter.report(done, loss)
 
     @contextmanager
-    def reporting(self, heard: Callable[[TrainingProgress], None]) -> Iterator[None]:
-        """For agents: call `heard` with progress in the training thread, at most once a second."""
-        self._reporter.heard = heard
+    def reporting(self, listener: Callable[[TrainingProgress], None]) -> Iterator[None]:
+        """For agents: pass progress to `listener` in the training thread, at most once a second."""
+        self._reporter.listener = listener
         try:
             yield
         finally:
-            self._reporter.heard = None
+            self._reporter.listener = None
 
     def tensors(self, names: Iterable[str]) -> frozenset[str]:
         """The model's tensors that this task trains, including personal ones that are not sent.

@@ -223,7 +223,7 @@ class GradientClient(_NumpyClient):
             total, seen = total + float(loss) * len(y), seen + len(y)
             stopping.watch(float(loss), len(y))
         metrics = {"loss": total / seen} if seen else {}
-        return {n: params[n] for n in trained}, len(shard), {**metrics, **task.local.told}
+        return {n: params[n] for n in trained}, len(shard), {**metrics, **task.local.extra_metrics}
 
     def _settled(self, params: Params, task: Task, shard: Shard) -> Params:
         """The model of least loss here if the rule has several (IFCA); else the received one."""

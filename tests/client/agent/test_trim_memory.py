@@ -38,7 +38,7 @@ def test_only_unmodified_read_only_file_pages_are_released():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc/self/smaps is Linux's")
-def test_slim_releases_half_of_the_library_pages():
+def test_trim_all_releases_half_of_the_library_pages():
     """And the process still works."""
     code = """
 import sys
@@ -48,7 +48,7 @@ def resident():
     lines = open("/proc/self/status").read().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("RssFile"))
 before = resident()
-trim_memory.slim()
+trim_memory.trim_all()
 after = resident()
 import numpy, json
 numpy.linalg.inv(numpy.eye(50)) @ numpy.eye(50)
@@ -57,21 +57,21 @@ sys.exit(0 if after < before / 2 else f"{before} {after}")
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_an_agent_slims_once_each_time_that_it_becomes_idle(tmp_path, monkeypatch):
+def test_an_agent_trims_once_each_time_that_it_becomes_idle(tmp_path, monkeypatch):
     """After its start and after each task; not during a task, and not repeatedly."""
-    slimmed = []
-    monkeypatch.setattr(agent_module, "SLIM_AFTER_S", 0.001)
-    monkeypatch.setattr(trim_memory, "slim", lambda: slimmed.append(1))
+    trimmed = []
+    monkeypatch.setattr(agent_module, "TRIM_AFTER_S", 0.001)
+    monkeypatch.setattr(trim_memory, "trim_all", lambda: trimmed.append(1))
 
     async def scenario(federation, agents):
         await agents.start("a", Adder())
-        await until(lambda: len(slimmed) == 1)
-        for _ in range(50):  # many times SLIM_AFTER_S
+        await until(lambda: len(trimmed) == 1)
+        for _ in range(50):  # many times TRIM_AFTER_S
             await asyncio.sleep(0.001)
-        assert len(slimmed) == 1
+        assert len(trimmed) == 1
         ones = {"w": np.ones(2, np.float32)}
         run = await submit(federation, ones, cohort={"goal": 1, "quorum": 1})
         await federation.ended(run)
-        await until(lambda: len(slimmed) == 2)
+        await until(lambda: len(trimmed) == 2)
 
     played(tmp_path, scenario)

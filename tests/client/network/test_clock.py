@@ -35,7 +35,7 @@ def test_the_servers_clock_is_used(here, monkeypatch, caplog, ahead_s):
     elapsed_s = 0.0
     monkeypatch.setattr(connection_module, "time", like(time, time=lambda: NOON + ahead_s))
     monkeypatch.setattr(connection_module, "_since_boot_s", lambda: 50.0 + elapsed_s)
-    here.heard(NOON)
+    here.set_server_time(NOON)
     begun = here.now()
     assert begun.timestamp() == NOON
     monkeypatch.setattr(connection_module, "time", like(time, time=lambda: NOON - 1e6))
@@ -46,5 +46,5 @@ def test_the_servers_clock_is_used(here, monkeypatch, caplog, ahead_s):
 
 def test_with_an_older_server_the_devices_clock_is_used(here):
     before = here.now()
-    here.heard(0.0)
+    here.set_server_time(0.0)
     assert abs(here.now() - before) < timedelta(minutes=1)

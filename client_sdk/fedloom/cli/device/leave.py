@@ -43,12 +43,12 @@ def leave(config: Path, yes: bool, keep_log: bool) -> None:
         notice = asyncio.run(departure.notify_server(settings))
         rest = departure.wipe(settings.state_dir, keep_log=keep_log)
         if keep_log:
-            how = "which was notified" if notice.told else "which could not be notified"
+            how = "which was notified" if notice.notified else "which could not be notified"
             Journal(settings.state_dir).note("left", f"Left {settings.server}, {how}.")
     aside = departure.put_aside(config)
     document = {
         "left": True,
-        "told": notice.told,
+        "told": notice.notified,
         "why_not": notice.why,
         "settings": str(aside),
         "not_ours": [str(path) for path in rest],

@@ -49,7 +49,7 @@ DIAGNOSE_EVERY = 16
 REPORT_FAILURE_S = 1.0
 """Time that a broken site keeps running, so that the failure of its task reaches the server."""
 
-SLIM_AFTER_S = 5.0
+TRIM_AFTER_S = 5.0
 """Idle time after which memory is returned to the system."""
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -96,9 +96,9 @@ class Agent:
             jitter=JITTER.random(),
             enrolment=config.enrolment,
         )
-        self._standing = HealthFile(config.state_dir, config.server)
+        self._health = HealthFile(config.state_dir, config.server)
         self._away = False
-        self._ended = False
+        self._rejected = False
 
     async def run(self) -> None:
         """Run until cancelled.
@@ -112,13 +112,13 @@ class Agent:
 
     async def _run(self) -> None:
         attempt, longest = 0, 0.0
-        self._standing.begins()
+        self._health.begins()
         watchdog = asyncio.ensure_future(keep_watchdog())
         try:
             while True:
                 self._connection.greeted = False
                 begun = time.monotonic()
-                await self._renew_if_ended()
+                await self._renew_if_expired()
                 try:
                     await self._attend()
                 except UnavailableError as error:
@@ -132,9 +132,9 @@ class Agent:
                 except Refusal as refusal:
                     if refusal.code.reaction is Reaction.STOP:
                         raise
-                    self._ended = refusal.code.reaction is Reaction.RENEW
+                    self._rejected = refusal.code.reaction is Reaction.RENEW
                     log.warning("the server ended the session: %s", refusal)
-                    self._standing.waits()
+                    self._health.waits()
                 else:
                     continue  # to use a renewed certificate
                 # Sessions that the server ends at once count as failures.
@@ -145,18 +145,18 @@ class Agent:
                 longest = min(self._config.reconnect_s, FIRST_BACKOFF_S * 2 ** min(attempt, 16))
                 await asyncio.sleep(JITTER.uniform(0, longest))
         finally:
-            self._standing.ends()
+            self._health.ends()
             watchdog.cancel()
             await self._tasks.stop()
             if self._tracer.on:
                 await asyncio.to_thread(self._tracer.close)
 
-    async def _renew_if_ended(self) -> None:
+    async def _renew_if_expired(self) -> None:
         if self._config.plaintext:
             return
         try:
-            await self._renewal.if_ended(told=self._ended)
-            self._ended = False
+            await self._renewal.renew_if_expired(rejected=self._rejected)
+            self._rejected = False
         except UnavailableError as error:
             # The clock of this device may be wrong, so connecting is tried all the same.
             log.log(self._level(), "the expired certificate was not renewed: %s", error)
@@ -165,7 +165,7 @@ class Agent:
         """If the server rejects the certificate, treat it as expired: this clock may be slow."""
         refusal = await self._connection.diagnose()
         if refusal is not None and refusal.code is Code.NO_CERTIFICATE:
-            self._ended = bool(self._config.enrolment)
+            self._rejected = bool(self._config.enrolment)
 
     def _level(self) -> int:
         """INFO for the first failure only: a device may be offline for days."""
@@ -175,7 +175,7 @@ class Agent:
     def _lost(self, error: UnavailableError) -> None:
         log.log(self._level(), "not connected: %s", error)
         self._away = True
-        self._standing.waits()
+        self._health.waits()
 
     async def _attend(self) -> None:
         """Connect and listen until the stream ends or the certificate is due for renewal."""
@@ -185,13 +185,13 @@ class Agent:
                 if self._config.plaintext
                 else self._renewal.when_due(channel, stream)
             )
-            slimming: asyncio.Task[None] | None = None
+            trimming: asyncio.Task[None] | None = None
             try:
                 await self._renewal.learn_key(channel)
                 await self._connection.greet(stream)
                 self._away = False
-                self._standing.attends()
-                slimming = asyncio.ensure_future(self._slim())
+                self._health.attends()
+                trimming = asyncio.ensure_future(self._trim_memory())
                 await self._listen(stream)
             except UnreadableError as error:
                 self._store.journal.note("refused", f"{error}", server=self._config.server)
@@ -207,16 +207,16 @@ class Agent:
                 # Only the stream was cancelled: reconnect with the new certificate.
             finally:
                 renewal.cancel()
-                if slimming is not None:
-                    slimming.cancel()
+                if trimming is not None:
+                    trimming.cancel()
 
-    async def _slim(self) -> None:
+    async def _trim_memory(self) -> None:
         """Return memory to the system when idle: after the start, and after each task."""
         while True:
             await self._tasks.idle.wait()
-            await asyncio.sleep(SLIM_AFTER_S)
+            await asyncio.sleep(TRIM_AFTER_S)
             if self._tasks.idle.is_set():
-                trim_memory.slim()
+                trim_memory.trim_all()
                 await self._tasks.busy.wait()
 
     async def _listen(self, stream: Any) -> None:

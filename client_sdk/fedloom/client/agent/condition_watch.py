@@ -14,10 +14,6 @@ class ConditionLost(Exception):  # noqa: N818 - it happens to every device
     """A condition ended while a task ran."""
 
 
-def _nothing() -> str | None:
-    return None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConditionWatch:
     """Checks conditions while a task runs.
@@ -28,7 +24,7 @@ class ConditionWatch:
         again_s: the pause that the server is asked for when a task is cancelled.
     """
 
-    lost: Callable[[], str | None] = _nothing
+    lost: Callable[[], str | None] = lambda: None
     check_s: float = 0.0
     again_s: float = 0.0
 

@@ -94,8 +94,12 @@ class ModelDownloads:
 
         async def attempt() -> None:
             nonlocal mismatches
+            here = self._connection
             try:
-                await self._download(model)
+                async with here.channel_for(model.size_bytes) as channel:
+                    await transfer.download(
+                        channel, model, self._store, here.server, here.metadata, pace=self._pace
+                    )
             except IntegrityError as error:
                 mismatches += 1
                 if mismatches == MAX_MISMATCHES:
@@ -105,10 +109,3 @@ class ModelDownloads:
         check_room(self._store.directory, model.size_bytes)
         with self._tracer.span("download", bytes=model.size_bytes):
             await self._connection.persist(attempt)
-
-    async def _download(self, model: fleet_pb2.ModelRef) -> None:
-        here = self._connection
-        async with here.channel_for(model.size_bytes) as channel:
-            await transfer.download(
-                channel, model, self._store, here.server, here.metadata, pace=self._pace
-            )

@@ -92,7 +92,7 @@ class TaskQueue:
         self._chunks = chunks
         self._rules = rules or PolicyGate(PolicyFile(None), store.directory)
         self._gates: tuple[Gate, ...] = (Able(client), self._rules, *gates)
-        self._answers = ReplayGuard(store.directory)
+        self._replay_guard = ReplayGuard(store.directory)
         self._watch = watch or ConditionWatch()
         self._interruptions = interruptions or Interruptions()
         self._budgets = budgets or Budgets()
@@ -111,7 +111,7 @@ class TaskQueue:
         self._trainer = TrainingThread()
         self.idle, self.busy = asyncio.Event(), asyncio.Event()
         self.idle.set()
-        self._telling: set[asyncio.Task[None]] = set()
+        self._reports: set[asyncio.Task[None]] = set()
 
     def at_work(self) -> Collection["asyncio.Task[None]"]:
         """The running tasks."""
@@ -177,7 +177,7 @@ class TaskQueue:
         key = (offer.key.run, offer.key.round)
         if not self._is_running(key):
             check_offer(offer)
-            self._answers.check(*key, issued_us)
+            self._replay_guard.check(*key, issued_us)
             try:
                 task = task_from_message(offer, self._connection.name)
             except FedloomError as error:
@@ -193,7 +193,7 @@ class TaskQueue:
             self.idle.clear()
             self.busy.set()
             work.add_done_callback(lambda _: self._forget(key))
-        self._answers.saw(offer.key.run, issued_us)
+        self._replay_guard.saw(offer.key.run, issued_us)
         await self._reply(offer.key)
 
     def _is_running(self, key: TaskId) -> bool:
@@ -253,7 +253,7 @@ class TaskQueue:
         log.info("round %d of %s was withdrawn: %s", key[1], key[0], why)
         if key in self._work:
             self._note("withdrawn", key, f"The server withdrew {_of(key)}: {why}")
-            self._answers.settle(*key)
+            self._replay_guard.settle(*key)
         self._cancel(key)
         self._drop(key)
 
@@ -268,7 +268,7 @@ class TaskQueue:
 
     def _settle(self, key: TaskId) -> None:
         """Mark a round as answered and remove its files."""
-        self._answers.settle(*key)
+        self._replay_guard.settle(*key)
         self._drop(key)
 
     def _cancel(self, key: TaskId) -> None:
@@ -395,14 +395,14 @@ class TaskQueue:
                 return
             loss = None if private else note.loss
             said = fleet_pb2.Progress(task=offer.key, fraction=note.fraction, loss=loss)
-            telling = asyncio.ensure_future(
+            report = asyncio.ensure_future(
                 self._connection.send(fleet_pb2.ClientMessage(progress=said))
             )
-            self._telling.add(telling)
-            telling.add_done_callback(self._telling.discard)
+            self._reports.add(report)
+            report.add_done_callback(self._reports.discard)
 
         def heard(note: TrainingProgress) -> None:
-            if not self._telling:  # else the last report is still being sent
+            if not self._reports:  # else the last report is still being sent
                 with suppress(RuntimeError):  # the loop has closed
                     loop.call_soon_threadsafe(send, note)
 

@@ -4,15 +4,12 @@ Only differences leave the device: new values minus the received ones, for the c
 `train` returned. An error in what it returns is reported with the name of the tensor.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
-
-from numpy.typing import NDArray
 
 from fedloom.client.agent.trim_memory import trim
-from fedloom.client.api import Client, Kind, Task, Update, Weighting
+from fedloom.client.api import Client, Kind, Params, Task, Update, Weighting
 from fedloom.client.budgets import Budgets, machine
 from fedloom.client.owner.policy import Policy, PolicyError
 from fedloom.client.owner.update_check import too_few
@@ -140,9 +137,10 @@ class TaskRun:
             weight=1.0,
         )
         self._prepare()
-        wants_evaluation = self._may_evaluate and self._asked.evaluates
-        if wants_evaluation and self.client.can_evaluate():
-            num_examples, metrics = as_measured(self.client.evaluate(self._evaluated(path), task))
+        may_evaluate = self.policy.runs.evaluate and self.policy.metrics
+        if may_evaluate and self._asked.evaluates and self.client.can_evaluate():
+            returned = self.client.evaluate(self._model(path, task.local.evaluated), task)
+            num_examples, metrics = as_measured(returned)
             check(of_evaluation(num_examples, metrics))
             if num_examples >= self.policy.leaves.min_examples:
                 _set_metrics(header.evaluation, num_examples, metrics)
@@ -153,7 +151,7 @@ class TaskRun:
             crossing("client.train.before")
             if self.budgets.training_s is not None:
                 task.limit(self.budgets.training_s)
-            trained = self.client.train(self._received(path), task)
+            trained = self.client.train(self._model(path, task.local.own), task)
             crossing("client.train.after")
             self._trim()  # memory of the training
             if task.dropped:  # stopped: a partial result is no update
@@ -184,15 +182,11 @@ class TaskRun:
                 f"client rule {rule.name} needs the number of steps, which was not set."
             )
 
-    def _received(self, path: Path) -> dict[str, NDArray[Any]]:
-        """The model with this client's own tensors; a copy that the training code may change."""
+    @staticmethod
+    def _model(path: Path, own: Callable[[Params], Params]) -> Params:
+        """The model with this client's own tensors; copies that its code may change."""
         params = read_params(path, writable=True)
-        return {**params, **self.task.local.own(params)}
-
-    def _evaluated(self, path: Path) -> dict[str, NDArray[Any]]:
-        """The model that this client evaluates; a copy that may be changed."""
-        params = read_params(path, writable=True)
-        return {**params, **self.task.local.evaluated(params)}
+        return params | own(params)
 
     def _prepare(self) -> None:
         """Load what the rule receives, and the memory of rule and compression."""
@@ -279,10 +273,6 @@ class TaskRun:
                 secret=self.store.noise_key,
             )
         return settled
-
-    @property
-    def _may_evaluate(self) -> bool:
-        return self.policy.runs.evaluate and self.policy.metrics
 
     def _check_any_may_leave(self, path: Path) -> None:
         """Refuse to train if no tensor may leave."""

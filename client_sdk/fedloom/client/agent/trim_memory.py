@@ -26,7 +26,7 @@ def trim() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def slim() -> None:
+def trim_all() -> None:
     """Return free heap memory and unmodified file pages.
 
     Call it when idle: it takes some 50 ms. Does nothing outside Linux.

@@ -69,7 +69,8 @@ def _judged(
     if want.battery_above is not None:
         yield _power(want.battery_above, found)
     if want.needs_free_network:
-        yield "the network", _not(found.metered), "The network is metered."
+        holds = None if found.metered is None else not found.metered
+        yield "the network", holds, "The network is metered."
     if want.temperature_below is not None:
         hot, most = found.temperature, want.temperature_below
         holds = None if hot is None else hot < most
@@ -96,7 +97,3 @@ def _power(least: float, found: Readings) -> tuple[str, bool | None, str]:
     wanted = "mains power" if least >= 100 else f"mains power or a charge above {least:g} %"
     at = "" if charge is None else f" at {charge:g} %"
     return "the battery", holds, f"The device runs on battery{at}; it needs {wanted}."
-
-
-def _not(value: bool | None) -> bool | None:
-    return None if value is None else not value

@@ -5,7 +5,7 @@ also while the server is down.
 """
 
 from collections.abc import Callable, Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from fedloom.client import config as settings
@@ -14,6 +14,7 @@ from fedloom.client.config import ClientConfig
 from fedloom.client.doctor import code as codes
 from fedloom.client.doctor import device, identity, network
 from fedloom.client.doctor.finding import CheckResult, Level, fail, ok, skip
+from fedloom.client.state.identity_files import ENROL, StoredIdentity
 from fedloom.protocol.errors import Refusal, UnavailableError, UsageError
 
 __all__ = ["CheckResult", "Level", "examine"]
@@ -53,15 +54,15 @@ def _connection(config: ClientConfig) -> Iterator[CheckResult]:
     if not config.plaintext:
         held, said = identity.held(config)
         yield said
-    host, _, port = config.server.rpartition(":")
-    addresses, said = network.names(host.strip("[]"))
+    host, port = network.split(config.server)
+    addresses, said = network.names(host)
     yield said
     reached = False
     if addresses:
-        reached, said = network.route(host.strip("[]"), int(port))
+        reached, said = network.route(host, port)
         yield said
-    if (said_of_proxy := network.proxy(host.strip("[]"))) is not None:
-        yield said_of_proxy
+    if (proxy := network.proxy(host)) is not None:
+        yield proxy
     secure = True
     if reached and held is not None:
         said = network.tls(config, held)
@@ -71,7 +72,7 @@ def _connection(config: ClientConfig) -> Iterator[CheckResult]:
     if reached and secure and (held is not None or config.plaintext):
         measured, said = _ask(config, held)
         yield said
-    now = identity.now_utc()
+    now = datetime.now(UTC)
     yield network.clock(measured, held, now)
     if held is not None:
         ahead_s = measured.ahead_s if measured else 0.0
@@ -85,12 +86,12 @@ def _connection(config: ClientConfig) -> Iterator[CheckResult]:
 
 
 def _ask(
-    config: ClientConfig, held: identity.StoredIdentity | None
+    config: ClientConfig, held: StoredIdentity | None
 ) -> tuple[network.LinkSpeed | None, CheckResult]:
     try:
         measured = network.measure(config, held)
     except Refusal as refusal:
-        return None, fail("server", f"it refuses this client: {refusal}", identity.ENROL)
+        return None, fail("server", f"it refuses this client: {refusal}", ENROL)
     except UnavailableError as error:
         return None, fail(
             "server", str(error), "check the port in client.toml, then the server's log"

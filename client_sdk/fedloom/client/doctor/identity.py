@@ -1,13 +1,11 @@
 """Checks of the device's identity: its files, and the validity of its certificate."""
 
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 from fedloom.client.config import ClientConfig
 from fedloom.client.doctor.finding import CheckResult, fail, ok, warn
 from fedloom.client.state.identity_files import ENROL, StoredIdentity, read, signing_key
 from fedloom.protocol.errors import FedloomError
-
-__all__ = ["ENROL", "StoredIdentity", "certificate", "held", "now_utc"]
 
 
 def held(config: ClientConfig) -> tuple[StoredIdentity | None, CheckResult]:
@@ -56,11 +54,6 @@ def certificate(found: StoredIdentity, config: ClientConfig, now: datetime) -> C
             "let the client run: it renews a certificate at two thirds of its life",
         )  # fmt: skip
     return ok("certificate", f"valid until {until}, for {_span(left)}; renewed automatically")
-
-
-def now_utc() -> datetime:
-    """This device's clock."""
-    return datetime.now(UTC)
 
 
 def _span(left: timedelta) -> str:

@@ -18,9 +18,9 @@ import grpc
 
 from fedloom.client.config import ClientConfig
 from fedloom.client.doctor.finding import CheckResult, fail, ok, skip, warn
-from fedloom.client.doctor.identity import ENROL, StoredIdentity
 from fedloom.client.network.connection import CHANNEL_OPTIONS, CLOCK_S
 from fedloom.client.network.diagnosis import diagnose
+from fedloom.client.state.identity_files import ENROL, StoredIdentity
 from fedloom.protocol.errors import Code, Refusal, UnavailableError, UsageError
 from fedloom.protocol.transport import methods
 from fedloom.protocol.transport.proxies import proxy_for
@@ -117,7 +117,7 @@ def enrolment(address: str) -> CheckResult:
 
 def tls(config: ClientConfig, found: StoredIdentity) -> CheckResult:
     """Check that the server is of this federation and accepts this device's certificate."""
-    host, port = _split(config.server)
+    host, port = split(config.server)
     try:
         chain = presented_chain(host, port, CONNECT_S)
     except (UnavailableError, UsageError) as error:
@@ -295,6 +295,7 @@ def _mbit(rate: float) -> str:
     return f"{rate:,.0f} Mbit/s" if rate >= 10 else f"{rate:.2g} Mbit/s"
 
 
-def _split(address: str) -> tuple[str, int]:
+def split(address: str) -> tuple[str, int]:
+    """Host, without brackets, and port of an address."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)

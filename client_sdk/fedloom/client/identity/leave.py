@@ -43,11 +43,11 @@ class LeaveNotice:
     """Result of notifying the server.
 
     Attributes:
-        told: whether the server was notified.
+        notified: whether the server was notified.
         why: the reason if it was not, as a sentence.
     """
 
-    told: bool
+    notified: bool
     why: str = ""
 
 

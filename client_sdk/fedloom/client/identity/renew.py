@@ -83,11 +83,11 @@ class Renewal:
         )
         log.info("certificate renewed")
 
-    async def if_ended(self, *, told: bool = False) -> None:
+    async def renew_if_expired(self, *, rejected: bool = False) -> None:
         """Renew an expired certificate at the enrolment port, the only one that accepts it.
 
         Args:
-            told: the server rejected the certificate as expired; otherwise the clock decides.
+            rejected: the server rejected the certificate; otherwise the clock decides.
 
         Raises:
             Refusal: it cannot be renewed any more.
@@ -95,7 +95,7 @@ class Renewal:
         """
         pem, root = self.store.identity()
         _, end = identity.validity(pem)
-        if not told and self.connection.now() < end:
+        if not rejected and self.connection.now() < end:
             return
         if not self.enrolment:
             raise Refusal(
@@ -145,7 +145,7 @@ class Renewal:
             self.store.save_identity(identity.key_to_pem(key), issued.chain_pem, issued.root_pem)
         except OSError as error:
             raise _no_room(error) from error
-        self.connection.heard(issued.unix_time)
+        self.connection.set_server_time(issued.unix_time)
         _, until = identity.validity(issued.chain_pem)
         text = f"Got a new certificate from {server}, valid until {until:%Y-%m-%d %H:%M} UTC."
         self.store.journal.note("renewed", text, server=server, until=until.timestamp())

@@ -153,13 +153,13 @@ class Connection:
             raise unreadable(self.server)
         if welcome is grpc.aio.EOF or welcome.WhichOneof("kind") != "welcome":
             raise await transfer.failure(stream, self.server)
-        self.heard(welcome.welcome.unix_time)
+        self.set_server_time(welcome.welcome.unix_time)
         log.info("%s attends %s", self.name, printable(welcome.welcome.federation))
         self._stream = stream
         self.greeted = True
         self.connected.set()
 
-    def heard(self, unix_time: float) -> None:
+    def set_server_time(self, unix_time: float) -> None:
         """Set the server's clock, which certificates are judged by; 0 from an older server."""
         if not 0 < unix_time < LAST_TIME:  # nor NaN
             return

@@ -36,19 +36,19 @@ class HealthFile:
 
     def begins(self) -> None:
         """The agent has started and is connecting."""
-        self._tell(attends=False)
+        self._write(attends=False)
         notify("READY=1", f"STATUS=Connecting to {self._server}")
 
     def attends(self) -> None:
         """The server has accepted it."""
         if self._attends is not True:
-            self._tell(attends=True)
+            self._write(attends=True)
             notify(f"STATUS=Attends {self._server}")
 
     def waits(self) -> None:
         """The server is unreachable."""
         if self._attends is not False:
-            self._tell(attends=False)
+            self._write(attends=False)
             notify(f"STATUS=Waits for {self._server}")
 
     def ends(self) -> None:
@@ -57,11 +57,11 @@ class HealthFile:
         with suppress(OSError):
             self._path.unlink(missing_ok=True)
 
-    def _tell(self, *, attends: bool) -> None:
+    def _write(self, *, attends: bool) -> None:
         self._attends = attends
-        told = {"pid": os.getpid(), "attends": attends, "server": self._server, "at": time.time()}
+        status = {"pid": os.getpid(), "attends": attends, "server": self._server, "at": time.time()}
         with suppress(OSError):
-            write_whole(self._path, json.dumps(told))
+            write_whole(self._path, json.dumps(status))
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,15 +84,15 @@ class AgentHealth:
 def read_health(state_dir: Path) -> AgentHealth:
     """Read the health of the agent of a state directory."""
     try:
-        told = json.loads((state_dir / FILE).read_text())
-        pid = int(told["pid"])
+        status = json.loads((state_dir / FILE).read_text())
+        pid = int(status["pid"])
         os.kill(pid, 0)
     except PermissionError:  # another user's process
         pass
     except (OSError, ValueError, KeyError, TypeError):
         return AgentHealth(False)
     return AgentHealth(
-        True, bool(told.get("attends")), str(told.get("server")), float(told.get("at", 0))
+        True, bool(status.get("attends")), str(status.get("server")), float(status.get("at", 0))
     )
 
 

@@ -27,16 +27,16 @@ _TAKEN = {errno.EACCES, errno.EAGAIN}
 _held: set[Path] = set()
 """Directories locked by this process, which the kernel lock does not detect."""
 
-_MEND = "stop that agent, or enrol this one with its own token and directory."
+_REMEDY = "stop that agent, or enrol this one with its own token and directory."
 
 
 @contextmanager
-def only_agent(directory: Path, mend: str = _MEND) -> Iterator[None]:
+def only_agent(directory: Path, remedy: str = _REMEDY) -> Iterator[None]:
     """Lock a state directory, for an agent or for work that must not run beside one.
 
     Args:
         directory: of the client's state; must exist.
-        mend: what to do if an agent runs, as the end of a sentence.
+        remedy: what to do if an agent runs, as the end of a sentence.
 
     Raises:
         UsageError: another agent runs on it.
@@ -44,7 +44,7 @@ def only_agent(directory: Path, mend: str = _MEND) -> Iterator[None]:
     """
     place = directory.resolve()
     if place in _held:
-        raise _taken(directory, str(os.getpid()), mend)
+        raise _taken(directory, str(os.getpid()), remedy)
     try:
         flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
         handle = os.open(place / FILE, flags, 0o600)
@@ -54,7 +54,7 @@ def only_agent(directory: Path, mend: str = _MEND) -> Iterator[None]:
             "it for writing."
         ) from error
     try:
-        _lock(handle, directory, mend)
+        _lock(handle, directory, remedy)
         _held.add(place)
         yield
     finally:
@@ -62,7 +62,7 @@ def only_agent(directory: Path, mend: str = _MEND) -> Iterator[None]:
         os.close(handle)
 
 
-def _lock(handle: int, directory: Path, mend: str) -> None:
+def _lock(handle: int, directory: Path, remedy: str) -> None:
     if fcntl is None:
         return
     try:
@@ -70,7 +70,7 @@ def _lock(handle: int, directory: Path, mend: str) -> None:
     except OSError as error:
         if error.errno in _TAKEN:
             holder = os.pread(handle, 20, 0).decode(errors="replace")
-            raise _taken(directory, holder, mend) from None
+            raise _taken(directory, holder, remedy) from None
         log.warning("%s cannot be locked (%s): run only one agent with it", directory, error)
         return
     with suppress(OSError):  # a full disk: the lock is held anyway
@@ -78,6 +78,8 @@ def _lock(handle: int, directory: Path, mend: str) -> None:
         os.pwrite(handle, str(os.getpid()).encode(), 0)
 
 
-def _taken(directory: Path, holder: str, mend: str) -> UsageError:
+def _taken(directory: Path, holder: str, remedy: str) -> UsageError:
     process = f"process {holder}" if holder.isdigit() else "another process"
-    return UsageError(f"An agent already uses the state directory {directory} ({process}): {mend}")
+    return UsageError(
+        f"An agent already uses the state directory {directory} ({process}): {remedy}"
+    )

@@ -141,7 +141,7 @@ class TorchClient(Client):
         return (
             narrow.parameters(task.tensors(names) & self._sent),
             len(self._train),
-            {**totals.metrics(), **task.local.told},
+            {**totals.metrics(), **task.local.extra_metrics},
         )
 
     def fit(self, job: RankTask, narrow: Narrow | None = None) -> loop.MetricSums:

@@ -74,11 +74,11 @@ class RuleContext:
     def model(self, number: int, params: Params, rule: ClientRule) -> dict[str, NDArray[Any]]:
         """One of the rule's models; 0 is the received one."""
         beside = self.received.get(rule.groups[number], {}) if number else {}
-        model = {n: _beside(beside.get(n, a), a) for n, a in params.items()}
+        model = {n: _like(np.asarray(beside.get(n, a)), a.dtype) for n, a in params.items()}
         return {**model, **self.own(params)}
 
     @property
-    def told(self) -> dict[str, float]:
+    def extra_metrics(self) -> dict[str, float]:
         """Metrics that a rule adds to those of the training."""
         return {} if self.cluster is None else {"cluster": float(self.cluster)}
 
@@ -240,10 +240,6 @@ def _of_cluster(rule: ClientRule, part: TensorPart, local: RuleContext) -> Tenso
     alike = partial(_like, dtype=part.less.dtype)
     less = changed(lambda of, _: alike(of[0]), base, dtype=part.less.dtype)
     return replace(part, group=group, less=less)
-
-
-def _beside(values: Values, array: NDArray[Any]) -> NDArray[Any]:
-    return _like(np.asarray(values), array.dtype)
 
 
 def _like(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:

@@ -54,23 +54,23 @@ class Reporter:
     """Passes on reports of the training code, in the training thread.
 
     Attributes:
-        heard: called in that thread, at most once in `EVERY_S`; None without a listener.
+        listener: called in that thread, at most once in `EVERY_S`; None without a listener.
     """
 
-    __slots__ = ("_next_at", "heard")
+    __slots__ = ("_next_at", "listener")
 
     def __init__(self) -> None:
-        self.heard: Callable[[TrainingProgress], None] | None = None
+        self.listener: Callable[[TrainingProgress], None] | None = None
         self._next_at = -math.inf
 
-    def say(self, done: float | tuple[float, float], loss: object = None) -> None:
+    def report(self, done: float | tuple[float, float], loss: object = None) -> None:
         """Pass on progress, unless a report was just passed on.
 
         A dropped report is not evaluated, so it does not wait for a loss on a GPU.
         """
-        if self.heard is None:
+        if self.listener is None:
             return
         now = time.monotonic()
         if now >= self._next_at:
             self._next_at = now + EVERY_S
-            self.heard(note(done, loss))
+            self.listener(note(done, loss))

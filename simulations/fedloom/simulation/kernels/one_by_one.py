@@ -141,7 +141,7 @@ class OneByOne(OnModel):
             self._settle(job, task, local, params)
             totals, parts = self.fit(job, task, local)
             num_examples = len(self.holdings.shard(job.client))
-            metrics = {**totals.metrics(), **local.told}
+            metrics = {**totals.metrics(), **local.extra_metrics}
             yield ClientOutcome(
                 client=job.client,
                 parts=parts,
