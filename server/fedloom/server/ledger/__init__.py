@@ -1,10 +1,10 @@
-"""The ledger: what the server knows and must never lose, in one SQL database.
+"""The ledger: the server's durable state, in one SQL database.
 
 SQLite in WAL mode by default, PostgreSQL by URL; SQLAlchemy Core, no ORM. Every public method is
 one transaction. Times are seconds since the epoch, UTC.
 
-Invariants: an update is accepted by one row, which is what "counted once" means; a run's current
-model moves in the transaction that commits the round, or that rolls the run back.
+Invariants: an update is accepted by one row, so it counts once; a run's current model changes in
+the transaction that commits the round or rolls the run back.
 """
 
 from fedloom.server.ledger.directory import Directory, Filter

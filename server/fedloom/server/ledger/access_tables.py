@@ -1,4 +1,4 @@
-"""The ledger's tables about operators and their deeds. Times are seconds since the epoch, UTC.
+"""The ledger's tables about operators and their actions. Times are seconds since the epoch, UTC.
 
 Invariant: no table holds a secret. Passwords are scrypt hashes; session ids, API tokens and login
 links are SHA-256 hashes of 256 random bits.
@@ -23,7 +23,9 @@ sessions = sa.Table(
     sa.Column("id", sa.String, primary_key=True),  # hash
     sa.Column("name", sa.String, nullable=False, index=True),
     sa.Column("how", sa.String, nullable=False),  # password, link or oidc
-    sa.Column("scope", sa.String, nullable=False),  # of a password's, the user's own counts
+    sa.Column(
+        "scope", sa.String, nullable=False
+    ),  # for a password session, the user's scope applies
     sa.Column("created_at", sa.Float, nullable=False),
     sa.Column("seen_at", sa.Float, nullable=False),
     sa.Column("expires_at", sa.Float, nullable=False, index=True),

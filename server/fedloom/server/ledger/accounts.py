@@ -1,8 +1,8 @@
-"""Who may log in and who has: users, sessions, API tokens and login links in the ledger.
+"""Users, sessions, API tokens and login links in the ledger.
 
-Invariants: a password's session lives no longer than its user and has the scope that its user has
-now; a removed user's sessions and API tokens end in the transaction that removes the user; a login
-link opens one session. Scopes are nested: a viewer reads, an operator also controls runs and
+Invariants: a password session ends with its user and always has the user's current scope; removing
+a user ends the user's sessions and API tokens in the same transaction; a login link opens one
+session. Scopes are nested: a viewer reads, an operator also controls runs and
 clients, an administrator also manages users, tokens and enrolment.
 """
 
@@ -18,15 +18,15 @@ from fedloom.protocol.errors import UsageError
 from fedloom.server.ledger.access_tables import api_tokens, login_links, sessions, users
 
 IDLE_S = 2 * 3600.0
-"""A session that nobody uses ends after this."""
+"""A session ends after this many seconds without use."""
 
 LIFE_S = 12 * 3600.0
-"""A session ends after this however it is used."""
+"""A session ends after this many seconds in any case."""
 
 LINK_LIFE_S = 120.0
 
 TOUCH_S = 60.0
-"""How old `seen_at` and `used_at` may grow before they are written again."""
+"""Seconds between updates of `seen_at` and `used_at`."""
 
 _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._@+-]{0,63}")
 
@@ -34,7 +34,7 @@ Row = dict[str, Any]
 
 
 class Scope(StrEnum):
-    """A permission level. `metrics` is the least: a program with it reads `/metrics` alone."""
+    """A permission level. `metrics` is the lowest: it reads `/metrics` alone."""
 
     METRICS = "metrics"
     VIEWER = "viewer"
@@ -58,10 +58,10 @@ class LastAdminError(UsageError):
 
 
 def check_name(name: str) -> str:
-    """A name that a user or an API token may have.
+    """Check the name of a user or an API token, and return it.
 
     Raises:
-        UsageError: it may not.
+        UsageError: the name is not valid.
     """
     if not _NAME.fullmatch(name):
         raise UsageError(
@@ -78,7 +78,7 @@ class Accounts:
         engine: the ledger's.
 
     Attributes:
-        revision: rises with everything that may change who somebody is, or what they may do.
+        revision: rises with every change of identities or permissions.
     """
 
     def __init__(self, engine: sa.Engine) -> None:
@@ -127,12 +127,12 @@ class Accounts:
     def set_scope(
         self, name: str, scope: Scope, now: float, *, keep_an_admin: bool = False
     ) -> bool:
-        """Change what a user may do, from the next request on; False without such a user.
+        """Change a user's scope, from the next request on; False without such a user.
 
-        API tokens that the user made and that may do more end.
+        The user's API tokens of a higher scope end.
 
         Raises:
-            LastAdminError: nobody would be left who decides, and somebody shall.
+            LastAdminError: `keep_an_admin` is set, and this is the last administrator.
         """
         more = [each.value for each in Scope if not scope.covers(each)]
         with self._write() as connection:
@@ -173,7 +173,7 @@ class Accounts:
     # ---- sessions ----------------------------------------------------------------------------
 
     def open_session(self, hashed: str, name: str, how: str, scope: Scope, now: float) -> None:
-        """Remember a session by the hash of its id, and forget those that are over."""
+        """Store a session by the hash of its id, and delete those that have ended."""
         row = {"id": hashed, "name": name, "how": how, "scope": scope.value}
         times = {"created_at": now, "seen_at": now, "expires_at": now + LIFE_S}
         with self._write() as connection:
@@ -182,7 +182,7 @@ class Accounts:
             connection.execute(users.update().where(users.c.name == name).values(seen_at=now))
 
     def session(self, hashed: str, now: float) -> Row | None:
-        """A session that is good now: `name`, `how` and `scope`; it counts as used."""
+        """A valid session, with `name`, `how` and `scope`; it counts as used."""
         row = self._row(
             sa.select(sessions, users.c.scope.label("scope_of_user"))
             .join(users, users.c.name == sessions.c.name, isouter=True)
@@ -207,19 +207,19 @@ class Accounts:
             connection.execute(sessions.delete().where(sessions.c.id == hashed))
 
     def session_of(self, name: str) -> Row | None:
-        """The latest session of somebody, who need not be a user: a provider's word, or a link."""
+        """The latest session of a name; SSO and login links have sessions without a user."""
         query = sa.select(sessions).where(sessions.c.name == name)
         return self._row(query.order_by(sessions.c.created_at.desc()).limit(1))
 
     def end_sessions(self, name: str) -> int:
-        """Log somebody out everywhere; return how many sessions that were."""
+        """End all sessions of a name; return their number."""
         with self._write() as connection:
             return _end_sessions(connection, name)
 
     # ---- API tokens --------------------------------------------------------------------------
 
     def add_api_token(self, row: Row) -> bool:
-        """Remember an API token by the hash of its secret; False if its id was drawn before."""
+        """Store an API token by the hash of its secret; False if its id is taken."""
         try:
             with self._write() as connection:
                 connection.execute(api_tokens.insert().values(row))
@@ -233,7 +233,7 @@ class Accounts:
         return self._rows(sa.select(*columns).order_by(api_tokens.c.created_at.desc()))
 
     def api_token(self, token_id: str, now: float) -> Row | None:
-        """An API token that is good now."""
+        """A valid API token."""
         return self._row(
             sa.select(api_tokens).where(
                 api_tokens.c.id == token_id,
@@ -243,7 +243,7 @@ class Accounts:
         )
 
     def touch_api_token(self, row: Row, now: float) -> None:
-        """Remember when a token was last used, to the minute."""
+        """Record when a token was last used, to the minute."""
         if row["used_at"] is None or now - row["used_at"] >= TOUCH_S:
             with self._engine.begin() as connection:
                 connection.execute(
@@ -251,7 +251,7 @@ class Accounts:
                 )
 
     def revoke_api_token(self, token_id: str, now: float) -> Row | None:
-        """End an API token; the row, or None without such a token. Twice changes nothing."""
+        """End an API token; its row, or None without such a token. A repeat changes nothing."""
         with self._write() as connection:
             connection.execute(
                 api_tokens.update()
@@ -263,14 +263,14 @@ class Accounts:
     # ---- login links -------------------------------------------------------------------------
 
     def add_link(self, hashed: str, name: str, scope: Scope, now: float) -> None:
-        """Remember a login link by the hash of its secret, and forget those that are over."""
+        """Store a login link by the hash of its secret, and delete those that have expired."""
         row = {"id": hashed, "name": name, "scope": scope.value, "expires_at": now + LINK_LIFE_S}
         with self._write() as connection:
             connection.execute(login_links.delete().where(login_links.c.expires_at <= now))
             connection.execute(login_links.insert().values(row))
 
     def use_link(self, hashed: str, now: float) -> Row | None:
-        """Use a link up: whom it logs in, or None if it is not good (any more)."""
+        """Use up a link: its row, or None if it is not valid."""
         with self._write() as connection:
             used = connection.execute(
                 login_links.update()
@@ -303,8 +303,8 @@ def _check_others(connection: sa.Connection, name: str) -> None:
     )
     if not connection.execute(others).scalar():
         raise LastAdminError(
-            f"Expected another administrator beside {name}, got none: make one first, or use "
-            "`fedloom user` beside the server."
+            f"Expected another administrator beside {name}, got none: add one first, or use "
+            "`fedloom user` on the server."
         )
 
 

@@ -1,12 +1,12 @@
-"""The audit trail: who did what, when; each entry is bound to the one before it by its hash.
+"""The audit trail: who did what, when; each entry holds the hash of the one before it.
 
-An entry's hash is SHA-256 over the canonical JSON of its fields and the hash of the entry before.
-Whoever edits, removes, adds or swaps entries has to compute every later hash anew, and so cannot
-keep the last one, the head. Cutting entries off the end breaks no link: only a head that is kept
-elsewhere shows it, so the server logs each and writes the newest beside the ledger.
+An entry's hash is SHA-256 over the canonical JSON of its fields and the previous entry's hash.
+Editing, removing, adding or swapping entries therefore changes every later hash, and the last one,
+the head. Truncation breaks no link: only a head that is kept elsewhere reveals it, so the server
+logs each head and writes the newest beside the ledger.
 
-Sources: S. Haber and W. S. Stornetta, "How to time-stamp a digital document", 1991; RFC 8785 for
-what makes JSON canonical (names sorted, no white space; our numbers are Python's shortest).
+Sources: S. Haber and W. S. Stornetta, "How to time-stamp a digital document", 1991; RFC 8785
+for canonical JSON (names sorted, no white space; numbers in Python's shortest form).
 
 Invariants: ids are 1, 2, 3, ... without a gap; an entry is never changed or removed by the server.
 """
@@ -29,29 +29,29 @@ from fedloom.server.ledger.access_tables import audit
 log = logging.getLogger(__name__)
 
 FIRST = "0" * 64
-"""What the first entry has for the hash of the one before."""
+"""The previous hash in the first entry."""
 
 TRIES = 20
-"""Of writing an entry, while other servers on the same database write theirs."""
+"""Attempts to write an entry while other servers write to the same database."""
 
 HEAD_FILE = "audit.head"
-"""Beside the ledger: the newest entry that this server wrote, as `ID:HASH`."""
+"""File beside the ledger with the newest entry that this server wrote, as `ID:HASH`."""
 
 MAX_TEXT = 300
-"""Characters of a name or a subject: what strangers claim to be is not kept at any length."""
+"""Most characters of a name or a subject, which unauthenticated peers may choose."""
 
 MAX_DIGITS = 19
-"""Of an id."""
+"""Most digits of an id."""
 
 _DOMAIN = "fedloom audit 1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """The newest entry: keep it elsewhere, and nobody can cut the trail before it.
+    """The newest entry; a copy elsewhere reveals a truncated trail.
 
     Attributes:
-        id: of the entry; 0 where there is none.
+        id: of the entry; 0 in an empty trail.
         hash: 64 hex digits.
     """
 
@@ -61,12 +61,12 @@ class Head:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
-    """Which entries to read; what is empty or None asks for nothing.
+    """The entries to read; empty and None do not filter.
 
     Attributes:
-        who: somebody's name.
-        action: an action, or its first word.
-        subject: what it was done to.
+        who: name of a principal or a client.
+        action: an action, or its first part.
+        subject: the object of the action.
         since: Unix seconds.
         until: likewise.
         before: only entries of lower ids.
@@ -82,11 +82,11 @@ class Filter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Break:
-    """Where a trail is not what was written.
+    """The first place where a trail was changed.
 
     Attributes:
         id: the first entry that is wrong or missing.
-        problem: what is wrong with it, as a sentence.
+        problem: description of the fault.
     """
 
     id: int
@@ -105,11 +105,11 @@ def entry_hash(row: Mapping[str, Any]) -> str:
 
 
 def first_break(rows: Iterable[Mapping[str, Any]], anchors: Iterable[Head] = ()) -> Break | None:
-    """Find the first entry that is not what was written; None where all are.
+    """Find the first entry that was changed; None for an intact trail.
 
     Args:
         rows: the whole trail by id.
-        anchors: heads that were kept elsewhere.
+        anchors: heads kept elsewhere.
     """
     wanted = {anchor.id: anchor.hash for anchor in anchors if anchor.id}
     number, previous = 0, FIRST
@@ -117,12 +117,12 @@ def first_break(rows: Iterable[Mapping[str, Any]], anchors: Iterable[Head] = ())
         number += 1
         problem = _problem(row, number, previous)
         if problem is None and wanted.get(number, row["hash"]) != row["hash"]:
-            problem = "it is not the entry of the head that was kept: the trail was written anew"
+            problem = "it differs from the kept head: the trail was rewritten"
         if problem is not None:
             return Break(id=number, problem=problem)
         previous = row["hash"]
     if cut := min((n for n in wanted if n > number), default=0):
-        return Break(id=number + 1, problem=f"the trail ends before entry {cut}, which was kept")
+        return Break(id=number + 1, problem=f"the trail ends before entry {cut} of the kept head")
     return None
 
 
@@ -132,14 +132,14 @@ def _problem(row: Mapping[str, Any], number: int, previous: str) -> str | None:
     if row["previous"] != previous:
         return "it does not follow the entry before it"
     if not _is_whole(row):
-        return "its content is not what was written"
+        return "its content was changed"
     return None
 
 
 def _is_whole(row: Mapping[str, Any]) -> bool:
     try:
         return bool(row["hash"] == entry_hash(row))
-    except TypeError:  # something that is no text: SQLite keeps whatever it is given
+    except TypeError:  # a value that is no text: SQLite stores any type
         return False
 
 
@@ -148,7 +148,7 @@ class Trail:
 
     Args:
         engine: the ledger's.
-        head_file: where the newest entry is kept besides; None for nowhere.
+        head_file: file for the newest entry; None for no file.
     """
 
     def __init__(self, engine: sa.Engine, head_file: Path | None = None) -> None:
@@ -159,17 +159,17 @@ class Trail:
     def append(
         self, who: str, how: str, action: str, subject: str, detail: Mapping[str, Any]
     ) -> Head:
-        """Write an entry, durably, and return it as the new head.
+        """Write an entry durably, and return it as the new head.
 
         Args:
             who: name of a principal or a client.
-            how: its way in.
+            how: its authentication.
             action: `thing.verb`.
-            subject: what it was done to.
-            detail: anything that JSON holds, without secrets.
+            subject: the object of the action.
+            detail: JSON values, without secrets.
 
         Raises:
-            UnavailableError: other servers wrote all the time.
+            UnavailableError: other servers wrote at every attempt.
         """
         entry = {
             "at": time.time(),
@@ -189,7 +189,7 @@ class Trail:
             self._last = head
             self._keep(head)
             return head
-        raise UnavailableError("Expected to write the audit trail, but others write to it: retry.")
+        raise UnavailableError("The audit trail is busy: other servers write to it. Retry.")
 
     def head(self) -> Head:
         """The newest entry."""
@@ -197,7 +197,7 @@ class Trail:
             return _head(connection)
 
     def page(self, wanted: Filter, limit: int) -> list[dict[str, Any]]:
-        """The newest entries that are wanted, newest first."""
+        """The newest entries that a filter accepts, newest first."""
         query = sa.select(audit).order_by(audit.c.id.desc()).limit(limit)
         for column, value in ((audit.c.who, wanted.who), (audit.c.subject, wanted.subject)):
             if value:
@@ -215,9 +215,9 @@ class Trail:
             return [dict(row) for row in connection.execute(query).mappings()]
 
     def stop_keeping(self) -> bool:
-        """Leave the kept head as it is from now on, if the trail lacks it; True if it does.
+        """Stop updating the kept head if the trail lacks it; return whether it does.
 
-        It is what shows that entries were cut off or written anew: it is not to be written over.
+        The kept head reveals that entries were truncated or rewritten, so it is not overwritten.
         """
         if self._head_file is None or not self._head_file.exists():
             return False
@@ -230,7 +230,7 @@ class Trail:
         return True
 
     def _look_back(self, connection: sa.Connection) -> None:
-        """Is the newest entry of ours still there? The next would else hide that it is not."""
+        """Check that our newest entry is still there, before the next entry hides its loss."""
         if self._last.id and not _has(connection, self._last):
             log.error(
                 "the audit trail lacks entry %d, which we wrote: see `fedloom audit verify`",
@@ -239,12 +239,12 @@ class Trail:
             self._head_file = None
 
     def _keep(self, head: Head) -> None:
-        """Write the head beside the ledger, whole or not at all; an older one would do, too."""
+        """Write the head beside the ledger, atomically; an older head serves as well."""
         if self._head_file is not None:
             try:
                 write_whole(self._head_file, f"{head.id}:{head.hash}\n")
-            except OSError as error:  # the entry stands, and so does what it is about
-                log.warning("the head of the audit trail could not be kept: %s", error)
+            except OSError as error:  # the entry is stored: the action succeeded
+                log.warning("cannot write the head of the audit trail: %s", error)
 
 
 def _append(connection: sa.Connection, entry: dict[str, Any]) -> Head:

@@ -1,4 +1,4 @@
-"""The directory of clients: what is known of each, and what the operator decided about it."""
+"""The directory of clients: their state, labels, notes and holds."""
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,8 +18,8 @@ class Seen:
 
     Attributes:
         at: seconds since the epoch.
-        version: of its SDK; None where it only disconnected.
-        labels: that the device gave itself; None likewise.
+        version: of its SDK; None for a disconnect.
+        labels: set by the device; None for a disconnect.
     """
 
     at: float
@@ -29,13 +29,13 @@ class Seen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
-    """Which clients.
+    """A filter of clients.
 
     Attributes:
-        text: part of a name, of a note or of a label's value, in any case.
+        text: part of a name, of a note or of a label's value; case is ignored.
         status: `active` or `revoked`; empty for any.
         hold: `quarantine`, `drain` or `none`; empty for any.
-        version: of the SDK, or its beginning.
+        version: of the SDK, or a prefix of it.
         label: `name=value`, or a name alone.
     """
 
@@ -47,10 +47,10 @@ class Filter:
 
 
 class Directory(Store):
-    """Methods about what is known of clients."""
+    """Methods about the directory of clients."""
 
     def saw(self, seen: Mapping[str, Seen]) -> None:
-        """Note who came and went. A client without an enrolment (plaintext) becomes known by it."""
+        """Record connects and disconnects. Adds clients without an enrolment (plaintext)."""
         with self._write() as connection:
             for name, now in seen.items():
                 values: dict[str, Any] = {"seen_at": now.at}
@@ -71,7 +71,7 @@ class Directory(Store):
         return self._pairs(query)
 
     def set_hold(self, name: str, hold: str | None, reason: str) -> bool:
-        """Put a client in quarantine, drain it, or release it (None); False if it is so already."""
+        """Quarantine, drain or release (None) a client; False if nothing changes."""
         same = clients.c.hold.is_(None) if hold is None else clients.c.hold == hold
         held_at = None if hold is None else time.time()
         with self._write() as connection:
@@ -83,12 +83,12 @@ class Directory(Store):
         return changed.rowcount == 1
 
     def set_note(self, name: str, note: str) -> None:
-        """Keep what the operator wants to remember of a client."""
+        """Set the operator's note on a client."""
         with self._write() as connection:
             connection.execute(clients.update().where(clients.c.name == name).values(note=note))
 
     def set_labels(self, name: str, changes: Mapping[str, str | None]) -> None:
-        """Give a client labels, or take them (None); its own stay beside them."""
+        """Set or remove (None) the operator's labels of a client; the device's labels are kept."""
         with self._write() as connection:
             _remove_labels(connection, name, changes)
             _add_labels(connection, name, {n: v for n, v in changes.items() if v}, own=False)
@@ -96,13 +96,13 @@ class Directory(Store):
     # ---- reading -----------------------------------------------------------------------------
 
     def names(self, which: Filter) -> list[str]:
-        """Names of clients that a filter lets through, in order."""
+        """Names of clients that a filter accepts, in order."""
         query = sa.select(clients.c.name).order_by(clients.c.name)
         query = query.where(*_conditions(which))
         return self._values(query)
 
     def look_up(self, names: Sequence[str]) -> list[ClientDetailRow]:
-        """Everything known of some clients, by name: rows, certificates, labels, their rounds."""
+        """Rows of some clients by name, with certificates, labels and rounds."""
         with self._engine.connect() as connection:
             rows = connection.execute(
                 sa.select(clients).where(clients.c.name.in_(names)).order_by(clients.c.name)
@@ -113,7 +113,7 @@ class Directory(Store):
         return [ClientDetailRow(**row) for row in found.values()]
 
     def parts_of(self, client: str, *, before: float = 0, limit: int = 50) -> list[PartRow]:
-        """A client's parts in rounds, newest first, with what is known of its updates.
+        """A client's parts in rounds, newest first, with its updates.
 
         Args:
             client: its name.
@@ -142,7 +142,7 @@ class Directory(Store):
         return self._rows(query.where(cohorts.c.offered_at < before) if before else query, PartRow)
 
     def versions(self) -> dict[str, int]:
-        """How many clients report which version of the SDK."""
+        """Number of clients by reported SDK version."""
         query = sa.select(clients.c.version, sa.func.count()).group_by(clients.c.version)
         return {version or "": count for version, count in self._pairs(query).items()}
 
@@ -169,7 +169,7 @@ def _conditions(which: Filter) -> Iterable[sa.ColumnElement[bool]]:
 
 
 def _literal(text: str) -> str:
-    """A text in which LIKE finds nothing special."""
+    """Escape the wildcards of LIKE."""
     return text.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
 
 

@@ -1,4 +1,4 @@
-"""What the console draws: the curves of a run, what is refused, who is there. Queries alone."""
+"""Queries of the console: curves and costs of runs, counts of refusals and clients."""
 
 from dataclasses import fields
 from typing import Any
@@ -15,7 +15,7 @@ class Figures(Store):
     """Reads over several tables."""
 
     def curve_rows(self, run: str) -> list[CurveRow]:
-        """What a run's committed rounds measured, in order; rounds that were undone left out."""
+        """The metrics of a run's committed rounds, in order, without undone rounds."""
         return self._rows(_measured(run).order_by(rounds.c.number), CurveRow)
 
     def last_curve_rows(self, run: str, limit: int = 10) -> list[CurveRow]:
@@ -24,7 +24,7 @@ class Figures(Store):
         return self._rows(query, CurveRow)[::-1]
 
     def cost(self, run: str) -> RunCost:
-        """What a run's rounds cost so far."""
+        """The cost of a run's rounds so far."""
         sums = [
             sa.func.coalesce(sa.func.sum(rounds.c.summary[each.name].as_integer()), 0).label(
                 each.name
@@ -34,9 +34,9 @@ class Figures(Store):
         return self._rows(sa.select(*sums).where(rounds.c.run == run), RunCost)[0]
 
     def refused_since(self, at: float, limit: int = 1000) -> list[RefusalCount]:
-        """How often what was refused since a time, of the latest `limit`, most frequent first.
+        """Counts of refusal codes since a time, among the latest `limit`, most frequent first.
 
-        Clients in quarantine and revoked ones are left out: an operator has dealt with them.
+        Quarantined and revoked clients are left out: an operator has dealt with them.
         """
         gone = (clients.c.hold == "quarantine") | (clients.c.status == "revoked")
         held = sa.select(clients.c.name).where(gone)
@@ -57,12 +57,12 @@ class Figures(Store):
         )  # fmt: skip
 
     def clients_by_status(self) -> dict[str, int]:
-        """How many clients are in each status."""
+        """Number of clients by status."""
         query = sa.select(clients.c.status, sa.func.count()).group_by(clients.c.status)
         return self._pairs(query)
 
     def first_certificate_end(self) -> float | None:
-        """When the first of the enrolled clients runs out of certificates; None without any."""
+        """When the first enrolled client's last certificate expires; None without any."""
         latest = (
             sa.select(sa.func.max(certificates.c.not_after).label("until"))
             .join(clients, clients.c.name == certificates.c.client)

@@ -1,4 +1,4 @@
-"""Who may come: clients, their certificates, and the tokens that invite them."""
+"""Clients, their certificates, and the one-time tokens for enrolment."""
 
 import time
 
@@ -10,14 +10,14 @@ from fedloom.server.ledger.store import Store
 from fedloom.server.ledger.tables import certificates, clients, tokens
 
 GONE = ("revoked", "left")
-"""Statuses of clients that may not come back without a new token."""
+"""Statuses of clients that need a new token to return."""
 
 
 class Identities(Store):
     """Methods about clients, certificates and tokens."""
 
     def add_token(self, token_id: str, secret_hash: str, client: str, expires_at: float) -> None:
-        """Remember a one-time token by the hash of its secret."""
+        """Store a one-time token by the hash of its secret."""
         with self._write() as connection:
             connection.execute(
                 tokens.insert().values(
@@ -34,7 +34,7 @@ class Identities(Store):
         return self._row(sa.select(tokens).where(tokens.c.id == token_id), HashedTokenRow)
 
     def cancel_token(self, token_id: str) -> None:
-        """End a token that nobody has used."""
+        """Revoke an unused token."""
         now = time.time()
         with self._write() as connection:
             connection.execute(
@@ -62,15 +62,15 @@ class Identities(Store):
         return self._rows(query.limit(limit) if limit else query, TokenRow)
 
     def num_tokens(self) -> int:
-        """How many tokens there ever were."""
+        """Number of tokens ever issued."""
         return int(self._values(sa.select(sa.func.count()).select_from(tokens))[0])
 
     def promised_names(self) -> set[str]:
-        """Names of clients that some token is or was for."""
+        """Names of clients for which a token was ever issued."""
         return set(self._values(sa.select(tokens.c.client)))
 
     def enrol(self, token_id: str, serial: str, not_after: float) -> None:
-        """Use a token up and remember the client and the certificate, all or nothing.
+        """Use up a token and store the client and the certificate, in one transaction.
 
         Raises:
             Refusal: BAD_TOKEN when it was used in the meantime.
@@ -98,7 +98,7 @@ class Identities(Store):
             _add_certificate(connection, serial, client, now, not_after)
 
     def add_certificate(self, serial: str, client: str, not_after: float) -> None:
-        """Remember a renewed certificate.
+        """Store a renewed certificate.
 
         Raises:
             Refusal: REVOKED when the client was revoked while it was being issued.
@@ -112,7 +112,7 @@ class Identities(Store):
             _add_certificate(connection, serial, client, time.time(), not_after)
 
     def check_certificate(self, serial: str, client: str) -> None:
-        """Is this certificate one of ours, for a client in good standing?
+        """Check that a certificate was issued here, for a client that is not revoked.
 
         Raises:
             Refusal: UNKNOWN_CLIENT or REVOKED.
@@ -131,11 +131,11 @@ class Identities(Store):
             raise _gone(client, self.client_status(client))
 
     def revoke(self, client: str) -> bool:
-        """Revoke a client, its certificates and its unused tokens; False if there is none such."""
+        """Revoke a client, its certificates and its unused tokens; False for an unknown client."""
         return self._shut_out(client, "revoked")
 
     def leave(self, client: str) -> bool:
-        """A client has left of its own accord; False if there is none such."""
+        """Record that a client has left; False for an unknown client."""
         return self._shut_out(client, "left")
 
     def _shut_out(self, client: str, status: str) -> bool:
@@ -161,11 +161,11 @@ class Identities(Store):
         return done.rowcount == 1
 
     def revoked_clients(self) -> set[str]:
-        """Names of the clients that are revoked now, or have left."""
+        """Names of the clients that are revoked or have left."""
         return set(self._values(sa.select(clients.c.name).where(clients.c.status.in_(GONE))))
 
     def client_status(self, client: str) -> str | None:
-        """`active`, `revoked`, `left`, or None for a stranger."""
+        """`active`, `revoked`, `left`, or None for an unknown client."""
         query = sa.select(clients.c.status).where(clients.c.name == client)
         return next(iter(self._values(query)), None)
 

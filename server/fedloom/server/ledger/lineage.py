@@ -1,4 +1,4 @@
-"""Where models come from: which round of which run made them, of whose updates, from what."""
+"""The origin of models: run, round, contributing clients and previous model."""
 
 from collections.abc import Sequence
 
@@ -11,10 +11,10 @@ from fedloom.server.ledger.updates import COMMITTED
 
 
 class Lineage(Store):
-    """Methods about where models come from."""
+    """Methods about the origin of models."""
 
     def origins(self, digest: str) -> list[OriginRow]:
-        """The rounds that committed a model, or runs that began with it (round 0), oldest first."""
+        """The rounds that committed a model and the runs that began with it, oldest first."""
         its_round = sa.and_(rounds.c.run == models.c.run, rounds.c.number == models.c.round)
         query = (
             sa.select(
@@ -29,7 +29,7 @@ class Lineage(Store):
         return self._rows(query, OriginRow)
 
     def contributors(self, run: str, number: int, limit: int = 1000) -> list[ContributorRow]:
-        """Whose updates are in a round's sum: client, weight and staleness, by name."""
+        """The clients whose updates are in a round's sum, by name."""
         query = (
             sa.select(updates.c.client, updates.c.weight, updates.c.staleness, updates.c.round)
             .where(updates.c.run == run, counted_in == number)
@@ -44,7 +44,7 @@ class Lineage(Store):
         return self._rows(query.order_by(promotions.c.id.desc()).limit(100), PromotionRow)
 
     def evaluations(self, digests: Sequence[str]) -> dict[str, list[EvaluationRow]]:
-        """What clients measured of models: the committed rounds that began with each."""
+        """Evaluations of models: the committed rounds that began with each."""
         query = (
             sa.select(rounds.c.model_in, rounds.c.run, rounds.c.number, rounds.c.evaluation)
             .where(rounds.c.model_in.in_(digests), rounds.c.state == COMMITTED)

@@ -1,4 +1,4 @@
-"""What members of a round did, in numbers and in shapes: pure functions of the ledger's rows.
+"""Counts and session shapes of a round's members: pure functions of the ledger's rows.
 
 Source of the shapes: Bonawitz et al. 2019, "Towards Federated Learning at Scale: System Design",
 Table 1: `-` checked in, `v` downloaded plan, `[` training started, `]` training completed, `+`
@@ -46,11 +46,11 @@ def shape(member: CohortRow) -> str:
 
 
 def measured(member: MemberRow, kind: str) -> dict[str, Any]:
-    """What a member's update measured, and on how many examples.
+    """The metrics of a member's update, and the number of examples.
 
     Args:
         member: with its update or None.
-        kind: of the round; a client that only evaluates trains on nothing and moves nothing.
+        kind: of the round; in an evaluation round there are no training metrics and no norm.
 
     >>> measurement = {"num_examples": 8, "values": {"loss": 0.5}}
     >>> member = MemberRow(run="r", round=1, client="a", phase="reported", evaluation=measurement)
@@ -68,11 +68,11 @@ def measured(member: MemberRow, kind: str) -> dict[str, Any]:
 
 
 def summarize(members: Iterable[SessionRow], *, over: bool) -> dict[str, Any]:
-    """What a round's members did, in numbers: a funnel from `selected` to `counted`.
+    """Counts of a round's members: a funnel from `selected` to `counted`.
 
     Args:
         members: of the round.
-        over: whether the round is; members that had not ended were late.
+        over: whether the round is over; members that had not ended were late.
     """
     rows = [
         replace(m, phase=LATE) if over and m.phase in {"offered", "training"} else m
@@ -102,23 +102,23 @@ def summarize(members: Iterable[SessionRow], *, over: bool) -> dict[str, Any]:
 
 
 def _sent(row: CohortRow) -> bool:
-    """Whether it began to send its update."""
+    """Whether the member began to send its update."""
     return bool(row.upload_began_at) or row.phase in {"reported", "refused"}
 
 
 def _trained(row: CohortRow) -> bool:
-    """Whether it began to train. One that took its task and fetched nothing had the model."""
+    """Whether the member began to train; without a download it already had the model."""
     cached = row.took_at and not row.download_began_at
     return bool(_sent(row) or row.training_began_at or cached)
 
 
 def _took(row: SessionRow) -> bool:
-    """Whether it accepted its offer, as far as the server saw."""
+    """Whether the server saw the member accept its offer."""
     return any(at is not None for at in (row.took_at, row.upload_began_at, row.accepted_at))
 
 
 def quantile(ordered: list[float], share: float) -> float | None:
-    """The smallest value that at least this share does not exceed; None of none.
+    """The smallest value that at least this share does not exceed; None without values.
 
     >>> quantile([1.0, 2.0, 3.0, 4.0], 0.5), quantile([1.0, 2.0], 0.95), quantile([], 0.5)
     (2.0, 2.0, None)

@@ -1,4 +1,4 @@
-"""What the members of rounds did: stored when their part is over, read page by page."""
+"""Records of the members of rounds: stored when their part is over, read by page."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
@@ -18,10 +18,10 @@ _ITS_UPDATE = sa.and_(
 
 
 class MemberRecord(Protocol):
-    """What the server saw of a member, kept outside of the ledger until its part is over."""
+    """A member's record, which is kept in memory until its part is over."""
 
     def stored(self) -> dict[str, Any]:
-        """Its columns of `cohorts`; columns left out keep their values."""
+        """Columns of `cohorts` to write; other columns keep their values."""
 
 
 class Members(Store):
@@ -30,11 +30,11 @@ class Members(Store):
     def keep_records(
         self, run: str, records: Mapping[int, Mapping[str, MemberRecord]], *, over: bool
     ) -> None:
-        """Store what members did, and the summaries of their rounds. Twice changes nothing.
+        """Store members' records and the summaries of their rounds. A repeat changes nothing.
 
         Args:
             run: id.
-            records: by the round that they were asked in, then by client.
+            records: by round, then by client.
             over: whether no client works on these rounds any more.
         """
         with self._write() as connection:
@@ -54,17 +54,17 @@ class Members(Store):
                 )
 
     def summaries(self, run: str, numbers: Iterable[int], *, over: bool) -> dict[int, Any]:
-        """Summaries of rounds that have none stored: it was lost, or the round is open."""
+        """Compute summaries of rounds without a stored one: open rounds, or after a crash."""
         with self._engine.connect() as connection:
             return {n: _summary(connection, run, n, over=over) for n in numbers}
 
     def members(self, run: str, number: int, *, after: str = "", limit: int = 0) -> list[MemberRow]:
-        """The members of a round by name, each with what is known of its update.
+        """The members of a round by name, each with its update.
 
         Args:
             run: id.
-            number: of the round that they were asked in.
-            after: the last name of the page before.
+            number: of the round in which they were asked.
+            after: the last name of the previous page.
             limit: 0 for all.
         """
         query = (

@@ -1,11 +1,11 @@
-"""The ledger's schema over time: a database of any earlier version is brought forward.
+"""Migrates a database of any earlier version to the current schema.
 
-New tables, indexes and columns that may be null need no step: they are added wherever they are
-missing, so what is written in `fedloom.server.ledger.tables` is what there is. A step is for what
-values have to become. All is one transaction, under the database's write lock, so two servers that
-open one database take turns, and a crash leaves it as it was.
+New tables, indexes and nullable columns need no step: they are added where they are missing, so the
+schema is always that of `fedloom.server.ledger.tables`. Steps change values. A migration is one
+transaction under the database's write lock, so two servers that open one database take turns, and
+a crash changes nothing.
 
-Invariant: steps are only ever appended; the version is how many were done.
+Invariant: steps are only appended; the version is the number of steps done.
 """
 
 from collections.abc import Callable
@@ -15,11 +15,11 @@ import sqlalchemy as sa
 from fedloom.protocol.errors import UsageError
 from fedloom.server.ledger.tables import meta, models, runs, updates, versions
 
-_LOCK = 0x666C6F6D  # any number that is ours, for PostgreSQL
+_LOCK = 0x666C6F6D  # arbitrary lock id, for PostgreSQL
 
 
 def _keep_states(connection: sa.Connection) -> None:
-    """A run's current state of its strategy belongs to its last model: it can be rolled back to."""
+    """Store a run's current strategy state with its last model, so that a rollback can use it."""
     last = (
         sa.select(models.c.run, sa.func.max(models.c.round).label("round"))
         .group_by(models.c.run)
@@ -46,7 +46,7 @@ def _keep_states(connection: sa.Connection) -> None:
 
 
 def _count_in(connection: sa.Connection) -> None:
-    """Every update says which sum it is in, so that an index finds it."""
+    """Store in every update the round whose sum it is in, for an index."""
     connection.execute(
         updates.update().where(updates.c.counts_in.is_(None)).values(counts_in=updates.c.round)
     )
@@ -58,10 +58,10 @@ VERSION = len(STEPS)
 
 
 def migrate(engine: sa.Engine) -> None:
-    """Bring a database up to this version; one that is there already is only read.
+    """Migrate a database to this version; a current one is only read.
 
     Raises:
-        UsageError: it is of a newer version.
+        UsageError: the database is of a newer version.
     """
     with engine.connect() as connection:
         if _version(connection) == VERSION and not _is_behind(connection):
@@ -79,20 +79,20 @@ def migrate(engine: sa.Engine) -> None:
 
 
 def _version(connection: sa.Connection) -> int:
-    """Steps that were done; 0 for a database from before there were any."""
+    """Number of steps done; 0 for a database older than versions."""
     if not sa.inspect(connection).has_table(versions.name):
         return 0
     found: int = connection.execute(sa.select(sa.func.max(versions.c.version))).scalar() or 0
     if found > VERSION:
         raise UsageError(
             f"Expected a ledger of version {VERSION} or earlier, got version {found}: a newer "
-            "fedloom wrote it. Install that one again, or restore a backup from before."
+            "fedloom wrote it. Install that version, or restore an older backup."
         )
     return found
 
 
 def _lock(connection: sa.Connection) -> None:
-    """Begin a transaction that nobody else may begin meanwhile."""
+    """Begin an exclusive transaction."""
     if connection.dialect.name == "sqlite":
         connection.exec_driver_sql("BEGIN IMMEDIATE")
     elif connection.dialect.name == "postgresql":

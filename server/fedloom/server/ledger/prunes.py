@@ -1,4 +1,4 @@
-"""Which models are to go, and which files the others need (`fedloom.server.storage.pruning`)."""
+"""The models to prune, and the files that others need (`fedloom.server.storage.pruning`)."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -11,17 +11,17 @@ from fedloom.server.ledger.tables import models, promotions, rounds, runs
 from fedloom.server.ledger.updates import CLOSING, REPORTING
 
 MARKED, DONE = 1, 2
-"""Of `models.pruned`: to go, and gone; no value for what stays."""
+"""Values of `models.pruned`: to be removed, and removed; NULL for a kept model."""
 
 STALENESS = 20
-"""Models that clients of a buffer may be behind, where its specification does not say."""
+"""Default `max_staleness` of buffers, in models."""
 
 
 class Prunes(Store):
     """Methods about pruning."""
 
     def mark_pruned(self, keep: int) -> None:
-        """Mark every model that is to go; `keep` of each run stay beside those that always do."""
+        """Mark the models to remove; the newest `keep` of each run and protected ones are kept."""
         counted = (
             sa.select(models.c.run, sa.func.count())
             .where(models.c.pruned.is_(None))
@@ -37,7 +37,7 @@ class Prunes(Store):
                 sa.select(runs.c.spec, runs.c.model).where(runs.c.id == run)
             ).one()
             cohort: dict[str, Any] = spec.get("cohort", {})
-            if cohort.get("mode") == "buffered":  # who works on an old one may ask for it again
+            if cohort.get("mode") == "buffered":  # clients may download an old model again
                 keep = max(keep, int(cohort.get("max_staleness", STALENESS)) + 2)
             last = (
                 sa.select(models.c.round)
@@ -64,7 +64,7 @@ class Prunes(Store):
         return self._rows(sa.select(*columns).where(models.c.pruned == MARKED), MarkedModel)
 
     def unmarked(self) -> list[tuple[str, str | None]]:
-        """Models and notes of states that something goes on from, or may be rolled back to."""
+        """Models and notes of states that runs continue from or may be rolled back to."""
         kept = sa.select(models.c.digest, models.c.state).where(models.c.pruned.is_(None))
         current = sa.select(runs.c.model, runs.c.strategy_state)
         opened = sa.select(rounds.c.model_in, sa.null()).where(
@@ -79,7 +79,7 @@ class Prunes(Store):
             ]
 
     def pruned(self, keys: Iterable[tuple[str, int]]) -> None:
-        """The files of these models are gone, those that nobody else needs."""
+        """Record that the files of these models are removed, except files that others need."""
         with self._write() as connection:
             for run, number in keys:
                 connection.execute(

@@ -1,4 +1,4 @@
-"""Refusals: whom we turned away, and why."""
+"""Refused messages: the client and the reason."""
 
 import time
 
@@ -16,7 +16,7 @@ class Refusals(Store):
     """Methods about refusals."""
 
     def add_refusal(self, client: str, run: str, number: int, refusal: Refusal) -> None:
-        """Remember whom we turned away and why; strangers must not fill the disk with it."""
+        """Store a refusal; the oldest are deleted so that peers cannot fill the disk."""
         with self._write() as connection:
             added = connection.execute(
                 refusals.insert().values(

@@ -1,8 +1,8 @@
-"""Rolling a run back: it goes on from the model and the state of an earlier committed round.
+"""Rollback: a run continues from the model and the state of an earlier committed round.
 
-The rounds after it stay in the ledger, marked as undone: they are no part of what the run is now,
-so no client's memory of them counts. What they released stays released: a private run gets none of
-its budget back, and its count of rounds goes on.
+The rounds after it are kept in the ledger, marked as undone; clients' memory of them does not
+count. Their releases remain public: a private run gets no budget back, and its count of rounds
+continues.
 """
 
 import time
@@ -20,7 +20,7 @@ from fedloom.server.ledger.updates import COMMITTED
 _ITS_ROUND = sa.and_(rounds.c.run == models.c.run, rounds.c.number == models.c.round)
 
 NO_STATE = "null"
-"""The state of a strategy that has none yet, as `models.state` holds it."""
+"""Value of `models.state` for a strategy without state yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,9 +28,9 @@ class Point:
     """A round that a run can be rolled back to.
 
     Attributes:
-        number: of the round; 0 for where the run began.
+        number: of the round; 0 for the start of the run.
         digest: of its model.
-        state: note of the strategy's state; None where there was none.
+        state: note of the strategy's state; None without one.
         trained: committed training rounds that the run would have.
         undone: numbers of the committed rounds that would be undone.
     """
@@ -43,14 +43,14 @@ class Point:
 
 
 class Rollbacks(Store):
-    """Methods about rolling runs back."""
+    """Methods about rollbacks."""
 
     def points(self, run: str) -> list[ModelRow]:
-        """The models that a run continued from, in order; `state` is None where it was not kept."""
+        """The models from which a run continued, in order; `state` is None if it was not kept."""
         return self._rows(_points(run), ModelRow)
 
     def point(self, run: RunRow, number: int) -> Point:
-        """What rolling a run back to a round would do.
+        """The effect of rolling a run back to a round.
 
         Args:
             run: its row.
@@ -63,12 +63,12 @@ class Rollbacks(Store):
             return _point(connection, run, number)
 
     def roll_back(self, run: str, number: int, *, revive: str = "") -> Point:
-        """Make an earlier round's model and state the run's own. Doing it twice changes nothing.
+        """Make an earlier round's model and state the current ones. A repeat changes nothing.
 
         Args:
             run: id; it has no open round.
             number: of the round.
-            revive: why a run that had ended is paused from now on; empty to leave its state.
+            revive: reason to pause a run that had ended; empty to keep its state.
 
         Raises:
             UsageError: as `point`.

@@ -1,7 +1,7 @@
 """Rounds and their cohorts: opened, closing, committed or abandoned.
 
-Invariant: a round's row leaves `reporting` before it is summed, in the same order of transactions
-that accepts see, so the set of accepted updates of a closing round never changes.
+Invariant: a round's row leaves `reporting` before it is summed, and every accept checks that row,
+so the set of accepted updates of a closing round never changes.
 """
 
 import time
@@ -27,7 +27,7 @@ class Rounds(Updates):
     """Methods about rounds and their cohorts."""
 
     def open_round(self, row: Row, cohort: Sequence[str]) -> None:
-        """A round opens for reports from its cohort. Opening it twice changes nothing."""
+        """Open a round with its cohort. A repeat changes nothing."""
         with self._write() as connection:
             if is_there(connection, rounds, run=row["run"], number=row["number"]):
                 return
@@ -38,13 +38,13 @@ class Rounds(Updates):
             _add_cohort(connection, row["run"], row["number"], cohort)
 
     def recruit(self, run: str, number: int, client: str) -> None:
-        """A client joins the cohort of an open round. Joining it twice changes nothing."""
+        """Add a client to the cohort of an open round. A repeat changes nothing."""
         with self._write() as connection:
             if not is_there(connection, cohorts, run=run, round=number, client=client):
                 _add_cohort(connection, run, number, [client])
 
     def set_phase(self, run: str, number: int, client: str, phase: str, reason: str = "") -> None:
-        """Where a member of a cohort stands."""
+        """Set the phase of a member."""
         with self._write() as connection:
             connection.execute(
                 cohorts.update()
@@ -124,7 +124,7 @@ class Rounds(Updates):
         )
 
     def close_round(self, run: str, number: int) -> list[UpdateRow]:
-        """No update is accepted from here on; returns those that were."""
+        """Stop accepting updates, and return the accepted ones."""
         with self._write() as connection:
             connection.execute(
                 rounds.update()
@@ -134,7 +134,7 @@ class Rounds(Updates):
         return self.accepted(run, number)
 
     def commit_round(self, run: str, number: int, result: Row, model_size_bytes: int) -> None:
-        """The round's result becomes the run's model. Committing twice changes nothing.
+        """Make the round's result the run's model. A repeat changes nothing.
 
         Args:
             run: id.
@@ -183,13 +183,13 @@ class Rounds(Updates):
                 )
 
     def abandon_round(self, run: str, number: int, reason: str, cause: str) -> None:
-        """The round ends without a result; the run's model stays.
+        """End the round without a result; the run's model does not change.
 
         Args:
             run: id.
             number: of the round.
-            reason: in words.
-            cause: in a word; see `fedloom.server.metrics.meters.REASONS`.
+            reason: as text.
+            cause: a code of `fedloom.server.metrics.meters.REASONS`.
         """
         with self._write() as connection:
             moved = connection.execute(

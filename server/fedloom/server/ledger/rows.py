@@ -1,4 +1,4 @@
-"""Rows as the ledger returns them: one frozen dataclass for each kind, named by its columns.
+"""The rows that the ledger returns: one frozen dataclass per kind, with a field per column.
 
 Times are seconds since the epoch, UTC; None stands for NULL.
 """
@@ -21,8 +21,8 @@ class RunRow:
         model: digest of the current model.
         strategy_state: note of the strategy's state; None without one.
         committed: training rounds that count.
-        privacy: what the run claims; None without differential privacy.
-        goals: goal and quorum, where an operator changed them.
+        privacy: the run's claim; None without differential privacy.
+        goals: goal and quorum that an operator set; None for those of the specification.
     """
 
     id: str
@@ -46,9 +46,9 @@ class RoundRow:
     """A round of a run.
 
     Attributes:
-        cause: why it was abandoned, in a word; None where it was not.
-        undone_at: when the run was rolled back to before it.
-        summary: what its members did, once it is over.
+        cause: code of the reason for which it was abandoned; None if it was not.
+        undone_at: when a rollback undid it; None if none did.
+        summary: counts of its members, once it is over.
     """
 
     run: str
@@ -79,7 +79,7 @@ class CountedRoundRow(RoundRow):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CohortRow:
-    """A member of a round's cohort, and what the server saw of its session; None if not seen."""
+    """A member of a round's cohort, and what the server saw of its work; None if not seen."""
 
     run: str
     round: int
@@ -102,14 +102,14 @@ class CohortRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionRow(CohortRow):
-    """A member of a cohort, and when its update was accepted; None without one."""
+    """A member of a cohort, and when its update was accepted; None without an update."""
 
     accepted_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberRow(SessionRow):
-    """A member of a cohort with its update; None where it has none."""
+    """A member of a cohort with its update; None without an update."""
 
     counts_in: int | None = None
     staleness: int | None = None
@@ -130,7 +130,7 @@ class PartRow(MemberRow):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservationRow:
-    """A member of a committed training round, as client selection learns from it."""
+    """A member of a committed training round, for client selection."""
 
     round: int
     client: str
@@ -146,7 +146,7 @@ class UpdateRow:
     """An accepted update.
 
     Attributes:
-        round: that its client was asked in.
+        round: in which its client was asked.
         counts_in: the round whose sum it is in.
         identity: hash of its header and checksum.
         file: name in the spool; empty when it carries no tensors.
@@ -171,7 +171,7 @@ class UpdateRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurveRow:
-    """What a committed round measured."""
+    """The metrics of a committed round."""
 
     number: int
     kind: str
@@ -183,7 +183,7 @@ class CurveRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunCost:
-    """What a run's rounds cost so far."""
+    """The cost of a run's rounds so far."""
 
     bytes_up: int
     bytes_down: int
@@ -193,7 +193,7 @@ class RunCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefusalRow:
-    """Something that a client sent and the server refused."""
+    """A message of a client that the server refused."""
 
     id: int
     at: float
@@ -207,7 +207,7 @@ class RefusalRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefusalCount:
-    """How often a code was refused, to how many clients, with one client and one message."""
+    """The count of a refusal code and of its clients, with one example."""
 
     code: str
     times: int
@@ -219,10 +219,10 @@ class RefusalCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRow:
-    """A model that a run began with (round 0) or committed.
+    """A model that a run committed or began with (round 0).
 
     Attributes:
-        state: note of the strategy's state with it; None where it was not kept.
+        state: note of the strategy's state; None if it was not kept.
         pruned: None while its file is kept; see `fedloom.server.ledger.prunes`.
     """
 
@@ -272,7 +272,7 @@ class ContributorRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationRow:
-    """What a committed round measured of the model that it began with."""
+    """The evaluation of the model that a committed round began with."""
 
     model_in: str
     run: str
@@ -316,7 +316,7 @@ class ClientRow:
 
     Attributes:
         seen_at: when it last connected or disconnected.
-        version: of its SDK, as it reported.
+        version: of its SDK, as reported.
         hold: quarantine or drain; None for neither.
         note: the operator's.
         certificate_until: when its newest certificate ends.
@@ -341,10 +341,10 @@ class ClientDetailRow(ClientRow):
 
     Attributes:
         labels: the operator's.
-        own_labels: that the device gave itself.
-        phases: in how many rounds it is or was in each phase.
-        last_counted_at: when an update of it was last accepted.
-        staleness: of its updates, mean; None without any.
+        own_labels: the device's.
+        phases: number of rounds by its phase in them.
+        last_counted_at: when its last update was accepted.
+        staleness: mean of its updates; None without any.
     """
 
     labels: dict[str, str] = field(default_factory=dict)

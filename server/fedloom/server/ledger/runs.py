@@ -1,4 +1,4 @@
-"""Runs: what was asked for, how far it is, and the model that it is at."""
+"""Runs: specification, progress and current model."""
 
 import time
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ class RunRows(Store):
     """Methods about runs."""
 
     def add_run(self, run: Row, model_size_bytes: int) -> None:
-        """A new run and its initial model (round 0)."""
+        """Add a run and its initial model (round 0)."""
         now = time.time()
         with self._write() as connection:
             connection.execute(runs.insert().values(created_at=now, **run))
@@ -39,17 +39,17 @@ class RunRows(Store):
         return self._row(sa.select(runs).where(runs.c.id == run), RunRow)
 
     def list_runs(self, states: Sequence[str] = ()) -> list[RunRow]:
-        """Runs in the order of their creation, all or those in some states."""
+        """Runs in order of creation, all or those in some states."""
         query = sa.select(runs).order_by(runs.c.created_at)
         return self._rows(query.where(runs.c.state.in_(states)) if states else query, RunRow)
 
     def reply_to(self, request: str) -> dict[str, Any] | None:
-        """What was answered to a request that was done already; None for a new one."""
+        """The reply to a request that was done already; None for a new one."""
         found = self._values(sa.select(requests.c.reply).where(requests.c.id == request))
         return dict(found[0]) if found else None
 
     def keep_reply(self, request: str, reply: Row) -> None:
-        """Remember that a request was done, for a while, so that it is not done again."""
+        """Store the reply to a request for a limited time, so that a repeat does nothing."""
         now = time.time()
         with self._write() as connection:
             connection.execute(requests.delete().where(requests.c.at < now - KEPT_REPLIES_S))
@@ -58,13 +58,13 @@ class RunRows(Store):
                 connection.execute(requests.insert().values(values))
 
     def set_goals(self, run: str, goal: int, quorum: int) -> None:
-        """Remember the goal and the quorum that an operator gave a run."""
+        """Store the goal and the quorum that an operator set."""
         with self._write() as connection:
             values = {"goals": [goal, quorum]}
             connection.execute(runs.update().where(runs.c.id == run).values(values))
 
     def set_run_state(self, run: str, state: str, reason: str, *, ended: bool = False) -> None:
-        """Move a run to a state."""
+        """Set the state of a run."""
         values: dict[str, Any] = {"state": state, "reason": reason}
         if ended:
             values["ended_at"] = time.time()
@@ -73,7 +73,7 @@ class RunRows(Store):
 
 
 def require_run(row: RunRow | None, run: str) -> RunRow:
-    """The row, or an error that says what to do.
+    """Return the row, or raise an error that says what to do.
 
     Raises:
         UsageError: there is no such run.

@@ -1,4 +1,4 @@
-"""The database behind the ledger: opened, brought up to date, read and written in transactions."""
+"""The database of the ledger: opened and migrated, read and written in transactions."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -33,8 +33,8 @@ class Store:
         trail: the audit trail.
 
     Raises:
-        UsageError: it is none, its database's driver is not installed, or the ledger in it is of a
-            newer version.
+        UsageError: the URL is not valid, the database's driver is not installed, or the ledger is
+            of a newer version.
         UnavailableError: the database does not answer.
     """
 
@@ -67,7 +67,7 @@ class Store:
         return ledger
 
     def close(self) -> None:
-        """Let go of the database."""
+        """Close all connections."""
         self._engine.dispose()
 
     @contextmanager
@@ -94,12 +94,12 @@ class Store:
 
 
 def read(connection: sa.Connection, query: sa.Select[Any], kind: type[RowT]) -> list[RowT]:
-    """The rows of a query, each as one `kind`, whose fields are the query's columns."""
+    """The rows of a query as `kind`, whose fields are the query's columns."""
     return [kind(**row) for row in connection.execute(query).mappings()]
 
 
 def is_there(connection: sa.Connection, table: sa.Table, **key: str | int) -> bool:
-    """Is there a row with this key?"""
+    """Whether there is a row with this key."""
     query = sa.select(sa.literal(1)).select_from(table).filter_by(**key)
     return connection.execute(query).first() is not None
 

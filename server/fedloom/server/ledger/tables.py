@@ -1,7 +1,7 @@
 """The tables of the ledger. Times are seconds since the epoch, UTC.
 
-An update's `round` is the one that its client was asked in, and part of its address; `counts_in`
-is the one whose sum it is in, another where rounds are buffers.
+An update's `round` is the one in which its client was asked, and part of its address; `counts_in`
+is the round whose sum it is in, which may be a later one with buffers.
 """
 
 import sqlalchemy as sa
@@ -21,7 +21,7 @@ clients = sa.Table(
     sa.Column("enrolled_at", sa.Float, nullable=False),
     sa.Column("revoked_at", sa.Float),
     sa.Column("seen_at", sa.Float),
-    sa.Column("version", sa.String),  # of its SDK, as it says
+    sa.Column("version", sa.String),  # of its SDK, as reported
     sa.Column("hold", sa.String),  # quarantine or drain
     sa.Column("hold_reason", sa.String),
     sa.Column("held_at", sa.Float),
@@ -32,7 +32,7 @@ labels = sa.Table(
     meta,
     sa.Column("client", sa.String, primary_key=True),
     sa.Column("name", sa.String, primary_key=True),
-    sa.Column("own", sa.Boolean, primary_key=True),  # the device's own word, not the operator's
+    sa.Column("own", sa.Boolean, primary_key=True),  # set by the device, not by the operator
     sa.Column("value", sa.String, nullable=False),
     sa.Index("labels_by_value", "name", "value", "client"),
 )
@@ -71,8 +71,8 @@ runs = sa.Table(
     sa.Column("committed", sa.Integer, nullable=False, default=0),
     sa.Column("last_round", sa.Integer, nullable=False, default=0),
     sa.Column("abandoned_in_a_row", sa.Integer, nullable=False, default=0),
-    sa.Column("privacy", sa.JSON),  # what the run claims
-    sa.Column("goals", sa.JSON(none_as_null=True)),  # goal and quorum, where they were changed
+    sa.Column("privacy", sa.JSON),  # claim of the run
+    sa.Column("goals", sa.JSON(none_as_null=True)),  # goal and quorum, if changed
 )
 rounds = sa.Table(
     "rounds",
@@ -82,7 +82,7 @@ rounds = sa.Table(
     sa.Column("kind", sa.String, nullable=False),
     sa.Column("state", sa.String, nullable=False),
     sa.Column("reason", sa.String, nullable=False, default=""),
-    sa.Column("cause", sa.String),  # why it was abandoned, in a word, where it was
+    sa.Column("cause", sa.String),  # code, if it was abandoned
     sa.Column("opened_at", sa.Float, nullable=False),
     sa.Column("deadline_at", sa.Float, nullable=False),
     sa.Column("closed_at", sa.Float),
@@ -90,9 +90,9 @@ rounds = sa.Table(
     sa.Column("model_out", sa.String),
     sa.Column("training", sa.JSON),
     sa.Column("evaluation", sa.JSON),
-    sa.Column("privacy", sa.JSON),  # epsilon and delta with this round, where it was private
-    sa.Column("undone_at", sa.Float),  # when the run was rolled back to before it
-    sa.Column("summary", sa.JSON(none_as_null=True)),  # what its members did, once it is over
+    sa.Column("privacy", sa.JSON),  # epsilon and delta after this round, if private
+    sa.Column("undone_at", sa.Float),  # when a rollback undid it
+    sa.Column("summary", sa.JSON(none_as_null=True)),  # counts of its members, once it is over
     sa.Index("rounds_by_state", "state"),
     sa.Index("rounds_by_model", "model_in", "state"),
 )
@@ -105,8 +105,8 @@ cohorts = sa.Table(
     sa.Column("phase", sa.String, nullable=False),
     sa.Column("reason", sa.String, nullable=False, default=""),
     sa.Column("offered_at", sa.Float),
-    # What the server saw of the member's part; see `fedloom.server.rounds.member_records`. Lost
-    # with a killed server, and no value for what it did not see.
+    # The member's record, of `fedloom.server.rounds.member_records`. NULL after a kill of the
+    # server, and for what it did not see.
     sa.Column("took_at", sa.Float),
     sa.Column("download_began_at", sa.Float),
     sa.Column("download_ended_at", sa.Float),
@@ -162,16 +162,15 @@ models = sa.Table(
     sa.Column("digest", sa.String, nullable=False, index=True),
     sa.Column("size_bytes", sa.BigInteger, nullable=False),
     sa.Column("created_at", sa.Float, nullable=False),
-    # The note of the strategy's state with it, as in `runs`; "null" where there is none, and no
-    # value where it was not kept.
+    # The note of the strategy's state, as in `runs`: "null" without state, NULL if not kept.
     sa.Column("state", sa.String),
-    sa.Column("pruned", sa.Integer),  # no value: it stays; see `fedloom.server.ledger.prunes`
+    sa.Column("pruned", sa.Integer),  # NULL for a kept model; see `fedloom.server.ledger.prunes`
     sa.Index("models_by_time", "created_at", "run", "round"),
 )
 requests = sa.Table(
     "requests",
     meta,
-    sa.Column("id", sa.String, primary_key=True),  # as whoever asks names it
+    sa.Column("id", sa.String, primary_key=True),  # chosen by the requester
     sa.Column("at", sa.Float, nullable=False, index=True),
     sa.Column("reply", sa.JSON, nullable=False),
 )

@@ -1,4 +1,4 @@
-"""Models: which a run began with and committed, and which were promoted to be used."""
+"""Models that runs began with or committed, and promotions."""
 
 import time
 from typing import Any
@@ -21,8 +21,8 @@ class Models(Store):
 
         Args:
             run: id; all runs if empty.
-            before: run and round of the first one of the page after.
-            limit: the newest of them, so many; 0 for all.
+            before: run and round of the first model of the next page.
+            limit: most models, the newest; 0 for all.
         """
         key = (models.c.round,) if run else (models.c.created_at, models.c.run, models.c.round)
         query = sa.select(models).order_by(*(column.desc() for column in key))
@@ -37,7 +37,7 @@ class Models(Store):
         return self._rows(query.limit(limit) if limit else query, ModelRow)[::-1]
 
     def num_models(self, run: str = "") -> int:
-        """How many models there are, of one run or of all."""
+        """Number of models of one run or of all."""
         query = sa.select(sa.func.count()).select_from(models)
         return int(self._values(query.where(models.c.run == run) if run else query)[0])
 
@@ -49,7 +49,7 @@ class Models(Store):
         )
 
     def knows_model(self, digest: str) -> bool:
-        """Was this model ever committed or submitted here?"""
+        """Whether this model was ever committed or submitted here."""
         return bool(
             self._values(sa.select(models.c.digest).where(models.c.digest == digest).limit(1))
         )
@@ -58,7 +58,7 @@ class Models(Store):
         """The latest round of a run, or of any, that has this model.
 
         Raises:
-            UsageError: there is none.
+            UsageError: there is no such model.
         """
         query = sa.select(models).where(models.c.digest == digest)
         query = query.where(models.c.run == run) if run else query
@@ -75,14 +75,14 @@ class Models(Store):
     # ---- promotions --------------------------------------------------------------------------
 
     def promote(self, digest: str, run: str = "", note: str = "") -> tuple[PromotionRow, bool]:
-        """Say that a model is the one to use, of its run and of the federation.
+        """Promote a model for use, in its run and in the federation.
 
-        Promoting the model that is promoted already changes nothing.
+        Promoting the promoted model again changes nothing.
 
         Args:
             digest: of a model that a run began with or committed.
             run: id; the latest that has this model if empty.
-            note: for people.
+            note: free text.
 
         Returns:
             The promotion, and whether it is new.
@@ -104,12 +104,12 @@ class Models(Store):
     def promoted(self, run: str | None = None) -> PromotionRow | None:
         """The latest promotion, of a run or of all.
 
-        Its id rises with every promotion, so an earlier one cannot pass for a later.
+        Ids rise, so an older promotion cannot be replayed as a newer one.
         """
         return self._row(_promoted(run), PromotionRow)
 
     def promoted_of(self, name: str) -> PromotionRow | None:
-        """As `promoted`, of the run with this id or of all runs with this name."""
+        """As `promoted`, for a run by id or for all runs of a name."""
         meant = sa.select(runs.c.id).where(sa.or_(runs.c.id == name, runs.c.name == name))
         return self._row(_promoted(None).where(promotions.c.run.in_(meant)), PromotionRow)
 

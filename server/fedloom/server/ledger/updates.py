@@ -1,7 +1,6 @@
 """Updates: accepted once each, and counted in one round.
 
-An update is accepted by the row whose primary key is (run, round, client): that row is what
-"counted once" means.
+The row with primary key (run, round, client) accepts an update, so it counts once.
 """
 
 import time
@@ -22,14 +21,14 @@ REPORTING, CLOSING, COMMITTED, ABANDONED = "reporting", "closing", "committed", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceptedUpdate:
-    """An update as the ledger holds it.
+    """An accepted update.
 
     Attributes:
-        identity: what makes two uploads the same update (header and checksum, hashed).
+        identity: hash of header and checksum; equal for repeats of an upload.
         file: name in the spool; empty when the update carries no tensors.
         training: num_examples and metrics, as `{"num_examples": n, "values": {...}}`.
         evaluation: likewise.
-        counts_in: the round whose sum it is in; None for the one that it was asked for in.
+        counts_in: the round whose sum it is in; None for `round`.
         staleness: models committed between the two.
     """
 
@@ -69,7 +68,7 @@ class Updates(Store):
 
         Args:
             update: its bytes are already synced.
-            capacity: most updates that the round's sum has room for.
+            capacity: most updates that fit in the round's sum.
 
         Returns:
             True if this call accepted it, False if the same update was accepted before.
@@ -81,7 +80,7 @@ class Updates(Store):
             state = connection.execute(
                 sa.select(rounds.c.state)
                 .where(rounds.c.run == update.run, rounds.c.number == update.counted)
-                .with_for_update()  # SQLite has one writer anyway
+                .with_for_update()  # SQLite has a single writer
             ).scalar()
             known = connection.execute(
                 sa.select(updates.c.identity).where(
@@ -138,9 +137,9 @@ class Updates(Store):
         )
 
     def last_counted(self, run: str, client: str) -> int:
-        """The round that a client was asked in whose update was last committed; 0 for none.
+        """The round of a client's task whose update was last committed; 0 for none.
 
-        Rounds that the run was rolled back over do not count: the run's model is without them.
+        Undone rounds do not count: the run's model does not contain them.
         """
         its_round = sa.and_(rounds.c.run == updates.c.run, rounds.c.number == counted_in)
         [last] = self._values(
@@ -158,7 +157,7 @@ class Updates(Store):
 
 
 def check_same(known: str, identity: str) -> None:
-    """A repeat must be the same update.
+    """Check that a repeat is the same update.
 
     Raises:
         Refusal: CONFLICTING_UPDATE.
