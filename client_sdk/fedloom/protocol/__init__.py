@@ -9,7 +9,7 @@
     TopK(fraction=0.01)
 
 tensors    tensors as bytes: the safetensors container, checks of values, model differences
-updates    an update on the wire: header, body, compression, exact sums of it
+updates    an update on the wire: header, body, compression, exact sums
 codecs     quantised, sparse, low-rank and lossless forms of tensors
 trust      identities, signatures, tokens, key files
 transport  gRPC methods, statuses and channel settings

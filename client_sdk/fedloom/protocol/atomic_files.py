@@ -15,10 +15,10 @@ from pathlib import Path
 
 @contextmanager
 def drafted(path: Path, *, sync: bool = False) -> Iterator[Path]:
-    """Somewhere to write to, which takes the place of `path` once it is written.
+    """A draft to write to, which replaces `path` when the context ends.
 
     Args:
-        path: of the file; its folder is there.
+        path: of the file; its folder exists.
         sync: also after a power loss.
 
     Raises:
@@ -36,11 +36,11 @@ def drafted(path: Path, *, sync: bool = False) -> Iterator[Path]:
 
 
 def write_whole(path: Path, data: str | bytes, *, sync: bool = False) -> None:
-    """Write a file, atomically.
+    """Write a file atomically.
 
     Args:
-        path: of the file; its folder is there.
-        data: text is written in UTF-8, with its line ends as they are.
+        path: of the file; its folder exists.
+        data: text is written in UTF-8, with its line ends unchanged.
         sync: also after a power loss.
 
     Raises:

@@ -51,7 +51,7 @@ class UnavailableError(FedloomError):
 
 
 class Reaction(StrEnum):
-    """What our client does about a refusal."""
+    """Our client's reaction to a refusal."""
 
     DROP = "drop it"
     RESEND = "send again"
@@ -62,12 +62,12 @@ class Reaction(StrEnum):
 class Code(StrEnum):
     """Why a request was refused; the value is sent to the peer and stored in the ledger.
 
-    One line a code: its value, the gRPC status it is sent with, what a client does about it, and
-    whether the update is at fault.
+    One line per code: its value, its gRPC status, the client's reaction, and whether the update is
+    at fault.
 
     Attributes:
         status: name of the `grpc.StatusCode`.
-        reaction: what our client does about it.
+        reaction: of our client.
         blames_update: the update is at fault: the same bytes would be refused again, and the round
             replaces its client.
     """
@@ -83,7 +83,7 @@ class Code(StrEnum):
         reaction: Reaction = Reaction.DROP,
         at_fault: Literal["", "update"] = "",
     ) -> Self:
-        """Make a member from its line."""
+        """Build a member from its line."""
         code = str.__new__(cls, value)
         code._value_ = value
         code.status, code.reaction = status, reaction

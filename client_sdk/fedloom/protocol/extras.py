@@ -8,10 +8,10 @@ from fedloom.protocol.errors import UsageError
 
 
 def flower(purpose: str) -> ModuleType:
-    """Import Flower, which would otherwise tell its makers how it is used.
+    """Import Flower with its telemetry switched off.
 
     Args:
-        purpose: what it is wanted for, to follow "Flower".
+        purpose: completes the message "Expected Flower ...".
 
     Raises:
         UsageError: it is not installed.

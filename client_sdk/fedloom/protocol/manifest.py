@@ -1,8 +1,8 @@
-"""The manifest of a model: its tensors, and what an update to it may hold.
+"""The manifest of a model: its tensors, and the dtypes of updates.
 
-The manifest is read from the model's own header. Differences travel as float32 for every float of
-at most 32 bits and as float64 for the rest, so that a half-precision model loses nothing on the
-way to the exact sum.
+The manifest is read from the model's header. Differences are sent as float32 for floats of at most
+32 bits and as float64 for others, so that a half-precision model loses nothing before the exact
+sum.
 """
 
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ class Manifest:
     size_bytes: int
 
     def wire_dtype(self, tensor: str) -> str:
-        """Container dtype in which a difference of this tensor travels."""
+        """Container dtype of a difference of this tensor."""
         return "F32" if self.dtypes[tensor] in _SINGLE else "F64"
 
     def full_update_bytes(self, groups: int = 1) -> int:
@@ -50,7 +50,7 @@ def read_manifest(path: Path) -> Manifest:
 
     Raises:
         IntegrityError: not a whole safetensors file.
-        UsageError: it holds a tensor that cannot be averaged.
+        UsageError: the model has a tensor that cannot be averaged.
     """
     with path.open("rb") as file:
         layout = read_layout(file)

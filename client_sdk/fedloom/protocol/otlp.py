@@ -1,6 +1,6 @@
-"""Spans by OpenTelemetry, exported by OTLP over HTTP; imported only where an endpoint is set.
+"""OpenTelemetry spans, exported by OTLP over HTTP; imported only if an endpoint is set.
 
-The environment's OTEL_EXPORTER_OTLP_HEADERS, _CERTIFICATE and OTEL_RESOURCE_ATTRIBUTES hold.
+OTEL_EXPORTER_OTLP_HEADERS, _CERTIFICATE and OTEL_RESOURCE_ATTRIBUTES of the environment apply.
 """
 
 import logging
@@ -26,19 +26,19 @@ from fedloom.protocol.version import __version__
 EXPORT_MS = 1000
 TIMEOUT_S = 5.0
 TOLD_S = 60.0
-"""Between two lines of the log that say that a collector is away."""
+"""Seconds between two log lines about an unreachable collector."""
 
 PARTING_S = 2.0
-"""How long a process that ends waits for its last spans to leave."""
+"""How long a process that ends waits for the export of its last spans."""
 
 _PROPAGATOR = TraceContextTextMapPropagator()
 _RANDOM = SystemRandom()
 
 
 class _Ids(IdGenerator):
-    """Identifiers from the machine's chance, not from the generator that training code seeds.
+    """Identifiers from the system's random source, not from the generator that training code seeds.
 
-    Devices that seed it alike would give different rounds the same trace.
+    Devices with the same seed would give different rounds the same trace.
     """
 
     def generate_span_id(self) -> int:
@@ -52,7 +52,7 @@ class _Ids(IdGenerator):
 
 
 class _Seldom(logging.Filter):
-    """Lets a line through once in a while: the exporter has one, or more, for each try."""
+    """Limits the rate of log lines: the exporter logs one or more for each attempt."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class _OtlpSpan(Span):
 
 
 def _word(error: BaseException | None) -> str:
-    """An error without its message, which may quote a device's data."""
+    """The name of an error; its message may quote a device's data."""
     if error is None:
         return ""
     return error.code.value if isinstance(error, Refusal) else type(error).__name__
@@ -111,7 +111,7 @@ class OtlpTracer(Tracer):
     Args:
         endpoint: URL of a collector.
         service: name of this kind of process.
-        name: of this one.
+        name: of this process.
     """
 
     on = True
@@ -138,7 +138,7 @@ class OtlpTracer(Tracer):
         return _OtlpSpan(found)
 
     def close(self) -> None:
-        """As `Tracer.close`; a collector that is away is not waited for."""
+        """As `Tracer.close`; does not wait for an unreachable collector."""
         ending = threading.Thread(target=self._provider.shutdown, name="traces", daemon=True)
         ending.start()
         ending.join(PARTING_S)

@@ -1,4 +1,4 @@
-"""What a task asks of a client, as values: planning makes it, a client acts on it.
+"""The task of a client, as values: planning makes it, a client performs it.
 
 `task_message` is its form on the wire. Invariant: nothing here needs protobuf.
 """
@@ -37,7 +37,7 @@ class DifferenceRef:
     """An encoded difference between two models.
 
     Attributes:
-        base: digest of the model that it is taken from.
+        base: digest of the model from which it was computed.
         file: of the difference.
     """
 
@@ -65,10 +65,10 @@ class DevicePrivacy:
     """What a device does for differential privacy.
 
     Attributes:
-        clip: Euclidean norm that the whole update is scaled down to.
-        count_within: also send whether nothing had to be scaled.
+        clip: Euclidean norm to which the whole update is scaled down.
+        count_within: whether to send also if nothing had to be scaled.
         noise_multiplier: standard deviation of the device's noise / clip; 0: none.
-        seeded: for simulation, the noise follows from the task's seed.
+        seeded: for simulation, derives the noise from the task's seed.
     """
 
     clip: float
@@ -79,28 +79,28 @@ class DevicePrivacy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskDescription:
-    """What a task asks of a client.
+    """The task of a client in a round.
 
     Attributes:
         run: id of the run.
         round: number of the round, from 1.
         train: False: only evaluate.
-        model: that the round starts from; None where it is not a file.
+        model: from which the round starts; None if it is not a file.
         differences: that lead to `model`, oldest first.
         settings: of local training in this round.
         rule: client rule.
         evaluate: also evaluate the received model, before training.
         weighting: one of `WEIGHTINGS`.
-        bounds: what the server accepts; None: not said.
+        bounds: what the server accepts; None if not given.
         config: for the client's code.
         deadline_s: seconds left to report, from when the task is sent.
         seed: of the client's randomness.
-        received: what clients get beside the model.
+        received: file that clients get beside the model.
         memory_round: last committed round with an update of this client; 0: none.
-        scheme: how updates are encoded; None: as they are.
-        personal: what is each client's own.
+        scheme: encoding of updates; None: unencoded.
+        personal: tensors that each client keeps.
         privacy: differential privacy; None: none.
-        run_name: that the author gave the run.
+        run_name: given by its author.
     """
 
     run: str
@@ -125,7 +125,7 @@ class TaskDescription:
 
     @property
     def evaluates(self) -> bool:
-        """Whether clients evaluate the received model: as asked, and where they do not train."""
+        """Whether clients evaluate the received model: if asked, or if they do not train."""
         return self.evaluate or not self.train
 
 

@@ -1,4 +1,4 @@
-"""The codec of tasks: `TaskDescription` to and from the message of the wire.
+"""Encodes `TaskDescription` as a protobuf message, and decodes it.
 
 Invariant: `from_message(to_message(task)) == task`.
 """
@@ -75,14 +75,14 @@ def to_message(task: TaskDescription) -> fleet_pb2.Task:
 def for_client(
     common: fleet_pb2.Task, client: str, seed: int, memory_round: int | None
 ) -> fleet_pb2.Task:
-    """Return a round's task with what differs between its clients.
+    """Return a round's task with the values that differ between its clients.
 
     Args:
-        common: the same for all clients.
-        client: who gets it.
+        common: the part that is the same for all clients.
+        client: the recipient.
         seed: of the run.
-        memory_round: the last round that counted an update of this client; None where clients
-            remember nothing.
+        memory_round: the last round that counted an update of this client; None if clients
+            have no memory.
     """
     task = fleet_pb2.Task()
     task.CopyFrom(common)
@@ -93,7 +93,7 @@ def for_client(
 
 
 def names(task: fleet_pb2.Task, digest: str) -> bool:
-    """Whether a client with this task may download a file: the model, or one that leads to it."""
+    """Whether a client with this task may download a file: the model or a difference."""
     differences = (each.difference.digest for each in task.differences)
     return bool(digest) and digest in (task.received.digest, task.model.digest, *differences)
 
@@ -147,8 +147,8 @@ def from_message(message: fleet_pb2.Task) -> TaskDescription:
     """Return the task of a message.
 
     Raises:
-        UsageError: this version does not know its kind, weighting, rule, codec or personal model,
-            or one of their settings.
+        UsageError: this version does not support its kind, weighting, rule, codec or personal
+            model, or one of their settings.
     """
     try:
         return TaskDescription(

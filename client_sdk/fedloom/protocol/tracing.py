@@ -1,12 +1,12 @@
-"""OpenTelemetry spans of a round, from offer to commit, over server and clients.
+"""OpenTelemetry spans of a round, from offer to commit, across server and clients.
 
 The tree of a round: round → offer → task → download, train, upload → accept → fold, and round →
 commit. The parent of a span is sent as a traceparent (W3C Trace Context, section 3.2): beside the
-offer, and in the metadata of an upload. Within a process the span that is entered is the parent of
-those that begin in it, in its tasks as well.
+offer, and in the metadata of an upload. Within a process, and in asyncio tasks, the entered span is
+the parent of new spans.
 
-Invariants: without an endpoint nothing of OpenTelemetry is imported, and a span costs a call; a
-collector that is away costs spans, never a round.
+Invariants: without an endpoint OpenTelemetry is not imported, and a span costs one call; an
+unreachable collector loses spans and never disturbs a round.
 """
 
 import re
@@ -49,7 +49,7 @@ class Span:
     """A span that is not exported.
 
     Attributes:
-        traceparent: what spans under it are given; empty for nothing.
+        traceparent: for spans under it; empty for none.
     """
 
     traceparent = ""
@@ -58,7 +58,7 @@ class Span:
         """Say more about it."""
 
     def end(self, error: str = "") -> None:
-        """It is over; a second time changes nothing."""
+        """End the span; a repeat changes nothing."""
 
     def __enter__(self) -> Self:
         return self
@@ -71,7 +71,7 @@ NO_SPAN = Span()
 
 
 class Tracer:
-    """Makes spans; this one makes none.
+    """Makes spans that are not exported.
 
     Attributes:
         on: whether spans are exported.
@@ -83,14 +83,14 @@ class Tracer:
         """Begin a span.
 
         Args:
-            name: what happens.
-            parent: the traceparent above it; empty for the span that is entered here, if any.
-            attributes: more about it.
+            name: of the span.
+            parent: the traceparent above it; empty for the entered span, if any.
+            attributes: of the span.
         """
         return NO_SPAN
 
     def close(self) -> None:
-        """Send what is left, for as long as a moment."""
+        """Export the remaining spans, within a short time."""
 
 
 def tracer(endpoint: str, service: str, name: str = "") -> Tracer:
@@ -99,7 +99,7 @@ def tracer(endpoint: str, service: str, name: str = "") -> Tracer:
     Args:
         endpoint: URL of a collector, as http://localhost:4318; empty for none.
         service: `fedloom-server` or `fedloom-client`.
-        name: of this one among its like.
+        name: of this process among others of the service.
 
     Raises:
         UsageError: OpenTelemetry is not installed.
@@ -118,10 +118,10 @@ def tracer(endpoint: str, service: str, name: str = "") -> Tracer:
 
 
 def check_endpoint(endpoint: str) -> None:
-    """May this be one?
+    """Check an endpoint.
 
     Raises:
-        UsageError: it is no URL of HTTP.
+        UsageError: it is no HTTP URL.
     """
     parts = urlsplit(endpoint)
     if endpoint and (parts.scheme not in ("http", "https") or not parts.hostname):
@@ -131,13 +131,13 @@ def check_endpoint(endpoint: str) -> None:
 
 
 def current() -> str:
-    """The traceparent of the span that is entered here; empty for none."""
+    """The traceparent of the entered span; empty for none."""
     return _current.get()
 
 
 @contextmanager
 def under(traceparent: str) -> Iterator[None]:
-    """Have spans that begin in here, and in tasks made in here, be under this one."""
+    """Make this span the parent of spans that begin in the context, and in tasks made in it."""
     token = _current.set(traceparent)
     try:
         yield
@@ -146,11 +146,11 @@ def under(traceparent: str) -> Iterator[None]:
 
 
 def checked(traceparent: object, within: str = "") -> str:
-    """A traceparent from a peer, or an empty text where it is not valid.
+    """A traceparent from a peer, or an empty text if it is not valid.
 
     Args:
-        traceparent: what came.
-        within: a traceparent of the only trace that it may be of; empty for any.
+        traceparent: as received.
+        within: a traceparent of the only trace to accept; empty for any.
 
     >>> checked("00-" + "1" * 32 + "-" + "2" * 16 + "-01")[:6], checked("nonsense")
     ('00-111', '')
@@ -161,6 +161,6 @@ def checked(traceparent: object, within: str = "") -> str:
 
 
 def metadata() -> tuple[tuple[str, str], ...]:
-    """What a call carries to have its other side be under the span that is entered here."""
+    """Metadata that makes the entered span the parent of spans on the other side of a call."""
     traceparent = current()
     return ((KEY, traceparent),) if traceparent else ()

@@ -4,9 +4,9 @@ A codec is a frozen dataclass of its settings. The sender encodes a tensor's val
 the receiver first checks the arrays as they arrive (`Inspector`), without holding them, and later
 decodes any range of values from the stored arrays (`Decoder`).
 
-Invariants: what is decoded depends on the arrays, the codec's settings, the shape and the seed
-alone, and is the same to the bit on every machine; an inspector passes only arrays that decode
-without fault, and hands every value that decoding will give, but for zeros, to be checked.
+Invariants: decoded values depend on the arrays, the codec's settings, the shape and the seed alone,
+and are bit-identical on every machine; an inspector passes only arrays that decode without fault,
+and yields every decoded value, except zeros, for checks.
 """
 
 import math
@@ -23,10 +23,10 @@ from fedloom.strategies.exact.lazy_arrays import Values
 Floats: TypeAlias = NDArray[np.float32]
 Shape: TypeAlias = tuple[int, ...]
 Read: TypeAlias = Callable[[int, int], NDArray[Any]]
-"""Items `start:stop` of one array; they last until the next call."""
+"""Items `start:stop` of one array; valid until the next call."""
 
 WORK = 1 << 15
-"""Values worked on at a time: with their buffers they stay in a 1 MiB L2 cache."""
+"""Values processed at a time: with their buffers they fit a 1 MiB L2 cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Encoded:
     Attributes:
         arrays: by role, in one of the orders of `Codec.forms`; an encoder gives true arrays.
         dtypes: container dtypes by role where they differ from the arrays' own.
-        memory: what the codec wants back when it next encodes this tensor, by name.
+        memory: values for the next encoding of this tensor, by name.
     """
 
     arrays: Mapping[str, Values]
@@ -63,7 +63,7 @@ class Encoded:
 
 
 class Inspector(Protocol):
-    """Checks the arrays of one encoded tensor as they pass, in chunks of any size."""
+    """Checks the arrays of one encoded tensor as they arrive, in chunks of any size."""
 
     def feed(self, role: str, items: NDArray[Any]) -> Iterator[Floats]:
         """Check the next items of an array; yield the values that follow from them.
@@ -73,7 +73,7 @@ class Inspector(Protocol):
         """
 
     def finish(self) -> Iterator[Floats]:
-        """Finish: yield the values that could not be known before.
+        """Finish: yield the remaining values.
 
         Raises:
             Refusal: the arrays do not fit each other.
@@ -81,10 +81,10 @@ class Inspector(Protocol):
 
 
 class Decoder(Protocol):
-    """Gives ranges of one encoded tensor's values; fastest from the first to the last."""
+    """Decodes ranges of one tensor's values; fastest in order."""
 
     def block(self, start: int, stop: int) -> Floats:
-        """Values `start:stop` in row-major order; they last until the next call."""
+        """Values `start:stop` in row-major order; valid until the next call."""
 
 
 class Codec(Protocol):
@@ -96,7 +96,7 @@ class Codec(Protocol):
 
     @property
     def forms(self) -> tuple[tuple[str, ...], ...]:
-        """The roles of the arrays that an encoded tensor may consist of, in their order."""
+        """The possible lists of array roles of an encoded tensor, in order."""
 
     @property
     def draws(self) -> bool:
@@ -104,32 +104,32 @@ class Codec(Protocol):
 
     @property
     def remembers(self) -> bool:
-        """Whether encoding continues from the `memory` of the last time."""
+        """Whether encoding continues from the `memory` of the previous one."""
 
     @property
     def exact(self) -> bool:
-        """Whether every bit comes back."""
+        """Whether decoding restores every bit."""
 
     @property
     def slow(self) -> bool:
-        """Whether checking takes long enough to leave an event loop for it."""
+        """Whether checking is slow enough to need a thread."""
 
     @property
     def biased(self) -> bool:
-        """Whether what is left out is lost in the mean too, unless error feedback keeps it."""
+        """Whether the mean is biased without error feedback."""
 
     @property
     def contracts(self) -> bool:
-        """Whether what is lost is less than what there was, so that it may be remembered."""
+        """Whether the loss is smaller than the input, so that error feedback is stable."""
 
     def settings(self) -> dict[str, float]:
         """Return the settings that rebuild this codec in the registry."""
 
     def applies(self, shape: Shape) -> bool:
-        """Return whether a tensor of this shape is encoded, or travels as it is."""
+        """Return whether a tensor of this shape is encoded."""
 
     def size_bytes(self, shape: Shape) -> int:
-        """Return how many bytes a tensor of this shape takes, about."""
+        """Return the approximate bytes of an encoded tensor of this shape."""
 
     def encode(
         self, values: Floats, shape: Shape, seed: int, memory: Mapping[str, NDArray[Any]]
@@ -137,24 +137,24 @@ class Codec(Protocol):
         """Encode a tensor.
 
         Args:
-            values: float32 [size], row-major. One that is not finite decodes to one that is not.
+            values: float32 [size], row-major. Non-finite values decode to non-finite ones.
             shape: of the tensor.
             seed: of the randomness, from `draws.stream`.
             memory: of the last `Encoded` of this tensor, or empty.
         """
 
     def check(self, shape: Shape, arrays: Mapping[str, ArrayInfo]) -> None:
-        """Hold the declared arrays, whose roles are one of `forms`, against the tensor's shape.
+        """Check the declared arrays, whose roles are one of `forms`, against the tensor's shape.
 
         Raises:
             Refusal: WRONG_DTYPE or WRONG_SHAPE.
         """
 
     def inspector(self, shape: Shape, arrays: Mapping[str, ArrayInfo]) -> Inspector:
-        """Return what checks arrays that passed `check`."""
+        """Return an inspector for arrays that passed `check`."""
 
     def decoder(self, shape: Shape, seed: int, read: Mapping[str, Read]) -> Decoder:
-        """Return what decodes arrays that an inspector passed."""
+        """Return a decoder for arrays that an inspector passed."""
 
 
 def expect(role: str, found: ArrayInfo, dtypes: tuple[str, ...], shape: Shape | None) -> None:

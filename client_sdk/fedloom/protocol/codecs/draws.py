@@ -1,10 +1,10 @@
-"""Random numbers by their position: the n-th is computed, not drawn, so any part can be had alone.
+"""Random numbers by position: the n-th is computed directly, without those before it.
 
 The generator is SplitMix64 (Steele, Lea and Flood 2014, Fast Splittable Pseudorandom Number
 Generators, https://doi.org/10.1145/2714064.2660195, figure 16, with the constants of Vigna's
 public-domain splitmix64.c): its n-th output is a mix of seed + n · golden gamma.
 
-It decides on which side a value is rounded, and which coordinates are sent; it hides nothing.
+It decides how values are rounded and which coordinates are sent. It is not cryptographic.
 """
 
 from hashlib import blake2b
@@ -40,11 +40,11 @@ def stream(seed: int, group: str, tensor: str) -> int:
 
 
 class Words64:
-    """The outputs of SplitMix64 from one seed, some at a time.
+    """The outputs of SplitMix64 from one seed.
 
     Args:
         seed: from 0 to 2^64 − 1.
-        capacity: most outputs asked for at once.
+        capacity: most outputs per call.
     """
 
     __slots__ = ("_other", "_seed", "_steps", "_words")
@@ -57,7 +57,7 @@ class Words64:
         self._other = np.empty(capacity, np.uint64)
 
     def at(self, start: int, count: int) -> Words:
-        """Outputs `start` to `start + count`, the first being 0; they last until the next call."""
+        """Outputs `start` to `start + count`, counted from 0; valid until the next call."""
         words, other = self._words[:count], self._other[:count]
         base = np.uint64((self._seed + start * _GAMMA) & _MASK)
         np.add(self._steps[:count], base, out=words)

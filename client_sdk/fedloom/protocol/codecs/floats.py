@@ -1,8 +1,8 @@
 """fp16 and bf16: every value in two bytes.
 
-fp16 keeps 11 significant bits of magnitudes from 6e-5 to 65504 and is rounded to the nearest; what
-is larger stays at 65504, and what is smaller keeps steps of 6e-8. bf16 keeps 8 bits of any
-magnitude and is rounded at random, so that its expectation is the value: 8 bits are few.
+fp16 keeps 11 significant bits of magnitudes from 6e-5 to 65504, rounded to nearest; larger values
+become 65504, smaller ones are multiples of 6e-8. bf16 keeps 8 bits of any magnitude; its rounding
+is stochastic, so that its expectation is the value.
 
 References:
     IEEE 754-2008, binary16.
@@ -35,7 +35,7 @@ _INFINITY = np.int32(0x7F800000)
 
 @dataclass(frozen=True, slots=True)
 class _Halved:
-    """What fp16 and bf16 share."""
+    """Base of fp16 and bf16."""
 
     name: ClassVar[str]
     forms: ClassVar[tuple[tuple[str, ...], ...]] = (("values",),)
@@ -48,7 +48,7 @@ class _Halved:
     dtype: ClassVar[str]
 
     def settings(self) -> dict[str, float]:
-        """Return no settings: there are none."""
+        """Return no settings."""
         return {}
 
     def applies(self, shape: Shape) -> bool:
@@ -56,7 +56,7 @@ class _Halved:
         return size_of(shape) > 0
 
     def size_bytes(self, shape: Shape) -> int:
-        """Two for each value."""
+        """Two bytes per value."""
         return 2 * size_of(shape)
 
     def widen(self, items: NDArray[Any], out: Floats) -> None:
@@ -68,7 +68,7 @@ class _Halved:
         expect("values", arrays["values"], (self.dtype,), (size_of(shape),))
 
     def inspector(self, shape: Shape, arrays: Mapping[str, ArrayInfo]) -> "_Widener":  # noqa: ARG002 - the protocol's
-        """Return what yields every value."""
+        """Return an inspector that yields every value."""
         return _Widener(self)
 
     def decoder(self, shape: Shape, seed: int, read: Mapping[str, Read]) -> "_Decoder":  # noqa: ARG002 - the protocol's
@@ -98,7 +98,7 @@ class Fp16(_Halved):
             if not max(block.max(), -block.min()) <= _LARGEST:
                 out = work[: block.size]
                 np.clip(block, -_LARGEST, _LARGEST, out=out)
-                np.copyto(out, np.nan, where=~np.isfinite(block))  # infinity must not hide
+                np.copyto(out, np.nan, where=~np.isfinite(block))  # infinity must stay visible
                 block = out
             np.copyto(codes[start : start + WORK], block, casting="same_kind")
         return Encoded({"values": codes})
@@ -136,7 +136,7 @@ class Bf16(_Halved):
             np.right_shift(out, 16, out=out)
             target = codes[start : start + WORK]
             np.copyto(target, out, casting="unsafe")
-            if special is not None:  # a carry must not make a number of it
+            if special is not None:  # a carry must not turn it into a number
                 target[special] = 0x7FC0
         return Encoded({"values": codes}, {"values": self.dtype})
 

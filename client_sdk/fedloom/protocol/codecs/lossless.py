@@ -1,8 +1,8 @@
-"""lossless: float32 as it is, its bytes sorted by significance and deflated, where that pays.
+"""lossless: float32 bytes sorted by significance and deflated, if that makes them smaller.
 
-The high bytes of differences are much alike, the low ones are noise: kept apart, the first deflate
-well, and all of it costs less. Blocks of 2^16 values are deflated alone; one that gains nothing
-rests as it is, so the worst case is known, and so is the most that any block inflates to.
+The high bytes of differences are similar, the low ones are noise: sorted apart, the high bytes
+deflate well. Blocks of 2^16 values are deflated separately; a block that does not shrink is stored,
+so the largest encoded and inflated sizes are known.
 
 References:
     Deutsch 1996, RFC 1950 and RFC 1951 (zlib, deflate).
@@ -34,7 +34,7 @@ from fedloom.strategies.checks import check_count
 
 BLOCK = 1 << 16
 _LEAST = 64
-"""Values below which a tensor travels as it is."""
+"""Tensors with fewer values are not encoded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,11 +69,11 @@ class Lossless:
         return {"level": float(self.level)}
 
     def applies(self, shape: Shape) -> bool:
-        """Return whether there is enough to gain."""
+        """Return whether the tensor is large enough."""
         return size_of(shape) >= _LEAST
 
     def size_bytes(self, shape: Shape) -> int:
-        """As many as the values: what deflating gains is not known before."""
+        """Bytes of the values: the gain is not known in advance."""
         return 4 * size_of(shape)
 
     def encode(
@@ -84,7 +84,7 @@ class Lossless:
         memory: Mapping[str, NDArray[Any]],  # noqa: ARG002 - the protocol's
     ) -> Encoded:
         """Deflate block by block; one that does not shrink is stored."""
-        lengths, data = [], bytearray()  # which grows in place: no second copy of all of it
+        lengths, data = [], bytearray()  # grows in place, without a second copy
         for at in range(0, values.size, BLOCK):
             block = self._packed(values[at : at + BLOCK])
             lengths.append(len(block))
@@ -100,7 +100,7 @@ class Lossless:
         return deflated if len(deflated) < len(planes) else planes
 
     def check(self, shape: Shape, arrays: Mapping[str, ArrayInfo]) -> None:
-        """Check what is known of sizes."""
+        """Check the sizes that are known."""
         size = size_of(shape)
         expect("lengths", arrays["lengths"], ("U32",), (-(-size // BLOCK),))
         expect("data", arrays["data"], ("U8",), None)
@@ -108,7 +108,7 @@ class Lossless:
             raise malformed(f"at most {4 * size} bytes of data", arrays["data"].shape[0])
 
     def inspector(self, shape: Shape, arrays: Mapping[str, ArrayInfo]) -> "_Inspector":
-        """Return what inflates each block as it is whole."""
+        """Return an inspector that inflates each complete block."""
         return _Inspector(size_of(shape), arrays["data"].shape[0])
 
     def decoder(self, shape: Shape, seed: int, read: Mapping[str, Read]) -> "_Decoder":  # noqa: ARG002 - the protocol's
@@ -207,6 +207,6 @@ class _Decoder:
         data = self._read["data"](begin, self._offset).tobytes()
         try:
             self._held = _inflate(data, min(BLOCK, self._size - index * BLOCK))
-        except Refusal as refusal:  # it was checked on arrival: the disk is at fault
+        except Refusal as refusal:  # checked on arrival, so the disk is at fault
             raise ValueError(str(refusal)) from refusal
         return self._held

@@ -1,16 +1,16 @@
-"""low_rank: a matrix as the product of two thin ones, found by one step of power iteration.
+"""low_rank: a matrix as the product of two thin ones, by one step of power iteration.
 
-With M [m, n] the tensor as a matrix (its first dimension by the rest) and Q [n, r] the other
-side's last factor, or random numbers: P = M Q made orthonormal, Q = Mᵀ P, and what is decoded is
-P Qᵀ. Vectors, and matrices that would not shrink, travel as they are.
+With M [m, n] the tensor as a matrix (its first dimension by the rest) and Q [n, r] the last right
+factor, or random numbers: P = M Q made orthonormal, Q = Mᵀ P, and the decoded matrix is P Qᵀ.
+Vectors, and matrices that would not shrink, are not encoded.
 
 References:
     Vogels, Karimireddy and Jaggi 2019, PowerSGD: Practical Low-Rank Gradient Compression for
     Distributed Optimization, https://arxiv.org/abs/1905.13727, algorithm 1 and section 3 (warm
     start, error feedback).
 
-Invariant: decoding adds r products in order, each rounded to float32, so its bits do not depend
-on a matrix library, its threads or the range asked for.
+Invariant: decoding adds r products in order, each rounded to float32, so its bits do not depend on
+a matrix library, its threads or the decoded range.
 """
 
 import math
@@ -40,7 +40,7 @@ _MEMORY = "right"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LowRank:
-    """The best of PowerSGD's rank.
+    """PowerSGD's approximation of a given rank.
 
     Attributes:
         rank: r, columns of the factors.
@@ -80,14 +80,14 @@ class LowRank:
     def encode(
         self, values: Floats, shape: Shape, seed: int, memory: Mapping[str, NDArray[Any]]
     ) -> Encoded:
-        """Do one step of power iteration, from the last right factor where there is one."""
+        """Do one step of power iteration, from the last right factor if there is one."""
         m, n = matrix_of(shape)
         matrix = values.reshape(m, n)
         right = memory.get(_MEMORY)
         if right is None or right.shape != (n, self.rank) or not right.any():
             right = _random(n, self.rank, seed)
         if not all(np.isfinite(piece).all() for _, piece in pieces_of(values)):
-            # decodes to what is not finite either
+            # decodes to non-finite values too
             nothing = np.full((m, self.rank), np.nan, np.float32)
             return Encoded({"left": nothing, "right": np.zeros((n, self.rank), np.float32)})
         left = orthonormal(np.einsum("ij,jk->ik", matrix, right, dtype=np.float64))
@@ -104,7 +104,7 @@ class LowRank:
         expect("right", arrays["right"], ("F32",), (n, self.rank))
 
     def inspector(self, shape: Shape, arrays: Mapping[str, ArrayInfo]) -> "_Inspector":  # noqa: ARG002 - the protocol's
-        """Return what holds both factors, and yields their product in the end."""
+        """Return an inspector that holds both factors and yields their product at the end."""
         return _Inspector(shape, self.rank)
 
     def decoder(self, shape: Shape, seed: int, read: Mapping[str, Read]) -> "_Product":  # noqa: ARG002 - the protocol's
@@ -126,7 +126,7 @@ def orthonormal(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
     for column in range(out.shape[1]):
         vector = out[:, column]
         before = float(np.sqrt(np.einsum("i,i->", vector, vector)))
-        for _ in range(2):  # once leaves what rounding put back
+        for _ in range(2):  # a single pass leaves rounding errors
             for earlier in range(column):
                 other = out[:, earlier]
                 vector -= np.einsum("i,i->", other, vector) * other

@@ -2,14 +2,14 @@
 
 A block's scale is its largest magnitude over 127 (or 7). A value between two multiples of the
 scale becomes the upper one with the probability that keeps its expectation, so the mean over
-clients loses nothing but a little variance.
+clients is unbiased, with a little more variance.
 
 References:
     Alistarh et al. 2017, QSGD: Communication-Efficient SGD via Gradient Quantization and
     Encoding, https://arxiv.org/abs/1610.02132, section 3.1: here with the maximum norm, by block.
 
-Invariants: a decoded value is within one scale of the value; its expectation is the value, but for
-2^-16 of a scale; zeros stay zeros.
+Invariants: a decoded value is within one scale of the value; its expectation is the value to
+within 2^-16 of a scale; zeros stay zeros.
 """
 
 from abc import ABC, abstractmethod
@@ -38,14 +38,14 @@ from fedloom.strategies.checks import check_count
 _ONE = 1 << 16  # the fixed point that values are rounded in: 16 random bits each
 _SLACK = np.float32(1 + 2.0**-20)  # keeps the largest value of a block below levels + 1
 _STEP = 2 * WORK
-"""Values encoded at a time: a megabyte of buffers, and half as many calls as in blocks of WORK."""
+"""Values encoded at a time: a megabyte of buffers, and half as many calls as with WORK."""
 _LEAST = np.float32(2.0**-100)
 """Blocks whose largest magnitude is below this are zeros: its inverse would not be finite."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Quantised(ABC):
-    """What int8 and int4 share.
+    """Base of int8 and int4.
 
     Attributes:
         block: values that share a scale; a power of two from 16 to 2^15.
@@ -70,7 +70,7 @@ class _Quantised(ABC):
 
     @abstractmethod
     def codes_in(self, count: int) -> int:
-        """Return the number of items that hold the codes of so many values."""
+        """Return the number of items for the codes of so many values."""
 
     @abstractmethod
     def pack(self, codes: NDArray[np.int8], out: NDArray[Any]) -> None:
@@ -78,7 +78,7 @@ class _Quantised(ABC):
 
     @abstractmethod
     def unpack(self, items: NDArray[Any], scales: Floats, out: Floats) -> None:
-        """Write the values of items, by the scales [rows] of the rows that they begin and fill."""
+        """Write the values of items that begin and fill rows with these scales [rows]."""
 
     def settings(self) -> dict[str, float]:
         """Return the block."""
@@ -89,7 +89,7 @@ class _Quantised(ABC):
         return -(-size_of(shape) // self.block)
 
     def applies(self, shape: Shape) -> bool:
-        """Return whether that is smaller."""
+        """Return whether encoding makes it smaller."""
         return self.size_bytes(shape) < 4 * size_of(shape)
 
     def size_bytes(self, shape: Shape) -> int:
@@ -103,7 +103,7 @@ class _Quantised(ABC):
         seed: int,
         memory: Mapping[str, NDArray[Any]],  # noqa: ARG002 - the protocol's
     ) -> Encoded:
-        """Encode at 16 random bits a value."""
+        """Encode with 16 random bits per value."""
         scales = np.empty(self.rows(shape), np.float32)
         codes = np.empty(self.codes_in(values.size), np.dtype("i1" if self.levels > 7 else "u1"))
         rounding = _Rounding(self.levels, self.block, seed)
@@ -153,11 +153,11 @@ class Int8(_Quantised):
         return count
 
     def pack(self, codes: NDArray[np.int8], out: NDArray[Any]) -> None:
-        """Leave out what fills up the last row."""
+        """Leave out the padding of the last row."""
         out[:] = codes.reshape(-1)[: out.size]
 
     def unpack(self, items: NDArray[Any], scales: Floats, out: Floats) -> None:
-        """Multiply, the last row also where it is short."""
+        """Multiply; the last row may be short."""
         np.copyto(out, items)
         whole = items.size // self.block
         rows = out[: whole * self.block].reshape(whole, self.block)
@@ -171,7 +171,7 @@ class Int4(_Quantised):
     """Whole numbers from −7 to 7, two in a byte: an eighth of the bytes, and the scales.
 
     Byte j of a block holds value j in its low half and value j + block/2 in its high half, in two's
-    complement; zeros fill the last block up.
+    complement; the last block is padded with zeros.
 
     Attributes:
         block: values that share a scale; a power of two from 16 to 2^15.
@@ -187,11 +187,11 @@ class Int4(_Quantised):
     block: int = 256
 
     def codes_in(self, count: int) -> int:
-        """Half a block for each begun."""
+        """Half a block of bytes for each block, also a partial one."""
         return -(-count // self.block) * (self.block // 2)
 
     def pack(self, codes: NDArray[np.int8], out: NDArray[Any]) -> None:
-        """Put the second half of each row above the first."""
+        """Pack the second half of each row into the high bits."""
         half, raw = self.block // 2, codes.view(np.uint8)
         packed = out.reshape(-1, half)
         np.left_shift(raw[:, half:], 4, out=packed)
@@ -230,8 +230,8 @@ class _Rounding:
         grid = self._values[:size].reshape(rows.shape)
         inverse = self._scale(np.abs(rows, out=grid).max(axis=1))
         fixed, codes = self._fixed[:size], self._codes[:size]
-        # Fixed point with 16 bits below the point: about what float32 has there. Whole passes
-        # within one dtype: a ufunc that casts on the way is slower than a copy that casts.
+        # Fixed point with 16 fractional bits, about the precision of float32 there. Whole passes
+        # within one dtype: a ufunc that casts is slower than a copy that casts.
         np.multiply(rows, inverse[:, None], out=grid)
         np.copyto(fixed, grid.reshape(-1), casting="unsafe")
         self._add_noise(fixed, start)
@@ -240,10 +240,10 @@ class _Rounding:
         return codes.reshape(rows.shape)
 
     def _add_noise(self, fixed: NDArray[np.int32], start: int) -> None:
-        """Add 16 random bits u to each value, at a quarter of what that many would cost.
+        """Add 16 random bits u to each value, at a quarter of the cost of independent ones.
 
-        A quarter of the values gets u, the others 1 − u, 1/2 + u and 1/2 − u, modulo 1: each
-        value's are uniform, and that four values share theirs biases none of them.
+        A quarter of the values gets u, the others 1 − u, 1/2 + u and 1/2 − u, modulo 1: each is
+        uniform, so no value is biased, although four values share their bits.
         """
         quarter = fixed.size // 4
         noise, parts = self._noise[:quarter], fixed.reshape(4, quarter)
@@ -254,7 +254,7 @@ class _Rounding:
                 np.bitwise_xor(noise, flipped, out=noise)
 
     def _scale(self, largest: Floats) -> Floats:
-        """Set the scales of rows by their largest magnitudes; what to multiply the values by."""
+        """Set the scales of rows by their largest magnitudes; return the factors of the values."""
         scales = self.scales[: largest.size]
         np.multiply(largest, self._step, out=scales)
         inverse = np.float32(_ONE) / scales
@@ -280,7 +280,7 @@ class _Inspector:
             self._scales[self._come : self._come + items.size] = items
             self._come += items.size
             if self._come == self._scales.size:
-                self._come = 0  # from here on it counts codes
+                self._come = 0  # from here on in codes
             return
         step = WORK // self._codec.block * self._row
         for start in range(0, items.size, step):
@@ -294,7 +294,7 @@ class _Inspector:
             raise malformed("scales of at least 0", low)
 
     def _decoded(self, items: NDArray[Any]) -> Iterator[Floats]:
-        """The values of the next items, in any order: rows cut by chunks are filled with zeros."""
+        """The values of the next items, in any order; rows cut by chunks are filled with zeros."""
         first, lead = divmod(self._come, self._row)
         self._come += items.size
         self._check_spare(items)
@@ -312,7 +312,7 @@ class _Inspector:
             yield out
 
     def _check_spare(self, items: NDArray[Any]) -> None:
-        """What fills the last int4 block up must be zeros."""
+        """The padding of the last int4 block must be zeros."""
         end, used = self._spare
         row = self._row
         if row == self._codec.block or not used or self._come <= end - row:
@@ -325,7 +325,7 @@ class _Inspector:
             raise malformed("zeros after the last value", "others")
 
     def finish(self) -> Iterator[Floats]:
-        """Nothing is left."""
+        """Yield nothing: all values were yielded."""
         return iter(())
 
 

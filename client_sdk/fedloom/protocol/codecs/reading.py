@@ -1,4 +1,4 @@
-"""From the arrays of an encoded tensor to its values, in the order that a sum asks for them."""
+"""Reads the values of an encoded tensor in the order of a sum."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -11,7 +11,7 @@ from fedloom.strategies.exact.lazy_arrays import Pieces, Values
 
 
 class Sequential:
-    """Hands out a decoder's values in order, decoding so many at a time as suit the cache.
+    """Reads a decoder's values in order, decoding a cache-sized block at a time.
 
     Args:
         decoder: of the tensor.
@@ -25,10 +25,10 @@ class Sequential:
         self._held: Floats = np.empty(0, np.float32)
 
     def __call__(self, count: int) -> Floats:
-        """The next `count` values; they last until the next call.
+        """The next `count` values; valid until the next call.
 
         Raises:
-            ValueError: there are fewer.
+            ValueError: fewer are left.
         """
         pieces: list[Floats] = []
         wanted = count
@@ -36,8 +36,10 @@ class Sequential:
             if not self._held.size:
                 stop = min(self._size, self._decoded + WORK)
                 if stop == self._decoded:
-                    raise ValueError(f"Expected at most {self._size} values, asked for {count} on.")
-                if pieces:  # they last until the decoder is asked again
+                    raise ValueError(
+                        f"Expected at most {self._size} values, got a request for {count} more."
+                    )
+                if pieces:  # valid until the next call of the decoder
                     pieces[-1] = pieces[-1].copy()
                 self._held = self._decoder.block(self._decoded, stop)
                 self._decoded = stop
@@ -48,7 +50,7 @@ class Sequential:
 
 
 def held(arrays: Mapping[str, Values]) -> dict[str, Read]:
-    """Readers of arrays that are at hand."""
+    """Readers of arrays in memory."""
     return {role: _reader(array) for role, array in arrays.items()}
 
 
@@ -63,7 +65,7 @@ def _slices(flat: NDArray[Any]) -> Read:
 
 
 def decode(codec: Codec, encoded: Encoded, shape: Shape, seed: int) -> Floats:
-    """All values of a tensor that is at hand, float32 [size]."""
+    """All values of a tensor in memory, float32 [size]."""
     out = np.empty(size_of(shape), np.float32)
     for start, block in decoded(codec, encoded, shape, seed):
         out[start : start + block.size] = block
@@ -73,7 +75,7 @@ def decode(codec: Codec, encoded: Encoded, shape: Shape, seed: int) -> Floats:
 def decoded(
     codec: Codec, encoded: Encoded, shape: Shape, seed: int
 ) -> Iterator[tuple[int, Floats]]:
-    """All values of a tensor that is at hand: where each block starts, and the block."""
+    """All values of a tensor in memory: the start of each block, and the block."""
     size = size_of(shape)
     decoder = codec.decoder(shape, seed, held(encoded.arrays))
     for start in range(0, size, WORK):

@@ -1,4 +1,4 @@
-"""Codecs by name, for settings that arrive as text or over the wire."""
+"""Codecs by name, for settings from text or from the wire."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Final, get_type_hints
@@ -18,8 +18,8 @@ def codec(name: str, settings: Mapping[str, object] | None = None, *, table: str
 
     Args:
         name: a key of `CODECS`.
-        settings: its dataclass's fields; whole numbers may come as floats, as on the wire.
-        table: of a file that they are from, for messages.
+        settings: its dataclass's fields; whole numbers may be floats, as on the wire.
+        table: of the settings, for messages.
 
     Raises:
         TypeError: a setting has the wrong type.

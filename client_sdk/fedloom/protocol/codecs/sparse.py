@@ -1,17 +1,17 @@
 """top_k and random_k: a fraction of the values, and zeros for the rest.
 
-`top_k` sends the largest magnitudes and their places; what it leaves out is lost unless
-error feedback keeps it. `random_k` sends one value drawn from each of k equal runs of the tensor,
-and the receiver draws the same places; scaled by the run's length its expectation is the tensor.
+`top_k` sends the largest magnitudes and their places; the rest is lost without error feedback.
+`random_k` sends one value drawn from each of k equal runs of the tensor, and the receiver draws the
+same places; scaled by the run's length its expectation is the tensor.
 
 References:
     Stich et al. 2018, Sparsified SGD with Memory, https://arxiv.org/abs/1809.07599, section 2
-    (both operators, and why memory makes up for them). Random_k here is stratified: each value is
-    as likely to be sent as there, and the places need neither bytes nor memory.
+    (both operators, and error feedback). Random_k here is stratified: each value has the same
+    probability as there, and the places need neither bytes nor memory.
     Lemire 2019, Fast Random Integer Generation in an Interval, https://arxiv.org/abs/1805.10941,
-    section 3 (a product's upper half in place of a remainder).
+    section 3 (a product's upper half instead of a remainder).
 
-Invariants: exactly k = ⌈fraction · size⌉ values travel; places rise strictly and lie in the tensor.
+Invariants: exactly k = ⌈fraction · size⌉ values are sent; places rise strictly, within the tensor.
 """
 
 import math
@@ -38,17 +38,17 @@ from fedloom.strategies.checks import check_number
 
 _GAPS = ("U8", "U16", "U32")
 BLOCK = 1 << 16
-"""Values looked at together when the largest are sought; a multiple of 8."""
+"""Values searched together for the largest ones; a multiple of 8."""
 _MAGNITUDE_BITS = 31
 _DIGITS = ((19, 12), (7, 12), (0, 7))
-"""The bits of a magnitude in digits, from the highest on: how far up each is, and how wide."""
+"""The digits of a magnitude's bits, highest first: shift and width of each."""
 _NAN = np.uint32(0x7F800001)
 """All NaN are equal, and larger than infinity."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sparse:
-    """What top_k and random_k share.
+    """Base of top_k and random_k.
 
     Attributes:
         fraction: of a tensor's values that are sent, above 0 and below 1.
@@ -72,10 +72,10 @@ class _Sparse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopK(_Sparse):
-    """The values of the largest magnitude; of equal ones the first.
+    """The values of the largest magnitude; the first of equal ones.
 
-    Their places are sent as gaps from the one before (the first one's from −1), in the
-    narrowest type that holds every gap, or by a bit for each value, whichever is shorter.
+    Their places are sent as gaps from the previous one (the first from −1), in the narrowest type
+    that holds every gap, or as one bit per value, whichever is shorter.
 
     Attributes:
         fraction: of a tensor's values that are sent, above 0 and below 1.
@@ -95,7 +95,7 @@ class TopK(_Sparse):
     forms: ClassVar[tuple[tuple[str, ...], ...]] = (("values", "gaps"), ("values", "bits"))
 
     def applies(self, shape: Shape) -> bool:
-        """Return whether that is smaller, with gaps of two bytes or bits."""
+        """Return whether encoding makes it smaller, with gaps of two bytes or bits."""
         return self.size_bytes(shape) < 4 * size_of(shape)
 
     def size_bytes(self, shape: Shape) -> int:
@@ -151,10 +151,10 @@ class TopK(_Sparse):
 
 
 def _largest(values: Floats, count: int) -> Iterator[tuple[int, NDArray[np.bool_]]]:
-    """Which values are of the largest magnitudes, block by block; of equal ones the first.
+    """A mask of the largest magnitudes, block by block; the first of equal ones.
 
-    Magnitudes are compared as whole numbers, the bits of a float without its sign, which have the
-    same order; NaN is the largest. So no block needs another one, nor a second array of them all.
+    Magnitudes are compared as integers, the bits of a float without its sign, which have the same
+    order; NaN is the largest. So blocks are independent, and no second array is needed.
     """
     least, equal = _threshold(values, count)
     for start in range(0, values.size, BLOCK):
@@ -168,12 +168,12 @@ def _largest(values: Floats, count: int) -> Iterator[tuple[int, NDArray[np.bool_
 
 
 def _threshold(values: Floats, count: int) -> tuple[int, int]:
-    """The count-th largest magnitude, and how many that are equal to it are among so many."""
+    """The count-th largest magnitude, and the number of equal ones among the largest."""
     if values.size <= BLOCK:
         magnitudes = _magnitudes(values)
         found = int(np.partition(magnitudes, values.size - count)[values.size - count])
         return found, count - int(np.count_nonzero(magnitudes > found))
-    above, left = 0, count  # the upper bits of it; how many of those that have them are wanted
+    above, left = 0, count  # its upper bits, and how many values with these bits are wanted
     for shift, width in _DIGITS:
         counts = np.zeros(1 << width, np.int64)
         for start in range(0, values.size, BLOCK):
@@ -190,13 +190,13 @@ def _threshold(values: Floats, count: int) -> tuple[int, int]:
 
 
 def _magnitudes(values: Floats) -> NDArray[np.uint32]:
-    """Their order as whole numbers."""
+    """Magnitudes as integers of the same order."""
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32) & np.uint32(0x7FFFFFFF)
     return np.asarray(np.minimum(bits, _NAN, out=bits))
 
 
 def _gaps(bits: NDArray[np.uint8], count: int, dtype: str) -> NDArray[Any]:
-    """From each set bit to the next one, the first from -1."""
+    """The gap from each set bit to the next, the first from -1."""
     gaps, done, last = np.empty(count, dtype), 0, -1
     for start in range(0, bits.size, WORK):
         block = np.unpackbits(bits[start : start + WORK], bitorder="little")
@@ -211,13 +211,13 @@ def _gaps(bits: NDArray[np.uint8], count: int, dtype: str) -> NDArray[Any]:
 class RandomK(_Sparse):
     """One value of each of k runs.
 
-    Run i has the places from ⌊i·size/k⌋ to ⌊(i+1)·size/k⌋; the one sent is the first plus
+    Run i has the places from ⌊i·size/k⌋ to ⌊(i+1)·size/k⌋; the sent place is the first plus
     ⌊length · u / 2^32⌋, with u the upper half of the i-th output of the seed's SplitMix64.
 
     Attributes:
         fraction: of a tensor's values that are sent, above 0 and below 1.
-        scaled: multiply each value by its run's length, which makes up for the others in
-            expectation, and rules error feedback out.
+        scaled: multiply each value by its run's length, so that the expectation is the tensor;
+            excludes error feedback.
 
     Raises:
         TypeError: fraction is not a number, or scaled not a boolean.
@@ -252,7 +252,7 @@ class RandomK(_Sparse):
         return {"fraction": float(self.fraction), "scaled": float(self.scaled)}
 
     def applies(self, shape: Shape) -> bool:
-        """Return whether that is smaller."""
+        """Return whether encoding makes it smaller."""
         return self.size_bytes(shape) < 4 * size_of(shape)
 
     def size_bytes(self, shape: Shape) -> int:
@@ -294,7 +294,7 @@ class RandomK(_Sparse):
 
 
 class _Inspector:
-    """Passes values on; follows gaps or counts bits, of which there must be `count`."""
+    """Yields the values; checks the gaps, or the number of set bits against `count`."""
 
     def __init__(self, size: int, count: int) -> None:
         self._size = size
@@ -335,7 +335,7 @@ class _Inspector:
 
 
 class _Gaps:
-    """Places from gaps, read once from the first to the last; going back begins anew."""
+    """Places from gaps, read in order; going back restarts at the first."""
 
     def __init__(self, read: Read, count: int) -> None:
         self._read = read
@@ -360,14 +360,14 @@ class _Gaps:
             self._after, self._next = int(places[-1]), end
         held = np.concatenate(pieces)
         before, after = np.searchsorted(held, (start, stop))
-        # One place before the range is kept, to know that nothing in it was dropped.
+        # Keep one place before the range, which shows that none in it was dropped.
         drop = max(0, int(before) - 1)
         self._first, self._held = self._first + drop, held[drop:]
         return self._first + int(before) - drop, held[before:after]
 
 
 class _Bits:
-    """Places from bits; how many come before is counted on the way."""
+    """Places from bits, with a running count of those before."""
 
     def __init__(self, read: Read) -> None:
         self._read = read
@@ -392,7 +392,7 @@ class _Bits:
 
 
 class _Drawn:
-    """Places that both sides draw."""
+    """Places drawn by both sides."""
 
     def __init__(self, size: int, count: int, seed: int) -> None:
         self._size = size

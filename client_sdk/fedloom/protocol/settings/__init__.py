@@ -1,7 +1,7 @@
 """The one reader of settings: client.toml, server.toml, run.toml, policy.toml, experiments, sweeps.
 
-A file's settings are declared as a dataclass (`declared`), or taken by functions and dataclasses
-that are chosen by name (`tables`). Both refuse unknown names, at any level, and wrong types.
+A file's settings are declared as a dataclass (`declared`), or are arguments of functions and
+dataclasses chosen by name (`tables`). Both refuse unknown names and wrong types at any level.
 
     @dataclass(frozen=True, kw_only=True)
     class Disk:

@@ -1,8 +1,8 @@
 """Settings declared once, as a dataclass: read from TOML and the environment, written, documented.
 
 A settings class is a frozen, keyword-only dataclass whose fields are made by `setting`, each with
-its sentence. A field whose type is another such class is a table; with `| None` it is a table that
-may be left out. Checks, template, documentation and environment variables follow from it.
+its description. A field whose type is another such class is a table; with `| None` it is an
+optional table. Checks, template, documentation and environment variables follow from it.
 
 Invariant: the environment overrides the file, and the file overrides the default.
 """
@@ -22,7 +22,7 @@ from fedloom.strategies.setting_checks import alternatives, hint, in_words
 PREFIX = "FEDLOOM_"
 
 Values: TypeAlias = Mapping[str, Any]
-"""Values by key, `name` or `table.name`; an optional table that is present is a key, too."""
+"""Values by key, `name` or `table.name`; an optional table that is present is a key too."""
 T = TypeVar("T")
 
 
@@ -38,9 +38,9 @@ def setting(
     """Declare a setting.
 
     Args:
-        default: value where it is left out; none: the setting is required.
+        default: value if it is left out; without one the setting is required.
         doc: one sentence, with its unit.
-        example: shown in the template where there is no default to show.
+        example: shown in the template if there is no default.
         default_factory: as in `dataclasses.field`.
         least: smallest number.
         most: largest number.
@@ -54,11 +54,11 @@ class Setting:
     """One declared setting.
 
     Attributes:
-        table: that it is in; empty at the top level.
+        table: that contains it; empty at the top level.
         name: in the table.
         kind: its type.
-        default: `MISSING` where it is required.
-        doc: its sentence.
+        default: `MISSING` if it is required.
+        doc: its description.
         example: of a value.
         least: smallest number.
         most: largest number.
@@ -80,7 +80,7 @@ class Setting:
 
     @property
     def variable(self) -> str:
-        """Environment variable that overrides it."""
+        """Environment variable that overrides the setting."""
         return PREFIX + self.key.replace(".", "_").upper()
 
 
@@ -102,17 +102,17 @@ def _declared(kind: type, table: str) -> Iterator[Setting]:
 
 
 def _table_class(kind: Any) -> type | None:
-    """The settings class of a table, also of one that may be left out."""
+    """The settings class of a table, optional or not."""
     return next((k for k in alternatives(kind) if dataclasses.is_dataclass(k)), None)  # type: ignore[return-value]
 
 
 def build(kind: type[T], values: Values, table: str = "") -> T:
-    """Make a settings object of checked values; what is left out has its default.
+    """Build a settings object from checked values and defaults.
 
     Args:
         kind: the settings class.
         values: by key.
-        table: that they are all in, for messages.
+        table: that contains them all, for messages.
 
     Raises:
         UsageError: a required setting is missing, or the class refuses the values.
@@ -135,7 +135,7 @@ def build(kind: type[T], values: Values, table: str = "") -> T:
 
 
 def value_of(settings: Any, item: Setting) -> Any:
-    """Return the value that a settings object has for a setting."""
+    """Return the value of a setting in a settings object."""
     inside = getattr(settings, item.table) if item.table else settings
     return getattr(inside, item.name)
 
@@ -183,8 +183,8 @@ def from_environment(kind: type, environ: Mapping[str, str]) -> dict[str, Any]:
     """Return the checked values of environment variables, by key.
 
     Raises:
-        UsageError: a variable begins like those of a table and is none of them, or its value is not
-            of its type or out of range.
+        UsageError: a variable has the prefix of a table but an unknown name, or a value of the
+            wrong type or out of range.
     """
     known = {s.variable: s for s in declared(kind)}
     tables = tuple({f"{PREFIX}{s.table.upper()}_" for s in known.values() if s.table})
@@ -199,7 +199,7 @@ def from_environment(kind: type, environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _parsed(kind: Any, text: str) -> Any:
-    """The value of a variable as TOML would have it, or the text where it has no such form.
+    """The value of a variable as in TOML, or the text if it cannot be converted.
 
     Lists are separated by commas; tables are `name=value` separated by commas.
     """
@@ -255,7 +255,7 @@ def check(item: Setting, value: Any, name: str) -> Any:
 
 
 def template(kind: type, head: Sequence[str], given: Values, without: Collection[str] = ()) -> str:
-    """Return a file with every setting, its sentence, and its default as a comment.
+    """Return a file with every setting, its description, and its default as a comment.
 
     Args:
         kind: the settings class.

@@ -1,7 +1,7 @@
-"""Tables of settings: which names they may hold, and the functions and dataclasses that take them.
+"""Tables of settings: their names, and the functions and dataclasses that take them as arguments.
 
-Errors are `UsageError`s. Invariant: types are checked against annotations before anything is
-called, so a wrong type in a file is an error message and never a traceback.
+Errors are `UsageError`s. Invariant: types are checked against annotations before a call, so a wrong
+type in a file is an error message and never a traceback.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 @contextmanager
 def within(where: object) -> Iterator[None]:
-    """Begin the messages of usage errors with a file, or another place that settings are from."""
+    """Begin the messages of usage errors with the source of the settings, such as a file."""
     try:
         yield
     except UsageError as error:
@@ -26,7 +26,7 @@ def within(where: object) -> Iterator[None]:
 
 @contextmanager
 def usage_errors(prefix: str = "") -> Iterator[None]:
-    """Turn the value and type errors of checks below this package into usage errors.
+    """Convert value and type errors of the lower packages into usage errors.
 
     Args:
         prefix: of the messages.
@@ -61,7 +61,7 @@ def lookup(kind: str, name: object, known: Mapping[str, T]) -> T:
         known: entries by name.
 
     Raises:
-        UsageError: there is no such entry; the message has the nearest name.
+        UsageError: the name is unknown; the message has the nearest one.
     """
     with usage_errors():
         return setting_checks.lookup(kind, name, known)
@@ -85,7 +85,7 @@ def typed(key: str, value: Any, kind: Any) -> Any:
 
 
 def checked(values: Mapping[str, Any], kinds: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a document in their types; tables are copied, and not looked into.
+    """Return the settings of a document in their types; tables are copied without checks.
 
     Args:
         values: as TOML or JSON has them.
@@ -104,7 +104,7 @@ def checked(values: Mapping[str, Any], kinds: Mapping[str, Any]) -> dict[str, An
 
 
 def subtable(values: Mapping[str, Any], name: str, above: str = "") -> dict[str, Any]:
-    """Return a copy of a table in a table; an empty one where it is left out.
+    """Return a copy of a table in a table; empty if it is left out.
 
     Args:
         values: of the outer table.
@@ -122,10 +122,10 @@ def subtable(values: Mapping[str, Any], name: str, above: str = "") -> dict[str,
 
 
 def named(values: Mapping[str, Any], table: str) -> tuple[str, dict[str, Any]]:
-    """Return the `name` that a table has, and its other settings.
+    """Return the `name` of a table, and its other settings.
 
     Raises:
-        UsageError: it has no name, or one that is not text.
+        UsageError: the name is missing or not text.
     """
     settings = dict(values)
     if "name" not in settings:
@@ -144,9 +144,9 @@ def check_call(
     """Check settings against a function's parameters or a dataclass's fields.
 
     Args:
-        build: what takes them as keyword arguments.
+        build: function or dataclass.
         settings: by parameter name; lists stand for tuples.
-        owner: what the user calls it, for messages.
+        owner: name of `build` for the user, for messages.
         table: dotted name of the settings' table, for messages.
         without: parameters that are not settings.
 

@@ -1,4 +1,4 @@
-"""TOML: files read with one form of error, and settings written, which Python does not do.
+"""Reads TOML files with uniform errors, and writes settings, which Python's library does not.
 
 Source: TOML 1.0.0, https://toml.io/en/v1.0.0. Invariant: `parse(dumps(x)) == x` for tables of
 strings, numbers, booleans, lists and tables without None, which TOML cannot express.
@@ -27,11 +27,11 @@ def read(path: "Path", what: str, *, missing: str = "") -> dict[str, Any]:
 
     Args:
         path: of the file.
-        what: it should hold, for messages, such as `an experiment`.
-        missing: what to do where there is no such file; an instruction with no full stop.
+        what: content of the file, for messages, such as `an experiment`.
+        missing: what to do if there is no such file; an instruction without a full stop.
 
     Raises:
-        UsageError: it is missing, may not be read, or is not TOML in UTF-8.
+        UsageError: it is missing, not readable, or not TOML in UTF-8.
     """
     document = read_optional(path, what)
     if document is None:
@@ -41,7 +41,7 @@ def read(path: "Path", what: str, *, missing: str = "") -> dict[str, Any]:
 
 
 def read_optional(path: "Path", what: str) -> dict[str, Any] | None:
-    """As `read`; None where there is no such file."""
+    """As `read`; None if there is no such file."""
     try:
         text = path.read_text("utf-8")
     except FileNotFoundError:
@@ -68,7 +68,7 @@ def parse(text: str, what: str) -> dict[str, Any]:
 
     Args:
         text: the document.
-        what: it should hold, for messages.
+        what: content of the document, for messages.
 
     Raises:
         UsageError: it is not TOML.
@@ -90,8 +90,8 @@ def dumps(table: Mapping[str, Any]) -> str:
     """Write settings.
 
     Args:
-        table: by name; entries that are None are left out, other values that TOML does not have
-            (paths, enumerations) become strings.
+        table: by name; None is left out, and values that TOML cannot express (paths,
+            enumerations) become strings.
     """
     return "\n".join(_table(table, ())).strip("\n") + "\n"
 
@@ -112,7 +112,7 @@ def _key(name: str) -> str:
 
 
 def _string(text: str) -> str:
-    # JSON's escapes are TOML's, but that DEL must be escaped and half a surrogate pair cannot be.
+    # JSON's escapes are valid TOML, except DEL (must be escaped) and lone surrogates (cannot be).
     text = text.encode("utf-8", "replace").decode()
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 

@@ -1,10 +1,10 @@
 """The safetensors container: parsed strictly from untrusted bytes, written in one pass.
 
-Models and updates travel and rest in this form (https://huggingface.co/docs/safetensors, "Format"):
-an 8-byte little-endian length, that many bytes of JSON naming each tensor's dtype, shape and byte
-range, then the tensors' bytes. It holds no code, so it can be read from anyone; the parser here
-accepts a header only where the tensors tile the body exactly, in order, each aligned to its item
-size, so that a receiver can check every value of a stream without holding a tensor.
+The form of models and updates (https://huggingface.co/docs/safetensors, "Format"): an 8-byte
+little-endian length, that many bytes of JSON naming each tensor's dtype, shape and byte range, then
+the tensors' bytes. It contains no code, so untrusted files are safe to read. The parser accepts a
+header only if the tensors tile the body exactly, in order, each aligned to its item size, so that a
+receiver can check every value of a stream without holding a tensor.
 
 bfloat16 has no numpy dtype: such tensors are widened to float32, which is exact, when read.
 """
@@ -28,7 +28,7 @@ PREFIX_BYTES = 8
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 _WRITE_VALUES = 1 << 17
 READ_UP_TO_BYTES = 64 << 20
-"""Files up to this size are read where pages would be copied: a third of the page faults' cost."""
+"""Files up to this size are read if pages would be copied: a third of the cost of page faults."""
 MAX_DIMENSIONS = 32
 
 DTYPES: dict[str, np.dtype[Any]] = {
@@ -75,7 +75,7 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What a container holds and where.
+    """The layout of a container.
 
     Attributes:
         tensors: by name, in the order of their bytes.
@@ -121,12 +121,12 @@ def parse_header(header: bytes) -> Layout:
     if not header.startswith(b"{"):
         raise _malformed("a JSON object from the first byte on", repr(header[:8]))
     try:
-        # Decoded here: left to itself json would also take UTF-16 and UTF-32.
+        # Decoded here: json alone would also accept UTF-16 and UTF-32.
         text = header.decode()
         entries = json.loads(
             text, object_pairs_hook=_reject_duplicates, parse_constant=_reject_constant
         )
-        if "\\u" in text:  # half of a surrogate pair is no text, and Python would not mind
+        if "\\u" in text:  # a lone surrogate is no text, which Python would accept
             json.dumps(entries, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise _malformed("JSON in UTF-8", type(error).__name__) from None
@@ -160,7 +160,7 @@ def _entry(name: str, value: object) -> TensorInfo:
     match value:
         case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [start, stop]}:
             pass
-        case _:  # not quoted: the repr of what nests deep raises in its turn
+        case _:  # not quoted: the repr of deeply nested values raises
             raise _malformed(
                 f"dtype, shape and two data_offsets for {name[:80]!r}", type(value).__name__
             )
@@ -183,10 +183,10 @@ def _entry(name: str, value: object) -> TensorInfo:
 
 
 def read_layout(file: IO[bytes]) -> Layout:
-    """Read and check the header of a container that we wrote, or that an operator gives us.
+    """Read and check the header of a file that this system or an operator wrote.
 
     Raises:
-        IntegrityError: it is not a safetensors file, or shorter or longer than it says.
+        IntegrityError: it is not a safetensors file, or its size does not match its header.
     """
     size_bytes = os.fstat(file.fileno()).st_size
     try:
@@ -216,7 +216,7 @@ def read_layout_at(handle: int) -> Layout:
 
 
 def widen(array: NDArray[Any], dtype: str) -> NDArray[Any]:
-    """The values of a stored array: bfloat16 bits become float32, the rest stays as it is."""
+    """The values of a stored array: bfloat16 bits become float32, other dtypes do not change."""
     if dtype != "BF16":
         return array
     return (array.astype(np.uint32) << 16).view(np.float32)
@@ -245,12 +245,11 @@ def dtype_name(dtype: np.dtype[Any]) -> str:
 
 
 def read_params(path: Path, *, writable: bool = False) -> dict[str, NDArray[Any]]:
-    """The tensors of a file, mapped rather than read: pages load when touched.
+    """The tensors of a file, memory-mapped: pages load when touched.
 
     Args:
         path: a safetensors file.
-        writable: give private copies, of a large file page by page as they are written; the file
-            itself never changes.
+        writable: return private copies (copy-on-write for a large file); the file never changes.
 
     Returns:
         Arrays by name in their shapes; bfloat16 as float32.
@@ -269,7 +268,7 @@ def read_params(path: Path, *, writable: bool = False) -> dict[str, NDArray[Any]
         raw: NDArray[Any] = data[info.start : info.stop]
         raw = raw.view(np.ndarray)
         if (layout.data_start + info.start) % DTYPES[info.dtype].itemsize:
-            raw = raw.copy()  # written by someone who does not pad headers
+            raw = raw.copy()  # from a writer that does not pad headers
         params[name] = widen(raw.view(DTYPES[info.dtype]), info.dtype).reshape(info.shape)
     return params
 
@@ -310,10 +309,10 @@ def build_header(entries: Iterable[TensorEntry]) -> tuple[bytes, Layout]:
 
 
 class Sink(Protocol):
-    """Whatever takes bytes."""
+    """A sink of bytes."""
 
     def write(self, data: bytes | memoryview, /) -> int:
-        """Take all of `data`."""
+        """Write all of `data`."""
 
 
 def write_params(
@@ -324,7 +323,7 @@ def write_params(
     Args:
         file: open for writing in binary; neither synced nor closed.
         params: arrays by name.
-        dtypes: container dtypes by name where they differ from the arrays' own.
+        dtypes: container dtypes by name, if they differ from the arrays' own.
     """
     params = {n: a if isinstance(a, Pieces) else np.asarray(a) for n, a in params.items()}
     stored = {n: (dtypes or {}).get(n) or dtype_name(a.dtype) for n, a in params.items()}
@@ -360,7 +359,7 @@ def write_file(
 
 
 def sync_directory(path: Path) -> None:
-    """Make renames in a directory survive a power cut."""
+    """Make renames in a directory durable."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,11 +1,11 @@
 """Arrays in a file, read a piece at a time: memory holds a piece, not the file.
 
-Mapped files would do as well but for what they are seen as: pages of a mapping that were touched
-count as the process's own (RSS, and PSS where no other process maps them) until they are released.
-What is read here never does, and the system's cache holds the file all the same.
+Touched pages of a memory-mapped file would count as memory of the process (RSS, and PSS if no other
+process maps them) until they are released. Pieces read here do not, and the system's cache holds
+the file all the same.
 
-Invariant: arrays outlive the name of their file, which stays open while one of them is in use; a
-file that takes the name of another leaves the arrays of that one as they are.
+Invariant: the file stays open while one of its arrays is in use, so arrays survive when the file is
+deleted or replaced.
 """
 
 import os
@@ -39,7 +39,7 @@ class FileArray(Pieces):
     Attributes:
         shape: of the array.
         dtype: of its values in memory.
-        stored: name of the dtype in the file, a key of `container.DTYPES`, or "" for the same.
+        stored: dtype in the file, a key of `container.DTYPES`, or "" for the same.
         handle: of the file.
         offset: of its first byte there.
     """
@@ -52,7 +52,7 @@ class FileArray(Pieces):
 
     def piece(self, start: int, stop: int) -> NDArray[Any]:
         """Read them."""
-        stop = min(stop, self.size)  # as slices end: what comes after is another array's
+        stop = min(stop, self.size)  # clipped like slices: the next bytes belong to another array
         raw = np.empty(max(stop - start, 0), DTYPES[self.stored] if self.stored else self.dtype)
         view = raw.view(np.uint8).data
         at = self.offset + start * raw.dtype.itemsize
@@ -63,7 +63,7 @@ class FileArray(Pieces):
         return widen(raw, self.stored)
 
     def put(self, start: int, piece: NDArray[Any]) -> None:
-        """Write the values from `start` on, where the array is one of a `Scratch`."""
+        """Write values from `start` on; only for arrays of a `Scratch`."""
         raw = np.ascontiguousarray(piece, self.dtype).reshape(-1)
         view = raw.view(np.uint8).data
         at = self.offset + start * self.dtype.itemsize
@@ -73,7 +73,7 @@ class FileArray(Pieces):
 
 
 def stored_params(path: Path) -> dict[str, FileArray]:
-    """The tensors of a file, none of them read; bfloat16 as float32.
+    """The tensors of a file, not yet read; bfloat16 as float32.
 
     Raises:
         IntegrityError: it is no safetensors file.
@@ -94,13 +94,13 @@ def stored_params(path: Path) -> dict[str, FileArray]:
 
 
 class Scratch:
-    """A file without a name, for arrays that live until their last reference.
+    """An unnamed temporary file for arrays that live until their last reference.
 
     Args:
-        directory: on whose disk it takes room.
+        directory: for the file.
 
     Attributes:
-        size_bytes: that were given out.
+        size_bytes: allocated so far.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -109,7 +109,7 @@ class Scratch:
         Path(name).unlink()
 
     def room(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> FileArray:
-        """Return an array to `put` values into; zeros where nothing is put."""
+        """Return an array of zeros to `put` values into."""
         made = FileArray(shape, dtype, "", self._handle, self.size_bytes)
         self.size_bytes += made.size * dtype.itemsize
         os.ftruncate(self._handle.number, self.size_bytes)

@@ -1,7 +1,7 @@
 """Bit masks: the coordinates of a tensor that an update covers, one bit each.
 
-A mask is an array of bytes in the body, its bits in the order of the coordinates, the lowest bit of
-a byte first; the values beside it are as many as bits are set.
+A mask is an array of bytes in the body: bits in the order of the coordinates, the lowest bit of a
+byte first, with one value per set bit.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,14 +17,14 @@ from fedloom.protocol.updates.header import PlannedPart
 
 
 def wrong_shape(tensor: str, expected: Sequence[object], got: Sequence[object]) -> Refusal:
-    """The refusal of an array of a shape that was not announced."""
+    """The refusal of an array of another shape than announced."""
     return Refusal(
         Code.WRONG_SHAPE, f"Expected shape {tuple(expected)} for {tensor!r}, got {tuple(got)}."
     )
 
 
 def check_mask_layout(part: PlannedPart, layout: Layout, manifest: Manifest) -> None:
-    """Is there a bit for every coordinate, and a list of values?
+    """Check for one bit per coordinate, and a list of values.
 
     Raises:
         Refusal: WRONG_DTYPE or WRONG_SHAPE.
@@ -42,7 +42,7 @@ def check_mask_layout(part: PlannedPart, layout: Layout, manifest: Manifest) -> 
 
 
 class MaskChecker:
-    """Counts the bits of an update's masks as they pass, in chunks of any size.
+    """Counts the bits of an update's masks as they arrive, in chunks of any size.
 
     Args:
         planned: parts of the update.
@@ -76,7 +76,7 @@ class MaskChecker:
             )
 
     def finish(self, layout: Layout) -> None:
-        """Are there as many values as set bits?
+        """Check for one value per set bit.
 
         Raises:
             Refusal: WRONG_SHAPE.

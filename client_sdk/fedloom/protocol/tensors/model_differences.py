@@ -1,11 +1,11 @@
 """Models sent to clients as encoded differences from a model that the client has.
 
-The server keeps the model that clients hold: the one that earlier differences decoded to, on both
-sides alike. What encoding lost is part of the next difference, which is taken
-from that model, so no loss adds up.
+The server keeps the model that clients hold, the result of decoding earlier differences, identical
+on both sides. The next difference is computed from that model, so it includes the last loss, and
+losses do not accumulate.
 
 A difference is a container: `note` (U8) is JSON that names the codec and lists the tensors that
-changed. Number i of the list is `i` where it comes whole, or the arrays `i.role` of its encoded
+changed. Number i of the list is the array `i` if sent whole, or the arrays `i.role` of its encoded
 difference.
 
 References:
@@ -15,7 +15,7 @@ References:
     in distributed settings, https://arxiv.org/abs/2102.12528, section 2 (a model that the server
     keeps, and another that the clients hold).
 
-Invariant: `apply` of what `make` wrote gives the very arrays that `make` returned.
+Invariant: `apply` to the output of `make` gives the arrays that `make` returned, bit for bit.
 """
 
 import json
@@ -39,18 +39,18 @@ from fedloom.strategies.exact.lazy_arrays import Changed, Pieces, Values, change
 Params = Mapping[str, NDArray[Any]]
 
 GROUP = "model"
-"""Stands for the group in the seeds of a model's tensors."""
+"""The group name in the seeds of a model's tensors."""
 _NOTE = "note"
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What leads from one model to the next.
+    """The difference from one model to the next.
 
     Attributes:
         arrays: of the container.
-        dtypes: container dtypes by name where they differ from the arrays' own.
-        result: the model that it leads to, by name.
+        dtypes: container dtypes by name, if they differ from the arrays' own.
+        result: the resulting model, by name.
     """
 
     arrays: dict[str, NDArray[Any]] = field(default_factory=dict)
@@ -59,11 +59,11 @@ class Difference:
 
 
 def make(base: Params, new: Params, manifest: Manifest, method: Codec, seed: int) -> Difference:
-    """Encode what leads from the model that clients hold to near the new one.
+    """Encode the difference from the clients' model to the new one, with loss.
 
     Args:
-        base: that clients hold.
-        new: where they should be.
+        base: the clients' model.
+        new: the new model.
         manifest: of both.
         method: the codec.
         seed: of the round.
@@ -83,7 +83,7 @@ def make(base: Params, new: Params, manifest: Manifest, method: Codec, seed: int
             entry |= {"arrays": list(encoded.arrays), "seed": str(key)}
             for role, array in encoded.arrays.items():
                 at = array_name(number, role)
-                wide = encoded.dtypes.get(role, "")  # bfloat16 is handed over widened
+                wide = encoded.dtypes.get(role, "")  # bfloat16 is passed widened
                 done.arrays[at] = widen(np.asarray(array), wide)
                 if wide:
                     done.dtypes[at] = wide
@@ -102,19 +102,19 @@ def make(base: Params, new: Params, manifest: Manifest, method: Codec, seed: int
 def apply(
     base: Mapping[str, Values], arrays: Mapping[str, Values], manifest: Manifest
 ) -> dict[str, Values]:
-    """The model that a difference leads to.
+    """Apply a difference.
 
     Args:
-        base: the model that it was taken from.
+        base: the model from which it was computed.
         arrays: of the difference's container, as read.
         manifest: of the model.
 
     Returns:
-        Tensors by name, which are made as they are asked for.
+        Tensors by name, decoded on access.
 
     Raises:
-        IntegrityError: it is no difference from this model; some of what is wrong is found only
-            where a tensor is asked for.
+        IntegrityError: it is no difference from this model; some faults are found only when a
+            tensor is accessed.
     """
     with _trusting_nothing():
         note = json.loads(np.asarray(arrays[_NOTE]).tobytes())
@@ -136,7 +136,7 @@ def apply(
 
 @contextmanager
 def _trusting_nothing() -> Iterator[None]:
-    """Say of whatever goes wrong that these are not the bytes that were expected."""
+    """Convert any error into an IntegrityError about the difference."""
     try:
         yield
     except (LookupError, TypeError, ValueError, RecursionError, AttributeError) as error:
@@ -150,7 +150,7 @@ class _Decoded(Pieces):
 
     Args:
         method: the codec.
-        encoded: by it.
+        encoded: its output.
         shape: of the tensor.
         seed: of its randomness.
     """
@@ -160,7 +160,7 @@ class _Decoded(Pieces):
         self._decoder = method.decoder(shape, seed, held(encoded.arrays))
 
     def piece(self, start: int, stop: int) -> NDArray[Any]:
-        """Decode them; they last until the next call."""
+        """Decode them; valid until the next call."""
         with _trusting_nothing():
             found = self._decoder.block(start, stop)
             if found.size != stop - start:
@@ -169,7 +169,7 @@ class _Decoded(Pieces):
 
 
 def _shaped(values: Values, shape: tuple[int, ...]) -> Values:
-    """The same values in a shape, which they must be enough for."""
+    """Reshape values; their number must match."""
     if not isinstance(values, Pieces):
         return values.reshape(shape)
     if values.size != math.prod(shape):
@@ -178,19 +178,19 @@ def _shaped(values: Values, shape: tuple[int, ...]) -> Values:
 
 
 def _check_each_once(names: list[str]) -> None:
-    if len(set(names)) != len(names):  # each costs the decoding of a tensor
+    if len(set(names)) != len(names):  # each access decodes a tensor
         raise ValueError("Expected each tensor once.")
 
 
 def _raw(array: Values, method: Codec) -> Values:
-    """An array as its decoder takes it: bfloat16, which is read widened, by its bits."""
+    """An array for its decoder: widened bfloat16 becomes bits again."""
     if method.name == "bf16" and array.dtype == np.float32:
         return changed(lambda of, _: narrow(of[0], "BF16"), array, dtype=np.uint16)
     return array
 
 
 def _change(old: NDArray[Any], new: NDArray[Any], dtype: str, method: Codec) -> NDArray[np.float32]:
-    """What to encode: new less old, in bits where every bit will come back."""
+    """The values to encode: new minus old; for a lossless codec the difference of bits."""
     if not method.exact:
         return np.asarray(np.subtract(new, old, dtype=np.float32))
     kept = np.ascontiguousarray(widen(narrow(new, dtype), dtype), np.float32)
@@ -201,18 +201,18 @@ def _change(old: NDArray[Any], new: NDArray[Any], dtype: str, method: Codec) -> 
 def _moved(
     base: NDArray[Any], change: NDArray[np.float32], dtype: str, method: Codec
 ) -> NDArray[Any]:
-    """Base and the change, rounded to what a file of this dtype holds."""
+    """Base plus change, rounded to the dtype of the file."""
     change = change.reshape(base.shape)
     if method.exact:
         bits = np.ascontiguousarray(base, np.float32).view(np.uint32) + change.view(np.uint32)
         moved = np.asarray(bits).view(np.float32).reshape(base.shape)
     else:
         moved = np.asarray(np.add(base, change, dtype=np.float32))
-    with np.errstate(over="ignore"):  # beyond half precision's range is infinity on both sides
+    with np.errstate(over="ignore"):  # overflow of half precision is infinity on both sides
         return np.asarray(widen(narrow(moved, dtype), dtype))
 
 
 def _moved_piece(dtype: str, method: Codec, of: list[NDArray[Any]], _start: int) -> NDArray[Any]:
-    """The same of pieces of both."""
+    """The same for pieces of both."""
     base, change = of
     return _moved(base, change, dtype, method)

@@ -1,7 +1,7 @@
 """Checks of an update's values: finite, and within the round's bounds.
 
-The server and the simulator share these checks, so what a simulation accepts a deployment
-accepts.
+The server and the simulator share these checks, so a deployment accepts the same updates as a
+simulation.
 """
 
 import math
@@ -15,16 +15,16 @@ from fedloom.protocol.errors import Code, Refusal
 from fedloom.strategies.exact.partial import WEIGHT_UNIT
 
 MAX_SINGLE_MAGNITUDE = 1e15
-"""Up to here the squares of a chunk add up in float32 without overflow."""
+"""Up to this magnitude the squares of a chunk do not overflow a float32 sum."""
 
 
 def check_weight(weight: float, max_weight: float) -> None:
-    """Check what an update is to count for.
+    """Check the weight of an update.
 
     Raises:
         Refusal: WEIGHT_OUT_OF_RANGE.
     """
-    # Not just above 0: a weight that rounds to no unit at all cannot be summed.
+    # Not just above 0: a weight that rounds to zero units cannot be summed.
     if not (math.isfinite(weight) and WEIGHT_UNIT <= weight <= max_weight):
         raise Refusal(
             Code.WEIGHT_OUT_OF_RANGE,
@@ -33,7 +33,7 @@ def check_weight(weight: float, max_weight: float) -> None:
 
 
 def check_scalars(scalars: Mapping[str, float], max_abs: float) -> None:
-    """Check the numbers that an update carries beside its tensors.
+    """Check the scalars of an update.
 
     Raises:
         Refusal: NOT_FINITE or MAGNITUDE_TOO_LARGE.
@@ -49,7 +49,7 @@ def check_scalars(scalars: Mapping[str, float], max_abs: float) -> None:
 
 
 class ValueChecker:
-    """Passes over one update's values, in chunks of any size.
+    """Checks one update's values, in chunks of any size.
 
     Args:
         max_abs: largest magnitude of a value.
@@ -88,10 +88,10 @@ class ValueChecker:
         self._sum_squares += self._squares(values, magnitude)
 
     def _squares(self, values: NDArray[Any], magnitude: float) -> float:
-        """The sum of squares: in float32 it is three times as fast, but good for a note only.
+        """The sum of squares, in float32 (three times as fast) if it is for information only.
 
-        Where a bound hangs on it, or float32 would overflow, it is in float64, so that the chunks
-        that the values come in cannot decide whether an update at its bound is accepted.
+        With a bound, or where float32 would overflow, it is in float64, so that the division into
+        chunks cannot decide whether an update at its bound is accepted.
         """
         if self._max_norm is not None or magnitude > MAX_SINGLE_MAGNITUDE:
             values = values.astype(np.float64)

@@ -1,7 +1,7 @@
-"""The size of a message of a transfer: as set, or found by measurement.
+"""The size of a transfer's messages: set, or found by measurement.
 
 With `auto` each size is tried for some megabytes of real transfers, then the fastest is kept for a
-gigabyte, and the search begins anew: links and machines change. What is sent is the same bytes.
+gigabyte, and the search repeats: links and machines change. The bytes sent do not depend on it.
 """
 
 from typing import Final
@@ -10,7 +10,7 @@ from fedloom.protocol.errors import UsageError
 from fedloom.protocol.transport.methods import CHUNK_BYTES, MAX_MESSAGE_BYTES
 
 SIZES: Final = (256 << 10, 512 << 10, 1 << 20, 2 << 20)
-"""Tried by `auto`, in bytes; the last is the longest message there is."""
+"""Sizes tried by `auto`, in bytes; the last is the longest possible message."""
 TRIAL_BYTES: Final = 16 << 20
 SETTLED_BYTES: Final = 1 << 30
 MIN_CHUNK_BYTES: Final = 16 << 10
@@ -20,7 +20,7 @@ Setting = int | str
 
 
 def check(setting: Setting) -> None:
-    """Refuse a setting that cannot be.
+    """Check the setting.
 
     Raises:
         UsageError: it is neither "auto" nor a number of bytes within range.
@@ -61,11 +61,11 @@ class Chunks:
         return self._fastest() if on_trial is None else on_trial
 
     def passed(self, size_bytes: int, seconds: float) -> None:
-        """A message went out: what the next ones are judged by.
+        """Record a sent message, to choose later sizes.
 
         Args:
-            size_bytes: of the message; the last of a transfer is shorter, and not judged.
-            seconds: that sending it took.
+            size_bytes: of the message; the last one of a transfer is shorter and is not measured.
+            seconds: duration of sending it.
         """
         if self._fixed or size_bytes not in self._bytes:
             return
@@ -78,5 +78,5 @@ class Chunks:
             self._begin()
 
     def _fastest(self) -> int:
-        # The larger one where two are alike: fewer messages.
+        # Of two equally fast sizes the larger one: fewer messages.
         return max(SIZES, key=lambda s: (self._bytes[s] / max(self._seconds[s], 1e-9), s))

@@ -1,9 +1,8 @@
 """The path of a server's operator socket, and its address for the kernel.
 
-A Unix socket's address holds at most 107 bytes on Linux (unix(7)), and state directories are often
-deeper than that. There the address goes through the folder's open descriptor instead, which is
-short however deep the folder is. The alternative, changing the working directory, would change it
-for every thread.
+A Unix socket's address holds at most 107 bytes on Linux (unix(7)), and paths of state directories
+are often longer. Then the address uses the open descriptor of the folder, which is always short.
+The alternative, changing the working directory, would change it for every thread.
 """
 
 import os
@@ -19,10 +18,10 @@ MAX_BYTES = 107
 
 @contextmanager
 def address(path: Path) -> Iterator[str]:
-    """Yield an address of the socket at `path`, good while the context is open.
+    """Yield an address of the socket at `path`, valid while the context is open.
 
     Raises:
-        UsageError: the path is too long and this system has no way around that.
+        UsageError: the path is too long for this system.
         OSError: the folder cannot be opened.
     """
     if len(os.fsencode(path)) <= MAX_BYTES:
@@ -32,7 +31,7 @@ def address(path: Path) -> Iterator[str]:
     if not descriptors.is_dir():
         raise UsageError(
             f"Expected a socket path of at most {MAX_BYTES} bytes, got {path}: "
-            "choose a state directory that is less deep."
+            "choose a state directory with a shorter path."
         )
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:

@@ -1,10 +1,10 @@
-"""Names, message types and transport settings of the gRPC methods; docs/protocol.md is the prose.
+"""Names, message types and transport settings of the gRPC methods; docs/protocol.md explains them.
 
 Attend, Enrol, Renew and Promoted carry protobuf messages. Download and Upload are raw-bytes
-methods: their first messages are protobuf, and then tensor bytes pass with nothing around them,
-which is about 1.5 times as fast as a protobuf `bytes` field. So gRPC is given no serialisers for
-those, and each side encodes and decodes by the functions here. A server parses every request so,
-and not by a deserialiser of gRPC's: garbage then gets a typed refusal as everything else does.
+methods: their first messages are protobuf, followed by bare tensor bytes, which is about 1.5 times
+as fast as a protobuf `bytes` field. So gRPC has no serialisers for these methods, and each side
+uses the functions here. A server parses every request this way, and not in gRPC, so that invalid
+bytes get a typed refusal.
 """
 
 import struct
@@ -37,13 +37,13 @@ CHUNK_BYTES: Final = 1 << 20
 MAX_MESSAGE_BYTES: Final = 2 * CHUNK_BYTES
 
 MEASURE_HEAD: Final = struct.Struct(">I")
-"""Begins a Measure: how many bytes to send back, at most `CHUNK_BYTES`; padding follows."""
+"""Start of a Measure request: bytes to send back, at most `CHUNK_BYTES`; padding follows."""
 MEASURE_REPLY: Final = struct.Struct(">d")
-"""Begins its reply: the server's Unix time in seconds; so many bytes follow."""
+"""Start of its reply: the server's Unix time in seconds; the requested bytes follow."""
 
 REFUSAL_KEY: Final = "fedloom-refusal-bin"
 CLIENT_KEY: Final = "fedloom-client"
-"""Metadata that names the client where there is no certificate (plaintext on loopback only)."""
+"""Metadata with the client's name, without certificates (plaintext on loopback only)."""
 
 COMMON_OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -69,8 +69,8 @@ def parse(kind: type[M], raw: object) -> M:
     """Read a protobuf message from a peer.
 
     Args:
-        kind: what it must be.
-        raw: what came; bytes, or the end of the stream.
+        kind: expected message type.
+        raw: bytes received, or the end of the stream.
 
     Raises:
         Refusal: MALFORMED.
@@ -93,7 +93,7 @@ def refusal_metadata(refusal: Refusal) -> tuple[tuple[str, bytes], ...]:
 
 
 def error_from_rpc(error: grpc.aio.AioRpcError, peer: str) -> FedloomError:
-    """What a failed call means: the refusal it carries, or an unreachable or failing server."""
+    """The error of a failed call: its refusal, or an unreachable or failing server."""
     for key, value in error.trailing_metadata() or ():
         if key == REFUSAL_KEY and isinstance(value, bytes):
             with suppress(DecodeError):
@@ -114,7 +114,7 @@ _HANDSHAKE = (
     " one that issued it: check both clocks and that both belong to the same federation."
 )
 _OTHER_NAME = (
-    " The server's certificate is for another name than this: connect by one that it has, or add"
+    " The server's certificate is for another name: connect by one that it has, or add"
     " this one to `names` in its server.toml and restart it."
 )
 _HINTS = (
@@ -124,4 +124,4 @@ _HINTS = (
     ("andshake", _HANDSHAKE),
     ("Method not found", " This may be the enrolment port: clients connect to the fleet's."),
 )
-"""What gRPC's words stand for, for those who have not seen them before."""
+"""A plain explanation of a gRPC error text."""

@@ -1,4 +1,4 @@
-"""Which proxy of the environment gRPC goes through; everything else here connects directly.
+"""The proxy that gRPC uses, from the environment; other connections here are direct.
 
 Source: gRPC's doc/environment_variables.md: the first that is set of `grpc_proxy`, `https_proxy`
 and `http_proxy` (in small letters), unless `no_grpc_proxy` or else `no_proxy` has the host.
@@ -37,7 +37,7 @@ def _covers(entry: str, host: str) -> bool:
 
 
 def proxy_hint(address: str, environment: Mapping[str, str] = os.environ) -> str:
-    """What to say of a server that is not reached, where that may be a proxy's fault; else ""."""
+    """A hint for an unreachable server if a proxy may be the cause; else ""."""
     host = address.rpartition(":")[0].strip("[]")
     found = proxy_for(host, environment)
     if found is None:
@@ -45,5 +45,5 @@ def proxy_hint(address: str, environment: Mapping[str, str] = os.environ) -> str
     name, proxy = found
     return (
         f" {name} sends this connection through the proxy {proxy}: set no_proxy={host} if the "
-        "server is reached without it."
+        "server is reachable without it."
     )

@@ -1,4 +1,4 @@
-"""The gRPC status of each refusal; the refusal itself travels in the trailing metadata."""
+"""The gRPC status of each refusal; the refusal is sent in the trailing metadata."""
 
 import grpc
 

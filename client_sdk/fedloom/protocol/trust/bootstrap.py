@@ -1,14 +1,15 @@
-"""First contact: a device with nothing but a token verifies the server.
+"""First contact: a device verifies the server with its token alone.
 
 The token pins the root certificate of the federation. The device opens a TLS connection without
 verifying anything, reads the chain that the server presents (leaf, issuing authority, root), looks
 for the certificate that has the pin, and then verifies the chain against that root and the host
 name. Only a root that passed is returned, and gRPC uses it as its sole root when the token is sent
-over a second, verified connection: nothing secret ever crosses the unverified one.
+over a second, verified connection: no secret is sent over the unverified one.
 
 Sources: RFC 5280 section 6 (path validation, by cryptography.x509.verification); the pin is that of
 RFC 7469, over the certificate instead of its key.
-Invariant: a root is returned only if its SHA-256 is the pin and it vouches for this host now.
+Invariant: a root is returned only if its SHA-256 is the pin and the chain is valid for this host
+now.
 """
 
 import hashlib
@@ -40,13 +41,13 @@ def fetch_root(
         port: the enrolment port.
         pin: SHA-256 of the root certificate's DER, 32 bytes.
         timeout_s: for connecting, and again for the handshake.
-        now: the time to verify at; the system's clock when left out.
+        now: time of verification; default: the system's clock.
 
     Returns:
         The root certificate in PEM.
 
     Raises:
-        UsageError: host or port cannot be an address.
+        UsageError: host or port is not valid.
         UnavailableError: no server answers there, or it does not use TLS.
         Refusal: `BAD_TOKEN` when nothing presented has the pin, `EXPIRED` when the server's
             certificate is not valid now, `WRONG_IDENTITY` when it is not for this host or does not
@@ -57,7 +58,7 @@ def fetch_root(
 
 
 def presented_chain(host: str, port: int, timeout_s: float) -> list[bytes]:
-    """Read the certificates that a TLS server presents, verifying nothing.
+    """Read the certificates that a TLS server presents, without verification.
 
     Returns:
         DER certificates, the leaf first.
@@ -66,7 +67,7 @@ def presented_chain(host: str, port: int, timeout_s: float) -> list[bytes]:
         UsageError: host or port cannot be an address.
         UnavailableError: no TLS handshake was possible.
     """
-    if not 1 <= port <= 65535:  # getaddrinfo would take it modulo 65536 without a word
+    if not 1 <= port <= 65535:  # getaddrinfo would silently take it modulo 65536
         raise UsageError(f"Expected a port from 1 to 65535, got {port}")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
@@ -94,13 +95,13 @@ def presented_chain(host: str, port: int, timeout_s: float) -> list[bytes]:
 
 
 def verified_root(chain: Sequence[bytes], host: str, pin: bytes, now: datetime) -> bytes:
-    """Find the pinned root in a presented chain and verify that it vouches for the leaf and host.
+    """Find the pinned root in a presented chain and verify the chain for the host.
 
     Args:
         chain: DER certificates, the leaf first.
         host: the name or address that the leaf must be for.
         pin: SHA-256 of the root's DER, 32 bytes.
-        now: the time to verify at.
+        now: time of verification.
 
     Returns:
         The root certificate in PEM.
@@ -116,8 +117,8 @@ def verified_root(chain: Sequence[bytes], host: str, pin: bytes, now: datetime) 
             Code.BAD_TOKEN,
             f"{host} does not present the root certificate that the token pins, so it is not the "
             "server that made the token, or something in between poses as it. Check that host and "
-            "port are right, that the token is from this server (a server set up anew has a new "
-            "root), and that no proxy opens TLS on the way. Nothing secret was sent.",
+            "port are right, that the token is from this server (a reinstalled server has a new "
+            "root), and that no proxy intercepts TLS. Nothing secret was sent.",
             detail=f"presented={[hashlib.sha256(der).hexdigest() for der in chain]}",
         )
     try:
@@ -154,7 +155,7 @@ def _verify(
 
 
 def _diagnosis(leaf: x509.Certificate, host: str, now: datetime, error: str) -> Refusal:
-    """Say which of the usual reasons it was; the verifier's own words go to the log."""
+    """Return a refusal with the probable reason; the verifier's message is logged."""
     begin, end = leaf.not_valid_before_utc, leaf.not_valid_after_utc
     if not begin <= now <= end:
         return Refusal(
@@ -201,8 +202,7 @@ def _unverified_chain(tls: ssl.SSLSocket) -> list[bytes]:
     """Read the presented chain as DER, the leaf first.
 
     Python 3.13 made `get_unverified_chain` public. 3.10 to 3.12 have it on the private object
-    alone, and `getpeercert` gives no more than the leaf; the alternative would be a TLS library of
-    our own.
+    alone, and `getpeercert` returns the leaf only; the alternative would be another TLS library.
     """
     public = getattr(tls, "get_unverified_chain", None)
     if public is not None:

@@ -1,13 +1,13 @@
 """Identities: P-256 keys, certificate requests, and the client that a certificate names.
 
-A client is named by one SPIFFE URI in its certificate, `spiffe://FEDERATION/client/NAME`, and by
-nothing else: subject names are for people. P-256 because Ed25519 and P-521 leaves fail gRPC's
-handshake and RSA ones cost a device more at every connection.
+A client is named by one SPIFFE URI in its certificate, `spiffe://FEDERATION/client/NAME`; subject
+names are ignored. P-256, because Ed25519 and P-521 leaves fail gRPC's handshake and RSA costs a
+device more at every connection.
 
 Sources: SPIFFE-ID and X509-SVID (spiffe.io); RFC 5280 (certificates); RFC 2986 (requests).
-Invariants: whatever `spiffe_uri` builds `parse_spiffe_uri` takes apart again, and a `Peer` exists
-only for a certificate with exactly one URI of that form. That a certificate was signed by our
-authority is the handshake's to prove, that it is not revoked is the ledger's.
+Invariants: `parse_spiffe_uri` inverts `spiffe_uri`, and a `Peer` exists only for a certificate with
+exactly one URI of that form. The handshake proves that our authority signed a certificate; the
+ledger knows whether it is revoked.
 """
 
 import re
@@ -28,8 +28,8 @@ from cryptography.hazmat.primitives.serialization import (
 
 from fedloom.protocol.errors import Code, IntegrityError, Refusal, UsageError
 
-# 64 is the longest common name that X.520 allows. The first character keeps names from being
-# read as `..`, as hidden files or as options where they end up in paths and command lines.
+# 64 is the longest common name of X.520. The first character prevents names that act as `..`,
+# hidden files or options in paths and command lines.
 _CLIENT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _FEDERATION = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _SPIFFE = re.compile(rf"spiffe://({_FEDERATION.pattern})/client/({_CLIENT_NAME.pattern})")
@@ -42,7 +42,7 @@ UNREADABLE = (
     x509.InvalidVersion,
     x509.UnsupportedGeneralNameType,
 )
-"""All that `cryptography` raises on foreign bytes; most of these are no ValueError."""
+"""The errors that `cryptography` raises on invalid bytes; most are no ValueError."""
 
 _RENEW_AT = 2 / 3
 _JITTER_SPAN = 0.1
@@ -53,7 +53,7 @@ class Peer:
     """The client that a certificate names.
 
     Attributes:
-        federation: the trust domain that it belongs to.
+        federation: its trust domain.
         client: its name there.
         serial: the certificate's serial number, 40 lower-case hex digits.
         not_after: when the certificate ends, UTC.
@@ -66,10 +66,10 @@ class Peer:
 
 
 def check_client_name(name: str) -> str:
-    """Return `name` if a client may be called that.
+    """Check the name of a client, and return it.
 
     Raises:
-        UsageError: it may not.
+        UsageError: the name is not valid.
     """
     if not _CLIENT_NAME.fullmatch(name):
         raise UsageError(
@@ -80,10 +80,10 @@ def check_client_name(name: str) -> str:
 
 
 def check_federation(name: str) -> str:
-    """Return `name` if a federation may be called that (it is a SPIFFE trust domain).
+    """Check the name of a federation (a SPIFFE trust domain), and return it.
 
     Raises:
-        UsageError: it may not.
+        UsageError: the name is not valid.
     """
     if not _FEDERATION.fullmatch(name):
         raise UsageError(
@@ -94,19 +94,19 @@ def check_federation(name: str) -> str:
 
 
 def spiffe_uri(federation: str, client: str) -> str:
-    """Name a client in its certificate: `spiffe://FEDERATION/client/NAME`.
+    """Build the URI of a client: `spiffe://FEDERATION/client/NAME`.
 
     Raises:
-        UsageError: one of the names is not allowed.
+        UsageError: one of the names is not valid.
     """
     return f"spiffe://{check_federation(federation)}/client/{check_client_name(client)}"
 
 
 def parse_spiffe_uri(uri: str) -> tuple[str, str]:
-    """Take (federation, client) from what `spiffe_uri` built.
+    """Return (federation, client) of a URI from `spiffe_uri`.
 
     Raises:
-        Refusal: with `NO_CERTIFICATE`, when it is any other URI.
+        Refusal: `NO_CERTIFICATE` for any other URI.
     """
     match = _SPIFFE.fullmatch(uri)
     if match is None:
@@ -145,7 +145,7 @@ def peer_from_certificate(certificate: x509.Certificate) -> Peer:
 def peer_from_pem(pem: bytes) -> Peer:
     """Read the client that a PEM certificate names (of a chain, the first).
 
-    Cached by its bytes, since every RPC asks; 4,096 entries hold about 4 MB.
+    Cached by its bytes, since every RPC needs it; 4,096 entries take about 4 MB.
 
     Raises:
         Refusal: with `NO_CERTIFICATE`, when it is not one that this system issues to clients.
@@ -158,17 +158,17 @@ def peer_from_pem(pem: bytes) -> Peer:
 
 
 def generate_key() -> ec.EllipticCurvePrivateKey:
-    """Make a P-256 private key."""
+    """Generate a P-256 private key."""
     return ec.generate_private_key(ec.SECP256R1())
 
 
 def key_to_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    """Serialise a private key as PKCS#8 PEM; rest it with `private_files.write_private`."""
+    """Serialise a private key as PKCS#8 PEM; store it with `private_files.write_private`."""
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
 def key_from_pem(pem: bytes) -> ec.EllipticCurvePrivateKey:
-    """Read the private key of a PEM file, whatever certificates follow it.
+    """Read the private key of a PEM file; certificates may follow it.
 
     Raises:
         IntegrityError: there is no P-256 key in it.
@@ -183,9 +183,9 @@ def key_from_pem(pem: bytes) -> ec.EllipticCurvePrivateKey:
 
 
 def build_csr(key: ec.EllipticCurvePrivateKey) -> bytes:
-    """Ask for a certificate over `key`, in PEM.
+    """Build a certificate request for `key`, in PEM.
 
-    It carries no names: the authority would ignore them; the token identifies the client.
+    It has no names: the token identifies the client.
     """
     builder = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([]))
     return builder.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM)
@@ -212,16 +212,16 @@ def validity(pem: bytes) -> tuple[datetime, datetime]:
 def seconds_until_renewal(
     not_before: datetime, not_after: datetime, now: datetime, jitter: float = 0.0
 ) -> float:
-    """Tell how long a certificate may still be used before it should be renewed.
+    """Return the time until a certificate should be renewed.
 
-    Renewal is due at two thirds of its life, which leaves the last third to retry in.
+    Renewal is due at two thirds of its life, which leaves the last third for retries.
 
     Args:
         not_before: start of its life.
         not_after: end of its life.
         now: the time.
-        jitter: in [0, 1], drawn once by each client; moves the moment earlier by up to a tenth of
-            the life, so that clients that enrolled together do not all come back together.
+        jitter: in [0, 1], drawn once by each client; moves renewal earlier by up to a tenth of the
+            life, so that clients that enrolled together do not renew together.
 
     Returns:
         Seconds, 0.0 when renewal is due.

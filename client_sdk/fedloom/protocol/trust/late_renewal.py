@@ -1,9 +1,9 @@
-"""Renewal after a certificate's end: the statement that a device signs to prove its identity.
+"""Renewal after a certificate has expired: the statement that a device signs.
 
-A certificate that has ended opens no connection, so there is nothing but its key to go by: the
-device signs its request for a new one with the old key. The statement binds the ended certificate
-and the request, so that a signature is valid for that pair alone; a replay makes the server
-certify once more a key that only the device has.
+An expired certificate opens no connection, so the device proves its identity with the old key: it
+signs its request for a new certificate. The statement binds the expired certificate and the
+request, so that a signature is valid for that pair alone. A replay makes the server certify again
+a key that only the device has.
 
 Source: FIPS 186-5, section 6 (ECDSA, here on P-256 with SHA-256).
 """
@@ -23,16 +23,16 @@ _ECDSA = ec.ECDSA(hashes.SHA256())
 
 
 def statement(certificate: x509.Certificate, csr_pem: bytes) -> bytes:
-    """What is signed: the purpose, and the SHA-256 of the certificate's DER and of the request."""
+    """The signed bytes: the purpose, and the SHA-256 of the certificate and of the request."""
     ended = hashlib.sha256(certificate.public_bytes(Encoding.DER)).digest()
     return PURPOSE + ended + hashlib.sha256(csr_pem).digest()
 
 
 def sign(identity_pem: bytes, csr_pem: bytes) -> bytes:
-    """Sign for a request by the key of an identity.
+    """Sign a request with the key of an identity.
 
     Args:
-        identity_pem: the key and the certificate that has ended, as a device keeps them.
+        identity_pem: the key and the expired certificate, as stored on a device.
         csr_pem: for the new key.
 
     Returns:
@@ -46,7 +46,7 @@ def sign(identity_pem: bytes, csr_pem: bytes) -> bytes:
 
 
 def is_signed(certificate: x509.Certificate, csr_pem: bytes, signature: bytes) -> bool:
-    """Did the key of this certificate sign for this request?"""
+    """Whether the key of this certificate signed this request."""
     key = certificate.public_key()
     if not isinstance(key, ec.EllipticCurvePublicKey):
         return False

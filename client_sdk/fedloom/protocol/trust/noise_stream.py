@@ -28,12 +28,12 @@ def new_key() -> bytes:
 
 
 def derived_key(key: bytes, purpose: str) -> bytes:
-    """A key for one purpose, from which the first one does not follow."""
+    """A key for one purpose; it does not reveal the original key."""
     return blake2b(purpose.encode(), key=key, digest_size=KEY_BYTES).digest()
 
 
 def key_of_seed(seed: int) -> bytes:
-    """The key of a simulation: it follows from the seed."""
+    """The key of a simulation, derived from the seed."""
     return blake2b(f"simulated noise {seed}".encode(), digest_size=KEY_BYTES).digest()
 
 

@@ -1,12 +1,12 @@
 """Files that only their owner may read, for keys.
 
-A file appears under its name whole or not at all (temporary file beside it, sync, rename, sync of
-the folder), and is never, at any instant, open to another user: it is created 0600 instead of
-being narrowed afterwards. A key and its certificates share one file, because two files cannot be
-renamed at once and a crash between them would leave a key that fits no certificate.
+A file is written atomically (temporary file, sync, rename, sync of the folder), and no other user
+can read it at any time: it is created with mode 0600. A key and its certificates share one file,
+because two files cannot be renamed at once, and a crash between them would leave a key that does
+not match its certificate.
 
-Invariants: `write_private` leaves either the old bytes or the new ones; no mode wider than 0600 is
-ever seen on the way.
+Invariants: `write_private` leaves either the old bytes or the new ones; the mode is never wider
+than 0600.
 """
 
 import os
@@ -22,8 +22,8 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 def private_directory(directory: Path) -> Path:
     """Make sure that a directory exists which only its owner can change.
 
-    A missing one is created 0700. An existing one is left as its owner made it, unless others can
-    write to it: they could put their own key in place of ours.
+    A missing one is created with mode 0700. An existing one is refused if others can write to it:
+    they could replace a key.
 
     Raises:
         UsageError: others can write to it, or it is not a directory.
@@ -62,11 +62,11 @@ def write_private(path: Path, data: bytes) -> None:
 def read_private(path: Path) -> bytes:
     """Read a file of keys, unless others could have read or changed it.
 
-    Reading by the group is let pass: that is how container platforms mount secrets.
+    Group-readable files are accepted, since container platforms mount secrets that way.
 
     Raises:
         UsageError: its mode is too open.
-        FileNotFoundError: there is none.
+        FileNotFoundError: there is no such file.
     """
     with path.open("rb") as file:
         mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
@@ -79,7 +79,7 @@ def read_private(path: Path) -> bytes:
 
 
 def sync_directory(directory: Path) -> None:
-    """Make the names in a directory survive a power loss."""
+    """Make the names in a directory durable."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

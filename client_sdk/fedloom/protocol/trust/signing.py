@@ -1,19 +1,19 @@
-"""Signatures of the server, and how clients come to trust its key.
+"""Signatures of the server, and the clients' trust in its key.
 
-TLS proves which machine answers; a signature proves that its content was decided by the holder
-of the federation's signing key, whatever is in between. A client learns the key once, at
-enrolment, and follows it from one key to the next: each key signs its successor.
+TLS proves which machine answers; a signature proves that the holder of the federation's signing
+key made the content, through any intermediary. A client learns the key once, at enrolment; later
+each key signs its successor.
 
-What is signed is never a bare payload, but
+The signed bytes are never a bare payload, but
 
     "fedloom-signature-1" ‖ 0 ‖ purpose ‖ 0 ‖ payload
 
-so that a signature for one purpose is worth nothing for another.
+so that a signature for one purpose is not valid for another.
 
 Sources: RFC 8032 (Ed25519). docs/protocol.md, "Signatures", has the bytes.
-Invariants: `Verifier.check` returns only where a key that was trusted before, or one that such a
-key endorsed, signed exactly this purpose and payload; a key that another has taken the place of is
-no longer trusted once the newer one was seen to sign.
+Invariants: `Verifier.check` returns only if a trusted key, or one that a trusted key endorsed,
+signed exactly this purpose and payload; a replaced key is no longer trusted once a signature by its
+successor was seen.
 """
 
 import re
@@ -30,7 +30,7 @@ from fedloom.protocol.v1 import fleet_pb2, signing_pb2
 KEY_BYTES = 32
 SIGNATURE_BYTES = 64
 MAX_CHAIN = 64
-"""Endorsements that come with a signature at most: a client away for longer enrols again."""
+"""Most endorsements in a signature: a client that missed more key changes enrols again."""
 
 TASK = "task"
 KEY = "key"
@@ -41,7 +41,7 @@ _PURPOSE = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 
 
 def to_sign(purpose: str, payload: bytes) -> bytes:
-    r"""The bytes that the signature is over.
+    r"""The bytes to sign.
 
     >>> to_sign("model", b"abc")
     b'fedloom-signature-1\x00model\x00abc'
@@ -51,7 +51,7 @@ def to_sign(purpose: str, payload: bytes) -> bytes:
         payload: the signed bytes.
 
     Raises:
-        ValueError: such a purpose could be mistaken for another.
+        ValueError: the purpose has other characters.
     """
     if not _PURPOSE.fullmatch(purpose):
         raise ValueError(f"Expected a purpose of 1 to 64 of a-z 0-9 . _ -, got {purpose!r}.")
@@ -59,7 +59,7 @@ def to_sign(purpose: str, payload: bytes) -> bytes:
 
 
 def fingerprint(key: bytes) -> str:
-    """A public key for people to compare: its hex in eights.
+    """A public key for visual comparison: hex digits in groups of eight.
 
     >>> fingerprint(bytes(range(32)))[:17]
     '00010203 04050607'
@@ -73,7 +73,7 @@ class Signer:
 
     Args:
         private: the key's 32 secret bytes.
-        chain: what leads from earlier keys to this one, oldest first.
+        chain: endorsements from earlier keys to this one, oldest first.
 
     Attributes:
         public: the key's 32 public bytes.
@@ -94,29 +94,29 @@ class Signer:
 
     @property
     def private(self) -> bytes:
-        """The key's secret bytes; rest them with `private_files.write_private`."""
+        """The key's secret bytes; store them with `private_files.write_private`."""
         return self._key.private_bytes_raw()
 
     @property
     def chain(self) -> Sequence[signing_pb2.Endorsement]:
-        """What leads from earlier keys to this one, oldest first."""
+        """Endorsements from earlier keys to this one, oldest first."""
         return self._chain
 
     def sign(self, purpose: str, payload: bytes) -> bytes:
-        """A serialised `Signature`: by this key, with the chain that leads to it."""
+        """A serialised `Signature` by this key, with its chain."""
         return self.signature(purpose, payload).SerializeToString(deterministic=True)
 
     def signature(self, purpose: str, payload: bytes) -> signing_pb2.Signature:
-        """As `sign`, for a message to hold."""
+        """As `sign`, as a message."""
         return signing_pb2.Signature(
             key=self.public, signature=self._key.sign(to_sign(purpose, payload)), chain=self._chain
         )
 
     def successor(self, private: bytes | None = None) -> "Signer":
-        """A new key that this one vouches for.
+        """A new key, endorsed by this one.
 
         Args:
-            private: its secret bytes; drawn when left out.
+            private: its secret bytes; default: random.
         """
         new = Signer(private) if private is not None else Signer.new()
         word = signing_pb2.Endorsement(
@@ -126,24 +126,24 @@ class Signer:
 
 
 class Verifier:
-    """Checks what a server signed.
+    """Checks signatures of a server.
 
     Args:
-        keys: public keys that are trusted.
+        keys: trusted public keys.
 
     Attributes:
-        keys: that are trusted now; fewer or others once a newer one was seen to sign.
+        keys: trusted now; changes when a signature by a newer key was seen.
     """
 
     def __init__(self, keys: Iterable[bytes]) -> None:
         self.keys: frozenset[bytes] = frozenset(keys)
 
     def check(self, purpose: str, payload: bytes, signature: bytes | signing_pb2.Signature) -> None:
-        """Did the federation's key sign this, for this purpose?
+        """Check that the federation's key signed this payload for this purpose.
 
         Args:
-            purpose: what the signature must be for.
-            payload: what it must be over.
+            purpose: of the signature.
+            payload: the signed bytes.
             signature: serialised or not.
 
         Raises:
@@ -168,14 +168,14 @@ class Verifier:
             self.keys = frozenset({parsed.key})
 
     def follow(self, key: bytes, chain: Iterable[signing_pb2.Endorsement]) -> bool:
-        """Trust a key alone that is trusted already or endorsed; False if it is neither."""
+        """Trust only this key, if it is trusted already or endorsed; False if it is neither."""
         if key not in self.keys | self.endorsed(list(chain)[-MAX_CHAIN:]):
             return False
         self.keys = frozenset({key})
         return True
 
     def endorsed(self, chain: Iterable[signing_pb2.Endorsement]) -> frozenset[bytes]:
-        """Keys that a chain leads to from those that are trusted."""
+        """Keys that a chain endorses, starting from trusted ones."""
         reached = set(self.keys)
         for word in chain:
             if word.by in reached and _signed(word.by, to_sign(KEY, word.key), word.signature):
@@ -209,7 +209,7 @@ def _bad(message: str) -> Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Addressee:
-    """Whom an offer must be for.
+    """The addressee of an offer.
 
     Attributes:
         federation: as in the client's certificate.
@@ -225,8 +225,8 @@ class VerifiedOffer:
     """An offer whose signature is valid.
 
     Attributes:
-        task: what it asks.
-        issued_us: when the server signed it, by its own clock; microseconds since the epoch.
+        task: of the offer.
+        issued_us: when the server signed it, by the server's clock; microseconds since the epoch.
     """
 
     task: fleet_pb2.Task
@@ -240,9 +240,9 @@ def signed_offer(
 
     Args:
         signer: the federation's.
-        addressee: whom it is for.
-        task: what it asks.
-        issued_us: the time, which rises from offer to offer; microseconds since the epoch.
+        addressee: of the offer.
+        task: of the offer.
+        issued_us: time, rising from offer to offer; microseconds since the epoch.
     """
     statement = fleet_pb2.OfferStatement(
         federation=addressee.federation,
@@ -258,11 +258,11 @@ def signed_offer(
 def open_offer(
     verifier: Verifier, addressee: Addressee, offer: fleet_pb2.SignedOffer
 ) -> VerifiedOffer:
-    """The task of an offer that is good; nothing of it is parsed before.
+    """Verify an offer, then parse its task.
 
     Raises:
-        Refusal: BAD_SIGNATURE; or WRONG_IDENTITY where it is for another client or federation;
-            or MALFORMED.
+        Refusal: BAD_SIGNATURE; WRONG_IDENTITY if it is for another client or federation; or
+            MALFORMED.
     """
     verifier.check(TASK, offer.statement, offer.signature)
     try:

@@ -6,8 +6,8 @@ The id (8 hex digits) finds the token in the ledger and may be shown; the secret
 base64url) proves to the server that the device was invited; the pin (base64url SHA-256 of the root
 certificate's DER) proves to the device which server invited it.
 
-The server stores a plain SHA-256 of the secret. A slow password hash would add nothing: it makes
-guessing low-entropy secrets dear, and 256 random bits cannot be guessed at any speed.
+The server stores a plain SHA-256 of the secret. A slow password hash would add nothing: it protects
+low-entropy secrets, and 256 random bits cannot be guessed at any speed.
 
 Invariants: `parse_token(token.text())` equals `token`; each token has exactly one text form; no
 message, `repr` or log line shows a secret.
@@ -46,24 +46,24 @@ class Token:
     pin: bytes
 
     def text(self) -> str:
-        """Write the form that is handed to a device. It holds the secret."""
+        """The text form for a device, with the secret."""
         return f"{_SCHEME}.{self.id}.{_encode(self.secret)}.{_encode(self.pin)}"
 
 
 def make_token(pin: bytes) -> Token:
     """Draw a token for the authority whose root has this pin (32 bytes).
 
-    Ids are 32 bits, so a ledger of 10,000 tokens meets a repeated one with probability 0.01: let
-    its primary key notice, and draw again.
+    Ids are 32 bits, so 10,000 tokens collide with probability 0.01: detect that by the ledger's
+    primary key, and draw again.
     """
     return Token(id=secrets.token_hex(4), secret=secrets.token_bytes(32), pin=pin)
 
 
 def parse_token(text: str) -> Token:
-    """Read the text form of a token; white space around it is forgiven.
+    """Read the text form of a token; surrounding white space is ignored.
 
     Raises:
-        Refusal: with `BAD_TOKEN`, when it is malformed; the message never repeats the input.
+        Refusal: `BAD_TOKEN` if it is malformed; the message never repeats the input.
     """
     parts = text.strip().split(".")
     if len(parts) != 4 or parts[0] != _SCHEME:
@@ -79,12 +79,12 @@ def parse_token(text: str) -> Token:
 
 
 def secret_hash(secret: bytes) -> str:
-    """Hash a secret for the ledger: SHA-256, 64 hex digits (why not slower: see the module)."""
+    """Hash a secret for the ledger: SHA-256, 64 hex digits."""
     return hashlib.sha256(secret).hexdigest()
 
 
 def secret_matches(secret: bytes, stored_hash: str) -> bool:
-    """Tell whether `secret` has the hash that the ledger holds, in constant time."""
+    """Whether `secret` has this hash, in constant time."""
     return hmac.compare_digest(secret_hash(secret).encode(), stored_hash.encode())
 
 

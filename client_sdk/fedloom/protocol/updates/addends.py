@@ -1,7 +1,6 @@
-"""From an update's file to a round's exact sum, block by block.
+"""Adds an update's file to a round's exact sum, block by block.
 
-Server, simulator and the tests of a client's author share this, so that the same updates give the
-same bits.
+Server, simulator and client test tools share this, so that the same updates give the same bits.
 """
 
 import os
@@ -77,7 +76,7 @@ def _decoded(
     layout: Layout,
     shape: tuple[int, ...],
 ) -> Sequential:
-    """Hands out the values of an encoded part in order, decoding block by block."""
+    """Reads the values of an encoded part in order, decoding block by block."""
     codec = codec_of(compression)
     if codec is None:
         raise IntegrityError(f"Expected the codec of {part.tensor!r} in its header, got none.")
@@ -93,7 +92,7 @@ def _at_random(reader: "_Reader") -> Read:
 
 
 class _Reader:
-    """Hands out a tensor's values in order, through one reused buffer."""
+    """Reads a tensor's values in order, through one reused buffer."""
 
     def __init__(self, handle: int, layout: Layout, name: str) -> None:
         info = layout.tensors[name]
@@ -104,14 +103,16 @@ class _Reader:
         self._buffer = np.empty(0, self._dtype)
 
     def seek(self, index: int) -> "_Reader":
-        """Go on with the value of this index."""
+        """Continue with the value at this index."""
         self._position = self._start + index * self._dtype.itemsize
         self._left = self._size - index
         return self
 
     def __call__(self, count: int) -> NDArray[Any]:
         if count > self._left:
-            raise IntegrityError(f"Expected at most {self._left} more values, asked for {count}.")
+            raise IntegrityError(
+                f"Expected at most {self._left} more values, got a request for {count}."
+            )
         if count > self._buffer.size:
             self._buffer = np.empty(count, self._dtype)
         values = self._buffer[:count]

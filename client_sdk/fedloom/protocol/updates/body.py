@@ -1,6 +1,6 @@
-"""The body of an update, checked byte by byte as it passes, against what its header announced.
+"""Checks the body of an update against its header while it arrives.
 
-Invariants: `BodyChecker.finish` returns only for a body of the declared length and checksum whose
+Invariant: `BodyChecker.finish` returns only for a body of the declared length and checksum whose
 tensors are exactly those that the header names, with every value finite and within the bound. So
 no value reaches a sum unchecked.
 """
@@ -33,7 +33,7 @@ from fedloom.protocol.v1 import fleet_pb2
 
 
 def check_layout(layout: Layout, planned: Sequence[PlannedPart], manifest: Manifest) -> None:
-    """Hold a body's own header against what the update's header announced.
+    """Check a body's container header against the update's header.
 
     Raises:
         Refusal: UNKNOWN_TENSOR, WRONG_DTYPE, WRONG_SHAPE or MALFORMED.
@@ -76,16 +76,16 @@ class BodyStats:
 
 
 class BodyChecker:
-    """Checks a body as its bytes pass, in chunks of any size.
+    """Checks a body as its bytes arrive, in chunks of any size.
 
     Args:
         header: already checked by `check_header`.
-        planned: what that returned.
+        planned: result of `check_header`.
         limits: of the round.
         manifest: of the model.
 
     Attributes:
-        slow: whether to check in a thread: milliseconds for a chunk, or more in the end.
+        slow: whether to check in a thread: a chunk takes milliseconds, or the end takes long.
         received: bytes so far.
     """
 
@@ -135,7 +135,7 @@ class BodyChecker:
         self.spent_s += time.perf_counter() - begun
 
     def _feed_head(self, data: memoryview) -> memoryview:
-        """Collect the container's header; return what of `data` follows it."""
+        """Collect the container's header; return the rest of `data`."""
         if len(self._head) < PREFIX_BYTES:
             wanted = PREFIX_BYTES - len(self._head)
             self._head += data[:wanted]
@@ -195,7 +195,7 @@ class BodyChecker:
             self._values.check(self._tensor_of[info.name], values)
 
     def finish(self) -> BodyStats:
-        """Everything has come: is it whole, and what was announced?
+        """Check that the body is complete and as announced.
 
         Raises:
             Refusal: TRUNCATED, BAD_CHECKSUM, MALFORMED, WRONG_SHAPE, NOT_FINITE,
@@ -222,7 +222,7 @@ class BodyChecker:
 
 
 def _code_checker(planned: Sequence[PlannedPart], layout: Layout) -> CodeChecker | None:
-    """What looks at the encoded parts, if there are any."""
+    """The checker of encoded parts, if there are any."""
     coded = [
         (part.values, part.tensor, part.shape, part.code)
         for part in planned

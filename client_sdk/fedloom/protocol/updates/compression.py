@@ -1,8 +1,8 @@
-"""Encoded parts of an update: what a client makes of values, and what a server admits as such.
+"""Encoded parts of an update: encoding by the client, checks and decoding by the server.
 
-Only whole tensors and boxes that travel as float32 are encoded, and of those only what gets
-smaller; everything else travels as it is. Client, server and simulator encode and decode by the
-functions here, so the same update has the same bits in all three.
+Only whole tensors and boxes of float32 are encoded, and only if that makes them smaller. Client,
+server and simulator encode and decode with the functions here, so the same update has the same bits
+in all three.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,15 +38,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheme:
-    """How the updates of a run are encoded.
+    """The encoding of a run's updates.
 
     Attributes:
-        codec: by which.
-        error_feedback: what encoding lost is remembered on the client and added to what it sends
-            next (Seide et al. 2014; Karimireddy et al. 2019, https://arxiv.org/abs/1901.09847).
+        codec: that encodes them.
+        error_feedback: the client remembers the loss of encoding and adds it to its next update
+            (Seide et al. 2014; Karimireddy et al. 2019, https://arxiv.org/abs/1901.09847).
 
     Raises:
-        ValueError: the codec loses more than it keeps, so that memory would only grow.
+        ValueError: error feedback would diverge with this codec.
     """
 
     codec: Codec
@@ -65,7 +65,7 @@ class Scheme:
 
     @property
     def remembers(self) -> bool:
-        """Whether clients keep something from round to round."""
+        """Whether clients keep memory from round to round."""
         return self.error_feedback or self.codec.remembers
 
 
@@ -76,7 +76,7 @@ def scheme(values: Mapping[str, Any], table: str = "compression") -> Scheme | No
 
     Args:
         values: the settings.
-        table: that they are from, for messages.
+        table: of the settings, for messages.
 
     Raises:
         TypeError: a setting has the wrong type.
@@ -98,7 +98,7 @@ def scheme(values: Mapping[str, Any], table: str = "compression") -> Scheme | No
 
 
 def scheme_of(message: fleet_pb2.Compression) -> Scheme | None:
-    """The scheme that a task names, None where it names none.
+    """The scheme of a task, or None.
 
     Raises:
         TypeError: a setting has the wrong type.
@@ -111,7 +111,7 @@ def scheme_of(message: fleet_pb2.Compression) -> Scheme | None:
 
 
 def codec_of(message: fleet_pb2.Compression) -> Codec | None:
-    """The codec that a message names, None where it names none.
+    """The codec of a message, or None.
 
     Raises:
         TypeError: a setting has the wrong type.
@@ -154,11 +154,11 @@ class EncodedPart:
     """The values of one part, encoded.
 
     Attributes:
-        codec: by which.
-        encoded: what it made of them.
+        codec: that encoded them.
+        encoded: its output.
         shape: of the values.
-        seed: that they were encoded with.
-        decoded: what a receiver makes of it, where that is known already.
+        seed: of the encoding.
+        decoded: the values after decoding, if known already.
     """
 
     codec: Codec
@@ -168,19 +168,19 @@ class EncodedPart:
     decoded: Floats | None = None
 
     def decode(self) -> Floats:
-        """What a receiver makes of it, float32 [size]."""
+        """The values after decoding, float32 [size]."""
         if self.decoded is not None:
             return self.decoded
         return decode(self.codec, self.encoded, self.shape, self.seed)
 
     def blocks(self) -> Iterator[tuple[int, Floats]]:
-        """What a receiver makes of it: where each block starts, and the block."""
+        """The values after decoding: the start of each block, and the block."""
         if self.decoded is not None:
             return pieces_of(self.decoded)
         return decoded(self.codec, self.encoded, self.shape, self.seed)
 
     def resting(self, keep: Callable[[Values], Values]) -> "EncodedPart":
-        """The same, with its arrays where `keep` puts them."""
+        """A copy with the arrays that `keep` returns."""
         arrays = {role: keep(array) for role, array in self.encoded.arrays.items()}
         return replace(self, encoded=replace(self.encoded, arrays=arrays, memory={}))
 
@@ -213,7 +213,7 @@ def encode(
         shape: of the tensor or the box.
         task_seed: of the task.
         key: group and tensor.
-        memory: what the codec remembered of this tensor.
+        memory: the codec's memory of this tensor.
     """
     seed = stream(task_seed, *key)
     return EncodedPart(method, method.encode(values, shape, seed, memory or {}), shape, seed)
@@ -224,10 +224,10 @@ def encode(
 
 @dataclass(frozen=True, slots=True)
 class PlannedCode:
-    """How a part is encoded, checked as far as a header goes.
+    """The encoding of a part, checked by the header.
 
     Attributes:
-        codec: by which.
+        codec: that encoded it.
         roles: of its arrays, in order.
         seed: as announced.
     """
@@ -238,7 +238,7 @@ class PlannedCode:
 
 
 def check_compression(message: fleet_pb2.Compression, wanted: Codec | None) -> None:
-    """Hold what an update is encoded by against the run's codec.
+    """Check an update's codec against the run's.
 
     Raises:
         Refusal: WRONG_CODEC.
@@ -258,13 +258,13 @@ def check_compression(message: fleet_pb2.Compression, wanted: Codec | None) -> N
 def plan_code(
     part: fleet_pb2.Part, method: Codec | None, shape: Shape | None, dtype: str
 ) -> PlannedCode | None:
-    """Check a part's encoding; None where it has none.
+    """Check a part's encoding; None if it is not encoded.
 
     Args:
         part: of the header.
-        method: that the header names, the run's.
+        method: codec of the header and the run.
         shape: of the values; None under a mask.
-        dtype: that they would travel in as they are.
+        dtype: of the unencoded values.
 
     Raises:
         Refusal: MALFORMED or WRONG_DTYPE.
@@ -274,7 +274,7 @@ def plan_code(
     tensor = part.tensor
     if method is None:
         raise Refusal(
-            Code.MALFORMED, f"Expected {tensor!r} as it is where the header names no codec."
+            Code.MALFORMED, f"Expected {tensor!r} unencoded, since the header names no codec."
         )
     if shape is None:
         raise Refusal(
@@ -283,12 +283,13 @@ def plan_code(
         )
     if dtype != "F32":
         raise Refusal(
-            Code.WRONG_DTYPE, f"Expected {tensor!r} as {dtype}, which {method.name} is not for."
+            Code.WRONG_DTYPE,
+            f"Expected {tensor!r} unencoded: {method.name} does not encode {dtype}.",
         )
     if not method.applies(shape):
         raise Refusal(
             Code.MALFORMED,
-            f"Expected {tensor!r} of shape {shape} as it is: {method.name} is not for it.",
+            f"Expected {tensor!r} of shape {shape} unencoded: {method.name} does not apply to it.",
         )
     roles = tuple(part.encoding.arrays)
     if roles not in method.forms:
@@ -304,7 +305,7 @@ def plan_code(
 def check_arrays(
     planned: PlannedCode, tensor: str, values: str, shape: Shape, layout: Layout
 ) -> None:
-    """Hold the arrays that a body declares for a part against its tensor.
+    """Check the arrays that a body declares for a part against its tensor.
 
     Raises:
         Refusal: WRONG_DTYPE, WRONG_SHAPE or MALFORMED.
@@ -320,13 +321,13 @@ def check_arrays(
 
 
 def stored(planned: PlannedCode, values: str, layout: Layout) -> dict[str, ArrayInfo]:
-    """What a body declares of a part's arrays."""
+    """The arrays of a part, as a body declares them."""
     infos = {role: layout.tensors[array_name(values, role)] for role in planned.roles}
     return {role: ArrayInfo(info.dtype, info.shape) for role, info in infos.items()}
 
 
 def with_tensor(tensor: str, check: Callable[[], T]) -> T:
-    """Do a check; where it refuses, say of which tensor."""
+    """Run a check; add the tensor's name to a refusal."""
     try:
         return check()
     except Refusal as refusal:
@@ -334,7 +335,7 @@ def with_tensor(tensor: str, check: Callable[[], T]) -> T:
 
 
 class CodeChecker:
-    """Checks the arrays of the encoded parts of one body as they come.
+    """Checks the arrays of the encoded parts of one body as they arrive.
 
     Args:
         planned: name of the values, tensor, shape and encoding of each.
@@ -353,7 +354,7 @@ class CodeChecker:
                 self._arrays[array_name(values, role)] = tensor, role, inspector
 
     def __contains__(self, name: str) -> bool:
-        """Is this tensor of the body one of the arrays?"""
+        """Whether this tensor of the body is one of the arrays."""
         return name in self._arrays
 
     def feed(self, name: str, items: NDArray[Any]) -> Iterator[tuple[str, Floats]]:
@@ -366,7 +367,7 @@ class CodeChecker:
         yield from self._named(tensor, lambda: inspector.feed(role, items))
 
     def finish(self) -> Iterator[tuple[str, Floats]]:
-        """Finish: yield the values that could not be known before.
+        """Finish: yield the remaining values.
 
         Raises:
             Refusal: MALFORMED.

@@ -1,7 +1,7 @@
-"""The header of an update, held against the round's limits and the model's manifest.
+"""Checks the header of an update against the round's limits and the model's manifest.
 
-All that can be checked before the body is checked here: weight, metrics, sizes, and which
-coordinates of which tensors the body covers. So nothing is allocated for a false header.
+Everything that can be checked before the body is checked here: weight, metrics, sizes, and the
+coordinates that the body covers. So nothing is allocated for an invalid header.
 
 Invariants: `check_header` returns only for parts of the model in groups that the round sums, each
 named once.
@@ -40,11 +40,11 @@ class PlannedPart:
         group: as in the header.
         tensor: as in the header.
         values: name of the values in the body.
-        shape: that they must have; None under a mask.
-        dtype: that they must have.
-        mask: name of the mask's bits in the body, if it is one.
-        slice: the covered ranges, if it is one.
-        code: how the values are encoded, if they are.
+        shape: of the values; None under a mask.
+        dtype: of the values.
+        mask: name of the mask's bits in the body, for a mask.
+        slice: the covered ranges, for a slice.
+        code: encoding of the values, if any.
     """
 
     group: str
@@ -66,7 +66,7 @@ class PlannedPart:
 
 
 def header_limit_bytes(manifest: Manifest, groups: int) -> int:
-    """Longest header worth parsing: protobuf can amplify memory some twenty times."""
+    """Largest header to parse: protobuf can amplify memory about twenty times."""
     names = sum(3 * len(name.encode()) + 512 for name in manifest.specs)
     return 64 * 1024 + groups * names
 
@@ -77,7 +77,7 @@ def check_header(
     """Check everything that can be checked before the body: weight, size, metrics, coverage.
 
     Raises:
-        Refusal: with the first thing that is wrong.
+        Refusal: the first fault found.
     """
     _check_weight(header, limits)
     _check_metrics(header.training)
@@ -91,7 +91,7 @@ def check_header(
     if bool(header.parts) != bool(header.size_bytes):
         raise Refusal(
             Code.MALFORMED,
-            f"Expected a body just where there are parts, got {len(header.parts)} parts "
+            f"Expected a body if and only if there are parts, got {len(header.parts)} parts "
             f"and {header.size_bytes} bytes.",
         )
     check_compression(header.compression, limits.codec)

@@ -1,10 +1,9 @@
-"""An update on the wire: what a round accepts of one, and how a client writes its body.
+"""An update on the wire: the limits of a round, and the writing of a body.
 
-An update is a typed header (`UpdateHeader`) and a safetensors body. The header says which
-coordinates of which tensors the body covers (`header` checks it), and the body is checked
-while its bytes arrive (`body`).
+An update is a typed header (`UpdateHeader`) and a safetensors body. The header lists the covered
+coordinates of tensors (checked by `header`); the body is checked while its bytes arrive (`body`).
 
-Invariants: no whole difference is ever held; the checksum is of the bytes that are written.
+Invariants: no whole difference is held in memory; the checksum is of the written bytes.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,7 +24,7 @@ from fedloom.strategies.exact.lazy_arrays import Values, changed, piece_of, piec
 from fedloom.strategies.exact.partial import Coverage, Full, Mask, Slice
 
 _BLOCK = 1 << 16
-"""Values written at a time: subtracted, checksummed and written while they are in the cache."""
+"""Values subtracted, checksummed and written at a time, to fit the cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,12 +35,12 @@ class Limits:
         max_abs: largest magnitude of a value.
         max_norm: largest Euclidean norm of all values together; None for no limit.
         max_weight: largest weight of one update.
-        weighting: how the weight follows from the header.
+        weighting: source of the weight.
         groups: the groups that the strategy sums.
         max_bytes: longest body.
-        codec: by which updates are encoded; None: not at all.
+        codec: of updates; None: unencoded.
         scalars: names of the numbers that the strategy averages.
-        kept: tensors of the model that stay with the clients.
+        kept: tensors of the model that clients keep.
     """
 
     max_abs: float
@@ -60,12 +59,12 @@ class TensorPart:
     """Values for some coordinates of one tensor.
 
     Attributes:
-        group: which sum they belong to.
+        group: of their sum.
         tensor: name in the manifest.
-        coverage: which coordinates.
-        values: whose row-major order follows the coverage.
-        less: of the same shape; what is sent are the values less these.
-        coded: what is sent in place of the values.
+        coverage: coordinates covered.
+        values: in row-major order of the coverage.
+        less: of the same shape; subtracted from the values before sending.
+        coded: encoding to send instead of the values.
     """
 
     group: str
@@ -76,9 +75,9 @@ class TensorPart:
     coded: EncodedPart | None = None
 
     def sent(self, dtype: np.dtype[Any] | type[Any]) -> Values:
-        """What is sent where it is not coded, in this dtype; the values themselves if that is so.
+        """The unencoded values to send, in this dtype; `values` if nothing changes.
 
-        An array where they are in arrays.
+        An array if the values are one.
         """
         if self.less is not None:
             return changed(
@@ -142,7 +141,7 @@ def write_body(
 
 
 def _blocks(values: Values, less: Values | None, dtype: np.dtype[Any]) -> Iterator[NDArray[Any]]:
-    """The values, less `less`, a block at a time: no whole difference is ever held."""
+    """The values minus `less`, a block at a time."""
     buffer = np.empty(min(_BLOCK, values.size), dtype)
     for start, block in pieces_of(values, _BLOCK):
         if less is None:
