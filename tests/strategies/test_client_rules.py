@@ -249,7 +249,7 @@ def test_a_strategy_brings_its_own_rule_and_refuses_another(name, settings):
     algorithm = strategy(name, settings, rule=Plain())
     rule = algorithm.rule
     assert client_rule(rule.name, rule.settings()) == rule
-    with pytest.raises(ValueError, match="brings its own, got fedprox"):
+    with pytest.raises(ValueError, match="has its own, got fedprox"):
         strategy(name, settings, rule=FedProx(mu=0.1))
 
 

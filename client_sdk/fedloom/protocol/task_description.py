@@ -66,7 +66,7 @@ class DevicePrivacy:
 
     Attributes:
         clip: Euclidean norm to which the whole update is scaled down.
-        count_within: whether to send also if nothing had to be scaled.
+        count_within: also report whether the update was within the clip.
         noise_multiplier: standard deviation of the device's noise / clip; 0: none.
         seeded: for simulation, derives the noise from the task's seed.
     """

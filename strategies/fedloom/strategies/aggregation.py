@@ -15,18 +15,18 @@ from fedloom.strategies.exact.partial import Floats, Key, Params, TensorSpec
 
 
 class TooFewUpdatesError(ValueError):
-    """The aggregation of a round is not possible: too few updates, or a required one is missing."""
+    """A round cannot be aggregated: too few updates, or a required one is missing."""
 
 
 class Means(Protocol):
-    """What a server optimizer reads: a mean for each covered coordinate."""
+    """The input of a server optimizer: a mean for each covered coordinate."""
 
     count: int
-    """Updates in it."""
+    """Number of updates."""
 
     @property
     def specs(self) -> Mapping[Key, TensorSpec]:
-        """The tensors that there may be means of."""
+        """The tensors that may have means."""
 
     def covered(self, key: Key) -> bool:
         """Return whether any update covers this tensor."""
@@ -34,7 +34,7 @@ class Means(Protocol):
     def mean_block(
         self, key: Key, start: int, stop: int
     ) -> tuple[Floats, NDArray[np.bool_] | bool]:
-        """Return the means of the flat coordinates `start:stop`, and who has one.
+        """Return the means of the flat coordinates `start:stop`, and which have one.
 
         Returns:
             float64 [stop - start], 0 where no update covers; and True or False for the whole block,
@@ -50,7 +50,7 @@ class Updates(Protocol):
 
     @property
     def clients(self) -> Sequence[str]:
-        """Who sent them, n names, sorted; the order of everything else here."""
+        """The n senders, sorted; all arrays here are in this order."""
 
     @property
     def weights(self) -> Floats:
@@ -83,13 +83,13 @@ class Aggregation(Protocol):
     needs: ClassVar[Literal["sum", "each"]]
     """Whether the strategy needs only the sum of the updates, or each one."""
     remembers: ClassVar[bool]
-    """Whether `reduce` looks at the last round's means."""
+    """Whether `reduce` reads the last round's means."""
     weighted: ClassVar[bool]
     """Whether updates count by their weights; otherwise every client counts once."""
 
     @property
     def min_updates(self) -> int:
-        """The fewest updates that a round can be reduced from."""
+        """The fewest updates that `reduce` accepts."""
 
     @property
     def name(self) -> str:
@@ -99,15 +99,15 @@ class Aggregation(Protocol):
         """Return the settings that rebuild this aggregation in the registry."""
 
     def reduce(self, updates: Updates, last: Params) -> Means:
-        """Return the means of a round; only asked where each update is looked at.
+        """Return the means of a round; called only if the strategy needs each update.
 
         Args:
             updates: of the round.
-            last: the means of the delta in the last round by tensor, where `remembers`; those of
-                tensors that no round covered yet are missing.
+            last: the means of the delta in the last round by tensor, if `remembers`; tensors that
+                no round covered yet are missing.
 
         Raises:
-            TooFewUpdatesError: fewer than `min_updates`, or one that the rule takes is missing.
+            TooFewUpdatesError: fewer than `min_updates`, or a required one is missing.
         """
 
 
@@ -126,9 +126,9 @@ class Mean:
         return {}
 
     def reduce(self, updates: Updates, last: Params) -> Means:  # noqa: ARG002 - the protocol's
-        """Return the means in float64, where updates are at hand one by one.
+        """Return the means in float64, from separate updates.
 
-        A round's own are those of its `Partial`, which are exact.
+        A round uses the exact means of its `Partial` instead.
         """
         from fedloom.strategies.robust.base import LazyMeans, weighted  # noqa: PLC0415 - builds on this
 

@@ -27,12 +27,12 @@ from fedloom.strategies.optimizers.schedules import Schedule, schedule_of
 from fedloom.strategies.state import State
 
 LAST_MEANS: Final = "last_means"
-"""The slot of the last round's means, kept where the aggregation reads them."""
+"""The slot of the last round's means, kept if the aggregation reads them."""
 _SCALAR_SPEC: Final = TensorSpec(shape=(), dtype=np.dtype(np.float64))
 
 
 class Strategy(Protocol):
-    """How a round's updates become the next model."""
+    """Computes the next model from a round's updates."""
 
     @property
     def needs(self) -> Literal["sum", "each"]:
@@ -40,7 +40,7 @@ class Strategy(Protocol):
 
     @property
     def weightings(self) -> tuple[str, ...]:
-        """What updates may be weighted by, of `examples`, `client` and `uniform`."""
+        """Weightings that are possible, of `examples`, `client` and `uniform`."""
 
     @property
     def rule(self) -> ClientRule:
@@ -48,7 +48,7 @@ class Strategy(Protocol):
 
     @property
     def aggregation(self) -> Aggregation:
-        """How the updates become means."""
+        """The aggregation of updates into means."""
 
     def specs(self, tensors: Mapping[str, TensorSpec]) -> dict[Key, TensorSpec]:
         """Return the tensors that updates to a model of these tensors may hold."""
@@ -60,7 +60,7 @@ class Strategy(Protocol):
         """Return the state before the first round.
 
         Args:
-            model: that the run begins with.
+            model: initial model of the run.
             seed: of the run.
         """
 
@@ -69,7 +69,7 @@ class Strategy(Protocol):
     ) -> tuple[dict[str, NDArray[Any]], State]:
         """Return the next model and state from a round's means.
 
-        Tensors that no update covers are returned as they came, the same arrays.
+        Tensors that no update covers are returned as the same arrays.
 
         Raises:
             OverflowError: the strategy's memory of a tensor does not fit its dtype.
@@ -79,13 +79,13 @@ class Strategy(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptimizer:
-    """The base of strategies: subclasses say how a block steps.
+    """The base of strategies: subclasses define the step of a block.
 
     Attributes:
         server_learning_rate: η > 0.
-        schedule: how η goes over the rounds.
-        rule: what the devices do.
-        aggregation: how their updates become means.
+        schedule: of η over the rounds.
+        rule: of local training on devices.
+        aggregation: of their updates.
 
     Raises:
         TypeError: a setting has the wrong type.
@@ -109,7 +109,7 @@ class ServerOptimizer:
         if own is not None:
             if self.rule not in (Plain(), own):
                 raise ValueError(
-                    f"Expected no client rule with {type(self).__name__}, which brings its own, "
+                    f"Expected no client rule with {type(self).__name__}, which has its own, "
                     f"got {self.rule.name}."
                 )
             object.__setattr__(self, "rule", own)
@@ -132,23 +132,23 @@ class ServerOptimizer:
         return specs | {(SCALAR, name): _SCALAR_SPEC for name in self.rule.scalars}
 
     def sends(self, state: State) -> dict[str, Params]:
-        """Return what clients get beside the model; see `Strategy.sends`."""
+        """Return the slots that clients get beside the model; see `Strategy.sends`."""
         return {slot: state.slots.get(slot, {}) for slot in self.broadcasts}
 
     def own_rule(self) -> ClientRule | None:
-        """Return the client rule that belongs to the optimizer, or None where any rule will do."""
+        """Return the client rule of the optimizer, or None if any rule fits."""
         return None
 
     def initial(self) -> dict[str, float]:
-        """Return the value that each slot starts from, by name."""
+        """Return the initial value of each slot, by name."""
         return {}
 
     def change(self, block: Block) -> Floats:
-        """Return what to add to the parameters of a block, and update its slots in place."""
+        """Return the change of a block's parameters, and update its slots in place."""
         raise NotImplementedError
 
     def ratio(self) -> Ratio | None:
-        """Return what scales the change of a whole tensor, or None where nothing does."""
+        """Return the factor of a whole tensor's change, or None for no factor."""
         return None
 
     def at_round(self, finished: int) -> Self:
@@ -161,7 +161,7 @@ class ServerOptimizer:
         object.__setattr__(scheduled, "server_learning_rate", factor * self.server_learning_rate)
         return scheduled
 
-    def init(self, model: Params, seed: int = 0) -> State:  # noqa: ARG002 - slots come with the first cover
+    def init(self, model: Params, seed: int = 0) -> State:  # noqa: ARG002 - slots are made when first covered
         """Return the state before the first round."""
         return State()
 
@@ -186,7 +186,7 @@ class ServerOptimizer:
 
 
 def _noting(change: Change) -> Change:
-    """Return the same change; it also stores the means for the next round's aggregation."""
+    """Return the same change; also store the means for the next round's aggregation."""
 
     def noted(block: Block) -> Floats:
         block.slots[LAST_MEANS][:] = block.delta

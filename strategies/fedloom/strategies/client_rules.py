@@ -1,7 +1,7 @@
 """Client rules: changes to plain local training on a device.
 
 A rule may change each gradient, may keep memory on the device from round to round, may get slots
-of the server's state beside the model, and says what is sent. It uses arithmetic operators only,
+of the server's state beside the model, and decides what is sent. It uses arithmetic operators only,
 so the same rule serves numpy arrays and torch tensors.
 
     class MyProx(ClientRule):
@@ -34,11 +34,10 @@ class TensorAtStep:
 
     Attributes:
         param: the current parameters.
-        anchor: the parameters as the server sent them; None where the rule `needs_anchor` not.
-        received: slot → what the server sent beside them; zeros at the start of a run.
-        memory: slot → what this device remembers; zeros at its first round.
-        full_gradient: of the mean loss over all local examples at the anchor, where the rule asks
-            for it.
+        anchor: the parameters as received; None if the rule does not need them (`needs_anchor`).
+        received: slot → values received beside them; zeros at the start of a run.
+        memory: slot → values that this device keeps; zeros in its first round.
+        full_gradient: of the mean loss over all local examples at the anchor, if the rule needs it.
     """
 
     param: Any
@@ -50,14 +49,14 @@ class TensorAtStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalWork:
-    """What a device did in a round.
+    """The work of a device in a round.
 
     Attributes:
         steps: optimizer steps taken.
         learning_rate: of those steps.
         num_examples: trained on.
-        initial_loss: mean loss over the local examples before training, where the rule asks for it.
-        norm: Euclidean norm of the whole update, where the rule sends scalars.
+        initial_loss: mean loss over the local examples before training, if the rule needs it.
+        norm: Euclidean norm of the whole update, if the rule sends scalars.
     """
 
     steps: int
@@ -69,16 +68,16 @@ class LocalWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedTensor:
-    """One trained tensor, when local training is over; numpy, in the tensor's shape.
+    """One tensor after local training; numpy, in the tensor's shape.
 
-    For a rule that says it is `elementwise`, it may be a piece of one, of one dimension.
+    For an `elementwise` rule it may be a one-dimensional piece of the tensor.
 
     Attributes:
-        delta: trained less received parameters.
+        delta: trained minus received parameters.
         received: as in `TensorAtStep`.
         memory: as in `TensorAtStep`.
         full_gradient: as in `TensorAtStep`.
-        work: what was done.
+        work: of the device.
     """
 
     delta: NDArray[Any]
@@ -90,11 +89,11 @@ class TrainedTensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SentTensor:
-    """What becomes of one tensor after training.
+    """The results of one tensor.
 
     Attributes:
         groups: group → values to send, in the tensor's shape.
-        memory: slot → what to remember until this client's next round.
+        memory: slot → values to keep until this client's next round.
     """
 
     groups: Mapping[str, NDArray[Any]]
@@ -105,7 +104,7 @@ class SentTensor:
 class ClientRule:
     """The base of client rules: plain local training. Fields are settings, all numbers.
 
-    `receives`, `remembers` and more than one group are for tensors with gradients; of others, such
+    `receives`, `remembers` and more than one group are for tensors with gradients; for others, such
     as BatchNorm's statistics, only the delta is sent.
     """
 
@@ -113,26 +112,25 @@ class ClientRule:
     receives: ClassVar[tuple[str, ...]] = ()
     """Slots of the server's state that come with the model."""
     remembers: ClassVar[tuple[str, ...]] = ()
-    """Slots of memory that stay on the device."""
+    """Slots of memory that the device keeps."""
     groups: ClassVar[tuple[str, ...]] = (DELTA,)
     """Groups of tensors that are sent."""
     scalars: ClassVar[tuple[str, ...]] = ()
     """Numbers that are sent."""
     needs_loss: ClassVar[bool] = False
-    """Whether `LocalWork.initial_loss` is asked for: one more pass over the examples."""
+    """Whether the rule needs `LocalWork.initial_loss`: one more pass over the examples."""
     needs_gradient: ClassVar[bool] = False
-    """Whether `full_gradient` is asked for: one more pass over the examples."""
+    """Whether the rule needs `full_gradient`: one more pass over the examples."""
 
     needs_anchor: ClassVar[bool] = True
-    """Whether `gradient` reads the anchor; if not, a device keeps no copy of the model for it."""
+    """Whether `gradient` reads the anchor; if not, a device keeps no copy of the model."""
 
     elementwise: ClassVar[bool] = False
-    """Whether `gradient` and `after` make each value of those in the same place alone, as plain
-    arithmetic does: then a device lets them look at a large tensor a piece at a time, and needs no
-    memory for the whole."""
+    """Whether `gradient` and `after` compute each value from values at the same place alone: then a
+    device passes large tensors in pieces, and needs no memory for the whole."""
 
     picks: ClassVar[bool] = False
-    """Whether a client works on one of several models, the run's or one that it `receives`: then an
+    """Whether a client trains one of several models, the run's or one that it `receives`: then an
     update has one group, `groups[number]`, and evaluation needs the models too."""
 
     def settings(self) -> dict[str, float]:
@@ -140,7 +138,7 @@ class ClientRule:
         return {field.name: float(getattr(self, field.name)) for field in fields(self)}
 
     def gradient(self, grad: Any, at: TensorAtStep) -> Any:  # noqa: ARG002 - what subclasses use
-        """Return the gradient to step with, for one tensor.
+        """Return the gradient for the step of one tensor.
 
         Args:
             grad: gradient of the loss at `at.param`.
@@ -149,7 +147,7 @@ class ClientRule:
         return grad
 
     def after(self, at: TrainedTensor) -> SentTensor:
-        """Return what to send and to remember of one tensor with gradients."""
+        """Return the values to send and to keep of one tensor with gradients."""
         return SentTensor(groups={DELTA: at.delta})
 
     def numbers(self, work: LocalWork) -> dict[str, float]:  # noqa: ARG002 - what subclasses use
@@ -158,7 +156,7 @@ class ClientRule:
 
     @property
     def is_elementary(self) -> bool:
-        """Whether it only changes gradients: the delta is sent, and nothing is kept."""
+        """Whether the rule only changes gradients: it sends the delta and keeps nothing."""
         return not (
             self.receives
             or self.remembers
@@ -170,7 +168,7 @@ class ClientRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plain(ClientRule):
-    """Local training as it is (McMahan et al. 2017)."""
+    """Plain local training (McMahan et al. 2017)."""
 
     name: ClassVar[str] = "plain"
 

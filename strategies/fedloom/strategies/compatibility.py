@@ -1,6 +1,6 @@
-"""What goes together: the parts of a run are chosen one by one, and refused here as a whole.
+"""Checks that the parts of a run are compatible.
 
-Each check looks at two parts and says in one sentence which two do not go together and why.
+Each check compares two parts; its message names them and says why they do not work together.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,22 +16,22 @@ from fedloom.strategies.selection import Selection, Uniform
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """The parts of a run that bear on each other.
+    """The parts of a run that may be incompatible.
 
     Attributes:
         strategy: with its client rule and its aggregation.
         weighting: `examples`, `client` or `uniform`.
-        quorum: the fewest updates that a round closes with.
+        quorum: the fewest updates with which a round closes.
         buffered: whether rounds are buffers that take updates of older models too.
-        selection: who is asked.
-        codec: by which updates are encoded; empty for none.
-        broadcast: by which differences between models are encoded; empty for none.
-        personal: what is each client's own.
-        privacy: the [privacy] table, where there is one.
-        evaluate: clients report metrics of the models that they get.
+        selection: policy that draws cohorts.
+        codec: of updates; empty for none.
+        broadcast: codec of differences between models; empty for none.
+        personal: tensors or models that each client keeps.
+        privacy: the [privacy] table, if there is one.
+        evaluate: whether clients report metrics of the models that they get.
         over_selection: of the cohort.
-        replace: an idle client takes the place of a lost one.
-        uneven: the setting of [train] by which clients send different coordinates; empty for none.
+        replace: whether an idle client replaces a lost one.
+        uneven: setting of [train] that makes clients send different coordinates; empty for none.
     """
 
     strategy: Strategy
@@ -50,7 +50,7 @@ class Recipe:
 
 
 Check: TypeAlias = Callable[[Recipe], str]
-"""A recipe → why it cannot work, empty when it can."""
+"""Returns why a recipe cannot work; empty if it can."""
 
 
 def _weighting(recipe: Recipe) -> str:
@@ -134,7 +134,7 @@ def _learning_in_buffers(recipe: Recipe) -> str:
 
 
 SPARSE: Final = ("top_k", "random_k")
-"""Codecs whose updates are zeros but for a few values."""
+"""Codecs whose updates are mostly zeros."""
 
 
 def _sparse(recipe: Recipe) -> str:
@@ -157,7 +157,7 @@ def _differences_in_buffers(recipe: Recipe) -> str:
 
 
 def _privacy(recipe: Recipe) -> str:  # noqa: PLR0911 - a list of pairs
-    """Refuse what lets a client count for more than its clip, or reveals it elsewhere."""
+    """Refuse parts that let a client exceed its clip, or reveal its data elsewhere."""
     privacy, strategy = recipe.privacy, recipe.strategy
     if privacy is None:
         return ""
@@ -186,7 +186,7 @@ def _privacy(recipe: Recipe) -> str:  # noqa: PLR0911 - a list of pairs
     if recipe.evaluate:
         return (
             "Expected evaluate = false with [privacy], got true: metrics that clients report are "
-            "not private. Evaluate the models on examples of your own."
+            "not private. Evaluate the models on other examples."
         )
     if recipe.selection.name != "uniform":
         return (

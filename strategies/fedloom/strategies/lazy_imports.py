@@ -61,7 +61,7 @@ def exports(package: str) -> tuple[Export, ...]:
 
 
 class Registry(MutableMapping[str, T]):
-    """The classes that settings of one kind can name; a class is imported when it is first read.
+    """The classes that settings of one kind can name; each is imported on first access.
 
     Args:
         package: exports the classes.

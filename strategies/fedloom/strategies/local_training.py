@@ -1,13 +1,13 @@
 """The settings of local training: its length, its batches, its learning rate.
 
-Settings have the meaning that they have in data-parallel training: `global_batch_size` is what all
-clients of a round step on together, and `steps` is how many steps they take between two averages.
+Settings have their meaning of data-parallel training: `global_batch_size` is the number of examples
+per step of all clients of a round together, and `steps` the number of steps between two averages.
 
 References:
     Goyal et al. 2017, Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour,
     https://arxiv.org/abs/1706.02677, sections 2.1 (linear scaling) and 2.2 (gradual warm-up).
-    Here a round plays the part of their iteration, and what all clients of a round step on
-    together plays the part of their minibatch.
+    Here a round corresponds to their iteration, and the examples of all clients in a step
+    to their minibatch.
 """
 
 from dataclasses import dataclass
@@ -24,9 +24,9 @@ class RoundSettings(PartialWork):
     """The settings of local training in one round, with those of `PartialWork`.
 
     Attributes:
-        epochs: passes over the local examples, or None where `steps` counts.
-        steps: optimizer steps, or None where `epochs` counts.
-        batch_size: examples in a step; 0 for all there are.
+        epochs: passes over the local examples, or None if `steps` is set.
+        steps: optimizer steps, or None if `epochs` is set.
+        batch_size: examples in a step; 0 for all.
         learning_rate: already warmed up and scaled.
     """
 
@@ -45,19 +45,19 @@ class LocalTraining(PartialWork):
     Attributes:
         epochs: passes over the local examples; exactly one of epochs and steps is set.
         steps: optimizer steps.
-        batch_size: examples in a step; None for all there are.
-        global_batch_size: examples that the clients of a round step on together, in place of
-            batch_size: each takes its equal share.
+        batch_size: examples in a step; None for all.
+        global_batch_size: examples in a step of all clients of a round, divided equally; replaces
+            batch_size.
         learning_rate: the base rate, > 0, before warm-up and scaling.
         warmup_rounds: rounds before the full rate is reached, climbing in equal steps. With
             linear scaling they climb from the base rate, as in the paper; without it from
             learning_rate / (warmup_rounds + 1).
         scaling: "linear" multiplies the rate by batch_size · cohort / base_batch_size.
-        base_batch_size: the batch that the base rate was tuned for; with linear scaling only.
+        base_batch_size: the batch size of the base rate; with linear scaling only.
 
     Raises:
         TypeError: a setting has the wrong type.
-        ValueError: a setting is out of range, or two do not go together.
+        ValueError: a setting is out of range, or two are incompatible.
     """
 
     epochs: int | None = None
@@ -102,7 +102,7 @@ class LocalTraining(PartialWork):
 
         Args:
             round: the round's number; the first is 1.
-            cohort: how many clients' updates the round means to average, >= 1.
+            cohort: number of updates that the round is to average, >= 1.
 
         Raises:
             TypeError: an argument is not a whole number.

@@ -1,7 +1,7 @@
 """Metrics of a round, over the clients that reported: means, quantiles, histograms.
 
-Nothing here depends on the order in which reports arrive. A metric that is not finite
-never ends a round: the mean is NaN then, and quantiles and histograms leave it out and count it.
+Results do not depend on the order of reports. A non-finite metric never ends a round: its mean is
+NaN, and quantiles and histograms leave it out and count it.
 
 Source for quantiles: Hyndman and Fan 1996, "Sample Quantiles in Statistical Packages", type 7.
 """
@@ -21,14 +21,14 @@ Report: TypeAlias = tuple[str, int, Mapping[str, float]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricsSettings:
-    """What is kept of the clients' metrics of a round. Switched off it costs nothing.
+    """The metrics that are kept of a round.
 
     Attributes:
-        enabled: False keeps only how many examples there were.
+        enabled: False keeps only the number of examples.
         mean: means weighted by examples.
         quantiles: over clients, each counting once; shares from 0 to 1, ascending.
         bins: of a histogram over clients, of equal width from the least to the largest; 0 for none.
-        per_client: every client's own values, by name.
+        per_client: whether to keep every client's values, by name.
 
     Raises:
         TypeError: a setting has the wrong type.
@@ -56,15 +56,15 @@ class MetricsSettings:
 
 
 def summarize(reports: Iterable[Report], settings: MetricsSettings) -> dict[str, Any]:
-    """What a round's clients measured, in values that JSON holds.
+    """Summarize the metrics of a round's clients, as JSON values.
 
     Args:
-        reports: of all clients that reported; those over no examples are left out.
-        settings: what is asked for.
+        reports: of all clients; those over no examples are left out.
+        settings: metrics to keep.
 
     Returns:
-        Empty without reports; else `num_examples` and `values`, the means by metric; and where they
-        are asked for `quantiles`, by metric and share (`{"loss": {"0.5": 0.3}}`), `histograms`, by
+        Empty without reports; else `num_examples` and `values`, the means by metric; and on request
+        `quantiles`, by metric and share (`{"loss": {"0.5": 0.3}}`), `histograms`, by
         metric (`{"loss": {"edges": [...], "counts": [...]}}`, one edge more than counts),
         `not_finite`, how many clients' values those two left out, and `clients`.
     """
@@ -91,7 +91,7 @@ def weighted_mean(reports: Iterable[tuple[int, Mapping[str, float]]]) -> dict[st
 
     The sums are exact (`math.fsum` of products that are rounded once each), so any order of the
     reports gives the same bits. A metric with a value that is not finite, or with a sum past
-    float64, has the mean NaN: one client's metric must not end everyone's round.
+    float64, has the mean NaN: one client's metric must not end a round.
 
     Args:
         reports: `(num_examples, {name: value})` of each client, num_examples >= 0.
@@ -116,7 +116,7 @@ def weighted_mean(reports: Iterable[tuple[int, Mapping[str, float]]]) -> dict[st
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """The value that a share of the others is at most, between neighbours in proportion.
+    """The quantile of a share, interpolated linearly between neighbours.
 
     >>> quantile([1.0, 2.0, 4.0], 0.75)
     3.0
@@ -133,10 +133,10 @@ def quantile(ordered: Sequence[float], share: float) -> float:
 
 
 def histogram(ordered: Sequence[float], bins: int) -> tuple[list[float], list[int]]:
-    """Edges of bins of equal width from the least value to the largest, and how many lie in each.
+    """Edges of bins of equal width from the least value to the largest, and the count of each.
 
-    A value on an edge belongs to the bin above it, the largest to the last bin. Where all values
-    are one there is one bin.
+    A value on an edge belongs to the bin above it, the largest to the last bin. If all values are
+    equal there is one bin.
 
     Args:
         ordered: ascending and finite, at least one.

@@ -1,7 +1,6 @@
-"""Partial local work: training part of a model, with clipped gradients, or not to the end.
+"""Partial local work: training part of a model, clipping gradients, or stopping early.
 
-What a client leaves out it does not send, and each coordinate is averaged over the weight that
-covered it.
+A client sends only what it trained; each coordinate is averaged over the weights that cover it.
 
 References:
     Diao et al. 2021, HeteroFL: Computation and Communication Efficient Federated Learning for
@@ -17,8 +16,8 @@ References:
     Pascanu et al. 2013, On the difficulty of training recurrent neural networks,
     https://arxiv.org/abs/1211.5063, algorithm 1 (`clip_norm`).
 
-Invariant: what a client trains follows from the settings, its name, the task's seed and the model's
-tensors, so that a task done again trains the same.
+Invariant: the trained part follows from the settings, the client's name, the task's seed and the
+model's tensors, so a repeated task trains the same part.
 """
 
 from collections.abc import Iterable, Sequence
@@ -41,11 +40,11 @@ class PartialWork:
             for all tensors.
         tensor_share: of the tensors that a client trains and sends in a round, drawn by the task's
             seed; 0 < share <= 1.
-        widths: shares of each hidden dimension; a client has one of them for good, drawn by its
-            name, and trains the leading ones. Listed twice, a width is drawn twice as often. Empty
-            for whole models.
-        patience: epochs in a row whose mean loss is not below the least so far, after which a
-            client stops; None for never.
+        widths: shares of each hidden dimension; a client always has the same one, drawn by its
+            name, and trains the leading units. A width listed twice is drawn twice as often.
+            Empty for whole models.
+        patience: epochs in a row without a new lowest mean loss, after which a client stops; None
+            for never.
         time_budget_s: seconds after which a client stops; None for none.
 
     Raises:
@@ -81,13 +80,13 @@ class PartialWork:
 
     @property
     def special(self) -> tuple[str, ...]:
-        """Names of the settings that are not as by default."""
+        """Names of the settings that differ from the defaults."""
         found = ((field.name, field.default) for field in fields(PartialWork))
         return tuple(name for name, default in found if getattr(self, name) != default)
 
     @property
     def uneven(self) -> str:
-        """The setting by which clients of a round send different coordinates; empty for none."""
+        """The setting that makes clients send different coordinates; empty for none."""
         if self.tensor_share < 1:
             return "tensor_share"
         return "widths" if any(width < 1 for width in self.widths) else ""

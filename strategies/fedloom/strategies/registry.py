@@ -1,7 +1,7 @@
-"""Strategies and client rules by name, for settings that arrive as text.
+"""Strategies, client rules, aggregations and selections by name.
 
-Names and settings come from run files and from the wire: an error says what was expected and lists
-the names that are known. `__init__.pyi` of the package has the names.
+Names and settings come from run files and from the wire; an error lists the known names. The names
+are in `__init__.pyi` of the package.
 """
 
 from collections.abc import Callable, Mapping, MutableMapping
@@ -52,15 +52,15 @@ def strategy(
 
     Args:
         name: a key of `STRATEGIES`.
-        settings: its dataclass's fields; those left out keep their defaults.
-        rule: what the devices do; plain local training by default.
-        aggregation: how updates become means; the mean by default.
-        table: of a file that the settings are from, for messages.
+        settings: its dataclass's fields; the others have their defaults.
+        rule: of local training; plain by default.
+        aggregation: of updates; the mean by default.
+        table: of the settings, for messages.
 
     Raises:
         TypeError: a setting has the wrong type.
-        ValueError: the name or a setting is unknown, missing, or out of range, or the parts do
-            not go together.
+        ValueError: the name or a setting is unknown, missing, or out of range, or the parts are
+            incompatible.
     """
     build = lookup("a strategy", name, STRATEGIES)
     check_settings(build, settings or {}, owner=name, table=table, without=_PARTS)

@@ -1,6 +1,6 @@
 """Checks of settings by name and type: unknown names, missing ones, values of another type.
 
-Registries here, codecs and `fedloom.protocol.settings` share them, so messages have one form.
+Registries, codecs and `fedloom.protocol.settings` share them, so messages have one form.
 """
 
 import inspect
@@ -29,15 +29,15 @@ _WORDS: Final[Mapping[Any, str]] = {
 
 
 def hint(name: object, known: Iterable[str], elsewhere: Sequence[str] = ()) -> str:
-    """Return the nearest known name, where one is near, and all of them.
+    """Return the nearest known name, if one is near, and all known names.
 
     >>> hint("meen", ["mean", "median"])
     "Did you mean 'mean'? Known: mean, median."
 
     Args:
         name: what the user wrote.
-        known: names that may stand in its place.
-        elsewhere: names in other tables to propose where none of these is near.
+        known: valid names.
+        elsewhere: names in other tables, proposed if no known name is near.
     """
     names = sorted(known)
     near = get_close_matches(str(name), names, n=1) or elsewhere
@@ -54,7 +54,7 @@ def lookup(kind: str, name: object, known: Mapping[str, T]) -> T:
         known: entries by name.
 
     Raises:
-        ValueError: there is no such entry.
+        ValueError: the name is unknown.
     """
     if not isinstance(name, str) or name not in known:
         raise ValueError(f"Expected {kind}, got {name!r}. {hint(name, known)}")
@@ -88,9 +88,9 @@ def check_settings(
     """Check settings against the parameters of a function or the fields of a dataclass.
 
     Args:
-        build: what takes them as keyword arguments.
+        build: function or dataclass.
         values: the settings by name.
-        owner: what the user calls it, for messages.
+        owner: name of `build` for the user, for messages.
         table: dotted name of the settings' table, for messages.
         without: parameters that are not settings.
 
@@ -127,10 +127,10 @@ def _key(table: str, name: str) -> str:
 
 
 def fitted(value: Any, kind: Any) -> Any:
-    """Return a value as TOML has it in an annotated type, or `MISFIT`.
+    """Convert a TOML value to an annotated type, or return `MISFIT`.
 
-    Whole numbers pass for floats, lists for tuples, text for paths. A type that TOML does not have
-    takes any value: its owner checks it.
+    Whole numbers are accepted for floats, lists for tuples, text for paths. A type that TOML does
+    not have accepts any value: its owner checks it.
 
     >>> fitted([1, 2], tuple[float, ...]), fitted("1", int) is MISFIT
     ((1.0, 2.0), True)
@@ -192,7 +192,7 @@ def _items(value: Any, args: tuple[Any, ...]) -> Any:
 
 
 def _entries(value: Any, args: tuple[Any, ...]) -> Any:
-    """Return a table; where it is of texts, numbers in it become their text."""
+    """Return a table; numbers in a table of texts become text."""
     if not isinstance(value, Mapping):
         return MISFIT
     kind = args[1] if args else Any
@@ -207,7 +207,7 @@ def _text(value: Any) -> Any:
 
 
 def _is_path(kind: Any) -> bool:
-    # By its name: nothing here may import pathlib, which reaches files.
+    # By its name: modules here must not import pathlib, which accesses files.
     return isinstance(kind, type) and "PurePath" in (base.__name__ for base in kind.__mro__)
 
 
@@ -220,7 +220,7 @@ def misfit(key: str, kind: Any, value: object) -> str:
     Args:
         key: of the setting.
         kind: annotated.
-        value: what came.
+        value: as given.
     """
     near = get_close_matches(value, choices(kind), n=1) if isinstance(value, str) else []
     meant = f" Did you mean {near[0]!r}?" if near else ""

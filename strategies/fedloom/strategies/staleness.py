@@ -1,9 +1,8 @@
-"""Staleness weighting: how much an update counts that was trained on an older model.
+"""Staleness weighting: reduces updates that were trained on an older model.
 
-An update that was made on version v and counts when version t is the newest has staleness
-s = t - v, the models committed since its own. Its values are multiplied by c(s) in (0, 1]; its
-weight in the denominator is not, so a buffer of stale updates makes a smaller step and not the
-same step in another direction:
+An update of model version v that counts when version t is the newest has staleness s = t - v, the
+models committed since its own. Its values are multiplied by c(s) in (0, 1], but its weight in the
+denominator is not: a buffer of stale updates makes a smaller step:
 
     mean = Σ c(s_i) · w_i · x_i / Σ w_i
 
@@ -16,9 +15,9 @@ References:
     Nguyen et al. 2022, Federated Learning with Buffered Asynchronous Aggregation (FedBuff),
     https://arxiv.org/abs/2106.06639, Algorithm 1; it takes 1/sqrt(1 + s).
 
-Invariants: c(0) = 1; c falls or stays as s rises; 0 < c <= 1. The product with a weight is
-rounded to its grid once, so a last bit of a power function that differs between machines matters
-only where a product is within that bit of the middle between two grid points.
+Invariants: c(0) = 1; c does not rise with s; 0 < c <= 1. The product with a weight is rounded to
+its grid once, so a machine-dependent last bit of a power function matters only if a product is
+within that bit of the middle between two grid points.
 """
 
 import math
@@ -91,7 +90,7 @@ class Hinge:
     """c(s) = 1 up to s = b, then 1 / (a · (s - b) + 1).
 
     Attributes:
-        a: how fast it falls, >= 0; 10 in the paper.
+        a: rate of decay, >= 0; 10 in the paper.
         b: committed models up to which an update counts in full, >= 0; 4 in the paper.
 
     Raises:
@@ -119,7 +118,7 @@ STALENESS: Final[dict[str, Callable[..., Staleness]]] = {
 
 
 def staleness_weighting(setting: str | Mapping[str, object]) -> Staleness:
-    """Return the weighting that a setting names.
+    """Return the weighting of a setting.
 
     >>> staleness_weighting({"name": "polynomial", "a": 1.0})(3)
     0.25
@@ -139,7 +138,7 @@ def staleness_weighting(setting: str | Mapping[str, object]) -> Staleness:
 
 
 def discounted(units: int, factor: float) -> int:
-    """Return the units that an update's values count with: `rint(units · c)`, from 0 to `units`.
+    """Return the units of an update's values: `rint(units · c)`, from 0 to `units`.
 
     Args:
         units: the update's weight, from `weight_units()`.

@@ -84,15 +84,15 @@ def at_work(buffer):
 
 
 def test_a_report_frees_a_place_which_is_filled_at_once():
-    """The concurrency is kept with the model that is newest."""
+    """The concurrency is kept, with the newest model."""
     buffer = opened()
     assert at_work(buffer) == {"a": 1, "b": 1, "c": 1}
     assert buffer.handle(UpdateAccepted("a"), 1.0) == [Recruited("d"), Offer("d", origin=1)]
     assert at_work(buffer) == {"b": 1, "c": 1, "d": 1}
 
 
-def test_work_goes_on_over_a_commit_and_counts_in_the_next_buffer():
-    """Those at work keep their origin; the staleness is how many models were made since."""
+def test_work_continues_over_a_commit_and_counts_in_the_next_buffer():
+    """Members keep their origin; the staleness is the number of models since."""
     buffer = opened()
     buffer.handle(UpdateAccepted("a"), 1.0)
     assert buffer.handle(UpdateAccepted("b"), 2.0) == [Close()]
@@ -103,7 +103,7 @@ def test_work_goes_on_over_a_commit_and_counts_in_the_next_buffer():
     assert buffer.cohort.accepted == 1
 
 
-def test_with_constant_speeds_the_staleness_is_known_by_hand():
+def test_staleness_with_constant_speeds():
     """Two fast devices and one that takes 3.5 times as long: 0, 0 and then 3 models behind."""
     buffer = opened("fgs")  # f and g report every second, s every 3.5
     seen, due = [], [(1.0, "f"), (1.0, "g"), (3.5, "s")]
@@ -122,8 +122,8 @@ def test_with_constant_speeds_the_staleness_is_known_by_hand():
     assert seen[8] == ("g", 1)  # g was asked for model 3 with f, which closed the buffer with s
 
 
-def test_a_client_counts_once_in_a_buffer_and_is_asked_once_for_a_model():
-    """Whoever has reported rests until the next model is there."""
+def test_a_client_counts_once_per_buffer_and_is_asked_once_per_model():
+    """A client that has reported waits for the next model."""
     buffer = opened("abc")
     assert buffer.handle(UpdateAccepted("a"), 1.0) == []
     assert buffer.handle(UpdateAccepted("a"), 1.0) == []
@@ -146,8 +146,8 @@ def test_fedasync_is_a_buffer_of_one():
     assert seen == [0, 1, 2, 2, 2, 2]
 
 
-def test_who_is_too_far_behind_is_told_to_stop():
-    """Past max_staleness a task is withdrawn, and its update refused as stale."""
+def test_tasks_past_max_staleness_are_withdrawn():
+    """Their updates are refused as stale."""
     buffer = opened("abc", goal=1, max_staleness=1)
     for number in (1, 2):
         buffer.handle(UpdateAccepted("a"), number)
@@ -164,7 +164,7 @@ def test_who_is_too_far_behind_is_told_to_stop():
 
 
 def test_a_client_that_drops_out_is_replaced():
-    """Whoever declines, fails, is refused or stays away gives its place to another."""
+    """Whether it declines, fails, is refused or loses contact."""
     for event in (OfferDeclined("a"), ClientFailed("a"), UpdateRefused("a")):
         buffer = opened("abcd")
         assert buffer.handle(event, 1.0) == [Recruited("d"), Offer("d", origin=1)]
@@ -175,8 +175,8 @@ def test_a_client_that_drops_out_is_replaced():
     assert buffer.handle(Attended("a"), 12.0) == [Offer("a", again=True, origin=1)]
 
 
-def test_what_happens_during_a_commit_is_noted_and_acted_on_after_it():
-    """Nobody is asked between two models; places that came free are filled with the next."""
+def test_events_during_a_commit_take_effect_after_it():
+    """Nobody is asked between two models; free places are filled with the next."""
     buffer = opened("abcde", goal=1)
     assert buffer.handle(UpdateAccepted("a"), 1.0) == [Close()]
     assert buffer.handle(ClientFailed("b"), 2.0) == []
@@ -192,16 +192,15 @@ def test_what_happens_during_a_commit_is_noted_and_acted_on_after_it():
     assert at_work(buffer) == {"c": 1, "e": 2, "f": 2}
 
 
-def test_a_buffer_that_nobody_works_for_closes_with_its_quorum():
-    """When everyone has reported, a new model lets them be asked again."""
+def test_a_buffer_without_working_members_closes_with_its_quorum():
+    """All members have reported; with a new model they are asked again."""
     buffer = opened("abc", goal=3, concurrency=3, quorum=2)
     buffer.handle(ClientFailed("c"), 1.0)
     buffer.handle(UpdateAccepted("a"), 2.0)
     assert buffer.handle(UpdateAccepted("b"), 3.0) == [Close()]
 
 
-def test_the_last_buffer_ends_everybodys_work():
-    """What the run will not use is withdrawn when the last buffer closes."""
+def test_the_last_buffer_withdraws_open_tasks():
     buffer = opened("abc", goal=1)
     buffer.handle(UpdateAccepted("a"), 1.0)
     buffer.handle(Attended("a"), 1.0)
@@ -220,8 +219,8 @@ def test_the_last_buffer_ends_everybodys_work():
 # ---- deadline, operators and faults --------------------------------------------------------------
 
 
-def test_a_deadline_closes_what_there_is_or_ends_everybodys_work():
-    """Under quorum nothing came of it: those who are silent must not hold their places for ever."""
+def test_a_deadline_closes_a_buffer_or_abandons_it_and_withdraws_tasks():
+    """Silent members of an abandoned buffer lose their places."""
     buffer = opened("abc")
     buffer.handle(UpdateAccepted("a"), 1.0)
     assert buffer.handle(Wake(), 100.0) == [Close()]
@@ -242,8 +241,8 @@ def test_each_buffer_has_its_own_deadline():
     assert buffer.clock.deadline_left_s(62.0) == 104.0
 
 
-def test_a_pause_holds_a_buffer_and_its_updates_count():
-    """In a pause nobody is asked and nothing closes; afterwards what it held back happens."""
+def test_updates_count_in_a_paused_buffer():
+    """Nobody is asked and nothing closes until it is resumed."""
     buffer = opened("abcd")
     buffer.handle(Pause(), 1.0)
     assert buffer.handle(UpdateAccepted("a"), 2.0) == []
@@ -252,7 +251,7 @@ def test_a_pause_holds_a_buffer_and_its_updates_count():
 
 
 def test_operators_abort_and_close_a_buffer():
-    """Abort ends everybody's work, close now takes one update at least."""
+    """Abort withdraws all tasks; close now needs one update."""
     buffer = opened("abc")
     with pytest.raises(OperatorRefused, match="at least 1"):
         buffer.handle(CloseNow(), 1.0)
@@ -268,8 +267,8 @@ def test_operators_abort_and_close_a_buffer():
     assert buffer.handle(Attended("a"), 4.0) == [Withdraw("a", "wrong data", 1)]
 
 
-def test_a_failed_commit_ends_everybodys_work():
-    """Their models lie behind a round that has no result."""
+def test_a_failed_commit_withdraws_open_tasks():
+    """Their models depend on a round without a result."""
     buffer = opened("abc", goal=1)
     buffer.handle(UpdateAccepted("a"), 1.0)
     assert buffer.handle(CommitFailed("it raised"), 2.0) == [
@@ -279,8 +278,7 @@ def test_a_failed_commit_ends_everybodys_work():
     ]
 
 
-def test_disbanding_between_two_buffers_ends_everybodys_work():
-    """A run that stops while nothing is open wants nobody any more."""
+def test_disbanding_between_two_buffers_withdraws_open_tasks():
     buffer = opened("abc", goal=1)
     buffer.handle(UpdateAccepted("a"), 1.0)
     buffer.handle(Committed(), 1.0)
@@ -302,8 +300,8 @@ def test_disbanding_between_two_buffers_ends_everybodys_work():
     ],
     ids=str,
 )
-def test_a_knob_out_of_range_is_refused(wrong):
-    """The message names the knob."""
+def test_a_setting_out_of_range_is_refused(wrong):
+    """The message names the setting."""
     with pytest.raises(UsageError, match=next(iter(wrong))):
         config(**wrong)
 
@@ -360,8 +358,8 @@ def test_the_buffer_table_is_total():
 
 @pytest.mark.parametrize("state", RoundState)
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
-def test_a_buffer_does_what_its_table_says(state, event):
-    """What is ignored or refused changes nothing, and nothing else raises."""
+def test_a_buffer_follows_its_table(state, event):
+    """An ignored or refused event changes nothing, and nothing else raises."""
     buffer = buffer_in(state)
     before = (buffer.state, dict(buffer.cohort.phases), buffer.number)
     entry = Buffer.TABLE[state][type(event)]
@@ -455,8 +453,8 @@ class Witness:
 
 
 @pytest.mark.parametrize("seed", range(120))
-def test_buffers_keep_their_promises(seed):
-    """Four hundred events deep, over many buffers, whatever happens in whatever order."""
+def test_buffers_keep_their_invariants(seed):
+    """Four hundred random events over many buffers."""
     draw = Random(seed)
     knobs = BufferConfig(
         goal=draw.randint(1, 4),
@@ -475,8 +473,8 @@ def test_buffers_keep_their_promises(seed):
 
 @settings(max_examples=150, deadline=None)
 @given(st.integers(0, 10_000))
-def test_a_buffer_built_anew_goes_on_like_the_one_it_stands_for(seed):
-    """After a commit, members and the idle say everything: the next buffer is the same."""
+def test_a_rebuilt_buffer_continues_like_the_original(seed):
+    """After a commit, members and idle clients are the whole state."""
     knobs = config(goal=2, concurrency=3, max_staleness=3)
     old = Buffer(knobs, number=1, select=uniform(7, 1), now=0.0, available=NAMES[:6])
     witness, draw = Witness(old, seed, 1000), Random(seed)
@@ -497,8 +495,8 @@ def test_a_buffer_built_anew_goes_on_like_the_one_it_stands_for(seed):
         assert new.wake_at == pytest.approx(old.wake_at) if old.wake_at else new.wake_at is None
 
 
-def test_a_restart_goes_on_where_the_ledger_says():
-    """Those at work are waited for anew, what was accepted counts, and the goal closes at once."""
+def test_a_restart_continues_from_the_ledger():
+    """Members get their whole grace period, accepted updates count, and the goal closes at once."""
     members = {
         "a": MemberSnapshot(3, Phase.OFFERED, 10.0),
         "b": MemberSnapshot(5, Phase.REPORTED),

@@ -23,7 +23,7 @@ def table(title):
 
 @pytest.mark.parametrize(("title", "machine"), [("round table", Round), ("run table", Run)])
 def test_the_tables_of_the_page_are_those_of_the_code(title, machine):
-    """State by state, event by event: what is ignored, what is refused, and what is done."""
+    """State by state, event by event: ignored, refused, or handled."""
     verdicts = {IGNORE: "–", REFUSE: "refused"}
     said = table(title)
     assert list(said) == list(machine.TABLE)
@@ -40,5 +40,4 @@ def test_the_tables_of_the_page_are_those_of_the_code(title, machine):
 
 @pytest.mark.parametrize("code", re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL))
 def test_the_examples_of_the_page_run(code):
-    """A reader who types them sees what the page says."""
     exec(compile(code, "docs/rounds.md", "exec"), {})

@@ -72,7 +72,7 @@ def restored(**changes):
 
 
 def test_a_round_opens_when_its_goal_is_available():
-    """The cohort is announced before anybody is offered the task."""
+    """The cohort is announced before anyone is offered the task."""
     round_ = Round(config(), select=first, now=0.0)
     assert round_.handle(Attended("b"), 1.0) == []
     assert round_.handle(Attended("a"), 2.0) == []
@@ -82,14 +82,13 @@ def test_a_round_opens_when_its_goal_is_available():
 
 
 def test_a_round_with_enough_clients_asks_to_be_woken_at_once():
-    """Those available from the start are drawn from together, at the first Wake."""
+    """Clients available from the start are drawn together, at the first Wake."""
     round_ = Round(config(), select=first, now=7.0, available="cba")
     assert round_.wake_at == 7.0
     assert round_.handle(Wake(), 7.0)[0] == Opened(("a", "b", "c"))
 
 
 def test_a_client_that_left_is_not_chosen():
-    """Only clients in contact are candidates."""
     round_ = Round(config(), select=first, now=0.0)
     for event in (Attended("a"), Attended("b"), Left("a"), Attended("c")):
         assert round_.handle(event, 1.0) == []
@@ -97,7 +96,6 @@ def test_a_client_that_left_is_not_chosen():
 
 
 def test_a_client_that_attends_twice_is_one_candidate():
-    """Two streams of one client do not make two clients."""
     round_ = Round(config(goal=2, quorum=1), select=first, now=0.0)
     round_.handle(Attended("a"), 1.0)
     assert round_.handle(Attended("a"), 2.0) == []
@@ -105,8 +103,8 @@ def test_a_client_that_attends_twice_is_one_candidate():
 
 
 @pytest.mark.parametrize(("available", "chosen"), [(3, 3), (4, 4), (5, 5), (9, 5)])
-def test_over_selection_takes_what_is_available(available, chosen):
-    """A goal of 3 with a factor of 1.5 asks five when five are there."""
+def test_over_selection_uses_the_available_clients(available, chosen):
+    """A goal of 3 with a factor of 1.5 asks five if five are available."""
     round_ = Round(
         config(over_selection=1.5), select=first, now=0.0, available="abcdefghi"[:available]
     )
@@ -119,7 +117,7 @@ def test_over_selection_takes_what_is_available(available, chosen):
 
 
 def test_a_round_closes_at_its_goal():
-    """The last update that was wanted closes the round and frees the others."""
+    """The last wanted update closes the round and frees the others."""
     round_ = opened("abcde", over_selection=5 / 3)
     round_.handle(OfferAccepted("e"), 1.0)
     for client in "ab":
@@ -138,8 +136,7 @@ def test_an_update_counts_once():
     assert round_.cohort.accepted == 1
 
 
-def test_a_strangers_update_does_not_count():
-    """The engine does not count what is not of the cohort."""
+def test_an_update_from_outside_the_cohort_does_not_count():
     round_ = opened("abcd")
     assert round_.handle(UpdateAccepted("d"), 1.0) == []
     assert round_.cohort.accepted == 0
@@ -153,8 +150,8 @@ def test_a_strangers_update_does_not_count():
         (UpdateRefused("a", "not_finite"), Phase.REFUSED),
     ],
 )
-def test_a_member_that_is_out_is_replaced(event, phase):
-    """An idle client takes the place; the one that is out is not asked again."""
+def test_a_member_that_dropped_out_is_replaced(event, phase):
+    """By an idle client; the member is not asked again."""
     round_ = opened("abcd")
     assert round_.handle(event, 1.0) == [Recruited("d"), Offer("d")]
     assert round_.cohort.phases["a"] is phase
@@ -162,8 +159,7 @@ def test_a_member_that_is_out_is_replaced(event, phase):
     assert round_.handle(Attended("a"), 2.0) == []
 
 
-def test_a_free_place_goes_to_the_next_newcomer():
-    """With nobody idle the place stays free until somebody attends."""
+def test_a_free_place_goes_to_the_next_client_that_attends():
     round_ = opened()
     assert round_.handle(ClientFailed("a"), 1.0) == []
     assert round_.handle(Attended("z"), 2.0) == [Recruited("z"), Offer("z")]
@@ -171,7 +167,7 @@ def test_a_free_place_goes_to_the_next_newcomer():
 
 
 def test_a_lost_member_is_replaced_when_patience_runs_out():
-    """Not a moment earlier, and the timer is asked for."""
+    """Not earlier, and `wake_at` is that time."""
     round_ = opened("abcd")
     assert round_.handle(Left("a"), 5.0) == []
     assert round_.wake_at == 15.0
@@ -191,7 +187,7 @@ def test_a_member_that_returns_in_time_is_offered_its_task_again():
     assert round_.cohort.phases["a"] is Phase.OFFERED
 
 
-def test_patience_starts_anew_with_each_absence():
+def test_each_absence_has_a_whole_grace_period():
     """An earlier absence that ended does not shorten a later one."""
     round_ = opened("abcd")
     for event, now in ((Left("a"), 0.0), (Attended("a"), 8.0), (Left("a"), 9.0)):
@@ -200,8 +196,8 @@ def test_patience_starts_anew_with_each_absence():
     assert round_.handle(Wake(), 19.0) == [Recruited("d"), Offer("d")]
 
 
-def test_a_second_goodbye_does_not_extend_patience():
-    """Absence counts from its beginning."""
+def test_a_second_left_event_does_not_extend_patience():
+    """The absence counts from its beginning."""
     round_ = opened()
     round_.handle(Left("a"), 0.0)
     round_.handle(Left("a"), 5.0)
@@ -209,7 +205,7 @@ def test_a_second_goodbye_does_not_extend_patience():
 
 
 def test_a_member_that_failed_while_out_of_contact_is_not_lost_later():
-    """Its place is filled once, and it stays what it is."""
+    """Its place is filled once, and its phase does not change."""
     round_ = opened("abcd")
     round_.handle(Left("a"), 0.0)
     assert round_.handle(ClientFailed("a"), 1.0) == [Recruited("d"), Offer("d")]
@@ -218,21 +214,20 @@ def test_a_member_that_failed_while_out_of_contact_is_not_lost_later():
 
 
 def test_overdue_patience_acts_on_any_event():
-    """A driver that was late with its Wake does not keep a place taken."""
+    """A late Wake does not keep a place occupied."""
     round_ = opened("abcd")
     round_.handle(Left("a"), 0.0)
     assert round_.handle(OfferAccepted("b"), 10.5) == [Recruited("d"), Offer("d")]
 
 
 def test_an_idle_client_that_left_is_not_recruited():
-    """Only clients in contact take a place."""
     round_ = opened("abcde")
     round_.handle(Left("d"), 0.0)
     assert round_.handle(ClientFailed("a"), 1.0) == [Recruited("e"), Offer("e")]
 
 
-def test_a_lost_member_that_returns_is_welcome():
-    """Its replacement works on; whoever reports first counts."""
+def test_a_lost_member_that_returns_is_offered_its_task_again():
+    """Its replacement keeps working; the first to report counts."""
     round_ = opened("abcd")
     round_.handle(Left("a"), 0.0)
     round_.handle(Wake(), 10.0)
@@ -244,7 +239,7 @@ def test_a_lost_member_that_returns_is_welcome():
 
 
 def test_a_member_that_reported_is_not_offered_again():
-    """It may come and go; it is done."""
+    """Also after it left and attended again."""
     round_ = opened()
     round_.handle(UpdateAccepted("a"), 1.0)
     round_.handle(Left("a"), 2.0)
@@ -262,7 +257,7 @@ def test_an_update_from_a_member_out_of_contact_counts():
 
 
 def test_a_round_closes_when_nobody_is_left_to_wait_for():
-    """With its quorum met and everyone else out, waiting for the deadline gains nothing."""
+    """With its quorum met and all others out, it does not wait for the deadline."""
     round_ = opened()
     round_.handle(UpdateAccepted("a"), 1.0)
     round_.handle(Left("c"), 2.0)
@@ -270,8 +265,8 @@ def test_a_round_closes_when_nobody_is_left_to_wait_for():
     assert round_.handle(Wake(), 12.0) == [Close(), Withdraw("c", CLOSED)]
 
 
-def test_a_round_under_quorum_waits_for_newcomers():
-    """Everyone out and nobody idle: clients may still attend before the deadline."""
+def test_a_round_under_quorum_waits_for_new_clients():
+    """All members out and nobody idle: clients may still attend before the deadline."""
     round_ = opened()
     for client in "abc":
         assert round_.handle(ClientFailed(client), 1.0) == []
@@ -280,7 +275,7 @@ def test_a_round_under_quorum_waits_for_newcomers():
 
 
 def test_a_silent_member_is_waited_for_until_the_deadline():
-    """In contact but without a word: only the deadline ends the wait."""
+    """It is in contact, so only the deadline ends the wait."""
     round_ = opened()
     for client in "ab":
         round_.handle(UpdateAccepted(client), 1.0)
@@ -289,7 +284,7 @@ def test_a_silent_member_is_waited_for_until_the_deadline():
 
 
 def test_a_round_under_quorum_is_abandoned_at_its_deadline():
-    """The reason says what was expected and what came."""
+    """The reason states the quorum and the number of updates."""
     round_ = opened()
     round_.handle(UpdateAccepted("a"), 1.0)
     reason = "quorum not reached: expected at least 2 updates by the deadline, got 1"
@@ -299,14 +294,14 @@ def test_a_round_under_quorum_is_abandoned_at_its_deadline():
 
 
 def test_an_overdue_deadline_acts_on_any_event():
-    """A driver that was late with its Wake does not keep the round open."""
+    """A late Wake does not keep the round open."""
     round_ = opened()
     effects = round_.handle(OfferAccepted("a"), 101.0)
     assert isinstance(effects[0], Abandon)
 
 
 def test_an_update_that_arrives_with_the_deadline_counts():
-    """The event goes before what is due at the same time."""
+    """The event comes before what is due at the same time."""
     round_ = opened()
     round_.handle(UpdateAccepted("a"), 1.0)
     assert round_.handle(UpdateAccepted("b"), 100.0) == [Close(), Withdraw("c", CLOSED)]
@@ -324,7 +319,7 @@ def test_time_does_not_run_backwards():
 
 
 def test_late_update_is_refused_after_close():
-    """Members are told that the round closed, strangers that they were never in it."""
+    """Members get `round_closed`, other clients `not_in_cohort`."""
     round_ = opened("abcd")
     assert round_.refusal_for("a") is None
     assert round_.refusal_for("d") is Code.NOT_IN_COHORT
@@ -335,7 +330,7 @@ def test_late_update_is_refused_after_close():
 
 
 def test_an_update_in_flight_at_close_still_counts():
-    """It was made durable before the fold, so it is part of the result."""
+    """It was durable before the fold, so it is part of the result."""
     round_ = opened()
     round_.handle(UpdateAccepted("a"), 1.0)
     round_.handle(CloseNow(), 1.0)
@@ -345,8 +340,8 @@ def test_an_update_in_flight_at_close_still_counts():
 
 
 @pytest.mark.parametrize("end", [Committed(), CommitFailed("the strategy raised")])
-def test_a_member_that_returns_too_late_is_told(end):
-    """It may have missed the withdrawal while it was out of contact."""
+def test_a_member_that_returns_too_late_gets_a_withdrawal(end):
+    """It may have missed the first while it was out of contact."""
     round_ = opened()
     round_.handle(UpdateAccepted("a"), 1.0)
     round_.handle(CloseNow(), 1.0)
@@ -370,7 +365,7 @@ def test_a_commit_that_fails_abandons_the_round():
 
 
 def test_a_pause_moves_the_deadline_and_patience():
-    """Forty seconds of pause give forty seconds more to everything."""
+    """A pause of 40 s adds 40 s to both."""
     round_ = opened("abcd")
     round_.handle(Left("a"), 5.0)
     round_.handle(Pause(), 10.0)
@@ -385,7 +380,6 @@ def test_a_pause_moves_the_deadline_and_patience():
 
 
 def test_a_member_that_leaves_in_a_pause_has_its_whole_patience_after_it():
-    """Patience does not run while the round is paused."""
     round_ = opened()
     round_.handle(Pause(), 10.0)
     round_.handle(Left("a"), 40.0)
@@ -394,7 +388,6 @@ def test_a_member_that_leaves_in_a_pause_has_its_whole_patience_after_it():
 
 
 def test_updates_count_in_a_pause_and_close_after_it():
-    """Nothing is lost by a pause, and nothing moves on in it."""
     round_ = opened()
     round_.handle(Pause(), 1.0)
     for client in "abc":
@@ -431,7 +424,7 @@ def test_a_pause_does_not_nest():
 
 
 def test_abort_withdraws_from_everyone_at_work():
-    """The operator's reason reaches the clients."""
+    """With the operator's reason."""
     round_ = opened()
     round_.handle(UpdateAccepted("a"), 1.0)
     round_.handle(ClientFailed("b"), 1.0)
@@ -442,7 +435,7 @@ def test_abort_withdraws_from_everyone_at_work():
 
 
 def test_close_now_takes_one_update():
-    """The quorum binds the deadline, not the operator."""
+    """The quorum applies to the deadline, not to the operator."""
     round_ = opened()
     with pytest.raises(OperatorRefused, match="at least 1 accepted update"):
         round_.handle(CloseNow(), 1.0)
@@ -460,7 +453,7 @@ def test_close_now_works_in_a_pause():
 
 
 def test_the_deadline_can_be_extended():
-    """By what was asked, in a pause as well."""
+    """In a pause as well."""
     round_ = opened()
     round_.handle(ExtendDeadline(20.0), 1.0)
     assert round_.wake_at == 120.0
@@ -472,8 +465,8 @@ def test_the_deadline_can_be_extended():
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf"), 1.7976931348623157e308])
-def test_an_extension_must_be_some_seconds(seconds):
-    """Anything else is refused and leaves the deadline."""
+def test_an_extension_must_be_positive_and_finite(seconds):
+    """Otherwise it is refused and the deadline does not change."""
     round_ = opened(deadline_s=1e308)
     with pytest.raises(OperatorRefused, match="Expected seconds="):
         round_.handle(ExtendDeadline(seconds), 1.0)
@@ -503,13 +496,12 @@ def test_a_restored_round_that_reached_its_goal_closes():
 
 
 def test_a_round_restored_after_its_deadline_ends():
-    """Time went by while the server was down."""
     round_ = restored(accepted={"a", "b"}, deadline_left_s=-3.0)
     assert round_.handle(Wake(), 1000.0)[0] == Close()
 
 
 def test_a_round_restored_while_closing_asks_for_its_commit_once_more():
-    """Once, whatever event comes first."""
+    """Once, with any first event."""
     for event in (Wake(), Attended("z"), UpdateAccepted("a")):
         round_ = restored(state=RoundState.CLOSING, accepted={"a"}, deadline_left_s=0.0)
         assert round_.wake_at == 1000.0
@@ -521,22 +513,21 @@ def test_a_round_restored_while_closing_asks_for_its_commit_once_more():
 
 
 def test_a_round_restored_in_a_pause_stays_paused():
-    """Its clock starts when the operator says so."""
     round_ = restored(accepted={"a", "b", "c"}, paused=True)
     assert (round_.wake_at, round_.clock.deadline_left_s(2000.0)) == (None, 50.0)
     assert round_.handle(Wake(), 1500.0) == []
     assert round_.handle(Resume(), 2000.0) == [Close()]
 
 
-def test_what_is_durable_outweighs_the_stored_phase():
-    """An update in the ledger counts; one that is not there does not."""
+def test_accepted_updates_override_the_stored_phase():
+    """An update in the ledger counts; a reported phase without one does not."""
     phases = {"a": Phase.REPORTED, "b": Phase.OFFERED, "c": Phase.DECLINED, "d": Phase.LOST}
     round_ = restored(cohort=phases, accepted={"b"})
     assert dict(round_.cohort.phases) == phases | {"a": Phase.OFFERED, "b": Phase.REPORTED}
 
 
 def test_a_restored_round_has_as_many_places_as_before():
-    """Those who were recruited took the places of others, and made no new ones."""
+    """Recruited members replaced others and added no places."""
     phases = dict.fromkeys("abcd", Phase.TRAINING) | {"a": Phase.FAILED}
     round_ = restored(cohort=phases, available="yz")
     assert round_.handle(Wake(), 1000.0) == []
@@ -551,7 +542,6 @@ def test_a_restored_round_has_as_many_places_as_before():
     ],
 )
 def test_a_stored_round_that_contradicts_itself_is_refused(changes, message):
-    """Better to stop than to count what nobody can vouch for."""
     with pytest.raises(IntegrityError, match=message):
         restored(**changes)
 
@@ -571,13 +561,12 @@ def test_counts_name_every_phase():
 
 
 def test_the_views_are_read_only():
-    """The page cannot change the round."""
     with pytest.raises(TypeError):
         opened().cohort.phases["a"] = Phase.LOST
 
 
 def test_there_is_no_deadline_before_the_round_opens():
-    """None, not infinity, reaches the page."""
+    """Status values have None instead of infinity."""
     assert Round(config(), select=first, now=0.0).clock.deadline_left_s(5.0) is None
     assert opened().clock.deadline_left_s(1.0) == 99.0
     assert opened().clock.deadline_left_s(101.0) == 0.0

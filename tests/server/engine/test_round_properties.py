@@ -266,7 +266,7 @@ starts = st.floats(0, 1e7)
 @settings(max_examples=300, deadline=None)
 @given(st.data(), starts, steps)
 def test_a_round_keeps_its_invariants(data, start, steps):
-    """After every event of any sequence, from a fresh or a restored round."""
+    """After every event of any sequence, from a new or a restored round."""
     witness = Witness(data.draw(rounds(start)), start)
     for event, after_s in steps:
         witness.feed(event, after_s)
@@ -292,7 +292,7 @@ def a_step(draw):
 
 @pytest.mark.parametrize("seed", range(150))
 def test_a_long_round_keeps_its_invariants(seed):
-    """Three hundred events deep, where short sequences do not get."""
+    """Three hundred events, more than in short sequences."""
     draw = Random(seed)
     config = RoundConfig(
         goal=draw.randint(2, 6),
@@ -310,7 +310,7 @@ def test_a_long_round_keeps_its_invariants(seed):
 @settings(max_examples=200, deadline=None)
 @given(configs(), starts, steps, st.integers(0, 3))
 def test_a_restart_loses_nothing(config, start, steps, seed):
-    """A round restored from what its driver stores counts the same, and waits as long."""
+    """A restored round counts the same, and waits as long."""
     witness = Witness(Round(config, select=uniform(seed, 1), now=start), start)
     witness.feed(Wake())
     for event, after_s in steps:
@@ -345,7 +345,7 @@ def test_a_restart_loses_nothing(config, start, steps, seed):
 @settings(max_examples=150, deadline=None)
 @given(configs(), steps, st.floats(1, 1e4))
 def test_a_pause_only_shifts_time(config, steps, pause_s):
-    """Pausing and resuming in the middle leads to the same effects, later by the pause."""
+    """Pausing and resuming leads to the same effects, later by the pause."""
     steps = [step for step in steps if not isinstance(step[0], (Pause, Resume, ExtendDeadline))]
     config = RoundConfig(
         goal=config.goal,

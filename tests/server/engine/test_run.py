@@ -46,7 +46,6 @@ def test_a_run_goes_from_round_to_round_and_finishes():
 
 
 def test_a_run_without_evaluation_ends_with_its_last_round():
-    """No round of evaluation is opened unless asked for."""
     run = started(rounds=1)
     assert run.handle(RoundCommitted(TRAIN)) == [Finish()]
 
@@ -59,7 +58,7 @@ def test_an_abandoned_round_is_followed_by_another():
 
 
 def test_rounds_abandoned_in_a_row_pause_the_run():
-    """The operator reads why, and resuming gives as many attempts again."""
+    """With a reason; resuming resets the count."""
     run = started()
     for number in (2, 3):
         assert run.handle(RoundAbandoned("quorum")) == [OpenRound(number, TRAIN)]
@@ -72,8 +71,8 @@ def test_rounds_abandoned_in_a_row_pause_the_run():
         assert run.handle(RoundAbandoned("quorum")) == [OpenRound(number, TRAIN)]
 
 
-def test_a_commit_ends_the_row():
-    """Two, a commit, and two more do not make three in a row."""
+def test_a_commit_resets_the_count_of_abandoned_rounds():
+    """Two, a commit, and two more are not three in a row."""
     run = started(rounds=3)
     for event in [RoundAbandoned("q")] * 2 + [RoundCommitted(TRAIN)] + [RoundAbandoned("q")] * 2:
         run.handle(event)
@@ -89,7 +88,6 @@ def test_a_fault_pauses_the_run_at_once():
 
 
 def test_pause_and_resume_reach_the_open_round():
-    """The round goes on where it was."""
     run = started()
     assert run.handle(Pause()) == [PauseRound()]
     assert run.handle(Resume()) == [ResumeRound()]
@@ -105,14 +103,13 @@ def test_a_round_that_commits_in_a_pause_counts():
 
 
 def test_the_last_commit_finishes_a_paused_run():
-    """There is nothing left to resume."""
     run = started(rounds=1)
     run.handle(Pause())
     assert run.handle(RoundCommitted(TRAIN)) == [Finish()]
 
 
 def test_a_fault_in_a_pause_is_the_reason_shown():
-    """Worth more to the operator than that they paused it."""
+    """It replaces the operator's pause as the reason."""
     run = started()
     run.handle(Pause())
     assert run.handle(RoundAbandoned("the strategy raised", fault=True)) == []
@@ -120,15 +117,14 @@ def test_a_fault_in_a_pause_is_the_reason_shown():
 
 
 def test_stop_aborts_the_open_round():
-    """A round that was closing all the same still counts."""
+    """A round that was closing still counts when it commits."""
     run = started()
     assert run.handle(Stop()) == [AbortRound("stopped by the operator")]
     assert run.handle(RoundCommitted(TRAIN)) == []
     assert (run.state, run.progress.trained, run.progress.open_kind) == (RunState.STOPPED, 1, None)
 
 
-def test_a_run_that_breaks_says_why():
-    """It fails with the reason and does not go on."""
+def test_a_broken_run_fails_with_the_reason():
     run = started()
     assert run.handle(Break("model 1f3a is gone")) == [AbortRound("model 1f3a is gone")]
     assert (run.state, run.reason) == (RunState.FAILED, "model 1f3a is gone")
@@ -136,8 +132,8 @@ def test_a_run_that_breaks_says_why():
         run.handle(Resume())
 
 
-def test_a_run_that_is_rolled_back_opens_nothing_until_it_is():
-    """The open round goes first; then the count is that of the round gone back to."""
+def test_a_run_opens_no_round_until_its_rollback_is_done():
+    """The open round is aborted first; then the count is that of the earlier round."""
     run = started(rounds=3)
     run.handle(RoundCommitted(TRAIN))
     assert run.handle(RollBack("back to 0")) == [AbortRound("back to 0")]
@@ -147,7 +143,7 @@ def test_a_run_that_is_rolled_back_opens_nothing_until_it_is():
 
 
 def test_a_round_that_was_closing_commits_before_the_rollback():
-    """Even the last one does not finish a run that is about to go back."""
+    """Even the last commit does not finish a run that is to be rolled back."""
     run = started(rounds=1, evaluate_last=True)
     run.handle(RoundCommitted(TRAIN))
     run.handle(RollBack("back to 0"))
@@ -156,8 +152,7 @@ def test_a_round_that_was_closing_commits_before_the_rollback():
     assert run.handle(RoundCommitted(TRAIN)) == [OpenRound(4, EVALUATE)]  # of the new model
 
 
-def test_a_rollback_that_came_to_nothing_lets_the_run_go_on():
-    """As if nobody had asked."""
+def test_a_failed_rollback_lets_the_run_continue():
     run = started(rounds=1)
     run.handle(RollBack("back to 7"))
     assert run.handle(RoundCommitted(TRAIN)) == []
@@ -165,7 +160,7 @@ def test_a_rollback_that_came_to_nothing_lets_the_run_go_on():
 
 
 def test_a_paused_run_stays_paused_when_it_is_rolled_back():
-    """The operator resumes it; three abandoned rounds before do not count any more."""
+    """The operator resumes it; earlier abandoned rounds do not count any more."""
     run = started(max_abandoned=1)
     run.handle(RoundAbandoned("quorum"))
     assert run.state is RunState.PAUSED
@@ -175,8 +170,7 @@ def test_a_paused_run_stays_paused_when_it_is_rolled_back():
     assert run.handle(Resume()) == [OpenRound(2, TRAIN)]
 
 
-def test_the_round_that_a_rollback_gives_up_does_not_pause_the_run():
-    """It was not for want of clients."""
+def test_the_round_that_a_rollback_aborts_does_not_pause_the_run():
     run = started(max_abandoned=1)
     run.handle(RollBack("back to 0"))
     assert run.handle(RoundAbandoned("back to 0")) == []
@@ -184,7 +178,6 @@ def test_the_round_that_a_rollback_gives_up_does_not_pause_the_run():
 
 
 def test_a_second_start_opens_no_second_round():
-    """One round is open at a time."""
     assert started().handle(Started()) == []
 
 
@@ -245,7 +238,7 @@ commands = st.sampled_from([Pause(), Resume(), Started(), Stop(), Break("no mode
 
 @given(st.lists(st.one_of(ends_of_rounds, ends_of_rounds, commands)))
 def test_a_run_keeps_its_invariants_across_restarts(steps):
-    """One round at a time, numbers without gaps, commits counted once, ends that stay ends."""
+    """One open round, numbers without gaps, commits counted once, final states unchanged."""
     witness = RunWitness()
     witness.feed(Started())
     for step in steps:
@@ -258,7 +251,7 @@ def test_a_run_keeps_its_invariants_across_restarts(steps):
 
 
 def test_a_run_that_only_evaluates_opens_no_training():
-    """So many rounds of evaluation, and no further one at the end; restored likewise."""
+    """It opens the wanted number of evaluation rounds and no further one; restored likewise."""
     config = RunConfig(rounds=2, evaluate_only=True, evaluate_last=True)
     run = Run(config)
     assert run.handle(Started()) == [OpenRound(1, EVALUATE)]

@@ -17,7 +17,7 @@ SEEDS = st.integers(-(2**70), 2**70)
 
 @given(SEEDS, st.integers(0, 2**32), st.sets(st.text(), max_size=30), st.data())
 def test_a_draw_is_of_different_candidates(seed, number, candidates, data):
-    """As many as asked for, none twice, none from elsewhere, and the same each time."""
+    """The requested number, no duplicates, only candidates, and the same each time."""
     count = data.draw(st.integers(0, len(candidates)))
     chosen = uniform(seed, number)(sorted(candidates), count)
     assert len(set(chosen)) == len(chosen) == count
@@ -55,7 +55,7 @@ def told():
 @pytest.mark.parametrize("name", SELECTIONS)
 @given(st.permutations(NAMES), SEEDS)
 def test_every_policy_over_selects_and_replaces(name, arrivals, seed):
-    """Whoever fails is replaced until everyone was asked once, in whatever order they came."""
+    """Failed members are replaced until every client was asked once, in any order of arrival."""
     policy = registry.selection(name, {"label": "x"} if name == "stratified" else None)
     config = RoundConfig(goal=3, over_selection=1.5, quorum=1, deadline_s=8.0)
 
@@ -79,13 +79,13 @@ def test_every_policy_over_selects_and_replaces(name, arrivals, seed):
     assert play(NAMES) == everyone
 
 
-def test_a_draw_is_known_for_ever():
+def test_a_draw_does_not_change_between_versions():
     """A stored seed gives this cohort on every machine and with every NumPy."""
     assert uniform(2026, 7)(NAMES, 4) == ["client-08", "client-10", "client-00", "client-09"]
 
 
 def test_seeds_and_rounds_give_different_draws():
-    """Neighbouring keys are unrelated."""
+    """Also neighbouring ones."""
     draws = {tuple(uniform(seed, number)(NAMES, 12)) for seed in range(10) for number in range(10)}
     assert len(draws) == 100
 
@@ -104,8 +104,8 @@ def test_every_client_and_every_pair_is_equally_likely():
     assert len(pairs) == size * (size - 1) // 2
 
 
-def test_replacements_are_drawn_apart_from_the_cohort():
-    """Those left over are not ordered by the numbers that left them over: each may come next."""
+def test_replacements_are_drawn_independently_of_the_cohort():
+    """The order of those left over does not depend on the first draw: each may come next."""
     following = Counter()
     for number in range(3000):
         pool = CandidatePool(uniform(3, number), NAMES[:4])
@@ -114,8 +114,8 @@ def test_replacements_are_drawn_apart_from_the_cohort():
     assert all(abs(n - 750) < 5 * (3000 * 3 / 16) ** 0.5 for n in following.values())
 
 
-def test_the_bench_forgets_those_who_left_and_knows_those_who_returned():
-    """Those whose place was drawn already included: a place goes to somebody idle, once."""
+def test_the_pool_tracks_clients_that_leave_and_return():
+    """Also clients that were drawn already: a place goes to one idle client, once."""
     for left_over in range(3):
         pool = CandidatePool(uniform(0, 0), map(str, range(24)))
         places = [pool.pop()]
@@ -133,8 +133,8 @@ def test_the_bench_forgets_those_who_left_and_knows_those_who_returned():
     assert pool.pop() is None
 
 
-def test_a_client_that_comes_and_goes_costs_nothing():
-    """A hundred thousand flaps leave nothing behind."""
+def test_a_client_that_reconnects_often_uses_no_memory():
+    """A hundred thousand times."""
     pool = CandidatePool(uniform(0, 0), "ab")
     pool.pop()
     for _ in range(100_000):
@@ -147,8 +147,7 @@ def test_a_client_that_comes_and_goes_costs_nothing():
 @pytest.mark.parametrize(
     "wrong", [lambda c, n: [], lambda c, n: ["a"] * n, lambda c, n: ["stranger", "a"][:n]]
 )
-def test_a_selection_that_breaks_its_promise_is_named(wrong):
-    """A cohort with strangers or repeats would break every invariant of the round."""
+def test_a_selection_with_unknown_or_repeated_clients_is_refused(wrong):
     pool = CandidatePool(wrong, "abc")
     with pytest.raises(ValueError, match="Expected 2 different candidates"):
         pool.take(2)

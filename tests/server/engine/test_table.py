@@ -112,20 +112,19 @@ def test_the_run_table_is_total():
 
 
 def test_the_samples_cover_every_event():
-    """The events that the tests below feed are all there are."""
     assert {type(event) for event in ROUND_EVENTS} == set(get_args(RoundEvent))
     assert {type(event) for event in RUN_EVENTS} == set(get_args(RunEvent))
 
 
 def test_only_operators_are_refused():
-    """No state refuses what clients, time or the driver report: those have happened."""
+    """Events of clients, time and the driver have happened, so no state refuses them."""
     for row in Round.TABLE.values():
         assert {event for event, entry in row.items() if entry is REFUSE} <= OPERATOR
 
 
 @pytest.mark.parametrize("state", RoundState)
 @pytest.mark.parametrize("event", ROUND_EVENTS, ids=lambda event: type(event).__name__)
-def test_a_round_does_what_its_table_says(state, event):
+def test_a_round_follows_its_table(state, event):
     """An ignored event changes nothing, a refused one raises, and no other pair fails."""
     round_ = round_in(state)
     before = (round_.state, dict(round_.cohort.phases), round_.cohort.accepted, round_.wake_at)
@@ -150,8 +149,7 @@ def test_a_round_does_what_its_table_says(state, event):
 
 @pytest.mark.parametrize("state", [RoundState.COMMITTED, RoundState.ABANDONED])
 @pytest.mark.parametrize("event", ROUND_EVENTS, ids=lambda event: type(event).__name__)
-def test_a_round_that_is_over_stays_as_it_is(state, event):
-    """Nothing moves a round out of a terminal state."""
+def test_a_round_that_is_over_does_not_change(state, event):
     round_ = round_in(state)
     try:
         round_.handle(event, 2.0)
@@ -163,7 +161,7 @@ def test_a_round_that_is_over_stays_as_it_is(state, event):
 
 @pytest.mark.parametrize("state", RunState)
 @pytest.mark.parametrize("event", RUN_EVENTS, ids=lambda event: type(event).__name__)
-def test_a_run_does_what_its_table_says(state, event):
+def test_a_run_follows_its_table(state, event):
     """An ignored event changes nothing, a refused one raises, and no other pair fails."""
     run = Run(RunConfig(rounds=2), state=state, reason="as stored")
     before = (run.state, run.reason, run.progress)

@@ -59,13 +59,13 @@ def test_trail_begins_at_one_and_links_every_entry(path, ledger):
      "detail = '{}'", "hash = previous", "previous = hash"],
 )  # fmt: skip
 def test_edited_entry_is_found(path, change):
-    """Whichever of its fields was changed."""
+    """With each of its fields."""
     _tamper(path, f"UPDATE audit SET {change} WHERE id = 3")
     assert first_break(_rows(path)).id == 3
 
 
-def test_edit_that_hashes_anew_is_found_at_the_next_link(path):
-    """The forger has to go on to the end, where a kept head waits."""
+def test_edited_entry_with_a_new_hash_is_found_at_the_next_link(path):
+    """With all later hashes changed too, a kept head reveals it."""
     rows = _rows(path)
     head = Head(id=rows[-1]["id"], hash=rows[-1]["hash"])
     rows[2]["who"] = "eve"
@@ -97,8 +97,8 @@ def test_swapped_entries_are_found(path):
     assert first_break(_rows(path)).id == 2
 
 
-def test_entry_put_between_is_found(path):
-    """With a right hash of its own, the next entry still does not follow it."""
+def test_inserted_entry_is_found(path):
+    """Even with a correct hash, the next entry does not follow it."""
     rows = _rows(path)
     extra = {**rows[2], "id": 3, "who": "eve"}
     extra["hash"] = entry_hash(extra)
@@ -107,16 +107,15 @@ def test_entry_put_between_is_found(path):
 
 
 @pytest.mark.parametrize("kept", [0, 3, NUM_ENTRIES - 1])
-def test_cut_trail_is_found_by_a_head_that_was_kept(path, ledger, kept):
-    """Nothing else can tell: what is left is a good trail."""
+def test_truncated_trail_is_found_by_a_kept_head(path, ledger, kept):
+    """Without the head it looks intact."""
     head = ledger.trail.head()
     _tamper(path, f"DELETE FROM audit WHERE id > {kept}")
     assert first_break(_rows(path)) is None
     assert first_break(_rows(path), [head]).id == kept + 1
 
 
-def test_older_head_does_not_complain_of_newer_entries(path, ledger):
-    """It vouches for what came before it."""
+def test_older_head_accepts_newer_entries(path, ledger):
     head = ledger.trail.head()
     ledger.trail.append("ann", "socket", "run.stop", "run-1", {})
     assert first_break(_rows(path), [head]) is None
@@ -138,7 +137,7 @@ def test_writers_on_one_database_make_one_chain(tmp_path, path, ledger):
     assert first_break(rows) is None
 
 
-def test_strangers_text_is_kept_short_and_printable(tmp_path, ledger):
+def test_text_of_unknown_peers_is_short_and_printable(tmp_path, ledger):
     """A name with line breaks must not forge a line of the log."""
     ledger.trail.append("a\nb" + "x" * 1000, "form", "login.fail", "é\u2028", {})
     ledger.close()

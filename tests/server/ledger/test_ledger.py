@@ -71,7 +71,7 @@ def refused(call, *args):
 
 
 def test_an_update_counts_in_the_buffer_that_its_row_names(ledger):
-    """Its address stays that of the round it was asked in; all else goes by the other."""
+    """Its address is that of the round in which it was asked; all else follows `counts_in`."""
     ledger.close_round("run", 1)
     ledger.commit_round("run", 1, RESULT, 100)
     open_round(ledger, 2)
@@ -88,8 +88,8 @@ def test_an_update_counts_in_the_buffer_that_its_row_names(ledger):
     assert refused(ledger.accept, full, 1) is Code.ROUND_CLOSED
 
 
-def test_memory_goes_by_the_buffer_that_was_committed(ledger):
-    """The round that a client was asked in counts from the commit of the buffer it is in."""
+def test_memory_follows_the_committed_buffer(ledger):
+    """A client's round counts after the commit of the buffer that contains its update."""
     ledger.close_round("run", 1)
     ledger.commit_round("run", 1, RESULT, 100)
     open_round(ledger, 2)
@@ -100,8 +100,8 @@ def test_memory_goes_by_the_buffer_that_was_committed(ledger):
     assert ledger.last_counted("run", "alice") == 1
 
 
-def test_who_is_at_work_is_whoever_has_not_ended(ledger):
-    """Members of several rounds, without those that reported, failed or declined."""
+def test_members_at_work_are_those_that_have_not_ended(ledger):
+    """Of several rounds, without those that reported, failed or declined."""
     ledger.accept(UPDATE, 10)
     ledger.close_round("run", 1)
     ledger.commit_round("run", 1, RESULT, 100)
@@ -115,7 +115,7 @@ def test_who_is_at_work_is_whoever_has_not_ended(ledger):
 
 
 def test_update_is_accepted_once_and_a_repeat_is_known(ledger):
-    """The first time counts, the same again does not, and nothing about the first changes."""
+    """A repeat does not count, and changes nothing."""
     assert ledger.accept(UPDATE, 10) is True
     before = ledger.find_update("run", 1, "alice")
     assert ledger.accept(UPDATE, 10) is False
@@ -124,15 +124,15 @@ def test_update_is_accepted_once_and_a_repeat_is_known(ledger):
     assert len(ledger.accepted("run", 1)) == 1
 
 
-def test_second_update_for_the_slot_conflicts(ledger):
-    """Another update of the same client for the round is refused and leaves the first."""
+def test_another_update_for_the_round_conflicts(ledger):
+    """It is refused, and the first is kept."""
     ledger.accept(UPDATE, 10)
     assert refused(ledger.accept, replace(UPDATE, identity="other"), 10) is Code.CONFLICTING_UPDATE
     assert ledger.find_update("run", 1, "alice").identity == "abc"
 
 
 def test_acceptance_marks_the_member_reported(ledger):
-    """The cohort's row moves in the transaction that accepts."""
+    """In the same transaction."""
     ledger.set_phase("run", 1, "alice", "failed", "lost its patience")
     ledger.accept(UPDATE, 10)
     phases = {m.client: (m.phase, m.reason) for m in ledger.cohort("run", 1)}
@@ -140,7 +140,7 @@ def test_acceptance_marks_the_member_reported(ledger):
 
 
 def test_a_record_of_a_late_member_does_not_undo_its_update(ledger):
-    """It came in at the last moment: the row that accepted it stands."""
+    """It arrived at the last moment: its accepted row is kept."""
     ledger.accept(UPDATE, 10)
     late = {name: Record(phase="late", ended_at=2.0, bytes_up=5) for name in ("alice", "bob")}
     ledger.keep_records("run", {1: late}, over=True)
@@ -150,7 +150,7 @@ def test_a_record_of_a_late_member_does_not_undo_its_update(ledger):
 
 
 def test_nothing_is_accepted_past_the_capacity(ledger):
-    """The sum has room for so many updates; a repeat of one that is in it needs none."""
+    """Repeats of accepted updates are still recognised."""
     assert ledger.accept(UPDATE, 1)
     assert refused(ledger.accept, replace(UPDATE, client="bob"), 1) is Code.ROUND_CLOSED
     assert ledger.accept(UPDATE, 1) is False
@@ -158,7 +158,7 @@ def test_nothing_is_accepted_past_the_capacity(ledger):
 
 @pytest.mark.parametrize("end", ["close", "abandon", "commit", "none"])
 def test_nothing_new_is_accepted_once_a_round_has_closed(ledger, end):
-    """Closing fixes the set of updates; repeats are still recognised, conflicts still refused."""
+    """Repeats are still recognised, conflicts still refused."""
     ledger.accept(UPDATE, 10)
     number = 1
     if end == "close":
@@ -201,7 +201,7 @@ def test_commit_moves_the_run_once(ledger):
 
 @pytest.mark.parametrize("state", ["reporting", "abandoned"])
 def test_only_a_closing_round_commits(ledger, state):
-    """A round that has not closed, or was given up, cannot become a model."""
+    """Not an open or abandoned one."""
     if state == "abandoned":
         ledger.abandon_round("run", 1, "no quorum", "quorum")
     ledger.commit_round("run", 1, RESULT, 100)
@@ -210,7 +210,6 @@ def test_only_a_closing_round_commits(ledger, state):
 
 
 def test_committed_round_cannot_be_abandoned(ledger):
-    """What is committed stays, and does not count against the run."""
     ledger.close_round("run", 1)
     ledger.commit_round("run", 1, RESULT, 100)
     ledger.abandon_round("run", 1, "too late", "quorum")
@@ -219,7 +218,7 @@ def test_committed_round_cannot_be_abandoned(ledger):
 
 
 def test_abandoned_rounds_in_a_row_are_counted_until_one_commits(ledger):
-    """Two abandoned, then one committed: the count goes up and back to nought."""
+    """Two abandoned, then one committed: the count rises and returns to 0."""
     ledger.abandon_round("run", 1, "no quorum", "quorum")
     ledger.abandon_round("run", 1, "no quorum", "quorum")  # a second time is no second round
     open_round(ledger, 2)
@@ -233,7 +232,7 @@ def test_abandoned_rounds_in_a_row_are_counted_until_one_commits(ledger):
 
 
 def test_round_of_evaluation_makes_no_model(ledger):
-    """It commits without counting as one of the rounds asked for."""
+    """It commits without counting as a wanted round."""
     open_round(ledger, 2, "evaluate")
     ledger.close_round("run", 2)
     ledger.commit_round("run", 2, RESULT | {"counts": False, "model_out": "old"}, 100)
@@ -242,7 +241,7 @@ def test_round_of_evaluation_makes_no_model(ledger):
 
 
 def test_open_rounds_are_those_that_report_or_close(ledger):
-    """What a restart has to go on with."""
+    """A restart continues these."""
     open_round(ledger, 2)
     open_round(ledger, 3)
     ledger.close_round("run", 2)
@@ -254,7 +253,6 @@ def test_open_rounds_are_those_that_report_or_close(ledger):
 
 
 def test_everything_is_there_after_a_restart(ledger, tmp_path):
-    """Another ledger over the same directory holds the same rows."""
     ledger.accept(UPDATE, 10)
     ledger.close_round("run", 1)
     again = Ledger.in_directory(tmp_path)
@@ -264,8 +262,8 @@ def test_everything_is_there_after_a_restart(ledger, tmp_path):
     again.close()
 
 
-def test_run_that_is_not_there_is_an_error_of_use(ledger):
-    """The message says where to look."""
+def test_unknown_run_is_a_usage_error(ledger):
+    """The message names the command that lists runs."""
     with pytest.raises(UsageError, match="fedloom run list"):
         require_run(ledger.run("nope"), "nope")
 
@@ -284,7 +282,7 @@ def test_token_serves_once(ledger):
 
 
 def test_failed_enrolment_leaves_the_token_unused(ledger):
-    """A serial that is there already breaks the whole transaction, the token's use included."""
+    """A duplicate serial rolls back the whole transaction."""
     ledger.add_token("t1", "hash", "carol", 100.0)
     ledger.add_token("t2", "hash", "dave", 100.0)
     ledger.enrol("t1", "serial", 500.0)
@@ -295,14 +293,13 @@ def test_failed_enrolment_leaves_the_token_unused(ledger):
 
 
 def test_certificate_is_good_for_its_own_client_only(ledger):
-    """A serial together with another client's name is unknown."""
     ledger.add_token("t", "hash", "carol", 100.0)
     ledger.enrol("t", "serial", 500.0)
     assert refused(ledger.check_certificate, "serial", "dave") is Code.UNKNOWN_CLIENT
 
 
 def test_revocation_covers_every_certificate_and_ends_with_a_new_enrolment(ledger):
-    """Old certificates stay revoked when the client comes back."""
+    """Old certificates stay revoked."""
     ledger.add_token("t", "hash", "carol", 100.0)
     ledger.enrol("t", "first", 500.0)
     ledger.add_certificate("renewed", "carol", 600.0)
@@ -318,8 +315,8 @@ def test_revocation_covers_every_certificate_and_ends_with_a_new_enrolment(ledge
     assert not ledger.revoke("nobody")
 
 
-def test_revocation_voids_the_tokens_that_are_still_out(ledger):
-    """A token made before cannot undo it; times of those that had ended stay as they were."""
+def test_revocation_voids_unused_tokens(ledger):
+    """Earlier tokens cannot undo it; times of ended tokens do not change."""
     ledger.add_token("out", "hash", "carol", 4e9)
     ledger.add_token("ended", "hash", "carol", 5.0)
     ledger.add_token("dave's", "hash", "dave", 4e9)
@@ -332,7 +329,7 @@ def test_revocation_voids_the_tokens_that_are_still_out(ledger):
 
 
 def test_certificate_issued_while_its_client_is_revoked_is_void(ledger):
-    """A renewal that had begun before the revocation does not outlive it."""
+    """Also for a renewal that began before the revocation."""
     ledger.add_token("t", "hash", "carol", 100.0)
     ledger.enrol("t", "first", 500.0)
     ledger.revoke("carol")
@@ -340,8 +337,8 @@ def test_certificate_issued_while_its_client_is_revoked_is_void(ledger):
     assert refused(ledger.check_certificate, "renewed", "carol") is Code.UNKNOWN_CLIENT
 
 
-def test_a_client_that_has_left_is_out_as_if_revoked_and_said_to_have_left(ledger):
-    """Also a renewal that had begun before; a new token lets it in again."""
+def test_a_client_that_has_left_is_refused_with_that_reason(ledger):
+    """Also a renewal that began before; a new token admits it again."""
     ledger.add_token("t", "hash", "carol", 4e9)
     ledger.add_token("again", "hash", "carol", 4e9)
     ledger.enrol("t", "first", 500.0)
@@ -359,7 +356,6 @@ def test_a_client_that_has_left_is_out_as_if_revoked_and_said_to_have_left(ledge
 
 
 def test_lists_never_show_a_token_s_hash(ledger):
-    """What an operator sees of tokens holds nothing secret."""
     ledger.add_token("t", "hash of the secret", "carol", 100.0)
     assert "hash of the secret" not in str(ledger.list_tokens())
 
@@ -368,7 +364,7 @@ def test_lists_never_show_a_token_s_hash(ledger):
 
 
 def test_newest_refusals_are_kept_and_listed_first(ledger, monkeypatch):
-    """Old ones make room; a run sees its own."""
+    """The oldest are deleted; a run sees its own."""
     monkeypatch.setattr(refusals_module, "KEPT_REFUSALS", 4)
     for number in range(6):
         refusal = Refusal(Code.TOO_LARGE, f"message {number}", detail="detail")
@@ -392,15 +388,15 @@ def test_newest_refusals_are_kept_and_listed_first(ledger, monkeypatch):
         ("sqlite:////nonexistent/hidden/x.sqlite", UnavailableError, "unable to open"),
     ],
 )
-def test_a_database_that_cannot_be_opened_is_said_so(url, error, message):
-    """In a sentence, without the URL: it may hold a password."""
+def test_a_database_that_cannot_be_opened_is_an_error(url, error, message):
+    """Without the URL, which may hold a password."""
     with pytest.raises(error, match=message) as raised:
         Ledger(url)
     assert "hidden" not in str(raised.value)
 
 
-def test_a_database_without_its_driver_is_told_which(monkeypatch):
-    """SQLAlchemy names a dialect; what to install is its driver."""
+def test_a_missing_database_driver_is_named(monkeypatch):
+    """SQLAlchemy names a dialect; the message names its driver."""
     monkeypatch.setitem(sys.modules, "psycopg", None)
     with pytest.raises(UsageError, match="pip install psycopg"):
         Ledger("postgresql+psycopg://ward@localhost/fedloom")

@@ -35,16 +35,16 @@ def shape(ledger):
     }
 
 
-def test_an_old_ledger_gets_the_shape_of_a_new_one(old, tmp_path_factory):
-    """Table by table, column by column, index by index."""
+def test_a_migrated_ledger_has_the_schema_of_a_new_one(old, tmp_path_factory):
+    """Tables, columns and indexes."""
     forward = Ledger.in_directory(old)
     fresh = Ledger.in_directory(tmp_path_factory.mktemp("fresh"))
     assert shape(forward) == shape(fresh)
     assert set(shape(forward)) == set(meta.tables)
 
 
-def test_an_old_ledger_goes_on(old):
-    """Its open round takes the update that it waits for, and an accepted one stays counted once."""
+def test_a_migrated_ledger_continues(old):
+    """Its open round accepts the missing update, and an accepted one still counts once."""
     ledger = Ledger.in_directory(old)
     assert [(r.number, r.state) for r in ledger.list_rounds("digits")] == [
         (1, "committed"),
@@ -59,8 +59,8 @@ def test_an_old_ledger_goes_on(old):
     assert ledger.last_counted("digits", "bob") == 2
 
 
-def test_an_old_run_can_be_rolled_back_to_what_was_kept(old):
-    """Of each run that is its last model's state; the others say what to do instead."""
+def test_an_old_run_can_be_rolled_back_to_stored_states(old):
+    """Only the last model of each run has one; the message for others says what to do."""
     ledger = Ledger.in_directory(old)
     assert {p.round: p.state for p in ledger.points("digits")} == {
         0: None,
@@ -72,8 +72,7 @@ def test_an_old_run_can_be_rolled_back_to_what_was_kept(old):
         ledger.roll_back("digits", 1)
 
 
-def test_updates_from_before_buffers_count_where_they_were_asked(old):
-    """They said so by saying nothing."""
+def test_updates_from_before_buffers_count_in_their_round(old):
     with sqlite3.connect(old / "ledger.sqlite") as database:
         database.execute("UPDATE updates SET counts_in = NULL")
     ledger = Ledger.in_directory(old)
@@ -82,7 +81,7 @@ def test_updates_from_before_buffers_count_where_they_were_asked(old):
 
 
 def test_steps_are_done_once(old):
-    """A second opening finds nothing to do, and writes nothing."""
+    """A second opening writes nothing."""
     Ledger.in_directory(old).close()
     with sqlite3.connect(old / "ledger.sqlite") as database:
         database.execute("UPDATE models SET state = 'kept' WHERE run = 'other'")
@@ -90,7 +89,7 @@ def test_steps_are_done_once(old):
 
 
 def test_a_step_that_fails_leaves_the_old_ledger(old, monkeypatch):
-    """Half a migration would be no version at all; the next try begins where it stood."""
+    """The next attempt starts from the same version."""
 
     def breaks(_connection):
         raise RuntimeError("pulled the plug")
@@ -107,7 +106,6 @@ def test_a_step_that_fails_leaves_the_old_ledger(old, monkeypatch):
 
 
 def test_a_newer_ledger_is_refused_with_what_to_do(old):
-    """An older program does not know what the values mean."""
     Ledger.in_directory(old).close()
     with sqlite3.connect(old / "ledger.sqlite") as database:
         database.execute("UPDATE schema_version SET version = 99")
@@ -116,7 +114,7 @@ def test_a_newer_ledger_is_refused_with_what_to_do(old):
 
 
 def test_the_tables_compile_for_postgresql():
-    """Every table and index has a form there; where there is a server, it is tried in earnest."""
+    """With a server available, they are created there too."""
     made = []
     engine = sa.create_mock_engine("postgresql+psycopg://", lambda sql, *_: made.append(str(sql)))
     meta.create_all(engine, checkfirst=False)

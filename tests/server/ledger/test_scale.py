@@ -70,7 +70,6 @@ def scanned(statement, plan):
 
 
 def test_no_route_scans_a_table_that_grows(door):
-    """Route by route, statement by statement."""
     rows = table(application.create_app(door.context, door.runs, door.authority))
     asked = 0
     for row in rows:
@@ -86,7 +85,7 @@ def test_no_route_scans_a_table_that_grows(door):
     assert asked > 60
 
 
-def test_what_rounds_ask_the_ledger_finds_rows_by_index(door):
+def test_queries_of_rounds_use_indexes(door):
     """An accept, a task with memory and a restart do not slow down as a run grows."""
     seen = []
 

@@ -26,7 +26,7 @@ def test_the_next_model_is_the_weighted_mean_of_the_updates():
     assert after.difference is None
 
 
-def test_the_schedule_steps_with_rounds_that_moved_something():
+def test_the_schedule_steps_with_non_empty_rounds():
     """Warm-up over one round: half the step, then, past an empty round, all of it."""
     schedule = {"name": "fedavg", "schedule": {"warmup_rounds": 1}}
     setup = setup_of(strategy=schedule)
@@ -47,7 +47,7 @@ def test_the_schedule_steps_with_rounds_that_moved_something():
     ids=["sum", "each", "broadcast"],
 )
 def test_an_empty_round_leaves_everything_the_same_object(values):
-    """Model, state and held model; the round itself counts."""
+    """Model, state and held model; the round still counts."""
     setup = setup_of(**values)
     before = start(setup)
     after = advance(setup, before, result_of(setup, [None, None]))
@@ -60,7 +60,7 @@ def test_an_empty_round_leaves_everything_the_same_object(values):
 
 
 def test_an_empty_round_of_a_private_run_gets_its_noise():
-    """Nothing tells it from a round whose updates cancelled out."""
+    """It looks like a round whose updates cancelled out."""
     setup = setup_of(privacy=PRIVATE)
     before = start(setup)
     after = advance(setup, before, result_of(setup, [None, None]))
@@ -69,8 +69,8 @@ def test_an_empty_round_of_a_private_run_gets_its_noise():
 
 
 @pytest.mark.parametrize("evaluate_only", [False, True])
-def test_an_evaluation_moves_nothing_and_counts_where_nothing_else_is_asked(evaluate_only):
-    """What clients measured is told, whatever the round was for."""
+def test_an_evaluation_changes_nothing_and_counts_in_evaluate_only_runs(evaluate_only):
+    """Metrics are reported for every kind of round."""
     setup = setup_of(evaluate_only=evaluate_only, train={} if evaluate_only else TRAIN)
     before = start(setup)
     report = ClientReport(
@@ -89,7 +89,7 @@ def test_an_evaluation_moves_nothing_and_counts_where_nothing_else_is_asked(eval
 
 
 def test_too_few_updates_for_the_aggregation_are_an_error():
-    """The caller abandons the round; the state it had is untouched."""
+    """The caller abandons the round; its state does not change."""
     setup = setup_of(
         aggregation={"name": "krum", "num_byzantine": 0},
         weighting="uniform",
@@ -112,7 +112,7 @@ def test_too_few_updates_for_the_aggregation_are_an_error():
 
 
 def test_the_next_model_is_rounded_as_its_file_is():
-    """bfloat16 holds 8 bits of a mantissa: 1 + 2⁻⁹ is 1 in the file, and so in the next round."""
+    """bfloat16 has a mantissa of 8 bits: 1 + 2⁻⁹ is 1 in the file, and so in the next round."""
     setup = setup_of(dtype="BF16", compression={"down": {"name": "lossless"}})
     after = advance(setup, start(setup, 1.0), result_of(setup, [2.0**-9, 2.0**-9]))
     model = after.state.model["w"]
@@ -121,8 +121,8 @@ def test_the_next_model_is_rounded_as_its_file_is():
     assert after.state.held["w"].tolist() == [1.0] * 4
 
 
-def test_what_encoding_loses_is_part_of_the_next_difference():
-    """Clients hold another model than the run's, until the differences have made up for it."""
+def test_the_loss_of_encoding_is_part_of_the_next_difference():
+    """Clients hold another model than the run's until later differences correct it."""
     setup = setup_of(compression={"down": {"name": "int8"}}, size=64)
     state, deltas = start(setup), np.linspace(-1, 1, 64)
     first = advance(setup, state, result_of(setup, [deltas]))
@@ -134,7 +134,7 @@ def test_what_encoding_loses_is_part_of_the_next_difference():
 
 
 def test_clients_are_excluded_until_the_tree_ends():
-    """Those who took part in round 1 may not in round 2; then a tree of two rounds is full."""
+    """Members of round 1 may not be in round 2; then a tree of two rounds is full."""
     settings = {**PRIVATE, "mechanism": "dp_ftrl", "restart_every": 2}
     setup = setup_of(privacy=settings)
     first = advance(setup, start(setup), result_of(setup, [1.0, 1.0])).state
@@ -143,8 +143,8 @@ def test_clients_are_excluded_until_the_tree_ends():
     assert second.excluded == frozenset()
 
 
-def test_a_private_round_tells_what_it_has_spent_and_nothing_measured():
-    """After two rounds it is epsilon of two."""
+def test_a_private_round_reports_its_budget_and_no_metrics():
+    """After two rounds: epsilon of two."""
     setup = setup_of(privacy=PRIVATE)
     state = advance(setup, start(setup), result_of(setup, [1.0])).state
     metrics = advance(setup, state, result_of(setup, [1.0], number=2)).metrics
@@ -153,7 +153,7 @@ def test_a_private_round_tells_what_it_has_spent_and_nothing_measured():
 
 
 def test_the_clip_follows_the_quantile():
-    """Both were within the clip, so it shrinks; without [privacy] there is none."""
+    """Both updates are within the clip, so it shrinks; without [privacy] there is none."""
     setup = setup_of(privacy={**PRIVATE, "clip_quantile": 0.1})
     state = start(setup)
     assert clip(setup, state.strategy) == 1.0
@@ -163,8 +163,8 @@ def test_the_clip_follows_the_quantile():
     assert clip(setup_of(), start(setup_of()).strategy) is None
 
 
-def test_a_memory_counts_where_the_update_had_tensors():
-    """Client b sent none: what it remembers is still that of the round before."""
+def test_a_memory_counts_if_the_update_had_tensors():
+    """Client b sent none: its memory is still that of the round before."""
     setup = setup_of()
     before = last_counted({}, result_of(setup, [1.0, 1.0], number=3).reports)
     after = last_counted(before, result_of(setup, [1.0, None], number=4).reports)

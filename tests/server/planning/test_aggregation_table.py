@@ -16,16 +16,15 @@ NEEDED = {
 }
 
 
-def test_without_a_table_it_is_the_mean():
-    """And examples weigh, as ever."""
+def test_the_default_is_the_weighted_mean():
     spec = parse(RUN)
     assert spec.build_strategy().aggregation == Mean()
     assert spec.weighting == "examples"
 
 
 @pytest.mark.parametrize("name", AGGREGATIONS)
-def test_every_aggregation_is_built_from_its_table_and_kept(name):
-    """What the ledger keeps gives the same again."""
+def test_every_aggregation_is_built_from_its_table(name):
+    """The stored specification builds the same again."""
     spec = parse({**RUN, "aggregation": {"name": name, **NEEDED.get(name, {})}})
     again = parse(spec.as_dict())
     assert again == spec
@@ -36,7 +35,6 @@ def test_every_aggregation_is_built_from_its_table_and_kept(name):
 
 
 def test_settings_reach_the_rule():
-    """As its dataclass's fields."""
     table = {"name": "krum", "num_byzantine": 3}
     assert parse({**RUN, "aggregation": table}).build_strategy().aggregation == Krum(
         num_byzantine=3
@@ -60,7 +58,7 @@ def test_settings_reach_the_rule():
         ({"aggregation": {"name": "fltrust", "trusted": 1}}, "trusted of fltrust as text"),
     ],
 )
-def test_what_cannot_work_is_refused(settings, message):
-    """Expected X, got Y, before anything starts."""
+def test_invalid_aggregations_are_refused(settings, message):
+    """Before anything starts."""
     with pytest.raises(UsageError, match=message):
         parse({**RUN, **settings})

@@ -16,7 +16,7 @@ def member(phase=Phase.OFFERED, **values):
     return CohortMember(client="a", phase=phase, counted=counted, **{**times, **values})
 
 
-def test_an_update_tells_of_its_training_and_how_long_it_took():
+def test_an_update_gives_its_training_and_duration():
     """From the offer to its acceptance, not to the end of the round."""
     training = ClientMetrics(num_examples=7, values={"loss": 0.5, "region": 3.0})
     told = member(Phase.REPORTED, accepted_at=14.0, training=training)
@@ -27,7 +27,7 @@ def test_an_update_tells_of_its_training_and_how_long_it_took():
 
 @pytest.mark.parametrize("phase", [Phase.OFFERED, Phase.TRAINING, Phase.LOST])
 def test_a_member_at_work_was_waited_for_to_the_end(phase):
-    """It takes at least as long; nothing else is known of it."""
+    """A lower bound of its duration; nothing else is known."""
     (seen,) = observe([member(phase)], PowerOfChoice())
     assert (seen.counted, seen.seconds) == (False, 15.0)
     assert math.isnan(seen.loss)
@@ -35,12 +35,12 @@ def test_a_member_at_work_was_waited_for_to_the_end(phase):
 
 @pytest.mark.parametrize("phase", [Phase.DECLINED, Phase.FAILED, Phase.REFUSED])
 def test_a_member_that_gave_up_is_not_measured(phase):
-    """How soon it gave up says nothing of how long it takes."""
+    """The time until it gave up says nothing about its duration."""
     assert math.isnan(member(phase).waited_s)
 
 
-def test_without_a_clock_nothing_was_waited_for():
-    """As in simulations without devices, and in rows of ledgers from before offers were timed."""
+def test_without_times_there_is_no_duration():
+    """As in simulations without devices, and in older ledgers."""
     assert math.isnan(member(Phase.REPORTED, offered_at=None, accepted_at=14.0).waited_s)
     assert math.isnan(member(closed_at=None).waited_s)
     assert math.isnan(member(Phase.REPORTED).waited_s)

@@ -41,8 +41,8 @@ def door(tmp_path_factory):
         '"cohort": {"goal": [2]}',
     ],
 )
-def test_what_cannot_be_kept_and_shown_is_refused(door, settings):
-    """With the reason, before anything is stored; by the form, too."""
+def test_values_that_cannot_be_stored_and_shown_are_refused(door, settings):
+    """With the reason, before anything is stored; in the form too."""
     known = json.dumps(SPEC)[:-1]
     for path, more in (("/runs", f', "model": "{door.digest}"'), ("/runs/describe", "")):
         text = f'{{"spec": {known}, {settings}}}{more}}}'
@@ -54,15 +54,15 @@ def test_what_cannot_be_kept_and_shown_is_refused(door, settings):
 
 
 def test_tables_that_contain_themselves_are_refused():
-    """YAML and Python can make such."""
+    """Python objects can."""
     table = {}
     table["a"] = table
     with pytest.raises(UsageError, match="fewer levels of nested tables"):
         parse({**SPEC, "config": table})
 
 
-def test_run_that_does_not_begin_stops_no_other(tmp_path, monkeypatch):
-    """It has failed, says why, and the server comes up again."""
+def test_run_that_cannot_start_stops_no_other(tmp_path, monkeypatch):
+    """It has failed, with a reason, and the server starts again."""
     from fedloom.protocol import task_message
 
     with Door(tmp_path / "state", plaintext=True) as door:

@@ -25,7 +25,7 @@ def changed(**tables):
 
 
 def test_a_private_run_weighs_uniformly_and_reports_no_metrics():
-    """What it needs is its default, and its cohort is drawn once."""
+    """Required settings are the defaults, and its cohort is drawn once."""
     spec = parse(RUN)
     assert (spec.weighting, spec.evaluate) == ("uniform", False)
     assert not spec.round_config().replace
@@ -63,8 +63,8 @@ def test_a_private_run_weighs_uniformly_and_reports_no_metrics():
         ({"privacy": {"mechanism": "local", "clip": 100.0}}, "max_abs", "local"),
     ],
 )
-def test_what_would_break_the_claim_is_refused_with_both_names(change, first, second):
-    """At composition, before anything runs."""
+def test_settings_that_break_the_claim_are_refused_with_both_names(change, first, second):
+    """Before anything runs."""
     with pytest.raises(UsageError) as caught:
         parse(changed(**change))
     text = str(caught.value).lower()
@@ -73,7 +73,7 @@ def test_what_would_break_the_claim_is_refused_with_both_names(change, first, se
 
 
 def test_a_target_calibrates_the_noise_and_is_the_budget():
-    """Epsilon after all rounds is the target or hardly less, and the run is not cut short."""
+    """Epsilon after all rounds is at most the target and near it, and the run is not shortened."""
     table = {"clip": 0.5, "target_epsilon": 8.0, "delta": 1e-5}
     spec = parse({**RUN, "privacy": table})
     plan = spec.privacy_plan()
@@ -82,8 +82,7 @@ def test_a_target_calibrates_the_noise_and_is_the_budget():
     assert plan.claim()["budget"] == 8.0
 
 
-def test_a_budget_cuts_the_run_short():
-    """No more rounds than it allows, whatever the run asks for."""
+def test_a_budget_limits_the_rounds():
     spec = parse(changed(privacy={"budget": 3.0}))
     plan = spec.privacy_plan()
     rounds = spec.run_config().rounds
@@ -92,8 +91,8 @@ def test_a_budget_cuts_the_run_short():
     assert "budget is spent" in plan.stopped()
 
 
-def test_cohorts_by_coins_are_binomial_and_wait_for_the_population():
-    """Sizes vary as coins do, and a round opens only when all are there to be drawn from."""
+def test_poisson_cohorts_are_binomial_and_wait_for_the_population():
+    """A round opens only when the whole population is available."""
     from support.streams import hashed
 
     spec = parse(changed(privacy={"sampling": "poisson", "population": 400}))

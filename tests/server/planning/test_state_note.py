@@ -17,13 +17,13 @@ WHOLE = {
 
 @pytest.mark.parametrize("lacking", [(), ("clip",), ("told",), ("clip", "told")], ids="-".join)
 def test_a_note_is_written_as_it_was_read(lacking):
-    """Keys that a run does not need are left out, as ever."""
+    """Unused keys are left out."""
     text = json.dumps({name: value for name, value in WHOLE.items() if name not in lacking})
     assert StateNote.read(text).text() == text
 
 
 def test_a_note_names_its_files():
-    """Every one of them, so that none is pruned; a difference's base need not be there."""
+    """All of them, so that none is pruned; the base of a difference may be missing."""
     assert StateNote.read(json.dumps(WHOLE)).digests == {"aa", "bb", "cc", "ee", "ff"}
     first = DifferenceRef(base="dd", file=FileRef(digest="ee", size_bytes=5))
     assert StateNote.read(json.dumps(WHOLE)).differences[0] == first
@@ -31,6 +31,6 @@ def test_a_note_names_its_files():
 
 @pytest.mark.parametrize("text", [None, "null", '{"step": 0, "arrays": "", "sent": null}'])
 def test_a_state_without_files_names_none(text):
-    """Before the first round there is none at all."""
+    """Before the first round there are none."""
     note = StateNote.read(text)
     assert (note.digests, note.step, note.sent, note.held) == (frozenset(), 0, None, None)

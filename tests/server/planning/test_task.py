@@ -15,7 +15,7 @@ def asked(kind=RoundKind.TRAIN, trained=0, clip=0.0, **values):
 
 
 def test_the_task_is_of_the_run_and_the_round():
-    """Its files, seed and deadline are the sender's to add."""
+    """The sender adds files, seed and deadline."""
     task = asked(name="demo", config={"depth": 3}, weighting="uniform")
     assert (task.run, task.round, task.run_name) == ("run-1", 7, "demo")
     assert (task.config, task.weighting) == ({"depth": 3}, "uniform")
@@ -23,7 +23,7 @@ def test_the_task_is_of_the_run_and_the_round():
 
 
 def test_the_learning_rate_follows_the_rounds_that_were_committed():
-    """A round that was opened but abandoned takes no step of the clients' schedule."""
+    """An abandoned round takes no step of the clients' schedule."""
     train = {"epochs": 1, "learning_rate": 1.0, "warmup_rounds": 1}
     assert [asked(trained=n, train=train).settings.learning_rate for n in (0, 1, 2)] == [0.5, 1, 1]
 
@@ -37,21 +37,20 @@ def test_the_learning_rate_follows_the_rounds_that_were_committed():
         (RoundKind.EVALUATE, True, True),
     ],
 )
-def test_clients_evaluate_as_asked_and_where_they_do_not_train(kind, evaluate, evaluates):
-    """A round of evaluation does nothing else."""
+def test_clients_evaluate_on_request_and_in_evaluation_rounds(kind, evaluate, evaluates):
     task = asked(kind, evaluate=evaluate)
     assert (task.train, task.evaluates) == (kind is RoundKind.TRAIN, evaluates)
 
 
-def test_a_device_adds_noise_where_the_server_must_not_see_its_update():
-    """Where the server is trusted, it adds the noise to the sum."""
+def test_a_device_adds_noise_under_local_privacy():
+    """With a trusted server, the server adds it to the sum."""
     central = asked(clip=0.5, privacy={**PRIVATE, "clip_quantile": 0.5}).privacy
     assert (central.clip, central.count_within, central.noise_multiplier) == (0.5, True, 0.0)
     local = asked(clip=0.5, privacy={**PRIVATE, "mechanism": "local", "noise": "seed"}).privacy
     assert (local.noise_multiplier, local.count_within, local.seeded) == (1.0, False, True)
 
 
-def test_without_privacy_a_device_does_nothing_for_it():
-    """Neither does one that only evaluates."""
+def test_a_device_adds_no_noise_without_privacy():
+    """Nor in an evaluation round."""
     assert asked().privacy is None
     assert asked(RoundKind.EVALUATE, clip=1.0, privacy=PRIVATE).privacy is None

@@ -51,11 +51,11 @@ def played(effects, *, continues=False):
 
 
 def test_effects_are_done_in_order_until_one_ends_them():
-    """What comes after the end is not performed."""
+    """Effects after the end are not performed."""
     assert played("ab.c") == ["a", "b", ".", "end ."]
 
 
-def test_an_effect_that_storage_fails_is_performed_again_before_the_next(monkeypatch, caplog):
+def test_an_effect_whose_storage_fails_is_repeated_before_the_next(monkeypatch, caplog):
     """A full disk delays, loses nothing, and is logged."""
     monkeypatch.setattr(storage_retry, "FIRST_WAIT_S", 0.0)
     assert played("?a.") == ["?", "?", "a", ".", "end ."]
@@ -63,7 +63,7 @@ def test_an_effect_that_storage_fails_is_performed_again_before_the_next(monkeyp
 
 
 def test_an_effect_that_raises_ends_by_the_result_of_fail(caplog):
-    """The error goes to the log with its traceback."""
+    """The error is logged with its traceback."""
     assert played("a!b") == ["a", "!", "end failed: !"]
     assert "ValueError" in caplog.text
 
@@ -74,7 +74,6 @@ def test_the_queue_continues_after_an_end_where_more_may_follow():
 
 
 def test_background_tasks_settle_even_if_one_fails_or_starts_another():
-    """No task that was started is left behind."""
     done = []
 
     async def main():

@@ -76,7 +76,7 @@ def total(updates):
     data=st.data(),
 )
 def test_restarts_and_any_order_give_the_same_bits(tmp_path, updates, total, *, order, saves, data):
-    """Saved and restored anywhere, with what was lost folded again, the sum is one."""
+    """Saved and restored at any point, with lost updates folded again, the sum is the same."""
     path = tmp_path / "checkpoint"
     path.unlink(missing_ok=True)
     folder = restore(path, empty)
@@ -95,7 +95,6 @@ def test_restarts_and_any_order_give_the_same_bits(tmp_path, updates, total, *, 
 
 
 def test_update_folded_twice_counts_once(updates, total):
-    """Whoever asks again for the same client changes nothing."""
     folder = Folder(empty(), set())
     for _ in range(2):
         for number, update in enumerate(updates):
@@ -103,8 +102,8 @@ def test_update_folded_twice_counts_once(updates, total):
     assert folder.partial == total
 
 
-def test_checkpoint_is_due_every_so_many_updates(tmp_path, updates):
-    """The spool never has to keep more than that many, and each is released once."""
+def test_checkpoint_is_due_at_fixed_intervals(tmp_path, updates):
+    """The spool never has to keep more updates, and each is released once."""
     folder = Folder(empty(), set())
     due = [folder.fold(f"c{n}", *update) for n, update in enumerate(updates)]
     assert due.index(True) == CHECKPOINT_EVERY - 1
@@ -112,8 +111,7 @@ def test_checkpoint_is_due_every_so_many_updates(tmp_path, updates):
     assert folder.save(tmp_path / "sum") == []
 
 
-def test_update_without_tensors_is_known_but_not_read(tmp_path):
-    """A report of metrics alone needs no file."""
+def test_update_without_tensors_needs_no_file(tmp_path):
     folder = Folder(empty(), set())
     assert not folder.fold("c", tmp_path / "no such file", fleet_pb2.UpdateHeader(weight=1.0))
     assert folder.folded == {"c"}
@@ -121,8 +119,7 @@ def test_update_without_tensors_is_known_but_not_read(tmp_path):
     assert folder.save(tmp_path / "sum") == []
 
 
-def test_half_written_checkpoint_is_not_seen(tmp_path, updates):
-    """What a crash leaves beside the checkpoint changes nothing."""
+def test_half_written_checkpoint_is_ignored(tmp_path, updates):
     path = tmp_path / "sum"
     folder = Folder(empty(), set())
     folder.fold("c0", *updates[0])
@@ -132,7 +129,7 @@ def test_half_written_checkpoint_is_not_seen(tmp_path, updates):
 
 
 def test_restored_sum_can_be_added_to(tmp_path, updates):
-    """The arrays of a checkpoint are the folder's own, and the file does not change."""
+    """The folder copies the checkpoint's arrays; the file does not change."""
     path = tmp_path / "sum"
     folder = Folder(empty(), set())
     folder.fold("c0", *updates[0])
@@ -144,8 +141,7 @@ def test_restored_sum_can_be_added_to(tmp_path, updates):
     assert again.partial != folder.partial
 
 
-def test_body_shorter_than_it_says_is_an_error_of_integrity(tmp_path, updates):
-    """A file that lost its end is found out, not summed."""
+def test_truncated_body_is_an_integrity_error(tmp_path, updates):
     path, header = updates[0]
     cut = tmp_path / "cut"
     cut.write_bytes(path.read_bytes()[:-4])

@@ -6,8 +6,8 @@ from fedloom.server.rounds.member_records import Records
 KEY = ("run", 1)
 
 
-def test_whatever_comes_beyond_the_first_of_its_kind_is_a_retry():
-    """Offers, downloads that go on, and uploads."""
+def test_repeats_are_counted_as_retries():
+    """Offers, resumed downloads, and uploads."""
     records = Records()
     records.offered(KEY, "oak", again=False)
     records.downloading(KEY, "oak", resumed=False)
@@ -22,8 +22,7 @@ def test_whatever_comes_beyond_the_first_of_its_kind_is_a_retry():
     assert oak.retries == 3
 
 
-def test_strangers_are_counted_in_nobodys_record():
-    """Whoever was offered nothing leaves nothing behind, however often it comes."""
+def test_clients_without_an_offer_get_no_record():
     records = Records()
     records.downloading(KEY, "elm", resumed=True).bytes_down += 7
     records.downloading(None, "elm", resumed=False)
@@ -32,8 +31,8 @@ def test_strangers_are_counted_in_nobodys_record():
     assert records.of(KEY) == {}
 
 
-def test_records_of_members_whose_part_is_over_are_taken_once():
-    """In rounds that go on for others; those of other runs stay."""
+def test_records_of_ended_members_are_taken_once():
+    """While their rounds continue; records of other runs are kept."""
     records = Records()
     for key, client in ((KEY, "oak"), (KEY, "elm"), (("run", 2), "ash"), (("other", 1), "fir")):
         records.offered(key, client, again=False)
@@ -46,8 +45,7 @@ def test_records_of_members_whose_part_is_over_are_taken_once():
     assert [*records.of(("other", 1))] == ["fir"]
 
 
-def test_a_member_that_comes_in_time_after_all_is_not_late():
-    """Its update is in the sum: what was said of it before is taken back."""
+def test_an_accepted_update_clears_the_late_phase():
     records = Records()
     records.offered(KEY, "oak", again=False)
     records.withdrawn(KEY, "oak", LATE)

@@ -58,8 +58,8 @@ def known(history):
     return {name: getattr(found, name).tolist() for name in columns} | {"n": found.latest_round}
 
 
-def test_only_committed_training_rounds_are_told(ledger):
-    """An abandoned round and one of evaluation leave nothing behind."""
+def test_only_committed_training_rounds_are_observed(ledger):
+    """Abandoned and evaluation rounds are left out."""
     play(ledger, 1, {"alice": (10, 2.0), "bob": (20, 1.5)})
     play(ledger, 2, {"carol": (5, 9.0)}, commits=False)
     play(ledger, 3, {"carol": (5, 9.0)}, kind="evaluate")
@@ -76,8 +76,8 @@ def test_only_committed_training_rounds_are_told(ledger):
     assert found["n"] == 4
 
 
-def test_a_restarted_server_knows_the_same(ledger):
-    """Round by round as they were committed, or all at once: the same numbers, bit for bit."""
+def test_a_restart_gives_the_same_history(ledger):
+    """One by one as committed, or all at once: bit for bit the same."""
     policy, as_it_ran = PowerOfChoice(), History()
     for number in (1, 2, 3):
         play(ledger, number, {"alice": (10, 1 / number), "dave": (3, 0.1 * number)})
@@ -88,7 +88,7 @@ def test_a_restarted_server_knows_the_same(ledger):
 
 
 def test_how_long_clients_took(ledger):
-    """To the update; to the end of the round where none came; not of those that gave up."""
+    """Until the update; until the end of the round without one; not for members that gave up."""
     play(ledger, 1, {"alice": (1, 1.0)}, gone=["carol"])
     history = History()
     add_rounds(history, ledger.observations("run"), PowerOfChoice())
@@ -97,8 +97,8 @@ def test_how_long_clients_took(ledger):
     assert math.isnan(seconds[2])
 
 
-def test_a_ledger_of_an_earlier_version_gets_what_is_new(tmp_path):
-    """Its rows stay; what was not measured then is unknown."""
+def test_a_migrated_ledger_has_unknown_observations(tmp_path):
+    """Its rows are kept; values that were not measured are unknown."""
     ledger = Ledger.in_directory(tmp_path)
     ledger.add_run(
         {"id": "run", "name": "run", "spec": {}, "state": "running", "reason": "", "model": "m"}, 1

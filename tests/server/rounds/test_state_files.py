@@ -54,7 +54,7 @@ def as_bytes(state):
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_a_stored_run_goes_the_way_of_one_in_memory(tmp_path, name):
+def test_a_stored_run_equals_one_in_memory(tmp_path, name):
     """Three rounds, of which the second is empty: the same bits after each."""
     setup, models = setup_of(size=64, **RUNS[name]), ModelStore(tmp_path / "models")
     state = start(setup)
@@ -78,7 +78,7 @@ def test_a_stored_run_goes_the_way_of_one_in_memory(tmp_path, name):
 
 
 def test_every_stored_file_is_named(tmp_path):
-    """So that pruning keeps what the run's state needs, and finds what it leaves."""
+    """So that pruning keeps the files of the run's state, and finds the others."""
     setup, models = setup_of(size=64, **RUNS["broadcast"]), ModelStore(tmp_path / "models")
     state = start(setup)
     plan = first_plan(setup, models.save(state.model, setup.manifest.dtypes))

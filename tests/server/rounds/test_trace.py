@@ -35,7 +35,7 @@ class Noting(Tracer):
 
 
 def test_an_offer_ends_with_its_answer_its_repeat_or_the_round():
-    """None is left open, and each says why."""
+    """Every span ends, with a reason."""
     tracer = Noting()
     trace = RoundTrace(tracer)
     trace.begin(PLAN)
@@ -54,7 +54,7 @@ def test_an_offer_ends_with_its_answer_its_repeat_or_the_round():
 
 
 def test_a_buffer_ends_the_span_of_the_one_before():
-    """They follow each other without a round's end."""
+    """Without the end of a round between them."""
     tracer = Noting()
     trace = RoundTrace(tracer)
     trace.begin(PLAN)

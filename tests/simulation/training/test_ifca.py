@@ -164,7 +164,7 @@ def test_workers_interruptions_and_the_deployed_client_change_no_bit(tmp_path):
     ("settings", "message"),
     [
         ({"strategy": {"name": "ifca", "clusters": 1}}, "clusters >= 2"),
-        ({"rule": {"name": "fedprox", "mu": 0.1}}, "brings its own, got fedprox"),
+        ({"rule": {"name": "fedprox", "mu": 0.1}}, "has its own, got fedprox"),
         ({"personal": {"name": "apfl"}}, "one shared model with personal.name = apfl"),
         ({"aggregation": {"name": "median"}, "weighting": "uniform"}, "got ifca, which also sends"),
         ({"kernel": "fused"}, "not 'ifca'"),

@@ -1,1 +1,1 @@
-"""Algorithms with a client rule or state of their own, each after its paper."""
+"""Algorithms with their own client rule or state, each after its paper."""

@@ -1,10 +1,10 @@
-"""FedDyn: each device's loss is bent by what it learnt before, so that all agree at the optimum.
+"""FedDyn: each device's loss has a dynamic regulariser, so that all agree at the optimum.
 
     device   trains on  loss - <h_i, θ> + α/2·|θ - θ_server|²;   h_i ← h_i - α·(θ_i - θ_server)
     server   h ← h - α/N · Σ (θ_i - θ_server);   θ ← mean θ_i - h/α
 
 Source: Acar et al. 2021, Federated Learning Based on Dynamic Regularization,
-https://arxiv.org/abs/2111.04263, Algorithm 1. N counts all clients, at work or not.
+https://arxiv.org/abs/2111.04263, Algorithm 1. N counts all clients, not only those of a round.
 """
 
 from dataclasses import dataclass
@@ -52,7 +52,7 @@ class FedDyn(ServerOptimizer):
 
     Attributes:
         alpha: α > 0, as on the devices. The paper tries 0.001 to 0.1.
-        clients: N, how many clients there are in all.
+        clients: N, number of all clients.
         server_learning_rate: of the whole step; 1 in the paper.
     """
 
@@ -71,7 +71,7 @@ class FedDyn(ServerOptimizer):
         return FedDynRule(alpha=self.alpha)
 
     def initial(self) -> dict[str, float]:
-        """Return where h starts."""
+        """Return the initial h."""
         return {LINEAR: 0.0}
 
     def change(self, block: Block) -> Floats:

@@ -1,4 +1,4 @@
-"""FedNova: clients that took more steps do not pull the average towards their own optimum.
+"""FedNova: normalises updates by steps, so that clients with more steps do not dominate.
 
     device   sends Δ_i/τ_i and its number of steps τ_i
     server   x ← x + η·τ_eff · mean(Δ_i/τ_i),   τ_eff = mean τ_i
@@ -32,7 +32,7 @@ class FedNovaRule(ClientRule):
         return SentTensor(groups={DELTA: at.delta / at.work.steps})
 
     def numbers(self, work: LocalWork) -> dict[str, float]:
-        """Send how many there were."""
+        """Send the number of steps."""
         return {STEPS: float(work.steps)}
 
 

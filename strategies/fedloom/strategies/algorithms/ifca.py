@@ -1,10 +1,10 @@
-"""IFCA: several models, and each client works on the one that fits its examples best.
+"""IFCA: several models; each client trains the one that fits its examples best.
 
     device   j = argmin over the models of the mean loss on its examples; trains model j
-    server   x_j ← x_j + η_g · mean of the deltas of those who trained model j
+    server   x_j ← x_j + η_g · mean of the deltas of the clients that trained model j
 
-The first model is the run's own; the others are slots that clients get beside it. All have to begin
-at different points: to each weight of the others a normal number is added, drawn by the run's seed.
+The first model is the run's; the others are slots that clients get beside it. All must start at
+different points: a normal number, drawn by the run's seed, is added to each weight of the others.
 
 Source: Ghosh et al. 2020, An Efficient Framework for Clustered Federated Learning,
 https://arxiv.org/abs/2006.04088, Algorithm 1 (model averaging).
@@ -28,7 +28,7 @@ from fedloom.strategies.optimizers.blockwise import Block, blockwise, slot_dtype
 from fedloom.strategies.state import State
 
 MAX_CLUSTERS = 1024
-"""A device keeps this many models because the server asks for it."""
+"""Most models of a run; a device holds all of them."""
 
 
 def _check_clusters(count: int) -> None:
@@ -38,7 +38,7 @@ def _check_clusters(count: int) -> None:
 
 
 def cluster_slot(number: int) -> str:
-    """Return the slot, and the group of updates, of one of the models after the first."""
+    """Return the name of the slot and update group of a model after the first."""
     return f"cluster_{number}"
 
 
@@ -47,7 +47,7 @@ class IfcaRule(ClientRule):
     """The device's half.
 
     Attributes:
-        clusters: how many models there are.
+        clusters: number of models.
     """
 
     name: ClassVar[str] = "ifca"
@@ -67,7 +67,7 @@ class IfcaRule(ClientRule):
 
     @property
     def groups(self) -> tuple[str, ...]:  # type: ignore[override]
-        """A group for each model, of which an update has one."""
+        """A group for each model; an update has one of them."""
         return (DELTA, *self.receives)
 
 
@@ -76,10 +76,10 @@ class Ifca(ServerOptimizer):
     """The server's half.
 
     Attributes:
-        clusters: how many models there are, >= 2.
-        spread: standard deviation of what is added to each weight of the models after the first,
-            > 0. Tensors of fewer than two dimensions, such as biases, begin alike wherever the
-            model has others.
+        clusters: number of models, >= 2.
+        spread: standard deviation of the noise added to each weight of the models after the first,
+            > 0. Tensors of fewer than two dimensions, such as biases, start equal if the model
+            has other tensors.
     """
 
     clusters: int
@@ -100,7 +100,7 @@ class Ifca(ServerOptimizer):
         return IfcaRule(clusters=self.clusters)
 
     def init(self, model: Params, seed: int = 0) -> State:
-        """Return models that begin at different points."""
+        """Return models that start at different points."""
         found = enumerate(self.broadcasts, start=1)
         return State(slots={slot: self._moved(model, (abs(seed), n)) for n, slot in found})
 
@@ -111,7 +111,7 @@ class Ifca(ServerOptimizer):
     def finish(
         self, state: State, model: Params, means: Means
     ) -> tuple[dict[str, NDArray[Any]], State]:
-        """Return the next models, each by those who trained it."""
+        """Return the next models, each from the clients that trained it."""
         change = self.at_round(state.step).change
         new, _ = blockwise(change, model, means, {})
         slots = {}
@@ -131,7 +131,7 @@ class Ifca(ServerOptimizer):
 
 
 def _weights(model: Params) -> Iterator[str]:
-    """Tensors of two dimensions or more; where there is none, all of floats."""
+    """Tensors of two dimensions or more; without any, all float tensors."""
     floats = [name for name in sorted(model) if model[name].dtype.kind == "f"]
     least = min(2, max((model[name].ndim for name in floats), default=0))
     return (name for name in floats if model[name].ndim >= least)
@@ -162,5 +162,5 @@ class _Group:
         return self.means.mean_block((self.group, key[1]), start, stop)
 
     def release(self, key: Key) -> None:
-        """Give a tensor's sums back."""
+        """Release a tensor's sums."""
         self.means.release((self.group, key[1]))

@@ -69,7 +69,7 @@ class MimeLite(ServerOptimizer):
         return MimeLiteRule(momentum=self.momentum)
 
     def initial(self) -> dict[str, float]:
-        """Return where m starts."""
+        """Return the initial m."""
         return {MOMENTUM: 0.0}
 
     def change(self, block: Block) -> Floats:

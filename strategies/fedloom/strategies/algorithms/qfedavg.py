@@ -1,8 +1,8 @@
-"""q-FedAvg: clients that fare worse weigh more, so that all fare more alike.
+"""q-FedAvg: clients with a larger loss weigh more, so that losses become more equal.
 
 With F the loss of the received model on a client's examples, L = 1/η of its learning rate and Δ its
-delta, it sends F^q·Δ and F^q + q·L·F^(q-1)·|Δ|², both as in the paper but for a common factor L;
-the server steps by the ratio of their means. q = 0 is FedAvg with equal weights.
+delta, it sends F^q·Δ and F^q + q·L·F^(q-1)·|Δ|², as in the paper except for a common factor L; the
+server steps by the ratio of their means. q = 0 is FedAvg with equal weights.
 
 Source: Li et al. 2020, Fair Resource Allocation in Federated Learning,
 https://arxiv.org/abs/1905.10497, Algorithm 2.
@@ -21,7 +21,7 @@ from fedloom.strategies.optimizers.blockwise import Block
 
 CURVATURE = "curvature"
 _SMALL: Final = 1e-10
-"""Added to losses: a loss of 0 has no power below 0."""
+"""Added to losses, since 0 has no negative power."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,7 @@ class QFedAvg(ServerOptimizer):
         return QFedAvgRule(q=self.q)
 
     def change(self, block: Block) -> Floats:
-        """Return the ratio of the means; no step where losses to the q are too small to sum."""
+        """Return the ratio of the means; no step if F^q is too small to sum."""
         curvature = block.closing.scalars[CURVATURE]
         if curvature <= 0:
             return np.zeros_like(block.delta)

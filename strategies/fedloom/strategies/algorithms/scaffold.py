@@ -1,4 +1,4 @@
-"""SCAFFOLD: control variates that take the clients' drift out of local training.
+"""SCAFFOLD: control variates that correct the clients' drift in local training.
 
     device   g ← g - c_i + c                       at each step
              c_i⁺ ← c_i - c + (x - y_i) / (K·η)    after K steps of size η from x to y_i (option II)
@@ -37,7 +37,7 @@ class ScaffoldRule(ClientRule):
         return grad - at.memory[CONTROL] + at.received[CONTROL]
 
     def after(self, at: TrainedTensor) -> SentTensor:
-        """Return the delta and how c_i changes; keep the new c_i."""
+        """Return the delta and the change of c_i; keep the new c_i."""
         old = at.memory[CONTROL]
         new = old - at.received[CONTROL] - at.delta / (at.work.steps * at.work.learning_rate)
         return SentTensor(groups={DELTA: at.delta, CONTROL: new - old}, memory={CONTROL: new})
@@ -48,7 +48,7 @@ class Scaffold(ServerOptimizer):
     """The server's half.
 
     Attributes:
-        clients: N, how many clients there are in all, at work or not.
+        clients: N, number of all clients, not only those of a round.
     """
 
     clients: int
@@ -65,7 +65,7 @@ class Scaffold(ServerOptimizer):
         return ScaffoldRule()
 
     def initial(self) -> dict[str, float]:
-        """Return where c starts."""
+        """Return the initial c."""
         return {CONTROL: 0.0}
 
     def change(self, block: Block) -> Floats:

@@ -1,7 +1,7 @@
-"""Coverage: the coordinates of a tensor that an update has values for: all, a slice, or a mask.
+"""Coverage: the coordinates of a tensor that an update covers: all, a slice, or a mask.
 
-Every coverage lists its values in row-major order of the tensor and can walk a flat accumulator
-block by block, so that neither the values nor any index is ever held for a whole tensor.
+A coverage lists its values in row-major order of the tensor and iterates over a flat accumulator
+block by block, so that no values or indices of a whole tensor are held.
 """
 
 import math
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 Shape: TypeAlias = tuple[int, ...]
 Block: TypeAlias = tuple[Any, Shape]
-"""Where in `coverage.view(...)` a run of values belongs, and the shape it has there."""
+"""The index of a run of values in `coverage.view(...)`, and its shape there."""
 Ints: TypeAlias = NDArray[np.int64]
 
 
@@ -88,8 +88,7 @@ class Slice:
     def blocks(self, shape: Shape, limit: int) -> Iterator[Block]:  # noqa: ARG002 - the box suffices
         """Yield boxes of whole rows, of at most `limit` values each.
 
-        The axis cut is the outermost one whose rows fit, so that every cut but the last of its
-        row is worth a call.
+        The cut axis is the outermost one whose rows fit, so that nearly all cuts are large.
         """
         box = self.shape
         if not box or 0 in box:

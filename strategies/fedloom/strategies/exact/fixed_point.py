@@ -1,4 +1,4 @@
-"""Fixed point: how a value and a weight become an int64 addend, `rint(x · w · 2^s)`.
+"""Fixed point: converts a value and a weight to an int64 addend, `rint(x · w · 2^s)`.
 
 Legend: x a value, w a weight, u = w / WEIGHT_UNIT its integer units, s the round's exponent.
 
@@ -22,7 +22,7 @@ WEIGHT_UNIT: Final = 2.0**-UNIT_BITS
 MAX_UNITS: Final = 2**53
 """The largest weight of one update, in units: float64 holds every integer up to here."""
 MAX_WEIGHT_SUM: Final = 2.0**42
-"""The largest sum of weights: in units it must stay within int64."""
+"""The largest sum of weights: in units it must fit int64."""
 BLOCK: Final = 32_768
 """Values folded at a time: 640 KiB of buffers and input, measured best for a 1-2 MiB L2 cache."""
 
@@ -60,7 +60,7 @@ def exponent(max_abs: float, max_weight_sum: float) -> int:
         raise ValueError(
             f"Expected max_weight_sum in (0, {MAX_WEIGHT_SUM:.0f}], got {max_weight_sum}."
         )
-    # Rationals, because a log2 rounded the wrong way would give away the headroom's proof.
+    # Rationals, because a log2 rounded the wrong way would invalidate the overflow bound.
     reach = Fraction(max_abs) * Fraction(max_weight_sum)
     ceil_log2 = reach.numerator.bit_length() - reach.denominator.bit_length()
     while Fraction(2) ** ceil_log2 < reach:
@@ -83,11 +83,11 @@ class Scaler:
         self._ints = np.empty(capacity, np.int64)
 
     def addends(self, values: NDArray[Any], count: int) -> Ints:
-        """Return the addends of the next `count` values; they last until the next call."""
+        """Return the addends of the next `count` values; valid until the next call."""
         if values.shape != (count,):
             raise ValueError(f"Expected the next {count} values, 1-D, got shape {values.shape}.")
         floats, ints = self._floats[:count], self._ints[:count]
-        # Four passes over a cached block: faster than ufuncs that cast on the way (2.4 GB/s).
+        # Four passes over a cached block: faster than ufuncs that cast (2.4 GB/s).
         np.copyto(floats, values)
         np.multiply(floats, self._scale, out=floats)
         np.rint(floats, out=floats)

@@ -1,11 +1,11 @@
-"""Arrays that are made a piece at a time: what is as large as a model need never be in memory.
+"""Lazy arrays: computed a piece at a time, so that values of a model's size need not be in memory.
 
-A `Pieces` has a shape and a dtype as an array has, and gives any run of its values when asked. What
-is made of others, such as their difference, is made of their pieces, whenever it is asked for.
-`np.asarray` makes a whole array of one, for code that needs that.
+A `Pieces` has a shape and a dtype like an array, and computes any run of its values on request.
+Values derived from others, such as a difference, are computed from their pieces on request.
+`np.asarray` makes the whole array.
 
-Invariants: the same run has the same bits whenever it is asked for, and those that it would have in
-the whole array; nothing here holds more than the pieces that are asked for.
+Invariants: a run always has the same bits, which are those of the whole array; only requested
+pieces are held.
 """
 
 import math
@@ -19,11 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 BLOCK: Final = 1 << 16
-"""Values in a piece by default."""
+"""Default number of values in a piece."""
 
 
 class Pieces(ABC):
-    """Values of some shape that are made when they are asked for.
+    """Values of some shape that are computed on request.
 
     Attributes:
         shape: of the whole.
@@ -35,7 +35,7 @@ class Pieces(ABC):
 
     @abstractmethod
     def piece(self, start: int, stop: int) -> NDArray[Any]:
-        """Return the values `start:stop` in row-major order, [stop - start]; not to be changed."""
+        """Return the values `start:stop` in row-major order, [stop - start]; read-only."""
 
     @property
     def size(self) -> int:
@@ -44,14 +44,14 @@ class Pieces(ABC):
 
     @property
     def nbytes(self) -> int:
-        """What the whole takes."""
+        """Bytes of the whole array."""
         return self.size * self.dtype.itemsize
 
     def __array__(
         self, dtype: np.dtype[Any] | None = None, copy: bool | None = None
     ) -> NDArray[Any]:
         if copy is False:
-            raise ValueError("Expected that a copy may be made: the values are in no array.")
+            raise ValueError("Expected permission to copy: the values are in no array.")
         whole = np.empty(self.size, self.dtype if dtype is None else dtype)
         for start, piece in pieces_of(self):
             whole[start : start + piece.size] = piece
@@ -62,7 +62,7 @@ Values: TypeAlias = NDArray[Any] | Pieces
 
 
 def piece_of(values: Values, start: int, stop: int) -> NDArray[Any]:
-    """The values `start:stop` in row-major order, [stop - start]; not to be changed."""
+    """The values `start:stop` in row-major order, [stop - start]; read-only."""
     if isinstance(values, Pieces):
         return values.piece(start, stop)
     if values.flags.c_contiguous:
@@ -71,13 +71,13 @@ def piece_of(values: Values, start: int, stop: int) -> NDArray[Any]:
 
 
 def pieces_of(values: Values, step: int = BLOCK) -> Iterator[tuple[int, NDArray[Any]]]:
-    """All values in row-major order: where each piece starts, and the piece."""
+    """All values in row-major order: the start of each piece, and the piece."""
     for start in range(0, values.size, step):
         yield start, piece_of(values, start, min(start + step, values.size))
 
 
 class Held(Pieces):
-    """An array, for what is made of it to be made when it is asked for.
+    """An array as `Pieces`, so that values derived from it are lazy.
 
     Args:
         array: must not be changed.
@@ -88,19 +88,19 @@ class Held(Pieces):
         self.shape, self.dtype = array.shape, array.dtype
 
     def piece(self, start: int, stop: int) -> NDArray[Any]:
-        """Look at them."""
+        """Return a view."""
         return piece_of(self._array, start, stop)
 
 
 @dataclass(frozen=True, slots=True)
 class Changed(Pieces):
-    """Values that are made of others, each of those in its place.
+    """Values that are computed elementwise from others.
 
     Attributes:
-        change: (pieces, where they start) → the values there.
-        of: of one shape.
-        shape: likewise.
-        dtype: of what is made.
+        change: (pieces, their start) → the values there.
+        of: the inputs, of one shape.
+        shape: of the inputs.
+        dtype: of the result.
     """
 
     change: Callable[[list[NDArray[Any]], int], NDArray[Any]]
@@ -119,13 +119,13 @@ def changed(
     *of: Values,
     dtype: np.dtype[Any] | type[Any],
 ) -> Values:
-    """Make values of others: at once where all of those are arrays, else when they are asked for.
+    """Compute values from others: at once if all inputs are arrays, else on request.
 
     Args:
-        change: (arrays of one dimension, where they start) → an array of as many values; each must
-            depend on its place and the values there alone.
-        of: values of one shape, at least one.
-        dtype: of what is made.
+        change: (1-D arrays, their start) → an array of as many values; each must depend on its
+            place and the values there alone.
+        of: inputs of one shape, at least one.
+        dtype: of the result.
     """
     shape: tuple[int, ...] = of[0].shape
     made = Changed(change, of, shape, np.dtype(dtype))
@@ -140,8 +140,8 @@ class Box(Pieces):
     """A box of values, read by rows of their first dimension.
 
     Attributes:
-        whole: that it is of.
-        ranges: half-open, one for each dimension.
+        whole: the values around the box.
+        ranges: half-open, one per dimension.
     """
 
     whole: Pieces
@@ -149,16 +149,16 @@ class Box(Pieces):
 
     @property
     def shape(self) -> tuple[int, ...]:  # type: ignore[override] # follows from the ranges
-        """Of the box."""
+        """Shape of the box."""
         return tuple(stop - start for start, stop in self.ranges)
 
     @property
     def dtype(self) -> np.dtype[Any]:  # type: ignore[override] # follows from the whole
-        """Of the values."""
+        """Dtype of the values."""
         return self.whole.dtype
 
     def piece(self, start: int, stop: int) -> NDArray[Any]:
-        """Read the rows that they are in."""
+        """Read the rows that contain the values."""
         if start >= stop:
             return np.empty(0, self.dtype)
         if not self.ranges:
@@ -174,12 +174,12 @@ class Box(Pieces):
 
 @dataclass(frozen=True, slots=True)
 class Patched(Pieces):
-    """Values with others in a box of them, made by rows of the first dimension.
+    """Values with a box replaced by others, computed by rows of the first dimension.
 
     Attributes:
-        whole: with the values elsewhere; of at least one dimension.
-        ranges: half-open, one for each dimension.
-        box: what is in the box.
+        whole: the values outside the box; at least one dimension.
+        ranges: half-open, one per dimension.
+        box: the values in the box.
     """
 
     whole: Values
@@ -188,17 +188,17 @@ class Patched(Pieces):
 
     @property
     def shape(self) -> tuple[int, ...]:  # type: ignore[override] # follows from the whole
-        """Of the whole."""
+        """Shape of the whole."""
         shape: tuple[int, ...] = self.whole.shape
         return shape
 
     @property
     def dtype(self) -> np.dtype[Any]:  # type: ignore[override] # follows from the whole
-        """Of the whole's values."""
+        """Dtype of the whole."""
         return self.whole.dtype
 
     def piece(self, start: int, stop: int) -> NDArray[Any]:
-        """Make the rows that they are in."""
+        """Compute the rows that contain the values."""
         if start >= stop:
             return np.empty(0, self.dtype)
         (top, bottom), *rest = self.ranges
@@ -218,7 +218,7 @@ class Chosen(Pieces):
     """The values under a mask, in row-major order.
 
     Args:
-        whole: that they are of.
+        whole: all values.
         bits: bool [size of the whole].
     """
 
@@ -230,7 +230,7 @@ class Chosen(Pieces):
         self.dtype = whole.dtype
 
     def piece(self, start: int, stop: int) -> NDArray[Any]:
-        """Read the blocks that they are in."""
+        """Read the blocks that contain the values."""
         if start >= stop:
             return np.empty(0, self.dtype)
         first = int(np.searchsorted(self._before, start, side="right")) - 1

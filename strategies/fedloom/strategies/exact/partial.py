@@ -1,4 +1,4 @@
-"""The exact sum of a round: weighted values and weights, added up as integers.
+"""The exact sum of a round: weighted values and weights, added as integers.
 
 A round's result is a weighted mean per coordinate. Each addend is rounded once, to
 `rint(x · w · 2^s)`, and everything after that is integer addition, which is associative: order,
@@ -9,7 +9,7 @@ Legend: x a value, w a weight, u = w / WEIGHT_UNIT its integer units, s the roun
 
 Invariants:
     - A `Partial` is a commutative monoid under `+`, for equal specs and exponent.
-    - No step allocates a whole tensor but the accumulators themselves.
+    - Only the accumulators are allocated as whole tensors.
     - While every |x| <= max_abs and the weights of all updates stay within max_weight_sum, with s
       from `exponent(max_abs, max_weight_sum)`, no sum can overflow. The caller checks both.
 """
@@ -80,7 +80,7 @@ class TensorSpec:
 
 
 class _Entry:
-    """The sums of one tensor. Nothing is allocated before something covers it."""
+    """The sums of one tensor, allocated when it is first covered."""
 
     __slots__ = ("spec", "sums", "weight_all", "weights")
 
@@ -121,7 +121,7 @@ class Partial:
         exponent: s, from `exponent()`; the same for all partials of a round.
 
     Attributes:
-        count: updates in it; the caller that adds an update's parts counts it.
+        count: updates in it; the caller counts an update after adding its parts.
     """
 
     __slots__ = ("_draining", "_entries", "_exponent", "count")
@@ -153,19 +153,19 @@ class Partial:
         *,
         value_units: int | None = None,
     ) -> None:
-        """Add one part of one update, pulling its values block by block.
+        """Add one part of one update, reading its values block by block.
 
-        The values must be finite and within the bounds that the exponent was made for; that is
-        checked on admission, not here. If `read` raises or misbehaves midway, the sums of this
-        key are no longer those of whole updates: start again from a checkpoint.
+        The values must be finite and within the bounds of the exponent; that is checked on
+        admission, not here. If `read` fails, the sums of this key contain part of an update: start
+        again from a checkpoint.
 
         Args:
             key: the tensor.
-            coverage: which of its coordinates the values are for, in row-major order.
+            coverage: coordinates of the values, in row-major order.
             units: the weight, from `weight_units()`.
             read: called with n > 0, returns the next n values, 1-D, float16, 32 or 64, or ints.
-            value_units: what the values are multiplied by, from 0 to `units`, where they count for
-                less than their weight (a stale update); `units` where it is None.
+            value_units: factor of the values, from 0 to `units`, below `units` for a stale update;
+                None for `units`.
 
         Raises:
             ValueError: unknown key, coverage outside the tensor, units outside 1..`MAX_UNITS`,
@@ -195,7 +195,7 @@ class Partial:
         *,
         value_units: int | None = None,
     ) -> None:
-        """Add one part of one update whose values are at hand, in any shape of the right size.
+        """Add one part of one update from an array of any shape of the right size.
 
         Raises:
             ValueError: as `add`, or `values` has the wrong number of values.
@@ -213,7 +213,7 @@ class Partial:
         self.add(key, coverage, units, read, value_units=value_units)
 
     def add_zeros(self, key: Key, coverage: Coverage, units: int) -> None:
-        """Add one part whose values are all zero, as of a tensor that was frozen: only its weight.
+        """Add the weight of a part whose values are all zero, such as a frozen tensor.
 
         Raises:
             ValueError: as `add`.
@@ -230,7 +230,7 @@ class Partial:
         """
         self._check_same_round(other)
         for key, entry in self._entries.items():
-            entry.merge(other._entry(key))  # noqa: SLF001 - its own kind
+            entry.merge(other._entry(key))  # noqa: SLF001 - same class
         self.count += other.count
 
     def __add__(self, other: "Partial") -> "Partial":
@@ -257,11 +257,11 @@ class Partial:
     def mean_block(
         self, key: Key, start: int, stop: int
     ) -> tuple[Floats, NDArray[np.bool_] | bool]:
-        """Return the weighted mean of the flat coordinates `start:stop`, and who has one.
+        """Return the weighted mean of the flat coordinates `start:stop`, and which are covered.
 
         Returns:
-            float64 [stop - start], 0 where no update covers; and where one does: True or False
-            for the whole block, or bool [stop - start].
+            float64 [stop - start], 0 where no update covers; and the covered coordinates: True or
+            False for the whole block, or bool [stop - start].
         """
         entry = self._entry(key)
         if entry.sums is None:
@@ -277,7 +277,7 @@ class Partial:
         return mean, covered
 
     def sum_block(self, key: Key, start: int, stop: int) -> Ints:
-        """Return the sums of the flat coordinates `start:stop` as they are: Σ rint(x · w · 2^s).
+        """Return the integer sums of the flat coordinates `start:stop`: Σ rint(x · w · 2^s).
 
         Returns:
             int64 [stop - start], a copy; 0 where no update covers.
@@ -286,9 +286,9 @@ class Partial:
         return np.zeros(stop - start, np.int64) if sums is None else sums[start:stop].copy()
 
     def drain(self) -> "Partial":
-        """Hand the sums over to a partial that frees each tensor's as `finish` has used it.
+        """Move the sums to a partial that frees each tensor's after `finish` has used it.
 
-        This one is left as if nothing had been added. Without it `finish` changes nothing.
+        This partial becomes empty. Without draining, `finish` leaves a partial unchanged.
         """
         drained = Partial(self.specs, self._exponent)
         fresh, drained._draining = drained._entries, True
@@ -297,12 +297,12 @@ class Partial:
         return drained
 
     def release(self, key: Key) -> None:
-        """Say that this tensor's sums are not needed again; only a draining partial frees them."""
+        """Release this tensor's sums; only a draining partial frees them."""
         if self._draining:
             self._entries[key] = _Entry(self._entry(key).spec)
 
     def arrays(self) -> tuple[dict[str, Ints], dict[str, str]]:
-        """Return what a checkpoint must hold: int64 arrays, and strings that describe them.
+        """Return the content of a checkpoint: int64 arrays, and strings that describe them.
 
         The arrays are the live ones, not copies: write them before the next `add`. The strings
         can go into JSON or into the metadata of a safetensors file.
@@ -326,10 +326,10 @@ class Partial:
     def from_arrays(
         cls, arrays: Mapping[str, NDArray[Any]], header: Mapping[str, str]
     ) -> "Partial":
-        """Rebuild what `arrays()` described, bit for bit, taking writable arrays over as they are.
+        """Rebuild a partial from `arrays()`, bit for bit; writable arrays are not copied.
 
         Raises:
-            ValueError: an array's dtype or size, or an array's name, is not what the header says.
+            ValueError: an array's dtype, size or name does not match the header.
         """
         entries = json.loads(header["entries"])
         specs = {
@@ -356,7 +356,7 @@ class Partial:
         return entry
 
     def _checked(self, key: Key, coverage: Coverage, units: int) -> _Entry | None:
-        """The entry of a part that may be added, with room for sums; None where it is empty."""
+        """The entry for a valid part, with its sums allocated; None for an empty part."""
         entry = self._entry(key)
         coverage.check(entry.spec.shape)
         if not 1 <= units <= MAX_UNITS:

@@ -1,4 +1,4 @@
-"""Server optimizers: the mean delta taken as a gradient's stand-in (pseudo-gradient).
+"""Server optimizers that use the mean delta as a pseudo-gradient.
 
 Legend: Δ mean delta, x parameters, m momentum, v variance, η server learning rate, β decay rates,
 τ adaptivity.
@@ -43,7 +43,7 @@ class FedAvgM(ServerOptimizer):
         check_number("momentum", self.momentum, at_least=0, below=1)
 
     def initial(self) -> dict[str, float]:
-        """Return where m starts."""
+        """Return the initial m."""
         return {"momentum": 0.0}
 
     def change(self, block: Block) -> Floats:
@@ -56,7 +56,7 @@ class FedAvgM(ServerOptimizer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Adaptive(ServerOptimizer):
-    """What the three adaptive optimizers share; they differ in how v follows Δ².
+    """Base of the three adaptive optimizers, which differ in the update of v.
 
     Attributes:
         beta_1: decay of the momentum, in [0, 1).
@@ -73,7 +73,7 @@ class _Adaptive(ServerOptimizer):
         check_number("tau", self.tau, above=0)
 
     def initial(self) -> dict[str, float]:
-        """Return where m and v start."""
+        """Return the initial m and v."""
         return {"momentum": 0.0, "variance": self.tau**2}
 
     def change(self, block: Block) -> Floats:
@@ -85,7 +85,7 @@ class _Adaptive(ServerOptimizer):
         return self.server_learning_rate * m / (np.sqrt(v) + self.tau)
 
     def _follow(self, v: Floats, square: Floats) -> None:
-        """Move v, in place, with Δ²."""
+        """Update v in place with Δ²."""
         raise NotImplementedError
 
 

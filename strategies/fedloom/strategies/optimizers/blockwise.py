@@ -2,7 +2,7 @@
 
 Invariants:
     - A coordinate that no update covers keeps its value and its slots, bit for bit.
-    - Arithmetic is in float64 blocks; each result is rounded once, to the dtype it is kept in.
+    - Arithmetic is in float64 blocks; each result is rounded once, to its stored dtype.
 """
 
 import math
@@ -19,12 +19,12 @@ from fedloom.strategies.exact.partial import BLOCK, DELTA, Floats, Params
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Closing:
-    """A round that is over, as a server optimizer sees it.
+    """A closed round, as input of a server optimizer.
 
     Attributes:
         step: training rounds finished before it.
         count: updates in its means.
-        scalars: weighted means of the numbers that clients sent, by name.
+        scalars: weighted means of the clients' scalars, by name.
     """
 
     step: int = 0
@@ -34,12 +34,12 @@ class Closing:
 
 @dataclass(slots=True, kw_only=True)
 class Block:
-    """Some coordinates of one tensor, when a round is over.
+    """Some coordinates of one tensor, after a round.
 
     Attributes:
-        mean: group → weighted mean of what clients sent, float64 [n]; 0 where no update covers.
+        mean: group → weighted mean of the clients' values, float64 [n]; 0 where no update covers.
         slots: slot → the optimizer's memory, float64 [n]; changed in place.
-        values: the parameters, [n], in the dtype that they are kept in.
+        values: the parameters, [n], in their stored dtype.
         closing: the round.
     """
 
@@ -50,7 +50,7 @@ class Block:
 
     @property
     def delta(self) -> Floats:
-        """The mean of trained less received parameters."""
+        """The mean of trained minus received parameters."""
         return self.mean[DELTA]
 
     @property
@@ -60,10 +60,10 @@ class Block:
 
 
 Change: TypeAlias = Callable[[Block], Floats]
-"""A block → what to add to its parameters; updates the slots in place."""
+"""Returns the change of a block's parameters; updates its slots in place."""
 
 Ratio: TypeAlias = Callable[[float, float], float]
-"""(norm of a tensor's parameters, norm of its change) → what to multiply the change by."""
+"""(norm of a tensor's parameters, norm of its change) → factor of the change."""
 
 
 def blockwise(
@@ -79,16 +79,16 @@ def blockwise(
 ) -> tuple[dict[str, NDArray[Any]], dict[str, dict[str, NDArray[Any]]]]:
     """Apply an elementwise server optimizer to every coordinate whose delta is covered.
 
-    Needs the memory of the new model, the new slots and a few blocks; a draining partial gives
-    each tensor's sums back on the way.
+    Uses memory for the new model, the new slots and a few blocks; a draining partial frees each
+    tensor's sums.
 
     Args:
         change: the optimizer on one block.
         model: the current parameters, of any float or integer dtype.
-        means: of deltas, and perhaps of more groups, for some or all tensors of the model.
+        means: of deltas and possibly other groups, for some or all tensors of the model.
         slots: the optimizer's memory, as in `State.slots`.
-        initial: slot name → the value that a slot starts from.
-        groups: what a block has means of.
+        initial: slot name → initial value.
+        groups: of a block's means.
         closing: the round.
         ratio: scales the change of each tensor by norms over its covered coordinates, for which
             every block's change is computed twice.
@@ -99,7 +99,7 @@ def blockwise(
     Raises:
         OverflowError: a slot does not fit its dtype.
         TypeError: a covered tensor is neither of floats nor of integers.
-        ValueError: the means and the model do not belong together.
+        ValueError: the means do not match the model.
     """
     _check_fit(model, means)
     walk = _Walk(change, means, dict(initial or {}), groups, closing or Closing(), ratio)
@@ -178,7 +178,7 @@ class _Walk:
         flat: NDArray[Any],
         old: Mapping[str, NDArray[Any] | None],
     ) -> tuple[Block, NDArray[np.bool_] | bool]:
-        """A block, and which of it is covered."""
+        """A block, and its covered coordinates."""
         mean, covered = self.means.mean_block((DELTA, tensor), at.start, at.stop)
         block = Block(
             mean={DELTA: mean} | {g: self._mean(g, tensor, at) for g in self.groups if g != DELTA},
@@ -195,7 +195,7 @@ class _Walk:
         flat: NDArray[Any],
         old: Mapping[str, NDArray[Any] | None],
     ) -> float:
-        """What to multiply the tensor's change by."""
+        """The factor of the tensor's change."""
         if self.ratio is None:
             return 1.0
         squares = []
@@ -232,21 +232,23 @@ def _load(array: NDArray[Any] | None, at: slice, initial: float) -> Floats:
 
 
 def _plus(value: NDArray[Any], change: Floats) -> NDArray[Any]:
-    """Return value + change in value's dtype, rounded once, at its limits where it is past them.
+    """Return value + change in value's dtype, rounded once and clipped to its range.
 
-    An admitted sum can still carry a float16 or an integer over its end; one client
-    must not be able to end everybody's round by that.
+    An admitted sum can still exceed the range of float16 or of an integer; one client must not be
+    able to end a round by that.
     """
     if value.dtype.kind == "f":
         largest = float(np.finfo(value.dtype).max)
         return np.clip(value.astype(np.float64) + change, -largest, largest).astype(value.dtype)
-    # Whole numbers are added as such: counters can pass 2^53, where float64 ends.
+    # Integers are added as integers: counters can exceed 2^53, where float64 loses units.
     limits = np.iinfo(value.dtype)
     steps = np.clip(np.rint(change), -(2.0**62), 2.0**62).astype(np.int64)
     if value.dtype.itemsize < 8:
         small: NDArray[np.int64] = np.clip(value.astype(np.int64) + steps, limits.min, limits.max)
         return small.astype(value.dtype)
-    total = value + steps.astype(value.dtype)  # may wrap, which shows as going the wrong way
+    total = value + steps.astype(
+        value.dtype
+    )  # may wrap, which shows as a change in the wrong direction
     total = np.where((steps > 0) & (total < value), limits.max, total)
     return np.where((steps < 0) & (total > value), limits.min, total).astype(value.dtype)
 

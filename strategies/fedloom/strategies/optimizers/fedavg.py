@@ -1,4 +1,4 @@
-"""Weighted federated averaging of whatever each client sent.
+"""Weighted federated averaging.
 
 References:
     McMahan et al. 2017, Communication-Efficient Learning of Deep Networks from Decentralized

@@ -1,4 +1,4 @@
-"""LAMB on the server: Adam's direction, and a step as long as the tensor is large.
+"""LAMB on the server: Adam's direction, with a step in proportion to the tensor's norm.
 
 Legend: Δ mean delta, x a tensor's parameters, m momentum, v variance, η server learning rate,
 λ weight decay, φ(z) = min(z, largest_norm).
@@ -9,12 +9,12 @@ Legend: Δ mean delta, x a tensor's parameters, m momentum, v variance, η serve
 
 Reference:
     You et al. 2020, Large Batch Optimization for Deep Learning: Training BERT in 76 minutes,
-    https://arxiv.org/abs/1904.00962, Algorithm 2; the pseudo-gradient -Δ in the gradient's place
+    https://arxiv.org/abs/1904.00962, Algorithm 2; with the pseudo-gradient -Δ
     as in Reddi et al. 2021, https://arxiv.org/abs/2003.00295.
 
-Differences from the paper, on purpose: v starts at τ² and nothing is corrected for bias, as in our
-FedAdam. Without weight decay the correction would change nothing: it scales u, and |u| divides it
-out again.
+Deliberate differences from the paper: v starts at τ² and there is no bias correction, as in
+FedAdam here. Without weight decay the correction would change nothing: it scales u, and division
+by |u| cancels it.
 """
 
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class FedLamb(FedAdam):
     Norms are over the coordinates that the round covers.
 
     Attributes:
-        server_learning_rate: η > 0, how far a tensor moves in a round, relative to its norm.
+        server_learning_rate: η > 0, change of a tensor per round, relative to its norm.
         weight_decay: λ ≥ 0.
         largest_norm: > 0; tensors of a larger norm step as if they had this one.
     """

@@ -1,4 +1,4 @@
-"""How the server learning rate goes over the rounds: warm-up, then one of four schedules.
+"""Schedules of the server learning rate: warm-up, then one of four schedules.
 
 Legend: t rounds finished, w warm-up rounds, s = t - w rounds since, T `rounds`.
 
@@ -42,8 +42,8 @@ class Schedule:
         name: of the shape after the warm-up.
         warmup_rounds: rounds before the full rate is reached, climbing in equal steps.
         rounds: `step`: between two steps; `cosine`: until the floor is reached.
-        factor: `step`: of each step, in (0, 1]; 0.1 unless set.
-        floor: `cosine`: the share of the rate that it ends at, 0 to 1; 0 unless set.
+        factor: `step`: of each step, in (0, 1]; default 0.1.
+        floor: `cosine`: final share of the rate, 0 to 1; default 0.
 
     Raises:
         TypeError: a setting has the wrong type.
@@ -75,13 +75,13 @@ class Schedule:
             check_share("schedule.floor", self.floor)
 
     def __repr__(self) -> str:
-        """Settings that are not the defaults, in a form that makes it again."""
+        """Settings other than the defaults, from which `schedule_of` rebuilds it."""
         parts = {name: getattr(self, name) for name in self.__slots__}
         given = [f"{n}={v!r}" for n, v in parts.items() if v != getattr(_DEFAULT, n)]
         return f"Schedule({', '.join(given)})"
 
     def at(self, finished: int) -> float:
-        """The factor of the round after so many, from 0 to 1.
+        """The factor after `finished` rounds, from 0 to 1.
 
         >>> [Schedule(name="step", rounds=2, factor=0.5).at(t) for t in range(5)]
         [1.0, 1.0, 0.5, 0.5, 0.25]
@@ -113,14 +113,14 @@ _DEFAULT: Final = Schedule()
 
 
 def schedule_of(settings: Any) -> Schedule:
-    """A schedule from settings that arrive as text.
+    """Build a schedule from settings.
 
     >>> schedule_of({"name": "cosine", "rounds": 100})
     Schedule(name='cosine', rounds=100)
 
     Raises:
-        TypeError: they are no table, or one has the wrong type.
-        ValueError: one is unknown, missing or out of range.
+        TypeError: the settings are no table, or one has the wrong type.
+        ValueError: a setting is unknown, missing or out of range.
     """
     if isinstance(settings, Schedule):
         return settings

@@ -1,1 +1,1 @@
-"""Personalisation: tensors that stay on the device, and models of each client's own."""
+"""Personalisation: tensors that stay on the device, and own models of clients."""

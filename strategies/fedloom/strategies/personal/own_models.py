@@ -1,4 +1,4 @@
-"""Models that each client trains for itself, beside the shared one: Ditto and APFL.
+"""Own models of clients beside the shared one: Ditto and APFL.
 
 They use arithmetic operators only, so the same code serves numpy arrays and torch tensors.
 
@@ -19,14 +19,14 @@ from fedloom.strategies.checks import check_number, check_share
 
 
 class OwnModel(Protocol):
-    """How a client's own model is trained and evaluated."""
+    """Trains and evaluates a client's own model."""
 
     @property
     def start(self) -> float:
-        """The α that a client begins with."""
+        """The initial α of a client."""
 
     def point(self, own: Any, shared: Any, mix: float) -> Any:
-        """Return the parameters that are evaluated, and at which gradients are taken.
+        """Return the parameters for evaluation and for gradients.
 
         Args:
             own: v.
@@ -35,7 +35,7 @@ class OwnModel(Protocol):
         """
 
     def gradient(self, grad: Any, own: Any, received: Any, mix: float) -> Any:
-        """Return the gradient to change v by.
+        """Return the gradient for v.
 
         Args:
             grad: of the loss at the point.
@@ -58,7 +58,7 @@ class Ditto:
     """v minimises the client's own loss + pull/2 · |v - w₀|² (Li et al. 2021).
 
     Attributes:
-        pull: λ >= 0; 0 trains alone, and the larger, the nearer v stays to what all share.
+        pull: λ >= 0; 0 trains without the shared model, a larger value keeps v closer to it.
     """
 
     pull: float
@@ -68,10 +68,10 @@ class Ditto:
 
     @property
     def start(self) -> float:
-        """One: v alone is evaluated."""
+        """1: v alone is evaluated."""
         return 1.0
 
-    def point(self, own: Any, shared: Any, mix: float) -> Any:  # noqa: ARG002 - v alone counts
+    def point(self, own: Any, shared: Any, mix: float) -> Any:  # noqa: ARG002 - only v is used
         """Return v."""
         return own
 
@@ -80,7 +80,7 @@ class Ditto:
         return grad + self.pull * (own - received)
 
     def next_mix(self, mix: float, slope: float) -> float:  # noqa: ARG002
-        """Return α as it is."""
+        """Return α unchanged."""
         return mix
 
 
@@ -89,8 +89,8 @@ class Apfl:
     """α·v + (1 - α)·w minimises the client's own loss by v, and by α too (Deng et al. 2020).
 
     Attributes:
-        mix: the α to begin with, from 0 (the shared model alone) to 1.
-        mix_learning_rate: of the steps that α takes, >= 0; 0 leaves it as it is.
+        mix: initial α, from 0 (the shared model alone) to 1.
+        mix_learning_rate: of α, >= 0; 0 keeps it constant.
     """
 
     mix: float
@@ -114,5 +114,5 @@ class Apfl:
         return mix * grad
 
     def next_mix(self, mix: float, slope: float) -> float:
-        """Return α less its learning rate times the slope, from 0 to 1."""
+        """Return α minus its learning rate times the slope, clipped to 0 to 1."""
         return min(1.0, max(0.0, mix - self.mix_learning_rate * slope))

@@ -1,7 +1,7 @@
-"""What is each client's own: tensors that are never sent, or a whole model beside the shared one.
+"""Settings of personalisation: tensors that are never sent, or an own model of each client.
 
-FedBN keeps the normalisation layers, FedPer and FedRep the last ones; they differ in the names that
-are kept, and FedRep trains them first, with the rest frozen.
+FedBN keeps the normalisation layers, FedPer and FedRep the last layers; FedRep trains these first,
+with the others frozen.
 
 References:
     Li et al. 2021, FedBN: Federated Learning on Non-IID Features via Local Batch Normalization,
@@ -21,28 +21,27 @@ from fedloom.strategies.checks import check_count
 from fedloom.strategies.personal.own_models import Apfl, Ditto, OwnModel
 
 KEPT: Final = "kept"
-"""The slot of a client's memory that holds the tensors it keeps."""
+"""The slot of the tensors that a client keeps."""
 OWN: Final = "own"
 """The slot of the parameters of a client's own model."""
 OWN_BUFFERS: Final = "own_buffers"
-"""The slot of what its own model holds beside parameters, such as BatchNorm's statistics."""
+"""The slot of its own model's other tensors, such as BatchNorm's statistics."""
 MIX: Final = "mix"
-"""The slot of how much of its own model a client mixes in: float64 [], under the same name."""
+"""The slot of the share of its own model: float64 [], under the same name."""
 NAMES: Final = ("shared", "ditto", "apfl")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Personal:
-    """What is each client's own.
+    """Settings of personalisation.
 
     Attributes:
         keep: globs over names of tensors, `*` for any text, such as `head.*`: tensors that are
-            never sent. Each client continues from its own of its last round that counted, in
-            training and in evaluation; the first time from what the server sends.
+            never sent. Each client continues from its values of its last counted round, in
+            training and in evaluation; the first time from the server's.
         head_epochs: passes over the examples that train the kept tensors alone, before `[train]`
             trains the others alone; 0 trains them all together.
-        name: `shared`, or what trains a model for each client alone beside the shared one: `ditto`
-            or `apfl`. Clients are evaluated by it.
+        name: `shared`, or the method of own models: `ditto` or `apfl`. Clients evaluate these.
         pull: of `ditto`.
         mix: of `apfl`.
         mix_learning_rate: of `apfl`.
@@ -76,7 +75,7 @@ class Personal:
 
     @property
     def own_model(self) -> OwnModel | None:
-        """What trains a model for each client alone."""
+        """The method of own models."""
         match self.name:
             case "ditto":
                 return Ditto(pull=self.pull)
@@ -87,7 +86,7 @@ class Personal:
 
     @property
     def remembers(self) -> bool:
-        """Whether clients keep something from round to round."""
+        """Whether clients keep tensors from round to round."""
         return bool(self.keep) or self.own_model is not None
 
     def numbers(self) -> dict[str, float]:
@@ -99,7 +98,7 @@ class Personal:
 
     @property
     def special(self) -> tuple[str, ...]:
-        """Names of settings that change what plain local training does."""
+        """Names of settings that change plain local training."""
         return tuple(
             f"personal.{name}"
             for name, there in (("keep", bool(self.keep)), ("name", self.own_model is not None))
@@ -107,16 +106,16 @@ class Personal:
         )
 
     def kept(self, names: Iterable[str]) -> frozenset[str]:
-        """Return those of these tensors that stay at home."""
+        """Return those of these tensors that clients keep."""
         if not self.keep:
             return frozenset()
         return frozenset(n for n in names if any(fnmatchcase(n, glob) for glob in self.keep))
 
     def check(self, names: Iterable[str]) -> None:
-        """Refuse a model that this is not for.
+        """Check a model against these settings.
 
         Raises:
-            ValueError: a glob names no tensor of it, or nothing is left to send.
+            ValueError: a glob matches no tensor, or no tensor is left to send.
         """
         names = list(names)
         for glob in self.keep:

@@ -1,8 +1,8 @@
-"""Differential privacy of whole clients: clipping, noise, what it costs and what is claimed.
+"""Differential privacy of whole clients: clipping, noise, accounting and claims.
 
-Start at `settings`, the [privacy] table of a run, and `claim`, what it comes to. `release` puts
-noise on a round's sum; `local` on a device's update; `accounting` asks dp-accounting, which the
-extra `fedloom[privacy]` installs.
+Start at `settings`, the [privacy] table of a run, and `claim`, the resulting guarantee. `release`
+adds noise to a round's sum, `local` to a device's update; `accounting` uses dp-accounting, which
+the extra `fedloom[privacy]` installs.
 """
 
 from fedloom.strategies.lazy_imports import attach_stub

@@ -1,6 +1,6 @@
-"""What a run's releases cost: epsilon by Google's dp-accounting, and noise calibrated to it.
+"""The cost of a run's releases: epsilon by Google's dp-accounting, and calibrated noise.
 
-The mechanisms are passed to dp-accounting as events; no figure is computed here.
+The mechanisms are passed to dp-accounting as events, which computes all figures.
 
     none                  Gaussian releases of all rounds, composed exactly
     poisson               Poisson-subsampled Gaussian, Rényi accounting
@@ -39,7 +39,7 @@ MISSING = (
 )
 
 
-class MissingAccountant(ImportError):  # noqa: N818 - it says what is missing, as ImportError does
+class MissingAccountant(ImportError):  # noqa: N818 - named after what is missing
     """dp-accounting is not installed."""
 
 
@@ -54,15 +54,15 @@ def _library() -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Releases:
-    """What is released round by round, as far as its cost depends on it.
+    """The releases of a run, as far as their cost depends on them.
 
     Attributes:
         noise_multiplier: standard deviation of the noise over the clip.
         sampling: as `Privacy.sampling`.
         cohort: clients of a round, as expected (`poisson`) or exactly.
-        population: clients that cohorts are drawn from.
+        population: number of clients from which cohorts are drawn.
         tree: rounds of a tree, for dp_ftrl.
-        local: the noise is on each client's update.
+        local: whether the noise is on each client's update.
     """
 
     noise_multiplier: float
@@ -86,14 +86,14 @@ class Releases:
 
     @property
     def relation(self) -> Relation:
-        """How neighbouring populations differ: in what one client does."""
+        """The neighbouring relation: populations that differ in one client."""
         if self.local or self.sampling == "without_replacement":
             return "replace"
         return "add-or-remove" if self.sampling == "poisson" else "zero-out"
 
 
 def epsilon(releases: Releases, rounds: int, delta: float) -> float:
-    """Return epsilon after so many rounds; infinity where dp-accounting finds no bound.
+    """Return epsilon after `rounds` rounds; infinity if dp-accounting finds no bound.
 
     Args:
         releases: of each round.
@@ -117,9 +117,9 @@ def _epsilon(releases: Releases, rounds: int, delta: float) -> float:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep dp-accounting's notes on orders that it leaves out from a user's terminal.
+    """Suppress dp-accounting's log lines about orders that it leaves out.
 
-    Leaving an order out never makes epsilon smaller.
+    Leaving out an order never makes epsilon smaller.
     """
     logger = logging.getLogger("absl")
     before = logger.level
@@ -166,7 +166,7 @@ def _event(dp: Any, releases: Releases) -> Any:
     z, cohort, population = releases.noise_multiplier, releases.cohort, releases.population
     if releases.sampling == "poisson":
         return dp.PoissonSampledDpEvent(min(cohort / population, 1.0), dp.GaussianDpEvent(z))
-    # Replacing a client moves the sum by up to twice the clip.
+    # Replacing a client changes the sum by up to twice the clip.
     return dp.SampledWithoutReplacementDpEvent(population, cohort, dp.GaussianDpEvent(z / 2))
 
 
@@ -183,14 +183,14 @@ def calibrate(releases: Releases, rounds: int, delta: float, target: float) -> f
     """Return the least noise multiplier, to four digits, with epsilon at most `target`.
 
     Args:
-        releases: their noise multiplier does not count.
+        releases: their noise multiplier is ignored.
         rounds: of the whole run, >= 1.
         delta: in (0, 1).
         target: epsilon, > 0.
 
     Raises:
         MissingAccountant: dp-accounting is not installed.
-        ValueError: no noise up to a multiplier of a million is enough.
+        ValueError: a multiplier of a million is not enough.
     """
     low, high, most = 0.0, 1.0, math.nan
 
@@ -215,12 +215,12 @@ def calibrate(releases: Releases, rounds: int, delta: float, target: float) -> f
 
 
 def _between(low: float, high: float, most: float, least: float, target: float) -> float:
-    """Where to look next: epsilon is almost a power of the noise, so a secant finds it soon."""
+    """The next guess: epsilon is almost a power of the noise, so a secant converges fast."""
     if not (low > 0 and math.isfinite(most) and least > 0):
         return (low + high) / 2
     share = math.log(most / target) / math.log(most / least)
     guess = low * (high / low) ** share
-    # A little past the guess, on either side in turn, so that both ends of the bracket come in.
+    # A little past the guess, on either side in turn, so that both ends of the bracket move.
     step = (high - low) * 0.02
     guess += step if share > 0.5 else -step
     return float(min(max(guess, low + step), high - step))
@@ -243,7 +243,7 @@ def _rounded_up(value: float, digits: int = 5) -> float:
 
 
 def affordable(releases: Releases, rounds: int, delta: float, budget: float) -> int:
-    """Return how many of the rounds can be committed with epsilon at most `budget`.
+    """Return the number of rounds with epsilon at most `budget`.
 
     Raises:
         MissingAccountant: dp-accounting is not installed.

@@ -1,7 +1,7 @@
-"""What a private run claims, in full and in words, before it starts and after every round.
+"""The privacy claim of a run, as figures and text, before it starts and after every round.
 
-A claim is a figure with everything that it hangs on: what is protected, against whom, with which
-delta, under which sampling assumption and by which clipping. It says as plainly what is not.
+A claim is a figure with all its conditions: what is protected, against whom, with which delta,
+sampling assumption and clipping; and what is not protected.
 
 Invariant: a claim follows from the run's specification alone.
 """
@@ -40,14 +40,14 @@ _NOT_HIDDEN: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A run's privacy, with its noise decided.
+    """A run's privacy, with its noise multiplier.
 
     Attributes:
         settings: the [privacy] table.
         noise_multiplier: as given, or calibrated to the target.
         goal: clients of a round.
         rounds: training rounds that the run wants.
-        affordable: how many of them the budget allows.
+        affordable: number of rounds that the budget allows.
     """
 
     settings: Privacy
@@ -58,24 +58,24 @@ class Plan:
 
     @property
     def releases(self) -> Releases:
-        """What is released round by round."""
+        """The releases of the run."""
         return Releases.of(self.settings, self.noise_multiplier, self.goal)
 
     def epsilon(self, rounds: int) -> float:
-        """Return epsilon after so many committed rounds."""
+        """Return epsilon after a number of committed rounds."""
         return accounting.epsilon(self.releases, rounds, self.settings.delta)
 
     def spent(self, rounds: int) -> dict[str, float]:
-        """Return what a committed round is noted with."""
+        """Return the privacy record of a committed round."""
         return {"epsilon": self.epsilon(rounds), "delta": self.settings.delta}
 
     def taken(self, before: Iterable[T], part: Iterable[T], trained: int) -> set[T]:
-        """Return who may not take part again before the tree's end.
+        """Return the clients that may not take part again before the tree's end.
 
         Args:
-            before: who might not until now.
-            part: who took part in the round that was just committed.
-            trained: training rounds committed, with that one.
+            before: those before the round.
+            part: members that took part in the committed round.
+            trained: training rounds committed, that one included.
         """
         every = self.settings.restart_every
         if every is None or trained % every == 0:
@@ -83,7 +83,7 @@ class Plan:
         return {*before, *part}
 
     def stopped(self) -> str:
-        """Return why a run that has done all it may did not do all it wanted; else nothing."""
+        """Return why a finished run did fewer rounds than wanted; empty if it did all."""
         if self.affordable >= self.rounds:
             return ""
         return (
@@ -92,11 +92,11 @@ class Plan:
         )
 
     def after(self, rounds: int) -> str:
-        """Return what has been spent after so many committed rounds, in a line."""
+        """Return the spent budget after a number of committed rounds, in a line."""
         return f"(epsilon {self.epsilon(rounds):.4g}, delta {self.settings.delta:g})"
 
     def claim(self) -> dict[str, Any]:
-        """Return the claim in plain values, as it is stored with the run."""
+        """Return the claim as JSON values, for the ledger."""
         settings, last = self.settings, min(self.rounds, self.affordable)
         return {
             "mechanism": settings.mechanism,
@@ -185,7 +185,7 @@ class Plan:
 
 @lru_cache(maxsize=64)
 def plan(settings: Privacy, *, goal: int, rounds: int) -> Plan:
-    """Decide a run's noise and how many rounds it can have.
+    """Determine a run's noise and the number of rounds it can have.
 
     Args:
         settings: the [privacy] table.

@@ -1,8 +1,7 @@
-"""Clipping: no client's contribution is longer than the clip norm, whatever it trained on.
+"""Clipping: limits the norm of a client's contribution.
 
-The one function for devices and simulations. What it gives has a norm of at most the clip as a
-server measures it, so the server can refuse anything longer and the sensitivity is a fact,
-not a promise of the clients.
+Devices and simulations use the same function. Its result has a norm of at most the clip as a server
+measures it, so the server refuses longer updates and enforces the sensitivity itself.
 
 References:
     McMahan, Ramage, Talwar, Zhang 2018, Learning Differentially Private Recurrent Language
@@ -52,7 +51,7 @@ def clip(arrays: Sequence[Values], clip_norm: float) -> tuple[list[Values], bool
         clip_norm: > 0.
 
     Returns:
-        The arrays, the same ones where nothing had to be scaled; and whether that was so.
+        The arrays, unchanged if nothing had to be scaled; and whether that is so.
 
     Raises:
         ValueError: a value is NaN or infinite.

@@ -1,18 +1,18 @@
 """Exact discrete Gaussian noise on the integers, in blocks, from a stream of uniform bytes.
 
-Floating-point samplers of the Gaussian have holes and uneven low bits that give the noiseless
-value away (Mironov 2012). Here no floating-point number is involved between the uniform bytes and
-the integer: a table of 127-bit thresholds inverts the distribution function at a small scale, and
-samples are added up with integer coefficients to the scale that is wanted.
+Floating-point samplers of the Gaussian have gaps and uneven low bits that reveal the noiseless
+value (Mironov 2012). Here no floating-point number is involved between the uniform bytes and the
+integer: a table of 127-bit thresholds inverts the distribution function at a small scale, and
+samples are added with integer coefficients to reach the wanted scale.
 
 Legend: σ standard deviation; D(σ) the distribution on the integers with P(k) ∝ exp(-k² / 2σ²);
 η the smoothing parameter of the integers.
 
     D(σ) ≈ a·D(σ₀) + b·D(σ₀)   for coprime a > b with σ = σ₀·√(a² + b²) and a·√2·η <= σ₀·√(2π)
 
-How exact: each table entry is off by less than 2^-127, each combination by 2·exp(-π·η²), and η is
-kept above 4.7, where that is below 2^-99. A tensor of a billion coordinates is therefore within
-2^-66 of the exact distribution in total variation.
+Error: less than 2^-127 for each table entry and 2·exp(-π·η²) for each combination, which is below
+2^-99 since η is above 4.7. A tensor of a billion coordinates is therefore within 2^-66 of the exact
+distribution in total variation.
 
 References:
     Canonne, Kamath, Steinke 2020, The Discrete Gaussian for Differential Privacy,
@@ -23,7 +23,7 @@ References:
     Mironov 2012, On Significance of the Least Significant Bits for Differential Privacy.
 
 Invariants: the noise of a coordinate depends on its position and the stream alone; the scale is
-never below the one asked for.
+never below the requested one.
 """
 
 import math
@@ -48,7 +48,7 @@ _LEAST_ETA: Final = 4.7
 _LARGEST_SIGMA: Final = 2.0**56
 _TRIED: Final = 64
 BLOCK: Final = 8192
-"""Coordinates made at a time, so that what they are made from stays in the cache."""
+"""Coordinates computed at a time, so that their inputs fit the cache."""
 
 Source = Callable[[int, int], bytes]
 """(position, num_bytes) → those bytes of one stream."""
@@ -71,7 +71,7 @@ class Sampler:
 
     @property
     def bytes_each(self) -> int:
-        """Uniform bytes that one coordinate takes."""
+        """Uniform bytes per coordinate."""
         return SAMPLE_BYTES << len(self.levels)
 
     def draw(self, source: Source, start: int, stop: int) -> Ints:
@@ -102,8 +102,8 @@ class Sampler:
 def sampler(sigma: float) -> Sampler:
     """Return the sampler of the smallest scale that is at least `sigma`.
 
-    From 2^20 on it exceeds it by less than one in a hundred, mostly by less than one in a
-    thousand; below 181 the scale is 181.
+    From 2^20 on the scale exceeds sigma by less than 1 %, mostly by less than 0.1 %; below 181 it
+    is 181.
 
     Args:
         sigma: standard deviation in grid units, in (0, 2^56].
@@ -120,7 +120,7 @@ def sampler(sigma: float) -> Sampler:
         pair = _smallest(sigma / scale, most)
         if pair is not None:
             return Sampler((*levels, pair))
-        # An even share of what is left, in the logarithm, keeps the number of levels least.
+        # Equal shares of the remaining logarithm minimise the number of levels.
         levels.append((most, most - 1))
         scale *= math.hypot(most, most - 1)
 

@@ -1,7 +1,7 @@
-"""The end of a private round: noise on its sum, then the strategy's own step.
+"""The end of a private round: noise on its sum, then the strategy's step.
 
-One function for servers and simulations. The mechanism's memory is in the strategy's state,
-under a slot of its own that the strategy never sees.
+Servers and simulations use the same function. The mechanism's memory is in the strategy's state,
+in a separate slot that the strategy never sees.
 """
 
 from typing import Any, Final
@@ -19,7 +19,7 @@ SLOT: Final = "privacy"
 
 
 def memory_of(release: Release, state: State) -> Memory:
-    """Return what the mechanism remembers, from a strategy's state."""
+    """Return the mechanism's memory from a strategy's state."""
     return dict(state.slots.get(SLOT) or release.init())
 
 
@@ -38,9 +38,9 @@ def finish(
     Args:
         strategy: of the run.
         release: of the run.
-        state: with the mechanism's memory in it.
+        state: including the mechanism's memory.
         model: the current parameters.
-        partial: the round's sum; used up.
+        partial: the round's sum; consumed.
         round: its number.
         stream: of the run's secret.
     """
@@ -48,7 +48,7 @@ def finish(
     if settings.sampling == "poisson":
         assert settings.population is not None
         if drawn(stream, round, release.goal, settings.population) == 0:
-            # One client had to be asked; it was not drawn, so it does not count.
+            # A round asks at least one client; with no client drawn, its update does not count.
             partial = Partial(partial.specs, partial.exponent)
     memory = memory_of(release, state)
     means, memory = release.means(partial, memory, round=round, step=state.step, stream=stream)

@@ -1,13 +1,13 @@
-"""Local privacy: noise on the device, before anything leaves it.
+"""Local privacy: noise on the device, before anything is sent.
 
 The clipped update is rounded to a grid and the noise is an exact discrete Gaussian on that grid,
-coarse enough that every sum is a float32 without rounding. Whoever sees the update, the server
-included, sees what a Gaussian mechanism of sensitivity 2C releases: any two updates that the device
-may have sent are at most 2C apart.
+coarse enough that every sum is a float32 without rounding. Anyone who sees the update, including
+the server, sees the release of a Gaussian mechanism of sensitivity 2C: any two possible updates of
+the device are at most 2C apart.
 
-Invariants: the noise follows from the device's key, the run, the round, the update and what is
-asked for, so a device that is asked again sends the same bytes, and another update has other noise.
-So has the same update under another clip or multiplier: two multiples of one noise tell the update.
+Invariants: the noise follows from the device's key, the run, the round, the update and the privacy
+settings, so a repeated task sends the same bytes, and another update has other noise. So has the
+same update under another clip or multiplier: two multiples of one noise would reveal the update.
 """
 
 import math
@@ -65,7 +65,7 @@ def add_noise(
 def _noisy(
     noise: Sampler, source: Any, grid: float, of: list[NDArray[Any]], start: int
 ) -> NDArray[Any]:
-    """Values on the grid, with the noise of their places."""
+    """Values on the grid, plus noise."""
     (values,) = of
     drawn = noise.draw(source, start, start + values.size)
     on_grid: NDArray[Any] = np.rint(values.astype(np.float64) / grid) + drawn
@@ -73,7 +73,7 @@ def _noisy(
 
 
 def norm_bound(clip_norm: float, noise_multiplier: float, size: int) -> float:
-    """Return a norm that an honest device's update stays below but for one in 10^31.
+    """Return a norm that an honest device's update exceeds with probability below 10^-31.
 
     Source: Laurent and Massart 2000, Lemma 1: ‖N‖ <= σ (√d + √(2x)) with probability 1 - e^-x;
     √(2x) = 12.

@@ -1,20 +1,21 @@
 """The release of a round: from its exact sum to means with noise on the grid of the sum.
 
-The noise is added to the integers of a `Partial`, before anything is divided, so what leaves is an
-integer plus an exact discrete Gaussian, and then arithmetic on that alone (post-processing).
+The noise is added to the integers of a `Partial` before any division. So the release is an integer
+plus an exact discrete Gaussian, followed by arithmetic on that alone (post-processing).
 
     mean = (Σ rint(x · 2^s) + D(σ)) / (goal · 2^s),   σ = z · (C · 2^s + √d / 2)
 
 Legend: x a clipped value, C the clip, d coordinates, z the noise multiplier, s the exponent. The
 rounding of an update to the grid moves it by at most half a unit a coordinate, √d / 2 in norm;
-the noise is made that much larger, so what is claimed for real numbers holds for the integers.
+the noise is that much larger, so the claim for real numbers holds for the integers.
 
-The denominator is the cohort's goal whatever the number of reports, and a coordinate that a client
-does not cover counts as zero: both would reveal data otherwise (McMahan et al. 2018, section 2).
+The denominator is always the cohort's goal, not the number of reports, and a coordinate that a
+client does not cover counts as zero: otherwise both would reveal data (McMahan et al. 2018,
+section 2).
 
 For dp_ftrl the noise of a round is the difference of the noise of two prefix sums: each is the sum
-of the nodes of a binary tree that cover it (Kairouz et al. 2021, section 3; Honaker's refinement
-is left out).
+of the nodes of a binary tree that cover it (Kairouz et al. 2021, section 3; without
+Honaker's refinement).
 
 Invariants: the noise follows from the key, the round and the sum, so a crash replays it; another
 sum under the same round, as after a restored backup, has other noise, never the same twice.
@@ -36,20 +37,20 @@ from fedloom.strategies.privacy.settings import Privacy, count_noise, noise_of_v
 from fedloom.strategies.privacy.streams import Stream
 
 GRID_BITS: Final = 20
-"""The noise's standard deviation is at least 2^20 units of the grid, as a rule."""
+"""The usual minimum of the noise's standard deviation: 2^20 units of the grid."""
 DOOR_ERROR: Final = 1e-6
 """Bound of the relative error of the norm that the server measures."""
 WITHIN: Final = "within_clip"
-"""The scalar that clients send where the clip adapts: 1/2 within it, -1/2 beyond."""
+"""The scalar that clients send for an adaptive clip: 1/2 within it, -1/2 beyond."""
 _DIGEST_BYTES: Final = 32
 
 Memory = dict[str, NDArray[Any]]
-"""What a mechanism remembers between rounds, by name."""
+"""The memory of a mechanism between rounds, by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Release:
-    """How the sums of a run are released.
+    """The release of a run's sums.
 
     Attributes:
         settings: of the run.
@@ -70,7 +71,7 @@ class Release:
 
     @property
     def counts(self) -> dict[Key, TensorSpec]:
-        """What clients send beside their updates: whether the clip was long enough."""
+        """Scalars that clients send beside their updates: whether they are within the clip."""
         scalar = TensorSpec(shape=(), dtype=np.dtype(np.float64))
         return {(SCALAR, WITHIN): scalar} if self.settings.adaptive else {}
 
@@ -81,7 +82,7 @@ class Release:
 
     @property
     def value_noise(self) -> float:
-        """The noise multiplier of the values; larger where the count is released as well."""
+        """The noise multiplier of the values; larger if the count is released as well."""
         if not self.settings.adaptive:
             return self.noise_multiplier
         return noise_of_values(self.noise_multiplier, self.count_noise)
@@ -105,7 +106,7 @@ class Release:
         step: int,
         stream: Stream,
     ) -> tuple["NoisyMeans", Memory]:
-        """Return what may be seen of a round's sum, and the memory after it.
+        """Return the public means of a round's sum, and the memory after it.
 
         Args:
             partial: the exact sum of clipped updates, each of weight 1.
@@ -172,7 +173,7 @@ class Release:
 
 
 CLIP_RANGE: Final = 256.0
-"""How far an adaptive clip may move from where it starts, either way, as a factor."""
+"""The largest factor between an adaptive clip and its initial value, in both directions."""
 
 Node = tuple[int, int, int, str]
 """(sign, level, round, digest) of a source of noise."""
@@ -184,11 +185,11 @@ class NoisyMeans:
 
     Attributes:
         partial: the sum.
-        goal: what it is divided by.
-        sampler: of the noise; None where the devices added theirs.
+        goal: the denominator.
+        sampler: of the noise; None if the devices added theirs.
         stream: of the run.
-        nodes: whose noise is added, by sign.
-        count: updates, as it is published: the goal.
+        nodes: sources of noise, with their signs.
+        count: published number of updates: the goal.
     """
 
     partial: Partial
@@ -204,7 +205,7 @@ class NoisyMeans:
         return {key: spec for key, spec in self.partial.specs.items() if key[0] == DELTA}
 
     def covered(self, key: Key) -> bool:
-        """Return True: whether any client sent a tensor must not show."""
+        """Return True: the result must not reveal whether any client sent a tensor."""
         return key[0] == DELTA
 
     def mean_block(self, key: Key, start: int, stop: int) -> tuple[Floats, bool]:
@@ -233,7 +234,7 @@ def _source(stream: Stream, purpose: str, number: int) -> Any:
 
 
 def _digest(partial: Partial) -> str:
-    """What a sum is: the same for equal sums, however they were added up."""
+    """The digest of a sum; equal sums have equal digests, in any order of addition."""
     digest = blake2b(str(partial.exponent).encode(), digest_size=_DIGEST_BYTES)
     for key in sorted(partial.specs):
         digest.update(repr(key).encode())
@@ -249,13 +250,13 @@ def _grow(
     round: int,  # noqa: A002 - the field's word
     digest: str,
 ) -> tuple[tuple[Node, ...], Memory]:
-    """Add a leaf to a tree: the node that it completes, less those that the node replaces.
+    """Add a leaf to a tree: the node that it completes, minus those that the node replaces.
 
-    The memory holds, for each level, the round and the digest that its live node was made with.
+    The memory holds, for each level, the round and the digest of its current node.
 
     Args:
         memory: before the leaf.
-        leaf: its place in the tree, from 0; 0 begins a tree.
+        leaf: its index in the tree; 0 begins a tree.
         round: whose sum it is.
         digest: of that sum.
     """
@@ -280,13 +281,12 @@ def _node(sign: int, level: int, note: NDArray[Any]) -> Node:
 def grid_exponent(noise: float, clip: float, most: int) -> int:
     """Return the exponent of a run's sums: a grid fine enough for the noise, and no finer.
 
-    A grid that is not much finer than the noise keeps its integers small, and with them the
-    uniform bytes that exact noise takes.
+    A coarser grid keeps the integers of the noise small, which need fewer uniform bytes.
 
     Args:
         noise: the noise multiplier.
         clip: of the first round.
-        most: the exponent that the sums have room for.
+        most: the largest exponent without overflow of the sums.
     """
     _, power = math.frexp(noise * clip)
     return min(most, GRID_BITS - power + 1)

@@ -1,8 +1,8 @@
-"""Cohorts by coins: how many clients a round has when each is in it with a chance of its own.
+"""Poisson sampling: the number of clients in a round.
 
-A draw of every client by an independent coin is a draw of their number, which is binomial, and then
-of a uniform subset of that size; the second half is what rounds do in any case. If more clients are
-there than the population, their chance is only smaller.
+Drawing every client by an independent coin equals drawing their number, which is binomial, and then
+a uniform subset of that size, which rounds draw anyway. If more clients are available than the
+population, the probability of each is only smaller.
 
 References:
     Zhu and Wang 2019, Poisson Subsampled Rényi Differential Privacy, ICML.
@@ -16,16 +16,16 @@ _BLOCK = 1 << 16
 
 
 def drawn(stream: Stream, round: int, goal: int, population: int) -> int:  # noqa: A002 - the field's word
-    """Return the number of clients of a round: one coin of chance goal / population for each.
+    """Return the number of clients of a round: one coin of probability goal / population for each.
 
     Args:
         stream: of the run's secret.
         round: its number.
         goal: clients expected.
-        population: that there are.
+        population: number of all clients.
 
     Returns:
-        0 to `population`; with 0 the round's sum is of no client, whatever the cohort.
+        0 to `population`; with 0 the round's sum contains no client's update.
     """
     if goal >= population:
         return population

@@ -1,4 +1,4 @@
-"""The [privacy] table of a run: which mechanism, how much noise, what is assumed.
+"""The [privacy] table of a run: mechanism, noise and assumptions.
 
 References:
     McMahan, Ramage, Talwar, Zhang 2018, Learning Differentially Private Recurrent Language
@@ -20,31 +20,31 @@ Sampling: TypeAlias = Literal["none", "poisson", "without_replacement"]
 Noise: TypeAlias = Literal["secure", "seed"]
 
 LEAST_LOCAL_NOISE: Final = 0.1
-"""Below it a value on the grid of local noise would not fit float32."""
+"""Least noise multiplier of local noise: with less a grid value would not fit float32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Privacy:
-    """What a run does so that its models tell little about any one client.
+    """Differential privacy of a run.
 
     Attributes:
         mechanism: `dp_fedavg` (noise on every round's sum), `dp_ftrl` (noise on the sum of all
             rounds so far, by a tree) or `local` (noise on the device).
-        clip: Euclidean norm that a client's whole update is scaled down to, > 0; with
-            `clip_quantile`, where it starts.
+        clip: Euclidean norm to which a client's whole update is scaled down, > 0; with
+            `clip_quantile`, its initial value.
         noise_multiplier: standard deviation of the noise over the clip, > 0; for `dp_ftrl` of
-            each node of the tree. None where `target_epsilon` decides.
+            each node of the tree. None if `target_epsilon` is set.
         target_epsilon: epsilon after all rounds, > 0; the noise is calibrated to it.
         budget: epsilon at which the run stops, > 0; `target_epsilon` by default.
         delta: in (0, 1), and below 1 / population.
-        population: clients that cohorts are drawn from.
-        sampling: what the claim takes from cohorts being drawn at random. `none`: nothing, the
-            same client may take part in every round. `poisson`: each client of the population is
-            in each cohort by a coin of its own. `without_replacement`: cohorts of one size, every
+        population: number of clients from which cohorts are drawn.
+        sampling: assumption of the claim about the draw of cohorts. `none`: none, the same client
+            may take part in every round. `poisson`: each client of the population is in each
+            cohort by an independent coin. `without_replacement`: cohorts of one size, every
             subset equally likely.
         clip_quantile: share of the clients whose updates should be within the clip, in (0, 1);
             None for a fixed clip.
-        clip_learning_rate: how fast the clip follows the quantile, > 0.
+        clip_learning_rate: of the clip towards the quantile, > 0.
         clip_count_noise: standard deviation of the noise on the number of clients within the
             clip, > noise_multiplier / 2; None for a twentieth of the cohort's goal, as Andrew et
             al. have it, and at least the noise multiplier.
@@ -54,7 +54,7 @@ class Privacy:
 
     Raises:
         TypeError: a setting has the wrong type.
-        ValueError: a setting is out of range, or two do not go together.
+        ValueError: a setting is out of range, or two are incompatible.
     """
 
     mechanism: Mechanism = "dp_fedavg"
@@ -113,12 +113,12 @@ class Privacy:
         if self.population is not None and self.delta >= 1 / self.population:
             raise ValueError(
                 f"Expected privacy.delta below 1 / population = {1 / self.population:g}, got "
-                f"{self.delta:g}: a delta that large allows to publish somebody's data whole."
+                f"{self.delta:g}: with so large a delta a client's data could be published whole."
             )
         if self.sampling != "none" and self.population is None:
             raise ValueError(
                 f'Expected privacy.population with sampling = "{self.sampling}", got none: '
-                "how much sampling hides depends on it."
+                "privacy by sampling depends on it."
             )
         if self.mechanism != "dp_fedavg" and self.sampling != "none":
             raise ValueError(
@@ -158,7 +158,7 @@ def count_noise(settings: Privacy, noise_multiplier: float, goal: int) -> float:
 def noise_of_values(noise_multiplier: float, count_noise: float) -> float:
     """Return the noise multiplier of the values when the count is released as well.
 
-    Together the two releases then cost what one of `noise_multiplier` costs.
+    Together the two releases then cost as much as one of `noise_multiplier`.
 
     Source: Andrew et al. 2021, Theorem 1: z_Δ = (z⁻² - (2σ_b)⁻²)^(-1/2). A client adds 1/2 or
     -1/2 to the count.

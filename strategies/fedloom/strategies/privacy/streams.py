@@ -1,11 +1,11 @@
-"""Where noise comes from: named streams of bytes, injected as a function.
+"""The source of noise: named streams of bytes, injected as a function.
 
-The mathematics here neither draws randomness nor holds a key. It is given a `Stream`: on a server
-the key stream of a cipher under a secret key, so that the noise cannot be predicted and a crash
-replays it; in a simulation the same cipher under a key that follows from the seed.
+The mathematics here neither draws randomness nor holds a key. It gets a `Stream`: on a server the
+key stream of a cipher under a secret key, so that the noise cannot be predicted and a crash replays
+it; in a simulation the same cipher under a key derived from the seed.
 
 Invariant: the bytes of a stream depend on (key, purpose, round, position) alone, so any block of a
-tensor can be made alone and again, in any order.
+tensor can be computed separately and repeatedly, in any order.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Robust aggregation: rules that bound what faulty, lying or colluding clients can do.
+"""Robust aggregation: rules that limit the influence of faulty, lying or colluding clients.
 
 They read every update, block by block: see `base`; `geometry` has norms and distances.
 """

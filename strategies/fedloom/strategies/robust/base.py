@@ -1,15 +1,15 @@
 """The base of robust rules: they read every update and return means that are computed lazily.
 
-A rule first looks at the round as a whole, for distances or norms (`geometry`), if it has to; what
-it returns is lazy: each block of the result is made from the same block of every update, so that
-nothing of the model's size is held, whatever the number of clients.
+A rule first computes distances or norms of the whole round (`geometry`) if it needs them. Its
+result is lazy: each block is computed from the same block of every update, so that nothing of the
+model's size is held, for any number of clients.
 
 Invariants:
-    - Clients are taken in the order of their names and each coordinate on its own, in float64: the
-      order of arrival and the sizes of blocks cannot change a bit.
+    - Clients are in the order of their names and coordinates are independent, in float64: the order
+      of arrival and the sizes of blocks cannot change a bit.
     - Without any update the model does not change.
     - A coordinate that no update covers has no mean. For norms and distances an update is zero
-      where it covers nothing: it did not move there.
+      where it covers nothing.
 """
 
 from abc import abstractmethod
@@ -25,7 +25,7 @@ from fedloom.strategies.exact.partial import Floats, Key, Params, TensorSpec
 
 Covered: TypeAlias = NDArray[np.bool_] | Literal[True]
 Reduced: TypeAlias = tuple[Floats, NDArray[np.bool_] | bool]
-"""The means of a block, float64 [k], and who has one: bool [k], True or False for all."""
+"""The means of a block, float64 [k], and which exist: bool [k], True or False for all."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,7 +46,7 @@ class Window:
 
     @property
     def width(self) -> int:
-        """How many coordinates, k."""
+        """Number of coordinates, k."""
         return int(self.values.shape[1])
 
 
@@ -58,7 +58,7 @@ class LazyMeans:
 
     Args:
         updates: of the round.
-        combine: makes the means of one block.
+        combine: computes the means of one block.
     """
 
     def __init__(self, updates: Updates, combine: Combine) -> None:
@@ -68,7 +68,7 @@ class LazyMeans:
 
     @property
     def specs(self) -> Mapping[Key, TensorSpec]:
-        """The tensors that there may be means of."""
+        """The tensors that may have means."""
         return self._updates.specs
 
     def covered(self, key: Key) -> bool:
@@ -76,7 +76,7 @@ class LazyMeans:
         return self.count > 0 and self._updates.covered(key)
 
     def mean_block(self, key: Key, start: int, stop: int) -> Reduced:
-        """Return the means of the flat coordinates `start:stop`, and who has one; see `Means`."""
+        """Return the means of the flat coordinates `start:stop`, and which exist; see `Means`."""
         mean = np.zeros(stop - start)
         if not self.covered(key):
             return mean, False
@@ -113,7 +113,7 @@ class Robust:
 
     @property
     def min_updates(self) -> int:
-        """The fewest updates that the rule can work on."""
+        """The fewest updates that the rule accepts."""
         return 1
 
     def settings(self) -> dict[str, Any]:
@@ -125,7 +125,7 @@ class Robust:
         """Return the means of a round; see `Aggregation.reduce`.
 
         Raises:
-            TooFewUpdatesError: fewer than `min_updates`, or one that the rule takes is missing.
+            TooFewUpdatesError: fewer than `min_updates`, or a required one is missing.
         """
         count = len(updates.clients)
         if count and count < self.min_updates:
@@ -137,7 +137,7 @@ class Robust:
 
     @abstractmethod
     def _plan(self, updates: Updates, last: Params) -> Combine:
-        """Look at the round as a whole; return what makes the means of one block."""
+        """Examine the whole round; return a function that computes the means of one block."""
         raise NotImplementedError
 
 
@@ -146,7 +146,7 @@ def _nobody(window: Window) -> Reduced:
 
 
 def weighted(weights: Floats, factors: Floats | None = None) -> Combine:
-    """Return what makes `Σ w_i · c_i · x_i / Σ w_i` over those who cover, i in order.
+    """Return a function that computes `Σ w_i · c_i · x_i / Σ w_i` over covering updates, in order.
 
     Args:
         weights: w, float64 [n], >= 0; an update of weight 0 covers nothing.
@@ -157,7 +157,7 @@ def weighted(weights: Floats, factors: Floats | None = None) -> Combine:
 
     def combine(window: Window) -> Reduced:
         values, covered = window.values, window.covered
-        # Row by row and not as a product of matrices, whose order of addition is the library's.
+        # Row by row: the order of addition of a matrix product depends on the library.
         total = np.zeros(window.width)
         for i in chosen:
             total += parts[i] * values[i]

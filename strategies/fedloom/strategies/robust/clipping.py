@@ -29,8 +29,8 @@ from fedloom.strategies.robust.geometry import block_of, geometry
 class CenteredClipping(Robust):
     """The last round's mean, moved by the updates' differences from it, none longer than τ.
 
-    Not weighted. The first round starts from zero. Where an update does not cover a coordinate, the
-    mean there is over those who do; distances take it as zero.
+    Not weighted. The first round starts from zero. The mean of a coordinate is over the updates
+    that cover it; distances take missing values as zero.
 
     Attributes:
         radius: τ > 0, in units of an update's norm; by default each iteration's median distance
@@ -67,7 +67,7 @@ class CenteredClipping(Robust):
         return combine
 
     def _factors(self, products: Floats) -> list[Floats]:
-        """Return what each difference is shortened by, for each iteration, float64 [n].
+        """Return the factor of each difference, for each iteration, float64 [n].
 
         Args:
             products: of the updates and, last, the centre, float64 [n + 1, n + 1].
@@ -91,10 +91,10 @@ class CenteredClipping(Robust):
 class NormBounding(Robust):
     """The weighted mean of updates whose norms are cut to a bound.
 
-    It limits what anyone can do and does not notice who does it: use it against huge updates.
+    It limits the influence of each client without detecting attackers: use it against huge updates.
 
     Attributes:
-        bound: largest norm > 0; by default the median of the round's norms, as FLAME has it.
+        bound: largest norm > 0; by default the median of the round's norms, as in FLAME.
     """
 
     name: ClassVar[str] = "norm_bounding"
@@ -111,7 +111,7 @@ class NormBounding(Robust):
 
 
 def _shortened(lengths: Floats, bound: float | None) -> Floats:
-    """Return the factors that bring lengths to at most `bound`, or to their median."""
+    """Return the factors that reduce lengths to at most `bound`, or to their median."""
     limit = float(np.median(lengths)) if bound is None else bound
     factors = np.ones_like(lengths)
     np.divide(limit, lengths, out=factors, where=lengths > limit)

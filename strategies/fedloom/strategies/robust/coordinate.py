@@ -1,7 +1,7 @@
-"""Rules for each coordinate on its own: the median and the trimmed mean.
+"""Coordinate-wise rules: the median and the trimmed mean.
 
 Neither is weighted, as in the paper and in flwr: a client that lies about its examples must not
-count for more.
+gain influence.
 
 References:
     Yin, Chen, Ramchandran, Bartlett 2018, Byzantine-Robust Distributed Learning: Towards Optimal
@@ -26,9 +26,9 @@ _ROUNDING = 1e-9  # 0.29 of 100 is 28.999999999999996; 28 is never meant
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Median(Robust):
-    """The median of each coordinate, over those who cover it; the mean of the middle two if even.
+    """The median of each coordinate over the updates that cover it (even: mean of the middle two).
 
-    Holds while fewer than half of those who cover a coordinate are Byzantine.
+    Robust while fewer than half of the updates that cover a coordinate are Byzantine.
     """
 
     name: ClassVar[str] = "median"
@@ -66,11 +66,11 @@ class TrimmedMean(Robust):
 def ranked_columns(
     values: Floats, covered: Covered
 ) -> tuple[Floats, NDArray[np.int64], NDArray[np.bool_] | bool]:
-    """Sort each column, those who do not cover it last.
+    """Sort each column, missing values last.
 
     Returns:
-        float64 [n, k] with infinity where nothing is covered; how many cover, int64 [k]; and
-        whether anyone does: True for all, or bool [k].
+        float64 [n, k] with infinity for missing values; number of values, int64 [k]; and whether
+        there are any: True for all, or bool [k].
     """
     if covered is True:
         return np.sort(values, axis=0), np.full(values.shape[1], len(values)), True
@@ -91,7 +91,7 @@ def median_of(ranked: Floats, count: NDArray[np.int64]) -> Floats:
     columns = np.arange(ranked.shape[1])
     low = ranked[np.maximum(count - 1, 0) // 2, columns]
     high = ranked[np.minimum(count // 2, len(ranked) - 1), columns]
-    # Halves first, which are exact: a sum of two large values could pass float64.
+    # Halves first, which are exact: a sum of two large values could overflow float64.
     return np.where(count % 2 == 1, low, np.where(count > 0, low / 2 + high / 2, 0.0))
 
 

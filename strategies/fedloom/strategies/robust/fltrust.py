@@ -1,4 +1,4 @@
-"""FLTrust: updates count by how far they point the way of one that is trusted.
+"""FLTrust: weights updates by their direction relative to a trusted one.
 
 Legend: g_0 the trusted client's update, g_i another's, TS trust scores.
 
@@ -8,8 +8,8 @@ References:
     Cao, Fang, Liu, Gong 2021, FLTrust: Byzantine-robust Federated Learning via Trust
     Bootstrapping, NDSS, https://arxiv.org/abs/2012.13995, section IV, Algorithm 2.
 
-The paper's g_0 is trained by the server on a root data set. Here a client does it, one that the
-operator runs or knows, so that the server needs no data.
+In the paper the server trains g_0 on a root data set. Here a client does, which the operator runs
+or trusts, so that the server needs no data.
 """
 
 from dataclasses import dataclass
@@ -25,10 +25,10 @@ from fedloom.strategies.robust.geometry import geometry
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FLTrust(Robust):
-    """The mean by trust of updates brought to the length of the trusted one.
+    """The mean, weighted by trust, of updates scaled to the length of the trusted one.
 
-    As in the paper the trusted update is the reference and not itself in the mean; where it trusts
-    no update, or is alone, it counts by itself. Not weighted: trust takes the place of weights.
+    As in the paper the trusted update is the reference and not in the mean; if no other update has
+    trust, the trusted update is the result. Trust replaces weights.
 
     Attributes:
         trusted: name of the client; a round without its update fails.
@@ -54,7 +54,7 @@ class FLTrust(Robust):
 
 
 def _trust(norms: Floats, products: Floats, at: int) -> tuple[Floats, Floats]:
-    """Return trust scores and what brings each update to the trusted one's length, float64 [n]."""
+    """Return trust scores and the factors to the trusted update's length, float64 [n]."""
     lengths = norms * norms[at]
     scores = np.zeros_like(norms)
     np.divide(products, lengths, out=scores, where=lengths > 0)

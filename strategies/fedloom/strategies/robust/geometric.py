@@ -5,7 +5,7 @@ Legend: α the weights, ν the smoothing, v the estimate, β its weights over th
     β_i ← α_i / max(ν, |v - x_i|);   v ← Σ β_i · x_i / Σ β_i
 
 Every v is a weighted mean of the updates, so the distances follow from the updates' inner products,
-and any number of iterations costs no more than one look at the updates.
+and all iterations together need one pass over the updates.
 
 References:
     Pillutla, Kakade, Harchaoui 2022, Robust Aggregation for Federated Learning,
@@ -28,13 +28,13 @@ from fedloom.strategies.robust.geometry import geometry
 class GeometricMedian(Robust):
     """The geometric median of the updates (RFA), by smoothed Weiszfeld iterations from their mean.
 
-    Weighted, as in the paper: it holds while less than half of the weight is Byzantine, so choose
-    `weighting = "uniform"` where clients may lie about their examples. Where an update covers only
-    some coordinates, each is the mean by β over those who cover it.
+    Weighted, as in the paper: robust while less than half of the weight is Byzantine, so choose
+    `weighting = "uniform"` if clients may lie about their examples. Each coordinate is the mean by
+    β over the updates that cover it.
 
     Attributes:
-        iterations: > 0; the paper finds 3 to suffice, here they cost nothing.
-        smoothing: ν > 0, a distance: nearer than that counts as that far.
+        iterations: > 0; 3 suffice in the paper; their cost is negligible here.
+        smoothing: ν > 0, the least distance used.
     """
 
     name: ClassVar[str] = "geometric_median"

@@ -1,10 +1,10 @@
 """Norms, inner products and distances of updates, exact, in two passes over blocks.
 
 Each update is rounded to 41 bits below its own largest value, as two slices of integers,
-`x ≈ 2^(e - b) · (h + l · 2^-b)`, so short that a product of slices over a tile of coordinates is a
-whole number that float64 holds. Those are added up as integers, so neither the size of blocks nor
-a library's order of addition nor its threads can change a bit of a distance; and a client with huge
-values cannot cost the others their precision, since each has its own scale.
+`x ≈ 2^(e - b) · (h + l · 2^-b)`, so short that a product of slices over a tile of coordinates is an
+integer that float64 represents exactly. These are added as integers, so neither the size of blocks
+nor a library's order of addition nor its threads can change a bit of a distance. Each update has
+its own scale, so a client with huge values does not reduce the precision of others.
 
 Legend: n updates, e the exponent of an update's largest value, b bits in a slice, h and l the two
 slices of a value.
@@ -47,7 +47,7 @@ class Geometry:
 
     Attributes:
         squares: squared norms, float64 [n].
-        products: inner products with the updates that were asked for, float64 [n, m].
+        products: inner products with the requested updates, float64 [n, m].
     """
 
     squares: Floats
@@ -72,7 +72,7 @@ def geometry(
 
     Args:
         updates: n of them.
-        with_rows: the updates that products are wanted with; all by default, () for norms alone.
+        with_rows: the updates to multiply with; all by default, () for norms alone.
         centre: one more vector, by tensor, that becomes the last row; zero where it has no tensor.
     """
     rows = _Rows(updates, centre)
@@ -87,7 +87,7 @@ def geometry(
 
 
 class _Rows:
-    """The deltas as rows of a matrix that is never whole, with the centre below them."""
+    """The deltas as rows of a matrix, with the centre as last row, read by blocks."""
 
     def __init__(self, updates: Updates, centre: Params | None) -> None:
         self._updates = updates
@@ -123,7 +123,7 @@ class _Sums:
 
     Args:
         exponents: of the rows, int [n].
-        picked: rows that products are wanted with; None for all.
+        picked: rows to multiply with; None for all.
     """
 
     def __init__(self, exponents: NDArray[np.int_], picked: Sequence[int] | None) -> None:
@@ -153,7 +153,7 @@ class _Sums:
             self._pairs.add(_product(both, picked))
 
     def _sliced(self, values: Floats) -> Floats:
-        """Return high and low slices, float64 [2, n, k]; they last until the next tile."""
+        """Return high and low slices, float64 [2, n, k]; valid until the next tile."""
         if self._rest.shape != values.shape:
             self._slices, self._rest = np.empty((2, *values.shape)), np.empty(values.shape)
         (high, low), rest = self._slices, self._rest
@@ -165,7 +165,7 @@ class _Sums:
         return self._slices
 
     def result(self) -> Geometry:
-        """What has been added, in float64."""
+        """The sums, in float64."""
         n, m = len(self._exponents), self._picked.size
         exponents, pairs = self._exponents, self._pairs.floats()
         crossed = pairs[:n, m:] + pairs[n:, :m]
@@ -178,9 +178,9 @@ class _Sums:
 
 
 def _product(a: Floats, b: Floats) -> Floats:
-    """Return a · bᵀ of whole numbers, by products so small that no library starts threads.
+    """Return a · bᵀ of integers, by products so small that no library starts threads.
 
-    On a busy machine threads that wait for each other were seen to cost fifty times the work.
+    On a busy machine threads that waited for each other took fifty times as long.
     """
     out = np.empty((len(a), len(b)))
     for i in range(0, len(a), _SMALL):
@@ -224,7 +224,7 @@ class _Wide:
 
     def floats(self) -> Floats:
         """The sums, rounded to float64."""
-        # Carried first, so that both halves are exact in float64 and their sum is rounded once.
+        # Carry first, so that both halves are exact in float64 and their sum is rounded once.
         high = self._high + (self._low >> _HALF)
         low = self._low & _LOW
         return np.asarray(np.ldexp(high.astype(np.float64), _HALF) + low.astype(np.float64))

@@ -58,7 +58,7 @@ class MultiKrum(Robust):
 
     Attributes:
         num_byzantine: f >= 0; a round needs 2f + 3 updates.
-        num_selected: updates in the mean; n - f - 2 by default, as many as a score looks at.
+        num_selected: updates in the mean; n - f - 2 by default, as many as in a score.
     """
 
     name: ClassVar[str] = "multi_krum"
@@ -72,7 +72,7 @@ class MultiKrum(Robust):
 
     @property
     def min_updates(self) -> int:
-        """2f + 3, or as many as are selected."""
+        """2f + 3, or the number selected."""
         return max(2 * self.num_byzantine + 3, self.num_selected or 0)
 
     def _plan(self, updates: Updates, last: Params) -> Combine:  # noqa: ARG002 - remembers nothing
@@ -89,8 +89,8 @@ class MultiKrum(Robust):
 class Bulyan(Robust):
     """Krum θ times, each time without those already chosen; then a mean about the median.
 
-    Of the θ chosen updates each coordinate takes the mean of the β values that are nearest to their
-    median. Where only m of the chosen cover a coordinate, it takes the max(1, m - 2f) nearest.
+    Each coordinate is the mean of the β values nearest to the median of the θ chosen updates. If
+    only m of them cover a coordinate, it is the mean of the max(1, m - 2f) nearest.
 
     Attributes:
         num_byzantine: f >= 0; a round needs 4f + 3 updates.

@@ -12,7 +12,7 @@ from fedloom.strategies.exact.partial import Coverage, Floats, Full, Key, Tensor
 from fedloom.strategies.robust.base import Covered
 
 Part = tuple[Coverage, NDArray[Any]]
-"""Which coordinates, and their values in row-major order."""
+"""Coordinates, and their values in row-major order."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,7 +89,7 @@ class ArrayUpdates(Updates):
 
     @property
     def clients(self) -> Sequence[str]:
-        """Who sent them, sorted."""
+        """The senders, sorted."""
         return self._clients
 
     @property

@@ -1,7 +1,6 @@
-"""Who is asked: policies that draw a cohort from the candidates and from what is known of them.
+"""Client selection: policies that draw a cohort from the candidates and their history.
 
-Start at `base`, which says what a policy is given and gives. `history` is where what is known comes
-from.
+Start at `base`, which defines the input and output of a policy; `history` keeps the observations.
 """
 
 from fedloom.strategies.lazy_imports import attach_stub

@@ -1,16 +1,16 @@
-"""What a selection policy is: who is there and what is known of them, in; whom to ask, out.
+"""The interface of selection policies: candidates and their history in, the clients to ask out.
 
 A policy is a frozen value and a pure function of its occasion. Its randomness comes from a
 counter-based generator whose key is (seed, round) and whose counter holds a digest of the
-candidates, so a draw depends on nothing that was drawn before.
+candidates, so a draw does not depend on earlier ones.
 
 Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3" (Philox).
 
 Invariants:
     - Only raw 64-bit outputs are used, which NumPy keeps stable across versions (NEP 19), and of
-      floating-point only what IEEE 754 rounds in one way (+, -, ·, /, √): the same knowledge gives
-      the same cohort on every machine.
-    - What is known comes from committed rounds alone, so it is the same after a restart.
+      floating-point only operations with exact IEEE 754 rounding (+, -, ·, /, √): the same history
+      gives the same cohort on every machine.
+    - The history follows from committed rounds alone, so it is the same after a restart.
 """
 
 from collections import deque
@@ -39,7 +39,7 @@ RECORD = np.dtype(
         ("last_round", "<i8"),
     ]
 )
-"""One client's row of what is known; see `Known`."""
+"""One client's row of `Known`."""
 
 NOTHING = np.array((0, np.nan, np.nan, np.nan, 0, 0), RECORD)
 """The row of a client without observations."""
@@ -47,18 +47,18 @@ NOTHING = np.array((0, np.nan, np.nan, np.nan, 0, 0), RECORD)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Known:
-    """What committed rounds reported of each of n candidates.
+    """The history of each of n candidates in committed rounds.
 
     Attributes:
         num_examples: int64 [n], of its last update; 0 unless it took part.
         loss: float64 [n], its last training loss; NaN unless it reported one.
         seconds: float64 [n], from its offer to its accepted update, the last time. For a client
-            that was asked and did not finish: how long it was waited for, where that is longer.
-            NaN unless measured.
-        label: float64 [n], what it reported as its label; NaN unless it did.
+            that was asked and did not finish: the time waited for it, if that is longer. NaN
+            unless measured.
+        label: float64 [n], its reported label; NaN without one.
         rounds: int64 [n], committed rounds that counted its update.
         last_round: int64 [n], the number of the last of these; 0 for none.
-        latest_round: the last committed round of all.
+        latest_round: the last committed round.
     """
 
     num_examples: NDArray[np.int64]
@@ -71,7 +71,7 @@ class Known:
 
     @classmethod
     def from_records(cls, records: NDArray[np.void], latest_round: int = 0) -> "Known":
-        """Take rows of dtype `RECORD` apart."""
+        """Build from rows of dtype `RECORD`."""
         return cls(
             **{name: records[name] for name in RECORD.fields or ()}, latest_round=latest_round
         )
@@ -84,14 +84,14 @@ class Known:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Occasion:
-    """A draw that is due.
+    """The input of a draw.
 
     Attributes:
         names: of the candidates, sorted; not to be changed afterwards.
-        known: of each of them, in the same order.
+        known: their history, in the same order.
         seed: the run's, taken modulo 2^64.
         round: the round's number.
-        deadline_s: seconds that the round gives its clients.
+        deadline_s: of the round, in seconds.
     """
 
     names: Sequence[str]
@@ -102,21 +102,21 @@ class Occasion:
     _digest: NDArray[np.uint64] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        # Draws within a round differ by their candidates: those left over from the first draw
-        # must not be ordered by the very numbers that left them over.
+        # Draws within a round differ by their candidates: the order of those left over must not
+        # depend on the numbers of the first draw.
         object.__setattr__(self, "_digest", np.frombuffer(_digest(self.names), "<u8"))
 
     def __len__(self) -> int:
-        """How many candidates there are."""
+        """Number of candidates."""
         return len(self.names)
 
     def raw(self, count: int, purpose: int = 0, part: int = 0) -> NDArray[np.uint64]:
         """Random 64-bit numbers.
 
         Args:
-            count: how many.
+            count: of numbers.
             purpose: streams of different purposes are independent.
-            part: likewise, for a purpose that needs more than once.
+            part: likewise, for a purpose with several draws.
         """
         key = np.array([self.seed % 2**64, self.round], dtype=np.uint64)
         stream = np.array([0, purpose << 32 | part], dtype=np.uint64)
@@ -128,17 +128,17 @@ _DIGESTS: deque[tuple[Sequence[str], bytes]] = deque(maxlen=2)
 
 
 def _digest(names: Sequence[str]) -> bytes:
-    """Of the candidates.
+    """The digest of the candidates' names.
 
-    They are the same round after round but for those replaced within one. Comparing them with the
-    last ones takes a fiftieth of hashing, because equal names are mostly the same objects.
+    They are mostly the same in each round. Comparing them with the last ones takes a fiftieth of
+    the time of hashing, because equal names are mostly the same objects.
     """
     if isinstance(names, Candidates):
         return names.digest()
     for place, (known, digest) in enumerate(tuple(_DIGESTS)):
         if known == names:
             if place:
-                _DIGESTS.rotate(1)  # so that what is forgotten next is the other one
+                _DIGESTS.rotate(1)  # keep this one; the other is evicted next
             return digest
     digest = digest_of("\0".join(names).encode())
     _DIGESTS.appendleft((names, digest))
@@ -154,17 +154,17 @@ class Selection(Protocol):
 
     @property
     def needs(self) -> frozenset[Fact]:
-        """What it must know of clients; nothing is kept for a policy that needs nothing."""
+        """Observations that the policy reads; without any, no history is kept."""
 
     def choose(self, occasion: Occasion, count: int) -> Places:
-        """Draw a cohort, or replacements for those who left one.
+        """Draw a cohort, or replacements for members that left.
 
         Args:
-            occasion: who is there, and what is known.
-            count: how many to draw, from 0 to len(occasion).
+            occasion: candidates and their history.
+            count: number to draw, from 0 to len(occasion).
 
         Returns:
-            That many different places, in the order in which they are to be asked.
+            That many different places, in the order in which to ask them.
         """
 
 

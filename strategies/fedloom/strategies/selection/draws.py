@@ -1,7 +1,7 @@
 """Draws without replacement, from raw 64-bit numbers and exactly rounded arithmetic alone.
 
-Weighted draws repeat draws with replacement and skip clients that are drawn already: successive
-sampling, each draw in proportion to the weights of those left. Exponential clocks (Efraimidis and
+Weighted draws draw with replacement and skip clients that are drawn already: successive sampling,
+each draw in proportion to the weights of those left. Exponential clocks (Efraimidis and
 Spirakis 2006) would need a logarithm, whose last bit differs between machines.
 
 Source: Tillé 2006, "Sampling Algorithms", section 5.4.1 (successive sampling).
@@ -13,11 +13,11 @@ from numpy.typing import ArrayLike, NDArray
 from fedloom.strategies.selection.base import Known, Occasion, Places
 
 _WEIGHTED, _REST, _SHUFFLE, _AMONG = 1, 2, 3, 4
-"""Purposes; 0 is the uniform draw's."""
+"""Purposes of streams; 0 is the uniform draw."""
 
 
 def smallest(numbers: NDArray[np.uint64], count: int) -> Places:
-    """Where the `count` smallest numbers are, smallest first: O(n + count log count)."""
+    """The places of the `count` smallest numbers, smallest first: O(n + count log count)."""
     if not 0 < count < len(numbers):
         return np.argsort(numbers, kind="stable")[:count]
     places = np.sort(np.argpartition(numbers, count - 1)[:count])
@@ -25,7 +25,7 @@ def smallest(numbers: NDArray[np.uint64], count: int) -> Places:
 
 
 def _ascending(numbers: NDArray[np.uint64]) -> Places:
-    """The stable order; in a quarter of its time where no two numbers are equal, as a rule."""
+    """The stable sort order; takes a quarter of the time if all numbers differ, as usual."""
     order = np.argsort(numbers)
     found = numbers[order]
     return np.argsort(numbers, kind="stable") if (found[1:] == found[:-1]).any() else order
@@ -35,8 +35,8 @@ def uniformly(occasion: Occasion, count: int, among: Places | None = None, part:
     """Draw so that every subset and order is equally likely.
 
     Args:
-        occasion: whose randomness.
-        count: how many.
+        occasion: source of randomness.
+        count: number to draw.
         among: places to draw from; all by default.
         part: distinguishes several such draws of one occasion.
     """
@@ -51,9 +51,9 @@ def weighted(occasion: Occasion, weights: ArrayLike, count: int) -> Places:
     Those of weight 0 come last, uniformly.
 
     Args:
-        occasion: whose randomness.
+        occasion: source of randomness.
         weights: float64 [n], finite and >= 0.
-        count: how many, at most n.
+        count: number to draw, at most n.
     """
     left = np.array(weights, np.float64)
     largest = left.max(initial=0.0)
@@ -66,7 +66,7 @@ def weighted(occasion: Occasion, weights: ArrayLike, count: int) -> Places:
         edges = np.cumsum(left)
         numbers = occasion.raw(2 * need + 16, _WEIGHTED, part) >> np.uint64(11)
         at = numbers.astype(np.float64) * 2.0**-53 * edges[-1]
-        # Rounding may carry the largest number to the last edge; then the last client is meant.
+        # Rounding may carry the largest number to the last edge, which stands for the last client.
         found = np.minimum(np.searchsorted(edges, at, side="right"), np.flatnonzero(left)[-1])
         new = _first_occurrences(found)[:need]
         left[new] = 0.0
@@ -85,10 +85,10 @@ def shuffled(occasion: Occasion, places: Places) -> Places:
 
 
 def sizes(known: Known) -> NDArray[np.int64]:
-    """Examples of each candidate; of one that is not known, as many as the mean of the others.
+    """Examples of each candidate; the mean of the others for an unknown one.
 
     Returns:
-        int64 [n], at least 1 where the client is not known.
+        int64 [n], at least 1 for an unknown client.
     """
     met = known.rounds > 0
     total = int(known.num_examples[met].sum())

@@ -1,7 +1,7 @@
-"""The history of clients in committed rounds: what selection policies learn from.
+"""The history of clients in committed rounds, which selection policies read.
 
-It follows from the observations of committed rounds alone, so a server reads it from its ledger
-and a simulation from its rounds, and both know the same.
+It follows from the observations of committed rounds alone: a server reads it from its ledger and a
+simulation from its rounds, with the same result.
 
 Invariants: a round has one observation of a client; rounds are added in rising order; within
 a round the order does not matter.
@@ -20,16 +20,16 @@ from fedloom.strategies.selection.base import NOTHING, RECORD, Known
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """What a committed round reported of one member of its cohort.
+    """The observation of one member of a committed round.
 
     Attributes:
         client: its name.
-        counted: whether its update counted. If not, only `seconds` is looked at.
-        num_examples: that it trained on.
-        loss: its training loss; NaN where it reported none.
+        counted: whether its update counted. If not, only `seconds` is used.
+        num_examples: number of training examples.
+        loss: its training loss; NaN if not reported.
         label: likewise, the metric that policies call its label.
-        seconds: from its offer to its accepted update, or to the end of the round where it was
-            still at work; NaN where nothing was measured.
+        seconds: from its offer to its accepted update, or to the end of the round if it was still
+            at work; NaN if not measured.
     """
 
     client: str
@@ -41,20 +41,20 @@ class Observation:
 
 
 class History:
-    """What committed rounds reported of every client."""
+    """The observations of every client in committed rounds."""
 
     __slots__ = ("_asked", "_latest", "_places", "_rows", "_table")
 
     def __init__(self) -> None:
         self._places: dict[str, int] = {}
-        # The row after the last client's is that of strangers.
+        # The row after the last client's is for unknown clients.
         self._table = np.full(64, NOTHING)
         self._latest = 0
         self._asked: tuple[int, list[str]] = (0, [])  # what `_rows` are for
         self._rows = np.empty(0, np.intp)
 
     def __len__(self) -> int:
-        """How many clients have observations."""
+        """Number of clients with observations."""
         return len(self._places)
 
     @property
@@ -66,18 +66,18 @@ class History:
         """Add a committed round.
 
         Raises:
-            ValueError: a later one was added before.
+            ValueError: a later round was added before.
         """
         if round_number <= self._latest:
             raise ValueError(
-                f"Expected a round after {self._latest}, got {round_number}: tell rounds in order."
+                f"Expected a round after {self._latest}, got {round_number}: add rounds in order."
             )
         self._latest = round_number
         for seen in observations:
             place = self._place(seen.client)  # first: the table may grow by it
             row = self._table[place]
             if not seen.counted:
-                # It takes longer than this: a bound that a later measurement replaces.
+                # A lower bound of its time, which a later measurement replaces.
                 row["seconds"] = np.fmax(row["seconds"], seen.seconds)
                 continue
             row["num_examples"], row["loss"], row["label"] = (
@@ -89,7 +89,7 @@ class History:
             row["last_round"] = round_number
 
     def of(self, names: Sequence[str]) -> Known:
-        """What is known of these clients, in their order."""
+        """The history of these clients, in their order."""
         if not self._places:
             return Known.nothing(len(names))
         asked = (len(self), list(names))
@@ -100,7 +100,7 @@ class History:
         return Known.from_records(self._table[self._rows], self._latest)
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
-        """All of it, as arrays that can be written to a file."""
+        """The history as arrays for a file."""
         names = "\0".join(self._places).encode()
         return {
             "names": np.frombuffer(names, np.uint8),

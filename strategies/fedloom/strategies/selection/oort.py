@@ -1,4 +1,4 @@
-"""Oort: clients that are worth their time, with some left to chance so that others are tried.
+"""Oort: prefers clients with a high utility per time, and explores others at random.
 
 Legend: U utility, B examples of a client, t its last duration in seconds, T preferred duration, R
 this round, L the client's last round, ε share of places for clients never tried, α penalty, c
@@ -10,8 +10,8 @@ References:
     Lai et al. 2021, Oort: Efficient Federated Learning via Guided Participant Selection,
     https://arxiv.org/abs/2010.06081, sections 4.2 to 4.4 and Algorithm 1.
 
-Differences from the paper, on purpose: the loss is the client's mean training loss (theirs is the
-root of the mean square over examples; name a metric that reports it and it is that). Utilities are
+Deliberate differences from the paper: the loss is the client's mean training loss (theirs is the
+root of the mean square over examples; name a metric that reports it to use that). Utilities are
 scaled to [0, 1] before the bonus is added, as in the authors' code. Clients never tried are drawn
 uniformly, since nothing is known of their speed. T is constant (no pacer); by default it is the
 median of the measured durations.
@@ -42,13 +42,13 @@ class Oort:
     Attributes:
         exploration: ε of round 1, from 0 to 1.
         exploration_decay: factor per round, in (0, 1].
-        exploration_min: where ε stops to fall.
+        exploration_min: lower limit of ε.
         preferred_s: T in seconds; None for the median of the measured durations.
-        penalty: α, a whole number; 0 does not look at durations.
-        cutoff: c in (0, 1]: exploited are clients of at least c times the utility of the last
-            one that would get a place if the best did.
-        max_rounds: after so many rounds a client is asked only where the others do not suffice;
-            0 for never.
+        penalty: α, a whole number; 0 ignores durations.
+        cutoff: c in (0, 1]: clients with at least c times the utility of the last one among the
+            best are candidates for exploitation.
+        max_rounds: after this many rounds a client is asked only if the others do not suffice; 0
+            for no limit.
         loss: the training metric that clients report.
 
     Raises:
@@ -97,11 +97,13 @@ class Oort:
         for _ in range(round_number - 1):
             if epsilon <= self.exploration_min or self.exploration_decay == 1:
                 break
-            epsilon *= self.exploration_decay  # by steps: a power's last bit is the machine's
+            epsilon *= (
+                self.exploration_decay
+            )  # stepwise: the last bit of a power depends on the machine
         return max(epsilon, min(self.exploration, self.exploration_min))
 
     def _exploit(self, occasion: Occasion, tried: Places, count: int) -> Places:
-        """Draw by utility among those near the best."""
+        """Draw by utility among the clients near the best."""
         if not count:
             return tried[:0]
         utility = self.utilities(occasion.known, occasion.round)[tried]
@@ -113,7 +115,7 @@ class Oort:
         return np.concatenate([drawn, uniformly(occasion, count - len(drawn), rest, part=2)])
 
     def utilities(self, known: Known, round_number: int) -> Floats:
-        """Utilities of all candidates; of those that took part they mean something.
+        """Utilities of all candidates; meaningful for those that took part.
 
         Returns:
             float64 [n], >= 0.
@@ -127,7 +129,7 @@ class Oort:
         return utility * self._system(known.seconds)
 
     def _system(self, seconds: Floats) -> Floats:
-        """(T / t)^α for those slower than T, else 1."""
+        """(T / t)^α for clients slower than T, else 1."""
         measured = seconds[np.isfinite(seconds)]
         preferred = self.preferred_s
         if preferred is None:
@@ -141,7 +143,7 @@ class Oort:
 
 
 def _quantile(values: Floats, share: float) -> float:
-    """The smallest value that so large a share is at most; 0 without any."""
+    """The quantile of a share; 0 without values."""
     if not len(values):
         return 0.0
     place = max(0, -int(-share * len(values) // 1) - 1)
@@ -149,7 +151,7 @@ def _quantile(values: Floats, share: float) -> float:
 
 
 def _ln(value: int) -> float:
-    """The natural logarithm, by arithmetic that every machine rounds alike; to 1e-15.
+    """The natural logarithm to 1e-15, by arithmetic that rounds alike on every machine.
 
     ln(m·2^e) = e·ln 2 + 2·artanh((m - 1) / (m + 1)), with m in [√½, √2).
     """

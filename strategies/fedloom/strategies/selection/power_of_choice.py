@@ -4,7 +4,7 @@ References:
     Cho, Wang, Joshi 2020, Client Selection in Federated Learning: Convergence Analysis and
     Power-of-Choice Selection Strategies, https://arxiv.org/abs/2010.01243, section 4. This is
     their variant rpow-d: losses are those that clients reported when they last took part, and a
-    client that never did has an infinite one, so that everyone is tried.
+    client that never did has an infinite one, so that every client is tried.
 """
 
 from dataclasses import dataclass
@@ -22,11 +22,11 @@ _ROUNDING = 1e-9  # 1.1 · 100 is 110.00000000000001; 111 is never meant
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PowerOfChoice:
-    """Draw d candidates by data share, ask those m whose last known loss is largest.
+    """Draw d candidates by data share, ask the m with the largest last known loss.
 
     Attributes:
-        choices: candidates for each place, d/m, at least 1. 1 is a draw by data share; the more,
-            the faster the largest losses shrink and the more the result leans to those clients.
+        choices: candidates for each place, d/m, at least 1. 1 is a draw by data share; a larger
+            value reduces the largest losses faster and biases the model towards those clients.
         loss: the training metric that clients report.
 
     Raises:
@@ -49,7 +49,7 @@ class PowerOfChoice:
         drawn = weighted(occasion, sizes(occasion.known), max(wanted, count))
         losses = last_losses(occasion.known)[drawn]
         largest = np.argsort(-losses, kind="stable")[:count]
-        # In the order drawn: a replacement is to be any of them, not the largest loss of all.
+        # In the order drawn: a replacement is any of them, not the one with the largest loss.
         return drawn[np.sort(largest)]
 
 

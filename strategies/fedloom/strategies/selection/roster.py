@@ -1,8 +1,8 @@
-"""The population that cohorts are drawn from, and the clients of it that attend.
+"""The population from which cohorts are drawn, and its clients that attend.
 
 A draw needs its candidates in sorted order and a digest of their names. With a hundred thousand of
-them, sorting, joining and looking up strings that lie all over memory cost a simulated round more
-than its thousand reports; by place in one roster they cost a third. The draws are the same.
+them, sorting, joining and looking up strings cost a simulated round more than its thousand reports;
+by place in one roster they cost a third. The draws are the same.
 
 Invariant: candidates taken from a roster are, for a draw, the list of their names.
 """
@@ -42,7 +42,7 @@ class Roster:
 
     @cached_property
     def rows(self) -> NDArray[np.void] | None:
-        """Each name with a zero byte behind it; None where they are not all as long in bytes."""
+        """Each name followed by a zero byte; None if names differ in their number of bytes."""
         encoded = [name.encode() + b"\0" for name in self.names]
         lengths = {len(name) for name in encoded}
         return np.frombuffer(b"".join(encoded), f"V{lengths.pop()}") if len(lengths) == 1 else None
@@ -52,8 +52,8 @@ class Candidates(Sequence[str]):
     """The names at some places of a roster, as a sequence; looked up one by one.
 
     Args:
-        roster: whose.
-        places: all different; ascending where they are drawn from.
+        roster: of the names.
+        places: all different; ascending if cohorts are drawn from them.
 
     Attributes:
         places: as given.
@@ -84,19 +84,19 @@ class Candidates(Sequence[str]):
         return Candidates(self._roster, self.places[places])
 
     def digest(self) -> bytes:
-        """Of the names, which are in ascending order; the same as of a list of them."""
+        """Digest of the names in ascending order; the same as of a list of them."""
         if len(self) == len(self._roster):
             return self._roster.digest
         rows = self._roster.rows
         if rows is None:
             return digest_of("\0".join(self).encode())
-        there = np.zeros(len(rows), np.bool_)  # a mask takes a third of the time of places
+        there = np.zeros(len(rows), np.bool_)  # a mask takes a third of the time of indexing
         there[self.places] = True
         return digest_of(rows[there].tobytes()[:-1])
 
 
 class Attendance:
-    """The clients of a roster that attend at a moment.
+    """The clients of a roster that attend at one time.
 
     Args:
         roster: of all clients.
@@ -113,5 +113,5 @@ class Attendance:
 
 
 def digest_of(joined: bytes) -> bytes:
-    r"""Of names in UTF-8 with `\0` between them; 16 bytes."""
+    r"""Digest of names in UTF-8 with `\0` between them; 16 bytes."""
     return blake2b(joined, digest_size=16).digest()

@@ -1,4 +1,4 @@
-"""Policies that need little: uniform, by data size, by deadline, sticky.
+"""Simple policies: uniform, by data size, by deadline, sticky.
 
 References:
     McMahan et al. 2017, Communication-Efficient Learning of Deep Networks from Decentralized
@@ -7,7 +7,7 @@ References:
     https://arxiv.org/abs/1907.02189, section 3.3 (sampling by data share).
     Nishio and Yonetani 2019, Client Selection for Federated Learning with Heterogeneous
     Resources in Mobile Edge, https://arxiv.org/abs/1804.08333, section III (clients that fit the
-    deadline; here one that was too slow is known by having been tried).
+    deadline; here measured in earlier rounds).
     He et al. 2023, GlueFL: Reconciling Client Sampling and Model Masking for Bandwidth Efficient
     Federated Learning, https://arxiv.org/abs/2212.01523, section 3.1 (sticky sampling; here the
     sticky group is the last cohort).
@@ -37,9 +37,9 @@ class Uniform:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BySize:
-    """One after the other, each in proportion to its examples among those left (Li et al. 2020).
+    """Draws in proportion to the number of examples, without replacement (Li et al. 2020).
 
-    A client that never took part counts as many examples as the mean of those that did.
+    A client that never took part counts with the mean of those that did.
     """
 
     name: ClassVar[str] = "size"
@@ -52,9 +52,9 @@ class BySize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deadline:
-    """Uniformly among clients that can be expected to make the deadline (Nishio, Yonetani 2019).
+    """Uniform among clients that should meet the deadline (Nishio, Yonetani 2019).
 
-    Those that never took part may. When there are not enough, the fastest of the others follow.
+    Clients that never took part are included. If there are too few, the fastest others follow.
 
     Attributes:
         share: of the round's deadline that a client may have taken, in (0, 1].
@@ -91,12 +91,12 @@ class Deadline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sticky:
-    """A share of the last committed round's clients again, the others from outside it.
+    """A share of the cohort from the last committed round's clients, the others from outside it.
 
-    They need less to download where updates are sent against a model that they have.
+    Repeated clients download less if models are sent as differences.
 
     Attributes:
-        share: of the places that go to the last round's clients where so many are there, 0 to 1.
+        share: of the places for the last round's clients, as far as they are available, 0 to 1.
 
     Raises:
         TypeError: the share is not a number.

@@ -1,7 +1,7 @@
-"""Stratified selection: every kind of client gets its share of the places.
+"""Stratified selection: every stratum of clients gets its share of the places.
 
-Source: Cochran 1977, "Sampling Techniques", chapter 5; seats by systematic sampling (section 8.1),
-so that a client's chance is exactly count / candidates whatever does not divide evenly.
+Source: Cochran 1977, "Sampling Techniques", chapter 5; places by systematic sampling (section 8.1),
+so that a client's probability is exactly count / candidates, also if shares are not whole.
 """
 
 from collections.abc import Sequence
@@ -28,15 +28,15 @@ _SEATS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stratified:
-    """Places are shared out among strata, uniformly within each.
+    """Divides the places among strata, with uniform draws within each.
 
     Strata are defined by name patterns or by a number that clients report; exactly one is set.
 
     Attributes:
-        patterns: of names, such as ["eu-*", "us-*"]; the first that fits decides, and those that
-            none fits are a stratum of their own.
-        label: a training metric that clients report, such as "region"; those that have not
-            reported it yet are a stratum of their own.
+        patterns: of names, such as ["eu-*", "us-*"]; the first match decides, and names without a
+            match are a separate stratum.
+        label: a training metric that clients report, such as "region"; clients that have not
+            reported it yet are a separate stratum.
         allocation: "proportional" to a stratum's candidates, or "equal" as far as there are
             enough.
 
@@ -68,7 +68,7 @@ class Stratified:
 
     @property
     def needs(self) -> frozenset[Fact]:
-        """Labels, unless names tell."""
+        """Labels, unless patterns are set."""
         return frozenset({"label"}) if self.label else frozenset()
 
     def choose(self, occasion: Occasion, count: int) -> Places:
@@ -95,14 +95,14 @@ class Stratified:
 
 @lru_cache(maxsize=4)
 def _by_pattern(patterns: tuple[str, ...], names: tuple[str, ...]) -> NDArray[np.intp]:
-    """The first pattern that fits each name, or len(patterns)."""
+    """The first matching pattern of each name, or len(patterns)."""
     tests = [compile_pattern(translate(pattern)).match for pattern in patterns]
     none = len(tests)
     return np.array([next((i for i, fits in enumerate(tests) if fits(n)), none) for n in names])
 
 
 def _equal(counts: NDArray[np.intp], count: int) -> list[Fraction]:
-    """Shares as equal as the strata's sizes allow, in places."""
+    """Places per stratum, as equal as the strata's sizes allow."""
     shares = [Fraction(0)] * len(counts)
     left, open_ = Fraction(count), [i for i, size in enumerate(counts.tolist()) if size]
     while left and open_:
@@ -116,7 +116,7 @@ def _equal(counts: NDArray[np.intp], count: int) -> list[Fraction]:
 
 
 def _seats(shares: Sequence[Fraction | int], count: int, random: int) -> list[int]:
-    """Whole places in proportion to shares, each rounded up or down, right in expectation.
+    """Whole places in proportion to shares, rounded up or down, exact in expectation.
 
     Args:
         shares: of the strata, >= 0.
