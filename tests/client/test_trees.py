@@ -1,4 +1,4 @@
-"""Federated XGBoost: what a client boosts is XGBoost's own, and goes where it belongs."""
+"""Federated XGBoost."""
 
 import numpy as np
 import pytest
@@ -36,7 +36,7 @@ def _task(round_=1, client="a", clients="a", steps=1, **settings):
 
 
 def _put(model, update):
-    """What the server's mean of coordinates that one client covers comes to."""
+    """The server's mean if one client covers each coordinate."""
     part = update.params[TREES]
     model[TREES][tuple(slice(a, b) for a, b in part.ranges)] = part.values
 
@@ -51,8 +51,8 @@ def _boosted(settings, y, rounds, steps):
 
 @pytest.mark.parametrize(("settings", "y"), [(BINARY, Y), (CLASSES, THREE)])
 @pytest.mark.parametrize(("rounds", "steps"), [(5, 1), (2, 3)])
-def test_one_client_is_xgboost_by_itself(settings, y, rounds, steps):
-    """Rounds times steps of boosting at once: the same trees and predictions, bit for bit."""
+def test_one_client_equals_xgboost(settings, y, rounds, steps):
+    """Trees and predictions have the bits of rounds times steps of boosting."""
     ours = booster(_boosted(settings, y, rounds, steps), settings)
     direct = xgboost.train(
         {**settings, "eta": 0.3, "base_score": 0.5, "nthread": 1},
@@ -65,8 +65,8 @@ def test_one_client_is_xgboost_by_itself(settings, y, rounds, steps):
     assert ours.get_dump() == direct.get_dump()
 
 
-def test_a_round_adds_the_trees_of_all_by_name():
-    """Each with its share of the learning rate; who was absent leaves its place empty."""
+def test_a_round_adds_the_trees_of_all_clients():
+    """By name, each with its share of the learning rate; absent clients leave empty places."""
     half = {"b": slice(0, 60), "a": slice(60, 120)}
     clients = {name: TreeClient(X[part], Y[part], BINARY) for name, part in half.items()}
     model = empty(["a", "b", "c"], 2)
@@ -90,8 +90,8 @@ def test_a_round_adds_the_trees_of_all_by_name():
     assert again.params[TREES].ranges[:2] == ((1, 2), (0, 1))
 
 
-def test_a_task_done_again_gives_the_same_bytes():
-    """As after a crash: nothing stays in the client."""
+def test_a_repeated_task_gives_the_same_bytes():
+    """The client keeps no state."""
     client, model = TreeClient(X, Y, BINARY), empty(["a"], 3)
     once = client.train(model, _task())
     grown = {TREES: model[TREES].copy()}
@@ -102,7 +102,7 @@ def test_a_task_done_again_gives_the_same_bytes():
 
 
 def test_metrics_are_those_of_the_trees_so_far():
-    """XGBoost's own log loss, and accuracy."""
+    """XGBoost's log loss, and the accuracy."""
     model = _boosted(BINARY, Y, 3, 1)
     client = TreeClient(X[:60], Y[:60], BINARY, evaluate=(X[60:], Y[60:]))
     count, metrics = client.evaluate(model, _task())
@@ -119,26 +119,26 @@ def test_metrics_are_those_of_the_trees_so_far():
     ("model", "task", "message"),
     [
         (empty(["a"], 1, 64), _task(), "at most 64 bytes, got .* more capacity_bytes"),
-        (empty(["a", "b"], 1), _task(), r"config\.clients to list 2 names with 'a'"),
-        (empty(["a"], 1), _task(client="z"), "with 'z' among them, got a"),
-        ({"weight": np.zeros((2, 2), np.float32)}, _task(), "trees.empty, got a model of weight"),
+        (empty(["a", "b"], 1), _task(), r"Expected 2 names in config\.clients, 'a' among them"),
+        (empty(["a"], 1), _task(client="z"), "'z' among them, got a"),
+        ({"weight": np.zeros((2, 2), np.float32)}, _task(), "trees.empty, got .* weight"),
     ],
 )
-def test_runs_that_are_not_for_trees_are_refused(model, task, message):
-    """It says what to do."""
+def test_other_runs_are_refused(model, task, message):
+    """The error names the problem."""
     with pytest.raises(UsageError, match=message):
         TreeClient(X, Y, BINARY).train(model, task)
 
 
-def test_a_model_that_is_full_takes_no_round_more():
-    """It says so before it boosts."""
+def test_a_full_model_is_refused():
+    """Before the boosting."""
     with pytest.raises(UsageError, match="at most 1 rounds of trees"):
         TreeClient(X, Y, BINARY).train(_boosted(BINARY, Y, 1, 1), _task(2))
 
 
-def test_bytes_that_were_changed_are_no_trees():
-    """As by a mean of two clients in one place."""
+def test_changed_bytes_are_detected():
+    """Such as by a mean of two clients in one place."""
     model = _boosted(BINARY, Y, 1, 1)
     model[TREES][0, 0, 40] ^= 1
-    with pytest.raises(IntegrityError, match="round 0's place 0, got bytes of another checksum"):
+    with pytest.raises(IntegrityError, match="place 0 of round 0, got bytes of another checksum"):
         booster(model, BINARY)

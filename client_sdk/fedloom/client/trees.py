@@ -1,16 +1,16 @@
-"""Federated XGBoost by bagging: everybody boosts trees on the model so far, and all are kept.
+"""Federated XGBoost by bagging: each client boosts trees on the model, and all trees are kept.
 
 Trees have no mean. So the model is one tensor of bytes with a place for each round and client, and
-a client sends the bytes of its own place. Each coordinate is averaged over the weight that covered
-it, which is one client's here, and the mean of one value is that value: rounds, sums, restarts and
-refusals are those of any other run.
+a client sends only the bytes of its place. Each coordinate is averaged over the clients that cover
+it; here this is one client, so the mean is its value. Rounds, sums, restarts and refusals work as
+in any other run.
 
 Sources: Chen and Guestrin 2016, XGBoost: A Scalable Tree Boosting System,
 https://arxiv.org/abs/1603.02754. Bagging over clients as in the examples of NVIDIA FLARE, which
-divides the learning rate by the clients, and of Flower, which does not; reimplemented.
+divides the learning rate by the number of clients, and of Flower, which does not; reimplemented.
 
-Invariants: the booster depends on the bytes alone, and lists trees by round, then by client's name;
-with one client it is the one that XGBoost trains by itself.
+Invariants: the booster depends only on the bytes, with trees in the order of rounds, then of client
+names; with one client it equals the booster of XGBoost alone.
 """
 
 import json
@@ -28,33 +28,33 @@ from fedloom.protocol.errors import IntegrityError, UsageError
 TREES: Final = "trees"
 """The model's only tensor: uint8 [rounds, clients, capacity]."""
 _HEAD: Final = 8
-"""Bytes before those of a place: how many they are, and their CRC-32; uint32, little endian."""
+"""Bytes of a place's header: length and CRC-32 of the rest; uint32, little endian."""
 _MOST_BYTES: Final = 1 << 26
-"""Of a place, when it is inflated."""
+"""Maximum decompressed bytes of a place."""
 _DEFAULTS: Final = {"base_score": 0.5, "nthread": 1}
-"""A base score that is estimated would differ from client to client."""
+"""The base score is fixed, because an estimated one would differ between clients."""
 
 
 def empty(clients: Sequence[str], rounds: int, capacity_bytes: int = 1 << 14) -> Params:
-    """Return the model that a run begins with.
+    """Return the initial model of a run.
 
     Args:
-        clients: names of all that may take part.
-        rounds: most rounds that the model has places for.
-        capacity_bytes: of one client's trees of one round; some 250 a tree of depth 4.
+        clients: names of all clients that may take part.
+        rounds: maximum number of rounds.
+        capacity_bytes: for one client's trees of one round; a tree of depth 4 takes about 250.
     """
     return {TREES: np.zeros((rounds, len(clients), capacity_bytes), np.uint8)}
 
 
 def booster(model: Params, settings: Mapping[str, Any]) -> Any:
-    """Return the `xgboost.Booster` of a model, or None where it has no tree.
+    """Return the `xgboost.Booster` of a model, or None if it has no trees.
 
     Args:
-        model: as `fedloom model export` writes it and `load_file` reads it.
-        settings: of XGBoost, as the clients have them.
+        model: from `fedloom model export` and `load_file`.
+        settings: of XGBoost, the same as on the clients.
 
     Raises:
-        IntegrityError: places hold something else than trees.
+        IntegrityError: a place does not hold trees.
         UsageError: XGBoost is not installed.
     """
     grown = [
@@ -76,21 +76,21 @@ def matrix(x: NDArray[Any], y: NDArray[Any] | None, settings: Mapping[str, Any])
 
 
 class TreeClient(Client):
-    """Boosts trees on data that stays here.
+    """Boosts trees on local data.
 
         client = TreeClient(x, y, {"objective": "binary:logistic", "max_depth": 4})
         fedloom.client.run(client, config="client.toml")
 
-    In a run, `train.steps` is how many times a client boosts in a round, `train.learning_rate` is
-    XGBoost's eta, and `config.clients` lists the names of all clients, separated by commas.
+    In a run, `train.steps` is the number of boosting steps of a client in a round,
+    `train.learning_rate` is XGBoost's eta, and `config.clients` lists the names of all clients,
+    separated by commas.
 
     Args:
         x: features, float [examples, features].
-        y: targets, [examples]; class numbers where classes are told apart.
-        settings: of XGBoost, as `xgboost.train` takes them. `base_score` is 0.5 and `nthread` 1
-            where they are left out; eta is the run's.
-        evaluate: such a pair, never trained on; None: nothing is evaluated here.
-        shrink: divide eta by the clients, as a round adds the trees of all of them.
+        y: targets, [examples]; class numbers for a classifier.
+        settings: of `xgboost.train`. Default: `base_score` 0.5 and `nthread` 1; eta is the run's.
+        evaluate: a pair (x, y), never trained on; None for no evaluation.
+        shrink: divide eta by the number of clients, because a round adds the trees of all.
 
     Raises:
         UsageError: XGBoost is not installed, or there is no example.
@@ -113,10 +113,10 @@ class TreeClient(Client):
         self._shrink = shrink
 
     def train(self, params: Params, task: Task) -> Update:
-        """Boost on the trees so far; return the new ones in this client's place.
+        """Boost on the trees so far; return the new trees in this client's place.
 
         Raises:
-            UsageError: the run is not one of trees, or they do not fit their place.
+            UsageError: the run's model does not hold trees, or the new trees are too large.
         """
         names = sorted(name.strip() for name in str(task.config.get("clients", "")).split(","))
         row, column = self._place(params, names, task.client)
@@ -134,7 +134,7 @@ class TreeClient(Client):
         if len(place) > capacity:
             raise UsageError(
                 f"Expected trees of at most {capacity} bytes, got {len(place)}. Begin the run from "
-                "a model with more capacity_bytes, or grow fewer or smaller trees a round."
+                "a model with more capacity_bytes, or train fewer or smaller trees per round."
             )
         ranges = ((row, row + 1), (column, column + 1), (0, len(place)))
         values = np.frombuffer(place, np.uint8).reshape(1, 1, -1)
@@ -142,29 +142,29 @@ class TreeClient(Client):
         return Update({TREES: SliceOf(values, ranges)}, self._data.num_row(), metrics)
 
     def evaluate(self, params: Params, task: Task) -> tuple[int, Metrics]:  # noqa: ARG002 - as asked
-        """Evaluate the trees so far; nothing before the first round."""
+        """Evaluate the trees so far; 0 examples before the first round."""
         found = booster(params, self._settings)
         if self._held_out is None or found is None:
             return 0, {}
         return self._held_out.num_row(), _measured(found, self._held_out)
 
     def can_evaluate(self) -> bool:
-        """Whether there is data to evaluate on."""
+        """Whether the client has data for evaluation."""
         return self._held_out is not None
 
     @staticmethod
     def _place(params: Params, names: Sequence[str], client: str) -> tuple[int, int]:
-        """Row of the first round without trees, and column of this client."""
+        """The row of the first round without trees, and the column of this client."""
         trees = params.get(TREES)
         if trees is None or trees.ndim != 3 or trees.dtype != np.uint8:
             raise UsageError(
-                "Expected a run that began from fedloom.client.trees.empty, got a model of "
+                "Expected a model from fedloom.client.trees.empty, got one with the tensors "
                 f"{', '.join(list(params)[:4])}."
             )
         if client not in names or len(names) != trees.shape[1]:
             raise UsageError(
-                f"Expected config.clients to list {trees.shape[1]} names with {client!r} among "
-                f"them, got {', '.join(names)}."
+                f"Expected {trees.shape[1]} names in config.clients, {client!r} among them, got "
+                f"{', '.join(names)}."
             )
         filled = _is_filled(trees).any(axis=1)
         if filled.all():
@@ -176,12 +176,12 @@ class TreeClient(Client):
 
 
 def _is_filled(trees: NDArray[np.uint8]) -> NDArray[np.bool_]:
-    """Which places hold trees, bool [rounds, clients]."""
+    """Whether a place holds trees, bool [rounds, clients]."""
     return np.asarray(trees[:, :, :4].any(axis=2))
 
 
 def _packed(grown: Any, boosted_before: int) -> bytes:
-    """The trees of a booster's last rounds as a place holds them."""
+    """The bytes of the trees of a booster's last rounds."""
     model = _model_of(_learner(grown))
     indptr = model["iteration_indptr"]
     first = indptr[boosted_before]
@@ -208,13 +208,13 @@ def _unpacked(head: bytes, rest: NDArray[np.uint8], place: tuple[int, int]) -> d
         else:
             return found
     raise IntegrityError(
-        f"Expected trees in round {place[0]}'s place {place[1]}, got {problem}. Trees are whole or "
-        'nothing: run with strategy.name = "fedavg" and a server_learning_rate of 1.'
+        f"Expected trees in place {place[1]} of round {place[0]}, got {problem}. Trees need "
+        'strategy.name = "fedavg" and a server_learning_rate of 1.'
     )
 
 
 def _assembled(grown: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -> Any:
-    """A booster of trees one after another."""
+    """A booster of several clients' trees, in order."""
     features = int(grown[0]["trees"][0]["tree_param"]["num_feature"])
     nothing = matrix(np.zeros((1, features), np.float32), np.zeros(1), settings)
     with _threads(settings) as xgboost:
@@ -246,9 +246,8 @@ def _model_of(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _measured(made: Any, data: Any) -> dict[str, float]:
-    """XGBoost's own metric of the objective as `loss`, and `accuracy` where there are classes."""
-    told = made.eval(data)
-    found = {"loss": float(told.rpartition(":")[2])}
+    """XGBoost's metric of the objective as `loss`, and for classifiers `accuracy`."""
+    found = {"loss": float(made.eval(data).rpartition(":")[2])}
     objective = str(json.loads(made.save_config())["learner"]["objective"]["name"])
     scores = made.predict(data)
     if objective == "multi:softprob":
@@ -260,10 +259,10 @@ def _measured(made: Any, data: Any) -> dict[str, float]:
 
 @contextmanager
 def _threads(settings: Mapping[str, Any]) -> Iterator[Any]:
-    """XGBoost with as many threads as the settings have.
+    """XGBoost with the number of threads in the settings.
 
-    Its pool of threads does not outlive a fork, as into a simulation's workers, and loading a model
-    there waits for it for ever unless one thread is all that is asked for.
+    Its thread pool does not survive a fork, such as into a simulation's workers: loading a model
+    there blocks forever with more than one thread.
     """
     xgboost = _xgboost()
     with xgboost.config_context(nthread=int(settings.get("nthread", _DEFAULTS["nthread"]))):
@@ -274,7 +273,5 @@ def _xgboost() -> Any:
     try:
         import xgboost  # noqa: PLC0415 - an extra
     except ModuleNotFoundError as error:
-        raise UsageError(
-            "Expected xgboost to be installed, got none: pip install 'fedloom[xgboost]'."
-        ) from error
+        raise UsageError("XGBoost is not installed: pip install 'fedloom[xgboost]'.") from error
     return xgboost

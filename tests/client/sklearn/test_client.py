@@ -1,4 +1,4 @@
-"""Clients of scikit-learn: its own training, in rounds; what that cannot do is refused in words."""
+"""Clients of scikit-learn: local training in rounds, metrics and refusals."""
 
 import asyncio
 import subprocess
@@ -45,7 +45,7 @@ CLASSIFIERS = [
 
 
 def _passive(name):
-    """A class that scikit-learn 1.8 to 1.9 warn of."""
+    """A class that scikit-learn 1.8 and 1.9 deprecate."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         return getattr(sklearn.linear_model, name)(C=0.1)
@@ -58,7 +58,7 @@ def _rounds(client, params, *, rounds=3, **settings):
 
 
 def _centralised(estimator, shard, *, rounds=3, epochs=2, batch_size=8, classes=None):
-    """`partial_fit` of one estimator that lives on, over the same batches."""
+    """`partial_fit` of one estimator over the same batches, without rounds."""
     known = {} if classes is None else {"classes": classes}
     for seed in range(1, rounds + 1):
         estimator.set_params(random_state=seed)
@@ -68,8 +68,8 @@ def _centralised(estimator, shard, *, rounds=3, epochs=2, batch_size=8, classes=
 
 
 @pytest.mark.parametrize(("estimator", "y"), CLASSIFIERS)
-def test_one_client_is_partial_fit_by_itself(estimator, y):
-    """Three rounds of two epochs leave the bits of one estimator that was never interrupted."""
+def test_one_client_equals_partial_fit(estimator, y):
+    """Three rounds of two epochs give the bits of one uninterrupted estimator."""
     shard = Arrays(X, y, dtype=None)
     classes = np.unique(y)
     client = sklearn_client(estimator, (X, y), classes=classes)
@@ -93,8 +93,8 @@ def test_one_client_is_partial_fit_by_itself(estimator, y):
         (SGDClassifier(learning_rate="pa1", eta0=0.3, loss="hinge", penalty=None), THREE),
     ],
 )
-def test_regressors_and_passive_aggressive_models_too(estimator, y):
-    """The latter keep their own aggressiveness, whatever the round's learning rate."""
+def test_regressors_and_passive_aggressive_models_equal_partial_fit(estimator, y):
+    """Passive-aggressive models ignore the round's learning rate."""
     classes = np.unique(y) if y is THREE else None
     client = sklearn_client(estimator, (X, y), classes=classes)
     got = _rounds(client, client.initial(), epochs=2, learning_rate=0.01)
@@ -107,8 +107,8 @@ def test_regressors_and_passive_aggressive_models_too(estimator, y):
 
 
 @pytest.mark.parametrize("y", [TWO, THREE])
-def test_logistic_regression_goes_on_from_the_received_model(y):
-    """Rounds of a few iterations are those of one estimator with warm_start."""
+def test_logistic_regression_continues_from_the_received_model(y):
+    """Rounds of a few iterations equal one estimator with warm_start."""
     client = sklearn_client(LogisticRegression(), (X, y), classes=np.unique(y))
     got = _rounds(client, client.initial(), rounds=4, epochs=3)
     alone = LogisticRegression(warm_start=True, max_iter=3)
@@ -122,15 +122,15 @@ def test_logistic_regression_goes_on_from_the_received_model(y):
 
 
 def test_float32_models_stay_float32():
-    """The data take the model's dtype, not the model that of the data."""
+    """The data is converted to the model's dtype."""
     client = sklearn_client(SGDClassifier(), (X, THREE), classes=[0, 1, 2])
     start = {name: array.astype(np.float32) for name, array in client.initial().items()}
     got = _rounds(client, start)
     assert {array.dtype for array in got.values()} == {np.dtype(np.float32)}
 
 
-def test_a_task_done_again_gives_the_same_bits_and_leaves_its_arguments():
-    """Nothing is kept between tasks, and the author's estimator is never fitted."""
+def test_a_repeated_task_gives_the_same_bits():
+    """Nothing is kept between tasks; the arguments and the estimator are not changed."""
     estimator = SGDClassifier()
     client = sklearn_client(estimator, (X, THREE), classes=[0, 1, 2])
     start = client.initial()
@@ -142,8 +142,8 @@ def test_a_task_done_again_gives_the_same_bits_and_leaves_its_arguments():
     assert not hasattr(estimator, "coef_")
 
 
-def test_the_length_of_the_training_is_the_rounds():
-    """Epochs, steps, and stopping when asked to; each example is a step of scikit-learn's."""
+def test_the_round_determines_the_length_of_the_training():
+    """Epochs, steps and stop requests; each example is a step of scikit-learn."""
     client = sklearn_client(SGDClassifier(), (X, THREE), classes=[0, 1, 2])
     for settings, steps in (
         ({"epochs": 2}, 120),
@@ -171,8 +171,8 @@ def test_the_length_of_the_training_is_the_rounds():
         (Perceptron(), TWO, "hinge"),
     ],
 )
-def test_loss_and_accuracy_are_scikit_learns(estimator, y, reference):
-    """Logarithmic loss where there are probabilities, hinge loss where there are none."""
+def test_loss_and_accuracy_equal_scikit_learns(estimator, y, reference):
+    """Log loss with probabilities, hinge loss without."""
     classes = np.unique(y)
     client = sklearn_client(estimator, (X, y), classes=classes, held_out=(X[:20], y[:20]))
     params, num_examples, metrics = client.train(client.initial(), task(epochs=2))
@@ -189,16 +189,16 @@ def test_loss_and_accuracy_are_scikit_learns(estimator, y, reference):
     assert metrics["accuracy"] == pytest.approx(model.score(X[:20], y[:20]))
 
 
-def test_a_score_of_zero_is_the_first_class():
-    """As scikit-learn predicts: the model that a run begins with says that of everybody."""
+def test_a_score_of_zero_predicts_the_first_class():
+    """As in scikit-learn; the initial model has only such scores."""
     client = sklearn_client(Perceptron(), (X, TWO), classes=["no", "yes"], held_out=(X, TWO))
     _, metrics = client.evaluate(client.initial(), task())
     model = load(Perceptron(), client.initial(), classes=["no", "yes"])
     assert metrics["accuracy"] == pytest.approx(model.score(X, TWO)) == np.mean(TWO == "no")
 
 
-def test_a_regressors_loss_is_the_mean_square():
-    """And it has no accuracy."""
+def test_a_regressors_loss_is_the_mean_squared_error():
+    """It has no accuracy."""
     client = sklearn_client(SGDRegressor(), (X, VALUES), held_out=(X, VALUES))
     params, _, _ = client.train(client.initial(), task(learning_rate=0.01))
     _, metrics = client.evaluate(params, task())
@@ -209,16 +209,16 @@ def test_a_regressors_loss_is_the_mean_square():
 @pytest.mark.parametrize(
     ("estimator", "classes", "sentence"),
     [
-        (Ridge(), None, "linear model that can go on training"),
-        (SGDClassifier(), None, "Expected classes="),
+        (Ridge(), None, "linear model that can continue its training"),
+        (SGDClassifier(), None, "needs classes="),
         (SGDClassifier(average=True), [0, 1], "average=False"),
         (SGDClassifier(early_stopping=True), [0, 1], "early_stopping=False"),
         (SGDClassifier(class_weight="balanced"), [0, 1], "class_weight"),
         (LogisticRegression(solver="liblinear"), [0, 1], "solver of lbfgs"),
     ],
 )
-def test_estimators_that_rounds_do_not_suit_are_refused(estimator, classes, sentence):
-    """When the client is made, not in a round."""
+def test_unsupported_estimators_are_refused(estimator, classes, sentence):
+    """When the client is created."""
     with pytest.raises(UsageError, match=sentence):
         sklearn_client(estimator, (X, THREE), classes=classes)
 
@@ -228,28 +228,28 @@ def test_estimators_that_rounds_do_not_suit_are_refused(estimator, classes, sent
     [
         ({"rule": client_rule("fedprox", {"mu": 0.1})}, "got fedprox"),
         ({"rule": client_rule("scaffold", {})}, "got scaffold"),
-        ({"clip_norm": 1.0}, "without train.clip_norm"),
-        ({"only": ("coef",)}, "all of a linear model"),
+        ({"clip_norm": 1.0}, "does not support train.clip_norm"),
+        ({"only": ("coef",)}, "all tensors of a linear model"),
         ({"widths": (0.5,)}, "train.widths"),
     ],
 )
-def test_what_scikit_learns_loop_cannot_do_is_refused(asked, sentence):
-    """In words that say what to use instead."""
+def test_unsupported_settings_are_refused(asked, sentence):
+    """The error names an alternative."""
     client = sklearn_client(SGDClassifier(), (X, THREE), classes=[0, 1, 2])
     with pytest.raises(UsageError, match=sentence):
         client.train(client.initial(), task(**asked))
 
 
-def test_rules_that_leave_gradients_alone_are_followed():
-    """As q-FedAvg, which asks for the loss before; the steps are told to all."""
+def test_rules_without_gradients_are_supported():
+    """q-FedAvg gets the loss before training; the steps are reported."""
     client = sklearn_client(SGDClassifier(loss="log_loss"), (X, THREE), classes=[0, 1, 2])
     asked = task(rule=client_rule("qfedavg", {"q": 1.0}))
     client.train(client.initial(), asked)
     assert asked.local.initial_loss == pytest.approx(np.log(3))
 
 
-def test_wrong_models_targets_and_rows_are_named():
-    """The sentence says what this estimator's model looks like."""
+def test_wrong_models_targets_and_rows_are_refused():
+    """The error describes the estimator's model."""
     client = sklearn_client(SGDClassifier(), (X, THREE), classes=[0, 1, 2])
     with pytest.raises(UsageError, match=r"coef \(3, F\), intercept \(3,\)"):
         client.train({"coef": np.zeros((2, 5)), "intercept": np.zeros(2)}, task())
@@ -264,7 +264,7 @@ def test_wrong_models_targets_and_rows_are_named():
 
 
 def test_the_base_package_imports_no_scikit_learn():
-    """Devices without it pay nothing."""
+    """Devices need not install it."""
     code = (
         "import sys, fedloom.client, fedloom.client.numpy, fedloom.client.data;"
         "assert 'sklearn' not in sys.modules and 'torch' not in sys.modules"
@@ -274,7 +274,7 @@ def test_the_base_package_imports_no_scikit_learn():
 
 @pytest.mark.long
 def test_five_clients_beat_each_alone_over_the_wire(federation, tmp_path, runner):
-    """Digits, dealt unevenly: each lacks classes, all together know them."""
+    """On digits, of which each client lacks classes."""
     x, y = load_digits(return_X_y=True)
     x, held = x / 16.0, np.arange(len(x)) % 5 == 0
     test = x[held], y[held]

@@ -49,10 +49,7 @@ def test_whole_trail_verifies_without_a_server(state):
     assert (found["intact"], found["entries"], found["broken"]) == (True, 10, None)
     kept = (state / HEAD_FILE).read_text().strip()
     assert kept == f"10:{found['head']['hash']}"
-    assert (
-        "10 entries, all intact"
-        in _run("audit", "verify", "--dir", str(state)).stdout
-    )
+    assert "10 entries, all intact" in _run("audit", "verify", "--dir", str(state)).stdout
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Apps that were written for Flower, as clients of a federation, without a change.
+"""Runs unmodified apps of Flower as clients.
 
     fedloom client run --flower quickstart.client_app:app
 
@@ -9,9 +9,9 @@ or, in code,
 
     run(flower_client(app, "client-state"), config="client.toml")
 
-docs/flower.md says what runs and what does not. Importing this needs no flwr; making a client does.
+docs/flower.md lists what is supported. Importing this needs no flwr; making a client does.
 
-Invariant: a device that runs an app for Flower speaks to its own server and to nobody else.
+Invariant: a device that runs a Flower app connects only to its own server.
 """
 
 import importlib
@@ -34,15 +34,15 @@ def flower_client(
 
     Args:
         app: the `ClientApp`.
-        state_dir: of the client; the app's contexts lie in the folder `flower` in it.
-        node_config: what the app finds in its context's `node_config`, such as `partition-id`;
-            numbers and truths may be written as text.
-        defaults: of the run's config, for what the run does not set.
+        state_dir: of the client; the app's contexts are in its folder `flower`.
+        node_config: the `node_config` of the app's context, such as `partition-id`; numbers and
+            booleans may be text.
+        defaults: of the run's config.
 
     Raises:
-        UsageError: it is no `ClientApp`, or Flower is not installed.
+        UsageError: it is not a `ClientApp`, or Flower is not installed.
     """
-    extras.flower("for an app that was written for it")
+    extras.flower("for Flower apps")
     adapter = importlib.import_module("fedloom.client.flower.adapter")
     client: Client = adapter.FlowerClient(
         app, Path(state_dir), node_config=node_config or {}, defaults=defaults or {}
@@ -53,20 +53,20 @@ def flower_client(
 def load(
     code: str, find: Callable[[str], Any], state_dir: Path, node_config: Mapping[str, Any]
 ) -> Client:
-    """Make a client of the app that `package.module:app` or `FILE.py:app` names.
+    """Make a client of the app `package.module:app` or `FILE.py:app`.
 
-    The defaults of the run's config come from the app's own `pyproject.toml`, if it has one.
+    The defaults of the run's config come from the app's `pyproject.toml`, if it has one.
 
     Args:
         code: names the app.
-        find: loads what it names.
-        state_dir: as of `flower_client`.
-        node_config: likewise.
+        find: loads the app.
+        state_dir: as in `flower_client`.
+        node_config: as in `flower_client`.
 
     Raises:
-        UsageError: there is no such thing, or it is no `ClientApp`, or Flower is not installed.
+        UsageError: it does not exist, is not a `ClientApp`, or Flower is not installed.
     """
-    extras.flower("for an app that was written for it")
+    extras.flower("for Flower apps")
     app = find(code)
     projects = importlib.import_module("fedloom.client.flower.projects")
     defaults = projects.config_of(code)
@@ -74,18 +74,18 @@ def load(
 
 
 def initial(found: Any) -> Params:
-    """What a run begins with, from what a Flower app has for it.
+    """The initial model of a run, from a Flower app.
 
     Args:
         found: a torch module, an `ArrayRecord`, `Parameters`, a list of arrays or arrays by name.
 
     Returns:
-        Arrays by name; those of a list are named by their places, "0", "1", …
+        Arrays by name; arrays of a list are named "0", "1", …
 
     Raises:
         UsageError: it is none of these, or Flower is not installed.
     """
-    extras.flower("for an app that was written for it")
+    extras.flower("for Flower apps")
     records = importlib.import_module("fedloom.client.flower.records")
     params: Params = records.initial(found)
     return params

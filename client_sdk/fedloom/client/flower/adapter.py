@@ -1,12 +1,12 @@
 """A Flower `ClientApp` as a `Client`: a task becomes a message, and the reply becomes an update.
 
-What Flower's own runtime does for an app is done here: one context per client and run, kept between
-rounds; the process's `TaskIdentity`; and the two forms of messages, records for functions that are
-registered by `@app.train()` and the like, and the older ones for `client_fn`. The app applies its
+It replaces Flower's runtime: it keeps one context per client and run between rounds, sets the
+process's `TaskIdentity`, and supports both forms of messages: records for functions that are
+registered by `@app.train()` and the like, and the older form for `client_fn`. The app applies its
 mods itself.
 
-Invariants: what comes back is checked against the model before it is an update; a task that is done
-again finds the context that it found the first time.
+Invariants: a reply is checked against the model before it becomes an update; a repeated task gets
+the context of its first execution.
 """
 
 import json
@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from flwr.app import Message, Metadata, RecordDict
+from flwr.app import ConfigRecord, Message, Metadata, RecordDict
 from flwr.app.constants import DEFAULT_TTL
 from flwr.app.message.message import make_message
 from flwr.clientapp import ClientApp
@@ -28,12 +28,12 @@ from fedloom.client.numpy import refuse_module_settings
 from fedloom.protocol.errors import UsageError
 
 SERVER: Final = 1
-"""The node that messages come from, as in Flower."""
+"""Flower's number of the server node."""
 MESSAGE_TYPES: Final = {
     Kind.TRAIN: ("flower-train", "train", ("train",)),
     Kind.EVALUATE: ("flower-evaluate", "evaluate", ("evaluate", "query")),
 }
-"""By kind of task: the run's setting that names the app's function, its default, what it may be."""
+"""By kind of task: the run's setting that names the app's function, its default, its choices."""
 
 
 class FlowerClient(Client):
@@ -49,8 +49,8 @@ class FlowerClient(Client):
     ) -> None:
         if not isinstance(app, ClientApp):
             raise UsageError(
-                f"Expected a flwr.clientapp.ClientApp, got a {type(app).__name__}. A NumPyClient "
-                "becomes one by ClientApp(client_fn=...)."
+                f"Expected a flwr.clientapp.ClientApp, got a {type(app).__name__}. Wrap a "
+                "NumPyClient by ClientApp(client_fn=...)."
             )
         self._app = app
         self._contexts = Contexts(state_dir, {n: _parsed(v) for n, v in node_config.items()})
@@ -58,10 +58,10 @@ class FlowerClient(Client):
 
     @property
     def _is_legacy(self) -> bool:
-        return self._app._call is not None  # noqa: SLF001 - the only sign of a client_fn
+        return self._app._call is not None  # noqa: SLF001 - the only indication of a client_fn
 
     def _has(self, *kinds: str) -> bool:
-        names = self._app._registered_funcs  # noqa: SLF001 - the app has no other list of them
+        names = self._app._registered_funcs  # noqa: SLF001 - the app has no public list of them
         return self._is_legacy or any(name.partition(".")[0] in kinds for name in names)
 
     def can_train(self) -> bool:
@@ -76,7 +76,7 @@ class FlowerClient(Client):
         """Train by the app.
 
         Raises:
-            UsageError: the app's reply is none, or the run asks for what no app for Flower does.
+            UsageError: the app's reply is invalid, or the run needs features that Flower apps lack.
         """
         _refuse(task)
         reply = self._ask(params, task, Kind.TRAIN)
@@ -89,43 +89,43 @@ class FlowerClient(Client):
             raise UsageError(
                 f"Expected one ArrayRecord in the Flower app's reply, got {len(found)}."
             )
-        told, metrics = records.metrics_of(reply.metric_records)
-        if told is None and task.weighting is Weighting.EXAMPLES:
+        examples, metrics = records.metrics_of(reply.metric_records)
+        if examples is None and task.weighting is Weighting.EXAMPLES:
             raise UsageError(
                 f'Expected "{records.NUM_EXAMPLES}" in the MetricRecord of the Flower app\'s '
-                'reply, as the run weights by it, got none. Or set weighting = "uniform".'
+                'reply, got none. Add it, or set weighting = "uniform".'
             )
-        return _update(records.from_arrays(found[0], params), told or 0, metrics, task)
+        return _update(records.from_arrays(found[0], params), examples or 0, metrics, task)
 
     def evaluate(self, params: Params, task: Task) -> tuple[int, Metrics]:
-        """Evaluate by the app, or ask its query function.
+        """Evaluate by the app, or call its query function.
 
         Raises:
-            UsageError: the app's reply is none.
+            UsageError: the app's reply is invalid.
         """
         reply = self._ask(params, task, Kind.EVALUATE)
         if self._is_legacy:
             return legacy.evaluated(reply)
-        told, metrics = records.metrics_of(reply.metric_records)
-        return told or 0, metrics
+        num_examples, metrics = records.metrics_of(reply.metric_records)
+        return num_examples or 0, metrics
 
     def _ask(self, params: Params, task: Task, kind: Kind) -> RecordDict:
-        """Let the app answer a message; keep what it left in its context."""
+        """Send the app a message; keep its context."""
         config = self._config(task)
         message_type = _message_type(kind, config)
         for setting, *_ in MESSAGE_TYPES.values():
             config.pop(setting, None)
         step = (task.round, int(kind is Kind.TRAIN))
         context = self._contexts.load(task.run, task.client, step, dict(config))
-        told = {**config, "server-round": task.round}
+        values = {**config, "server-round": task.round}
         if self._is_legacy:
             records.check_listable(params)
             names = records.in_order(params)
             arrays = [params[name] for name in names]
-            content = legacy.instructions(kind is Kind.TRAIN, arrays, told)
+            content = legacy.instructions(kind is Kind.TRAIN, arrays, values)
         else:
             content = RecordDict(
-                {"arrays": records.to_arrays(params), "config": records.config_of(told)}
+                {"arrays": records.to_arrays(params), "config": ConfigRecord(values)}
             )
         TaskIdentity.task_id = task.round
         TaskIdentity.run_id, TaskIdentity.node_id = context.run_id, context.node_id
@@ -143,7 +143,7 @@ class FlowerClient(Client):
         return reply.content
 
     def _config(self, task: Task) -> dict[str, Any]:
-        """What the app is told: its own defaults, under the task's settings, under the run's."""
+        """The app's config: its defaults, overridden by the task's settings, then by the run's."""
         settings = task.settings
         asked: dict[str, Any] = {"learning-rate": settings.learning_rate}
         asked["lr"] = settings.learning_rate
@@ -162,10 +162,10 @@ def _update(new: Params, num_examples: int, metrics: dict[str, float], task: Tas
 
 
 def _message_type(kind: Kind, config: Mapping[str, Any]) -> str:
-    """What the app's function is called by, `train` or `evaluate.fast`.
+    """The type of message that selects the app's function, such as `train` or `evaluate.fast`.
 
     Raises:
-        UsageError: the run names one of another kind.
+        UsageError: the run names a function of another kind.
     """
     setting, default, kinds = MESSAGE_TYPES[kind]
     found = str(config.get(setting, default))
@@ -191,26 +191,26 @@ def _metadata(context: Any, task: Task, message_type: str) -> Metadata:
 
 
 def _refuse(task: Task) -> None:
-    """Refuse what an app that trains by itself cannot follow.
+    """Refuse settings that Flower apps do not support.
 
     Raises:
-        UsageError: the run asks for it.
+        UsageError: the run has one.
     """
     if task.rule.name != "plain":
         raise UsageError(
-            f"Expected the client rule plain with a Flower app, which trains by itself, got "
-            f"{task.rule.name}. Run with another strategy or rule."
+            f"Flower apps support only the client rule plain, got {task.rule.name}. Run with "
+            "another strategy or rule."
         )
     refuse_module_settings(task)
     if task.settings.clip_norm is not None:
         raise UsageError(
-            "Expected no train.clip_norm with a Flower app, which trains by itself, got "
-            f"{task.settings.clip_norm:g}. Leave it out."
+            f"Flower apps do not support train.clip_norm, got {task.settings.clip_norm:g}. Remove "
+            "it."
         )
 
 
 def _parsed(value: Any) -> Any:
-    """A setting that may be written as text: a number or a truth where it reads like one."""
+    """A setting; text that is a JSON number or boolean is converted."""
     if not isinstance(value, str):
         return value
     try:

@@ -1,7 +1,7 @@
-"""A Flower app's context between rounds: one file for each run and step, as Flower's own bytes.
+"""A Flower app's context between rounds: one file per run and step, in Flower's encoding.
 
-Invariant: a task that is done again finds the context that it found the first time: what it left is
-kept under its own number, and it reads the newest of those before. Nothing here is ever unpickled.
+Invariant: a repeated task gets the context of its first execution: it reads the newest context of
+earlier steps, and writes its own. Nothing is unpickled.
 """
 
 from hashlib import sha256
@@ -17,7 +17,7 @@ from fedloom.protocol.trust.private_files import private_directory, write_privat
 
 FOLDER = "flower"
 KEEP_STEPS = 4
-"""Of each run: those of this round and of the one before."""
+"""Contexts that are kept per run: of this round and the one before."""
 KEEP_RUNS = 8
 
 Step = tuple[int, int]
@@ -25,7 +25,7 @@ Step = tuple[int, int]
 
 
 def number_of(text: str) -> int:
-    """A stable number for a name, as Flower's ids are numbers: from 1 to 2^63 - 1."""
+    """A stable number for a name, from 1 to 2^63 - 1, as an id in Flower."""
     return int.from_bytes(sha256(text.encode()).digest()[:8], "little") >> 1 or 1
 
 
@@ -42,10 +42,10 @@ class Contexts:
         self._node_config = node_config
 
     def load(self, run: str, client: str, step: Step, run_config: dict[str, Any]) -> Context:
-        """The context as the step before left it.
+        """The context after the previous step.
 
         Raises:
-            UsageError: its file is not what was written.
+            UsageError: its file is damaged.
         """
         before = [s for s in self._steps(run) if s < step]
         return Context(
@@ -57,7 +57,7 @@ class Contexts:
         )
 
     def save(self, run: str, step: Step, state: RecordDict) -> None:
-        """Keep what a step left; older steps and runs go."""
+        """Save the context after a step; delete older steps and runs."""
         if not len(state) and not self._steps(run):
             return
         private_directory(self._folder)
@@ -82,8 +82,8 @@ class Contexts:
     def _read(self, path: Path) -> RecordDict:
         try:
             return recorddict_from_proto(Message.FromString(path.read_bytes()))
-        except Exception as error:  # whatever the parser finds
+        except Exception as error:  # any error of the parser
             raise UsageError(
-                f"Expected the context of a Flower app in {path}, got other bytes: {error}. "
-                "Remove the file to begin with an empty one."
+                f"Cannot read the context of a Flower app in {path}: {error}. Remove the file to "
+                "begin with an empty context."
             ) from error

@@ -1,4 +1,4 @@
-"""Flower's older messages, those of `client_fn` and `NumPyClient`: arrays without names."""
+"""Flower's older messages, for `client_fn` and `NumPyClient`: arrays without names."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,14 +20,14 @@ from fedloom.protocol.errors import UsageError
 def instructions(
     train: bool, arrays: Sequence[NDArray[Any]], config: Mapping[str, Any]
 ) -> RecordDict:
-    """What a `NumPyClient` is asked: to fit, or to evaluate."""
+    """The message to a `NumPyClient`, to fit or to evaluate."""
     parameters = ndarrays_to_parameters(list(arrays))
-    # Both spellings are in use: run configs have dashes, and the older examples underscores.
-    told = {**{name.replace("-", "_"): v for name, v in config.items()}, **config}
+    # Both spellings are in use: dashes in run configs, underscores in older examples.
+    both = {**{name.replace("-", "_"): v for name, v in config.items()}, **config}
     if train:
-        return recorddict_compat.fitins_to_recorddict(FitIns(parameters, told), keep_input=True)
+        return recorddict_compat.fitins_to_recorddict(FitIns(parameters, both), keep_input=True)
     return recorddict_compat.evaluateins_to_recorddict(
-        EvaluateIns(parameters, told), keep_input=True
+        EvaluateIns(parameters, both), keep_input=True
     )
 
 
@@ -35,7 +35,7 @@ def trained(reply: RecordDict) -> tuple[list[NDArray[Any]], int, dict[str, float
     """Arrays, number of examples and metrics of a reply to training.
 
     Raises:
-        UsageError: the app says that it failed.
+        UsageError: the app reports an error.
     """
     found = recorddict_compat.recorddict_to_fitres(reply, keep_input=False)
     _check(found.status)
@@ -44,10 +44,10 @@ def trained(reply: RecordDict) -> tuple[list[NDArray[Any]], int, dict[str, float
 
 
 def evaluated(reply: RecordDict) -> tuple[int, dict[str, float]]:
-    """Number of examples and metrics of a reply to evaluation; none where there is no function.
+    """Number of examples and metrics of a reply to evaluation; 0 and {} without such a function.
 
     Raises:
-        UsageError: the app says that it failed.
+        UsageError: the app reports an error.
     """
     found = recorddict_compat.recorddict_to_evaluateres(reply)
     if found.status.code is Code.EVALUATE_NOT_IMPLEMENTED:
@@ -62,5 +62,5 @@ def _check(status: Any) -> None:
 
 
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Metrics that can be averaged; text and bytes stay here."""
+    """Metrics that can be averaged; text and bytes are left out."""
     return {n: float(v) for n, v in metrics.items() if isinstance(v, bool | int | float)}

@@ -1,4 +1,4 @@
-"""The config that a Flower app comes with: `[tool.flwr.app.config]` in its `pyproject.toml`."""
+"""The default config of a Flower app: `[tool.flwr.app.config]` in its `pyproject.toml`."""
 
 import importlib.util
 from collections.abc import Mapping
@@ -9,17 +9,17 @@ from fedloom.protocol.settings import dotted, toml
 
 FILE = "pyproject.toml"
 LEVELS = 3
-"""Folders that are looked into, from the module's own upwards."""
+"""Folders that are searched, upwards from the module's."""
 
 
 def config_of(code: str) -> dict[str, Any]:
-    """The defaults of an app's config, by flat names (`a.b`); none where it has no project.
+    """The defaults of an app's config, by flat names (`a.b`); empty without a project.
 
     Args:
-        code: `package.module:app` or `FILE.py:app`, which has been loaded.
+        code: `package.module:app` or `FILE.py:app`, already loaded.
 
     Raises:
-        UsageError: the project's file is no TOML.
+        UsageError: the project's file is not TOML.
     """
     where = code.rpartition(":")[0]
     if where.endswith(".py"):

@@ -1,7 +1,7 @@
-"""Named tensors as Flower's records and back, with every mismatch told by the tensor's name.
+"""Conversion between named tensors and Flower's records.
 
-Flower's apps may name their arrays or number them. A model of named tensors meets a list by order:
-that of its names where these are numbers, else that of its file, which puts wider types first.
+Flower's apps may name their arrays or number them. A list of arrays matches a model's tensors by
+order: of their names if these are numbers, else of the model's file, which puts wider types first.
 """
 
 import re
@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
+from flwr.app import Array, ArrayRecord, MetricRecord
 from flwr.common import Parameters, parameters_to_ndarrays
 from numpy.typing import NDArray
 
@@ -20,13 +20,10 @@ NUM_EXAMPLES = "num-examples"
 
 
 def in_order(params: Mapping[str, NDArray[Any]]) -> list[str]:
-    """The names of a model's tensors in the order in which an app that has none sees them.
+    """The names of a model's tensors in the order of a list of arrays.
 
     >>> in_order({"10": np.ones(1), "2": np.ones(1)})
     ['2', '10']
-
-    Raises:
-        UsageError: nobody can tell.
     """
     if all(re.fullmatch(r"0|[1-9]\d*", name) for name in params):
         return sorted(params, key=int)
@@ -34,17 +31,17 @@ def in_order(params: Mapping[str, NDArray[Any]]) -> list[str]:
 
 
 def check_listable(params: Mapping[str, NDArray[Any]]) -> None:
-    """Refuse a model whose file may have its tensors in another order than a list of them.
+    """Refuse a model whose file may have another order of tensors than the app's list.
 
     Raises:
-        UsageError: it is one.
+        UsageError: the order is ambiguous.
     """
     widths = {value.dtype.itemsize for value in params.values()}
     if len(widths) > 1 and not all(name.isdecimal() for name in params):
         raise UsageError(
-            "Expected a model of numbered tensors, or of one type, for an app that takes a list of "
-            "arrays, got named ones of several types, whose order nobody knows. Make the model "
-            "from a list: `fedloom model init --flower`."
+            "An app that takes a list of arrays needs a model of numbered tensors, or of one type, "
+            "but the run's has named tensors of several types, without an order. Make the model "
+            "from a list by `fedloom model init --flower`."
         )
 
 
@@ -55,16 +52,15 @@ def to_arrays(params: Mapping[str, NDArray[Any]]) -> ArrayRecord:
 
 
 def from_arrays(record: ArrayRecord, params: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """What an app returned, by the model's names.
+    """The arrays of an app's reply, by the model's names.
 
     Raises:
-        UsageError: its names are not the model's; or they are numbers, and the arrays are others
-            than the model's.
+        UsageError: the arrays are numbered and do not match the model.
     """
     values = {name: np.asarray(array.numpy()) for name, array in record.items()}
     numbers = [str(i) for i in range(len(values))]
     if set(values) <= set(params) or set(values) != set(numbers):
-        return values  # what is amiss in names and shapes is told where they are sent
+        return values  # wrong names and shapes are refused before the update is sent
     check_listable(params)
     return from_list([values[i] for i in numbers], params)
 
@@ -75,7 +71,7 @@ def from_list(
     """A list of arrays by the model's names.
 
     Raises:
-        UsageError: there are more or fewer, or one has another shape.
+        UsageError: the number of arrays differs, or a shape.
     """
     names = in_order(params)
     if len(values) != len(names):
@@ -93,7 +89,7 @@ def from_list(
 
 
 def metrics_of(records: Mapping[str, MetricRecord]) -> tuple[int | None, dict[str, float]]:
-    """The number of examples, where it is told, and every other metric as a number.
+    """The number of examples, if given, and every other metric as a number.
 
     A list becomes one metric for each of its values: `name.0`, `name.1`, …
 
@@ -116,16 +112,11 @@ def metrics_of(records: Mapping[str, MetricRecord]) -> tuple[int | None, dict[st
     return None if found is None else int(found), flat
 
 
-def config_of(values: Mapping[str, Any]) -> ConfigRecord:
-    """Settings as Flower's record."""
-    return ConfigRecord(dict(values))
-
-
 def initial(found: Any) -> Params:
-    """Arrays by name, from what Flower's apps begin with; see `fedloom.client.flower.initial`.
+    """As `fedloom.client.flower.initial`.
 
     Raises:
-        UsageError: it is none of these.
+        UsageError: it has another type.
     """
     if isinstance(found, Parameters):
         found = parameters_to_ndarrays(found)
@@ -142,7 +133,7 @@ def initial(found: Any) -> Params:
         for name, value in found.items()
     ):
         raise UsageError(
-            "Expected a torch module, an ArrayRecord, Parameters or arrays, or what makes one "
-            f"without arguments, got a {type(found).__name__}."
+            "Expected a torch module, an ArrayRecord, Parameters or arrays, or a function without "
+            f"arguments that returns one, got a {type(found).__name__}."
         )
     return {name: np.asarray(value) for name, value in found.items()}

@@ -8,9 +8,8 @@
     client = sklearn_client(SGDClassifier(loss="log_loss"), (x, y), classes=range(10))
     run(client, config="client.toml")
 
-`fedloom model init my_client.py:client` writes the model that a run begins with, and `load` puts
-an exported one into an estimator, to predict with. Importing this imports scikit-learn; importing
-`fedloom.client` does not.
+`fedloom model init my_client.py:client` writes the initial model of a run. `load` puts an exported
+model into an estimator. Importing this imports scikit-learn; importing `fedloom.client` does not.
 """
 
 from fedloom.client.sklearn.client import LinearClient, sklearn_client

@@ -1,10 +1,10 @@
 """A federated client around a linear model of scikit-learn.
 
 Sources: local training as in McMahan et al. 2017, https://arxiv.org/abs/1602.05629, Algorithm 1,
-with scikit-learn's own loop, which steps on one example after another.
+with scikit-learn's loop, which takes one step per example.
 
-Invariant: what a task returns depends on the parameters received, the task and the data alone; with
-one client it is what `partial_fit` by itself comes to, bit for bit.
+Invariant: the result of a task depends only on the received parameters, the task and the data; with
+one client it has the bits of `partial_fit` alone.
 """
 
 import warnings
@@ -39,25 +39,25 @@ def sklearn_client(
     classes: Sequence[Any] | None = None,
     held_out: Any = None,
 ) -> "LinearClient":
-    """Make a client that trains a linear model on data that stays here.
+    """Make a client that trains a linear model on local data.
 
     The round's settings give the length of the training and the learning rate, in place of the
-    estimator's own `learning_rate` and `eta0`; passive-aggressive models keep theirs, which is C.
-    The batch size says how many examples one `partial_fit` gets; it steps on each by itself.
-    `LogisticRegression` is fitted anew from the received model in each round, with `max_iter`
-    of the round's epochs or steps.
+    estimator's `learning_rate` and `eta0`; passive-aggressive models keep theirs, which is C. The
+    batch size is the number of examples per `partial_fit`, which takes one step on each.
+    `LogisticRegression` is fitted in each round from the received model, with `max_iter` set to the
+    round's epochs or steps.
 
     Args:
         estimator: SGDClassifier, SGDRegressor, Perceptron, PassiveAggressiveClassifier,
             PassiveAggressiveRegressor or LogisticRegression; it is copied, never fitted.
         data: arrays (x, y), a shard of `fedloom.client.data`, or a data set with a length.
-        classes: all that any device may have; left out with a regressor, and where the shard
-            knows how many there are.
-        held_out: as `data`, to evaluate on, never trained on; None: nothing is evaluated here.
+        classes: all classes of all devices; None for a regressor, or if the shard has the number
+            of classes.
+        held_out: as `data`, for evaluation, never trained on; None for no evaluation.
 
     Raises:
-        UsageError: the estimator cannot be trained in rounds, lacks classes, or there is no
-            example.
+        UsageError: the estimator cannot be trained in rounds, the classes are missing, or there is
+            no example.
     """
     shard = as_shard(data)
     if not isinstance(shard, Growing):
@@ -74,19 +74,19 @@ class LinearClient(Client):
 
     Args:
         family: of the estimator.
-        shard: to train on.
-        held_out: to evaluate on.
+        shard: for training.
+        held_out: for evaluation.
     """
 
     def __init__(self, family: Family, shard: Shard, held_out: Shard | None) -> None:
         self._family, self._shard, self._held_out = family, shard, held_out
 
     def initial(self) -> Params:
-        """Model that a run may begin with: zeros, as scikit-learn begins."""
+        """An initial model for a run: zeros, as in scikit-learn."""
         return self._family.initial(np.size(some(self._shard.fixed())[0][0]))
 
     def fitted(self, params: Params) -> Any:
-        """Put a model into a copy of the estimator, to predict with.
+        """Put a model into a copy of the estimator, for prediction.
 
         Raises:
             UsageError: the parameters are not this estimator's.
@@ -97,12 +97,12 @@ class LinearClient(Client):
         """Train from the received parameters.
 
         Returns:
-            `coef` and `intercept`, the number of examples here, and the loss and accuracy that the
-            trained model has on them.
+            `coef` and `intercept`, the number of examples, and the trained model's loss and
+            accuracy on them.
 
         Raises:
-            UsageError: the parameters are not this estimator's, or the run asks for what
-                scikit-learn's loop cannot do.
+            UsageError: the parameters are not this estimator's, or the run needs features that
+                scikit-learn's loop lacks.
         """
         self._check(params, task)
         shard = some(self._shard.fixed())
@@ -121,22 +121,22 @@ class LinearClient(Client):
         return len(held_out), self._measured(params, held_out)
 
     def can_evaluate(self) -> bool:
-        """Whether there is data to evaluate on."""
+        """Whether the client has data for evaluation."""
         return self._held_out is not None and len(self._held_out) > 0
 
     def _check(self, params: Params, task: Task) -> None:
-        who = "scikit-learn's own loop"
+        who = "scikit-learn's loop"
         refuse_gradient_rules(task.rule, who, "fedloom.client.numpy.gradient_client")
         refuse_module_settings(task)
         if task.settings.clip_norm is not None:
             raise UsageError(
-                f"Expected a run without train.clip_norm with {who}, which shows no gradients, "
-                f"got {task.settings.clip_norm:g}. Leave it out, or use gradient_client."
+                f"{who} does not support train.clip_norm, got {task.settings.clip_norm:g}. Remove "
+                "it, or use gradient_client."
             )
         if left := sorted(params.keys() - task.tensors(params)):
             raise UsageError(
-                f"Expected a run that trains all of a linear model, got one without {left[0]!r}. "
-                "Leave out train.only and train.tensor_share."
+                f"Expected a run that trains all tensors of a linear model, got one without "
+                f"{left[0]!r}. Remove train.only and train.tensor_share."
             )
 
     def _steps(self, params: Params, task: Task, shard: Shard) -> Any:
@@ -154,9 +154,9 @@ class LinearClient(Client):
                 break
             x, y = self._rows(*batch, estimator.coef_)
             estimator.partial_fit(x, y, **known)
-            task.local.steps += len(y)  # it takes one on each example
+            task.local.steps += len(y)  # one step per example
             loss = None
-            if settings.patience is not None:  # else another pass would be for show alone
+            if settings.patience is not None:  # only then the loss is needed
                 now = {COEF: estimator.coef_, INTERCEPT: estimator.intercept_}
                 loss = self._of_batch(now, x, y)["loss"]
             stopping.watch(loss, len(y))
@@ -175,7 +175,7 @@ class LinearClient(Client):
             params, random_state=task.seed % _SEEDS, warm_start=True, max_iter=length
         )
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)  # it is to stop after so many
+            warnings.simplefilter("ignore", ConvergenceWarning)  # max_iter is intended
             estimator.fit(x, y)
         task.progress(1.0)
         return estimator
@@ -183,10 +183,10 @@ class LinearClient(Client):
     def _rows(
         self, x: NDArray[Any], y: NDArray[Any], coef: NDArray[Any]
     ) -> tuple[NDArray[Any], NDArray[Any]]:
-        """A batch as scikit-learn wants it: one row of features each, in the model's dtype.
+        """A batch for scikit-learn: one row of features per example, in the model's dtype.
 
         Raises:
-            UsageError: rows are not as long as the model, or a target is no class.
+            UsageError: the rows have another length than the model, or a target is not a class.
         """
         x = np.ascontiguousarray(x.reshape(len(x), -1), coef.dtype)
         if x.shape[1] != coef.shape[-1]:

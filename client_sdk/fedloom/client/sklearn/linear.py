@@ -1,10 +1,10 @@
 """Linear models of scikit-learn as tensors by name, and back.
 
-A model is `coef` and `intercept`, in the shapes that the estimator itself has. Nothing else of an
-estimator is learned, as long as its learning rate does not follow from how much it has seen.
+A model is `coef` and `intercept`, in the estimator's shapes. An estimator learns nothing else, if
+its learning rate does not depend on the number of steps.
 
-Source: scikit-learn's `sklearn/linear_model/_stochastic_gradient.py` and `_logistic.py`, read for
-what `partial_fit` and `warm_start` begin from.
+Source: scikit-learn's `sklearn/linear_model/_stochastic_gradient.py` and `_logistic.py`, for the
+initial values of `partial_fit` and `warm_start`.
 
 Legend: K classes, F features.
 """
@@ -30,14 +30,14 @@ STEPPERS: Final[tuple[Any, ...]] = tuple(
         "SGDClassifier",
         "SGDRegressor",
         "Perceptron",
-        "PassiveAggressiveClassifier",  # scikit-learn 1.10 is to be without these two
+        "PassiveAggressiveClassifier",  # scikit-learn 1.10 removes these two
         "PassiveAggressiveRegressor",
     )
     if hasattr(linear_model, name)
 )
 """Trained by `partial_fit`."""
 _WARM: Final = ("lbfgs", "newton-cg", "newton-cholesky", "sag", "saga")
-"""Solvers of logistic regression that begin where they are told to."""
+"""Solvers of logistic regression that support a warm start."""
 
 Params = dict[str, NDArray[Any]]
 
@@ -47,7 +47,7 @@ class Family:
     """A kind of estimator that can be trained in rounds.
 
     Attributes:
-        estimator: as its author set it up; never fitted.
+        estimator: with the author's settings; never fitted.
         classes: in ascending order, the same on every device; None for a regressor.
     """
 
@@ -56,17 +56,17 @@ class Family:
 
     @classmethod
     def of(cls, estimator: Any, classes: Sequence[Any] | None) -> "Family":
-        """Look at an estimator.
+        """Create the family of an estimator.
 
         Raises:
-            UsageError: it cannot be trained in rounds as it is, or lacks classes.
+            UsageError: it cannot be trained in rounds, or lacks classes.
         """
         name = type(estimator).__name__
         if not issubclass(type(estimator), (*STEPPERS, LogisticRegression)):
             known = ", ".join(kind.__name__ for kind in (*STEPPERS, LogisticRegression))
             raise UsageError(
-                f"Expected a linear model that can go on training ({known}), got {name}. Scale "
-                "inputs in the data, not in a pipeline; other models need a client of their own."
+                f"Expected a linear model that can continue its training ({known}), got {name}. "
+                "Scale inputs in the data, not in a pipeline; write a Client for other models."
             )
         _check_settings(estimator.get_params(), name)
         if not is_classifier(estimator):
@@ -74,14 +74,14 @@ class Family:
         found = np.unique(np.asarray([] if classes is None else list(classes)))
         if len(found) < 2:
             raise UsageError(
-                f"Expected classes=[…] with {name}, all that any device may have, as this one may "
+                f"{name} needs classes=[…], all classes of all devices, because this device may "
                 f"lack some; got {len(found)}."
             )
         return cls(estimator, found)
 
     @property
     def steps(self) -> bool:
-        """Whether it is trained by `partial_fit`, not by fitting again."""
+        """Whether it is trained by `partial_fit`, not by `fit`."""
         return isinstance(self.estimator, STEPPERS)
 
     def shapes(self, num_features: int) -> dict[str, tuple[int, ...]]:
@@ -92,15 +92,15 @@ class Family:
         return {COEF: (rows, num_features), INTERCEPT: (rows,)}
 
     def initial(self, num_features: int) -> Params:
-        """The model that scikit-learn itself begins with: zeros, float64."""
+        """The initial model of scikit-learn: zeros, float64."""
         return {name: np.zeros(shape) for name, shape in self.shapes(num_features).items()}
 
     def begun(self, params: Mapping[str, NDArray[Any]], **settings: Any) -> Any:
-        """An estimator that goes on from parameters.
+        """An estimator that continues from parameters.
 
         Args:
             params: `coef` and `intercept`.
-            settings: of the estimator, those that it has.
+            settings: of the estimator; settings that it lacks are ignored.
 
         Raises:
             UsageError: the parameters are not this estimator's.
@@ -112,15 +112,15 @@ class Family:
             wanted = ", ".join(f"{n} {s}" for n, s in self.shapes(0).items()).replace("0)", "F)")
             raise UsageError(
                 f"Expected the model of a {type(self.estimator).__name__} ({wanted}, F features), "
-                f"got {', '.join(f'{n} {s}' for n, s in got.items())}. Make the run's with "
+                f"got {', '.join(f'{n} {s}' for n, s in got.items())}. Create the run's model with "
                 "`fedloom model init`."
             )
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # of its class; its author has seen it
+            warnings.simplefilter("ignore", FutureWarning)  # the author has seen it
             made = clone(self.estimator)
         known = made.get_params()
         made.set_params(**{name: value for name, value in settings.items() if name in known})
-        # Copies in C order and of one dtype: what the compiled loops take, and write into.
+        # The compiled loops need arrays in C order and of one dtype, and write into them.
         made.coef_, made.intercept_ = (
             np.array(params[name], params[COEF].dtype, order="C") for name in (COEF, INTERCEPT)
         )
@@ -131,17 +131,17 @@ class Family:
         return made
 
     def numbered(self, y: NDArray[Any]) -> NDArray[np.intp]:
-        """Which class each target is.
+        """The index of each target's class.
 
         Raises:
-            UsageError: one is none of the classes.
+            UsageError: a target is not one of the classes.
         """
         assert self.classes is not None
         places = np.minimum(np.searchsorted(self.classes, y), len(self.classes) - 1)
         if len(strange := np.flatnonzero(self.classes[places] != y)):
             raise UsageError(
-                f"Expected targets of {_some(self.classes)}, got {y[strange[0]]!r}. Give "
-                "every class in classes=[…], in the same words on every device."
+                f"Expected targets of {_some(self.classes)}, got {y[strange[0]]!r}. Give every "
+                "class in classes=[…], with the same names on every device."
             )
         return places
 
@@ -152,7 +152,7 @@ def load(
     *,
     classes: Sequence[Any] | None = None,
 ) -> Any:
-    """Put a model, such as `load_file` reads, into a copy of an estimator, to predict with.
+    """Put a model, such as `load_file` reads, into a copy of an estimator, for prediction.
 
     Raises:
         UsageError: the parameters are not this estimator's, or it lacks classes.
@@ -161,12 +161,12 @@ def load(
 
 
 def initial(estimator: Any, num_features: int, *, classes: Sequence[Any] | None = None) -> Params:
-    """The model that a run begins with: `fedloom.client.save_file` writes it.
+    """The initial model of a run, for `fedloom.client.save_file`.
 
     Args:
-        estimator: as the clients have it.
+        estimator: the same as on the clients.
         num_features: F.
-        classes: as the clients have them.
+        classes: the same as on the clients.
 
     Raises:
         UsageError: the estimator cannot be trained in rounds, or lacks classes.
@@ -175,7 +175,7 @@ def initial(estimator: Any, num_features: int, *, classes: Sequence[Any] | None 
 
 
 def _check_settings(settings: Mapping[str, Any], name: str) -> None:
-    """Refuse settings under which a round would not go on from what it was sent."""
+    """Refuse settings with which training would not continue from the received model."""
     warm = settings.get("solver", "lbfgs") in _WARM
     wrong = {
         "average=False": settings.get("average"),
@@ -185,7 +185,7 @@ def _check_settings(settings: Mapping[str, Any], name: str) -> None:
     }
     for wanted, is_wrong in wrong.items():
         if is_wrong:
-            raise UsageError(f"Expected {name} with {wanted}, to be trained in rounds.")
+            raise UsageError(f"To be trained in rounds, {name} needs {wanted}.")
 
 
 def _some(classes: NDArray[Any]) -> str:

@@ -1,4 +1,4 @@
-"""Loss and accuracy of a linear classifier: logarithmic where it has probabilities, else hinge.
+"""Loss and accuracy of a linear classifier: log loss if it has probabilities, else hinge loss.
 
 Sources: the hinge loss of several classes is that of Crammer and Singer 2001, On the Algorithmic
 Implementation of Multiclass Kernel-based Vector Machines, as in `sklearn.metrics.hinge_loss`.
@@ -25,11 +25,9 @@ def of_classifier(estimator: Any, x: NDArray[Any], y: NDArray[np.intp]) -> dict[
     """
     scores = estimator.decision_function(x)
     if scores.ndim == 1:
-        right = np.where(y == 1, scores, -scores)
-        hits = right > 0
-        # As `predict` has it: a score of zero is the first class.
-        hits |= (scores == 0) & (y == 0)
-        margins = right
+        margins = np.where(y == 1, scores, -scores)
+        # As in `predict`: a score of zero is the first class.
+        hits = (margins > 0) | ((scores == 0) & (y == 0))
     else:
         rows = np.arange(len(y))
         hits = scores.argmax(axis=1) == y
