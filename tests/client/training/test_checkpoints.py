@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +14,11 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fedloom.client import Kind, Task, Weighting
 from fedloom.client.torch import TorchClient, parameters
 from fedloom.client.training.checkpoints import Checkpoints, name_of
 from fedloom.protocol.v1 import fleet_pb2
-from fedloom.strategies import Plain, RoundSettings
 from support.logs import ours
+from support.tasks import task
 
 SCRIPT = Path(__file__).parents[2] / "support" / "checkpointed.py"
 
@@ -156,23 +156,11 @@ def test_a_checkpoint_belongs_to_one_task():
     assert len({name_of(o) for o in (offer, other, model)}) == 3
 
 
-def make_task(path, **settings):
-    defaults = {"epochs": 4, "steps": None, "batch_size": 4, "learning_rate": 0.1}
-    return Task(
-        run="r",
-        round=1,
-        kind=Kind.TRAIN,
-        settings=RoundSettings(**{**defaults, **settings}),
-        rule=Plain(),
-        config={},
-        seed=1,
-        deadline_s=60.0,
-        weighting=Weighting.EXAMPLES,
-        checkpoints=Checkpoints(path),
-    )
+def make_task(path):
+    return replace(task(epochs=4, batch_size=4), checkpoints=Checkpoints(path))
 
 
-def client(num_examples=10, width=2, stop=None):
+def client(num_examples=10, stop=None):
     torch.manual_seed(0)
     x, y = torch.randn(num_examples, 3), torch.arange(num_examples) % 2
 
@@ -181,12 +169,12 @@ def client(num_examples=10, width=2, stop=None):
             stop()
         return cross_entropy(output, target)
 
-    return TorchClient(nn.Linear(3, width), (x, y), loss)
+    return TorchClient(nn.Linear(3, 2), (x, y), loss)
 
 
-def train(trainer, task):
+def train(trainer, asked):
     params = {n: v.copy() for n, v in parameters(client().model).items()}
-    sent, _, metrics = trainer.train(params, task)
+    sent, _, metrics = trainer.train(params, asked)
     return {n: v.copy() for n, v in sent.items()}, metrics
 
 
@@ -215,9 +203,9 @@ def test_a_training_writes_a_checkpoint_when_asked_to_stop(tmp_path):
 def test_a_checkpoint_that_does_not_fit_is_dropped_and_training_restarts(tmp_path, damage):
     """A checkpoint of other data, or a damaged file."""
     path = tmp_path / "x"
-    task = make_task(path)
-    task.stop()
-    train(client(num_examples=12 if damage == "examples" else 10), task)
+    stopped = make_task(path)
+    stopped.stop()
+    train(client(num_examples=12 if damage == "examples" else 10), stopped)
     if damage == "garbage":
         path.write_bytes(b"\x80\x04 not a checkpoint")
     if damage == "half":
@@ -229,13 +217,13 @@ def test_a_checkpoint_that_does_not_fit_is_dropped_and_training_restarts(tmp_pat
 
 def test_a_custom_training_writes_its_own_checkpoints(tmp_path):
     """`checkpoint` writes if it is due, if the training must stop, or with `always`."""
-    task = make_task(tmp_path / "x")
-    assert task.resume() is None
-    assert not task.checkpoint(write)
-    assert task.checkpoint(write, always=True)
-    assert task.resume().read_bytes() == b"state"
-    task.checkpoints.close()
-    assert task.resume() is None
+    asked = make_task(tmp_path / "x")
+    assert asked.resume() is None
+    assert not asked.checkpoint(write)
+    assert asked.checkpoint(write, always=True)
+    assert asked.resume().read_bytes() == b"state"
+    asked.checkpoints.close()
+    assert asked.resume() is None
     stopped = make_task(tmp_path / "y")
     stopped.stop()
     assert stopped.checkpoint(write)

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from fedloom.client import Kind, Task, Weighting
 from fedloom.client.torch import TorchClient, parameters
 from fedloom.client.torch.stopping import TorchStopRule
 from fedloom.client.training import length
-from fedloom.strategies import Plain, RoundSettings, client_rule
+from fedloom.strategies import RoundSettings, client_rule
 from support.modules import like
+from support.tasks import task
 
 
 def _settings(**values):
@@ -66,20 +66,11 @@ def test_fednova_gets_the_number_of_steps_taken():
     torch.manual_seed(0)
     model = torch.nn.Linear(3, 2)
     data = torch.randn(10, 3), torch.randint(0, 2, (10,))
-    task = Task(
-        run="r",
-        round=1,
-        kind=Kind.TRAIN,
-        settings=_settings(patience=1, learning_rate=30.0),
-        rule=client_rule("fednova"),
-        config={},
-        seed=1,
-        deadline_s=60.0,
-        weighting=Weighting.EXAMPLES,
-    )
-    TorchClient(model, data, cross_entropy).train(dict(parameters(model)), task)
-    assert 3 < task.local.steps < 150
-    assert task.local.steps % 3 == 0
+    rule = client_rule("fednova")
+    asked = task(rule=rule, epochs=50, batch_size=4, patience=1, learning_rate=30.0)
+    TorchClient(model, data, cross_entropy).train(dict(parameters(model)), asked)
+    assert 3 < asked.local.steps < 150
+    assert asked.local.steps % 3 == 0
 
 
 def test_only_the_selected_tensors_are_trained_and_sent():
@@ -88,18 +79,8 @@ def test_only_the_selected_tensors_are_trained_and_sent():
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))
     start = {name: value.copy() for name, value in parameters(model).items()}
     data = torch.randn(10, 3), torch.randint(0, 2, (10,))
-    task = Task(
-        run="r",
-        round=1,
-        kind=Kind.TRAIN,
-        settings=_settings(only=["1.*"]),
-        rule=Plain(),
-        config={},
-        seed=1,
-        deadline_s=60.0,
-        weighting=Weighting.EXAMPLES,
-    )
-    sent, _, _ = TorchClient(model, data, cross_entropy).train(start, task)
+    asked = task(epochs=50, batch_size=4, only=["1.*"])
+    sent, _, _ = TorchClient(model, data, cross_entropy).train(start, asked)
     assert sent.keys() == {"1.weight", "1.bias"}
     assert (sent["1.weight"] != start["1.weight"]).any()
     assert (parameters(model)["0.weight"] == start["0.weight"]).all()
