@@ -37,7 +37,7 @@ class ClientConfig:
     )
     state_dir: Path = setting(
         doc="folder for the identity, received models and unsent updates; keep it private; "
-        "relative to this file, or to the current folder where an environment variable sets it",
+        "relative to this file, or to the current folder if an environment variable sets it",
         example="client-state",
     )
     policy: Path | None = setting(

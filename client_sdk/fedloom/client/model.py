@@ -36,7 +36,7 @@ class Model:
         run: that made it; empty for a file that was not promoted.
         round: of the run.
         promoted_at: UTC; None for a file that was not promoted.
-        fresh: whether the server confirmed it just now; False if the server was not reached.
+        fresh: whether the server confirmed it in this call; False if the server was not reached.
     """
 
     path: Path

@@ -1,7 +1,7 @@
 """Downloads of the models that a task needs, and how often each is retried.
 
-A model is made from one that is here and differences to it where the offer has them; otherwise it
-is downloaded whole. A lost connection is retried without limit, bytes that fail their checksum
+A model is made from a stored one if the offer has differences to it; otherwise it is downloaded
+whole. A lost connection is retried without limit, bytes that fail their checksum
 `MAX_MISMATCHES` times.
 """
 

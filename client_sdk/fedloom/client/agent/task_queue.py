@@ -262,7 +262,7 @@ class TaskQueue:
         try:
             if key in self._tasks:
                 self._tasks[key].checkpoints.close()
-            self._store.settle(*key)
+            self._store.remove_round(*key)
         except OSError as error:
             log.warning("files of round %d of %s could not be removed: %s", key[1], key[0], error)
 
@@ -370,12 +370,12 @@ class TaskQueue:
 
     async def _update(self, offer: fleet_pb2.Task, task: Task) -> fleet_pb2.UpdateHeader:
         """The update for a task: one finished before a restart, or a new one."""
-        owed = await asyncio.to_thread(self._store.owed, offer)
-        if owed is not None:
+        unsent = await asyncio.to_thread(self._store.unsent, offer)
+        if unsent is not None:
             log.info("round %d of %s: sending the update made before", task.round, task.run)
-            return owed
+            return unsent
         async with self._turn:  # a withdrawn task's code may still be running
-            self._store.settle_others(self._work)
+            self._store.remove_other_rounds(self._work)
             await self._downloads.obtain(offer)
             policy = self._rules.policy.current()
             work = TaskRun(

@@ -161,7 +161,7 @@ class TaskRun:
             self._write(header, as_update(trained), path)
         else:
             self.store.body_path(task.run, task.round).write_bytes(b"")
-        self.store.owe(header)
+        self.store.add_unsent(header)
         crossing("client.outbox.written")
         return header
 
@@ -174,7 +174,7 @@ class TaskRun:
             machine.use_threads(budgets.threads)
 
     def _check_partial(self) -> None:
-        """Refuse a partial training where the client rule assumes a complete one."""
+        """Refuse a partial training if the client rule needs a complete one."""
         rule, local = self.task.rule, self.task.local
         if not (rule.is_elementary or local.steps is not None):
             raise OutOfTimeError(
@@ -313,7 +313,7 @@ def differences(
         task: whose settings may select tensors.
 
     Raises:
-        ReturnedError: a tensor that the model lacks, or values of another shape; says which.
+        ReturnedError: the model lacks a tensor, or values have another shape.
     """
     wanted = task.tensors(received)
     for name, value in new.items():

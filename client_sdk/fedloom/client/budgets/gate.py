@@ -54,7 +54,10 @@ class BudgetGate:
             return f"The task needs {times}; only {_mb(there)} of memory are free."
         most = float("inf") if budgets.memory_mb is None else budgets.memory_mb * MB
         if needs + (held := self._resident()) > most:
-            return f"The task needs {times}, beside {_mb(held)} in use; memory_mb is {_mb(most)}."
+            return (
+                f"The task needs {times}, in addition to {_mb(held)} in use; memory_mb is "
+                f"{_mb(most)}."
+            )
         return None
 
     def _of_disk(self, offer: fleet_pb2.Task) -> str | None:
@@ -68,7 +71,7 @@ class BudgetGate:
             held = self._store.evict(int(quota * MB - needs), set(sizes), key)
             if held + needs > quota * MB:
                 return (
-                    f"The task needs {_mb(needs)} on the disk, beside {_mb(held)} in use; "
+                    f"The task needs {_mb(needs)} on the disk, in addition to {_mb(held)} in use; "
                     f"disk_mb is {quota:g}."
                 )
         if needs > (free := self._free(self._store.directory)):

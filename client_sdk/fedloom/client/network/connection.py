@@ -115,7 +115,7 @@ class Connection:
                 stream.cancel()
 
     def open_channel(self) -> grpc.aio.Channel:
-        """A channel of its own.
+        """Open a separate channel.
 
         Raises:
             Refusal: EXPIRED.
@@ -244,5 +244,5 @@ class Connection:
 
 
 def _since_boot_s() -> float:
-    """A clock that cannot be set and that runs during suspend, where the system has one."""
+    """A clock that cannot be set; if the system supports it, it also runs during suspend."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))

@@ -79,7 +79,7 @@ def _tensors(facts: dict[str, Any]) -> str:
 
 
 def protection_text(facts: dict[str, Any]) -> str:
-    """Protection in words: ", clipped to norm 1, with noise of 0.5 on each value"."""
+    """Protection as text: ", clipped to norm 1, with noise of 0.5 on each value"."""
     said = ""
     for of, by in (("own_", " by this device's policy"), ("", "")):
         clip, noise = facts[f"{of}clip_norm"], facts[f"{of}noise_multiplier"]

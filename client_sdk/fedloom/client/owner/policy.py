@@ -117,7 +117,7 @@ class Policy:
         return _matches(tensor, self.leaves.only) and not _matches(tensor, self.leaves.never)
 
     def adds(self, offer: fleet_pb2.Task) -> bool:
-        """Whether the device clips and adds noise of its own for an offer."""
+        """Whether the device adds its own clipping and noise for an offer."""
         return not self.privacy.is_met(offer)
 
     def guard(self, offer: fleet_pb2.Task) -> Guard | None:
@@ -143,7 +143,7 @@ class Policy:
         return None
 
     def wanted(self) -> str:
-        """The needed protection, in words."""
+        """The required protection, as text."""
         if not self.privacy.noise:
             return f"updates clipped to norm {self.privacy.clip_norm:g}"
         noise = self.privacy.noise * self.privacy.clip_norm

@@ -172,7 +172,7 @@ def _broken(path: Path, wanted: str, data: bytes, hint: str = "") -> IntegrityEr
 
 
 def _content(data: bytes) -> str:
-    """What a file contains, in words; never the bytes of a key."""
+    """Description of a file's content; never the bytes of a key."""
     if not data.strip(b"\0 \r\n\t"):
         return f"{len(data)} blank bytes" if data else "an empty file"
     found = [(kind, label.decode().lower()) for kind, label in _LABEL.findall(data)]

@@ -272,7 +272,7 @@ class ClientStore:
     def _memory_path(self, run: str, number: int) -> Path:
         return self._memory / f"{run}.{number}.safetensors"
 
-    # ---- updates that are owed ---------------------------------------------------------------
+    # ---- unsent updates ------------------------------------------------------------------------
 
     def body_path(self, run: str, number: int) -> Path:
         """File of an update's body."""
@@ -282,7 +282,7 @@ class ClientStore:
         """Temporary files for intermediate values, removed with the returned object."""
         return Scratch(self._outbox)
 
-    def owe(self, header: fleet_pb2.UpdateHeader) -> None:
+    def add_unsent(self, header: fleet_pb2.UpdateHeader) -> None:
         """Record an update whose body is written: from now on it is the one to send."""
         path = self._header_path(header.task.run, header.task.round)
         temporary = path.with_suffix(".tmp")
@@ -328,7 +328,7 @@ class ClientStore:
             if not path.name.startswith(keep):
                 path.unlink(missing_ok=True)
 
-    def owed(self, task: fleet_pb2.Task) -> fleet_pb2.UpdateHeader | None:
+    def unsent(self, task: fleet_pb2.Task) -> fleet_pb2.UpdateHeader | None:
         """The stored update of this task, if it is complete."""
         path = self._header_path(task.key.run, task.key.round)
         if not path.exists():
@@ -341,14 +341,14 @@ class ClientStore:
         whole = header.model_digest == task.model.digest and _crc(body) == header.crc32c
         return header if whole else None
 
-    def settle(self, run: str, number: int) -> None:
+    def remove_round(self, run: str, number: int) -> None:
         """Remove the files of a round that was accepted or withdrawn."""
         for path in self._checkpoints.glob(f"{run}.{number}.*"):
             path.unlink(missing_ok=True)
         self._header_path(run, number).unlink(missing_ok=True)
         self.body_path(run, number).unlink(missing_ok=True)
 
-    def settle_others(self, tasks: Iterable[tuple[str, int]]) -> None:
+    def remove_other_rounds(self, tasks: Iterable[tuple[str, int]]) -> None:
         """Remove updates and checkpoints of all rounds but these.
 
         Args:

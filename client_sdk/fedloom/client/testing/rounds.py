@@ -164,7 +164,7 @@ class _Play:
             if header.parts:
                 add_update(partial, body, header)
             headers.append(header)
-            store.settle(self._run.name, number)
+            store.remove_round(self._run.name, number)
         new, state = strategy.finish(state, params, partial.drain())
         told = LocalRound(
             number,

@@ -149,16 +149,16 @@ def _of_count(update: Update, weighting: Weighting) -> Iterator[Finding]:
         yield Finding(
             "weight",
             "Expected num_examples from train above 0, got 0: this run weights by examples. Return "
-            "how many it trained on; where there are none, let can_train return False.",
+            "how many it trained on; if there are none, let can_train return False.",
         )
 
 
-def of_metrics(metrics: object, whence: str) -> Iterator[Finding]:
+def of_metrics(metrics: object, source: str) -> Iterator[Finding]:
     """Problems of metrics."""
     if not isinstance(metrics, Mapping):
         yield Finding(
             "metrics",
-            f"Expected metrics from {whence} as a mapping of names to numbers, got "
+            f"Expected metrics from {source} as a mapping of names to numbers, got "
             f"{_kind(metrics)}. Return a dict of floats, {{}} if there are none.",
         )
         return
@@ -166,12 +166,12 @@ def of_metrics(metrics: object, whence: str) -> Iterator[Finding]:
         if not isinstance(name, str):
             yield Finding(
                 "metrics",
-                f"Expected names of metrics from {whence} as text, got {_shown(name)}. Use text.",
+                f"Expected names of metrics from {source} as text, got {_shown(name)}. Use text.",
             )
         elif number(value) is None:
             yield Finding(
                 "metrics",
-                f"Expected metric {name!r} from {whence} as one number, got {_shown(value)}. Turn "
+                f"Expected metric {name!r} from {source} as one number, got {_shown(value)}. Turn "
                 "it into one by float(…).",
             )
 
