@@ -195,7 +195,9 @@ class Server:
             config,
             storage,
             NoiseKeys(state_dir / "noise"),
-            signing=None if authority is None else _signing_key(state_dir, authority),
+            signing=None
+            if authority is None
+            else SigningKey.ensure(state_dir / SIGNING, authority.federation),
             tracer=tracing.tracer(config.tracing.endpoint, "fedloom-server", config.federation),
         )
         self._stack.push_async_callback(asyncio.to_thread, server.rounds.tracer.close)
@@ -286,10 +288,6 @@ class Server:
             await asyncio.wait([task])
 
         self._stack.push_async_callback(end)
-
-
-def _signing_key(state_dir: Path, authority: Authority) -> SigningKey:
-    return SigningKey.ensure(state_dir / SIGNING, authority.federation)
 
 
 def _bind(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None) -> int:

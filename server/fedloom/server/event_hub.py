@@ -97,7 +97,7 @@ class Hub:
         self.version += 1
         self._last[topic, subject] = self._last[topic, ""] = self.version
         if self._watchers:
-            self._changed[topic, subject] = look or _nothing
+            self._changed[topic, subject] = look or (lambda: None)
             self._hurry()
 
     def version_of(self, heard: Iterable[str]) -> int:
@@ -162,7 +162,8 @@ class Hub:
         changed, self._changed = self._changed, {}
         lines, self._lines = self._lines, []
         events = [
-            (topic, _told(topic, subject, look)) for (topic, subject), look in changed.items()
+            (topic, _event(topic, {"subject": subject, "now": look()}))
+            for (topic, subject), look in changed.items()
         ]
         if lines:
             events.append(("log", _event("log", lines)))
@@ -189,16 +190,8 @@ class Hub:
                 self.leave(watcher)
 
 
-def _nothing() -> None:
-    return None
-
-
 def _wanted(topic: str, topics: frozenset[str]) -> bool:
     return not topic or topic in topics or (not topics and topic != "log")
-
-
-def _told(topic: str, subject: str, look: Look) -> bytes:
-    return _event(topic, {"subject": subject, "now": look()})
 
 
 def _event(name: str, data: Any) -> bytes:

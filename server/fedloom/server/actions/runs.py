@@ -45,8 +45,7 @@ async def roll_back(
     except UsageError as error:
         raise ConflictError(str(error)) from error
     changed = bool(point.undone) and not preview
-    summary = run_summary(await _row(context, run))
-    return Acted(**summary.model_dump(), changed=changed, consequence=words)
+    return _acted(await _row(context, run), words, changed=changed)
 
 
 async def steer(
@@ -69,7 +68,7 @@ async def steer(
     run = await context.run_id(run)
     if arguments.request is None or preview:
         return await _steer(context, principal, run, action, arguments, preview=preview)
-    name = _request(run, action, arguments)
+    name = f"{run}/{action}/{arguments.request}"
     if (same := context.steering.get(name)) is not None:  # in progress: both get the same answer
         return await asyncio.shield(same)
     answer: asyncio.Future[Acted] = asyncio.get_running_loop().create_future()
@@ -95,31 +94,31 @@ async def _steer(
     *,
     preview: bool,
 ) -> Acted:
-    if (known := await _replied(context, run, action, arguments)) is not None:
-        return known
+    name = arguments.request and f"{run}/{action}/{arguments.request}"
+    if name and (known := await context.in_ledger(context.ledger.reply_to, name)) is not None:
+        return Acted.model_validate(known)
     row = await _row(context, run)
     wish = _wish(context, row, action, arguments)
-    if done := wish.done():
-        return Acted(**run_summary(row).model_dump(), changed=False, consequence=done)
-    words = wish.words()
-    if preview:
-        return Acted(**run_summary(row).model_dump(), changed=False, consequence=words)
+    done, words = wish.done(), wish.words()
+    if done or preview:
+        return _acted(row, done or words, changed=False)
     detail = arguments.model_dump(exclude_defaults=True)
     await context.audit(principal, f"run.{action}", run, detail)
     if done := _wish(context, row, action, arguments).done():  # done by another request meanwhile
-        row = await _row(context, run)
-        return Acted(**run_summary(row).model_dump(), changed=False, consequence=done)
+        return _acted(await _row(context, run), done, changed=False)
     try:
         await _do(context, run, action, arguments)
     except UsageError as error:
         raise ConflictError(str(error)) from error
-    acted = Acted(
-        **run_summary(await _row(context, run)).model_dump(), changed=True, consequence=words
-    )
-    if arguments.request is not None:
-        keep, name = context.ledger.keep_reply, _request(run, action, arguments)
-        await context.in_ledger(keep, name, acted.model_dump(mode="json"))
+    acted = _acted(await _row(context, run), words, changed=True)
+    if name:
+        reply = acted.model_dump(mode="json")
+        await context.in_ledger(context.ledger.keep_reply, name, reply)
     return acted
+
+
+def _acted(row: RunRow, words: str, *, changed: bool) -> Acted:
+    return Acted(**run_summary(row).model_dump(), changed=changed, consequence=words)
 
 
 def _wish(context: ConsoleContext, row: RunRow, action: Action, arguments: ActionArguments) -> Wish:
@@ -129,21 +128,6 @@ def _wish(context: ConsoleContext, row: RunRow, action: Action, arguments: Actio
         row = replace(row, state=driver.engine.state.value)
         live = driver.status().get("round")
     return Wish(action=action, run=row, round=live, arguments=arguments)
-
-
-async def _replied(
-    context: ConsoleContext, run: str, action: Action, arguments: ActionArguments
-) -> Acted | None:
-    """The answer to an earlier request of this id; None for a new one."""
-    if arguments.request is None:
-        return None
-    name = _request(run, action, arguments)
-    known = await context.in_ledger(context.ledger.reply_to, name)
-    return None if known is None else Acted.model_validate(known)
-
-
-def _request(run: str, action: Action, arguments: ActionArguments) -> str:
-    return f"{run}/{action}/{arguments.request}"
 
 
 async def _do(

@@ -9,9 +9,9 @@ import grpc
 from fedloom.protocol.errors import Code, Refusal, printable
 from fedloom.protocol.transport import methods
 from fedloom.protocol.v1 import fleet_pb2
-from fedloom.protocol.version import PROTOCOL_VERSIONS, __version__
+from fedloom.protocol.version import __version__
 from fedloom.server.fleet.authenticate import Context
-from fedloom.server.fleet.calls import READ_TIMEOUT_S, check_named
+from fedloom.server.fleet.calls import READ_TIMEOUT_S, check_named, check_version
 from fedloom.server.fleet.context import FleetContext
 from fedloom.server.fleet.sessions import Call, Session
 from fedloom.server.metrics.log_buffer import about
@@ -56,7 +56,7 @@ class Attending:
 
     def _welcome(self, hello: fleet_pb2.Hello) -> fleet_pb2.Welcome:
         return fleet_pb2.Welcome(
-            protocol_version=max(set(hello.protocol_versions) & set(PROTOCOL_VERSIONS)),
+            protocol_version=check_version(hello.protocol_versions),
             federation=self._server.config.federation,
             server_version=__version__,
             unix_time=time.time(),
@@ -99,10 +99,4 @@ async def _hello(call: Call, context: Context) -> fleet_pb2.Hello:
         raise Refusal(Code.MALFORMED, "Expected a hello first.")
     hello: fleet_pb2.Hello = message.hello
     check_named(call, hello.client)
-    if not set(hello.protocol_versions) & set(PROTOCOL_VERSIONS):
-        raise Refusal(
-            Code.VERSION_UNSUPPORTED,
-            f"Expected a protocol version of {list(PROTOCOL_VERSIONS)}, "
-            f"got {list(hello.protocol_versions[:8])}: upgrade the older side.",
-        )
     return hello

@@ -6,12 +6,13 @@ call is registered with the fleet before the ledger is queried about its client.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 
 from fedloom.protocol.errors import Code, Refusal, printable
 from fedloom.protocol.transport import methods
 from fedloom.protocol.transport.status import grpc_status
+from fedloom.protocol.version import PROTOCOL_VERSIONS
 from fedloom.server.fleet.authenticate import Context, Identify
 from fedloom.server.fleet.context import FleetContext
 from fedloom.server.fleet.sessions import Call
@@ -89,6 +90,23 @@ def check_named(call: Call, claimed: str) -> None:
             Code.WRONG_IDENTITY,
             f"Expected the name in the certificate, {call.client!r}, got {claimed[:80]!r}.",
         )
+
+
+def check_version(versions: Iterable[int]) -> int:
+    """The newest protocol version that both sides know.
+
+    Raises:
+        Refusal: VERSION_UNSUPPORTED.
+    """
+    theirs = list(versions)
+    common = set(theirs) & set(PROTOCOL_VERSIONS)
+    if not common:
+        raise Refusal(
+            Code.VERSION_UNSUPPORTED,
+            f"Expected a protocol version of {list(PROTOCOL_VERSIONS)}, "
+            f"got {theirs[:8]}: upgrade the older side.",
+        )
+    return max(common)
 
 
 async def abort(context: Context, refusal: Refusal) -> None:

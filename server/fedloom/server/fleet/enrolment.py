@@ -11,8 +11,8 @@ The service has a separate port, because the fleet's port requires a client cert
 import hmac
 import logging
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 from google.protobuf.message import Message
@@ -22,11 +22,10 @@ from fedloom.protocol.transport import methods
 from fedloom.protocol.trust import late_renewal, tokens
 from fedloom.protocol.trust.identity import peer_from_certificate
 from fedloom.protocol.v1 import enrolment_pb2
-from fedloom.protocol.version import PROTOCOL_VERSIONS
 from fedloom.server.fleet.authenticate import Context
-from fedloom.server.fleet.calls import abort
+from fedloom.server.fleet.calls import abort, check_version
 from fedloom.server.fleet.context import FleetContext
-from fedloom.server.fleet.issuing import issue
+from fedloom.server.fleet.issuing import issue, renew
 from fedloom.server.metrics.log_buffer import about
 from fedloom.server.metrics.meters import ENROLMENT
 from fedloom.server.pki.authority import Authority
@@ -50,19 +49,13 @@ class EnrolmentService:
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """The handlers to register with a server."""
-        return grpc.method_handlers_generic_handler(
-            methods.ENROLMENT_SERVICE,
-            {
-                "Enrol": grpc.unary_unary_rpc_method_handler(
-                    self.enrol,
-                    response_serializer=enrolment_pb2.IssuedCertificate.SerializeToString,
-                ),
-                "RenewLate": grpc.unary_unary_rpc_method_handler(
-                    self.renew_late,
-                    response_serializer=enrolment_pb2.IssuedCertificate.SerializeToString,
-                ),
-            },
-        )
+        unary = grpc.unary_unary_rpc_method_handler
+        issued = enrolment_pb2.IssuedCertificate.SerializeToString
+        served: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+            "Enrol": unary(self.enrol, None, issued),
+            "RenewLate": unary(self.renew_late, None, issued),
+        }
+        return grpc.method_handlers_generic_handler(methods.ENROLMENT_SERVICE, served)
 
     async def enrol(self, raw: bytes, context: Context) -> enrolment_pb2.IssuedCertificate:
         """Exchange a token and a CSR for a certificate."""
@@ -78,7 +71,7 @@ class EnrolmentService:
         server, caller = self._server, _Caller()
         try:
             request = methods.parse(kind, raw)
-            _check_version(request.protocol_versions)  # type: ignore[attr-defined] # both have it
+            check_version(request.protocol_versions)  # type: ignore[attr-defined] # both have it
             if isinstance(request, enrolment_pb2.EnrolRequest):
                 return await self._enrol(request, caller)
             assert isinstance(request, enrolment_pb2.LateRenewRequest)
@@ -91,12 +84,10 @@ class EnrolmentService:
             )  # fmt: skip
             server.meters.refusals.labels(ENROLMENT, refusal.code.value).inc()
             await server.in_ledger(server.ledger.add_refusal, caller.name, "", 0, refusal)
+            who, record = caller.name, server.audit_log.record_limited
             detail = {"code": str(refusal.code), "reason": printable(str(refusal)), "what": what}
             detail["address"] = printable(context.peer(), 64)
-            who = caller.name
-            await server.audit_log.record_limited(
-                who, "enrolment", "client.enrol.refused", who, detail
-            )
+            await record(who, "enrolment", "client.enrol.refused", who, detail)
             await abort(context, refusal)
         raise AssertionError("aborted")
 
@@ -148,27 +139,14 @@ class EnrolmentService:
                 f"{late_s / 3600:.0f} hours ago. Late renewal is possible for "
                 f"{server.config.late_renewal_s / 3600:.0f} hours: enrol again with a new token.",
             )
-        issued = await issue(server, self._authority, request.csr_pem, peer.client)
-        reply, serial, not_after = issued
-        detail = {"serial": serial, "before": peer.serial, "late_s": round(late_s)}
-        async with server.audit_log.around(
-            peer.client, "enrolment", "client.renew", peer.client, detail
-        ):
-            await server.in_ledger(server.ledger.add_certificate, serial, peer.client, not_after)
+        reply = await renew(
+            server, self._authority, request.csr_pem, peer.client, "enrolment",
+            before=peer.serial, late_s=round(late_s),
+        )  # fmt: skip
         reply.fleet_port = self._fleet_port
         name, late_s = peer.client, max(0.0, late_s)
         log.info("%s renewed its certificate %.0f s after expiry", name, late_s, extra=about(name))
         return reply
-
-
-def _check_version(versions: Iterable[int]) -> None:
-    theirs = list(versions)
-    if not set(theirs) & set(PROTOCOL_VERSIONS):
-        raise Refusal(
-            Code.VERSION_UNSUPPORTED,
-            f"Expected a protocol version of {list(PROTOCOL_VERSIONS)}, "
-            f"got {theirs[:8]}: upgrade the older side.",
-        )
 
 
 @dataclass(slots=True)

@@ -2,6 +2,7 @@
 
 import time
 from datetime import UTC, datetime
+from typing import Any
 
 from fedloom.protocol.v1 import enrolment_pb2
 from fedloom.server.fleet.context import FleetContext
@@ -29,3 +30,14 @@ async def issue(
     if server.signing is not None:
         server.signing.tell(reply)
     return reply, peer.serial, peer.not_after.timestamp()
+
+
+async def renew(
+    server: FleetContext, authority: Authority, csr_pem: bytes, client: str, how: str, **more: Any
+) -> enrolment_pb2.IssuedCertificate:
+    """Certify a client's key again; `how` and `more` are for the audit trail."""
+    reply, serial, not_after = await issue(server, authority, csr_pem, client)
+    detail = {"serial": serial, **more}
+    async with server.audit_log.around(client, how, "client.renew", client, detail):
+        await server.in_ledger(server.ledger.add_certificate, serial, client, not_after)
+    return reply

@@ -5,19 +5,20 @@ updates.
 """
 
 import logging
+from typing import Any
 
 import grpc
 
 from fedloom.protocol.errors import Code, Refusal
 from fedloom.protocol.transport import methods
 from fedloom.protocol.v1 import enrolment_pb2, fleet_pb2
+from fedloom.server.fleet import issuing
 from fedloom.server.fleet.attend import Attending
 from fedloom.server.fleet.authenticate import Context
 from fedloom.server.fleet.bandwidth_probe import measured
 from fedloom.server.fleet.calls import Calls
 from fedloom.server.fleet.context import FleetContext
 from fedloom.server.fleet.download import Downloads
-from fedloom.server.fleet.issuing import issue
 from fedloom.server.fleet.promoted_model import promoted
 from fedloom.server.fleet.upload import Uploads
 from fedloom.server.metrics.log_buffer import about
@@ -46,30 +47,18 @@ class FleetService:
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """The handlers to register with a server."""
-        return grpc.method_handlers_generic_handler(
-            methods.FLEET_SERVICE,
-            {
-                "Attend": grpc.stream_stream_rpc_method_handler(
-                    self.attend,
-                    response_serializer=fleet_pb2.ServerMessage.SerializeToString,
-                ),
-                "Renew": grpc.unary_unary_rpc_method_handler(
-                    self.renew,
-                    response_serializer=enrolment_pb2.IssuedCertificate.SerializeToString,
-                ),
-                "Leave": grpc.unary_unary_rpc_method_handler(
-                    self.leave,
-                    response_serializer=fleet_pb2.LeaveReply.SerializeToString,
-                ),
-                "Promoted": grpc.unary_unary_rpc_method_handler(
-                    self.promoted,
-                    response_serializer=fleet_pb2.PromotedReply.SerializeToString,
-                ),
-                "Measure": grpc.unary_unary_rpc_method_handler(self.measure),
-                "Download": grpc.unary_stream_rpc_method_handler(self.download),
-                "Upload": grpc.stream_stream_rpc_method_handler(self.upload),
-            },
-        )
+        unary, stream = grpc.unary_unary_rpc_method_handler, grpc.stream_stream_rpc_method_handler
+        issued = enrolment_pb2.IssuedCertificate.SerializeToString
+        served: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+            "Attend": stream(self.attend, None, fleet_pb2.ServerMessage.SerializeToString),
+            "Renew": unary(self.renew, None, issued),
+            "Leave": unary(self.leave, None, fleet_pb2.LeaveReply.SerializeToString),
+            "Promoted": unary(self.promoted, None, fleet_pb2.PromotedReply.SerializeToString),
+            "Measure": unary(self.measure),
+            "Download": grpc.unary_stream_rpc_method_handler(self.download),
+            "Upload": stream(self.upload),
+        }
+        return grpc.method_handlers_generic_handler(methods.FLEET_SERVICE, served)
 
     async def attend(self, _: object, context: Context) -> None:
         """A client's stream, from its hello to its end."""
@@ -94,13 +83,8 @@ class FleetService:
             request = methods.parse(enrolment_pb2.RenewRequest, raw)
             if self._authority is None:
                 raise Refusal(Code.NO_CERTIFICATE, "A server on plaintext issues no certificates.")
-            issued = await issue(self._server, self._authority, request.csr_pem, client)
-            reply, serial, not_after = issued
-            server, detail = self._server, {"serial": serial}
-            async with server.audit_log.around(
-                client, "certificate", "client.renew", client, detail
-            ):
-                await server.in_ledger(server.ledger.add_certificate, serial, client, not_after)
+            authority, csr_pem = self._authority, request.csr_pem
+            reply = await issuing.renew(self._server, authority, csr_pem, client, "certificate")
             log.info("%s renewed its certificate", client, extra=about(client))
             return reply
         raise AssertionError("aborted")

@@ -4,7 +4,7 @@ import shutil
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BaseModel, Field
 
@@ -165,7 +165,7 @@ async def overview(context: ConsoleContext) -> Overview:
     return Overview(
         level=health.level,
         headline=health.headline,
-        alerts=[AlertView(**_plain(alert)) for alert in health.alerts],
+        alerts=[AlertView.model_validate(alert, from_attributes=True) for alert in health.alerts],
         clients_online=len(context.fleet),
         clients_available=len(context.fleet.available()),
         clients_enrolled=enrolled,
@@ -196,18 +196,11 @@ async def _active_run(context: ConsoleContext, row: RunRow, now: float) -> Activ
 
 
 def _brief(run: str, view: RoundView) -> RoundBrief:
-    traffic = (
-        {"bytes_up": view.clients.bytes_up, "bytes_down": view.clients.bytes_down}
-        if view.clients
-        else {"bytes_up": 0, "bytes_down": 0}
-    )
+    up, down = (view.clients.bytes_up, view.clients.bytes_down) if view.clients else (0, 0)
+    traffic = {"bytes_up": up, "bytes_down": down}
     return RoundBrief.model_validate({**view.model_dump(), **traffic, "run": run})
 
 
 def _disk_free(directory: Path) -> float:
     usage = shutil.disk_usage(directory)
     return usage.free / usage.total
-
-
-def _plain(alert: Any) -> dict[str, Any]:
-    return {name: getattr(alert, name) for name in AlertView.model_fields}

@@ -57,7 +57,8 @@ async def model(
         )
     origin = found.origins[-1] if found.origins else None
     base = base or (origin.model_in if origin else None) or ""
-    other = await lineage(context, base) if base and await _stored(context, base) else None
+    stored = await context.in_disk(context.models.find, base) if base else []
+    other = await lineage(context, base) if stored else None
     layers = await _layers(context, found.digest, other.digest if other else "")
     manifest = await context.in_disk(context.models.manifest, found.digest)
     promotions = await context.in_reader(ledger.list_promotions, limit=1)
@@ -78,8 +79,3 @@ async def _layers(context: Context, digest: str, base: str) -> Layers | None:
     measuring = measured(context, digest, base)
     await asyncio.wait([measuring], timeout=MEASURE_WAIT_S)
     return layers_of(digest, base, measuring.result()) if measuring.done() else None
-
-
-async def _stored(context: Context, digest: str) -> bool:
-    """Whether the model's file exists; old ones are pruned."""
-    return bool(await context.in_disk(context.models.find, digest))

@@ -1,6 +1,5 @@
 """Pages of runs: all, and one."""
 
-from collections.abc import Iterable
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -12,9 +11,7 @@ from fedloom.server.http.shared_answers import LivePart
 from fedloom.server.insight.curves import TAIL, Curves, curves, latest, metrics
 from fedloom.server.insight.pace import rounds_an_hour, time_left_s
 from fedloom.server.ledger import require_run
-from fedloom.server.ledger.rows import RunRow
 from fedloom.server.queries.context import ConsoleContext
-from fedloom.server.queries.round_views import RoundView
 from fedloom.server.queries.rounds import rounds_of
 from fedloom.server.rounds.manager import ACTIVE
 from fedloom.server.web.render import page
@@ -60,13 +57,13 @@ async def _seen(context: ConsoleContext, run: str) -> dict[str, Any]:
     refusals = await context.in_reader(ledger.list_refusals, run, 10)
     driver = context.runs.get(run)
     left = row.spec["rounds"] - row.committed
-    active = row.state in ACTIVE
+    ended = max((r.closed_at or 0.0 for r in rounds), default=row.created_at)
     return {
         "run": row,
         "live": driver.status() if driver is not None else None,
         "rounds": rounds[:ROUNDS_SHOWN],
-        "is_active": active,
-        "an_hour": rounds_an_hour(rounds, _ended(row, rounds)),
+        "is_active": row.state in ACTIVE,
+        "an_hour": rounds_an_hour(rounds, ended),
         "left_s": time_left_s(rounds, left) if row.state == "running" else None,
         "metrics": metrics(drawn)[:CHARTS_SHOWN],
         "drawn": drawn,
@@ -82,8 +79,3 @@ async def _seen(context: ConsoleContext, run: str) -> dict[str, Any]:
 async def tail(context: ConsoleContext, run: str) -> Curves:
     """The latest points of a run's curves, for pages that hold the earlier ones."""
     return curves(await context.in_reader(context.ledger.last_curve_rows, run, TAIL))
-
-
-def _ended(row: RunRow, rounds: Iterable[RoundView]) -> float:
-    """End of the run's last round, at which its pace is measured."""
-    return max((r.closed_at or 0.0 for r in rounds), default=row.created_at)
