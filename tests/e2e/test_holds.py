@@ -117,7 +117,7 @@ def test_a_drained_client_ends_what_it_does_and_rests(tmp_path):
         return done, available, [m.client for m in members], result(federation, run)["w"].copy()
 
     done, available, second, model = played(tmp_path, scenario)
-    assert "ends what it does" in done["consequence"]
+    assert "finishes its task" in done["consequence"]
     assert available == []
     assert second == ["ann"]
     assert model.tolist() == [11.0] * 4

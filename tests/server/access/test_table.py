@@ -73,13 +73,8 @@ def test_table_is_complete(door, rows):
     """It has the pages, the API and its description; only login routes need no scope."""
     assert len(rows) > 40
     public = {row.path for row, _ in rows if row.scope is None}
-    assert public == {
-        "/login",
-        "/login/link",
-        "/login/style.css",
-        "/login/oidc",
-        "/login/oidc/callback",
-    }
+    ways = ("", "/link", "/style.css", "/oidc", "/oidc/callback")
+    assert public == {f"/login{way}" for way in ways}
     changing = {row.scope for row, _ in rows if row.scope and row.method not in READING}
     # Logging out and checking a run's settings change nothing.
     assert changing == set(Scope) - {Scope.METRICS}
@@ -97,19 +92,14 @@ def test_only_administrators_grant_access(rows):
     assert reading == {"/v1/tokens", "/enrolment"}
 
 
-def test_no_credential_is_refused_everywhere(door, rows):
+@pytest.mark.parametrize(
+    ("token", "session"),
+    [(None, ""), ("fla1.00000000." + "A" * 43, ""), ("nonsense", ""), (" ", ""), (None, "A" * 43)],
+)
+def test_missing_or_bad_credential_is_refused_everywhere(door, rows, token, session):
     """401, with no hint of what exists."""
-    assert _refusals(door, rows, Visitor(door.site), (401,)) == []
-
-
-@pytest.mark.parametrize("token", ["fla1.00000000." + "A" * 43, "nonsense", " "])
-def test_bad_token_is_refused_everywhere(door, rows, token):
-    assert _refusals(door, rows, Visitor(door.site, token=token), (401,)) == []
-
-
-def test_bad_session_is_refused_everywhere(door, rows):
-    visitor = Visitor(door.site)
-    visitor.cookies = {door.site.cookie: secrets.make_secret()}
+    visitor = Visitor(door.site, token=token)
+    visitor.cookies = {door.site.cookie: session} if session else {}
     assert _refusals(door, rows, visitor, (401,)) == []
 
 
@@ -122,7 +112,7 @@ def test_too_low_a_scope_is_refused_everywhere(door, rows, scope):
 
 
 def test_session_without_its_token_is_refused_everywhere(door, rows):
-    """403 for what changes something, even with every scope."""
+    """403 for requests that change something, with any scope."""
     ann = Visitor(door.site)
     assert ann.log_in("ann", PASSWORD).status == 303
     wanted = lambda row: row.method not in READING  # noqa: E731 - it reads better beside its use
@@ -133,8 +123,8 @@ def test_session_without_its_token_is_refused_everywhere(door, rows):
 
 
 @pytest.mark.parametrize("scope", [*Scope])
-def test_enough_scope_is_let_through_to_look(door, rows, scope):
-    """The table would pass if everybody were refused everything."""
+def test_sufficient_scope_can_read(door, rows, scope):
+    """Otherwise the other tests would pass if every request were refused."""
     visitor, wrong = Visitor(door.site, token=_token(door, scope)), []
     for row, path in rows:
         if row.method in READING and row.scope is not None and scope.covers(row.scope):
@@ -144,8 +134,8 @@ def test_enough_scope_is_let_through_to_look(door, rows, scope):
     assert wrong == []
 
 
-def test_head_is_told_what_get_is_told(door, rows):
-    """Status and headers, also where somebody is refused; only a login link stays good."""
+def test_head_equals_get(door, rows):
+    """Status and headers, also of refusals; except for login links."""
     admin, asked = Visitor(door.site, token=_token(door, Scope.ADMIN)), 0
     for path in {path for row, path in rows if row.method == "HEAD"} - {"/login/link"}:
         for visitor in (admin, Visitor(door.site)):
@@ -157,7 +147,7 @@ def test_head_is_told_what_get_is_told(door, rows):
 
 
 def _steady(headers):
-    """What does not change from one moment to the next."""
+    """Headers that do not change between requests."""
     changing = ("date", "content-length", "location", "set-cookie")
     return sorted((name, text) for name, text in headers.items() if name not in changing)
 
@@ -182,9 +172,8 @@ def test_no_answer_holds_a_secret(door, rows):
     }
     keys = [*(door.directory / "pki").iterdir(), *(door.directory / "noise").glob("*")]
     for path in keys:
-        for block in re.findall(
-            r"PRIVATE KEY-----(.*?)-----END", path.read_text("latin-1"), re.DOTALL
-        ):
+        text = path.read_text("latin-1")
+        for block in re.findall(r"PRIVATE KEY-----(.*?)-----END", text, re.DOTALL):
             hidden[str(path)] = block.split()[1]
     assert len(hidden) == 9 + len(keys) - 1  # root.pem holds no key
     asked = 0

@@ -13,7 +13,7 @@ from fedloom.protocol.errors import Code, Refusal, printable
 from fedloom.protocol.transport import methods
 from fedloom.protocol.transport.status import grpc_status
 from fedloom.protocol.version import PROTOCOL_VERSIONS
-from fedloom.server.fleet.authenticate import Context, Identify
+from fedloom.server.fleet.authenticate import Context, caller, claimed
 from fedloom.server.fleet.context import FleetContext
 from fedloom.server.fleet.sessions import Call
 from fedloom.server.metrics.log_buffer import about
@@ -36,7 +36,7 @@ class Calls:
 
     def __init__(self, server: FleetContext, *, plaintext: bool) -> None:
         self._server = server
-        self._identify = Identify(server, plaintext=plaintext)
+        self._plaintext = plaintext
 
     @asynccontextmanager
     async def enter(self, context: Context) -> AsyncIterator[Call]:
@@ -45,9 +45,11 @@ class Calls:
         assert handler is not None
         call = Call("", None, handler)
         try:
-            call.client, call.peer = self._identify.caller(context)
+            call.client, call.peer = caller(context, plaintext=self._plaintext)
             with self._server.fleet.calling(call):
-                await self._identify.check(call.peer)
+                if (peer := call.peer) is not None:
+                    check = self._server.ledger.check_certificate
+                    await self._server.in_ledger(check, peer.serial, peer.client)
                 yield call
         except TimeoutError:
             refusal = Refusal(Code.TRUNCATED, f"Expected a message within {READ_TIMEOUT_S:.0f} s.")
@@ -61,7 +63,7 @@ class Calls:
             await self._refuse(context, call, call.refusal)
 
     async def _refuse(self, context: Context, call: Call, refusal: Refusal) -> None:
-        client = call.client or self._identify.claimed(context)
+        client = call.client or ("" if self._plaintext else claimed(context))
         run, number = printable(call.task[0], 80), call.task[1]
         log.warning(
             "refused %s (run %s, round %d): %s: %s %s",
