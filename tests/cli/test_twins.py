@@ -125,6 +125,6 @@ def test_command_requests_its_action(action, known, monkeypatch):
     if "error" in told:
         # The server refuses to close a round without clients; the request itself was valid.
         assert result.exit_code == 2, told
-        assert "as /v1/openapi.json says" not in told["error"]["message"]
+        assert "does not match /v1/openapi.json" not in told["error"]["message"]
     pattern = re.compile(re.sub(r"\\\{\w+\\\}", "[^/]+", re.escape(action)))
     assert any(pattern.fullmatch(each) for each in asked), (asked, told)

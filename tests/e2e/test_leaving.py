@@ -114,7 +114,7 @@ def test_nothing_happens_without_a_yes(enrolled):
     before = sorted(config.state_dir.rglob("*"))
     done = answer(words, "n\n")
     assert done.exit_code == 1
-    assert "for good" in done.output
+    assert "are deleted" in done.output
     assert sorted(config.state_dir.rglob("*")) == before
     assert answer([*words, "--json"]).exit_code == 2
 
@@ -153,7 +153,7 @@ def test_nothing_is_wiped_under_an_agent_that_runs(enrolled, monkeypatch):
             done = answer([*words, *yes])
             assert done.exit_code == 2
             assert f"(process {process.pid}): stop it first" in done.output
-            assert "for good" not in done.output  # nobody is asked in vain
+            assert "are deleted" not in done.output  # nobody is asked in vain
         assert sorted(config.state_dir.rglob("*")) == before
         assert (config.state_dir.parent / "client.toml").exists()
     finally:

@@ -44,8 +44,8 @@ def _enrol(stage, *, life_s, age_s):
     [
         pytest.param(DAY_S, 0.7 * DAY_S, "certificate renewed", id="past two thirds"),
         pytest.param(DAY_S, DAY_S - 60.0, "certificate renewed", id="near its end"),
-        pytest.param(DAY_S, DAY_S + 60.0, "after its end", id="past its end"),
-        pytest.param(DAY_S, 7.9 * DAY_S, "after its end", id="a week past its end"),
+        pytest.param(DAY_S, DAY_S + 60.0, "after it had expired", id="past its end"),
+        pytest.param(DAY_S, 7.9 * DAY_S, "after it had expired", id="a week past its end"),
     ],
 )
 def test_a_certificate_is_renewed_late(stage, life_s, age_s, said):

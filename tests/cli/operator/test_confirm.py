@@ -64,7 +64,7 @@ def test_without_a_terminal_yes_is_needed(door, run):
     """Exit 2 with the consequence, and nothing is done."""
     said = _run("run", "stop", run, code=2).stderr
     assert "this needs --yes" in said
-    assert "ends for good" in said
+    assert "ends permanently" in said
     assert _state(door, run) == "running"
     error = json.loads(_run("run", "stop", run, "--json", code=2).stdout)["error"]
     assert error["exit_code"] == 2
@@ -74,7 +74,7 @@ def test_on_a_terminal_the_action_needs_confirmation(door, run, monkeypatch):
     """No is exit 1 and does nothing; yes acts."""
     monkeypatch.setattr(confirm, "sys", _Sys())
     asked = _run("run", "stop", run, code=1, answer="n\n").stderr
-    assert asked.index("ends for good") < asked.index("Continue?")
+    assert asked.index("ends permanently") < asked.index("Continue?")
     assert "Nothing was done." in asked
     assert _state(door, run) == "running"
     assert _run("run", "stop", run, answer="y\n").stdout.startswith(f"Run {run} is stopped")
@@ -97,7 +97,7 @@ def test_action_without_effect_needs_no_confirmation(door, run):
 def test_preview_does_nothing_even_with_yes(door, run):
     """--preview takes precedence over --yes."""
     said = _run("run", "stop", run, "--preview", "--yes").stdout
-    assert "ends for good" in said
+    assert "ends permanently" in said
     assert "is stopped" not in said
     assert _state(door, run) == "running"
 

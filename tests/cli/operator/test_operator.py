@@ -71,7 +71,7 @@ def test_init_makes_a_private_server_once(tmp_path):
     assert config.load(state).federation == "ward"
     assert made["root_sha256"] == Authority.load(state / "pki").root_pin.hex()
     assert stat.S_IMODE(state.stat().st_mode) == 0o700
-    assert "Expected no server" in _run(*args, code=2).stderr
+    assert "There is a server in" in _run(*args, code=2).stderr
 
 
 def test_init_prints_the_next_command(tmp_path):
