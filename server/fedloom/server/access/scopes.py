@@ -16,28 +16,11 @@ from urllib.parse import parse_qs
 from fastapi import Depends, Request
 from fastapi.dependencies.models import Dependant
 
-from fedloom.server.access.errors import ForbiddenError, UnauthenticatedError
+from fedloom.server.access.errors import ForbiddenError
 from fedloom.server.access.gate import Gate
 from fedloom.server.access.principal import LOCAL_USER, Principal
 from fedloom.server.access.shield import PRINCIPAL
 from fedloom.server.ledger.accounts import Scope
-
-__all__ = [
-    "CSRF_FIELD",
-    "CSRF_HEADER",
-    "Admin",
-    "ForbiddenError",
-    "Operator",
-    "Principal",
-    "Public",
-    "Scope",
-    "UnauthenticatedError",
-    "Viewer",
-    "declared_scope",
-    "form_of",
-    "needs",
-    "public",
-]
 
 CSRF_HEADER = "x-csrf-token"
 CSRF_FIELD = "csrf_token"

@@ -98,10 +98,10 @@ class Shield:
         except UnauthenticatedError as error:  # before anything of the request is read
             await _fault(401, str(error), "denied")(scope, receive, answer.send)
             return
-        if limit is not None and _declared(scope) > limit:
-            await _fault(413, f"Expected a body of at most {limit} bytes.")(
-                scope, receive, answer.send
-            )
+        declared = headers.get("content-length", "0")
+        if limit is not None and declared.isdigit() and int(declared) > limit:
+            message = f"Expected a body of at most {limit} bytes."
+            await _fault(413, message)(scope, receive, answer.send)
             return
         await self._guarded(scope, receive, answer, limit)
 
@@ -227,11 +227,6 @@ class _Watch:
             log.exception("a credential could not be checked: its stream of events ends")
             return False
         return before is None or (now is not None and now.scope.covers(before.scope))
-
-
-def _declared(scope: Scope) -> int:
-    declared = Headers(scope=scope).get("content-length", "0")
-    return int(declared) if declared.isdigit() else 0
 
 
 def _fault(status: int, message: str, kind: str = "usage", *, close: bool = False) -> JSONResponse:

@@ -68,7 +68,7 @@ def make_site(config: ServerConfig, port: int, *, tls: bool) -> Site:
     public = urlsplit(config.console_url)
     names = {*_ALWAYS, *config.names, host, public.hostname or host}
     shown = host
-    if _is_any(host):
+    if host in ("0.0.0.0", "::", "*"):  # noqa: S104 - compared, not bound
         shown = next((name for name in config.names if name not in _ALWAYS), config.names[0])
     shown = f"[{shown}]" if ":" in shown else shown
     own = f"{'https' if tls else 'http'}://{shown}:{port}"
@@ -78,10 +78,6 @@ def make_site(config: ServerConfig, port: int, *, tls: bool) -> Site:
         secure=tls or public.scheme == "https",
         behind_proxy=bool(config.console_url),
     )
-
-
-def _is_any(host: str) -> bool:
-    return host in ("0.0.0.0", "::", "*")  # noqa: S104 - compared, not bound
 
 
 def _is_address(name: str) -> bool:

@@ -42,7 +42,13 @@ class Attending:
         client = call.client
         hello = await _hello(call, context)
         session = Session(call, context.write)
-        await session.send(fleet_pb2.ServerMessage(welcome=self._welcome(hello)))
+        welcome = fleet_pb2.Welcome(
+            protocol_version=check_version(hello.protocol_versions),
+            federation=self._server.config.federation,
+            server_version=__version__,
+            unix_time=time.time(),
+        )
+        await session.send(fleet_pb2.ServerMessage(welcome=welcome))
         self._server.presence.came(client, hello)
         self._server.fleet.attend(session)
         version = printable(hello.sdk_version, 80)
@@ -53,14 +59,6 @@ class Attending:
             self._server.fleet.leave(session)
             self._server.presence.left(client)
             log.info("%s left", client, extra=about(client))
-
-    def _welcome(self, hello: fleet_pb2.Hello) -> fleet_pb2.Welcome:
-        return fleet_pb2.Welcome(
-            protocol_version=check_version(hello.protocol_versions),
-            federation=self._server.config.federation,
-            server_version=__version__,
-            unix_time=time.time(),
-        )
 
     async def _listen(self, session: Session, context: Context) -> None:
         while (raw := await context.read()) is not grpc.aio.EOF:

@@ -238,7 +238,8 @@ class Authority:
         """
         wanted = certificates.normal_names(names)
         bundle = self._stored_bundle()
-        if bundle is not None and set(bundle.names) == set(wanted) and not _is_due(bundle, now):
+        due = bundle is None or seconds_until_renewal(bundle.not_before, bundle.not_after, now) <= 0
+        if bundle is not None and not due and set(bundle.names) == set(wanted):
             return bundle
         bundle = self.issue_server(wanted, certificates.SERVER_LIFE_S, now)
         write_private(self._directory / "server.pem", bundle.key_pem + bundle.chain_pem)
@@ -330,10 +331,6 @@ def _is_issued(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
     except (ValueError, TypeError, InvalidSignature):
         return False
     return True
-
-
-def _is_due(bundle: ServerBundle, now: datetime) -> bool:
-    return seconds_until_renewal(bundle.not_before, bundle.not_after, now) <= 0
 
 
 def _pem(*chain: x509.Certificate) -> bytes:

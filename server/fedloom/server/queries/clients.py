@@ -4,8 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from fedloom.server.ledger import Filter
-from fedloom.server.ledger.member_summary import measured, shape
-from fedloom.server.ledger.rows import ClientDetailRow, PartRow, values
+from fedloom.server.ledger.rows import ClientDetailRow, values
 from fedloom.server.queries.client_views import (
     ClientList,
     ClientState,
@@ -16,6 +15,7 @@ from fedloom.server.queries.client_views import (
 )
 from fedloom.server.queries.context import ConsoleContext
 from fedloom.server.queries.errors import NotFoundError
+from fedloom.server.queries.rounds import member_values
 
 _FILTERS = {
     ClientState.REVOKED: {"status": "revoked"},
@@ -102,12 +102,8 @@ async def parts_page(
     """
     await one_client(context, name)
     rows = await context.in_reader(context.ledger.parts_of, name, before=before, limit=limit)
-    parts = [_part(row) for row in rows]
+    parts = [PartView.model_validate(member_values(row, row.kind)) for row in rows]
     return PartList(parts=parts, more=parts[-1].offered_at if len(parts) == limit else None)
-
-
-def _part(row: PartRow) -> PartView:
-    return PartView.model_validate({**values(row), "shape": shape(row), **measured(row, row.kind)})
 
 
 async def look_up(context: ConsoleContext, names: Sequence[str]) -> list[ClientView]:

@@ -54,7 +54,7 @@ async def round_detail(
     page = context.ledger.members
     members = await context.in_reader(page, row.id, number, after=after, limit=limit + 1)
     rows = _overlaid(context, row.id, number, members[:limit])
-    shown = [_member(member, found.kind) for member in rows]
+    shown = [MemberView.model_validate(member_values(member, found.kind)) for member in rows]
     more = shown[-1].client if len(members) > limit else None
     return RoundDetail(**view.model_dump(), run=row.id, members=shown, more=more)
 
@@ -114,5 +114,6 @@ def _overlaid(
     return rows
 
 
-def _member(row: MemberRow, kind: str) -> MemberView:
-    return MemberView.model_validate({**values(row), "shape": shape(row), **measured(row, kind)})
+def member_values(row: MemberRow, kind: str) -> dict[str, Any]:
+    """Fields of a `MemberView` from a row of a round of this kind."""
+    return {**values(row), "shape": shape(row), **measured(row, kind)}

@@ -6,7 +6,9 @@ from typing import Annotated
 from fastapi import APIRouter, Path
 
 from fedloom.server.access import passwords, secrets
-from fedloom.server.access.scopes import Admin, ForbiddenError, Principal, Viewer
+from fedloom.server.access.errors import ForbiddenError
+from fedloom.server.access.principal import Principal
+from fedloom.server.access.scopes import Admin, Viewer
 from fedloom.server.http.dependencies import FAULTS, Context
 from fedloom.server.ledger.accounts import LINK_LIFE_S, Scope, check_name
 from fedloom.server.queries.context import ConsoleContext

@@ -24,11 +24,8 @@ def size(count: float | None) -> str:
     value, unit = float(count), 0
     while value >= 999.5 and unit < len(_BYTES) - 1:
         value, unit = value / 1000, unit + 1
-    return f"{value:.0f} B" if unit == 0 else f"{_short(value)} {_BYTES[unit]}"
-
-
-def _short(value: float) -> str:
-    return f"{value:.{max(0, 2 - len(str(int(value))) + 1)}f}"
+    digits = 0 if unit == 0 else max(0, 3 - len(str(int(value))))
+    return f"{value:.{digits}f} {_BYTES[unit]}"
 
 
 def count(value: float | None) -> str:
