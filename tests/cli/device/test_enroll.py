@@ -25,4 +25,4 @@ def test_unwritable_folder_does_not_use_up_the_token(tmp_path):
     words = ["client", "enroll", "--server", "localhost:1", "--token", token]
     result = CliRunner().invoke(main, [*words, "--dir", str(tmp_path / "device")])
     assert result.exit_code == 5
-    assert "the token is still good" in result.output
+    assert "the token is still valid" in result.output
