@@ -1,3 +1,3 @@
-"""The apps are run as apps, not collected as tests."""
+"""Excludes the apps from the collection of tests."""
 
 collect_ignore = ["apps"]

@@ -34,7 +34,7 @@ quorum = 2
 
 
 def play(tmp_path, folder, begin, train, config=""):
-    """The run under a real server; returns its status, first model, last model and logs."""
+    """Run with a real server; returns the status, first model, last model and logs."""
     with deployed(tmp_path, APPS / folder) as here:
         first = tmp_path / "init.safetensors"
         here.call("model", "init", "--flower", begin, "--out", first)
@@ -47,7 +47,7 @@ def play(tmp_path, folder, begin, train, config=""):
 
 
 def by_flower(folder, arrays, run_config, train_config):
-    """The same rounds by Flower's own loop."""
+    """The same rounds by Flower's loop."""
     app = import_app(folder, "client_app").app
     grid = Here(app, NODES, run_config)
     return FedAvg().start(grid, arrays, num_rounds=ROUNDS, train_config=ConfigRecord(train_config))
@@ -78,7 +78,7 @@ def test_a_pytorch_app_trains_as_under_flower(tmp_path):
 
 
 def test_a_scikit_learn_app_trains_as_under_flower(tmp_path):
-    """Lists without names, doubles, and the app's own nested config from its project."""
+    """Lists without names, float64, and the nested config of the app's project."""
     _, ours, _ = play(
         tmp_path, "sklearnquick", "sklearnquick.client_app:initial",
         "epochs = 2\nlearning_rate = 1.0",
@@ -91,7 +91,7 @@ def test_a_scikit_learn_app_trains_as_under_flower(tmp_path):
 
 
 def test_a_numpy_app_keeps_its_context_and_its_order(tmp_path):
-    """Twelve arrays, of which 10 comes after 9; rounds counted in the context; lists flattened."""
+    """Twelve arrays, with 10 after 9; a counter of rounds in the context; flattened lists."""
     status, ours, _ = play(
         tmp_path, "numpyquick", "numpyquick.client_app:initial", "epochs = 1\nlearning_rate = 1.0"
     )
@@ -102,8 +102,8 @@ def test_a_numpy_app_keeps_its_context_and_its_order(tmp_path):
     assert status["rounds"][-1]["evaluation"]["values"]["listed.2"] == 4.0
 
 
-def test_a_run_may_ask_an_apps_query(tmp_path):
-    """What it answers is averaged like any metric."""
+def test_a_run_can_call_an_apps_query(tmp_path):
+    """Its metrics are averaged."""
     status, _, _ = play(
         tmp_path, "numpyquick", "numpyquick.client_app:initial", "epochs = 1\nlearning_rate = 1.0",
         'flower-evaluate = "query"',
@@ -111,8 +111,8 @@ def test_a_run_may_ask_an_apps_query(tmp_path):
     assert status["rounds"][-1]["evaluation"]["values"] == {"examples-here": 7.5}
 
 
-def test_a_numpy_client_trains_as_plain_gradient_descent_does(tmp_path):
-    """`client_fn` and `NumPyClient`, against the same steps taken here."""
+def test_a_numpy_client_equals_gradient_descent(tmp_path):
+    """`client_fn` and `NumPyClient`, compared with the same steps here."""
     status, ours, _ = play(
         tmp_path, "oldquick", "oldquick.client_app:initial", "epochs = 2\nlearning_rate = 0.5"
     )

@@ -1,4 +1,4 @@
-"""A strategy of Flower in the server process, with an app for Flower on the devices."""
+"""A Flower strategy in the server, with a Flower app on the devices."""
 
 import numpy as np
 import pytest
@@ -27,8 +27,8 @@ learning_rate = 1.0
 """
 
 
-def test_fedadam_of_flower_goes_on_after_the_server_is_killed(tmp_path):
-    """Six rounds with a SIGKILL among them give Flower's own model: its momenta were kept."""
+def test_fedadam_of_flower_continues_after_a_kill_of_the_server(tmp_path):
+    """Six rounds with a SIGKILL give Flower's model, because its momenta are kept."""
     with deployed(tmp_path, APPS / "numpyquick") as here:
         first = tmp_path / "init.safetensors"
         here.call("model", "init", "--flower", "numpyquick.client_app:initial", "--out", first)
@@ -52,4 +52,4 @@ def test_fedadam_of_flower_goes_on_after_the_server_is_killed(tmp_path):
     theirs = FedAdam(eta=0.1, fraction_evaluate=0.0).start(grid, begin, num_rounds=6)
     for name, array in theirs.arrays.items():
         np.testing.assert_allclose(ours[name], array.numpy(), atol=1e-6, rtol=0)
-    assert "a strategy of Flower holds 2 updates in memory" in logs
+    assert "a Flower strategy holds 2 updates in memory" in logs

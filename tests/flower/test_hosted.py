@@ -1,4 +1,4 @@
-"""Flower's strategies in place of the server's own: their numbers, their memory, and refusals."""
+"""Flower's strategies on this server: results, memory and refusals."""
 
 import numpy as np
 import pytest
@@ -55,7 +55,7 @@ OLDER = {
 
 
 def trained(model, number):
-    """Each client's model after a round."""
+    """The clients' models after a round."""
     for place, client in enumerate(EXAMPLES):
         targets = np.random.default_rng([4, place])
         yield (
@@ -68,12 +68,12 @@ def trained(model, number):
 
 
 def made(make):
-    """A strategy of the class that `register` makes, on one that is given."""
+    """A strategy of the class that `register` makes, for a given Flower strategy."""
     return type("Made", (hosted.Hosted,), {"__slots__": (), "load": staticmethod(make)})()
 
 
 def ours(strategy, rounds=ROUNDS):
-    """Rounds as the server plays them; the state passes through its arrays."""
+    """Rounds like on the server; the state is converted to arrays and back."""
     model, state = dict(MODEL), strategy.init(MODEL)
     for number in range(1, rounds + 1):
         deltas = {
@@ -87,7 +87,7 @@ def ours(strategy, rounds=ROUNDS):
 
 
 def by_newer(strategy):
-    """The same by Flower itself."""
+    """The same rounds by Flower."""
     model = dict(MODEL)
     for number in range(1, ROUNDS + 1):
         record = ArrayRecord({n: Array(v) for n, v in model.items()})
@@ -106,8 +106,8 @@ def _reply(client, new):
 
 
 @pytest.mark.parametrize("name", NEWER)
-def test_rounds_are_those_of_flower(name):
-    """Of the message API; memory goes through arrays from round to round."""
+def test_rounds_equal_flowers(name):
+    """With the message API; memory is converted to arrays between rounds."""
     loaded = NEWER[name]()
     here, _ = ours(made(lambda: loaded))
     there = by_newer(NEWER[name]())
@@ -116,8 +116,8 @@ def test_rounds_are_those_of_flower(name):
 
 
 @pytest.mark.parametrize("name", OLDER)
-def test_rounds_of_the_older_api_are_those_of_flower(name):
-    """`aggregate_fit` on lists."""
+def test_rounds_of_the_older_api_equal_flowers(name):
+    """`aggregate_fit` with lists."""
     loaded = OLDER[name]()
     here, _ = ours(made(lambda: loaded))
     flwr, model = OLDER[name](), dict(MODEL)
@@ -140,8 +140,8 @@ def test_rounds_of_the_older_api_are_those_of_flower(name):
         np.testing.assert_allclose(value, model[tensor], rtol=1e-9, atol=1e-11)
 
 
-def test_a_round_that_is_done_again_gives_the_same_bits():
-    """The loaded strategy is never changed, so a second server is where the first one was."""
+def test_a_repeated_round_gives_the_same_bits():
+    """The loaded strategy is never changed."""
     loaded = newer.FedAdam()
     first, _ = ours(made(lambda: loaded))
     again, _ = ours(made(lambda: loaded))
@@ -149,7 +149,7 @@ def test_a_round_that_is_done_again_gives_the_same_bits():
     assert loaded.v_t is None
 
 
-def test_what_cannot_be_kept_is_told(caplog):
+def test_lost_attributes_are_logged(caplog):
     """By name; arrays and numbers are kept."""
 
     class Odd(newer.FedAvg):
@@ -161,11 +161,11 @@ def test_what_cannot_be_kept_is_told(caplog):
     loaded = Odd()
     _, state = ours(made(lambda: loaded), rounds=3)
     assert state.slots["number:seen"]["value"] == 3
-    assert "Odd keeps names only until" in caplog.text
+    assert "Odd loses names after the round" in caplog.text
 
 
-def test_memory_comes_back_as_it_was():
-    """Of a strategy and of one that it wraps."""
+def test_memory_is_restored():
+    """For a strategy and one that it wraps."""
 
     class Wrapping(newer.FedAvg):
         def __init__(self):
@@ -196,14 +196,14 @@ def test_memory_comes_back_as_it_was():
         (lambda: 5, "got a int"),
     ],
 )  # fmt: skip
-def test_what_cannot_work_is_refused_when_it_is_loaded(make, message):
-    """In words that say what to do instead."""
+def test_unsupported_strategies_are_refused(make, message):
+    """The error names the reason."""
     with pytest.raises(UsageError, match=message):
         talk.checked(make, "our:strategy")
 
 
-def test_a_run_asks_for_a_strategy_by_the_operators_name(tmp_path):
-    """And is refused with what does not go with it, and where the code is not there."""
+def test_a_run_selects_a_strategy_by_name(tmp_path):
+    """Unsupported combinations and missing code are refused."""
     (tmp_path / "ours_flower.py").write_text(
         "from flwr.serverapp.strategy import Krum\nkrum = Krum(num_malicious_nodes=1)\n"
     )

@@ -1,4 +1,4 @@
-"""This project's strategies inside Flower's own rounds, `Strategy.start`."""
+"""This project's strategies in Flower's rounds, `Strategy.start`."""
 
 import numpy as np
 import pytest
@@ -36,7 +36,7 @@ def train(msg, context):
 
 
 class Backwards(Here):
-    """Replies in the other order."""
+    """Replies in reverse order."""
 
     def send_and_receive(self, messages, *, timeout=None):
         return super().send_and_receive(list(messages), timeout=timeout)[::-1]
@@ -47,8 +47,8 @@ def play(strategy, grid=Here, **config):
     return found.arrays.to_numpy_ndarrays(), found
 
 
-def test_fedavg_is_flowers_to_rounding():
-    """Model and metrics, with a tensor of float32."""
+def test_fedavg_equals_flowers_up_to_rounding():
+    """The model, with a float32 tensor, and the metrics."""
     settings = {"fraction_evaluate": 0.0}
     here, found = play(FlowerStrategy(FedAvg(), **settings))
     there, flowers = play(Theirs(**settings))
@@ -60,8 +60,8 @@ def test_fedavg_is_flowers_to_rounding():
     assert here[1].dtype == np.float32
 
 
-def test_the_order_of_replies_changes_no_bit():
-    """Sums are of integers; flwr's own are of floats."""
+def test_the_order_of_replies_does_not_change_bits():
+    """Sums are integers; Flower's are floats."""
     settings = {"fraction_evaluate": 0.0}
     strategies = [FedAdam(server_learning_rate=0.1), FedAdam(server_learning_rate=0.1)]
     first, _ = play(FlowerStrategy(strategies[0], **settings))
@@ -70,8 +70,8 @@ def test_the_order_of_replies_changes_no_bit():
         assert one.tobytes() == two.tobytes()
 
 
-def test_a_rule_that_looks_at_each_stands_up_to_a_liar():
-    """Krum chooses an honest reply; the mean is carried away."""
+def test_a_robust_rule_resists_a_bad_reply():
+    """Krum selects an honest reply; the mean does not."""
     settings = {"fraction_evaluate": 0.0, "max_abs": 1e6}
     robust = FedAvg(aggregation=Krum(num_byzantine=1))
     safe, _ = play(FlowerStrategy(robust, **settings), liar=True)
@@ -81,13 +81,13 @@ def test_a_rule_that_looks_at_each_stands_up_to_a_liar():
 
 
 def test_replies_that_are_not_finite_are_left_out(caplog):
-    """And the round goes on."""
+    """The round continues."""
     found, _ = play(FlowerStrategy(FedAvg(), fraction_evaluate=0.0), broken=True)
     assert np.isfinite(found[0]).all()
     assert "left out node 103: its 0 is not finite" in caplog.text
 
 
 def test_strategies_with_a_client_rule_are_refused():
-    """No app for Flower follows it."""
+    """Flower apps do not support them."""
     with pytest.raises(UsageError, match="scaffold"):
         FlowerStrategy(Scaffold(clients=5))

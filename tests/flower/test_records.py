@@ -1,4 +1,4 @@
-"""What becomes of arrays and metrics between a model's names and an app's lists."""
+"""Conversion of arrays and metrics, contexts, and initial models."""
 
 import numpy as np
 import pytest
@@ -15,14 +15,14 @@ from fedloom.protocol.errors import UsageError
 MODEL = {"w": np.zeros((2, 3)), "b": np.zeros(3)}
 
 
-def test_numbered_arrays_meet_the_names_by_order():
-    """As those of an app that keeps a list."""
+def test_numbered_arrays_match_names_by_order():
+    """For an app with a list of arrays."""
     found = records.from_arrays(ArrayRecord([np.ones((2, 3)), np.full(3, 2.0)]), MODEL)
     assert {name: value.flat[0] for name, value in found.items()} == {"w": 1.0, "b": 2.0}
 
 
-def test_numbers_are_in_the_order_of_numbers():
-    """10 after 9, whatever the file's order."""
+def test_numbered_names_are_sorted_numerically():
+    """10 after 9, for any order in the file."""
     shuffled = {str(n): np.zeros(1) for n in (10, 2, 0, 9, 1)}
     assert records.in_order(shuffled) == ["0", "1", "2", "9", "10"]
 
@@ -34,29 +34,29 @@ def test_numbers_are_in_the_order_of_numbers():
         ([np.ones((3, 2)), np.ones(3)], r"Expected shape \(2, 3\) for 'w', array 0"),
     ],
 )
-def test_lists_that_do_not_fit_are_refused_by_name(arrays, message):
-    """Counts, then shapes."""
+def test_mismatched_lists_are_refused(arrays, message):
+    """The error names the counts, or the tensor and its shape."""
     with pytest.raises(UsageError, match=message):
         records.from_list(arrays, MODEL)
 
 
 def test_a_list_of_several_types_needs_numbers():
-    """A file has wider types first, so that names do not tell the order."""
+    """A file has wider types first, so names do not give the order."""
     mixed = {"a": np.zeros(2, np.float32), "n": np.zeros((), np.int64)}
     with pytest.raises(UsageError, match="model init --flower"):
         records.check_listable(mixed)
     records.check_listable({"0": mixed["a"], "1": mixed["n"]})
 
 
-def test_metrics_are_numbers_and_examples_are_apart():
+def test_metrics_are_separated_from_the_number_of_examples():
     """Lists are flattened."""
     told = MetricRecord({"num-examples": 5, "loss": 0.5, "per": [1, 2]})
     assert records.metrics_of({"metrics": told}) == (5, {"loss": 0.5, "per.0": 1.0, "per.1": 2.0})
     assert records.metrics_of({"metrics": MetricRecord({"loss": 1.0})}) == (None, {"loss": 1.0})
 
 
-def test_a_context_is_the_same_when_a_task_is_done_again(tmp_path):
-    """Each step reads what came before it, never what it left itself; old ones go."""
+def test_a_repeated_task_gets_the_same_context(tmp_path):
+    """Each step reads the context of earlier steps; old contexts are deleted."""
     contexts = Contexts(tmp_path, {"partition-id": 1})
 
     def leave(step, number):
@@ -73,8 +73,8 @@ def test_a_context_is_the_same_when_a_task_is_done_again(tmp_path):
     assert contexts.load("run.10", "alice", (1, 0), {}).state == RecordDict()
 
 
-def test_a_context_that_is_damaged_is_told(tmp_path):
-    """With the file's name."""
+def test_a_damaged_context_is_an_error(tmp_path):
+    """The error names the file."""
     contexts = Contexts(tmp_path, {})
     contexts.save("r", (1, 0), RecordDict({"n": Config({"n": 1})}))
     next((tmp_path / "flower").iterdir()).write_bytes(b"\xff\xff\xff")
@@ -82,13 +82,13 @@ def test_a_context_that_is_damaged_is_told(tmp_path):
         contexts.load("r", "alice", (1, 1), {})
 
 
-def test_what_is_no_app_is_refused(tmp_path):
-    """In words."""
+def test_other_objects_are_refused(tmp_path):
+    """A Flower app must be a `ClientApp`."""
     with pytest.raises(UsageError, match="ClientApp, got a dict"):
         flower_client({}, tmp_path)
 
 
-def test_what_a_run_begins_with_comes_in_many_forms():
+def test_initial_models_have_many_forms():
     """Lists are numbered, names are kept."""
     assert list(initial([np.ones(1), np.ones(2)])) == ["0", "1"]
     assert list(initial(ArrayRecord({"w": records.Array(np.ones(1))}))) == ["w"]

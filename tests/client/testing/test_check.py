@@ -1,4 +1,4 @@
-"""The conformance check: each broken client is found by its own sentence, and a good one is not."""
+"""The conformance check: broken clients get exactly one finding, correct clients none."""
 
 import copy
 import threading
@@ -29,7 +29,7 @@ def _gradient(params, x, y):
 
 
 class Good(Client):
-    """Does what a client should, by hand; the broken ones below each break one thing."""
+    """A correct client; each broken client below changes one thing."""
 
     def train(self, params, task):
         steps = task.settings.steps or task.settings.epochs
@@ -53,17 +53,17 @@ class Good(Client):
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch):
-    """Ask to stop a little sooner than people's tests do."""
+    """Request the stop earlier than by default."""
     monkeypatch.setattr(checks, "STOP_AFTER_S", 0.05)
 
 
 def _giving(**methods):
-    """A client of which some methods are other ones."""
+    """A client with some methods replaced."""
     return type("Broken", (Good,), methods)()
 
 
 def _given(change):
-    """A client that changes what it returns, last thing."""
+    """A client that changes its result."""
 
     def give(self, params, task):
         return change(params)
@@ -72,7 +72,7 @@ def _given(change):
 
 
 class Remembers(Good):
-    """Goes on from its own model."""
+    """Continues from its own model."""
 
     def __init__(self):
         self.mine = None
@@ -85,7 +85,7 @@ class Remembers(Good):
 
 
 class Threaded(Good):
-    """Uses four threads more than one, the first time for a good while."""
+    """Uses five threads, in the first task for a while."""
 
     def __init__(self):
         self.for_s = 0.5
@@ -104,7 +104,7 @@ class Threaded(Good):
 
 
 class Locked(Good):
-    """Holds what cannot leave the process."""
+    """Holds a lock, which cannot be pickled."""
 
     def __init__(self):
         self.lock = threading.Lock()
@@ -242,8 +242,8 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_client_is_found_by_its_own_sentence(name):
-    """And by that alone: one fault is not told as three."""
+def test_a_broken_client_has_one_kind_of_finding(name):
+    """One fault does not cause findings of other checks."""
     client, kind, sentence = BROKEN[name]
     found = check(client, MODEL, patience_s=0.3, ignore={"copies", "stop"} - {kind})
     assert {finding.check for finding in found} == {kind}, found
@@ -251,13 +251,13 @@ def test_a_broken_client_is_found_by_its_own_sentence(name):
         raise AssertionError("\n".join(map(str, found)))
 
 
-def test_every_check_has_a_client_that_it_finds():
-    """Nothing is promised that is not looked at; what a server alone sees is below."""
+def test_every_check_has_a_broken_client():
+    """The check `server` has its own test."""
     assert {kind for _, kind, _ in BROKEN.values()} | {"server"} == CHECKS.keys()
 
 
-def test_good_clients_are_left_alone():
-    """By hand, by gradients, of parts of tensors, by a weight of their own."""
+def test_correct_clients_have_no_findings():
+    """Own training, gradients, parts of tensors, and a client's weight."""
     assert check(Good(), MODEL, ignore=["copies"]) == check(Good(), MODEL) == []
     by_gradient = gradient_client(_gradient, (X, Y), held_out=(X[:5], Y[:5]), initial=MODEL)
     assert check(by_gradient) == []
@@ -270,8 +270,8 @@ def test_good_clients_are_left_alone():
     assert check(_given(parts), MODEL, run=run, ignore=["copies"]) == []
 
 
-def test_torch_and_scikit_learn_are_left_alone():
-    """The helpers pass their own check, also that of threads."""
+def test_torch_and_scikit_learn_clients_have_no_findings():
+    """They pass all checks, including that of threads."""
     torch = pytest.importorskip("torch")
     linear = pytest.importorskip("sklearn.linear_model")
     from fedloom.client.sklearn import sklearn_client
@@ -289,15 +289,15 @@ def test_torch_and_scikit_learn_are_left_alone():
 
 
 def test_a_client_of_a_store_can_be_copied(tmp_path):
-    """A store is a path and its limits: another process opens it anew."""
+    """A store is pickled as its path and limits, and opened again."""
     store = ExampleStore(tmp_path / "e.db", x=((3,), "float64"), y=((), "float64"))
     store.extend(list(zip(X, Y, strict=True)))
     client = gradient_client(_gradient, store.train, held_out=store.train, initial=MODEL)
     assert check(client) == []
 
 
-def test_weights_and_norms_of_the_run_are_looked_at():
-    """Those that the run asks for, not others."""
+def test_weights_and_norms_of_the_run_are_checked():
+    """Only the limits that apply to the run."""
     (found,) = check(Good(), MODEL, run={"weighting": "client"})
     assert (found.check, found.weight) == ("weight", "fault")
     (found,) = check(Good(), MODEL, run={"max_norm": 0.5})
@@ -305,8 +305,8 @@ def test_weights_and_norms_of_the_run_are_looked_at():
     assert check(Good(), MODEL, run={"weighting": "uniform"}) == []
 
 
-def test_what_a_server_alone_sees_is_found_too():
-    """A rule that this client does not do, and more metrics than anybody reads."""
+def test_refusals_of_a_server_are_found():
+    """An unsupported rule, and too many metrics."""
     many = _given(lambda p: (p, 4, {f"m{n}": 0.5 for n in range(1000)}))
     (found,) = check(many, MODEL, ignore=["copies"])
     assert found.check == "server"
@@ -317,27 +317,27 @@ def test_what_a_server_alone_sees_is_found_too():
     assert "Use gradient_client" in found[0].sentence
 
 
-def test_checks_can_be_left_out_and_must_exist():
-    """By name; faults come before doubts."""
+def test_checks_can_be_ignored_and_must_exist():
+    """By name; faults are listed before doubts."""
     rateless, _, _ = BROKEN["a rate of its own"]
     assert check(rateless, MODEL, ignore=["learning_rate", "copies"]) == []
     with pytest.raises(UsageError, match="got 'speed'"):
         check(Good(), MODEL, ignore=["speed"])
-    with pytest.raises(UsageError, match="a model to begin with"):
+    with pytest.raises(UsageError, match="no initial model"):
         check(Good())
     found = check(_giving(step=_rateless, evaluate=lambda s, p, t: (1, {"a": "b"})), MODEL)
     assert [finding.weight for finding in found] == ["fault", "doubt", "doubt"]
 
 
-def test_one_fault_hides_no_other():
-    """Each tensor has its own sentence."""
+def test_every_tensor_has_its_finding():
+    """One fault does not hide another."""
     wrong = {"w": np.zeros(1), "v": np.zeros(1), "b": np.full((1, 2), np.inf)}
     found = check(_given(lambda p: (wrong, 0, {})), MODEL)
     assert {finding.check for finding in found} >= {"shapes", "names", "finite", "weight"}
 
 
 def test_findings_are_values():
-    """They compare and print by their sentence."""
+    """They compare by value, and print their sentence."""
     (found,) = check(Good(), MODEL, run={"max_norm": 0.5})
     assert str(found) == found.sentence
     assert replace(found) == found

@@ -1,4 +1,4 @@
-"""What a watched call is held to have used."""
+"""Monitored calls."""
 
 import threading
 import time
@@ -6,8 +6,8 @@ import time
 from fedloom.client.testing.probe import probe
 
 
-def test_a_thread_of_others_that_ends_meanwhile_hides_none_of_the_calls():
-    """A program around the check has threads of its own, that come and go."""
+def test_other_threads_do_not_change_the_count():
+    """Threads of the program may end during the call."""
     begun = threading.Event()
     others = [threading.Thread(target=begun.wait) for _ in range(3)]
     for thread in others:

@@ -1,4 +1,4 @@
-"""Rounds in this process: those of a server, to the bit, without one."""
+"""Rounds in this process, which give the bits of a server."""
 
 import asyncio
 import subprocess
@@ -33,8 +33,8 @@ def _clients():
     return {"ann": _client(slice(0, 20)), "bo": _client(slice(20, 60))}
 
 
-def test_one_client_by_itself_learns():
-    """Losses fall; what a round began with is evaluated."""
+def test_one_client_learns():
+    """The loss falls; the round's initial model is evaluated."""
     played = rounds(_client(slice(None)), num_rounds=4)
     losses = [r.training["loss"] for r in played.rounds]
     assert losses == sorted(losses, reverse=True)
@@ -60,7 +60,7 @@ RUNS = {
 
 @pytest.mark.parametrize("name", RUNS)
 def test_a_server_gives_the_same_bits(federation, tmp_path, runner, name):
-    """The same clients by the same names, over the wire and here."""
+    """With the same clients and names."""
     settings = {
         "name": "same",
         "seed": 3,
@@ -87,7 +87,7 @@ def test_a_server_gives_the_same_bits(federation, tmp_path, runner, name):
 
 
 def test_models_come_from_files_and_clients_in_lists(tmp_path):
-    """And a mean of two is a mean of two."""
+    """The model is the mean of two clients."""
     save_file({"b": np.zeros(2)}, tmp_path / "init.safetensors")
     played = rounds(
         [Adder(1.0, 1), Adder(4.0, 2)],
@@ -102,7 +102,7 @@ def test_models_come_from_files_and_clients_in_lists(tmp_path):
 @pytest.mark.parametrize(
     ("client", "run", "sentence"),
     [
-        (Adder(np.nan), {}, r"from client-1 in round 1, got one that it refuses \(not_finite\)"),
+        (Adder(np.nan), {}, r"update of client-1 in round 1 \(not_finite\)"),
         (Adder(1.0, 0), {}, "num_examples from train above 0, got 0"),
         (Adder(1.0, 1 << 19), {}, "weight_out_of_range"),
         (Adder(9.0), {"max_norm": 1.0}, "norm_too_large"),
@@ -114,20 +114,20 @@ def test_models_come_from_files_and_clients_in_lists(tmp_path):
         (Adder(), {"weighting": "size"}, 'Expected weighting as "examples" or'),
     ],
 )
-def test_what_a_server_would_refuse_is_said(client, run, sentence):
-    """With the client and the round, or the setting."""
+def test_refusals_of_a_server_are_raised(client, run, sentence):
+    """The error names the client and the round, or the setting."""
     with pytest.raises(UsageError, match=sentence):
         rounds(client, {"b": np.zeros(2)}, run=run)
 
 
-def test_tables_that_are_the_servers_alone_are_passed_over():
-    """The same run.toml serves for both."""
+def test_tables_of_the_server_are_ignored():
+    """A run.toml for a server can be used."""
     run = {"rounds": 100, "cohort": {"goal": 50}, "selection": {"name": "uniform"}}
     assert len(rounds(Adder(), {"b": np.zeros(2)}, num_rounds=1, run=run).rounds) == 1
 
 
 def test_it_needs_no_server():
-    """Not even one that is installed: the base package is enough."""
+    """The base package is enough."""
     code = (
         "import sys, numpy as np\n"
         "sys.modules['fedloom.server'] = sys.modules['fedloom.simulation'] = None\n"

@@ -1,4 +1,4 @@
-"""Test a client by itself: rounds in this process, and what would go wrong on a server.
+"""Tests of a client without a server: a conformance check, and rounds in this process.
 
     from fedloom.client.testing import check, rounds
 
@@ -6,7 +6,7 @@
         assert check(client, "init.safetensors") == []
         assert rounds(client, "init.safetensors").rounds[-1].training["loss"] < 0.5
 
-`fedloom client test my_client.py:client` does both. It needs nothing but the base installation.
+`fedloom client test my_client.py:client` does both. The base installation is enough.
 """
 
 from fedloom.client.testing.asked import RunSettings as Run

@@ -1,6 +1,6 @@
-"""What a run asks of its clients, from the tables of a run.toml: no server is needed for it.
+"""The settings of a run that clients use, from the tables of a run.toml, without a server.
 
-Cohorts, selection and privacy are the server's business and have no part in testing one's client.
+Cohorts, selection and privacy concern only the server.
 """
 
 import tempfile
@@ -33,19 +33,16 @@ from fedloom.strategies import (
 )
 
 _SERVERS = frozenset({"cohort", "selection", "metrics", "rounds"})
-"""Parts of a run that no client sees."""
-_REFUSED = {
-    "aggregation": "one that looks at each update",
-    "privacy": "noise",
-}
+"""Settings of a run that only the server uses."""
+_REFUSED = {"aggregation": "a robust rule", "privacy": "noise"}
 _BESIDE = 64
-"""Updates that a server's sums have room for beside twice the cohort's goal."""
+"""Updates that a server's sums have room for, in addition to twice the cohort's goal."""
 TRAIN: Mapping[str, Any] = {"epochs": 1, "batch_size": 32, "learning_rate": 0.1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
-    """A run as its clients see it, with the meanings and defaults of a run.toml.
+    """The settings of a run that clients use, with the meanings and defaults of a run.toml.
 
     Attributes:
         name: of the run.
@@ -55,12 +52,12 @@ class RunSettings:
         config: for the client's code.
         personal: settings of `Personal`.
         compression: `{"up": {"name": …}}`.
-        weighting: examples, client or uniform; by default what suits the strategy.
-        evaluate: clients evaluate each model that they receive.
+        weighting: examples, client or uniform. Default: examples if the strategy supports it.
+        evaluate: clients evaluate each received model.
         seed: of the clients' randomness.
-        max_abs: largest magnitude of a value.
-        max_norm: largest norm of an update; None for any.
-        max_weight: largest weight of an update.
+        max_abs: maximum magnitude of a value.
+        max_norm: maximum norm of an update; None for no limit.
+        max_weight: maximum weight of an update.
     """
 
     name: str = "test"
@@ -79,10 +76,10 @@ class RunSettings:
 
     @classmethod
     def of(cls, tables: "Mapping[str, Any] | RunSettings | None") -> "RunSettings":
-        """Read the tables of a run.toml; those that are the server's alone are passed over.
+        """Read the tables of a run.toml; those that only the server uses are ignored.
 
         Raises:
-            UsageError: there is no such table, or it cannot be tested without a server.
+            UsageError: a table is unknown, or needs a server.
         """
         if isinstance(tables, RunSettings):
             return tables
@@ -90,8 +87,8 @@ class RunSettings:
         for name, what in _REFUSED.items():
             if given.get(name) not in (None, {}, {"name": "mean"}):
                 raise UsageError(
-                    f"Expected a run without [{name}] to test a client by, as {what} needs a "
-                    "server. Use `fedloom simulate`, or leave it out."
+                    f"Expected a run without [{name}] to test a client, because {what} needs a "
+                    "server. Use `fedloom simulate`, or remove the table."
                 )
         known = get_type_hints(cls)
         found = checked(given, dict.fromkeys((*_SERVERS, *_REFUSED), Any) | known)
@@ -109,7 +106,7 @@ class RunSettings:
         return run
 
     def _weighted(self) -> "RunSettings":
-        """With the weighting that a strategy has by default."""
+        """The run with the strategy's default weighting."""
         try:
             takes = getattr(self.built(), "weightings", WEIGHTINGS)
         except (TypeError, ValueError, KeyError) as error:
@@ -122,31 +119,31 @@ class RunSettings:
         return strategy(*named(self.strategy, "strategy"), rule=rule, table="strategy")
 
     def training(self) -> LocalTraining:
-        """How clients train."""
+        """The settings of local training."""
         return call(LocalTraining, self.train, table="train")
 
     def own(self) -> Personal:
-        """What is each client's own."""
+        """The settings of personal tensors and models."""
         return call(Personal, self.personal, table="personal")
 
     def scheme(self) -> Scheme | None:
-        """How updates are encoded."""
+        """The encoding of updates."""
         up = self.compression.get("up")
         return scheme(up, table="compression.up") if up else None
 
     def sums(self, manifest: Manifest) -> dict[Key, TensorSpec]:
-        """What updates may speak about."""
+        """The tensors of updates."""
         kept = self.own().kept(manifest.specs)
         asked = self.training().matching(manifest.specs.keys() - kept)
         return self.built().specs({n: s for n, s in manifest.specs.items() if n in asked})
 
     def exponent(self, clients: int) -> int:
-        """The fixed point of a round's sums: as a server with a cohort's goal of so many has it."""
+        """The exponent of a round's sums, as on a server with this cohort goal."""
         heaviest = 1.0 if self.weighting == "uniform" else self.max_weight
         return exponent(self.max_abs, heaviest * (2 * clients + _BESIDE))
 
     def limits(self, manifest: Manifest) -> Limits:
-        """What the door accepts."""
+        """The limits that admission checks."""
         rule, encoded = self.built().rule, self.scheme()
         return Limits(
             max_abs=self.max_abs,
@@ -167,10 +164,10 @@ class RunSettings:
 
         Args:
             number: of the round, from 1.
-            client: whom it is for.
-            clients: how many train together.
-            seed: of the client's randomness; by default it follows from the run's.
-            fields: more of its `TaskDescription`.
+            client: name.
+            clients: number of clients in the round.
+            seed: of the client's randomness. Default: derived from the run's.
+            fields: further fields of `TaskDescription`.
         """
         return to_message(
             TaskDescription(
@@ -194,7 +191,7 @@ def written(params: Params, path: Path) -> str:
     """Write a model; returns its digest.
 
     Raises:
-        UsageError: a tensor is of a dtype that the format lacks.
+        UsageError: the format does not support a tensor's dtype.
     """
     with path.open("wb") as file:
         return write_params(file, params)
@@ -202,6 +199,6 @@ def written(params: Params, path: Path) -> str:
 
 @contextmanager
 def folder() -> Iterator[Path]:
-    """A folder for what agents keep, which goes afterwards."""
+    """A temporary folder for the agents' state."""
     with tempfile.TemporaryDirectory(prefix="fedloom-testing-") as made:
         yield Path(made)

@@ -1,7 +1,7 @@
-"""A conformance check: what would go wrong with a client on a server, found here in seconds.
+"""A conformance check of a client, without a server.
 
-It calls `train` and `evaluate` as an agent would, a few times, with tasks that differ in one thing,
-and compares what they return. What it cannot see: what happens after an hour, or on other data.
+It calls `train` and `evaluate` like an agent, several times, with tasks that differ in one setting,
+and compares the results. It cannot detect problems after hours, or with other data.
 """
 
 import pickle
@@ -26,7 +26,7 @@ from fedloom.protocol.errors import FedloomError, UsageError
 
 STOP_AFTER_S = 0.2
 LONG = 10_000_000
-"""Steps or epochs of a training that only ends when it is asked to."""
+"""Steps or epochs of a training that ends only on request."""
 
 
 def check(
@@ -38,22 +38,21 @@ def check(
     patience_s: float = 5.0,
     ignore: Collection[str] = (),
 ) -> list[Finding]:
-    """Say what would go wrong with a client on a server.
+    """Find problems that a client would have with a server.
 
     Args:
-        client: yours.
-        model: that a run begins with: arrays by name, or a file; the client's own `initial` where
-            it is left out.
-        run: the tables of a run.toml; FedAvg of one epoch where it is left out.
-        threads: that training may use at a time.
-        patience_s: seconds within which training must end once it is asked to.
-        ignore: checks to leave out, such as `learning_rate` for a model that has none.
+        client: your client.
+        model: the initial model, as arrays by name or a file. Default: the client's `initial`.
+        run: the tables of a run.toml. Default: FedAvg with one epoch.
+        threads: maximum threads of a training.
+        patience_s: seconds in which training must end after a stop request.
+        ignore: checks to skip, such as `learning_rate` for a model that has none.
 
     Returns:
-        Findings, the gravest first; none where nothing is wrong.
+        Findings, faults first; empty without problems.
 
     Raises:
-        UsageError: there is no model, no such check, or the run is not one.
+        UsageError: there is no model, a check is unknown, or the run is invalid.
     """
     if strange := sorted(set(ignore) - CHECKS.keys()):
         raise UsageError(f"Expected checks of {', '.join(CHECKS)}, got {strange[0]!r}.")
@@ -93,10 +92,10 @@ class _Check:
     # ---- parts -------------------------------------------------------------------------------
 
     def _copy(self) -> tuple[Client | None, list[Finding]]:
-        """Another client like this one, from before it did anything."""
+        """A copy of the client before its first task."""
         try:
             copy: Client = pickle.loads(pickle.dumps(self.client))  # noqa: S301 - just made here
-        except Exception as error:  # noqa: BLE001 - whatever its parts raise
+        except Exception as error:  # noqa: BLE001 - any error of its parts
             finding = Finding(
                 "copies",
                 f"Expected a client that can be pickled, got {type(error).__name__}: {error}. To "
@@ -147,7 +146,7 @@ class _Check:
             )
 
     def _same(self, fresh: Client | None, before: bytes) -> Iterator[Finding]:
-        """Train on, then again as at first; and with one that never did anything."""
+        """Train another task, then repeat the first one, also with the copy."""
         done = [self._train(self.client, seed=2, number=2), self._train(self.client)]
         if fresh is not None:
             done.append(self._train(fresh))
@@ -209,7 +208,7 @@ class _Check:
             yield _raised("train, asked to stop,", done.error)
 
     def _server(self) -> Iterator[Finding]:
-        """The whole way once: anything that the others did not see."""
+        """Run one whole round, which finds problems that the other checks miss."""
         try:
             rounds(deepcopy_or_self(self.client), self.model, num_rounds=1, run=self.run)
         except FedloomError as error:
@@ -220,7 +219,7 @@ class _Check:
     # ---- calls -------------------------------------------------------------------------------
 
     def _train(self, client: Client, **differences: Any) -> "_Trained":
-        """Train, and look at what came at once: it may change with the client's next task."""
+        """Train and check the result immediately, because the next task may change it."""
         task = self._task(**differences)
         done = probe(lambda: client.train(self._params(), task))
         if done.error is not None:
@@ -240,12 +239,12 @@ class _Check:
 
 
 _SHAPELESS = frozenset({"returns", "names", "shapes", "dtypes"})
-"""Checks after which there is no update to compare."""
+"""Checks that fail for results without a comparable update."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Trained:
-    """A training, what is wrong with it, and which update it is; None where it is none."""
+    """A training, its findings, and the update's fingerprint; None if it is not comparable."""
 
     probe: Probe
     findings: list[Finding]
@@ -253,7 +252,7 @@ class _Trained:
 
 
 def fingerprint(trained: Any) -> bytes:
-    """Which update this is, bit for bit."""
+    """A digest of an update's bits."""
     update = as_update(trained)
     digest = blake2b(repr(update.num_examples).encode())
     for name in sorted(update.params):
@@ -269,10 +268,10 @@ def fingerprint(trained: Any) -> bytes:
 
 
 def deepcopy_or_self(client: Client) -> Client:
-    """A copy to work with, where there can be one."""
+    """A copy of the client, or the client if it cannot be copied."""
     try:
         return deepcopy(client)
-    except Exception:  # noqa: BLE001 - whatever its parts raise
+    except Exception:  # noqa: BLE001 - any error of its parts
         return client
 
 

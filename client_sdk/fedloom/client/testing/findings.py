@@ -1,4 +1,4 @@
-"""What a check of a client found: one sentence each, with what to do about it."""
+"""The checks of a client; each finding is one sentence with a remedy."""
 
 from fedloom.client.update.validate import Finding
 
@@ -7,22 +7,22 @@ __all__ = ["CHECKS", "Finding"]
 CHECKS = {
     "raises": "train and evaluate end without an error",
     "returns": "train returns (params, num_examples, metrics) or an Update",
-    "names": "what is returned are tensors of the model",
-    "shapes": "in their shapes",
-    "dtypes": "and numbers",
-    "finite": "that are finite",
-    "limits": "and not larger than a server takes",
-    "learns": "training changes something",
+    "names": "the returned tensors have names of the model",
+    "shapes": "the returned tensors have the model's shapes",
+    "dtypes": "the returned tensors are numeric",
+    "finite": "the returned values are finite",
+    "limits": "the update is within the run's limits",
+    "learns": "training changes the model",
     "weight": "the number of examples, or the weight, is above 0",
     "metrics": "metrics are finite numbers by name",
-    "evaluate": "evaluate is there, returns (num_examples, metrics) and changes nothing",
+    "evaluate": "evaluate exists, returns (num_examples, metrics) and changes nothing",
     "same": "the same task gives the same update",
-    "state": "whatever tasks were done before",
-    "epochs": "more epochs, or steps, give another update",
-    "learning_rate": "another learning rate likewise",
-    "stop": "training ends soon after it is asked to",
-    "threads": "with no more threads than were allowed",
-    "copies": "the client can be pickled, as a simulation's workers need",
-    "server": "a server takes the update",
+    "state": "earlier tasks do not change the update",
+    "epochs": "more epochs, or steps, change the update",
+    "learning_rate": "another learning rate changes the update",
+    "stop": "training ends soon after a stop request",
+    "threads": "training uses no more than the allowed threads",
+    "copies": "the client can be pickled, for a simulation's workers",
+    "server": "a server accepts the update",
 }
-"""What is looked at, in order."""
+"""The checks by name, in order."""

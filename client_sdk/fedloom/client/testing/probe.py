@@ -1,4 +1,4 @@
-"""A watched call of an author's code: what it returned or raised, and the threads it used."""
+"""A monitored call of the author's code: its result or error, and its threads."""
 
 import threading
 import time
@@ -13,13 +13,13 @@ _TASKS = Path("/proc/self/task")
 
 @dataclass(slots=True)
 class Probe:
-    """What became of a call.
+    """The outcome of a call.
 
     Attributes:
-        result: what it returned.
-        error: what it raised.
-        ended: whether it did either in time.
-        threads: most that it used at a time, its own among them.
+        result: the returned value.
+        error: the exception.
+        ended: whether it ended in time.
+        threads: maximum number of its threads at a time.
     """
 
     result: Any = None
@@ -35,21 +35,21 @@ def probe(
     stop_after_s: float = 0.0,
     patience_s: float | None = None,
 ) -> Probe:
-    """Call something in a thread of its own, as an agent does.
+    """Call a function in a separate thread, like an agent.
 
     Args:
         call: the author's code.
-        stop: asks it to stop.
-        stop_after_s: seconds after which it is asked.
-        patience_s: seconds that it then has; None for as long as it takes. What has not ended goes
-            on in its thread, which does not keep the process alive.
+        stop: requests a stop.
+        stop_after_s: seconds until the stop request.
+        patience_s: seconds after the request until the call is left alone in its daemon thread;
+            None for no limit.
     """
     found, before = Probe(), _threads()
 
     def target() -> None:
         try:
             found.result = call()
-        except BaseException as error:  # noqa: BLE001 - handed over whole
+        except BaseException as error:  # noqa: BLE001 - returned to the caller
             found.error = error
         found.ended = True
 
@@ -69,7 +69,7 @@ def probe(
 
 
 def _threads() -> set[str]:
-    """Threads of this process, also those that Python does not know."""
+    """Threads of this process, also those outside Python."""
     try:
         return {task.name for task in _TASKS.iterdir()}
     except OSError:

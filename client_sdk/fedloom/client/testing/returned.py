@@ -1,7 +1,7 @@
-"""What is wrong with what `train` and `evaluate` returned, each thing in one sentence.
+"""Findings about the results of `train` and `evaluate`.
 
-Its form is looked at by `fedloom.client.update.validate`, as on a device; here comes what a server
-would refuse, or what helps nobody.
+`fedloom.client.update.validate` checks their form, as on a device. This module finds values that a
+server would refuse, and updates without an effect.
 """
 
 import math
@@ -18,7 +18,7 @@ from fedloom.client.update.validate import Finding, ReturnedError, number
 
 
 def of_training(trained: Any, model: Params, run: RunSettings) -> Iterator[Finding]:
-    """What is wrong with what `train` returned."""
+    """Findings about the result of `train`."""
     try:
         update = form.as_update(trained)
     except ReturnedError as error:
@@ -37,7 +37,7 @@ def of_training(trained: Any, model: Params, run: RunSettings) -> Iterator[Findi
 
 
 def of_evaluation(returned: Any) -> Iterator[Finding]:
-    """What is wrong with what `evaluate` returned."""
+    """Findings about the result of `evaluate`."""
     try:
         num_examples, metrics = form.as_measured(returned)
     except ReturnedError as error:
@@ -58,7 +58,7 @@ def _finite(metrics: Any, whence: str) -> Iterator[Finding]:
 
 
 def _tensor(name: str, value: Any, model: Params, run: RunSettings) -> Any:
-    """One tensor; returns its difference from the model's, if it is right so far."""
+    """Check one tensor; returns its difference from the model's if it is valid."""
     try:
         _, *found = form.covered(name, value, model)
         values, old = map(np.asarray, found)
@@ -104,7 +104,7 @@ def _together(
 
 
 def _weight(update: Update, run: RunSettings) -> Iterator[Finding]:
-    """Weights in their form, but more than the run lets one update have, or none."""
+    """Check a weight of the right form: it must be above 0 and within the run's limit."""
     count, weight = number(update.num_examples) or 0.0, number(update.weight) or 0.0
     if not count:
         yield Finding(

@@ -1,7 +1,7 @@
-"""Rounds against one's own client, in this process: no server, no network, about a second.
+"""Rounds with clients in this process, without a server or a network, in about a second.
 
-What is left out is the transport. The client's work is done by the agent's own code, what it makes
-is bytes, the server's own checks look at them, and they are summed and stepped with exactly.
+Only the transport is left out: the agent's code runs the client and encodes updates, the server's
+checks validate them, and the exact sums and the strategy's step give the next model.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,10 +21,7 @@ from fedloom.protocol.updates.addends import add_update
 from fedloom.protocol.updates.body import BodyChecker
 from fedloom.protocol.updates.header import check_header
 from fedloom.protocol.v1 import fleet_pb2
-from fedloom.strategies import (
-    Partial,
-    State,
-)
+from fedloom.strategies import Partial, State
 from fedloom.strategies.metrics import weighted_mean
 from fedloom.strategies.state import slots_to_arrays
 
@@ -33,12 +30,12 @@ _CHUNK_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class LocalRound:
-    """What a round brought.
+    """The result of a round.
 
     Attributes:
         number: from 1.
         training: means over the clients, weighted by examples.
-        evaluation: likewise, of the model that the round began with.
+        evaluation: likewise, of the round's initial model.
         update_bytes: of all updates together.
     """
 
@@ -50,7 +47,7 @@ class LocalRound:
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """What rounds came to.
+    """The result of several rounds.
 
     Attributes:
         params: the last model.
@@ -68,22 +65,22 @@ def rounds(
     num_rounds: int = 3,
     run: Mapping[str, Any] | RunSettings | None = None,
 ) -> Played:
-    """Run rounds against clients, one after another in each round.
+    """Run rounds with clients, which train one after another.
 
     Args:
-        client: yours, or several, or several by name.
-        model: that the run begins with: arrays by name, or a file; the first client's own
-            `initial` where it is left out.
-        num_rounds: how many.
-        run: the tables of a run.toml; FedAvg of one epoch where it is left out.
+        client: one client, several, or several by name.
+        model: the initial model, as arrays by name or a file. Default: the first client's
+            `initial`.
+        num_rounds: number of rounds.
+        run: the tables of a run.toml. Default: FedAvg with one epoch.
 
     Returns:
-        The last model and each round's metrics. A server whose cohort is these clients, by these
-        names, gives the same bits.
+        The last model and each round's metrics. A server with this cohort and these names gives the
+        same bits.
 
     Raises:
-        UsageError: the client returned what does not do, or the server would refuse its update.
-        Exception: whatever the client's code raises.
+        UsageError: the client's result is invalid, or a server would refuse its update.
+        Exception: any error of the client's code.
     """
     clients = named(client)
     asked = RunSettings.of(run)
@@ -100,10 +97,10 @@ def named(client: Client | Sequence[Client] | Mapping[str, Client]) -> dict[str,
 
 
 def model_of(model: Mapping[str, Any] | str | Path | None, clients: Mapping[str, Client]) -> Params:
-    """The model to begin with.
+    """The initial model.
 
     Raises:
-        UsageError: none was given, and the first client has none.
+        UsageError: neither the caller nor the first client gives one.
     """
     if isinstance(model, str | Path):
         return read_params(Path(model), writable=True)
@@ -111,8 +108,8 @@ def model_of(model: Mapping[str, Any] | str | Path | None, clients: Mapping[str,
         model = next(iter(clients.values())).initial()
     if model is None:
         raise UsageError(
-            "Expected a model to begin with, got none. Give one, or give the client a method "
-            "`initial` that returns arrays by name."
+            "There is no initial model. Give one, or give the client a method `initial` that "
+            "returns arrays by name."
         )
     return dict(model)
 
@@ -126,8 +123,8 @@ class _Play:
         strategy, done = self._run.built(), []
         state = strategy.init(params, self._run.seed)
         for number in range(1, num_rounds + 1):
-            told, params, state = self._round(number, params, state)
-            done.append(told)
+            result, params, state = self._round(number, params, state)
+            done.append(result)
         return Played(params, done)
 
     def _round(self, number: int, params: Params, state: State) -> tuple[LocalRound, Params, State]:
@@ -155,24 +152,24 @@ class _Play:
             header = TaskRun(self._clients[name], task, offer, name, store).run()
             body = store.body_path(self._run.name, number)
             try:
-                self._door(header, body, manifest)
+                self._check(header, body, manifest)
             except Refusal as refusal:
                 raise UsageError(
-                    f"Expected an update that a server takes from {name} in round {number}, got "
-                    f"one that it refuses ({refusal.code}): {refusal}"
+                    f"A server would refuse the update of {name} in round {number} "
+                    f"({refusal.code}): {refusal}"
                 ) from refusal
             if header.parts:
                 add_update(partial, body, header)
             headers.append(header)
             store.remove_round(self._run.name, number)
         new, state = strategy.finish(state, params, partial.drain())
-        told = LocalRound(
+        result = LocalRound(
             number,
             weighted_mean(_reports(headers, "training")),
             weighted_mean(_reports(headers, "evaluation")),
             sum(header.size_bytes for header in headers),
         )
-        return told, dict(new), state
+        return result, dict(new), state
 
     @staticmethod
     def _give(store: ClientStore, digest: str, model: Path) -> None:
@@ -180,11 +177,11 @@ class _Play:
         if not path.exists():
             path.write_bytes(model.read_bytes())
 
-    def _door(self, header: fleet_pb2.UpdateHeader, body: Path, manifest: Any) -> None:
-        """Look at an update as a server does.
+    def _check(self, header: fleet_pb2.UpdateHeader, body: Path, manifest: Any) -> None:
+        """Check an update like a server.
 
         Raises:
-            Refusal: it would be turned away.
+            Refusal: a server would refuse it.
         """
         limits = self._run.limits(manifest)
         planned = check_header(header, limits, manifest)

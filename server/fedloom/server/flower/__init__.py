@@ -1,6 +1,6 @@
 """Flower's strategies on this server, and this server's strategies in a `ServerApp` of Flower.
 
-    # server.toml: the operator names the code that runs in the server
+    # server.toml: the operator names code that runs in the server
     [flower]
     krum = "our_strategies:krum"
 
@@ -15,7 +15,7 @@ and, in a `ServerApp`,
 
     FlowerStrategy(FedAdam(server_learning_rate=0.03)).start(grid=grid, initial_arrays=...)
 
-docs/flower.md says what works and what is kept. Importing this needs no flwr; either use does.
+docs/flower.md lists what is supported. Importing this needs no flwr; both uses need it.
 """
 
 from fedloom.strategies.lazy_imports import attach_stub

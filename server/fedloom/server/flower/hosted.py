@@ -1,11 +1,11 @@
-"""A strategy of Flower in place of this server's own, for the runs that ask for it by name.
+"""A Flower strategy in place of this server's own, for runs that name it.
 
-The operator names it in `server.toml`; a run says `name = "flower:NAME"`, so that nobody who may
-submit runs can have the server import anything else. Each round it is a fresh copy, given the
-memory that the last committed round left, so that a killed server does the same round again.
+The operator names the code in `server.toml`, and a run selects it by `name = "flower:NAME"`, so
+users who submit runs cannot make the server import other code. Each round uses a fresh copy with
+the memory of the last committed round, so a restarted server repeats a round with the same result.
 
-Invariants: replies are in the order of the clients' names; a round's result depends on the model,
-the updates, and what memory holds of the rounds before.
+Invariants: replies are in the order of the clients' names; a round's result depends only on the
+model, the updates, and the memory of earlier rounds.
 """
 
 import copy
@@ -42,14 +42,14 @@ PREFIX: Final = "flower:"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hosted:
-    """A strategy of Flower as a `Strategy`; `register` makes a subclass for each name.
+    """A Flower strategy as a `Strategy`; `register` makes a subclass for each name.
 
     Attributes:
-        rule: what the devices do.
-        aggregation: the strategy's own; another is refused.
+        rule: the client rule.
+        aggregation: must be the default: the Flower strategy aggregates.
 
     Raises:
-        ValueError: it is no strategy of Flower, or one that cannot work here.
+        ValueError: it is not a Flower strategy, or is not supported.
     """
 
     rule: ClientRule = field(default_factory=Plain)
@@ -62,24 +62,24 @@ class Hosted:
     def __post_init__(self) -> None:
         if not isinstance(self.aggregation, Whole | Mean):
             raise ValueError(  # noqa: TRY004 - a combination, not a type
-                "Expected no [aggregation] with a strategy of Flower, which does it itself, got "
-                f"{self.aggregation.name}. Leave one of them out."
+                "A Flower strategy aggregates itself, but [aggregation] names "
+                f"{self.aggregation.name}. Remove one of them."
             )
         object.__setattr__(self, "aggregation", Whole())
         rule = self.rule
         if tuple(rule.groups) != (DELTA,) or rule.scalars or rule.receives:
             raise ValueError(
-                f"Expected a client rule that sends only its update with a strategy of Flower, got "
+                f"A Flower strategy needs a client rule that sends only its update, got "
                 f"{rule.name}."
             )
         type(self).load()
 
     def specs(self, tensors: Mapping[str, TensorSpec]) -> dict[Key, TensorSpec]:
-        """Return what updates may speak about."""
+        """Return the tensors of updates."""
         return {(DELTA, name): spec for name, spec in tensors.items()}
 
     def sends(self, state: State) -> dict[str, Params]:  # noqa: ARG002 - the protocol's
-        """Return nothing: clients get the model alone."""
+        """Return nothing: clients get only the model."""
         return {}
 
     def init(self, model: Params, seed: int = 0) -> State:  # noqa: ARG002 - the protocol's
@@ -92,8 +92,9 @@ class Hosted:
         """Return the next model and state.
 
         Raises:
-            TooFewUpdatesError: too few updates are whole, or the strategy made nothing of them.
-            ValueError: what the strategy made does not fit the model.
+            TooFewUpdatesError: too few updates cover the whole model, or the strategy returned no
+                model.
+            ValueError: the strategy's result does not match the model.
         """
         from fedloom.server.flower import memory, talk  # noqa: PLC0415 - flwr
 
@@ -108,13 +109,13 @@ class Hosted:
         values = talk.aggregated(strategy, round_number, held, replies)
         if values is None:
             raise TooFewUpdatesError(
-                f"Expected a model from the strategy {type(strategy).__name__}, got none from "
-                f"{len(replies)} updates."
+                f"The strategy {type(strategy).__name__} returned no model for {len(replies)} "
+                "updates."
             )
         slots, lost = memory.capture(strategy, fresh)
         if lost:
             log.warning(
-                "round %d: %s keeps %s only until the round ends: it is no array and no number",
+                "round %d: %s loses %s after the round: only arrays and numbers are kept",
                 round_number, type(strategy).__name__, ", ".join(lost),
             )  # fmt: skip
         new = {name: _fitted(name, values, model[name]) for name in names}
@@ -127,16 +128,17 @@ def _fitted(name: str, values: Params, old: NDArray[Any]) -> NDArray[Any]:
         got = "none" if found is None else f"shape {np.shape(found)}"
         raise ValueError(f"Expected shape {old.shape} for {name!r} from the strategy, got {got}.")
     if not np.isfinite(found).all():
-        raise ValueError(f"Expected finite values for {name!r} from the strategy, got others.")
+        raise ValueError(f"Expected finite values for {name!r} from the strategy, got NaN or inf.")
     return as_dtype(np.asarray(found), old.dtype).reshape(old.shape)
 
 
 def register(codes: Mapping[str, str], folder: Path) -> None:
-    """Let runs ask for strategies of Flower by name.
+    """Make Flower strategies available to runs by name.
 
     Args:
-        codes: name → `FILE.py:NAME` or `MODULE:NAME`, of a strategy or of what makes one.
-        folder: that files are found from: the server's.
+        codes: name → `FILE.py:NAME` or `MODULE:NAME` of a strategy, or of a function that makes
+            one.
+        folder: the server's state directory, where files are searched.
     """
     for name, code in codes.items():
         registry.STRATEGIES[PREFIX + name] = _class(name, code, folder)
@@ -152,6 +154,6 @@ def _class(name: str, code: str, folder: Path) -> type[Hosted]:
 @cache
 def _loaded(code: str, folder: Path) -> Any:
     found = find(code, folder)
-    from fedloom.server.flower import talk  # noqa: PLC0415 - flwr, which has been found
+    from fedloom.server.flower import talk  # noqa: PLC0415 - it imports flwr
 
     return talk.checked(found, code)

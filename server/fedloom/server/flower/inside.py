@@ -1,8 +1,7 @@
-"""A strategy of this project inside a `ServerApp` of Flower: Flower's rounds, exact sums.
+"""A strategy of this project in a `ServerApp` of Flower: Flower's rounds with exact sums.
 
-Flower draws the nodes, sends the messages and evaluates; how replies become the next model is a
-strategy's of `fedloom.strategies`, on the fixed-point sums that its own server uses. So the result
-does not depend on the order in which replies come.
+Flower samples nodes, sends messages and evaluates. A strategy of `fedloom.strategies` computes the
+next model from fixed-point sums, so the result does not depend on the order of the replies.
 """
 
 import logging
@@ -42,18 +41,18 @@ class _Update:
 
 
 class FlowerStrategy(FedAvg):
-    """Flower's strategy whose server step is one of `fedloom.strategies`.
+    """A Flower strategy with a server step of `fedloom.strategies`.
 
         FlowerStrategy(FedAdam(server_learning_rate=0.03), fraction_train=0.5)
 
     Args:
         strategy: of `fedloom.strategies`, with any aggregation and plain local training.
-        weighted: whether replies count by `weighted_by_key`; else each counts once.
-        max_abs: largest change of a value; a reply with a larger one is left out.
-        flower: settings of Flower's own `FedAvg`: which nodes are drawn, keys, metrics.
+        weighted: weight replies by `weighted_by_key`; else equally.
+        max_abs: maximum change of a value; a reply with a larger change is left out.
+        flower: settings of Flower's `FedAvg`: sampling of nodes, keys, metrics.
 
     Raises:
-        UsageError: the strategy is half of a client rule that no app for Flower follows.
+        UsageError: the strategy needs a client rule, which Flower apps do not support.
     """
 
     def __init__(
@@ -67,8 +66,8 @@ class FlowerStrategy(FedAvg):
         super().__init__(**flower)
         if strategy.rule != Plain():
             raise UsageError(
-                f"Expected a strategy with plain local training in Flower, got the client rule "
-                f"{strategy.rule.name}, which the apps there do not follow."
+                f"Expected a strategy with plain local training, got the client rule "
+                f"{strategy.rule.name}, which Flower apps do not support."
             )
         self._strategy = strategy
         counts = strategy.aggregation.weighted and "examples" in strategy.weightings
@@ -78,14 +77,14 @@ class FlowerStrategy(FedAvg):
         self._state: Any = None
 
     def summary(self) -> None:
-        """Log the strategy, then what Flower logs."""
+        """Log the strategy, then Flower's summary."""
         log.info("the server step is %s", self._strategy)
         super().summary()
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Any
     ) -> Iterable[Message]:
-        """Note the model, and ask nodes as Flower does."""
+        """Keep the model, and sample nodes like Flower."""
         self._model = {name: np.array(array.numpy()) for name, array in arrays.items()}
         if self._state is None:
             self._state = self._strategy.init(self._model)
@@ -97,7 +96,7 @@ class FlowerStrategy(FedAvg):
         server_round: int,  # noqa: ARG002 - Flower's
         replies: Iterable[Message],
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Make the next model of the replies; one that is not of this model is left out."""
+        """Compute the next model from the replies; replies that do not match it are left out."""
         valid, _ = self._check_and_log_replies(replies, is_train=True)
         updates = [u for u in map(self._update, valid) if u is not None]
         if not updates:
@@ -111,19 +110,19 @@ class FlowerStrategy(FedAvg):
     def _update(self, message: Message) -> _Update | None:
         node = message.metadata.src_node_id
         arrays = next(iter(message.content.array_records.values()))
-        told = next(iter(message.content.metric_records.values()))
+        metrics = next(iter(message.content.metric_records.values()))
         deltas = {}
         for name, old in self._model.items():
             new = arrays[name].numpy() if name in arrays else None
             if new is None or new.shape != old.shape:
-                log.warning("left out node %d: its %s is not the model's", node, name)
+                log.warning("left out node %d: its %s does not match the model", node, name)
                 return None
             delta = np.asarray(new, np.float64) - old if old.dtype.kind in "fiub" else new - old
             if not np.all(np.abs(delta) <= self._max_abs):  # NaN too
-                log.warning("left out node %d: its %s is not finite, or too far away", node, name)
+                log.warning("left out node %d: its %s is not finite, or over max_abs", node, name)
                 return None
             deltas[name] = delta
-        weight = float(told[self.weighted_by_key]) if self._weighted else 1.0
+        weight = float(metrics[self.weighted_by_key]) if self._weighted else 1.0
         if not 0 < weight < np.inf:
             log.warning("left out node %d: its weight is %s", node, weight)
             return None

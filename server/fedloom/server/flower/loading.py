@@ -1,4 +1,4 @@
-"""The operator's own code, by name: what `[flower]` in `server.toml` says, and nothing else."""
+"""Loads the operator's code that `[flower]` in `server.toml` names."""
 
 import importlib
 import importlib.util
@@ -11,25 +11,25 @@ from fedloom.protocol.errors import UsageError
 
 
 def find(code: str, folder: Path) -> Any:
-    """Find `FILE.py:name` or `package.module:name`.
+    """Import `FILE.py:name` or `package.module:name`.
 
     Args:
-        code: names it.
-        folder: that files, and modules that are not installed, are found from.
+        code: names the object.
+        folder: where files, and modules that are not installed, are searched.
 
     Raises:
-        UsageError: there is no such thing, or Flower is not installed, or the code fails.
+        UsageError: it does not exist, Flower is not installed, or the code fails.
     """
     where, _, name = code.rpartition(":")
     if not where or not name:
         raise UsageError(f"Expected FILE.py:NAME or MODULE:NAME in [flower], got {code!r}.")
-    extras.flower("for a strategy of it")
+    extras.flower("for Flower strategies")
     try:
         module = _from_file(folder / where) if where.endswith(".py") else _module(where, folder)
         return getattr(module, name)
-    except Exception as error:  # it is the operator's code
+    except Exception as error:  # any error of the operator's code
         raise UsageError(
-            f"Expected a strategy for Flower at {code}, got {type(error).__name__}: {error}"
+            f"Cannot load the Flower strategy {code}: {type(error).__name__}: {error}"
         ) from error
 
 

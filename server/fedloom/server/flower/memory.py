@@ -1,8 +1,8 @@
-"""What a strategy of Flower remembers between rounds, as arrays that can lie beside the model.
+"""The memory of a Flower strategy between rounds, as arrays that are stored beside the model.
 
 Strategies keep their memory in attributes: momenta as dicts or lists of arrays, counters as
-numbers. Those are kept, of the strategy and of the strategies that it wraps. Nothing is pickled, so
-an object of any other kind is as it was loaded when the next round begins; its name is told.
+numbers. These are kept, for the strategy and the strategies that it wraps. Nothing is pickled:
+other changed attributes are reset after each round, and their names are logged.
 
 Invariant: `restore` after `capture` gives equal attributes, bit for bit.
 """
@@ -19,7 +19,7 @@ from fedloom.strategies import Params
 OF_THE_MODEL: Final = frozenset(
     {"current_arrays", "current_weights", "initial_parameters", "pre_weights"}
 )
-"""Attributes that are set from the model when a round begins."""
+"""Attributes that are set from the model at the start of a round."""
 _VALUE: Final = "value"
 
 
@@ -28,7 +28,7 @@ def capture(strategy: Any, fresh: Any) -> tuple[dict[str, Params], list[str]]:
 
     Args:
         strategy: after the round.
-        fresh: the same as it was loaded.
+        fresh: the strategy as it was loaded.
 
     Returns:
         Slots of arrays, and the names of changed attributes that cannot be kept.
@@ -69,7 +69,7 @@ _VALUES: Final[Mapping[str, Callable[[Params], Any]]] = {
 
 
 def _arrays(value: Any) -> tuple[str, Params]:
-    """How a value is kept, and its arrays; empty where it cannot be."""
+    """The kind of a value and its arrays; empty if it cannot be kept."""
     if isinstance(value, bool | int | float | np.number):
         return "number", {_VALUE: np.asarray(value)}
     if isinstance(value, np.ndarray):
@@ -89,14 +89,14 @@ def _are_arrays(values: Any, names: Any) -> bool:
 
 
 def _same(value: Any, before: Any) -> bool:
-    """Whether a value that cannot be kept is as it was loaded; what cannot be compared is."""
+    """Whether a value that cannot be kept is unchanged; incomparable values count as unchanged."""
     if isinstance(value, Parameters) or callable(value) or _is_strategy(value):
         return True
     return not isinstance(value, str | bytes | list | dict | set | tuple) or value == before
 
 
 def _parts(strategy: Any, fresh: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """A strategy and those that it wraps, each with what it was and the path to it."""
+    """A strategy and those that it wraps, each with its path and its loaded counterpart."""
     yield path, strategy, fresh
     for name, value in vars(strategy).items():
         if _is_strategy(value):

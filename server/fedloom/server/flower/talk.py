@@ -1,8 +1,8 @@
-"""Conversations with a strategy of Flower, in the newer form (messages) and the older (`FitRes`).
+"""Calls of a Flower strategy, by the newer API (messages) and the older one (`FitRes`).
 
-A strategy is first asked whom it would train, as Flower does: some note the model then. What it
-would tell clients beside the model never reaches them, so one that tells anything is refused when
-it is loaded.
+A strategy first configures the round, as in Flower, because some keep the model then. Values that
+it would send to clients in addition to the model do not reach them, so a strategy that sends any is
+refused when it is loaded.
 """
 
 import copy
@@ -35,49 +35,46 @@ _ELSEWHERE: Final = {
     "DifferentialPrivacy": "differential privacy is this server's own: [privacy]",
     "DPFedAvg": "differential privacy is this server's own: [privacy]",
     "FedXgb": "it exchanges trees, not tensors: see docs/strategies/trees.md",
-    "FaultTolerant": "this server's rounds are: cohort.quorum",
+    "FaultTolerant": "this server's rounds are fault-tolerant: cohort.quorum",
 }
-"""Beginnings of names of strategies that cannot work here, and why."""
+"""Prefixes of names of unsupported strategies, and the reasons."""
 
 
 def checked(found: Any, code: str) -> Any:
-    """A strategy of Flower, which is found there itself or made without arguments.
+    """A Flower strategy: the object itself, or the result of a function without arguments.
 
     Raises:
-        UsageError: it is none, or one that cannot work here.
+        UsageError: it is not a Flower strategy, or is not supported.
     """
     if not isinstance(found, Newer | Older) and callable(found):
         found = found()
     if not isinstance(found, Newer | Older):
         raise UsageError(
-            f"Expected {code} to be a strategy of Flower, or to make one without arguments, got a "
-            f"{type(found).__name__}."
+            f"Expected {code} to be a Flower strategy, or a function without arguments that "
+            f"returns one, got a {type(found).__name__}."
         )
     for kind in type(found).__mro__:
         for start, why in _ELSEWHERE.items():
             if kind.__name__.startswith(start):
-                raise UsageError(
-                    f"Expected a strategy that works here, got {kind.__name__}: {why}."
-                )
+                raise UsageError(f"{kind.__name__} is not supported: {why}.")
     told = _told(copy.deepcopy(found)) - _TOLD
     if told:
         raise UsageError(
-            f"Expected a strategy that tells clients nothing beside the model, got "
-            f"{type(found).__name__}, which tells them {', '.join(sorted(told))}. Put that into "
-            "the run's [config], and take the strategy without it."
+            f"{type(found).__name__} sends clients {', '.join(sorted(told))}, but clients get only "
+            "the model. Put these values into the run's [config] instead."
         )
     return found
 
 
 def _told(strategy: Any) -> set[str]:
-    """What a strategy would tell clients."""
+    """Names of the values that a strategy would send to clients."""
     trial = {"0": np.zeros(1)}
     try:
         with _as_server(1):
             return _configured(strategy, 1, trial, 2)
-    except Exception as error:  # it is anybody's code
+    except Exception as error:  # any error of the strategy
         raise UsageError(
-            f"Expected {type(strategy).__name__} to begin a round, got {type(error).__name__}: "
+            f"{type(strategy).__name__} failed to configure a round: {type(error).__name__}: "
             f"{error}"
         ) from error
 
@@ -85,16 +82,16 @@ def _told(strategy: Any) -> set[str]:
 def aggregated(
     strategy: Any, number: int, model: Params, replies: Sequence["Reply"]
 ) -> Params | None:
-    """What a strategy makes of a round.
+    """The model that a strategy computes from a round's replies; None if it returns none.
 
     Args:
-        strategy: which is changed by it.
+        strategy: is changed by the call.
         number: of the round, from 1.
-        model: that the clients were given.
-        replies: in the order of their names.
+        model: that the clients received.
+        replies: in the order of the clients' names.
 
     Raises:
-        TooFewUpdatesError: the replies are not what it takes.
+        TooFewUpdatesError: the strategy does not accept the replies.
     """
     with _as_server(number):
         _configured(strategy, number, model, len(replies))
@@ -108,7 +105,7 @@ def aggregated(
         try:
             arrays, _ = strategy.aggregate_train(number, messages)
         except InconsistentMessageReplies as error:
-            raise TooFewUpdatesError(f"The strategy takes no such updates: {error}") from error
+            raise TooFewUpdatesError(f"The strategy refuses the updates: {error}") from error
         return None if arrays is None else {n: array.numpy() for n, array in arrays.items()}
 
 
@@ -134,7 +131,7 @@ def _by_older(
 
 
 def _configured(strategy: Any, number: int, model: Params, count: int) -> set[str]:
-    """Have a strategy begin a round on a model; returns what it would tell clients."""
+    """Configure a round on a model; returns the names of values for clients."""
     if isinstance(strategy, Older):
         arrays = [np.array(value) for value in model.values()]
         parameters = ndarrays_to_parameters(arrays)
@@ -155,7 +152,7 @@ def _configured(strategy: Any, number: int, model: Params, count: int) -> set[st
 
 
 class _Nodes:
-    """Flower's grid as a strategy sees it that draws nodes: never fewer than it waits for."""
+    """A replacement of Flower's grid, with at least as many nodes as the strategy waits for."""
 
     def __init__(self, strategy: Any, count: int) -> None:
         names = ("min_available_nodes", "min_train_nodes")
@@ -166,7 +163,7 @@ class _Nodes:
 
 
 class _Clients:
-    """Flower's client manager as a strategy sees it that draws clients."""
+    """A replacement of Flower's client manager."""
 
     def __init__(self, count: int) -> None:
         self._clients = [SimpleNamespace(cid=str(number)) for number in range(count)]
@@ -213,9 +210,9 @@ def _whole_number(weight: float) -> Any:
 
 @contextmanager
 def _as_server(number: int) -> Iterator[None]:
-    """Be a task of Flower; what is drawn at random follows from the round's number alone."""
+    """Set Flower's task identity, and seed the random generators by the round's number."""
     TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = SERVER
-    # Flower's strategies draw from the process's own generators; nothing secret comes from these.
+    # Flower's strategies use the process's generators; no secret depends on them.
     drawn, numpys = random.getstate(), np.random.get_state()  # noqa: NPY002
     random.seed(number)
     np.random.seed(number)  # noqa: NPY002

@@ -1,4 +1,4 @@
-"""A round's updates as Flower's strategies want them: whole models, all in memory at once."""
+"""A round's updates as whole models in memory, as Flower's strategies need them."""
 
 import logging
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """Leaves the updates to the strategy, each of them whole and all of them in memory."""
+    """Passes the updates to the strategy unaggregated."""
 
     name: ClassVar[str] = "flower"
     needs: ClassVar[Literal["sum", "each"]] = "each"
@@ -34,7 +34,7 @@ class Whole:
     min_updates: ClassVar[int] = 1
 
     def settings(self) -> dict[str, Any]:
-        """Return no settings: there are none."""
+        """Return no settings."""
         return {}
 
     def reduce(self, updates: Updates, last: Params) -> Means:  # noqa: ARG002 - the protocol's
@@ -43,7 +43,7 @@ class Whole:
 
 
 class Kept:
-    """A round's updates where the means would be.
+    """A round's updates in place of their means.
 
     Args:
         updates: of the round.
@@ -55,24 +55,24 @@ class Kept:
 
     @property
     def specs(self) -> Mapping[Key, TensorSpec]:
-        """The tensors that updates may speak about."""
+        """The tensors of updates."""
         return self.updates.specs
 
     def covered(self, key: Key) -> bool:
-        """Return whether any update said anything about this tensor."""
+        """Return whether any update covers this tensor."""
         return self.updates.covered(key)
 
     def mean_block(self, key: Key, start: int, stop: int) -> tuple[Floats, NDArray[np.bool_]]:
-        """Nobody has made means of them."""
+        """Unsupported: there are no means."""
         raise NotImplementedError
 
     def release(self, key: Key) -> None:
-        """Nothing is held."""
+        """Do nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """One client's answer.
+    """One client's reply.
 
     Attributes:
         client: its name.
@@ -88,10 +88,10 @@ class Reply:
 
 
 def replies_of(updates: Updates, model: Params) -> list[Reply]:
-    """Every update that covers all of it, as the model that its client trained."""
+    """The updates that cover the whole model, as trained models."""
     size = sum(value.nbytes for value in model.values())
     log.info(
-        "a strategy of Flower holds %d updates in memory, %.1f MB each",
+        "a Flower strategy holds %d updates in memory, %.1f MB each",
         len(updates.clients), size / 1e6,
     )  # fmt: skip
     told = getattr(updates, "metrics", None) or [{} for _ in updates.clients]
@@ -113,7 +113,7 @@ def replies_of(updates: Updates, model: Params) -> list[Reply]:
             reply.arrays[name] = made[number].reshape(value.shape)
     if partial:
         names = ", ".join(replies[number].client for number in sorted(partial))
-        log.warning("left out, as a strategy of Flower takes whole models only: %s", names)
+        log.warning("left out, because a Flower strategy needs whole models: %s", names)
     kept = [reply for number, reply in enumerate(replies) if number not in partial]
     if not kept:
         raise TooFewUpdatesError("Expected updates of the whole model, got none.")
@@ -121,7 +121,7 @@ def replies_of(updates: Updates, model: Params) -> list[Reply]:
 
 
 def as_dtype(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Values in the type of a tensor; those of whole numbers are rounded.
+    """Values in a tensor's dtype, rounded for integers.
 
     >>> as_dtype(np.array([0.5, 1.5, 2.7]), np.dtype("int64")).tolist()
     [0, 2, 3]
