@@ -241,10 +241,12 @@ class Server:
 
     async def _start_api(self, control_listener: socket.socket) -> None:
         config, authority = self.config, self.authority
-        door = self._stack.enter_context(tcp_listener.listening(self._state_dir, config, authority))
+        console = self._stack.enter_context(
+            tcp_listener.listening(self._state_dir, config, authority)
+        )
         site = oidc = None
-        if door is not None:
-            site = make_site(config, door.port, tls=door.context is not None)
+        if console is not None:
+            site = make_site(config, console.port, tls=console.context is not None)
             if config.oidc is not None:
                 oidc = oidc_http.load(config.oidc, self._state_dir, site.url)
         app = application.create_app(
@@ -258,8 +260,8 @@ class Server:
         )
         self._background(unix_socket.serve(app, control_listener))
         self._background(application.describe_soon(app))
-        if door is not None and site is not None:
-            self._background(tcp_listener.serve(app, door, self._state_dir, config, authority))
+        if console is not None and site is not None:
+            self._background(tcp_listener.serve(app, console, self._state_dir, config, authority))
             self.console = site.url
             log.info("console on %s: `fedloom console` prints a link that logs you in", site.url)
         self._stack.callback(self.context.fleet.live.close)  # open streams would delay the stop

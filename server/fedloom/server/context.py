@@ -10,7 +10,7 @@ from fedloom.server.config import ServerConfig
 from fedloom.server.event_hub import Hub
 from fedloom.server.fleet.context import FleetContext
 from fedloom.server.fleet.sessions import Fleet
-from fedloom.server.fleet.transfer_slots import Lanes
+from fedloom.server.fleet.transfer_slots import TransferSlots
 from fedloom.server.metrics.log_buffer import LogRing
 from fedloom.server.metrics.meters import Meters
 from fedloom.server.pki.noise_keys import NoiseKeys
@@ -81,8 +81,8 @@ def assemble(
         tracer=rounds.tracer,
         signing=signing,
         audit_log=audit_log,
-        uploads=Lanes(places),
-        downloads=Lanes(places, chunks=chunks),
+        uploads=TransferSlots(places),
+        downloads=TransferSlots(places, chunks=chunks),
     )
     return ServerContext(
         storage=storage,

@@ -9,7 +9,7 @@ from fedloom.server.fleet.transfer_slots import (
     JUDGED_AFTER_S,
     SLOW_CHUNK_BYTES,
     SLOW_PER_FAST,
-    Lanes,
+    TransferSlots,
 )
 
 
@@ -23,9 +23,9 @@ class Clock:
         return self.now
 
 
-async def enter(lanes):
+async def enter(slots):
     """A slot that is held until its context is closed."""
-    context = lanes.enter()
+    context = slots.enter()
     return context, await asyncio.wait_for(context.__aenter__(), 1)
 
 
@@ -33,9 +33,9 @@ def test_full_slots_make_others_wait():
     """The second transfer begins when the first ends."""
 
     async def main():
-        lanes = Lanes(1, Clock())
-        first, _ = await enter(lanes)
-        waiting = asyncio.ensure_future(enter(lanes))
+        slots = TransferSlots(1, Clock())
+        first, _ = await enter(slots)
+        waiting = asyncio.ensure_future(enter(slots))
         await asyncio.sleep(0)
         assert not waiting.done()
         await first.__aexit__(None, None, None)
@@ -50,18 +50,18 @@ def test_slow_transfer_frees_its_fast_slot():
 
     async def main():
         clock = Clock()
-        lanes = Lanes(1, clock)
-        thin, lane = await enter(lanes)
-        assert lane.chunk_bytes == CHUNK_BYTES
+        slots = TransferSlots(1, clock)
+        thin, transfer = await enter(slots)
+        assert transfer.chunk_bytes == CHUNK_BYTES
         clock.now = JUDGED_AFTER_S + 0.1
-        lane.passed(1000)
-        assert lane.chunk_bytes == SLOW_CHUNK_BYTES
-        fast, _ = await enter(lanes)
+        transfer.passed(1000)
+        assert transfer.chunk_bytes == SLOW_CHUNK_BYTES
+        fast, _ = await enter(slots)
         await fast.__aexit__(None, None, None)
         await thin.__aexit__(None, None, None)
-        again, _ = await enter(lanes)
+        again, _ = await enter(slots)
         with pytest.raises(TimeoutError):
-            await enter(lanes)
+            await enter(slots)
         await again.__aexit__(None, None, None)
 
     asyncio.run(main())
@@ -72,14 +72,14 @@ def test_fast_transfer_keeps_its_slot():
 
     async def main():
         clock = Clock()
-        lanes = Lanes(1, clock)
-        _, lane = await enter(lanes)
+        slots = TransferSlots(1, clock)
+        _, transfer = await enter(slots)
         for second in range(1, 100):
             clock.now = float(second)
-            lane.passed(2 << 20)
-        assert lane.chunk_bytes == CHUNK_BYTES
+            transfer.passed(2 << 20)
+        assert transfer.chunk_bytes == CHUNK_BYTES
         with pytest.raises(TimeoutError):
-            await enter(lanes)
+            await enter(slots)
 
     asyncio.run(main())
 
@@ -89,13 +89,13 @@ def test_slow_slots_are_limited_and_freed():
 
     async def main():
         clock = Clock()
-        lanes = Lanes(1, clock)
+        slots = TransferSlots(1, clock)
         held = []
         for _ in range(SLOW_PER_FAST + 1):
-            context, lane = await enter(lanes)
+            context, transfer = await enter(slots)
             clock.now += JUDGED_AFTER_S + 0.1
-            lane.passed(0)
-            held.append((context, lane))
+            transfer.passed(0)
+            held.append((context, transfer))
         assert held[-1][1].chunk_bytes == CHUNK_BYTES
         await held[0][0].__aexit__(None, None, None)
         held[-1][1].passed(0)

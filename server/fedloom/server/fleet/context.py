@@ -8,7 +8,7 @@ from fedloom.server.config import ServerConfig
 from fedloom.server.event_hub import Hub
 from fedloom.server.fleet.last_seen import Presence
 from fedloom.server.fleet.sessions import Fleet
-from fedloom.server.fleet.transfer_slots import Lanes
+from fedloom.server.fleet.transfer_slots import TransferSlots
 from fedloom.server.metrics.meters import Meters
 from fedloom.server.pki.signing_key import SigningKey
 from fedloom.server.rounds.member_records import Records
@@ -38,5 +38,5 @@ class FleetContext(StorageContext):
     tracer: Tracer
     signing: SigningKey | None
     audit_log: AuditLog
-    uploads: Lanes
-    downloads: Lanes
+    uploads: TransferSlots
+    downloads: TransferSlots

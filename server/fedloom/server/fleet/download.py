@@ -14,7 +14,7 @@ from fedloom.server.fleet.authenticate import Context
 from fedloom.server.fleet.calls import READ_TIMEOUT_S
 from fedloom.server.fleet.context import FleetContext
 from fedloom.server.fleet.sessions import Call
-from fedloom.server.fleet.transfer_slots import Lane
+from fedloom.server.fleet.transfer_slots import Transfer
 from fedloom.server.rounds.manager import Runs
 from fedloom.server.rounds.member_records import Record
 
@@ -49,11 +49,11 @@ class Downloads:
         session = server.fleet.get(call.client)
         task = session.task if session else None
         seen = server.records.downloading(task, call.client, resumed=request.offset > 0)
-        async with server.downloads.enter() as lane:
-            await self._send(path, request.offset, context, lane, seen)
+        async with server.downloads.enter() as transfer:
+            await self._send(path, request.offset, context, transfer, seen)
 
     async def _send(
-        self, path: Path, offset: int, context: Context, lane: Lane, seen: Record
+        self, path: Path, offset: int, context: Context, transfer: Transfer, seen: Record
     ) -> None:
         sent = self._server.meters.sent
         try:
@@ -64,14 +64,14 @@ class Downloads:
             ) from None
         try:
             offset = min(offset, os.fstat(handle).st_size)
-            while chunk := os.pread(handle, lane.chunk_bytes, offset):
+            while chunk := os.pread(handle, transfer.chunk_bytes, offset):
                 begun = time.monotonic()
                 async with asyncio.timeout(READ_TIMEOUT_S):
                     await context.write(chunk)
                 offset += len(chunk)
                 seen.bytes_down += len(chunk)
                 sent.inc(len(chunk))
-                lane.passed(len(chunk), time.monotonic() - begun)
+                transfer.passed(len(chunk), time.monotonic() - begun)
             seen.downloaded()
         except grpc.aio.InternalError:
             log.info("%s disconnected during a download", context.peer())

@@ -23,19 +23,19 @@ SLOW_PER_FAST = 64
 SLOW_CHUNK_BYTES = 64 << 10
 
 
-class Lane:
-    """The slot of one transfer."""
+class Transfer:
+    """A transfer in its slot."""
 
-    def __init__(self, lanes: "Lanes") -> None:
-        self._lanes = lanes
-        self._begun = lanes.clock()
+    def __init__(self, slots: "TransferSlots") -> None:
+        self._slots = slots
+        self._begun = slots.clock()
         self._passed = 0
         self._is_slow = False
 
     @property
     def chunk_bytes(self) -> int:
         """Size of the chunks to send."""
-        return SLOW_CHUNK_BYTES if self._is_slow else self._lanes.chunks.size
+        return SLOW_CHUNK_BYTES if self._is_slow else self._slots.chunks.size
 
     def passed(self, size_bytes: int, seconds: float = 0.0) -> None:
         """Count a chunk; a transfer that proves slow moves to a slow slot if one is free.
@@ -47,17 +47,17 @@ class Lane:
         self._passed += size_bytes
         if self._is_slow:
             return
-        self._lanes.chunks.passed(size_bytes, seconds)
-        spent_s = self._lanes.clock() - self._begun
+        self._slots.chunks.passed(size_bytes, seconds)
+        spent_s = self._slots.clock() - self._begun
         if spent_s > JUDGED_AFTER_S and self._passed < spent_s * SLOW_BYTES_PER_S:
-            self._is_slow = self._lanes.slow_down()
+            self._is_slow = self._slots.slow_down()
 
     def leave(self) -> None:
         """Free the slot."""
-        self._lanes.leave(slow=self._is_slow)
+        self._slots.leave(slow=self._is_slow)
 
 
-class Lanes:
+class TransferSlots:
     """Slots for transfers in one direction.
 
     Args:
@@ -83,20 +83,20 @@ class Lanes:
         self.busy = self.waiting = 0
 
     @asynccontextmanager
-    async def enter(self) -> AsyncIterator[Lane]:
+    async def enter(self) -> AsyncIterator[Transfer]:
         """Wait for a fast slot and hold it."""
         self.waiting += 1
         try:
             await self._fast.acquire()
         finally:
             self.waiting -= 1
-        lane = Lane(self)
+        transfer = Transfer(self)
         self.busy += 1
         try:
-            yield lane
+            yield transfer
         finally:
             self.busy -= 1
-            lane.leave()
+            transfer.leave()
 
     def slow_down(self) -> bool:
         """Exchange a fast slot for a slow one; False if none is free."""

@@ -26,7 +26,7 @@ from fedloom.server.fleet.authenticate import Context
 from fedloom.server.fleet.calls import READ_TIMEOUT_S, check_named
 from fedloom.server.fleet.context import FleetContext
 from fedloom.server.fleet.sessions import Call
-from fedloom.server.fleet.transfer_slots import Lane
+from fedloom.server.fleet.transfer_slots import Transfer
 from fedloom.server.fleet.upload_body import IncomingBody
 from fedloom.server.ledger import AcceptedUpdate
 from fedloom.server.planning.round_plan import RoundPlan
@@ -122,10 +122,10 @@ class Uploads:
         with self._alone((*key, header.client)):
             if not header.size_bytes:
                 return not await self._accept(driver, header, identity, "", 0.0)
-            async with self._server.uploads.enter() as lane:
+            async with self._server.uploads.enter() as transfer:
                 driver.check_open(header.client, key[1])  # may have closed meanwhile
                 admitted = _Admitted(driver, header, planned, identity, seen)
-                return await self._receive_body(admitted, context, lane)
+                return await self._receive_body(admitted, context, transfer)
 
     async def _known(
         self, key: tuple[str, int], header: fleet_pb2.UpdateHeader, identity: str
@@ -156,14 +156,16 @@ class Uploads:
         finally:
             self._under_way.discard(slot)
 
-    async def _receive_body(self, admitted: _Admitted, context: Context, lane: Lane) -> bool:
+    async def _receive_body(
+        self, admitted: _Admitted, context: Context, transfer: Transfer
+    ) -> bool:
         plan, header, begun = admitted.plan, admitted.header, time.monotonic()
         try:
             file = self._server.spool.open(plan.run, plan.number, header)
         except OSError as error:
             raise _no_room(error) from error
         try:
-            norm = await self._fill(file, admitted, context, lane)
+            norm = await self._fill(file, admitted, context, transfer)
         except TimeoutError:  # an OSError too, but not of the disk: the client was silent
             raise
         except OSError as error:
@@ -175,7 +177,7 @@ class Uploads:
         return not first
 
     async def _fill(
-        self, file: SpoolFile, admitted: _Admitted, context: Context, lane: Lane
+        self, file: SpoolFile, admitted: _Admitted, context: Context, transfer: Transfer
     ) -> float:
         """Receive and sync a body; returns its norm."""
         server, driver, header = self._server, admitted.driver, admitted.header
@@ -189,7 +191,7 @@ class Uploads:
         def passed(size_bytes: int) -> None:
             admitted.seen.bytes_up += size_bytes
             meters.received.inc(size_bytes)
-            lane.passed(size_bytes)
+            transfer.passed(size_bytes)
             server.fleet.check(header.client)
             driver.check_open(header.client, header.task.round)
 

@@ -31,7 +31,7 @@ RELOAD_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Door:
+class ConsoleListener:
     """A listener of the console.
 
     Attributes:
@@ -48,7 +48,7 @@ class Door:
 @contextmanager
 def listening(
     state_dir: Path, config: ServerConfig, authority: Authority | None
-) -> Iterator[Door | None]:
+) -> Iterator[ConsoleListener | None]:
     """Bind the console's port; None if the console is off or no port is free.
 
     Raises:
@@ -67,31 +67,35 @@ def listening(
             context.minimum_version = ssl.TLSVersion.TLSv1_2
             context.set_alpn_protocols(["http/1.1"])
             _load(context, state_dir, config, authority)
-        yield Door(listener=listener, context=context, port=port)
+        yield ConsoleListener(listener=listener, context=context, port=port)
 
 
 async def serve(
-    app: FastAPI, door: Door, state_dir: Path, config: ServerConfig, authority: Authority | None
+    app: FastAPI,
+    console: ConsoleListener,
+    state_dir: Path,
+    config: ServerConfig,
+    authority: Authority | None,
 ) -> None:
     """Serve until cancelled; requests in progress get `GRACE_S` seconds to end."""
     settings = http_settings(Shield(app, app.state.context.gate), PatientProtocol)
     settings.load()
-    settings.ssl = door.context
-    reloading = asyncio.ensure_future(_reload(door, state_dir, config, authority))
+    settings.ssl = console.context
+    reloading = asyncio.ensure_future(_reload(console, state_dir, config, authority))
     try:
-        await run_until_cancelled(settings, door.listener)
+        await run_until_cancelled(settings, console.listener)
     finally:
         reloading.cancel()
         await asyncio.wait([reloading])
 
 
 async def _reload(
-    door: Door, state_dir: Path, config: ServerConfig, authority: Authority | None
+    console: ConsoleListener, state_dir: Path, config: ServerConfig, authority: Authority | None
 ) -> None:
-    while door.context is not None:
+    while console.context is not None:
         await asyncio.sleep(RELOAD_S)
         try:
-            await asyncio.to_thread(_load, door.context, state_dir, config, authority)
+            await asyncio.to_thread(_load, console.context, state_dir, config, authority)
         except (OSError, UsageError) as error:
             log.warning("the console's certificate was not reloaded: %s", error)
 

@@ -16,7 +16,7 @@ from fedloom.server.access.principal import Principal
 from fedloom.server.config import ServerConfig
 from fedloom.server.event_hub import Hub
 from fedloom.server.fleet.sessions import Fleet
-from fedloom.server.fleet.transfer_slots import Lanes
+from fedloom.server.fleet.transfer_slots import TransferSlots
 from fedloom.server.metrics.log_buffer import LogRing
 from fedloom.server.metrics.meters import Meters
 from fedloom.server.pki.authority import Authority
@@ -59,8 +59,8 @@ class ConsoleContext(StorageContext):
     config: ServerConfig
     access: AccessContext
     fleet: Fleet
-    uploads: Lanes
-    downloads: Lanes
+    uploads: TransferSlots
+    downloads: TransferSlots
     records: Records
     live: Hub
     log_ring: LogRing
