@@ -77,29 +77,17 @@ def test_the_store_keeps_the_newest_models_and_reuses_the_oldest_file(tmp_path):
     assert inodes[KEEP_MODELS:] == inodes[:-KEEP_MODELS]
 
 
-def test_a_file_that_may_be_mapped_is_not_overwritten(tmp_path, monkeypatch):
-    """Arrays of a large old model keep their values."""
-    monkeypatch.setattr(store_module, "READ_UP_TO_BYTES", 1000)
+@pytest.mark.parametrize(("read_up_to", "writable"), [(1000, False), (1 << 20, True)])
+def test_arrays_of_a_dropped_model_keep_their_values(tmp_path, monkeypatch, read_up_to, writable):
+    """The file of a large model may be mapped and is not reused; small models are copied."""
+    monkeypatch.setattr(store_module, "READ_UP_TO_BYTES", read_up_to)
     store = ClientStore(tmp_path / "state")
     write_file(tmp_path / "model", {"w": np.arange(1000.0)})
     _, path = receive(store, (tmp_path / "model").read_bytes())
     os.utime(path, ns=(0, 0))
-    held = read_params(path)["w"]
+    held = read_params(path, writable=writable)["w"]
     for number in range(KEEP_MODELS + 1):
         receive(store, bytes([number]) * 9000)
-    assert not path.exists()
-    assert held.tolist() == list(range(1000))
-
-
-def test_arrays_of_small_models_are_copies(tmp_path):
-    """They keep their values when the file is reused."""
-    store = ClientStore(tmp_path / "state")
-    write_file(tmp_path / "model", {"w": np.arange(1000.0)})
-    _, path = receive(store, (tmp_path / "model").read_bytes())
-    os.utime(path, ns=(0, 0))
-    held = read_params(path, writable=True)["w"]
-    for number in range(KEEP_MODELS):
-        receive(store, bytes([number]) * path.stat().st_size if path.exists() else BODY)
     assert not path.exists()
     assert held.tolist() == list(range(1000))
 

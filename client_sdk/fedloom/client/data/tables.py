@@ -86,16 +86,7 @@ def shard_of(
     mean: Any,
     scale: Any,
 ) -> Arrays:
-    """Join blocks of columns to a shard.
-
-    Args:
-        blocks: the source of each, and its columns.
-        label: as in `from_csv`.
-        features: as in `from_csv`.
-        classes: as in `from_csv`.
-        dtype: as in `from_csv`.
-        mean: as in `from_csv`.
-        scale: as in `from_csv`.
+    """Join blocks of (source, columns) to a shard; other arguments as in `from_csv`.
 
     Raises:
         UsageError: a column is missing, a cell is not valid, or there is no row.
