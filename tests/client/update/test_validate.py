@@ -30,10 +30,7 @@ class Returns(Client):
 GOOD = {"w": np.ones((2, 3), np.float32)}
 WRONG = {
     "a list of arrays": (([GOOD["w"]], 1, {}), "params as a mapping of names to arrays, got list"),
-    "text": (
-        ({"w": [["a"] * 3] * 2}, 1, {}),
-        "real numbers for 'w' .* array of <U",
-    ),
+    "text": (({"w": [["a"] * 3] * 2}, 1, {}), "real numbers for 'w' .* array of <U"),
     "objects": (({"w": [[None] * 3] * 2}, 1, {}), "real numbers for 'w' .* array of object"),
     "complex numbers": (({"w": GOOD["w"] * 1j}, 1, {}), "real numbers for 'w' .* complex"),
     "times": (
@@ -55,10 +52,13 @@ WRONG = {
     "no examples": ((GOOD, 0, {}), "num_examples .* above 0, got 0: .* can_train return False"),
     "a number of examples as text": ((GOOD, "7", {}), "num_examples .* got '7'. Return how many"),
     "more than 64 bits": ((GOOD, 2**70, {}), f"num_examples .* got {2**70}. Return how many"),
-    "a truth": ((GOOD, True, {}), "num_examples .* got True. Return how many"),
-    "a truth of numpy": ((GOOD, np.True_, {}), "num_examples .* got np.True_. Return how many"),
+    "a boolean": ((GOOD, True, {}), "num_examples .* got True. Return how many"),
+    "a boolean of numpy": ((GOOD, np.True_, {}), "num_examples .* got np.True_. Return how many"),
     "some counts": ((GOOD, np.array([3, 4]), {}), "num_examples .* got array"),
-    "truths": (({"w": GOOD["w"] > 0}, 1, {}), "real numbers for 'w' .* bool. Return it as float32"),
+    "booleans": (
+        ({"w": GOOD["w"] > 0}, 1, {}),
+        "real numbers for 'w' .* bool. Return it as float32",
+    ),
     "no metrics": ((GOOD, 1, None), "metrics from train as a mapping .* got NoneType"),
     "a nameless metric": ((GOOD, 1, {3: 1.0}), "names of metrics from train as text, got 3"),
     "a metric of text": ((GOOD, 1, {"loss": "low"}), "metric 'loss' from train .* got 'low'"),

@@ -66,7 +66,7 @@ class Agent:
     Args:
         client: your training code.
         config: of the client.
-        gates: asked, in order, before anything of an offer is downloaded.
+        gates: asked, in order, before the model of an offer is downloaded.
     """
 
     def __init__(self, client: Client, config: ClientConfig, gates: Sequence[Gate] = ()) -> None:
@@ -123,10 +123,7 @@ class Agent:
                     await self._attend()
                 except UnavailableError as error:
                     self._lost(error)
-                except (
-                    OSError,
-                    ValueError,
-                ) as error:  # a disk error, or a library that rejects what the server sent
+                except (OSError, ValueError) as error:  # of the disk, or of a library's parser
                     log.exception("the session failed")
                     self._lost(UnavailableError(f"{type(error).__name__}: {printable(str(error))}"))
                 except Refusal as refusal:
@@ -334,9 +331,7 @@ def attend(
         loop = asyncio.get_running_loop()
         running = asyncio.ensure_future(Agent(client, settings, gates).run())
         for number in SIGNALS:
-            with suppress(
-                NotImplementedError, RuntimeError
-            ):  # not supported, or not the main thread
+            with suppress(NotImplementedError, RuntimeError):  # unsupported, or not the main thread
                 loop.add_signal_handler(number, running.cancel)
         if group is not None:
 

@@ -33,13 +33,7 @@ from fedloom.client.state.store import ClientStore
 from fedloom.client.training.checkpoints import Checkpoints, Interruptions
 from fedloom.client.training.progress import TrainingProgress
 from fedloom.protocol import tracing
-from fedloom.protocol.errors import (
-    Code,
-    FedloomError,
-    Refusal,
-    UsageError,
-    printable,
-)
+from fedloom.protocol.errors import Code, FedloomError, Refusal, UsageError, printable
 from fedloom.protocol.tracing import Span, Tracer
 from fedloom.protocol.transport.chunk_size import Chunks
 from fedloom.protocol.v1 import fleet_pb2
@@ -60,7 +54,7 @@ class TaskQueue:
         connection: to the server.
         store: of models and updates.
         chunks: sizes of an upload's messages.
-        gates: asked, in order, before anything of an offer is downloaded.
+        gates: asked, in order, before the model of an offer is downloaded.
         watch: checks the device's conditions until there is an update.
         rules: the owner's policy, asked before all gates; None allows everything.
         interruptions: checkpoints, and how long to wait for a training to stop.
@@ -129,10 +123,7 @@ class TaskQueue:
                 await self._offered(*self._verified(offer))
         except Refusal as refusal:
             self._refused(key, f"an offer: {refusal.code}: {refusal}")
-            if (
-                key.run,
-                key.round,
-            ) not in self._work:  # the key in an unverified offer proves nothing
+            if (key.run, key.round) not in self._work:  # the key of an unverified offer is no proof
                 await self._reply(key, declined=f"{refusal.code}: {refusal}")
         except Exception as error:
             # A custom gate or the disk failed; the agent keeps running.

@@ -36,9 +36,7 @@ from fedloom.protocol.tensors.file_arrays import Scratch, stored_params
 from fedloom.protocol.updates.compression import describe
 from fedloom.protocol.updates.message import TensorPart, write_body
 from fedloom.protocol.v1 import fleet_pb2
-from fedloom.strategies import (
-    DELTA,
-)
+from fedloom.strategies import DELTA
 from fedloom.strategies.exact.lazy_arrays import Values
 from fedloom.strategies.state import slots_from_arrays, slots_to_arrays
 
@@ -261,9 +259,8 @@ class TaskRun:
             if guard is None:
                 continue
             if guard is asked and owners is not None and owners.noise_multiplier:
-                settled = _materialised(
-                    settled, self.store.scratch()
-                )  # so that noise is drawn once
+                # Computed, so that noise is drawn once.
+                settled = _materialised(settled, self.store.scratch())
             settled = guard.protect(
                 settled,
                 lambda tensor: DTYPES[manifest.wire_dtype(tensor)],

@@ -23,11 +23,7 @@ from fedloom.client.training.checkpoints import name_of
 from fedloom.protocol.crash_points import crossing
 from fedloom.protocol.errors import IntegrityError
 from fedloom.protocol.manifest import read_manifest
-from fedloom.protocol.tensors.container import (
-    READ_UP_TO_BYTES,
-    write_file,
-    write_params,
-)
+from fedloom.protocol.tensors.container import READ_UP_TO_BYTES, write_file, write_params
 from fedloom.protocol.tensors.file_arrays import FileArray, Scratch, stored_params
 from fedloom.protocol.tensors.model_differences import apply
 from fedloom.protocol.trust.noise_stream import new_key
