@@ -66,7 +66,6 @@ def test_watchers_share_one_lookup():
 
 
 def test_nothing_is_looked_up_without_watchers():
-
     async def story():
         hub = Hub(pace_s=0)
         hub.changed("round", "a", lambda: 1 / 0)

@@ -43,7 +43,6 @@ def test_caller_of_the_socket_is_the_local_user(door):
 
 
 def test_action_is_not_carried_out_without_its_record(door, monkeypatch):
-
     def broken(*_):
         raise OSError("disk full")
 

@@ -59,7 +59,6 @@ def test_resting_client_is_not_announced():
 
 @pytest.mark.parametrize("seconds", [0.0, -5.0, float("nan"), float("inf")])
 def test_invalid_rest_is_ignored(seconds):
-
     async def main():
         fleet = Fleet()
         await attend(fleet, "a")

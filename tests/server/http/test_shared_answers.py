@@ -47,7 +47,6 @@ def test_concurrent_requests_share_one_answer():
 
 
 def test_changes_and_scopes_have_separate_answers():
-
     async def story():
         answers = Answers()
 
@@ -105,7 +104,6 @@ def test_scopes_do_not_share_buttons(tmp_path):
 
 
 def test_cancelled_request_does_not_cancel_the_others():
-
     async def story():
         answers, go = Answers(), asyncio.Event()
 

@@ -100,7 +100,6 @@ def test_buffer_is_bounded(ring):
 
 
 def test_watchers_get_the_fields_of_a_line():
-
     async def story():
         hub = Hub(pace_s=0)
         ring, watcher = LogRing(hub), hub.watch(["log"])

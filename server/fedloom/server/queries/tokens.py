@@ -2,7 +2,7 @@
 
 import time
 
-from fedloom.server.ledger.rows import TokenRow
+from fedloom.server.ledger.rows import TokenRow, values
 from fedloom.server.queries.context import ConsoleContext
 from fedloom.server.queries.views import TokenList, TokenStatus, TokenView
 
@@ -28,11 +28,4 @@ def token_view(row: TokenRow) -> TokenView:
         status = TokenStatus.USED
     else:
         status = TokenStatus.EXPIRED if time.time() >= row.expires_at else TokenStatus.UNUSED
-    return TokenView(
-        id=row.id,
-        client=row.client,
-        status=status,
-        created_at=row.created_at,
-        expires_at=row.expires_at,
-        used_at=row.used_at,
-    )
+    return TokenView.model_validate({**values(row), "status": status})
