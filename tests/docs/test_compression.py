@@ -35,10 +35,10 @@ def test_the_table_is_one_that_a_run_takes():
 
 
 def test_it_names_every_codec_setting_and_default():
-    """In the table of knobs."""
-    knobs = PAGE.split("## Codecs and knobs")[1].split("\n## ")[0]
+    """In the table of settings."""
+    settings = PAGE.split("## Codecs and settings")[1].split("\n## ")[0]
     for name, build in CODECS.items():
-        after = re.split(r"\n\| `", knobs.split(f"| `{name}` ")[1])[0]
+        after = re.split(r"\n\| `", settings.split(f"| `{name}` ")[1])[0]
         for field in fields(build):
             assert f"| `{field.name}` |" in after
             value = getattr(

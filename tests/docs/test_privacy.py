@@ -38,9 +38,9 @@ def test_the_table_is_one_that_a_run_takes():
 
 def test_it_names_every_setting_and_its_default():
     """As the code has them."""
-    knobs = PAGE.partition("## Knobs")[2]
+    rows = PAGE.partition("## Settings")[2]
     for field in fields(Privacy):
-        (row,) = re.findall(rf"^\| `{field.name}` \|(.*?)\|", knobs, re.MULTILINE)
+        (row,) = re.findall(rf"^\| `{field.name}` \|(.*?)\|", rows, re.MULTILINE)
         if field.default not in (MISSING, None):
             said = f'"{field.default}"' if isinstance(field.default, str) else str(field.default)
             assert said in row, field.name

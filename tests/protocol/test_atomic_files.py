@@ -8,7 +8,7 @@ from fedloom.protocol.atomic_files import drafted, write_whole
 
 
 def test_a_file_is_written_and_replaced_with_nothing_left_beside_it(tmp_path):
-    """Text as it is, bytes as they are."""
+    """Text and bytes are written unchanged."""
     path = tmp_path / "file"
     for data, wanted in (("ä\n", b"\xc3\xa4\n"), ("a,b\r\n", b"a,b\r\n"), (b"\xff", b"\xff")):
         write_whole(path, data, sync=True)
@@ -16,10 +16,8 @@ def test_a_file_is_written_and_replaced_with_nothing_left_beside_it(tmp_path):
         assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_file_that_is_to_outlive_a_power_loss_is_synced_before_it_has_its_name(
-    tmp_path, monkeypatch
-):
-    """The other way round there would be a name without bytes."""
+def test_a_durable_file_is_synced_before_its_rename(tmp_path, monkeypatch):
+    """Otherwise the name could exist without the bytes."""
     path, synced = tmp_path / "file", []
     monkeypatch.setattr("os.fsync", lambda _: synced.append(path.exists()))
     write_whole(path, "in a moment")
@@ -30,8 +28,8 @@ def test_a_file_that_is_to_outlive_a_power_loss_is_synced_before_it_has_its_name
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left"), KeyboardInterrupt()])
-def test_what_fails_leaves_the_old_bytes_and_no_draft(tmp_path, error):
-    """A full disk, or somebody who has waited long enough."""
+def test_a_failed_write_leaves_the_old_bytes_and_no_draft(tmp_path, error):
+    """On a full disk or after an interruption."""
     path = tmp_path / "file"
     write_whole(path, "old")
 
@@ -46,8 +44,7 @@ def test_what_fails_leaves_the_old_bytes_and_no_draft(tmp_path, error):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_nobody_sees_a_draft_under_the_name(tmp_path):
-    """Not even while it is written."""
+def test_a_draft_is_never_visible_under_the_name(tmp_path):
     path = tmp_path / "file"
     with drafted(path) as draft:
         draft.write_text("half of it")

@@ -33,13 +33,13 @@ REFUSALS = {row[0].strip("`"): row[1:] for row in rows_after("<!-- refusals -->"
 
 
 def test_the_page_lists_the_codes_of_the_code():
-    """Every code once, in the order in which they are defined, and no other."""
+    """Every code once, in order of definition, and no other."""
     assert list(REFUSALS) == [code.value for code in Code]
 
 
 @pytest.mark.parametrize("code", list(Code))
 def test_the_page_says_what_a_code_means_to_a_client(code):
-    """Its status, and what our own client does about it."""
+    """Its status, and our client's reaction."""
     status, when, then = REFUSALS[code.value]
     assert status == f"`{grpc_status(code).name}`"
     assert when
@@ -47,7 +47,6 @@ def test_the_page_says_what_a_code_means_to_a_client(code):
 
 
 def test_the_page_lists_the_methods():
-    """All of them, by name."""
     methods = [row[0].strip("`") for row in rows_after("## Services")]
     assert sorted(methods) == sorted(
         [
@@ -58,7 +57,6 @@ def test_the_page_lists_the_methods():
 
 
 def test_the_page_states_the_limits_of_the_code():
-    """The numbers of the text are those that are checked."""
     limits = {row[0]: row[1] for row in rows_after("## Limits")}
     assert limits["a message"].startswith(f"{wire.MAX_MESSAGE_BYTES >> 20} MiB")
     assert limits["a refusal's message"] == f"{MAX_MESSAGE} characters"

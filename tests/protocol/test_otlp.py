@@ -20,8 +20,8 @@ def tracer(exporters_end):
     made.close()
 
 
-def test_collector_that_is_away_does_not_fill_the_log(caplog, monkeypatch, request):
-    """An exporter says each time that it failed; an operator has other lines to read."""
+def test_unreachable_collector_does_not_fill_the_log(caplog, monkeypatch, request):
+    """The exporter logs every failure."""
     monkeypatch.setattr(otlp, "EXPORT_MS", 10)
     with caplog.at_level(logging.INFO):
         tracer = request.getfixturevalue("tracer")
@@ -34,8 +34,8 @@ def test_collector_that_is_away_does_not_fill_the_log(caplog, monkeypatch, reque
     assert names.count(OTLPSpanExporter.__module__) <= 1
 
 
-def test_programs_that_seed_alike_have_traces_of_their_own(tracer):
-    """Training code seeds Python's generator; spans neither follow that seed nor draw from it."""
+def test_programs_with_equal_seeds_have_different_traces(tracer):
+    """Spans neither follow nor use the generator that training code seeds."""
     made = set()
     for _ in range(2):
         random.seed(7)

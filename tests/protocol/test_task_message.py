@@ -100,7 +100,7 @@ tasks = st.builds(
 
 @given(tasks)
 def test_a_task_is_read_as_it_was_written(task):
-    """Through the bytes of the wire, each type of value included."""
+    """Through the bytes of the wire, with each type of value."""
     message = fleet_pb2.Task.FromString(to_message(task).SerializeToString())
     found = from_message(message)
     assert found == task
@@ -133,7 +133,6 @@ TASK = TaskDescription(
     ],
 )
 def test_a_task_from_a_newer_server_is_refused(changed):
-    """A client must not guess what it is asked."""
     message = to_message(TASK)
     message.MergeFrom(fleet_pb2.Task(**changed))
     for name, value in changed.items():
@@ -143,8 +142,8 @@ def test_a_task_from_a_newer_server_is_refused(changed):
         from_message(message)
 
 
-def test_what_differs_between_clients_is_set_on_a_copy():
-    """The seed follows from the run's, the round and the client."""
+def test_values_that_differ_between_clients_are_set_on_a_copy():
+    """The seed follows from the run's seed, the round and the client."""
     common = to_message(TASK)
     task = for_client(common, "ann", 7, 2)
     assert (task.seed, task.memory_round) == (task_seed(7, 3, "ann"), 2)
@@ -154,7 +153,7 @@ def test_what_differs_between_clients_is_set_on_a_copy():
 
 
 def test_a_task_names_the_files_that_its_client_may_download():
-    """The model, what comes beside it, and what leads to it; never the bases, which it has."""
+    """The model, the file beside it, and the differences; never the bases."""
     message = to_message(TASK)
     assert [names(message, digest) for digest in ("m", "s", "d", "b", "")] == [
         True, True, True, False, False
@@ -162,7 +161,6 @@ def test_a_task_names_the_files_that_its_client_may_download():
 
 
 def test_the_description_of_a_task_loads_no_protobuf():
-    """Planning is free of it."""
     code = (
         "import fedloom.protocol.task_description, sys; "
         "assert not [m for m in sys.modules if m.startswith(('google', 'grpc'))]"

@@ -37,8 +37,8 @@ def script():
     return module
 
 
-def test_vectors_are_what_the_code_makes_today():
-    """No file has drifted, none is missing and none is left over."""
+def test_vectors_match_the_code():
+    """No file has drifted, is missing or is left over."""
     module = script()
     made = {name: module.text_of(vector) for name, vector in module.make().items()}
     there = {path.name: path.read_text() for path in FOLDER.iterdir()}
@@ -90,12 +90,10 @@ def numbers(dtype, raw):
 
 @pytest.mark.parametrize("case", vector("checksums")["crc32c"], ids=lambda case: case["value"])
 def test_checksums_are_castagnoli_s(case):
-    """Each value is that of the polynomial."""
     assert f"{crc32c_by_bits(bytes.fromhex(case['bytes'])):08x}" == case["value"]
 
 
-def test_model_holds_what_it_says_under_its_digest():
-    """The bytes have the digest, and the tensors the dtypes, shapes and values beside them."""
+def test_model_matches_its_digest_and_values():
     model = vector("model")
     raw = bytes.fromhex(model["bytes"])
     assert hashlib.sha256(raw).hexdigest() == model["sha256"]
@@ -108,7 +106,7 @@ def test_model_holds_what_it_says_under_its_digest():
 
 
 @pytest.mark.parametrize("client", vector("updates")["updates"])
-def test_updates_say_what_is_beside_them(client):
+def test_updates_match_their_description(client):
     """Header and body agree with each other, with their checksum, and with the parts listed."""
     update = vector("updates")["updates"][client]
     body = bytes.fromhex(update["body"])
@@ -155,7 +153,7 @@ def coordinates(coverage, shape):
 
 
 def test_sums_and_the_next_model_follow_from_the_updates():
-    """Value by value in Python's own integers and floats, as the page says."""
+    """Value by value with Python's integers and floats, as documented."""
     said, model = vector("sums"), vector("model")["tensors"]
     s = 62 - math.ceil(math.log2(said["max_abs"] * said["max_weight_sum"]))
     assert s == said["exponent"]
@@ -291,7 +289,7 @@ BY_THE_PAGE = {f.__name__: f for f in (fp16, bf16, int8, int4, top_k, random_k, 
 
 @pytest.mark.parametrize("name", vector("codecs")["codecs"])
 def test_encoded_values_follow_from_the_page(name):
-    """Each codec's arrays decode to the values beside them, value by value in Python."""
+    """Each codec's arrays decode to the listed values, computed value by value in Python."""
     page, said = vector("codecs"), vector("codecs")["codecs"][name]
     header = fleet_pb2.UpdateHeader.FromString(bytes.fromhex(said["header"]))
     body = bytes.fromhex(said["body"])
@@ -327,7 +325,6 @@ def test_name_in_a_certificate_is_a_spiffe_uri():
 
 
 def test_messages_parse_as_they_are_named():
-    """Each of the small messages says what its name says."""
     raw = {name: bytes.fromhex(value) for name, value in vector("messages")["messages"].items()}
     hello = fleet_pb2.ClientMessage.FromString(raw["ClientMessage hello"]).hello
     assert (list(hello.protocol_versions), hello.client) == ([2], "calm-heron-27")
@@ -346,8 +343,8 @@ def test_messages_parse_as_they_are_named():
 
 
 @pytest.mark.parametrize("name", vector("signatures")["offers"])
-def test_signatures_are_over_what_the_page_says(name):
-    """Ed25519 over context, purpose and statement; a chain goes on from the first key."""
+def test_signatures_are_over_the_documented_bytes(name):
+    """Ed25519 over context, purpose and statement; a chain starts at the first key."""
     said = vector("signatures")["offers"][name]
     statement = bytes.fromhex(said["statement"])
     told = fleet_pb2.OfferStatement.FromString(statement)

@@ -38,8 +38,8 @@ def fixed_point(world, weights=None):
     return (shares * world.c).sum(axis=0) / shares.sum(axis=0)
 
 
-def test_fedavg_is_biased_where_clients_differ_and_by_how_much():
-    """It settles where its drifted steps cancel, which is not the optimum."""
+def test_fedavg_is_biased_with_different_clients():
+    """It converges where its drifted steps cancel, which is not the optimum."""
     world = heterogeneous()
     x = world.run(FedAvg(), 400)
     np.testing.assert_allclose(x, fixed_point(world), atol=1e-9)
@@ -53,8 +53,8 @@ def test_scaffold_reaches_the_optimum_of_heterogeneous_quadratics():
     np.testing.assert_allclose(x, world.optimum, atol=1e-9)
 
 
-def test_scaffold_reaches_it_with_two_of_four_clients_a_round():
-    """Those who are away keep their control variates."""
+def test_scaffold_reaches_it_with_two_of_four_clients_per_round():
+    """Absent clients keep their control variates."""
     world = heterogeneous()
     cohorts = [(0, 1), (2, 3), (0, 2), (1, 3)]
     x = world.run(Scaffold(clients=4, server_learning_rate=0.5), 1500, cohorts)
@@ -78,7 +78,7 @@ def test_two_rounds_of_scaffold_worked_by_hand():
 
 
 def test_scaffold_keeps_the_mean_of_the_memories():
-    """With everybody at work c is the mean of all c_i, always."""
+    """With all clients in every round c is always the mean of all c_i."""
     world = heterogeneous()
     algorithm, x, state = Scaffold(clients=4), np.zeros(3), State()
     for _ in range(7):
@@ -88,7 +88,7 @@ def test_scaffold_keeps_the_mean_of_the_memories():
 
 
 def test_fednova_settles_where_its_normalised_steps_cancel():
-    """FedAvg settles where clients of many steps pull it; both as the closed form says."""
+    """FedAvg is biased towards clients with many steps; both match the closed form."""
     world = heterogeneous(steps=(1, 3, 8, 20))
     world.a[:] = 1.0
     biased = world.run(FedAvg(), 300)
@@ -118,7 +118,6 @@ def test_fednova_reaches_the_optimum_as_drift_vanishes():
 
 
 def test_feddyn_reaches_the_optimum():
-    """Its devices' bends add up to zero only there."""
     world = heterogeneous(steps=(60, 60, 60, 60), learning_rate=0.2)
     x = world.run(FedDyn(alpha=1.0, clients=4), 200)
     np.testing.assert_allclose(x, world.optimum, atol=1e-9)
@@ -134,7 +133,7 @@ def test_feddyn_devices_remember_their_gradient_at_the_optimum():
 
 
 def test_mimelite_steps_by_the_servers_momentum():
-    """Against the algorithm written down line by line, with three of four clients at work."""
+    """Compared with a line-by-line implementation, with three of four clients."""
     world, beta = heterogeneous(), 0.8
     x, m = np.zeros(3), np.zeros(3)
     algorithm, ours, state = MimeLite(momentum=beta), np.zeros(3), State()
@@ -173,7 +172,7 @@ def test_qfedavg_steps_as_its_paper_says(q):
     np.testing.assert_allclose(ours, expected, rtol=1e-8)
 
 
-def test_qfedavg_makes_losses_more_alike():
+def test_qfedavg_makes_losses_more_equal():
     """The larger q, the smaller the gap between the worst client and the best."""
     world = heterogeneous(learning_rate=0.02)
     world.max_abs = 1e9  # losses of 20 to the fifth
@@ -189,8 +188,8 @@ def test_qfedavg_makes_losses_more_alike():
     ("algorithm", "name"), [(QFedAvg(q=5.0), "curvature"), (FedNova(), "steps")]
 )
 @pytest.mark.parametrize("number", [0.0, 1e-300, -5.0])
-def test_numbers_that_leave_nothing_to_divide_by_take_no_step(algorithm, name, number):
-    """Losses to the q too small to sum, or a lie: no round is lost, and nothing turns round."""
+def test_a_zero_denominator_takes_no_step(algorithm, name, number):
+    """F^q too small to sum, or false reports: no round is lost, and no step changes its sign."""
     specs = algorithm.specs({"x": TensorSpec(shape=(3,), dtype=np.dtype(np.float64))})
     partial = Partial(specs, exponent(64.0, 16.0))
     partial.add_array((DELTA, "x"), Full(), weight_units(1.0), np.ones(3))
@@ -202,7 +201,7 @@ def test_numbers_that_leave_nothing_to_divide_by_take_no_step(algorithm, name, n
 
 
 def test_memory_of_a_round_that_did_not_count_is_not_used():
-    """The same memory gives the same update, however often a round is tried."""
+    """The same memory gives the same update at every attempt."""
     world = heterogeneous()
     algorithm = Scaffold(clients=4)
     x, state = world.round(algorithm, State(), np.zeros(3), range(4))
@@ -213,15 +212,15 @@ def test_memory_of_a_round_that_did_not_count_is_not_used():
 
 
 def test_a_rule_that_needs_whole_tensors_says_so():
-    """A slice of a tensor cannot have a control variate for the rest."""
+    """A slice of a tensor has no control variate for the rest."""
     part = TensorPart(DELTA, "w", Slice(((0, 2),)), np.ones(2, np.float32))
     settings = RoundSettings(epochs=1, steps=None, batch_size=0, learning_rate=0.1)
     with pytest.raises(UsageError, match="'w' whole from train, as the client rule scaffold"):
         apply_rule(ScaffoldRule(), [part], RuleContext(), settings, 3)
 
 
-def test_tensors_without_gradients_are_sent_as_they_are():
-    """BatchNorm's statistics have a delta and nothing else."""
+def test_tensors_without_gradients_send_only_their_delta():
+    """Such as BatchNorm's statistics."""
     values, before = np.full(3, 2.0, np.float32), np.ones(3, np.float32)
     parts = [TensorPart(DELTA, name, Full(), values, before) for name in ("weight", "running_mean")]
     settings = RoundSettings(epochs=1, steps=None, batch_size=2, learning_rate=0.1)
@@ -244,8 +243,8 @@ def test_tensors_without_gradients_are_sent_as_they_are():
         ("qfedavg", {"q": 1.0}),
     ],
 )
-def test_a_strategy_brings_its_own_rule_and_refuses_another(name, settings):
-    """And what crosses the wire rebuilds it."""
+def test_a_strategy_has_its_own_rule_and_refuses_another(name, settings):
+    """And the settings on the wire rebuild it."""
     algorithm = strategy(name, settings, rule=Plain())
     rule = algorithm.rule
     assert client_rule(rule.name, rule.settings()) == rule
@@ -254,13 +253,12 @@ def test_a_strategy_brings_its_own_rule_and_refuses_another(name, settings):
 
 
 def test_a_rule_without_its_server_half_is_refused():
-    """SCAFFOLD's devices need what only SCAFFOLD's server sends."""
+    """SCAFFOLD's devices need values that only SCAFFOLD's server sends."""
     with pytest.raises(ValueError, match="sends control, which the client rule scaffold needs"):
         FedAvg(rule=ScaffoldRule())
 
 
-def test_settings_that_cannot_be_are_refused():
-    """Alpha must be above zero, clients counted."""
+def test_invalid_settings_are_refused():
     for wrong in (lambda: FedDynRule(alpha=0.0), lambda: Scaffold(clients=0)):
         with pytest.raises(ValueError, match="Expected"):
             wrong()

@@ -46,7 +46,7 @@ class Chatty(ClientRule):
         ),
     ],
 )
-def test_what_does_not_go_together_is_refused_by_both_names(recipe, message):
+def test_incompatible_parts_are_refused_by_both_names(recipe, message):
     """An aggregation with a weighting, a quorum, or a client rule."""
     with pytest.raises(ValueError, match=message):
         check(Recipe(**{"weighting": "uniform", **recipe}))
@@ -63,6 +63,5 @@ def test_what_does_not_go_together_is_refused_by_both_names(recipe, message):
     ],
     ids=lambda recipe: recipe.strategy.aggregation.name,
 )
-def test_what_goes_together_is_let_through(recipe):
-    """Their like, with what they need."""
+def test_compatible_parts_are_accepted(recipe):
     check(recipe)

@@ -18,23 +18,21 @@ class Remembering(ClientRule):
     remembers: ClassVar[tuple[str, ...]] = ("control",)
 
 
-def test_a_rule_with_memory_wants_synchronous_rounds():
-    """Its memory belongs to the model of one round; the message names both parts."""
+def test_a_rule_with_memory_needs_synchronous_rounds():
+    """The message names both parts."""
     strategy = FedAvg(rule=Remembering())
     check(Recipe(strategy=strategy))
     with pytest.raises(ValueError, match=r"rule remembering, got buffered .* control"):
         check(Recipe(strategy=strategy, buffered=True))
 
 
-def test_a_rule_that_compares_updates_wants_synchronous_rounds():
-    """Updates of different models are not to be compared."""
+def test_an_aggregation_that_compares_updates_needs_synchronous_rounds():
     strategy = FedAvg(aggregation=aggregation("median"))
     with pytest.raises(ValueError, match="mean with buffered rounds, got median"):
         check(Recipe(strategy=strategy, weighting="uniform", buffered=True))
 
 
-def test_a_selection_that_learns_wants_synchronous_rounds():
-    """What a round's clients did is not known when the next opens."""
+def test_a_selection_with_history_needs_synchronous_rounds():
     check(Recipe(strategy=FedAvg(), buffered=True, selection=selection("uniform")))
     with pytest.raises(ValueError, match="uniform with buffered rounds, got oort"):
         check(Recipe(strategy=FedAvg(), buffered=True, selection=selection("oort")))

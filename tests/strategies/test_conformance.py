@@ -177,14 +177,13 @@ def bits(model, state):
 
 
 def test_every_registered_name_has_a_case():
-    """A strategy or an aggregation that is added is held to this suite."""
     assert STRATEGIES.keys() <= CASES.keys()
     assert all(f"fedavg-{name}" in CASES for name in AGGREGATIONS if name != "mean")
 
 
 @each_case
 def test_it_is_a_frozen_value(algorithm):
-    """Equal settings make equal strategies, also in another process; nothing can be set."""
+    """Equal settings make equal strategies, also in another process."""
     assert pickle.loads(pickle.dumps(algorithm)) == algorithm
     assert dataclasses.replace(algorithm) == algorithm
     with pytest.raises(dataclasses.FrozenInstanceError):
@@ -193,7 +192,6 @@ def test_it_is_a_frozen_value(algorithm):
 
 @each_case
 def test_order_of_arrival_changes_no_bit(algorithm):
-    """Forwards, backwards, or by turns."""
     expected = bits(*run(algorithm))
     assert bits(*run(algorithm, order=lambda made: list(made)[::-1])) == expected
     assert bits(*run(algorithm, order=lambda made: sorted(made, key=hash))) == expected
@@ -209,7 +207,7 @@ def test_shards_change_no_bit(algorithm):
 
 @each_case
 def test_a_restart_after_each_round_changes_no_bit(algorithm):
-    """The state is whole in its arrays."""
+    """The arrays contain the whole state."""
 
     def written_down(model, state):
         arrays = {
@@ -223,7 +221,7 @@ def test_a_restart_after_each_round_changes_no_bit(algorithm):
 
 @each_case
 def test_finishing_twice_gives_the_same(algorithm):
-    """A round that is closed again after a crash is the same round; inputs stay as they are."""
+    """As after a crash; the inputs do not change."""
     model, state = run(algorithm)
     before = bits(model, state)
     updates = Fleet(algorithm).updates(state, model, 1)
@@ -234,8 +232,8 @@ def test_finishing_twice_gives_the_same(algorithm):
 
 
 @each_case
-def test_nobody_moves_what_nobody_covers(algorithm):
-    """A tensor that no client sent is the same array; no slot of it begins or moves."""
+def test_uncovered_tensors_are_the_same_arrays(algorithm):
+    """Their slots do not begin or change."""
     model, fleet = start(), Fleet(algorithm)
     state = algorithm.init(model)
     updates = {
@@ -255,7 +253,7 @@ def test_nobody_moves_what_nobody_covers(algorithm):
 
 @each_case
 def test_uncovered_coordinates_keep_their_bits(algorithm):
-    """Where only a slice was sent, the rest stays, whatever was learnt before."""
+    """With any memory, where only a slice was sent."""
     if not algorithm.rule.is_elementary:
         pytest.skip("its rule needs whole tensors")
     model, state = run(algorithm)
@@ -274,7 +272,7 @@ def test_uncovered_coordinates_keep_their_bits(algorithm):
 
 @each_case
 def test_a_round_without_updates_changes_nothing(algorithm):
-    """But that it was one."""
+    """Except the count of rounds."""
     model, state = run(algorithm)
     new, after = finished(algorithm, state, model, folded(algorithm, {}))
     assert all(new[name] is model[name] for name in model)
@@ -287,7 +285,7 @@ def test_a_round_without_updates_changes_nothing(algorithm):
 
 @each_case
 def test_a_lone_client_moves_the_model(algorithm):
-    """Unless the rule says how many it needs."""
+    """Unless the rule needs more."""
     if algorithm.aggregation.min_updates > 1:
         pytest.skip("needs more, and says so: see test_rules")
     fleet = Fleet(algorithm, silent=[f"c{i}" for i in range(CLIENTS) if i != 4])

@@ -128,7 +128,7 @@ PAIRS = {
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_six_rounds_are_those_of_flwr(name):
-    """Each side goes on from its own model."""
+    """Each side continues from its own model."""
     ours, make = PAIRS[name]
     flwr = make()
     state = zero_variance(ours) if hasattr(ours, "tau") else ours.init(MODEL)
@@ -141,7 +141,7 @@ def test_six_rounds_are_those_of_flwr(name):
 
 
 def test_fedadam_is_flwrs_but_for_its_correction():
-    """With their factor on the rate, round by round."""
+    """With flwr's factor on the rate, round by round."""
     flwr = theirs.FedAdam(initial_parameters=initial(), eta=0.1, tau=1e-3)
     here = there = MODEL
     state = zero_variance(FedAdam())
@@ -155,7 +155,7 @@ def test_fedadam_is_flwrs_but_for_its_correction():
 
 
 def test_starting_v_at_tau_squared_matters_little():
-    """Our own start against flwr's: how far the models are apart after six rounds is bounded."""
+    """The distance of the models after six rounds is bounded."""
     flwr = theirs.FedYogi(initial_parameters=initial(), eta=0.2, tau=1e-3)
     ours = FedYogi(server_learning_rate=0.2, tau=1e-3)
     here = there = MODEL
@@ -179,7 +179,7 @@ def sent(strategy, delta, model, new):
 
 @pytest.mark.parametrize("q", [0.0, 0.2, 2.0])
 def test_q_fedavg_is_flwrs_where_losses_are_one(q):
-    """Clients of one loss, a rate of 0.1; q = 0 is the plain mean."""
+    """Clients of equal loss, a rate of 0.1; q = 0 is the plain mean."""
     ours = QFedAvg(q=q)
     flwr = theirs.QFedAvg(q_param=q, qffl_learning_rate=0.1, evaluate_fn=lambda *_: (1.5, {}))
     here = there = MODEL

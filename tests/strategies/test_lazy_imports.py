@@ -31,7 +31,7 @@ REGISTRIES = {
 
 @pytest.mark.parametrize("name", PACKAGES)
 def test_a_package_exports_the_names_of_its_stub(name):
-    """Each can be imported, `__all__` and `dir` list them, and any other name is refused."""
+    """Each can be imported and is in `__all__` and `dir`; any other name is refused."""
     package = importlib.import_module(name)
     assert package.__all__ == dir(package)
     assert len(package.__all__) > 2
@@ -52,15 +52,14 @@ def test_a_name_is_exported_once_and_is_not_that_of_a_module(name):
 
 @pytest.mark.parametrize("kind", REGISTRIES)
 def test_every_registered_class_is_exported(kind):
-    """What a run's settings can name, a program can import."""
     known, package = REGISTRIES[kind]
     for build in known.values():
         assert getattr(package, build.__name__) is build
         assert build.__name__ in package.__all__
 
 
-def test_a_program_registers_classes_of_its_own():
-    """They need no line in a stub."""
+def test_a_program_can_register_classes():
+    """Without a line in a stub."""
     names = lazy_imports.Registry("fedloom.strategies", "rule")
     listed = set(names)
     names["mine"] = dict
@@ -71,7 +70,7 @@ def test_a_program_registers_classes_of_its_own():
 
 
 def test_a_client_imports_no_strategy_that_it_does_not_use():
-    """Robust rules, selection and codecs are the server's, or loaded when a run names them."""
+    """Robust rules, selection and codecs are loaded when a run names them."""
     code = "import sys, fedloom.client; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())

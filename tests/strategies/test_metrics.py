@@ -39,19 +39,16 @@ def test_order_does_not_change_a_bit_of_a_metric(items, random):
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_a_metric_that_is_not_finite_makes_its_own_mean_nan(value):
-    """The other metrics are not disturbed."""
     means = weighted_mean([(1, {"loss": value, "accuracy": 1.0}), (1, {"loss": 1.0})])
     assert math.isnan(means["loss"])
     assert means["accuracy"] == 1.0
 
 
 def test_a_sum_past_float64_is_nan():
-    """Finite terms whose sum is not do not raise."""
     assert math.isnan(weighted_mean([(1, {"loss": 1e308}), (1, {"loss": 1e308})])["loss"])
 
 
 def test_a_negative_number_of_examples_is_refused():
-    """Nobody has fewer than none."""
     with pytest.raises(ValueError, match="num_examples >= 0"):
         weighted_mean([(-1, {})])
 
@@ -109,7 +106,7 @@ def test_order_does_not_change_a_bit_of_a_summary(items, random):
 
 @given(ordered, st.floats(0, 1))
 def test_a_quantile_is_numpys(values, share):
-    """Type 7, the default nearly everywhere; and never outside the values."""
+    """Type 7, numpy's default; never outside the values."""
     found = quantile(values, share)
     assert values[0] <= found <= values[-1]
     tame = [value for value in values if abs(value) < 1e100]
@@ -121,7 +118,7 @@ def test_a_quantile_is_numpys(values, share):
 
 @given(ordered, st.integers(1, 9))
 def test_a_histogram_counts_everyone_once(values, bins):
-    """Within its edges, which ascend; numbers at the ends of float64 included."""
+    """Within ascending edges; also numbers at the limits of float64."""
     edges, counts = histogram(values, bins)
     assert sum(counts) == len(values)
     assert len(edges) == len(counts) + 1
@@ -130,7 +127,7 @@ def test_a_histogram_counts_everyone_once(values, bins):
 
 
 def test_a_histogram_is_numpys():
-    """Where rounding leaves no doubt on which side of an edge a value lies."""
+    """Except where rounding decides the side of an edge."""
     values = sorted(np.random.default_rng(0).normal(size=500).tolist())
     counts, edges = np.histogram(values, 7)
     found = histogram(values, 7)
@@ -138,8 +135,8 @@ def test_a_histogram_is_numpys():
     assert found[1] == counts.tolist()
 
 
-def test_what_is_not_asked_for_is_not_computed():
-    """Switched off, a value that cannot even be compared does no harm."""
+def test_disabled_metrics_are_not_computed():
+    """Then even a value that cannot be compared is accepted."""
     poison = [("a", 2, {"loss": object()})]
     assert summarize(poison, MetricsSettings(enabled=False)) == {"num_examples": 2, "values": {}}
     only = MetricsSettings(mean=False, quantiles=(), per_client=True)
@@ -160,7 +157,6 @@ def test_what_is_not_asked_for_is_not_computed():
         ({"bins": -1}, ValueError, "bins >= 0"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(settings, error, message):
-    """When they are built."""
+def test_invalid_settings_are_refused(settings, error, message):
     with pytest.raises(error, match=message):
         MetricsSettings(**settings)

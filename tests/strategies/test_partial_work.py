@@ -12,7 +12,7 @@ NAMES = [f"layer.{i}.{kind}" for i in range(10) for kind in ("weight", "bias", "
 
 
 def test_nothing_departs_by_default():
-    """Whole models, all tensors, to the end."""
+    """Whole models, all tensors, no early stop."""
     plain = PartialWork()
     assert (plain.special, plain.uneven) == ((), "")
     assert plain.tensors(NAMES, 7) == set(NAMES)
@@ -20,7 +20,7 @@ def test_nothing_departs_by_default():
 
 
 def test_patterns_choose_tensors():
-    """As a shell matches names; any of several patterns will do."""
+    """As shell patterns; any match suffices."""
     chosen = PartialWork(only=["*lora*", "layer.9.*"]).tensors(NAMES, 0)
     assert chosen == {n for n in NAMES if "lora" in n or n.startswith("layer.9.")}
     with pytest.raises(ValueError, match=r"train\.only to match .*\['\*adapter\*'\], which match"):
@@ -29,7 +29,7 @@ def test_patterns_choose_tensors():
 
 @given(share=st.floats(0.01, 1.0), seed=st.integers(0, 2**64 - 1))
 def test_a_share_of_tensors_is_drawn_by_the_seed(share, seed):
-    """Always as many, whatever order they come in, and never none."""
+    """A fixed number, at least one, in any order of the tensors."""
     departures = PartialWork(tensor_share=share)
     drawn = departures.tensors(NAMES, seed)
     assert len(drawn) == max(1, round(share * len(NAMES)))
@@ -43,8 +43,8 @@ def test_every_tensor_has_its_turn():
     assert all(abs(counts[name] - 100) < 4 * 7.1 for name in NAMES)
 
 
-def test_widths_are_drawn_by_name_for_good():
-    """In their shares: of 1000 clients half have the width that is listed twice."""
+def test_widths_are_drawn_by_name():
+    """Of 1000 clients half have the width that is listed twice."""
     departures = PartialWork(widths=[1.0, 0.5, 0.25, 0.5])
     drawn = {f"client-{n}": departures.width(f"client-{n}") for n in range(1000)}
     assert drawn == {name: departures.width(name) for name in drawn}
@@ -54,7 +54,7 @@ def test_widths_are_drawn_by_name_for_good():
 
 
 def test_a_run_passes_them_on_to_its_rounds():
-    """Unchanged, and lists as tuples, which two equal settings share."""
+    """Unchanged, with lists as tuples."""
     settings = LocalTraining(
         steps=1, learning_rate=0.1, only=["a*"], tensor_share=0.5, widths=[0.5], patience=2
     )
@@ -79,7 +79,6 @@ BAD = [
 
 
 @pytest.mark.parametrize(("settings", "error", "message"), BAD)
-def test_settings_that_cannot_be_are_refused(settings, error, message):
-    """The message says what was expected."""
+def test_invalid_settings_are_refused(settings, error, message):
     with pytest.raises(error, match=message):
         PartialWork(**settings)

@@ -29,7 +29,7 @@ OWN_RULE = {"feddyn", "fednova", "ifca", "mimelite", "qfedavg", "scaffold"}
 
 @pytest.mark.parametrize("name", sorted(STRATEGIES.keys() - OWN_RULE))
 def test_every_strategy_has_defaults_and_takes_any_rule(name):
-    """All of them work as they come, need only the sum, and are frozen."""
+    """All are frozen and need only the sum."""
     algorithm = strategy(name, rule=FedProx(mu=1))
     assert algorithm.rule == FedProx(mu=1)
     assert strategy(name).rule == Plain()
@@ -66,8 +66,7 @@ BAD_STRATEGIES = [
 
 
 @pytest.mark.parametrize(("name", "settings", "error", "message"), BAD_STRATEGIES)
-def test_what_is_no_strategy_is_answered_with_what_is(name, settings, error, message):
-    """The message has the nearest name and lists what is known."""
+def test_an_unknown_strategy_is_refused_with_the_known_names(name, settings, error, message):
     with pytest.raises(error, match=message):
         strategy(name, settings)
 
@@ -82,21 +81,18 @@ BAD_RULES = [
 
 
 @pytest.mark.parametrize(("name", "settings", "error", "message"), BAD_RULES)
-def test_what_is_no_client_rule_is_answered_with_what_is(name, settings, error, message):
-    """The message has the nearest name and lists what is known."""
+def test_an_unknown_client_rule_is_refused_with_the_known_names(name, settings, error, message):
     with pytest.raises(error, match=message):
         client_rule(name, settings)
 
 
 def test_rules_are_listed_under_their_own_names():
-    """The name that a rule carries is the one that finds it."""
     assert {"plain", "fedprox"} <= set(CLIENT_RULES)
     for name, build in CLIENT_RULES.items():
         assert build.name == name
 
 
 def test_examples_in_the_docstrings_run():
-    """What the registry's documentation shows is what happens."""
     results = doctest.testmod(registry)
     assert results.attempted >= 2
     assert results.failed == 0

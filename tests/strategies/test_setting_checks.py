@@ -54,7 +54,7 @@ class Kettle:
     ],
 )
 def test_a_value_takes_the_annotated_type_or_does_not_fit(value, kind, expected):
-    """A type that TOML does not have takes any value: its owner checks it."""
+    """A type that TOML does not have accepts any value: its owner checks it."""
     found = fitted(value, kind)
     assert found is MISFIT if expected is MISFIT else found == expected
     assert type(found) is type(expected)
@@ -71,35 +71,34 @@ def test_a_value_takes_the_annotated_type_or_does_not_fit(value, kind, expected)
         ({"litres": 1, "cups": [1, "x"]}, TypeError, 'a list of whole numbers, got [1, "x"]'),
     ],
 )
-def test_settings_that_cannot_be_taken_are_refused(values, error, message):
-    """The message has the key, what was expected and what came."""
+def test_invalid_settings_are_refused(values, error, message):
+    """The message has the key, the expected type and the value."""
     with pytest.raises(error) as caught:
         check_settings(Kettle, values, owner="kettle", table="tea", without=("rule",))
     assert message in str(caught.value)
 
 
-def test_settings_that_can_be_taken_pass():
+def test_valid_settings_are_accepted():
     """Those with a default may be left out."""
     check_settings(Kettle, {"litres": 1, "cups": [1, 2]})
 
 
 def test_an_unknown_name_is_answered_with_the_nearest():
-    """In a table and in a registry; what is near nothing gets the list."""
+    """In a table and in a registry; without a near one, with the list."""
     with pytest.raises(ValueError, match=r"setting 'a\.blu'\. Did you mean 'blue'\? Known"):
         check_names(["red", "blu"], ["red", "blue"], "a")
     with pytest.raises(ValueError, match=r"^Expected a colour, got 'xyz'\. Known: blue, red\.$"):
         lookup("a colour", "xyz", {"red": 1, "blue": 2})
 
 
-def test_types_are_said_in_words():
-    """None is left out: TOML has no such value."""
+def test_types_are_described_in_words():
+    """Without None, which TOML does not have."""
     assert in_words(float | None) == "a number"
     assert in_words(int | Literal["auto"]) == 'a whole number or "auto"'
     assert in_words(Sequence[Path]) == "a list of which each is a path"
 
 
 def test_the_examples_in_the_docstrings_run():
-    """What they show is what happens."""
     results = doctest.testmod(setting_checks)
     assert results.attempted >= 4
     assert results.failed == 0

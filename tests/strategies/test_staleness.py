@@ -58,7 +58,7 @@ def test_a_weighting_is_the_formula_of_its_paper(setting, wanted):
 
 @pytest.mark.parametrize("name", STALENESS)
 def test_a_weighting_starts_at_one_and_never_rises(name):
-    """No update counts for more than its weight, and none for nothing."""
+    """And stays above 0."""
     factors = [STALENESS[name]()(s) for s in range(200)]
     assert factors[0] == 1
     assert all(0 < late <= early <= 1 for early, late in pairwise(factors))
@@ -73,8 +73,7 @@ def test_a_weighting_starts_at_one_and_never_rises(name):
         ({"name": "polynomial", "a": -1}, "a"),
     ],
 )
-def test_what_is_no_weighting_is_refused(setting, message):
-    """The message says what there is."""
+def test_an_unknown_weighting_is_refused(setting, message):
     with pytest.raises(ValueError, match=message):
         staleness_weighting(setting)
 
@@ -86,7 +85,7 @@ def test_fedbuff_divides_by_the_size_of_the_buffer():
     np.testing.assert_allclose(mean, (1 + 2 / 2 + 4 / 4) / 3, rtol=1e-12)
 
 
-def test_weights_count_as_ever_beside_staleness():
+def test_weights_count_in_full_beside_staleness():
     """Σ c(s) w x / Σ w: a fresh heavy update keeps its share."""
     mean, _ = buffer_of([(1.0, 3.0, 0), (8.0, 1.0, 3)]).mean_block(KEY, 0, 4)
     np.testing.assert_allclose(mean, (3 + 8 / 2) / 4, rtol=1e-12)
@@ -101,7 +100,7 @@ def test_fedasync_steps_by_alpha_times_the_factor():
 
 
 def test_a_slice_is_divided_by_the_weight_that_covers_it():
-    """Coverage and staleness compose: the other coordinates do not notice."""
+    """Coverage and staleness compose: other coordinates do not change."""
     partial = buffer_of([(1.0, 1.0, 0)])
     part = Slice(((0, 2),))
     units = weight_units(1.0)
@@ -118,7 +117,7 @@ def test_a_slice_is_divided_by_the_weight_that_covers_it():
     st.randoms(),
 )  # fmt: skip
 def test_a_buffer_is_the_same_bits_in_any_order(updates, draw):
-    """Staleness is rounded into each addend once; sums of integers do the rest."""
+    """Staleness is rounded into each addend once."""
     shuffled = list(updates)
     draw.shuffle(shuffled)
     assert buffer_of(updates) == buffer_of(shuffled)
@@ -126,7 +125,7 @@ def test_a_buffer_is_the_same_bits_in_any_order(updates, draw):
 
 @given(st.integers(1, 2**53), st.integers(0, 1000))
 def test_a_discounted_weight_is_rounded_once(units, staleness):
-    """It stays between nothing and the weight, next to the product."""
+    """It is between 0 and the weight, next to the product."""
     factor = staleness_weighting("inverse_sqrt")(staleness)
     got = discounted(units, factor)
     assert 0 <= got <= units
@@ -135,7 +134,7 @@ def test_a_discounted_weight_is_rounded_once(units, staleness):
 
 
 def test_values_cannot_count_for_more_than_their_weight():
-    """The bound that keeps sums from overflowing holds for the weight."""
+    """The bound against overflow is on the weight."""
     partial = Partial(SPECS, 0)
     with pytest.raises(ValueError, match="value_units"):
         partial.add_array(KEY, Full(), 5, np.zeros(4), value_units=6)

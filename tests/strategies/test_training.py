@@ -67,7 +67,7 @@ def regression(sizes):
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_fedsgd_is_centralised_gradient_descent(dtype):
-    """One full-batch step per round and client, five clients of different sizes: same path."""
+    """One full-batch step per round and client, five clients of different sizes."""
     shards = [
         (inputs.astype(dtype), targets.astype(dtype))
         for inputs, targets in regression([3, 50, 17, 200, 1])
@@ -95,7 +95,6 @@ def test_fedprox_reaches_the_proximal_optimum():
 
 
 def test_fedprox_without_weight_is_plain():
-    """Mu = 0 leaves the gradient what it was."""
     grad, param = np.array([1.0, -2.0]), np.array([3.0, 4.0])
     np.testing.assert_array_equal(
         FedProx(mu=0).gradient(grad, TensorAtStep(param=param, anchor=0 * param)), grad
@@ -105,7 +104,7 @@ def test_fedprox_without_weight_is_plain():
 
 @pytest.mark.parametrize("name", ["fedavg", "fedavgm", "fedadagrad", "fedadam", "fedyogi"])
 def test_fedprox_composes_with_every_server_optimizer(name):
-    """Any optimizer brings the proximal rule to the clients, and the model closer to the data."""
+    """Any optimizer passes the proximal rule on, and the model gets closer to the data."""
     shards = regression([40, 60, 20])
     rates = {"server_learning_rate": 0.1} if name not in {"fedavg", "fedavgm"} else {}
     algorithm = strategy(name, rates, rule=client_rule("fedprox", {"mu": 0.1}))
@@ -120,13 +119,13 @@ def test_fedprox_composes_with_every_server_optimizer(name):
 
 
 def test_a_rule_is_rebuilt_from_its_name_and_settings():
-    """What crosses the wire is enough to make the same rule again."""
+    """As sent on the wire."""
     for rule in (Plain(), FedProx(mu=0.25)):
         assert client_rule(rule.name, rule.settings()) == rule
 
 
-def test_settings_are_passed_on_as_they_are_without_choices():
-    """No warm-up and no scaling: every round and cohort gets the same."""
+def test_settings_without_warm_up_or_scaling_are_passed_unchanged():
+    """In every round and for every cohort."""
     settings = LocalTraining(epochs=2, batch_size=32, learning_rate=0.1)
     expected = RoundSettings(epochs=2, steps=None, batch_size=32, learning_rate=0.1)
     assert settings.at(1, 1) == settings.at(9, 100) == expected
@@ -134,7 +133,7 @@ def test_settings_are_passed_on_as_they_are_without_choices():
 
 
 def test_linear_scaling_follows_the_minibatch_of_the_round():
-    """0.1 tuned for batches of 256: eight clients of 64 step on 512, so 0.2."""
+    """0.1 tuned for batches of 256: eight clients of 64 have 512 per step, so 0.2."""
     settings = LocalTraining(
         epochs=1, batch_size=64, learning_rate=0.1, scaling="linear", base_batch_size=256
     )
@@ -143,7 +142,7 @@ def test_linear_scaling_follows_the_minibatch_of_the_round():
 
 
 def test_warm_up_with_linear_scaling_climbs_from_the_base_rate():
-    """0.1 to 0.8 over seven rounds is one tenth more each round, then constant."""
+    """0.1 to 0.8 in seven steps of 0.1, then constant."""
     settings = LocalTraining(
         epochs=1,
         batch_size=256,
@@ -159,7 +158,7 @@ def test_warm_up_with_linear_scaling_climbs_from_the_base_rate():
 
 
 def test_warm_up_never_starts_above_the_scaled_rate():
-    """Scaled down, there is nothing to climb."""
+    """If scaled down, there is no climb."""
     settings = LocalTraining(
         epochs=1,
         batch_size=1,
@@ -172,14 +171,14 @@ def test_warm_up_never_starts_above_the_scaled_rate():
 
 
 def test_warm_up_without_scaling_climbs_in_equal_steps():
-    """Four rounds of warm-up to 0.5: a tenth more each round."""
+    """Four rounds of warm-up to 0.5, in steps of 0.1."""
     settings = LocalTraining(steps=3, learning_rate=0.5, warmup_rounds=4)
     rates = [settings.at(number, 3).learning_rate for number in range(1, 7)]
     assert rates == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5, 0.5])
 
 
 def test_a_global_batch_is_split_over_the_cohort():
-    """256 examples a step over eight clients are 32 each, and scale the rate as 8 × 32 do."""
+    """256 examples per step over eight clients are 32 each, and scale the rate like 8 × 32."""
     settings = LocalTraining(
         steps=1, global_batch_size=256, learning_rate=0.1, scaling="linear", base_batch_size=64
     )
@@ -192,7 +191,7 @@ def test_a_global_batch_is_split_over_the_cohort():
 
 @pytest.mark.parametrize(("size", "cohort", "fitting"), [(250, 8, 248), (4, 8, 8)])
 def test_a_global_batch_that_cannot_be_split_says_what_to_do(size, cohort, fitting):
-    """The nearest size that fits."""
+    """The message has the nearest size that fits."""
     settings = LocalTraining(steps=1, global_batch_size=size, learning_rate=0.1)
     with pytest.raises(ValueError, match=f"goal of {cohort}, got {size}. Set it to {fitting}"):
         settings.at(1, cohort)
@@ -219,14 +218,12 @@ BAD_SETTINGS = [
 
 
 @pytest.mark.parametrize(("fields", "error", "message"), BAD_SETTINGS)
-def test_settings_that_make_no_sense_are_refused(fields, error, message):
-    """The message says what was expected."""
+def test_invalid_settings_are_refused(fields, error, message):
     with pytest.raises(error, match=message):
         LocalTraining(**{"learning_rate": 0.1, **fields})
 
 
 @pytest.mark.parametrize("arguments", [(0, 1), (1, 0)])
 def test_rounds_and_cohorts_start_at_one(arguments):
-    """There is no round 0 and no empty cohort."""
     with pytest.raises(ValueError, match=">= 1"):
         LocalTraining(steps=1, learning_rate=0.1).at(*arguments)

@@ -32,7 +32,7 @@ BY_NAME = pytest.mark.parametrize("method", METHODS, ids=str)
 
 
 def test_every_codec_is_in_these_tests():
-    """One that is registered and not listed here would be held to nothing."""
+    """Every registered codec is listed here."""
     assert {method.name for method in METHODS} == set(CODECS)
 
 
@@ -75,8 +75,8 @@ shapes = st.tuples(st.integers(1, 40), st.integers(1, 60))
 @BY_NAME
 @settings(max_examples=25, deadline=None)
 @given(shape=shapes, seed=st.integers(0, 2**64 - 1), step=st.integers(1, 700), data=st.data())
-def test_what_is_inspected_is_what_is_decoded_in_any_ranges(method, shape, seed, step, data):
-    """Whatever the chunks and ranges, the same values are checked, read in order and at random."""
+def test_inspected_values_are_the_decoded_ones_in_any_ranges(method, shape, seed, step, data):
+    """For all chunks and ranges, in order and at random."""
     if not method.applies(shape):
         return
     values = made(shape, seed % 1000)
@@ -97,7 +97,7 @@ def test_what_is_inspected_is_what_is_decoded_in_any_ranges(method, shape, seed,
 
 @BY_NAME
 def test_tensors_longer_than_the_work_block_decode_alike(method):
-    """Blocks of work leave no seam: encoding and decoding are the same past the first one."""
+    """Encoding and decoding do not depend on the division into blocks."""
     shape = (3, WORK - 7)
     values = made(shape, 1)
     encoded = method.encode(values, shape, 9, {})
@@ -120,8 +120,8 @@ def test_encoding_again_gives_the_same_bytes(method):
 
 @BY_NAME
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_what_is_not_finite_cannot_hide(method, bad):
-    """A value that is not finite reaches whoever checks, as one that is not, or is not sent."""
+def test_non_finite_values_stay_visible(method, bad):
+    """A non-finite value is yielded as non-finite for the check, or is not sent."""
     shape = (20, 40)
     values = made(shape, 3)
     values[417] = bad
@@ -157,7 +157,7 @@ def test_quantisers_err_by_less_than_a_scale(name, size, seed, exponent, spread)
 
 @pytest.mark.parametrize("name", ["int8", "int4", "bf16", "random_k"])
 def test_expectations_are_the_values(name):
-    """The mean of 4000 encodings is within 5 standard errors of the values; no rounding drifts."""
+    """The mean of 4000 encodings is within 5 standard errors of the values."""
     method = codec(name, {"fraction": 0.25, "scaled": True} if name == "random_k" else {})
     values = made((64,), 4)
     values[:4] = [0.0, 1e-3, -1e-3, 0.02]
@@ -175,7 +175,7 @@ def test_expectations_are_the_values(name):
 
 @pytest.mark.parametrize("method", [m for m in METHODS if m.contracts], ids=str)
 def test_memory_of_the_error_loses_nothing(method):
-    """What was decoded over many rounds and what is remembered add up to what was meant."""
+    """The decoded values of all rounds plus the memory equal the input."""
     shape = (24, 40)
     meant, sent, memory = np.zeros(960), np.zeros(960), np.zeros(960, np.float32)
     kept = {}
@@ -192,7 +192,7 @@ def test_memory_of_the_error_loses_nothing(method):
 
 
 def test_int8_agrees_with_arithmetic_in_python():
-    """Codes and scales are those of the definition, computed value by value in whole numbers."""
+    """Codes and scales are those of the definition, computed value by value with integers."""
     values = made((100,), 5)
     encoded = codec("int8").encode(values, (100,), 11, {})
     (scale,), codes = encoded.arrays["scales"], encoded.arrays["codes"]
@@ -219,14 +219,14 @@ def splitmix(seed, count):
 
 
 def test_random_numbers_are_splitmix64():
-    """The published outputs of seed 1234567, and those of Python's arithmetic anywhere else."""
+    """The published outputs of seed 1234567, and Python's arithmetic for other seeds."""
     known = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431]
     assert Words64(1234567, 4).at(0, 4).tolist() == known == splitmix(1234567, 4)
     assert Words64(2**64 - 1, 40).at(7, 9).tolist() == splitmix(2**64 - 1, 16)[7:]
 
 
 def test_int4_packs_two_values_in_a_byte():
-    """A block's first half is in the low halves, its second in the high; spare places are zero."""
+    """A block's first half is in the low half bytes, its second in the high; padding is zero."""
     values = np.linspace(-1, 1, 40).astype(np.float32)
     method = codec("int4", {"block": 32})
     encoded = method.encode(values, (40,), 3, {})
@@ -263,8 +263,8 @@ def test_fp16_is_numpys_and_bf16_is_one_of_its_neighbours():
     st.lists(st.sampled_from([0.0, 1.0, -1.0, 2.0, -3.0]), min_size=1, max_size=60),
     st.floats(0.01, 0.99),
 )
-def test_top_k_keeps_the_largest_and_of_equals_the_first(values, fraction):
-    """Against a stable sort by falling magnitude."""
+def test_top_k_keeps_the_largest_and_the_first_of_equals(values, fraction):
+    """Compared with a stable sort by falling magnitude."""
     array = np.array(values, np.float32)
     method = codec("top_k", {"fraction": fraction})
     decoded = decode(method, method.encode(array, array.shape, 0, {}), array.shape, 0)
@@ -275,8 +275,8 @@ def test_top_k_keeps_the_largest_and_of_equals_the_first(values, fraction):
 
 
 @pytest.mark.parametrize(("fraction", "form"), [(0.001, "U32"), (0.01, "U16"), (0.4, "bits")])
-def test_top_k_says_where_in_the_fewest_bytes(fraction, form):
-    """Gaps are as wide as the widest needs; where they would be longer than bits, bits are sent."""
+def test_top_k_encodes_places_in_the_fewest_bytes(fraction, form):
+    """Gaps are as wide as the widest needs; bits are sent if they are shorter."""
     size = 200_000
     values = np.linspace(2, 1, size).astype(np.float32) if form == "U32" else made((size,), 7)
     if form == "U32":
@@ -301,7 +301,7 @@ def test_random_k_draws_the_documented_places():
 
 
 def test_low_rank_is_exact_for_matrices_of_that_rank_and_improves_when_warm():
-    """A matrix of rank 2 comes back to rounding; a full one comes closer with each warm start."""
+    """A matrix of rank 2 is exact up to rounding; a full one improves with each warm start."""
     rng = np.random.default_rng(8)
     low = (rng.normal(size=(30, 2)) @ rng.normal(size=(2, 50))).astype(np.float32)
     method = codec("low_rank", {"rank": 2})
@@ -321,7 +321,7 @@ def test_low_rank_is_exact_for_matrices_of_that_rank_and_improves_when_warm():
 
 
 def test_dependent_columns_become_zeros():
-    """Orthonormal columns are orthonormal to rounding; one that adds nothing is dropped."""
+    """Orthonormal columns are orthonormal up to rounding; a dependent one is dropped."""
     matrix = np.random.default_rng(9).normal(size=(20, 3))
     matrix[:, 1] = 2 * matrix[:, 0]
     got = orthonormal(matrix)
@@ -329,7 +329,7 @@ def test_dependent_columns_become_zeros():
 
 
 def test_lossless_gives_the_same_bits_and_is_smaller_where_it_pays():
-    """Noise is stored, zeros vanish, and every bit comes back."""
+    """Noise is stored, zeros shrink, and every bit is restored."""
     noise = np.frombuffer(np.random.default_rng(1).bytes(400_000), np.float32)
     method = codec("lossless")
     for values in (noise, np.zeros(100_000, np.float32), made((100_000,), 1)):
@@ -342,7 +342,7 @@ def test_lossless_gives_the_same_bits_and_is_smaller_where_it_pays():
 
 @pytest.mark.parametrize("name", list(CODECS))
 def test_settings_rebuild_the_codec(name):
-    """What travels, numbers by name, makes the same codec again."""
+    """The sent settings build the same codec again."""
     given = {"fraction": 0.25} if name.endswith("_k") else {}
     method = codec(name, given)
     assert codec(name, method.settings()) == method
@@ -362,7 +362,7 @@ def test_settings_rebuild_the_codec(name):
     ],
 )
 def test_settings_out_of_range_are_refused(name, given, said):
-    """A mistake is answered with what was expected."""
+    """The message says what was expected."""
     with pytest.raises((ValueError, TypeError), match=said):
         codec(name, given)
 
@@ -380,7 +380,7 @@ def test_settings_out_of_range_are_refused(name, given, said):
 )
 @pytest.mark.parametrize("name", ["int8", "int4"])
 def test_scales_must_be_finite_and_not_negative(name, scale, code):
-    """Before any value is made of them."""
+    """Checked before decoding."""
     method = codec(name)
     arrays = dict(method.encode(made((3000,), 1), (3000,), 1, {}).arrays)
     arrays["scales"] = arrays["scales"].copy()
@@ -388,8 +388,8 @@ def test_scales_must_be_finite_and_not_negative(name, scale, code):
     assert refusal(method, (3000,), arrays) is code
 
 
-def test_what_fills_an_int4_block_must_be_zeros():
-    """In the low half and in the high one, however the bytes come."""
+def test_the_padding_of_an_int4_block_must_be_zeros():
+    """In the low and the high half, in any chunks."""
     method = codec("int4", {"block": 32})
     arrays = dict(method.encode(np.ones(40, np.float32), (40,), 1, {}).arrays)
     for place, value in ((24, 1), (31, 15), (16, 16), (31, 128)):
@@ -406,7 +406,7 @@ def test_what_fills_an_int4_block_must_be_zeros():
     ids=["twice", "past-the-end", "first-past-the-end", "overflow"],
 )
 def test_places_must_rise_within_the_tensor(gaps):
-    """Duplicate, falling and outlying places are all gaps that are zero or too long."""
+    """Duplicate, falling and outlying places are gaps that are zero or too long."""
     method = codec("top_k", {"fraction": 0.03})
     arrays = {"values": np.ones(3, np.float32), "gaps": np.array(gaps, np.uint32)}
     assert refusal(method, (100,), arrays) is Code.MALFORMED
@@ -422,7 +422,7 @@ def test_bits_must_be_as_many_as_values():
 
 @BY_NAME
 def test_sizes_and_types_must_follow_from_the_shape(method):
-    """One item more or less of any array, or another dtype, is refused by the declaration alone."""
+    """One item more or less, or another dtype, is refused by the declaration alone."""
     shape = (20, 40)
     declared = stored(method.encode(made(shape, 1), shape, 1, {}), method)
     for role, array in declared.items():
@@ -438,7 +438,7 @@ def test_sizes_and_types_must_follow_from_the_shape(method):
 
 
 def test_nothing_inflates_past_its_size():
-    """A bomb, a short block, spare data and lying lengths are refused; none is inflated whole."""
+    """Bombs, short blocks, extra data and false lengths are refused; none is inflated whole."""
     import zlib
 
     method = codec("lossless")

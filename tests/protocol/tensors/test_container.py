@@ -45,8 +45,8 @@ def same(a, b):
 
 
 @given(st.dictionaries(NAMES, arrays(), max_size=5))
-def test_what_is_written_the_library_reads(params):
-    """The library reads every dtype, shape, name and bit that was written."""
+def test_the_library_reads_our_files(params):
+    """Every dtype, shape, name and bit."""
     file = io.BytesIO()
     digest = write_params(file, params)
     raw = file.getvalue()
@@ -57,8 +57,8 @@ def test_what_is_written_the_library_reads(params):
 
 
 @given(st.dictionaries(NAMES, arrays(), max_size=5), st.booleans())
-def test_what_the_library_writes_is_read(tmp_path_factory, params, metadata):
-    """Files of the library, with metadata or without, give the same arrays."""
+def test_files_of_the_library_are_read(tmp_path_factory, params, metadata):
+    """With metadata or without."""
     path = tmp_path_factory.getbasetemp() / "library.safetensors"
     raw = safetensors.numpy.save(params, {"made by": "a test"} if metadata else None)
     path.write_bytes(raw)
@@ -69,7 +69,7 @@ def test_what_the_library_writes_is_read(tmp_path_factory, params, metadata):
 
 @given(st.lists(st.integers(0, 0xFFFF), min_size=1, max_size=40))
 def test_bfloat16_agrees_with_torch_both_ways(tmp_path_factory, bits):
-    """Every bfloat16 is read as the float32 that it is, and written as torch would."""
+    """Every bfloat16 is read as its float32 value, and written as by torch."""
     torch = pytest.importorskip("torch")
     load = pytest.importorskip("safetensors.torch")
     torch.set_num_threads(1)
@@ -99,7 +99,7 @@ def test_narrowing_rounds_to_the_nearest_as_torch_does(values):
 
 @pytest.mark.parametrize("dtype", sorted(DTYPES))
 def test_every_dtype_goes_through_a_file(tmp_path, dtype):
-    """Empty, scalar and misaligned-looking tensors of each dtype come back as they were."""
+    """Empty, scalar and unaligned tensors of each dtype are restored."""
     path = tmp_path / "x.safetensors"
     kind = np.float32 if dtype == "BF16" else DTYPES[dtype]
     params = {
@@ -119,7 +119,7 @@ def test_every_dtype_goes_through_a_file(tmp_path, dtype):
 
 
 def test_writable_arrays_leave_the_file_alone(tmp_path):
-    """What a client does to its copy of the model stays in memory."""
+    """A client's changes to its copy of the model stay in memory."""
     path = tmp_path / "x.safetensors"
     write_file(path, {"x": np.zeros(4, np.float32)})
     before = path.read_bytes()
@@ -128,13 +128,13 @@ def test_writable_arrays_leave_the_file_alone(tmp_path):
 
 
 def test_big_endian_arrays_are_written_in_the_format_s_order(tmp_path):
-    """The container is little-endian, whatever the array was."""
+    """The container is always little-endian."""
     path = tmp_path / "x.safetensors"
     write_file(path, {"x": np.array([1, 2], ">f4")})
     np.testing.assert_array_equal(read_params(path)["x"], [1, 2])
 
 
-def test_dtypes_that_the_format_lacks_are_an_error_of_use(tmp_path):
+def test_dtypes_outside_the_format_are_a_usage_error(tmp_path):
     """Complex numbers and objects cannot be stored."""
     for array in (np.zeros(2, np.complex64), np.array(["x"])):
         with pytest.raises(UsageError, match="Expected a dtype"):
@@ -187,14 +187,14 @@ def nearly_headers(draw):
 @example(b"\x00" * 8)
 @settings(max_examples=400)
 def test_parser_refuses_or_accepts_and_does_nothing_else(header):
-    """Whatever the bytes, the answer is a layout or a typed refusal that can be sent."""
+    """For any bytes, the result is a layout or a typed refusal that can be sent."""
     accepted(header)
 
 
 @pytest.mark.parametrize("depth", [*range(940, 1000), 5000])
 @pytest.mark.parametrize("pair", [b"[]", b"{}"])
 def test_nesting_around_the_recursion_limit_is_refused(depth, pair):
-    """What nests just not too deep to parse is still turned away by type."""
+    """With a typed refusal, also just below the limit."""
     opening = pair[:1] if pair == b"[]" else b'{"x":'
     header = b'{"a":' + opening * depth + b"1" + pair[1:] * depth + b"}"
     assert accepted(header) is None
@@ -215,8 +215,8 @@ def tampered(draw):
 
 @given(tampered())
 @settings(max_examples=400)
-def test_whatever_is_accepted_the_library_accepts_too(header):
-    """The parser is never laxer than the format's own, and sees the same tensors."""
+def test_the_library_accepts_all_accepted_files(header):
+    """The parser is never laxer than the library, and sees the same tensors."""
     layout = accepted(header)
     if layout is None:
         return
@@ -230,7 +230,7 @@ def test_whatever_is_accepted_the_library_accepts_too(header):
 
 @given(st.lists(st.tuples(st.sampled_from(sorted(DTYPES)), SHAPES), max_size=6))
 def test_headers_that_are_built_parse_to_their_own_layout(entries):
-    """Building and parsing agree; every tensor is aligned, and the whole without a hole."""
+    """Every tensor is aligned, without gaps."""
     raw, layout = build_header(
         TensorEntry(f"{n}", dtype, shape) for n, (dtype, shape) in enumerate(entries)
     )
@@ -246,7 +246,7 @@ def test_headers_that_are_built_parse_to_their_own_layout(entries):
 
 
 def test_finding_a_repeated_name_takes_linear_time():
-    """A hundred thousand names with one repeated at the end are refused at once, not in minutes."""
+    """A hundred thousand names with one repeated at the end are refused at once."""
     text = ",".join(f'"{n}":0' for n in range(100_000))
     with pytest.raises(Refusal) as caught:
         parse_header(f'{{{text},"99999":0}}'.encode())
@@ -255,7 +255,7 @@ def test_finding_a_repeated_name_takes_linear_time():
 
 @given(st.binary(max_size=64))
 def test_file_that_is_no_container_is_damaged(tmp_path_factory, raw):
-    """A stored file is whole and exactly as long as it says, or an integrity error."""
+    """A stored file has exactly its declared length, or raises an integrity error."""
     path = tmp_path_factory.getbasetemp() / "damaged.safetensors"
     path.write_bytes(raw)
     try:
@@ -267,7 +267,6 @@ def test_file_that_is_no_container_is_damaged(tmp_path_factory, raw):
 
 
 def test_file_cut_or_grown_by_a_byte_is_damaged(tmp_path):
-    """A byte more or less than the header adds up to is noticed."""
     path = tmp_path / "x.safetensors"
     write_file(path, {"x": np.arange(4.0)})
     raw = path.read_bytes()

@@ -23,8 +23,8 @@ def arrays():
     }
 
 
-def test_they_are_what_reading_the_file_gives(tmp_path):
-    """Of every dtype; bfloat16 widened."""
+def test_file_arrays_equal_the_read_file(tmp_path):
+    """For every dtype; bfloat16 widened."""
     path = tmp_path / "a"
     write_file(path, arrays(), {"bf": "BF16"})
     expected = read_params(path)
@@ -33,8 +33,7 @@ def test_they_are_what_reading_the_file_gives(tmp_path):
         np.testing.assert_array_equal(np.asarray(values), expected[name])
 
 
-def test_they_outlive_their_file_and_are_written_to_another(tmp_path):
-    """A file of the same name is another file."""
+def test_file_arrays_survive_the_replacement_of_their_file(tmp_path):
     path, copy = tmp_path / "a", tmp_path / "b"
     digest = write_file(path, arrays())
     found = stored_params(path)
@@ -44,14 +43,14 @@ def test_they_outlive_their_file_and_are_written_to_another(tmp_path):
 
 
 def test_a_piece_ends_where_its_array_does(tmp_path):
-    """What lies behind it is another's."""
+    """The next bytes belong to another array."""
     path = tmp_path / "a"
     write_file(path, {"a": np.arange(5.0), "b": np.ones(5)})
     np.testing.assert_array_equal(stored_params(path)["a"].piece(3, 99), [3.0, 4.0])
 
 
-def test_a_file_that_was_cut_meanwhile_is_told(tmp_path):
-    """Not taken for zeros."""
+def test_a_file_truncated_later_is_an_error(tmp_path):
+    """The missing bytes are not read as zeros."""
     path = tmp_path / "a"
     write_file(path, {"a": np.arange(5.0)})
     found = stored_params(path)
@@ -66,8 +65,8 @@ def open_files():
     return len(list(folder.iterdir())) if folder.is_dir() else 0
 
 
-def test_what_is_scratch_has_no_name_and_goes_with_its_arrays(tmp_path):
-    """Arrays are what was put there, zeros elsewhere; nothing of them is left."""
+def test_scratch_is_unnamed_and_freed_with_its_arrays(tmp_path):
+    """Arrays hold the written values, zeros elsewhere."""
     before = open_files()
     scratch = Scratch(tmp_path)
     kept, room = scratch.keep(arrays()["w"]), scratch.room((2, 3), np.dtype(np.float32))

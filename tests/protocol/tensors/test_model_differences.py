@@ -53,8 +53,8 @@ def put(store, params):
 
 
 @pytest.mark.parametrize("method", METHODS, ids=str)
-def test_a_client_comes_to_the_bits_that_the_server_tells_of(store, method):
-    """Through files, several steps at once, in every dtype; unchanged tensors are left out."""
+def test_a_client_gets_the_bits_of_the_server(store, method):
+    """Through files, several at once, in every dtype; unchanged tensors are left out."""
     base = put(store, model(0))
     manifest = read_manifest(store.model_path(base))
     held = read_params(store.model_path(base))
@@ -77,8 +77,8 @@ def test_a_client_comes_to_the_bits_that_the_server_tells_of(store, method):
 
 
 @pytest.mark.parametrize("method", METHODS, ids=str)
-def test_what_one_difference_loses_the_next_ones_make_up_for(store, method):
-    """Towards a model that stays where it is the clients' comes ever closer."""
+def test_later_differences_correct_the_loss_of_earlier_ones(store, method):
+    """The clients' model converges to a constant model."""
     base = put(store, model(0))
     manifest = read_manifest(store.model_path(base))
     held, goal = read_params(store.model_path(base)), model(1)
@@ -89,8 +89,8 @@ def test_what_one_difference_loses_the_next_ones_make_up_for(store, method):
     assert held["n"] == goal["n"]
 
 
-def test_nothing_is_sent_of_what_did_not_change(store):
-    """A difference of equal models is empty but for its note."""
+def test_unchanged_tensors_are_not_sent(store):
+    """A difference of equal models has only its note."""
     base = put(store, model(0))
     params = read_params(store.model_path(base))
     made = make(params, params, read_manifest(store.model_path(base)), METHODS[2], 1)
@@ -113,15 +113,15 @@ def test_nothing_is_sent_of_what_did_not_change(store):
     )
     | st.binary(max_size=30)
 )
-def test_what_is_no_difference_is_an_error_of_integrity(note):
-    """Whatever comes, the client can go on with the whole model."""
+def test_an_invalid_difference_is_an_integrity_error(note):
+    """The client can then download the whole model."""
     arrays = {"note": np.frombuffer(note, np.uint8), "0": np.zeros(3), "0.codes": np.zeros(3)}
     with pytest.raises(IntegrityError):
         apply(model(0), arrays, None)
 
 
-def test_a_difference_from_another_model_is_noticed_and_dropped(store):
-    """The digest of what comes out decides."""
+def test_a_difference_from_another_model_is_detected(store):
+    """By the digest of the result."""
     base, other = put(store, model(0)), put(store, model(5))
     manifest = read_manifest(store.model_path(base))
     made = make(read_params(store.model_path(base)), model(1), manifest, METHODS[2], 1)

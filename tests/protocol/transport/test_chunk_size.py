@@ -19,7 +19,7 @@ def send(chunks, total, seconds_of):
 
 
 def test_a_fixed_size_stays():
-    """However fast or slow it is."""
+    """At any speed."""
     chunks = Chunks(300_000)
     assert set(send(chunks, 50 << 20, lambda size: size)) == {300_000}
     assert Chunks().size == CHUNK_BYTES
@@ -27,7 +27,7 @@ def test_a_fixed_size_stays():
 
 @pytest.mark.parametrize("best", SIZES)
 def test_auto_settles_on_the_fastest(best):
-    """Whichever size that is, after 16 MiB of each."""
+    """For each size, after 16 MiB of each."""
     chunks = Chunks("auto")
     rate = dict.fromkeys(SIZES, 100e6) | {best: 130e6}
     used = send(chunks, len(SIZES) * TRIAL_BYTES, lambda size: size / rate[size])
@@ -43,7 +43,7 @@ def test_sizes_alike_in_speed_leave_the_largest():
 
 
 def test_auto_looks_again_after_a_gigabyte():
-    """A link that has become another one is found out."""
+    """The speed of a link may change."""
     chunks = Chunks("auto")
     send(chunks, len(SIZES) * TRIAL_BYTES, lambda size: 1.0)  # the larger the faster
     assert chunks.size == SIZES[-1]
@@ -53,8 +53,7 @@ def test_auto_looks_again_after_a_gigabyte():
     assert chunks.size == SIZES[0]
 
 
-def test_short_ends_of_transfers_are_not_judged():
-    """A last piece says nothing of a size."""
+def test_short_ends_of_transfers_are_not_measured():
     chunks = Chunks("auto")
     for _ in range(1000):
         chunks.passed(1234, 100.0)
@@ -62,7 +61,7 @@ def test_short_ends_of_transfers_are_not_judged():
 
 
 @pytest.mark.parametrize("setting", [0, 1000, MAX_MESSAGE_BYTES + 1, "fast", 1e6, True])
-def test_what_cannot_be_is_refused(setting):
-    """With the range."""
+def test_an_invalid_size_is_refused(setting):
+    """The message has the range."""
     with pytest.raises(UsageError, match='Expected chunk_bytes = "auto" or from 16384 to 2097152'):
         check(setting)

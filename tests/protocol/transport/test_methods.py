@@ -19,7 +19,7 @@ def _failed(details, trailing=()):
 
 
 def test_a_proxy_in_the_way_is_named(monkeypatch):
-    """GRPC says the proxy's address as if it were the server's; its password is not repeated."""
+    """Errors of gRPC show the proxy's address as the server's; its password is not repeated."""
     monkeypatch.setenv("https_proxy", "http://me:secret@proxy.example.org:3128")
     monkeypatch.setenv("no_proxy", "localhost,10.0.0.0/8,.elsewhere.org")
     said = str(methods.error_from_rpc(_failed("Connection refused"), "fl.example.org:7443"))
@@ -31,8 +31,8 @@ def test_a_proxy_in_the_way_is_named(monkeypatch):
         assert "proxy" not in str(methods.error_from_rpc(_failed("Connection refused"), peer))
 
 
-def test_a_refusal_comes_back_as_it_was_sent():
-    """Code and message cross the wire in the trailing metadata."""
+def test_a_refusal_is_read_as_it_was_sent():
+    """In the trailing metadata."""
     sent = Refusal(Code.REVOKED, "The client 'ward-3' was revoked.")
     error = methods.error_from_rpc(
         _failed("", methods.refusal_metadata(sent)), "fl.example.org:7443"
@@ -50,8 +50,8 @@ def test_a_refusal_comes_back_as_it_was_sent():
         ("Connection refused", "Connection refused."),
     ],
 )
-def test_what_grpc_says_is_explained(details, hint):
-    """A sentence, with what to do where that is known."""
+def test_grpc_errors_are_explained(details, hint):
+    """With what to do, if known."""
     error = methods.error_from_rpc(_failed(details), "fl.example.org:7443")
     assert isinstance(error, UnavailableError)
     assert str(error).startswith("Expected an answer from fl.example.org:7443, got UNAVAILABLE: ")
@@ -87,7 +87,7 @@ importlib.import_module(sys.argv[1])
     ],
 )
 def test_grpc_is_set_up_before_it_is_imported(module):
-    """It reads its environment once: children that training forks would be aborted else."""
+    """It reads its environment once; otherwise forked training processes would be aborted."""
     known = {k: v for k, v in os.environ.items() if not k.startswith("GRPC_")}
     done = subprocess.run(
         [sys.executable, "-c", WATCHING, module],

@@ -77,7 +77,6 @@ def test_the_pinned_root_is_fetched(tmp_path, authority, bundle, host):
 
 
 def test_another_pin_is_refused_with_what_to_check(tmp_path, bundle):
-    """A server with another root may be someone in between."""
     with (
         _tls(tmp_path, bundle.key_pem, bundle.chain_pem) as port,
         pytest.raises(Refusal, match=r"in between poses as it.*Check that host and port") as caught,
@@ -100,7 +99,7 @@ def test_an_impostor_that_presents_the_pinned_root_is_refused(tmp_path, authorit
 
 
 def test_a_clients_certificate_does_not_make_a_server(authority):
-    """An enrolled device cannot pose as the server: its certificate is for clients."""
+    """A client's certificate is for client authentication only."""
     from fedloom.protocol.trust.identity import build_csr, generate_key
 
     chain, _ = authority.issue_client(build_csr(generate_key()), "localhost", 3600, NOW)
@@ -123,7 +122,7 @@ def test_another_host_name_is_refused_with_the_names_that_work(authority, tmp_pa
 
 @pytest.mark.parametrize("host", ["FL.Example.org", "a.w.example.org", "10.0.0.7", "::1"])
 def test_every_form_of_a_servers_name_is_found(authority, host):
-    """Case, wildcards, IPv4 and IPv6 addresses match as TLS says."""
+    """Case, wildcards, IPv4 and IPv6 addresses match as in TLS."""
     names = ["fl.example.org", "*.w.example.org", "10.0.0.7", "::1"]
     chain = _ders(authority.issue_server(names, 3600, NOW).chain_pem)
     root = bootstrap.verified_root(chain, host, authority.root_pin, NOW)
@@ -132,7 +131,7 @@ def test_every_form_of_a_servers_name_is_found(authority, host):
 
 @pytest.mark.parametrize("offset", [timedelta(days=-1), timedelta(days=1)])
 def test_a_wrong_clock_is_named_as_the_reason(authority, bundle, offset):
-    """Devices lose their clocks; the message says both times."""
+    """The message has both times."""
     now = NOW + offset
     with pytest.raises(Refusal, match=f"clock says {now:%Y-%m-%d %H:%M}") as caught:
         bootstrap.verified_root(_ders(bundle.chain_pem), "localhost", authority.root_pin, now)
@@ -140,7 +139,6 @@ def test_a_wrong_clock_is_named_as_the_reason(authority, bundle, offset):
 
 
 def test_a_chain_without_the_root_is_refused(authority, bundle):
-    """Without the root there is nothing that the pin could match."""
     chain = _ders(bundle.chain_pem)[:2]
     with pytest.raises(Refusal) as caught:
         bootstrap.verified_root(chain, "localhost", authority.root_pin, NOW)
@@ -148,7 +146,7 @@ def test_a_chain_without_the_root_is_refused(authority, bundle):
 
 
 def test_unreadable_certificates_are_refused(authority, bundle):
-    """Garbage in the chain gets a typed refusal, with or without the right root."""
+    """With a typed refusal, with or without the right root."""
     root = _ders(authority.root_pem)[0]
     garbage = b"\x30\x03garbage"
     for chain, pin in [
@@ -162,7 +160,7 @@ def test_unreadable_certificates_are_refused(authority, bundle):
 
 
 def test_a_port_that_nobody_serves_is_unavailable():
-    """A refused connection is said to be one, with what to check."""
+    """The message says what to check."""
     with socket.socket() as bound:  # bound and not listening: nobody else can take the port
         bound.bind(("127.0.0.1", 0))
         port = bound.getsockname()[1]
@@ -170,8 +168,8 @@ def test_a_port_that_nobody_serves_is_unavailable():
             bootstrap.fetch_root("127.0.0.1", port, b"\0" * 32, 10)
 
 
-def test_a_server_that_says_nothing_is_unavailable():
-    """The handshake has a time limit too: the backlog accepts, but nobody answers."""
+def test_a_silent_server_is_unavailable():
+    """The handshake has a time limit: the backlog accepts, but nobody answers."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         with pytest.raises(UnavailableError, match="timed out"):
@@ -179,7 +177,7 @@ def test_a_server_that_says_nothing_is_unavailable():
 
 
 def test_a_server_that_speaks_no_tls_is_unavailable():
-    """A plaintext port is told apart from one that is closed."""
+    """With another message than for a closed port."""
 
     def handle(connection):
         connection.recv(4096)
@@ -202,20 +200,19 @@ def test_a_server_without_tls_13_is_unavailable(tmp_path, authority, bundle):
 
 
 @pytest.mark.parametrize("host", ["a" * 300, "a..b"])
-def test_what_cannot_be_a_host_is_a_usage_error(host):
-    """A slip on the command line is not blamed on the network."""
+def test_an_invalid_host_is_a_usage_error(host):
     with pytest.raises(UsageError, match="Expected a host name"):
         bootstrap.fetch_root(host, 1, b"\0" * 32, 10)
 
 
 @pytest.mark.parametrize("port", [-1, 0, 65536, 70000])
-def test_what_cannot_be_a_port_is_a_usage_error(port):
+def test_an_invalid_port_is_a_usage_error(port):
     """The resolver would silently connect to the port modulo 65536."""
     with pytest.raises(UsageError, match="from 1 to 65535"):
         bootstrap.fetch_root("localhost", port, b"\0" * 32, 10)
 
 
 def test_a_host_name_that_no_certificate_can_carry_is_a_usage_error(authority, bundle):
-    """Underscores resolve in some networks but are no part of host names."""
+    """Underscores resolve in some networks but are not valid in host names."""
     with pytest.raises(UsageError, match="letters, digits, hyphens and dots"):
         bootstrap.verified_root(_ders(bundle.chain_pem), "a_b", authority.root_pin, NOW)

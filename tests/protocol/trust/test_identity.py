@@ -57,7 +57,6 @@ def test_a_name_comes_back_out_of_its_uri(federation, client):
 @example("spiffe://demo/client/a?b")
 @example("xspiffe://demo/client/a")
 def test_any_other_uri_is_refused(uri):
-    """Nothing but the one form is taken for a client."""
     with pytest.raises(Refusal) as caught:
         identity.parse_spiffe_uri(uri)
     assert caught.value.code is Code.NO_CERTIFICATE
@@ -65,7 +64,7 @@ def test_any_other_uri_is_refused(uri):
 
 @pytest.mark.parametrize("name", ["a", "A-1_b.c", "0", "x" * 64])
 def test_client_names_of_the_documented_form_pass(name):
-    """The edges of the rule are inside it."""
+    """At the limits of the rule."""
     assert identity.check_client_name(name) == name
 
 
@@ -73,7 +72,6 @@ def test_client_names_of_the_documented_form_pass(name):
     "name", ["", "x" * 65, "a b", "a/b", "ä", "a\n", "\n", "..", ".a", "-rf", "_a", "a\0", "a:b"]
 )
 def test_other_client_names_are_refused_with_the_rule(name):
-    """The message says what a name may be."""
     with pytest.raises(UsageError, match=r"1 to 64 characters out of A-Z a-z 0-9 \. _ -"):
         identity.check_client_name(name)
 
@@ -86,7 +84,7 @@ def test_other_federation_names_are_refused_with_the_rule(name):
 
 
 def test_a_certificate_gives_its_peer():
-    """Federation, client, serial in 40 hex digits and end in UTC are read."""
+    """Federation, client, serial in 40 hex digits and expiry in UTC."""
     peer = identity.peer_from_pem(_certificate(_uri("spiffe://demo/client/dev-1"), serial=0xABC))
     assert peer == identity.Peer(
         federation="demo",
@@ -97,7 +95,6 @@ def test_a_certificate_gives_its_peer():
 
 
 def test_a_peer_is_parsed_once_for_the_same_bytes():
-    """Every RPC asks, so the answer is kept."""
     pem = _certificate(_uri("spiffe://demo/client/dev-1"))
     assert identity.peer_from_pem(pem) is identity.peer_from_pem(bytes(bytearray(pem)))
 
@@ -114,7 +111,7 @@ def test_a_peer_is_parsed_once_for_the_same_bytes():
     ],
 )
 def test_a_certificate_of_another_kind_is_refused(names):
-    """No name, two names and foreign names identify nobody."""
+    """Without a name, with two names, or with a foreign name."""
     with pytest.raises(Refusal) as caught:
         identity.peer_from_pem(_certificate(*names))
     assert caught.value.code is Code.NO_CERTIFICATE
@@ -124,7 +121,6 @@ def test_a_certificate_of_another_kind_is_refused(names):
 @example(b"")
 @example(b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")
 def test_garbage_is_refused_as_no_certificate(data):
-    """Bytes that are no PEM certificate raise the typed refusal and nothing else."""
     with pytest.raises(Refusal) as caught:
         identity.peer_from_pem(data)
     assert caught.value.code is Code.NO_CERTIFICATE
@@ -151,8 +147,7 @@ def _as_pem(der):
     return b"-----BEGIN CERTIFICATE-----\n" + body + b"-----END CERTIFICATE-----\n"
 
 
-def test_a_key_comes_back_from_its_pem_with_certificates_behind_it():
-    """Keys and chains share a file."""
+def test_a_key_is_read_from_a_pem_with_certificates():
     pem = identity.key_to_pem(KEY) + _certificate(_uri("spiffe://demo/client/dev-1"))
     assert pem.startswith(b"-----BEGIN PRIVATE KEY-----")  # PKCS#8
     assert identity.key_from_pem(pem).private_numbers() == KEY.private_numbers()
@@ -173,20 +168,18 @@ def _foreign_key_pem(key):
         _foreign_key_pem(ec.generate_private_key(ec.SECP384R1())),
     ],
 )
-def test_what_is_no_p256_key_is_an_integrity_error(pem):
-    """Stored bytes that are not our key are said to be damaged."""
+def test_another_key_is_an_integrity_error(pem):
     with pytest.raises(IntegrityError, match="private key"):
         identity.key_from_pem(pem)
 
 
 def test_validity_of_no_certificate_is_an_integrity_error():
-    """A chain file without a certificate is damaged."""
     with pytest.raises(IntegrityError, match="certificate"):
         identity.validity(b"garbage")
 
 
 def test_a_request_carries_the_key_and_no_names():
-    """The token says who asks, not the request."""
+    """The token identifies the client."""
     request = x509.load_pem_x509_csr(identity.build_csr(KEY))
     assert request.is_signature_valid
     assert request.public_key() == KEY.public_key()
@@ -211,7 +204,7 @@ LIFE = timedelta(seconds=900)
     ],
 )
 def test_renewal_is_due_at_two_thirds_of_life(age_s, jitter, expected_s):
-    """The wait shrinks with age, never below zero, and jitter takes up to a tenth of the life."""
+    """The wait falls with age, never below zero, and jitter takes up to a tenth of the life."""
     now = NOW + timedelta(seconds=age_s)
     wait = identity.seconds_until_renewal(NOW, NOW + LIFE, now, jitter)
     assert wait == pytest.approx(expected_s, abs=1e-5)
@@ -223,7 +216,7 @@ def test_renewal_is_due_at_two_thirds_of_life(age_s, jitter, expected_s):
     st.integers(-(10**9), 10**9),
 )
 def test_renewal_always_falls_inside_life_with_time_to_retry(life_s, jitter, age_s):
-    """Whatever the life and jitter, renewal starts after half of it and before its last third."""
+    """After half of the life and before its last third, for every life and jitter."""
     end, now = NOW + timedelta(seconds=life_s), NOW + timedelta(seconds=age_s)
     wait = identity.seconds_until_renewal(NOW, end, now, jitter)
     assert wait >= 0

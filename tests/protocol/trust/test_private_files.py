@@ -14,8 +14,7 @@ def _mode(path):
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_file_is_0600_in_a_directory_0700_whatever_the_umask(tmp_path):
-    """Neither a lax nor a strict umask changes who can read a key."""
+def test_modes_do_not_depend_on_the_umask(tmp_path):
     for umask in (0o000, 0o022, 0o077):
         before = os.umask(umask)
         try:
@@ -40,8 +39,7 @@ def test_file_is_never_open_to_others_on_the_way(tmp_path, monkeypatch):
     assert seen == [(0o600, b"secret")]
 
 
-def test_a_write_that_fails_leaves_the_old_file_and_no_litter(tmp_path, monkeypatch):
-    """A disk that fails before the rename costs the new bytes only."""
+def test_a_failed_write_leaves_the_old_file_and_no_draft(tmp_path, monkeypatch):
     path = tmp_path / "keys" / "key.pem"
     write_private(path, b"old")
 
@@ -56,7 +54,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_litter(tmp_path, monkeypa
 
 
 def test_a_file_is_replaced_whole_and_narrowed(tmp_path):
-    """Writing over a file that stood open gives a file that does not."""
+    """A file with a wider mode gets mode 0600."""
     folder = private_directory(tmp_path / "keys")
     path = folder / "key.pem"
     path.write_bytes(b"a much longer old content")
@@ -67,7 +65,7 @@ def test_a_file_is_replaced_whole_and_narrowed(tmp_path):
 
 @pytest.mark.parametrize("mode", [0o770, 0o707, 0o777])
 def test_a_directory_that_others_can_write_to_is_refused(tmp_path, mode):
-    """Others could put their own key in place of ours."""
+    """Others could replace a key."""
     folder = tmp_path / "keys"
     folder.mkdir()
     folder.chmod(mode)
@@ -76,7 +74,6 @@ def test_a_directory_that_others_can_write_to_is_refused(tmp_path, mode):
 
 
 def test_a_file_in_the_directorys_place_is_refused(tmp_path):
-    """A message says so instead of an errno."""
     (tmp_path / "keys").write_bytes(b"")
     with pytest.raises(UsageError, match="is a file"):
         private_directory(tmp_path / "keys")
@@ -84,7 +81,7 @@ def test_a_file_in_the_directorys_place_is_refused(tmp_path):
 
 @pytest.mark.parametrize("mode", [0o604, 0o620, 0o666])
 def test_a_key_that_others_could_read_or_change_is_not_used(tmp_path, mode):
-    """A key that stood open is named with what to do about it."""
+    """The message says what to do."""
     path = tmp_path / "keys" / "key.pem"
     write_private(path, b"secret")
     path.chmod(mode)

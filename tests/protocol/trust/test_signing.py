@@ -34,8 +34,7 @@ def refused(call, *arguments):
     return caught.value.code
 
 
-def test_what_was_signed_convinces_who_knows_the_key():
-    """And nobody who knows another."""
+def test_a_signature_verifies_with_its_key_only():
     signer = Signer.new()
     signature = signer.sign("model", b"payload")
     Verifier({signer.public}).check("model", b"payload", signature)
@@ -46,7 +45,6 @@ def test_what_was_signed_convinces_who_knows_the_key():
 
 @given(st.binary(max_size=64), st.integers(0, 7), st.data())
 def test_no_bit_of_payload_or_signature_can_change(payload, bit, data):
-    """Wherever it lies."""
     signer = Signer(bytes(32))
     signature = signing_pb2.Signature.FromString(signer.sign("task", payload))
     place = data.draw(st.integers(0, len(payload) + 63))
@@ -59,13 +57,13 @@ def test_no_bit_of_payload_or_signature_can_change(payload, bit, data):
 
 @given(st.binary(max_size=64))
 def test_garbage_is_no_signature(garbage):
-    """Typed, whatever it is."""
+    """The refusal is typed."""
     check = Verifier({Signer(bytes(32)).public}).check
     assert refused(check, "task", b"", garbage) is Code.BAD_SIGNATURE
 
 
 def test_a_signature_for_one_purpose_is_none_for_another():
-    """Nor can a purpose be stretched into the payload."""
+    """A purpose cannot extend into the payload."""
     signer = Signer.new()
     check = Verifier({signer.public}).check
     signature = signer.sign("model", b"x")
@@ -76,7 +74,7 @@ def test_a_signature_for_one_purpose_is_none_for_another():
 
 
 def test_trust_follows_a_chain_and_drops_the_older_keys():
-    """A client that missed two rotations goes on, and what the first key signs is nothing then."""
+    """After two missed rotations; the first key is no longer trusted."""
     first = Signer.new()
     third = first.successor().successor()
     verifier = Verifier({first.public})
@@ -85,8 +83,8 @@ def test_trust_follows_a_chain_and_drops_the_older_keys():
     assert refused(verifier.check, "task", b"x", first.sign("task", b"x")) is Code.BAD_SIGNATURE
 
 
-def test_a_chain_that_nobody_trusted_signed_leads_nowhere():
-    """Made-up endorsements, of a stranger or by another's name, move no trust."""
+def test_a_chain_without_a_trusted_key_is_refused():
+    """Forged endorsements, or under another key's name."""
     first, thief = Signer.new(), Signer.new()
     verifier = Verifier({first.public})
     own = thief.successor()
@@ -103,7 +101,7 @@ def test_a_chain_that_nobody_trusted_signed_leads_nowhere():
 
 
 def test_an_endorsed_key_that_did_not_sign_gains_nothing():
-    """Trust moves when the new key was seen to sign, not before."""
+    """Trust moves when a signature of the new key is seen."""
     first = Signer.new()
     second = first.successor()
     signature = second.signature("task", b"x")
@@ -114,7 +112,7 @@ def test_an_endorsed_key_that_did_not_sign_gains_nothing():
 
 
 def test_renewal_moves_trust_along_a_chain_alone():
-    """As with a renewed certificate."""
+    """With a renewed certificate."""
     first = Signer.new()
     second = first.successor()
     verifier = Verifier({first.public})
@@ -124,7 +122,7 @@ def test_renewal_moves_trust_along_a_chain_alone():
 
 
 def test_a_long_history_keeps_its_newest_part():
-    """So that signatures stay short; who missed more enrols again."""
+    """Signatures stay short; a client that missed more enrols again."""
     signer = Signer(bytes(32))
     for number in range(MAX_CHAIN + 3):
         signer = signer.successor(number.to_bytes(32, "big"))
@@ -132,8 +130,8 @@ def test_a_long_history_keeps_its_newest_part():
     assert signer.chain[-1].key == signer.public
 
 
-def test_an_offer_gives_back_the_task_that_went_in():
-    """To whom it is for."""
+def test_an_offer_contains_its_task():
+    """For its addressee."""
     signer = Signer.new()
     offer = signed_offer(signer, ME, TASK, 7)
     assert open_offer(Verifier({signer.public}), ME, offer) == VerifiedOffer(TASK, 7)
@@ -142,8 +140,8 @@ def test_an_offer_gives_back_the_task_that_went_in():
 @pytest.mark.parametrize(
     "other", [Addressee("ward", "swift-otter-5"), Addressee("other", "calm-heron-27")]
 )
-def test_an_offer_for_somebody_else_is_refused(other):
-    """For another client, or for a client of the same name elsewhere."""
+def test_an_offer_for_another_client_is_refused(other):
+    """Also for a client of the same name in another federation."""
     signer = Signer.new()
     offer = signed_offer(signer, other, TASK, 7)
     check = Verifier({signer.public})
@@ -151,7 +149,7 @@ def test_an_offer_for_somebody_else_is_refused(other):
 
 
 def test_every_field_of_a_task_is_bound():
-    """A weaker clip, more time or another round: the signature is not for it."""
+    """A weaker clip, more time or another round invalidates the signature."""
     signer = Signer.new()
     verifier = Verifier({signer.public})
     changes = [
@@ -173,7 +171,7 @@ def test_every_field_of_a_task_is_bound():
 
 
 def test_the_name_outside_a_statement_must_be_the_one_inside():
-    """It is nobody's word, so a reply must not go astray by it."""
+    """The unsigned name must not misdirect a reply."""
     signer = Signer.new()
     offer = signed_offer(signer, ME, TASK, 7)
     offer.task.round = 9
@@ -182,7 +180,6 @@ def test_the_name_outside_a_statement_must_be_the_one_inside():
 
 @pytest.mark.parametrize("garbage", [b"\xff", fleet_pb2.OfferStatement(task=b"\xff")])
 def test_signed_garbage_is_malformed(garbage):
-    """Even a signature does not make it a task."""
     signer = Signer.new()
     statement = garbage if isinstance(garbage, bytes) else garbage.SerializeToString()
     offer = fleet_pb2.SignedOffer(
@@ -192,6 +189,5 @@ def test_signed_garbage_is_malformed(garbage):
 
 
 def test_a_key_of_another_length_is_no_key():
-    """A file that was cut, say."""
     with pytest.raises(IntegrityError, match="32 bytes"):
         Signer(b"short")

@@ -21,13 +21,13 @@ TOKENS = st.builds(
 
 
 @given(TOKENS, st.sampled_from(["", " ", "\n", "\t \r\n"]))
-def test_a_token_comes_back_from_its_text(token, space):
-    """Writing and parsing are inverse, and pasted white space is forgiven."""
+def test_a_token_is_read_from_its_text(token, space):
+    """Surrounding white space is ignored."""
     assert tokens.parse_token(space + token.text() + space) == token
 
 
 def test_the_text_form_has_the_documented_parts():
-    """`fl1.<8 hex>.<43>.<43>` is what the documentation promises."""
+    """`fl1.<8 hex>.<43>.<43>`."""
     token = tokens.make_token(PIN)
     scheme, token_id, secret, pin = token.text().split(".")
     assert (scheme, len(token_id), len(secret), len(pin)) == ("fl1", 8, 43, 43)
@@ -36,7 +36,6 @@ def test_the_text_form_has_the_documented_parts():
 
 
 def test_no_two_tokens_share_a_secret():
-    """Secrets come from the system's generator, anew for each."""
     assert len({tokens.make_token(PIN).secret for _ in range(100)}) == 100
 
 
@@ -54,7 +53,7 @@ def test_no_two_tokens_share_a_secret():
 @example("fl1.00000000." + "A" * 42 + "B." + "A" * 43)  # two bits too many are set
 @example("fl1.00000000." + "A" * 42 + "\n." + "A" * 43)
 def test_anything_else_is_a_bad_token(text):
-    """Garbage of any kind gets the typed refusal with the expected form."""
+    """The refusal is typed and has the expected form."""
     with pytest.raises(Refusal, match=r"fl1\.<id>\.<secret>\.<root pin>") as caught:
         tokens.parse_token(text)
     assert caught.value.code is Code.BAD_TOKEN
@@ -62,7 +61,7 @@ def test_anything_else_is_a_bad_token(text):
 
 @given(TOKENS.filter(lambda token: token.secret != token.pin), st.data())
 def test_no_message_shows_a_secret(token, data):
-    """Whatever part of a token is damaged, the refusal does not repeat what came."""
+    """For damage in any part of a token."""
     parts = token.text().split(".")
     secret = parts[2]
     damaged = data.draw(st.sampled_from([0, 1, 3]))
@@ -77,20 +76,19 @@ def test_no_message_shows_a_secret(token, data):
 
 
 def test_the_ledger_holds_the_sha256_of_the_secret():
-    """The stored form is fixed: changing it would void every open token."""
+    """Changing the stored form would void every open token."""
     assert tokens.secret_hash(b"\0" * 32) == hashlib.sha256(b"\0" * 32).hexdigest()
 
 
 @given(st.binary(min_size=32, max_size=32), st.binary(min_size=32, max_size=32))
 def test_only_the_same_secret_matches(secret, other):
-    """A stored hash accepts its own secret and no other."""
     stored = tokens.secret_hash(secret)
     assert tokens.secret_matches(secret, stored)
     assert tokens.secret_matches(other, stored) == (secret == other)
 
 
 def test_a_hash_that_is_damaged_matches_nothing():
-    """A ledger row that is no ASCII hash refuses instead of raising."""
+    """A stored hash that is not ASCII refuses instead of raising."""
     assert not tokens.secret_matches(b"\0" * 32, "é")
     assert not tokens.secret_matches(b"\0" * 32, "")
 

@@ -114,10 +114,8 @@ def empty():
     max_examples=15,
 )
 @given(seed=st.integers(0, 1000), data=st.data())
-def test_what_is_encoded_checks_in_any_chunks_and_folds_to_its_decoding(
-    tmp_path, method, seed, data
-):
-    """Whole tensors and boxes, beside tensors as they are; the norm is of the decoded values."""
+def test_encoded_updates_check_in_any_chunks_and_fold_to_their_values(tmp_path, method, seed, data):
+    """Whole tensors and boxes, beside unencoded ones; the norm is of the decoded values."""
     box = Slice(((2, 22), (3, 33)))
     made = [
         coded(method, "w", seed, data.draw(st.sampled_from([None, box]))),
@@ -144,7 +142,7 @@ def test_what_is_encoded_checks_in_any_chunks_and_folds_to_its_decoding(
 
 @BY_NAME
 def test_bounds_are_of_the_decoded_values(tmp_path, method):
-    """One value, or all together, past the run's bound: refused while it comes or at its end."""
+    """One value, or the norm, above the run's bound: refused on arrival or at the end."""
     made = [coded(method, "w", 1)]
     header = announce(tmp_path / "body", made, method)
     body = (tmp_path / "body").read_bytes()
@@ -158,8 +156,7 @@ def test_bounds_are_of_the_decoded_values(tmp_path, method):
 
 
 @BY_NAME
-def test_what_is_not_finite_is_refused(tmp_path, method):
-    """NaN in the values is NaN in what they decode to."""
+def test_non_finite_values_are_refused(tmp_path, method):
     values = values_of((24, 40), 1).reshape(-1)
     values[:] = np.nan
     made = encode(method, values, (24, 40), task_seed=1, key=(DELTA, "w"))
@@ -187,7 +184,7 @@ TYPED = {
 )
 @given(data=st.data())
 def test_damage_under_a_fitting_checksum_is_refused_by_type_or_folds(tmp_path, method, data):
-    """A sender that lies consistently gets a typed refusal, or has sent another valid update."""
+    """A consistent forgery gets a typed refusal, or is another valid update."""
     header = announce(tmp_path / "body", [coded(method, "w", 1), coded(method, "v", 2)], method)
     body = bytearray((tmp_path / "body").read_bytes())
     for _ in range(data.draw(st.integers(1, 4))):
@@ -236,7 +233,7 @@ def test_damage_under_a_fitting_checksum_is_refused_by_type_or_folds(tmp_path, m
     )
 )
 def test_arbitrary_encodings_are_refused_by_type(header):
-    """Whatever protobuf can say of encodings, the answer is a plan or a refusal."""
+    """For any protobuf content the result is a plan or a refusal."""
     method = codec("int8", {"block": 64})
     try:
         planned = check_header(header, limits(method), MANIFEST)
@@ -255,7 +252,7 @@ def changed(header, **fields):
 
 
 def test_only_the_run_s_codec_and_settings_are_accepted(tmp_path):
-    """Another codec, another setting, a codec where the run has none, or encoding without one."""
+    """Not another codec or setting, nor a codec if the run has none."""
     method = codec("int8", {"block": 64})
     header = announce(tmp_path / "body", [coded(method, "w", 1)], method)
     body = (tmp_path / "body").read_bytes()
@@ -271,7 +268,7 @@ def test_only_the_run_s_codec_and_settings_are_accepted(tmp_path):
 
 
 def test_updates_that_are_not_encoded_are_accepted_all_the_same(tmp_path):
-    """Values as they are lose nothing, whatever the run's codec."""
+    """Unencoded values lose nothing, with any codec of the run."""
     made = [TensorPart(DELTA, "w", Full(), values_of((24, 40), 1))]
     header = announce(tmp_path / "body", made, None)
     stats = verdict(header, (tmp_path / "body").read_bytes(), limits(codec("int8")))
@@ -279,7 +276,7 @@ def test_updates_that_are_not_encoded_are_accepted_all_the_same(tmp_path):
 
 
 def test_masks_wide_tensors_and_small_ones_are_not_encoded(tmp_path):
-    """A part that its codec is not for is refused by its header alone."""
+    """Such a part with an encoding is refused by its header alone."""
     method = codec("int8", {"block": 64})
     header = announce(tmp_path / "body", [coded(method, "w", 1)], method)
     masked = changed(header)
@@ -317,7 +314,7 @@ def rearranged(body, order):
 
 
 def test_scales_come_before_their_codes(tmp_path):
-    """The other way round the codes would have to be held; that is refused."""
+    """The other order would need memory for the codes; it is refused."""
     method = codec("int8", {"block": 64})
     header = announce(tmp_path / "body", [coded(method, "w", 1)], method)
     body = rearranged((tmp_path / "body").read_bytes(), ["0.codes", "0.scales"])
@@ -327,7 +324,7 @@ def test_scales_come_before_their_codes(tmp_path):
 
 @pytest.mark.parametrize("role", ["scales", "codes"])
 def test_arrays_must_be_those_announced(tmp_path, role):
-    """One missing, one more, or one under another name is refused before its bytes come."""
+    """A missing, extra or renamed array is refused before its bytes arrive."""
     method = codec("int8", {"block": 64})
     header = announce(tmp_path / "body", [coded(method, "w", 1)], method)
     body = (tmp_path / "body").read_bytes()
@@ -337,7 +334,6 @@ def test_arrays_must_be_those_announced(tmp_path, role):
 
 
 def test_names_of_arrays_are_used_once(tmp_path):
-    """A part whose values are named like another's array is refused."""
     method = codec("int8", {"block": 64})
     made = [coded(method, "w", 1), TensorPart(DELTA, "d", Full(), np.ones((4, 4)))]
     header = announce(tmp_path / "body", made, method)
@@ -348,7 +344,7 @@ def test_names_of_arrays_are_used_once(tmp_path):
 
 @BY_NAME
 def test_bodies_are_as_much_smaller_as_the_codec_says(tmp_path, method):
-    """Nothing is added but the header's JSON."""
+    """Only the header's JSON is added."""
     part = coded(method, "w", 1)
     announce(tmp_path / "body", [part], method)
     size = (tmp_path / "body").stat().st_size
@@ -357,8 +353,8 @@ def test_bodies_are_as_much_smaller_as_the_codec_says(tmp_path, method):
     assert all(DTYPES[entry.dtype].itemsize for entry in entries)
 
 
-def test_how_long_an_update_will_be_is_known_before():
-    """Close enough for a simulation's virtual time; exact where nothing is encoded."""
+def test_the_size_of_an_update_is_estimated():
+    """Close enough for a simulation's virtual time; exact without encoding."""
     plain = update_bytes(MANIFEST, None)
     assert plain == 4 * (24 * 40 + 7 * 30 + 90) + 8 * 16
     for each in METHODS:
@@ -374,7 +370,6 @@ def test_how_long_an_update_will_be_is_known_before():
 
 
 def test_schemes_survive_the_wire():
-    """Name, settings and error feedback, as a task carries them."""
     for values in (
         {"name": "int8", "block": 256},
         {"name": "top_k", "fraction": 0.01, "error_feedback": False},
@@ -387,8 +382,8 @@ def test_schemes_survive_the_wire():
     assert codec_of(fleet_pb2.Compression()) is None
 
 
-def test_error_feedback_is_on_where_leaving_it_out_would_bias():
-    """top_k, low_rank and random_k as it is; off for what is unbiased."""
+def test_error_feedback_is_on_for_biased_codecs():
+    """top_k, low_rank and unscaled random_k; off for unbiased ones."""
     on = {"top_k": {"fraction": 0.1}, "random_k": {"fraction": 0.1}, "low_rank": {}}
     for name, chosen in on.items():
         assert scheme({"name": name, **chosen}).error_feedback
@@ -397,8 +392,8 @@ def test_error_feedback_is_on_where_leaving_it_out_would_bias():
     assert not scheme({"name": "random_k", "fraction": 0.1, "scaled": True}).error_feedback
 
 
-def test_memory_of_what_is_scaled_up_is_refused():
-    """It would grow; both names are said."""
+def test_error_feedback_with_scaled_random_k_is_refused():
+    """The memory would diverge; the message names both settings."""
     with pytest.raises(ValueError, match=r"error_feedback.*random_k"):
         Scheme(codec=codec("random_k", {"fraction": 0.1, "scaled": True}), error_feedback=True)
 
@@ -414,13 +409,11 @@ def test_memory_of_what_is_scaled_up_is_refused():
     ],
 )
 def test_bad_settings_are_refused(values):
-    """With what was expected."""
     with pytest.raises((TypeError, ValueError), match="Expected"):
         scheme(values)
 
 
-def test_infinity_of_numbers_is_no_setting():
-    """A number that stands for no whole number is refused as the codec says."""
+def test_infinity_is_no_setting():
     with pytest.raises(TypeError):
         codec_of(fleet_pb2.Compression(codec="int8", settings={"block": math.inf}))
     assert replace(codec("int8"), block=64) == codec("int8", {"block": 64.0})
@@ -430,8 +423,8 @@ def test_infinity_of_numbers_is_no_setting():
 
 
 @BY_NAME
-def test_rules_that_look_at_each_update_read_the_decoded_values(tmp_path, method):
-    """Block by block, whole tensors and boxes, whatever the budget."""
+def test_rules_that_read_each_update_get_decoded_values(tmp_path, method):
+    """Block by block, whole tensors and boxes, with any memory budget."""
     box, stored, wanted = Slice(((2, 22), (3, 33))), [], []
     for number, coverage in enumerate((None, box, None)):
         part = coded(method, "w", number, coverage)

@@ -153,8 +153,8 @@ CALM = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, Heal
 
 @CALM
 @given(parts(), st.lists(st.floats(0.01, 1000.0), min_size=1, max_size=3))
-def test_what_is_written_checks_and_folds_to_the_same_sum(path, made, weights):
-    """Written, checked and folded from its file, an update adds what its arrays would."""
+def test_a_written_update_folds_to_the_same_sum(path, made, weights):
+    """As its arrays would."""
     through, direct = (empty_partial() for _ in range(2))
     for weight in weights:
         header = announce(path, made, weight)
@@ -173,7 +173,7 @@ def test_what_is_written_checks_and_folds_to_the_same_sum(path, made, weights):
 @CALM
 @given(parts(), st.data())
 def test_any_chunks_get_the_same_verdict(path, made, data):
-    """Good or bad, whole, in pieces or byte by byte, the answer is one."""
+    """Good or bad, whole, in pieces or byte by byte."""
     header = announce(path, made)
     body = bytearray(path.read_bytes())
     if data.draw(st.booleans()):
@@ -206,7 +206,7 @@ EXAMPLE = [
 
 
 def test_no_single_byte_can_be_damaged_unseen(path):
-    """Every byte of a body set to every other value is refused, by checksum if by nothing else."""
+    """Every other value of every byte of a body is refused, at least by its checksum."""
     header = announce(path, EXAMPLE)
     body = path.read_bytes()
     assert not isinstance(verdict(header, body), Code)
@@ -218,7 +218,7 @@ def test_no_single_byte_can_be_damaged_unseen(path):
 
 
 def test_damage_under_a_fitting_checksum_is_a_refusal_or_other_values(path):
-    """A sender that lies consistently gets a typed refusal, or has sent another valid update."""
+    """A consistent forgery gets a typed refusal, or is another valid update."""
     header = announce(path, EXAMPLE)
     body = path.read_bytes()
     data_start = 8 + int.from_bytes(body[:8], "little")
@@ -247,7 +247,7 @@ def folded(header, body, path):
 
 @pytest.mark.parametrize("chunk", [1, 3, 1000])
 def test_every_cut_is_truncated_and_every_growth_overlong(path, chunk):
-    """A byte less than declared is noticed at the end, a byte more when it comes."""
+    """A missing byte is detected at the end, an extra byte on arrival."""
     header = announce(path, EXAMPLE)
     body = path.read_bytes()
     for size in range(len(body)):
@@ -259,7 +259,7 @@ def test_every_cut_is_truncated_and_every_growth_overlong(path, chunk):
 @CALM
 @given(st.binary(max_size=120), st.booleans())
 def test_arbitrary_bodies_are_refused_by_type(path, body, with_prefix):
-    """No bytes make the checker raise anything but a refusal, or pass as an update."""
+    """The checker raises refusals only, and accepts no invalid body."""
     header = announce(path, EXAMPLE)
     if with_prefix:
         body = max(0, len(body) - 8).to_bytes(8, "little") + body[8:]
@@ -303,7 +303,7 @@ HEADERS = st.builds(
 @given(HEADERS | st.binary(max_size=200))
 @settings(max_examples=300)
 def test_arbitrary_headers_are_refused_by_type(raw):
-    """Whatever protobuf can say, the answer is a plan or a refusal that can be sent."""
+    """For any protobuf content the result is a plan or a refusal that can be sent."""
     try:
         header = methods.parse(fleet_pb2.UpdateHeader, raw) if isinstance(raw, bytes) else raw
         planned = check_header(header, LIMITS, MANIFEST)
@@ -314,7 +314,7 @@ def test_arbitrary_headers_are_refused_by_type(raw):
 
 
 def test_half_a_body_is_checked_before_the_rest_has_come(path):
-    """A bad value is refused in the chunk that brings it, not at the end."""
+    """An invalid value is refused in its chunk, not at the end."""
     made = [TensorPart(DELTA, "w", Full(), np.full((3, 5), np.nan, np.float32))]
     header = announce(path, made)
     body = path.read_bytes()
@@ -326,22 +326,22 @@ def test_half_a_body_is_checked_before_the_rest_has_come(path):
     assert caught.value.code is Code.NOT_FINITE
 
 
-def test_no_body_is_written_where_nothing_is_sent(path):
-    """An update of no parts has no body, no length and no checksum."""
+def test_an_update_without_parts_has_no_body(path):
+    """No length and no checksum."""
     assert write_body(path, [], MANIFEST) == ([], 0, 0)
     assert path.read_bytes() == b""
 
 
 @pytest.mark.parametrize("value", [0.0, -0.0, 1e-45, 100.0, -100.0])
 def test_values_up_to_the_bound_itself_are_accepted(path, value):
-    """Zero of either sign, the smallest number and the bound are all in range."""
+    """Zero of either sign, the smallest number and the bound."""
     made = [TensorPart(DELTA, "w", Full(), np.full((3, 5), value, np.float32))]
     header = announce(path, made)
     assert verdict(header, path.read_bytes()).max_abs == abs(np.float32(value))
 
 
 def test_norm_at_its_bound_is_accepted_and_beyond_it_refused(path):
-    """The bound on the norm is sharp: it is computed in float64."""
+    """It is computed in float64."""
     made = [TensorPart(DELTA, "w", Full(), np.full((3, 5), 2.0, np.float32))]
     header = announce(path, made)
     body = path.read_bytes()
@@ -351,7 +351,7 @@ def test_norm_at_its_bound_is_accepted_and_beyond_it_refused(path):
 
 
 def test_squares_past_float32_do_not_overflow(path):
-    """A run with a vast bound still gets a finite norm."""
+    """A run with a huge bound still gets a finite norm."""
     vast = replace(LIMITS, max_abs=1e38)
     made = [TensorPart(DELTA, "w", Full(), np.full((3, 5), 1e37, np.float32))]
     header = announce(path, made)
@@ -360,7 +360,7 @@ def test_squares_past_float32_do_not_overflow(path):
 
 
 def test_headers_of_honest_updates_stay_within_the_limit(path):
-    """The limit on a header's length leaves room for every tensor, masked, with long names."""
+    """With every tensor masked, and long names."""
     names = {f"layer.{n}." + "x" * 200: ("F32", (2,)) for n in range(200)}
     manifest = manifest_of(names)
     bits = np.ones(2, np.bool_)
@@ -394,7 +394,7 @@ NUMBERS = replace(LIMITS, scalars=("curvature", "steps"))
     ],
 )
 def test_numbers_beside_tensors_are_those_that_the_strategy_averages(path, scalars, code):
-    """Just those, finite and within the bound of values; and they are folded with the weight."""
+    """Exactly those, finite and within the bound of values; they are folded with the weight."""
     header = announce(path, [TensorPart(DELTA, "w", Full(), np.ones((3, 5), np.float32))], 2.0)
     for name, value in scalars.items():
         header.scalars[name] = value
@@ -412,8 +412,8 @@ def test_numbers_beside_tensors_are_those_that_the_strategy_averages(path, scala
     assert total.count == 1
 
 
-def test_numbers_that_nobody_asked_for_are_refused(path):
-    """A strategy that averages none takes none; an update without tensors has none either."""
+def test_unexpected_scalars_are_refused(path):
+    """Also in an update without tensors."""
     header = announce(path, [TensorPart(DELTA, "w", Full(), np.ones((3, 5), np.float32))])
     header.scalars["steps"] = 1.0
     with pytest.raises(Refusal, match=r"that the strategy averages \(none\)"):

@@ -226,7 +226,7 @@ phases = st.sampled_from(Phase)
 
 @st.composite
 def configs(draw):
-    """Small rounds with every knob in play."""
+    """Small rounds with all settings varied."""
     goal = draw(st.integers(1, 5))
     return RoundConfig(
         goal=goal,

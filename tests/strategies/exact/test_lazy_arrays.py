@@ -27,8 +27,8 @@ def array_of(shape, seed):
 
 @settings(max_examples=40)
 @given(SHAPES, st.integers(0, 99), st.data())
-def test_any_run_of_values_is_the_arrays_own(shape, seed, data):
-    """In row-major order, however the array lies in memory."""
+def test_any_run_of_values_equals_the_array(shape, seed, data):
+    """In row-major order, for any memory layout."""
     array = array_of(shape, seed)
     start = data.draw(st.integers(0, array.size))
     stop = data.draw(st.integers(start, array.size))
@@ -41,7 +41,7 @@ def test_any_run_of_values_is_the_arrays_own(shape, seed, data):
 
 @settings(max_examples=40)
 @given(SHAPES, st.integers(0, 99), st.data())
-def test_a_box_and_what_a_mask_chooses_are_what_indexing_gives(shape, seed, data):
+def test_boxes_and_masks_equal_indexing(shape, seed, data):
     """Also a piece at a time."""
     array = array_of(shape, seed)
     starts = [data.draw(st.integers(0, size - 1)) for size in shape]
@@ -71,8 +71,8 @@ def test_a_mask_over_many_blocks_chooses_the_same():
     np.testing.assert_array_equal(np.concatenate(pieces), array[bits])
 
 
-def test_what_is_made_of_arrays_is_an_array_and_what_is_made_of_pieces_waits():
-    """And both are the same."""
+def test_results_of_arrays_are_arrays_and_results_of_pieces_are_lazy():
+    """With equal values."""
     array, calls = np.arange(12.0).reshape(3, 4), []
 
     def plus(of, start):
@@ -90,7 +90,6 @@ def test_what_is_made_of_arrays_is_an_array_and_what_is_made_of_pieces_waits():
     assert (waiting.shape, waiting.size, waiting.nbytes) == ((3, 4), 12, 48)
 
 
-def test_pieces_are_in_no_array_that_could_be_had_without_a_copy():
-    """Who asks for one is told."""
+def test_pieces_cannot_be_an_array_without_a_copy():
     with pytest.raises(ValueError, match="permission to copy"):
         np.array(Held(np.ones(2)), copy=False)

@@ -95,7 +95,7 @@ def test_order_does_not_change_a_bit(items, random):
     st.permutations(range(4)),
 )
 def test_sharding_and_merging_do_not_change_a_bit(items, shards, order):
-    """Four processes that fold a share each and merge in any order and nesting agree with one."""
+    """Four processes that each fold a share and merge in any order agree with one."""
     shares = [
         folded([item for item, shard in zip(items, shards, strict=False) if shard == number])
         for number in range(4)
@@ -109,7 +109,7 @@ def test_sharding_and_merging_do_not_change_a_bit(items, shards, order):
 
 @given(updates, st.integers(0, COHORT))
 def test_a_restart_from_a_checkpoint_does_not_change_a_bit(items, done):
-    """Arrays and header, through JSON and bytes, carry a half-folded round over a restart."""
+    """Arrays and header, through JSON and bytes, restore a half-folded round."""
     arrays, header = folded(items[:done]).arrays()
     copies = {name: np.frombuffer(array.tobytes(), np.int64) for name, array in arrays.items()}
     resumed = Partial.from_arrays(copies, json.loads(json.dumps(header)))
@@ -121,8 +121,8 @@ def test_a_restart_from_a_checkpoint_does_not_change_a_bit(items, done):
 
 @settings(max_examples=30)
 @given(st.data(), st.sampled_from([(5, 3), (2, 3, 5), (2, 2, 2, 3), (7,), ()]))
-def test_the_size_of_blocks_does_not_show(data, shape):
-    """However small the blocks are, every coverage lists its coordinates in row-major order."""
+def test_the_size_of_blocks_has_no_effect(data, shape):
+    """Every coverage lists its coordinates in row-major order."""
     coverage = data.draw(coverages(shape))
     count, flat = coverage.count(shape), np.zeros(math.prod(shape), np.int64)
     for limit in (1, 2, 3, 4, 7, 1000):
@@ -143,7 +143,7 @@ def test_the_size_of_blocks_does_not_show(data, shape):
 
 @pytest.mark.parametrize("kind", ["full", "slice", "mask", "rows"])
 def test_blocks_of_a_large_tensor_join_up(kind):
-    """A tensor of several blocks has the mean that numpy gives for the coordinates covered."""
+    """A tensor of several blocks has the mean that numpy computes for the covered coordinates."""
     shape, rng = (300, 701), np.random.default_rng(1)
     coverage, where = {
         "full": (Full(), np.ones(shape, bool)),
@@ -183,7 +183,7 @@ def iter_reader(values, reads):
 
 @given(updates)
 def test_the_error_stays_within_the_documented_bound(items):
-    """Against exact rationals, sum and mean are off by no more than docs/exactness.md says."""
+    """Compared with exact rationals; the bound is in docs/exactness.md."""
     partial = folded(items)
     for key, spec in SPECS.items():
         total, weight, magnitude, number = exact_sums(key, spec, items)
@@ -220,7 +220,7 @@ def exact_sums(key, spec, items):
 
 
 def test_float32_accumulation_is_orders_of_magnitude_worse():
-    """On deltas of 0.01 from 100 clients our error is under a millionth of float32's."""
+    """On deltas of 0.01 from 100 clients the error is under a millionth of float32's."""
     rng, size, clients = np.random.default_rng(7), 64, 100
     deltas = (0.01 * rng.standard_normal((clients, size))).astype(np.float32)
     weights = rng.integers(1, 1000, clients)
@@ -251,7 +251,7 @@ def test_float32_accumulation_is_orders_of_magnitude_worse():
     sign=st.sampled_from([-1.0, 1.0]),
 )
 def test_the_extremes_do_not_overflow(max_abs, cohort, max_weight, sign):
-    """A whole cohort at the largest magnitude and weight sums to what it should."""
+    """A whole cohort at the largest magnitude and weight."""
     key = ("delta", "w")
     units = weight_units(max_weight)
     s = exponent(max_abs, units * WEIGHT_UNIT * cohort)
@@ -266,7 +266,7 @@ def test_the_extremes_do_not_overflow(max_abs, cohort, max_weight, sign):
 
 @given(max_abs=st.floats(1e-200, 1e200), max_weight_sum=st.floats(2**-20, MAX_WEIGHT_SUM))
 def test_the_exponent_is_the_largest_that_is_safe(max_abs, max_weight_sum):
-    """Products reach at most 2^62 under s, and would pass it under s + 1."""
+    """Products reach at most 2^62 with s, and exceed it with s + 1."""
     s = exponent(max_abs, max_weight_sum)
     reach = Fraction(max_abs) * Fraction(max_weight_sum)
     assert reach * Fraction(2) ** s <= 2**62
@@ -287,26 +287,24 @@ def test_the_exponent_is_the_largest_that_is_safe(max_abs, max_weight_sum):
     ],
 )
 def test_bounds_that_cannot_be_kept_are_refused(max_abs, max_weight_sum):
-    """No exponent is made from bounds that are not positive, not finite or too large."""
+    """Bounds that are not positive, not finite or too large."""
     with pytest.raises(ValueError, match="Expected"):
         exponent(max_abs, max_weight_sum)
 
 
 @pytest.mark.parametrize("weight", [0, -1, math.nan, math.inf, -math.inf, 1e18, 2.0**-22])
 def test_weights_off_the_scale_are_refused(weight):
-    """A weight is positive, finite and bounded."""
     with pytest.raises(ValueError, match="Expected a weight"):
         weight_units(weight)
 
 
 @given(st.integers(1, int(MAX_UNITS * WEIGHT_UNIT)))
 def test_whole_numbers_of_examples_are_exact_weights(num_examples):
-    """No rounding touches a count of examples."""
     assert weight_units(float(num_examples)) * Fraction(WEIGHT_UNIT) == num_examples
 
 
-def test_a_mask_or_slice_of_everything_means_what_full_means():
-    """Three ways to say the whole tensor give the same mean bits."""
+def test_a_mask_or_slice_of_everything_equals_full():
+    """The mean has the same bits."""
     key, values = ("delta", "matrix"), np.linspace(-1, 1, 12, dtype=np.float32)
     ways = [Full(), Slice(((0, 3), (0, 4))), Mask(np.ones(12, bool))]
     means = []
@@ -320,8 +318,8 @@ def test_a_mask_or_slice_of_everything_means_what_full_means():
 @pytest.mark.parametrize(
     "coverage", [Full(), Slice(((0, 1), (1, 3))), Mask(np.array([1, 0, 0, 1, 0, 1], np.bool_))]
 )
-def test_zeros_weigh_what_they_weigh(coverage):
-    """Adding zeros without reading them leaves the sum that adding them does."""
+def test_zeros_add_their_weight(coverage):
+    """`add_zeros` leaves the same sum as adding zeros."""
     key, specs = ("delta", "w"), {("delta", "w"): TensorSpec(shape=(2, 3), dtype=np.dtype("f4"))}
     read, told = Partial(specs, 20), Partial(specs, 20)
     for partial in (read, told):
@@ -346,7 +344,7 @@ def test_nothing_added_is_the_neutral_element():
 
 
 def test_adding_partials_leaves_them_alone():
-    """`+` makes a new partial; neither operand shares memory with it."""
+    """The result of `+` shares no memory with its operands."""
     a = Partial(SPECS, EXPONENT)
     a.add_array(("delta", "scalar"), Full(), 7, np.array(1.5))
     total = a + Partial(SPECS, EXPONENT)
@@ -356,7 +354,7 @@ def test_adding_partials_leaves_them_alone():
 
 
 def test_draining_moves_the_sums_and_frees_them():
-    """A drained partial is empty; the draining one forgets a tensor once it is released."""
+    """A drained partial is empty; the draining one frees a tensor once it is released."""
     key = ("delta", "scalar")
     partial = Partial(SPECS, EXPONENT)
     partial.add_array(key, Full(), 7, np.array(1.5))
@@ -384,7 +382,6 @@ BAD_ADDS = {
 
 @pytest.mark.parametrize("why", BAD_ADDS)
 def test_a_part_that_does_not_fit_is_refused_and_adds_nothing(why):
-    """Every misfit raises before the sums are touched."""
     partial = Partial(SPECS, EXPONENT)
     with pytest.raises(ValueError, match="Expected"):
         partial.add_array(*BAD_ADDS[why])
@@ -392,13 +389,12 @@ def test_a_part_that_does_not_fit_is_refused_and_adds_nothing(why):
 
 
 def test_a_reader_that_returns_another_number_of_values_is_refused():
-    """What `read` returns has to be what was asked for."""
     with pytest.raises(ValueError, match="Expected the next 12 values"):
         Partial(SPECS, EXPONENT).add(("delta", "matrix"), Full(), 1, lambda _: np.zeros(5))
 
 
 def test_partials_of_different_rounds_do_not_merge():
-    """Another exponent or other tensors make another round."""
+    """Partials with another exponent or other tensors."""
     partial = Partial(SPECS, EXPONENT)
     for other in (Partial(SPECS, EXPONENT - 1), Partial({}, EXPONENT)):
         assert partial != other
@@ -407,7 +403,7 @@ def test_partials_of_different_rounds_do_not_merge():
 
 
 def test_a_checkpoint_that_does_not_fit_its_header_is_refused():
-    """Arrays of another dtype, size or name are not taken for sums."""
+    """Arrays of another dtype, size or name."""
     partial = Partial(SPECS, EXPONENT)
     partial.add_array(("delta", "scalar"), Full(), 7, np.array(1.5))
     arrays, header = partial.arrays()

@@ -66,7 +66,7 @@ def test_fedavg_moves_to_the_weighted_mean():
 
 
 def test_weights_count_per_coordinate():
-    """Each coordinate is averaged over the weight that covered it, no more."""
+    """Each coordinate is averaged over the weights that cover it."""
     model = {"x": np.zeros(4)}
     updates = [
         ("x", Full(), 1.0, [1, 1, 1, 1]),
@@ -130,7 +130,7 @@ any_floats = hnp.arrays(np.float32, 6, elements=st.floats(width=32)).map(np.copy
 @pytest.mark.parametrize("strategy", ALL, ids=IDS)
 @given(value=any_floats, bits=hnp.arrays(bool, 6))
 def test_coordinates_nobody_covered_keep_their_bits(strategy, value, bits):
-    """Values (NaN, infinities and -0.0 too) and slots stay, whatever momentum they have."""
+    """Values (NaN, infinities and -0.0 too) and slots, with any momentum."""
     value[bits] = 0.25
     model, state = {"x": value}, strategy.init({"x": value})
     if np.isfinite(value).all() and (np.abs(value) < 1e30).all():
@@ -147,7 +147,7 @@ def test_coordinates_nobody_covered_keep_their_bits(strategy, value, bits):
 
 @pytest.mark.parametrize("strategy", ALL, ids=IDS)
 def test_a_slot_of_a_coordinate_starts_when_it_is_first_covered(strategy):
-    """A coordinate covered late goes the way of one covered from the start."""
+    """A coordinate covered late behaves like one covered from the start."""
     model = {"x": np.zeros(2)}
     state = strategy.init(model)
     first, second = Slice(((0, 1),)), Slice(((1, 2),))
@@ -157,7 +157,7 @@ def test_a_slot_of_a_coordinate_starts_when_it_is_first_covered(strategy):
 
 
 def test_tensors_nobody_covered_are_the_same_arrays():
-    """Nothing is copied for what did not change, and no slots are kept for it."""
+    """They are not copied, and get no slots."""
     model = {"x": np.zeros(3), "frozen": np.ones(4)}
     new, state = FedAdam().finish(State(), model, sum_of(model, [("x", Full(), 1.0, [1, 2, 3])]))
     assert new["frozen"] is model["frozen"]
@@ -166,7 +166,7 @@ def test_tensors_nobody_covered_are_the_same_arrays():
 
 @pytest.mark.parametrize("strategy", ALL, ids=IDS)
 def test_finish_is_pure(strategy):
-    """The same round finished twice gives the same bits, and changes none of its inputs."""
+    """A round finished twice gives the same bits; the inputs do not change."""
     model = {"x": np.linspace(-1, 1, 5, dtype=np.float32)}
     partial = sum_of(model, [("x", Full(), 2.0, [0.1, 0.2, 0.3, 0.4, 0.5])])
     kept, again = model["x"].copy(), partial + sum_of(model, [])
@@ -183,7 +183,7 @@ def test_finish_is_pure(strategy):
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 def test_the_result_is_rounded_once(dtype):
-    """The new value is the exact one's nearest neighbour in the tensor's dtype."""
+    """To the nearest value of the tensor's dtype."""
     rng = np.random.default_rng(3)
     value, deltas = rng.standard_normal(50).astype(dtype), rng.standard_normal((3, 50))
     deltas = deltas.astype(dtype)
@@ -199,7 +199,7 @@ def test_the_result_is_rounded_once(dtype):
 
 
 def test_integer_tensors_round_to_whole_steps():
-    """A counter moves by the rounded mean, beyond 2^53 too."""
+    """A counter changes by the rounded mean, beyond 2^53 too."""
     model = {"count": np.array([10, 2**60 + 1], np.int64), "small": np.array([-3, 100], np.int8)}
     updates = [(n, Full(), 1.0, [v, v]) for n in model for v in (1, 2, 2)]
     new, _ = FedAvg().finish(State(), model, sum_of(model, updates))
@@ -222,8 +222,8 @@ def test_integer_tensors_round_to_whole_steps():
         (np.uint8, 3, -6e4, 0),
     ],
 )
-def test_a_result_past_its_dtype_stays_at_its_end(dtype, value, delta, wanted):
-    """No model with infinities or wrapped integers is ever returned, and no round is lost."""
+def test_a_result_is_clipped_to_its_dtype(dtype, value, delta, wanted):
+    """No infinities or wrapped integers."""
     model = {"x": np.array([value], dtype)}
     partial = sum_of(model, [("x", Full(), 1.0, [delta])], max_abs=6e4)
     new, _ = FedAvg().finish(State(), model, partial)
@@ -232,14 +232,14 @@ def test_a_result_past_its_dtype_stays_at_its_end(dtype, value, delta, wanted):
 
 
 def test_a_covered_tensor_of_another_kind_is_refused():
-    """There is no mean of booleans."""
+    """Booleans have no mean."""
     model = {"x": np.array([True])}
     with pytest.raises(TypeError, match="floats or integers"):
         FedAvg().finish(State(), model, sum_of(model, [("x", Full(), 1.0, [1.0])]))
 
 
 def test_a_partial_of_another_model_is_refused():
-    """Deltas for unknown tensors or other shapes never meet a model."""
+    """Deltas for unknown tensors or other shapes."""
     partial = sum_of({"x": np.zeros(3)}, [])
     for model in ({}, {"x": np.zeros(4)}):
         with pytest.raises(ValueError, match="Expected"):
@@ -247,8 +247,8 @@ def test_a_partial_of_another_model_is_refused():
 
 
 @pytest.mark.parametrize("strategy", ALL, ids=IDS)
-def test_a_state_survives_being_written_down(strategy):
-    """The next round from a state rebuilt from its arrays gives the same bits."""
+def test_a_state_is_restored_from_its_arrays(strategy):
+    """The next round gives the same bits."""
     model = {"x": np.linspace(-1, 1, 5, dtype=np.float32), "a/b": np.array(2.0)}
     updates = [("x", Full(), 2.0, [0.1, 0.2, 0.3, 0.4, 0.5]), ("a/b", Full(), 1.0, 0.5)]
     model, state = strategy.finish(strategy.init(model), model, sum_of(model, updates))
@@ -269,7 +269,6 @@ def test_a_state_survives_being_written_down(strategy):
 
 @pytest.mark.parametrize("arrays", [{}, {"step": np.array(1), "momentum": np.zeros(3)}])
 def test_arrays_that_are_no_state_are_refused(arrays):
-    """A step and slot/tensor names are all that a state is made of."""
     with pytest.raises(ValueError, match="Expected"):
         state_from_arrays(arrays)
 
@@ -291,7 +290,7 @@ BLOCKS = 8 * BLOCK * 16  # sixteen float64 blocks, 4 MiB
     "coverage", [Full(), Slice(((0, 2000), (100, 1900))), Mask(np.arange(4_000_000) % 3 == 0)]
 )
 def test_adding_allocates_no_whole_tensor(coverage):
-    """Once the accumulators are there, adding needs a few blocks."""
+    """With accumulators allocated, adding needs a few blocks."""
     model = {"x": np.zeros((2000, 2000), np.float32)}
     values = np.zeros(coverage.count((2000, 2000)), np.float32)
     partial = sum_of(model, [("x", coverage, 1.0, values)])
@@ -301,7 +300,7 @@ def test_adding_allocates_no_whole_tensor(coverage):
 
 @pytest.mark.parametrize("strategy", ALL, ids=IDS)
 def test_finish_needs_the_new_model_its_slots_and_blocks(strategy):
-    """Nothing else of the model's size is allocated on the way."""
+    """It allocates nothing else of the model's size."""
     model = {"x": np.zeros(4_000_000, np.float32)}
     values = np.zeros(2_000_000, np.float32)
     partial = sum_of(model, [("x", Slice(((0, 2_000_000),)), 1.0, values)])
@@ -311,7 +310,7 @@ def test_finish_needs_the_new_model_its_slots_and_blocks(strategy):
 
 
 def test_finishing_a_draining_partial_frees_its_sums():
-    """With two equal tensors, one's sums are gone before the other's new value is there."""
+    """Of two equal tensors, one's sums are freed before the other's new value is allocated."""
     model = {name: np.zeros(1_000_000, np.float32) for name in "abcd"}
     values = model["a"]
 

@@ -66,7 +66,7 @@ def rounds():
 
 @pytest.mark.parametrize("decay", [0.0, 0.05])
 def test_the_trajectory_is_the_papers(rounds, decay):
-    """Five rounds of two tensors, against another program of the same formulas."""
+    """Five rounds of two tensors, compared with an independent program."""
     model, deltas = rounds
     settings = {"beta_1": 0.9, "beta_2": 0.99, "tau": 1e-3}
     optimizer = FedLamb(server_learning_rate=0.02, weight_decay=decay, **settings)
@@ -79,7 +79,7 @@ def test_the_trajectory_is_the_papers(rounds, decay):
 
 
 def test_without_decay_bias_correction_would_change_nothing(rounds):
-    """It scales the direction, whose norm is divided out: the paper's own algorithm to 1e-4."""
+    """It scales the direction, whose norm cancels: equal to the paper's algorithm to 1e-4."""
     model, deltas = rounds
     settings = {"beta_1": 0.9, "beta_2": 0.99, "tau": 1e-9}
     got = finish(FedLamb(server_learning_rate=0.02, **settings), model, deltas)
@@ -91,7 +91,7 @@ def test_without_decay_bias_correction_would_change_nothing(rounds):
 
 
 def test_a_tensor_moves_by_its_own_norm(rounds):
-    """The first step is η times the norm, up to the largest norm; scaling deltas changes little."""
+    """The first step is η times the norm, up to the largest norm; scaled deltas change little."""
     model, deltas = rounds
     big = {name: 100 * value for name, value in model.items()}
     for start, norms in ((model, None), (big, 10.0)):
@@ -103,7 +103,7 @@ def test_a_tensor_moves_by_its_own_norm(rounds):
 
 
 def test_a_tensor_of_zeros_steps_as_adam_does():
-    """Its norm says nothing yet."""
+    """The ratio is 1 at norm 0."""
     model, deltas = {"b": np.zeros(4)}, [{"b": np.array([1.0, -2.0, 0.5, 0.0])}]
     got = finish(FedLamb(server_learning_rate=0.1), model, deltas)
     wanted = finish(FedAdam(server_learning_rate=0.1), model, deltas)
@@ -112,8 +112,8 @@ def test_a_tensor_of_zeros_steps_as_adam_does():
     np.testing.assert_array_equal(still["b"], np.ones(2))
 
 
-def test_norms_are_over_what_was_covered():
-    """A coordinate that nobody sent neither moves nor counts."""
+def test_norms_are_over_covered_coordinates():
+    """Other coordinates neither change nor count."""
     model = {"w": np.array([3.0, 4.0, 1000.0])}
     mask = Mask(np.array([True, True, False]))
     partial = partial_of(model, {"w": np.array([0.5, 0.5])}, {"w": mask})
@@ -123,7 +123,7 @@ def test_norms_are_over_what_was_covered():
 
 
 def test_a_schedule_scales_the_trusted_step(rounds):
-    """Half the rate is half the way."""
+    """Half the rate is half the step."""
     model, deltas = rounds
     whole = finish(FedLamb(server_learning_rate=0.02), model, deltas[:1])
     half = finish(

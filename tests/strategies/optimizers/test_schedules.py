@@ -55,7 +55,7 @@ def trajectory(optimizer, deltas, resume_at=None):
 
 
 def test_the_schedules_by_hand():
-    """Closed forms, round by round."""
+    """Compared with closed forms, round by round."""
     assert [Schedule(warmup_rounds=3).at(t) for t in range(6)] == [0.25, 0.5, 0.75, 1, 1, 1]
     step = Schedule(name="step", rounds=2, warmup_rounds=1)
     np.testing.assert_allclose(
@@ -72,8 +72,8 @@ def test_the_schedules_by_hand():
 
 @pytest.mark.parametrize("schedule", SHAPES + WARM, ids=repr)
 @given(st.integers(0, 10**6))
-def test_a_factor_is_a_share_that_climbs_and_then_falls(schedule, finished):
-    """Never over 1, never under 0."""
+def test_a_factor_is_between_0_and_1(schedule, finished):
+    """It rises in the warm-up, then falls."""
     now, after = schedule.at(finished), schedule.at(finished + 1)
     assert 0 <= now <= 1
     if finished < schedule.warmup_rounds:
@@ -84,7 +84,7 @@ def test_a_factor_is_a_share_that_climbs_and_then_falls(schedule, finished):
 
 @pytest.mark.parametrize("schedule", WARM, ids=repr)
 def test_the_mean_is_scaled_round_by_round(schedule):
-    """FedAvg goes to the sum of factor · rate · delta, also after a restart."""
+    """FedAvg moves by the sum of factor · rate · delta, also after a restart."""
     deltas = [1.0, -2.0, 0.5, 3.0, 1.0, 1.0, -1.0, 2.0, 0.25, 1.0]
     optimizer = FedAvg(server_learning_rate=0.5, schedule=schedule)
     wanted = np.cumsum([0.5 * schedule.at(t) * delta for t, delta in enumerate(deltas)])
@@ -94,7 +94,7 @@ def test_the_mean_is_scaled_round_by_round(schedule):
 
 @pytest.mark.parametrize("optimizer", [FedAvgM, FedAdam, FedYogi], ids=lambda kind: kind.__name__)
 def test_any_optimizer_steps_by_the_scheduled_rate(optimizer):
-    """Its memory is as it would be; only the step is scaled."""
+    """Its memory does not change; only the step is scaled."""
     deltas = [1.0, -2.0, 0.5, 3.0, 1.0]
     schedule = Schedule(name="cosine", rounds=5, warmup_rounds=1)
     plain = np.diff([0.0, *trajectory(optimizer(server_learning_rate=0.3), deltas)])
@@ -103,14 +103,13 @@ def test_any_optimizer_steps_by_the_scheduled_rate(optimizer):
     np.testing.assert_allclose(scheduled, np.cumsum(plain * factors), rtol=1e-12)
 
 
-def test_a_cosine_may_end_at_nothing():
-    """The model stands still then; nothing is refused in the last round."""
+def test_a_cosine_may_end_at_0():
+    """The model does not change then; the last round is not refused."""
     optimizer = FedAvg(schedule=Schedule(name="cosine", rounds=2))
     assert trajectory(optimizer, [1.0, 1.0, 1.0, 1.0]) == pytest.approx([1.0, 1.5, 1.5, 1.5])
 
 
-def test_a_schedule_comes_as_a_table():
-    """From a run file, by the registry."""
+def test_a_schedule_is_a_table_in_a_run_file():
     table = json.loads('{"name": "step", "rounds": 10, "warmup_rounds": 2}')
     assert strategy("fedadam", {"schedule": table}).schedule == Schedule(
         name="step", rounds=10, warmup_rounds=2
@@ -132,7 +131,7 @@ def test_a_schedule_comes_as_a_table():
         ("cosine", TypeError, "schedule as a table"),
     ],
 )
-def test_a_schedule_that_cannot_be_is_refused(settings, error, message):
+def test_an_invalid_schedule_is_refused(settings, error, message):
     """When the strategy is built."""
     with pytest.raises(error, match=message):
         strategy("fedavg", {"schedule": settings})

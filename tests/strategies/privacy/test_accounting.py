@@ -45,7 +45,7 @@ def test_published_moments_accountant():
 
 
 def test_no_sampling_is_one_gaussian():
-    """T releases with noise z are one with z/√T: Balle and Wang 2018's curve, solved here."""
+    """T releases with noise z are one with z/√T: compared with Balle and Wang 2018's curve."""
 
     def delta(eps, sigma):
         def cdf(x):
@@ -59,7 +59,7 @@ def test_no_sampling_is_one_gaussian():
 
 
 def test_local_noise_is_half_as_good():
-    """Any two updates are twice the clip apart, so local noise counts for half."""
+    """Any two updates are at most twice the clip apart."""
     local = Releases(noise_multiplier=10.0, local=True)
     assert epsilon(local, 7, 1e-5) == epsilon(Releases(noise_multiplier=5.0), 7, 1e-5)
 
@@ -104,7 +104,7 @@ def test_a_tree_costs_its_height():
 )
 @pytest.mark.parametrize("target", [0.5, 8.0])
 def test_calibrated_noise_reaches_the_target_and_no_more(releases, target):
-    """Epsilon is at most the target, and a thousandth less noise would pass it."""
+    """Epsilon is at most the target, and 0.1 % less noise would exceed it."""
     noise = calibrate(releases, 64, 1e-5, target)
     kept = dict.fromkeys(releases.__slots__)
     kept = {name: getattr(releases, name) for name in kept}
@@ -112,8 +112,8 @@ def test_calibrated_noise_reaches_the_target_and_no_more(releases, target):
     assert epsilon(Releases(**{**kept, "noise_multiplier": 0.999 * noise}), 64, 1e-5) > target
 
 
-def test_budget_is_never_passed():
-    """The affordable rounds stay within the budget, and one more would not."""
+def test_budget_is_never_exceeded():
+    """The affordable rounds are within the budget, and one more is not."""
     releases = Releases(noise_multiplier=4.0)
     rounds = affordable(releases, 1000, 1e-5, 3.0)
     assert epsilon(releases, rounds, 1e-5) <= 3.0 < epsilon(releases, rounds + 1, 1e-5)

@@ -18,7 +18,7 @@ def masses(sigma, reach):
 
 
 def test_table_inverts_the_distribution_function():
-    """Each magnitude takes the share of 2^127 that the discrete Gaussian gives it, to 1e-15."""
+    """Each magnitude has its share of 2^127 of the discrete Gaussian, to 1e-15."""
     _, thresholds = discrete._thresholds()
     found = np.diff([0, *thresholds, 2**127])
     wanted = masses(128, 1800)
@@ -27,7 +27,7 @@ def test_table_inverts_the_distribution_function():
 
 
 def test_words_on_a_threshold_are_compared_to_their_last_bit():
-    """Where 64 bits cannot tell, the other 63 decide."""
+    """If 64 bits are equal, the other 63 decide."""
     _, thresholds = discrete._thresholds()
     for place in (0, 7, 300):
         top, rest = thresholds[place] >> 63, thresholds[place] & (2**63 - 1)
@@ -38,7 +38,7 @@ def test_words_on_a_threshold_are_compared_to_their_last_bit():
 
 
 def test_combination_is_the_discrete_gaussian():
-    """The first level's convolution is the wide discrete Gaussian, in every mass, to 1e-11."""
+    """The convolution of the first level is the wide discrete Gaussian, to 1e-11 in every mass."""
     a, b = 48, 47
     base = masses(128, 1700)
     reach = 1700 * a
@@ -56,8 +56,8 @@ def test_combination_is_the_discrete_gaussian():
 
 
 @pytest.mark.parametrize("sigma", [1.0, 200.0, 4255.0, 2.0**16, 1.7e6, 2.0**31, 2.0**55])
-def test_scale_is_at_least_the_one_asked_for(sigma):
-    """A sampler never gives less noise than was accounted for, and hardly more."""
+def test_scale_is_at_least_the_requested_one(sigma):
+    """Never less noise than accounted for, and hardly more."""
     found = discrete.sampler(sigma)
     assert found.sigma >= sigma
     if sigma >= 2**20:
@@ -70,7 +70,7 @@ def test_scale_is_at_least_the_one_asked_for(sigma):
 
 
 def test_noise_is_gaussian():
-    """200,000 draws have the moments and the tail shares of a Gaussian, within five deviations."""
+    """200,000 draws have the moments and tail shares of a Gaussian, within five deviations."""
     sampler = discrete.sampler(2.0**20)
     drawn = sampler.draw(source_of("moments"), 0, 200_000) / sampler.sigma
     n = drawn.size
@@ -82,15 +82,15 @@ def test_noise_is_gaussian():
         assert abs((np.abs(drawn) > z).mean() - share) < 5 * math.sqrt(share / n)
 
 
-def test_low_bits_are_even():
-    """The lowest bits of the noise hide those of the sum: each is as often 0 as 1."""
+def test_low_bits_are_uniform():
+    """The lowest bits of the noise hide those of the sum."""
     drawn = discrete.sampler(2.0**20).draw(source_of("bits"), 0, 100_000)
     for bit in range(10):
         assert abs(((drawn >> bit) & 1).mean() - 0.5) < 5 * 0.5 / math.sqrt(drawn.size)
 
 
 def test_noise_does_not_depend_on_the_blocks():
-    """Any part of a tensor's noise can be made alone and is the same."""
+    """Any part of a tensor's noise can be computed separately."""
     sampler = discrete.sampler(2.0**20)
     whole = sampler.draw(source_of("blocks"), 0, 20_000)
     parts = [sampler.draw(source_of("blocks"), at, at + 700) for at in range(0, 19_600, 700)]
@@ -99,7 +99,6 @@ def test_noise_does_not_depend_on_the_blocks():
 
 
 def test_out_of_range_scales_are_refused():
-    """No noise, or more than int64 has room for, is an error and not a surprise."""
     for sigma in (0.0, -1.0, math.nan, 2.0**57):
         with pytest.raises(ValueError, match="Expected sigma"):
             discrete.sampler(sigma)

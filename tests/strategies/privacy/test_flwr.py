@@ -52,7 +52,7 @@ def finished(release, model, state, updates, number):
 
 
 def test_five_rounds_of_fixed_clipping_are_those_of_flwr():
-    """Clients pull towards targets of their own, some beyond the clip; models agree to 1e-5."""
+    """Clients pull towards different targets, some beyond the clip; models agree to 1e-5."""
     rng = np.random.default_rng(0)
     targets = [
         {n: rng.normal(size=s.shape) * scale for n, s in SPECS.items()}
@@ -88,7 +88,7 @@ def test_noise_has_the_deviation_of_flwr():
 
 
 def test_the_counts_share_of_the_noise_is_that_of_flwr():
-    """Andrew et al. 2021, Theorem 1, as flwr has it; ours refuses what it refuses."""
+    """Andrew et al. 2021, Theorem 1, as in flwr, with the same refusals."""
     _, values = sorted(theirs.compute_adaptive_noise_params(1.0, 100, 5.0))
     assert noise_of_values(1.0, 5.0) in (
         pytest.approx(values),
@@ -102,8 +102,8 @@ def test_the_counts_share_of_the_noise_is_that_of_flwr():
             refuses()
 
 
-def test_the_clip_moves_as_andrew_et_al_have_it_and_flwr_the_other_way():
-    """Six of eight updates within the clip, quantile 1/2: ours falls as the paper's does."""
+def test_the_clip_moves_as_in_andrew_et_al_opposite_to_flwr():
+    """Six of eight updates within the clip, quantile 1/2: ours falls as in the paper."""
     release = release_of(clip_quantile=0.5, clip_count_noise=1e-3)
     updates = [{n: np.full(s.shape, v) for n, s in SPECS.items()} for v in [0.01] * 6 + [1.0] * 2]
     model = {name: np.zeros(spec.shape) for name, spec in SPECS.items()}

@@ -18,14 +18,14 @@ def update(size=4000, seed=0):
 
 
 def test_noise_has_the_claimed_deviation():
-    """Each coordinate is off by z·C, the same for large and small ones."""
+    """z·C per coordinate, for large and small values."""
     arrays = update()
     error = noisy(arrays)[0] - arrays[0]
     assert abs(error.std() / 2.0 - 1) < 5 / math.sqrt(2 * 4000)
 
 
 def test_values_are_whole_multiples_of_the_grid_in_float32():
-    """No bit of a sent value comes from rounding: each is an integer times a power of two."""
+    """No rounding: each sent value is an integer times a power of two."""
     sent = noisy(update(), noise_multiplier=0.1)[0]
     _, power = math.frexp(0.1)
     units = sent.astype(np.float64) / math.ldexp(1.0, power - 19)
@@ -34,8 +34,8 @@ def test_values_are_whole_multiples_of_the_grid_in_float32():
     assert np.abs(units).max() < 2**24
 
 
-def test_the_same_update_is_sent_alike_and_another_is_not():
-    """Asked twice, a device sends the same bytes; other data or another round has other noise."""
+def test_equal_updates_get_equal_noise_and_others_do_not():
+    """A repeated task sends the same bytes; other data or another round has other noise."""
     arrays = update()
     first = noisy(arrays)[0]
     assert np.array_equal(first, noisy(arrays)[0])
@@ -44,8 +44,8 @@ def test_the_same_update_is_sent_alike_and_another_is_not():
         assert abs(np.corrcoef(error, before)[0, 1]) < 0.1
 
 
-def test_noise_cannot_be_taken_out_by_asking_for_more_of_it():
-    """One update under two multipliers: twice the one less the other is not the update."""
+def test_two_multipliers_do_not_reveal_the_update():
+    """Two multiples of one noise would."""
     arrays = update()
     first = noisy(arrays, noise_multiplier=1.0)[0]
     for less in (noisy(arrays, noise_multiplier=2.0)[0], noisy(arrays, clip_norm=2.0)[0]):
@@ -54,7 +54,7 @@ def test_noise_cannot_be_taken_out_by_asking_for_more_of_it():
 
 
 def test_honest_updates_stay_below_the_bound():
-    """What the server lets in covers an honest device's noise, and little more."""
+    """The server's bound includes an honest device's noise, and little more."""
     arrays = update()
     size = sum(array.size for array in arrays)
     for number in range(5):

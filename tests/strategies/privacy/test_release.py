@@ -49,7 +49,7 @@ def means_of(release, partial, memory=None, stream=STREAM, **at):
 
 
 def test_noise_has_the_claimed_deviation_over_the_goal():
-    """Means are off by z·C/goal, whoever answered: here 3 of 10."""
+    """Means are off by z·C/goal, for any number of reports: here 3 of 10."""
     release = release_of(goal=10, noise_multiplier=2.0)
     found, _ = means_of(release, partial_of(release, [ones()] * 3))
     error = found - 0.03 / 10
@@ -57,8 +57,8 @@ def test_noise_has_the_claimed_deviation_over_the_goal():
     assert abs(error.mean()) < 5 * 0.2 / math.sqrt(2000)
 
 
-def test_the_denominator_does_not_depend_on_who_answers_or_covers():
-    """With next to no noise, what only one of two covers is still divided by the goal."""
+def test_the_denominator_is_always_the_goal():
+    """With nearly no noise, a value that one of two covers is still divided by the goal."""
     release = release_of(goal=4, noise_multiplier=1e-9)
     partial = partial_of(release, [])
     bits = np.zeros(2000, bool)
@@ -72,8 +72,8 @@ def test_the_denominator_does_not_depend_on_who_answers_or_covers():
     assert means.count == 4
 
 
-def test_what_nobody_sent_has_noise_too():
-    """An empty round is not told from a full one: every coordinate is covered and noisy."""
+def test_uncovered_coordinates_have_noise_too():
+    """An empty round looks like a full one: every coordinate is covered and noisy."""
     release = release_of()
     means, _ = release.means(partial_of(release, []), {}, round=1, step=0, stream=STREAM)
     block, covered = means.mean_block((DELTA, "b"), 0, 7)
@@ -83,7 +83,7 @@ def test_what_nobody_sent_has_noise_too():
 
 
 def test_noise_is_replayed_and_never_used_for_two_sums():
-    """The same sum has the same noise after a crash; another sum under the same round has not."""
+    """A sum has the same noise after a crash; another sum of the same round has other noise."""
     release = release_of()
     first, _ = means_of(release, partial_of(release, [ones()]))
     again, _ = means_of(release, partial_of(release, [ones()]))
@@ -109,7 +109,7 @@ def test_noise_does_not_depend_on_the_order_or_the_blocks():
 
 
 def test_sums_keep_room_for_rounding():
-    """The noise covers the clip and what rounding a whole update to the grid can add."""
+    """The noise covers the clip and the rounding of an update to the grid."""
     release = release_of(noise_multiplier=1.0)
     partial = partial_of(release, [])
     means, _ = release.means(partial, {}, round=1, step=0, stream=STREAM)
@@ -130,7 +130,7 @@ def node_sum(release, partial, rounds):
 
 
 def test_tree_noise_of_a_prefix_is_that_of_its_nodes():
-    """After t rounds the noise has as many nodes' variance as t has ones in binary."""
+    """After t rounds the noise has the variance of as many nodes as t has ones in binary."""
     release = release_of(
         goal=1, noise_multiplier=3.0, mechanism="dp_ftrl", restart_every=16, clip=1.0
     )
@@ -141,8 +141,8 @@ def test_tree_noise_of_a_prefix_is_that_of_its_nodes():
     assert sorted(memory) == ["tree.0", "tree.2", "tree.3"]  # 13 = 8 + 4 + 1
 
 
-def test_a_tree_begins_anew_after_its_rounds():
-    """The second tree shares no noise with the first, whose own stays in the sum."""
+def test_a_new_tree_begins_after_its_rounds():
+    """It shares no noise with the first, whose noise stays in the sum."""
     release = release_of(goal=1, noise_multiplier=3.0, mechanism="dp_ftrl", restart_every=4)
     noises, memory = node_sum(release, partial_of(release, []), 8)
     assert abs(noises[3].var() / 9 - 1) < 0.2
@@ -165,15 +165,14 @@ def test_clip_follows_the_quantile(share, moves):
 
 
 def test_an_adapted_clip_scales_the_noise():
-    """Noise follows the clip that the round's updates were clipped to."""
     release = release_of(goal=1, noise_multiplier=1.0, clip_quantile=0.5, clip_count_noise=20.0)
     partial = partial_of(release, [], [])
     found, _ = means_of(release, partial, {"clip": np.asarray(0.25)})
     assert abs(found.std() / (0.25 * release.value_noise) - 1) < 0.1
 
 
-def test_a_round_whose_coins_drew_nobody_sums_nobody():
-    """One client is asked all the same, and what it sent has no part in the result."""
+def test_a_round_that_drew_nobody_sums_nobody():
+    """One client is asked all the same, and its update does not count."""
     release = release_of(goal=1, sampling="poisson", population=4)
     model = {name: np.zeros(spec.shape, np.float32) for name, spec in SPECS.items()}
     none = next(n for n in range(1, 50) if drawn(STREAM, n, 1, 4) == 0)

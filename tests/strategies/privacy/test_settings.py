@@ -31,21 +31,20 @@ GOOD = {"clip": 1.0, "noise_multiplier": 10.0, "delta": 1e-5}
     ],
 )
 def test_settings_that_claim_nothing_are_refused(change, message):
-    """What cannot make a claim is refused when it is put together, and says why."""
     with pytest.raises(ValueError, match=message):
         Privacy(**{**GOOD, **change})
 
 
 def test_counting_the_clipped_costs_the_values_noise():
-    """Andrew et al. 2021, Theorem 1: the two releases cost what one of the multiplier costs."""
+    """Andrew et al. 2021, Theorem 1: the two releases cost as much as one of the multiplier."""
     values = noise_of_values(1.0, 5.0)
     assert values**-2 + 10.0**-2 == pytest.approx(1.0)
     with pytest.raises(ValueError, match="clip_count_noise"):
         noise_of_values(1.0, 0.5)
 
 
-def test_a_claim_says_all_that_it_hangs_on():
-    """What is protected, against whom, delta, sampling and clipping stand in the claim."""
+def test_a_claim_states_its_conditions():
+    """Protection, adversary, delta, sampling and clipping."""
     pytest.importorskip("dp_accounting")
     settings = Privacy(
         clip=0.5, target_epsilon=8.0, delta=1e-5, population=1000, sampling="poisson"
@@ -64,7 +63,7 @@ def test_a_claim_says_all_that_it_hangs_on():
 
 
 def test_a_plan_stops_at_its_budget():
-    """A budget below what all rounds cost shortens the run; below the first round it is refused."""
+    """A budget below the cost of all rounds shortens the run; below one round it is refused."""
     pytest.importorskip("dp_accounting")
     short = plan(Privacy(**GOOD, budget=2.0), goal=20, rounds=1000)
     assert 0 < short.affordable < 1000
@@ -76,7 +75,6 @@ def test_a_plan_stops_at_its_budget():
 
 
 def test_without_the_accountant_the_extra_is_named(monkeypatch):
-    """Where dp-accounting is missing, the message says how to get it."""
     real = builtins.__import__
 
     def missing(name, *args, **kwargs):

@@ -35,7 +35,7 @@ PAIRS = [
 @pytest.mark.parametrize("clients", [11, 14])
 @pytest.mark.parametrize(("rule", "flwr_rule"), PAIRS, ids=[rule.name for rule, _ in PAIRS])
 def test_five_rounds_are_those_of_flwr(rule, flwr_rule, clients):
-    """Clients pull towards targets of their own, two of them far away; each follows its model."""
+    """Clients pull towards different targets, two of them far away."""
     rng = np.random.default_rng(clients)
     targets = rng.normal(size=(clients, 40))
     targets[:2] *= 50

@@ -14,7 +14,7 @@ def matrix(rows, **settings):
 
 
 def test_products_are_those_of_the_vectors():
-    """They agree with numpy's to twelve digits, whatever the scales of the updates."""
+    """They agree with numpy's to twelve digits, for any scales of the updates."""
     rng = np.random.default_rng(1)
     rows = rng.normal(size=(6, 20_000)) * np.array([1, 1e-6, 1e4, 3, 1e-9, 1])[:, None]
     found = geometry(matrix(rows))
@@ -29,7 +29,7 @@ def test_products_are_those_of_the_vectors():
 
 
 def test_whole_numbers_are_exact():
-    """Inner products of integers come out to the last bit."""
+    """Inner products of integers are exact to the last bit."""
     rng = np.random.default_rng(2)
     rows = rng.integers(-(2**20), 2**20, size=(4, 9000)).astype(np.float64)
     whole = rows.astype(np.int64).astype(object)
@@ -37,7 +37,7 @@ def test_whole_numbers_are_exact():
 
 
 def test_equal_updates_are_at_distance_zero():
-    """Colluders who send the same are seen to, though distances come from products."""
+    """Although distances are computed from products."""
     rng = np.random.default_rng(3)
     row = rng.normal(size=5000)
     found = geometry(matrix([row, row * 1.5, row])).distances()
@@ -58,7 +58,6 @@ def test_the_size_of_blocks_changes_no_bit(block_values):
 
 
 def test_norms_alone_are_those_of_the_products():
-    """What is asked for does not change what comes."""
     updates = ArrayUpdates(SPECS, ragged())
     whole = geometry(updates)
     assert geometry(updates, with_rows=()).squares.tobytes() == whole.squares.tobytes()
@@ -67,8 +66,8 @@ def test_norms_alone_are_those_of_the_products():
     assert np.diagonal(whole.products).tobytes() == whole.squares.tobytes()
 
 
-def test_sums_pass_int64():
-    """The integers carry: sixteen million products of 2^40 are more than 63 bits."""
+def test_sums_exceed_int64():
+    """Sixteen million products of 2^40 need more than 63 bits."""
     wide, total = _Wide((2,)), 0
     for _ in range(3000):
         wide.add(np.array([2.0**53 - 1, -(2.0**53) + 1]))
@@ -76,7 +75,7 @@ def test_sums_pass_int64():
     assert wide.floats().tolist() == [float(total), -float(total)]
 
 
-def test_nothing_is_nowhere():
-    """Updates of zeros, and of no tensors at all, have norm 0."""
+def test_empty_updates_have_norm_0():
+    """Updates of zeros, and without tensors."""
     assert geometry(matrix(np.zeros((2, 4)))).norms.tolist() == [0, 0]
     assert geometry(ArrayUpdates(SPECS, ragged(0))).norms.tolist() == []

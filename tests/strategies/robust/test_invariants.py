@@ -19,7 +19,7 @@ def bits(found):
 @pytest.mark.parametrize("rule", RULES, ids=IDS)
 @given(order=st.permutations(range(14)), block_values=st.sampled_from([1, 2, 7, 100]))
 def test_order_and_blocks_change_no_bit(rule, order, block_values):
-    """Whoever came first, and however much was read at a time."""
+    """Order of arrival and sizes of blocks."""
     updates = ragged()
     shuffled = {f"c{n}": updates[f"c{n}"] for n in order}
     expected = reduced(rule, ArrayUpdates(SPECS, updates), LAST)
@@ -41,8 +41,8 @@ def test_means_are_the_same_in_any_pieces(rule):
 
 
 @pytest.mark.parametrize("rule", RULES, ids=IDS)
-def test_nothing_moves_where_nobody_speaks(rule):
-    """There is no mean of that tensor, and none at all in an empty round."""
+def test_uncovered_tensors_do_not_change(rule):
+    """Such a tensor has no mean, and an empty round has none at all."""
     without = {
         name: ArrayUpdate({k: v for k, v in update.parts.items() if k[1] != "b"})
         for name, update in ragged().items()
@@ -69,7 +69,7 @@ class Only:
 
 @pytest.mark.parametrize("rule", RULES, ids=IDS)
 def test_one_client_is_its_own_mean(rule):
-    """Where a rule works on a single update it is the result."""
+    """For rules that accept a single update."""
     if rule.min_updates > 1:
         pytest.skip("needs more")
     row = [0.3, -0.1, 0.02]
@@ -79,14 +79,13 @@ def test_one_client_is_its_own_mean(rule):
 
 @pytest.mark.parametrize("rule", RULES, ids=IDS)
 def test_equal_updates_are_the_result(rule):
-    """Where everyone agrees there is nothing to reduce."""
     row = [0.125, -0.0625, 0.03125]
     np.testing.assert_allclose(vector(rule, [row] * 9), row, rtol=1e-12)
 
 
 @pytest.mark.parametrize("rule", RULES, ids=IDS)
-def test_two_of_nine_cannot_carry_the_result_away(rule):
-    """Honest updates lie in a ball around 1; the result stays near it, whatever two say."""
+def test_two_of_nine_cannot_move_the_result_far(rule):
+    """Honest updates are near 1, and so is the result, for any two others."""
     rng = np.random.default_rng(4)
     honest = 0.1 + 0.01 * rng.normal(size=(9, 50))
     plain = honest.mean(axis=0)
@@ -99,8 +98,8 @@ def test_two_of_nine_cannot_carry_the_result_away(rule):
 
 
 @pytest.mark.parametrize("rule", RULES, ids=IDS)
-def test_a_rule_goes_with_a_server_optimizer(rule):
-    """FedAdam on the rule's means: finite, moved where covered, and the slots are kept."""
+def test_a_rule_works_with_a_server_optimizer(rule):
+    """FedAdam on the rule's means: finite, changed where covered, with slots."""
     strategy = FedAdam(aggregation=rule)
     model = {name: np.zeros(SPECS["delta", name].shape, np.float32) for name in "abc"}
     updates = ArrayUpdates(SPECS, ragged())
@@ -115,13 +114,13 @@ def test_a_rule_goes_with_a_server_optimizer(rule):
 
 
 def test_a_rule_is_rebuilt_from_its_settings():
-    """What goes into a ledger builds the same rule again."""
+    """As stored in a ledger."""
     for rule in RULES:
         assert type(rule)(**rule.settings()) == rule
 
 
-def test_the_last_rounds_means_are_what_the_next_round_clips_about():
-    """The strategy keeps them for a rule that looks at them, and for no other."""
+def test_the_last_rounds_means_are_the_centre_of_the_next_clipping():
+    """The strategy keeps them for rules that read them only."""
     model = {name: np.zeros(SPECS["delta", name].shape, np.float32) for name in "abc"}
     updates = ArrayUpdates(SPECS, ragged())
     strategy = FedAvg(aggregation=CenteredClipping())

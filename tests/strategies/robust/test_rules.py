@@ -49,7 +49,7 @@ def test_median_of_odd_and_even():
 
 
 def test_trimmed_mean_leaves_out_both_ends():
-    """A fifth of five is one at each end; of four it is none."""
+    """A fifth of five is one at each end; of four none."""
     rows = [[1.0], [-1e9], [2], [1e9], [6]]
     assert vector(TrimmedMean(fraction=0.2), rows).tolist() == [3]
     assert vector(TrimmedMean(fraction=0.2), [[1], [2], [3], [6]]).tolist() == [3]
@@ -58,15 +58,15 @@ def test_trimmed_mean_leaves_out_both_ends():
 
 
 def test_a_share_of_whole_clients_is_not_lost_to_rounding():
-    """0.29 of a hundred is 29, though the product of floats is just below."""
+    """0.29 of a hundred is 29, although the product of floats is just below."""
     rows = [[float(n)] for n in range(100)]
     rows[70] = [1e9]
     wanted = np.mean(sorted(row[0] for row in rows)[29:71])
     assert vector(TrimmedMean(fraction=0.29), rows)[0] == pytest.approx(wanted)
 
 
-def test_coordinates_are_reduced_over_those_who_cover_them():
-    """An update that does not cover a coordinate is absent there, not zero."""
+def test_coordinates_are_reduced_over_covering_updates():
+    """An update that does not cover a coordinate is absent, not zero."""
     updates = masked([[1, None, 4], [3, None, None], [100, None, 6]])
     assert block(Median(), updates) == ([3, 0, 5], [True, False, True])
     assert block(TrimmedMean(fraction=0.4), updates) == ([3, 0, 5], [True, False, True])
@@ -75,20 +75,20 @@ def test_coordinates_are_reduced_over_those_who_cover_them():
 # ---- whole updates -------------------------------------------------------------------------------
 
 
-def test_krum_takes_the_update_in_the_thick_of_it():
+def test_krum_takes_the_most_central_update():
     """f=1, n=5: two neighbours count. The scores are 0.05, 0.02, 0.05 and two large ones."""
     rows = [[1.0, 0], [1.1, 0], [1.2, 0], [8, 0], [-7, 0]]
     assert vector(Krum(num_byzantine=1), rows).tolist() == [1.1, 0]
 
 
 def test_krum_breaks_ties_by_name():
-    """Four corners of a square and its copy are all alike: the first name wins."""
+    """Four corners of a square and its copy have equal scores: the first name wins."""
     rows = [[0.0, 0], [0, 1], [1, 0], [1, 1], [0.5, 5]]
     assert vector(Krum(num_byzantine=1), rows).tolist() == rows[0]
 
 
 def test_multi_krum_is_the_mean_of_the_best():
-    """By default as many as a score looks at: n - f - 2 of them."""
+    """By default n - f - 2 of them, as in a score."""
     rows = [[1.0], [2], [3], [100], [101], [4]]
     # n=6, f=1: three neighbours. Scores: 14, 6, 6, about 28000, about 29000, 14.
     assert vector(MultiKrum(num_byzantine=1), rows).tolist() == [2]
@@ -104,8 +104,8 @@ def test_bulyan_worked_by_hand():
     assert found.tolist() == [2, 3]
 
 
-def test_bulyan_where_few_cover():
-    """Two of three chosen who cover would leave none: the one nearest to the median stays."""
+def test_bulyan_with_few_covering_updates():
+    """Two of three would leave none, so the one nearest to the median is kept."""
     rows = [[1, 0.0]] * 5 + [[None, 0.0]] * 2
     assert block(Bulyan(num_byzantine=1), masked(rows)) == ([1, 0], [True, True])
     rows = [[None, 0.0]] * 6 + [[7, 0.0]]
@@ -114,14 +114,14 @@ def test_bulyan_where_few_cover():
     assert (mean[0], there[0]) in [(7, True), (0, False)]
 
 
-def test_whoever_is_not_chosen_covers_nothing():
+def test_updates_that_are_not_chosen_cover_nothing():
     """A coordinate that no chosen update covers keeps its value."""
     updates = masked([[1, None], [1, None], [1, None], [50, 9], [1, None]])
     assert block(Krum(num_byzantine=1), updates) == ([1, 0], [True, False])
 
 
-def test_distances_take_what_is_not_covered_as_zero():
-    """An update that covers less lies nearer to the origin, not nearer to everyone."""
+def test_distances_take_missing_values_as_zero():
+    """An update that covers less is nearer to the origin, not to all others."""
     rows = [[0.1, None], [0.1, 9], [0.1, 9], [0.1, 9], [0.1, 9]]
     assert block(Krum(num_byzantine=1), masked(rows)) == ([0.1, 9], [True, True])
 
@@ -137,7 +137,7 @@ def test_geometric_median_of_a_triangle_is_fermats_point():
 
 
 def test_geometric_median_stays_with_the_majority():
-    """Three of five at one point hold it there, whatever the two others say."""
+    """Three of five at one point determine it, for any two others."""
     rows = [[1.0, 1]] * 3 + [[1e6, 0], [0, -1e6]]
     np.testing.assert_allclose(vector(GeometricMedian(iterations=200), rows), [1, 1], atol=1e-3)
 
@@ -215,8 +215,8 @@ def test_fltrust_trusts_itself_where_nobody_else_is():
     assert vector(FLTrust(trusted="c1"), [[-2.0, 0], [1, 0]]).tolist() == [1, 0]
 
 
-def test_fltrust_needs_the_one_it_trusts():
-    """Without its update the round fails, by name."""
+def test_fltrust_needs_its_trusted_update():
+    """Otherwise the round fails, with the client's name."""
     with pytest.raises(TooFewUpdatesError, match="trusted client 'nobody' for fltrust"):
         vector(FLTrust(trusted="nobody"), [[1.0]])
 
@@ -234,7 +234,7 @@ def test_fltrust_needs_the_one_it_trusts():
     ],
 )
 def test_too_few_updates_are_refused(rule, least):
-    """One fewer than the paper needs, and the round fails with both numbers."""
+    """With one fewer than in the paper the round fails; the message has both numbers."""
     rows = np.arange(2.0 * least).reshape(least, 2)
     assert rule.min_updates == least
     vector(rule, rows)
@@ -260,6 +260,5 @@ def test_too_few_updates_are_refused(rule, least):
     ],
 )
 def test_settings_out_of_range_are_refused(build, settings, error, message):
-    """Expected X, got Y."""
     with pytest.raises(error, match=message):
         build(**settings)

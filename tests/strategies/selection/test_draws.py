@@ -40,14 +40,14 @@ def assert_counts(seen, chances, draws):
 
 @given(st.lists(st.integers(0, 20), max_size=40), st.data())
 def test_the_smallest_are_found_without_sorting_all(numbers, data):
-    """Ties aside, which 64-bit draws do not have, the same places as a full sort gives."""
+    """Without ties, which 64-bit draws do not have, the same places as of a full sort."""
     count = data.draw(st.integers(0, len(numbers)))
     array = np.array(numbers, dtype=np.uint64)
     assert [numbers[place] for place in smallest(array, count)] == sorted(numbers)[:count]
 
 
 def test_weighted_draws_have_the_chances_of_successive_sampling():
-    """Ordered pairs and the clients in them, over 3,000 rounds, against the closed form."""
+    """Single clients and ordered pairs, over 3,000 rounds, compared with the closed form."""
     rounds, pairs, members = 3000, Counter(), Counter()
     for number in range(rounds):
         drawn = tuple(weighted(occasion(4, round_number=number), WEIGHTS, 2).tolist())
@@ -67,7 +67,7 @@ def test_weighted_draws_have_the_chances_of_successive_sampling():
     st.lists(st.sampled_from([0.0, 1e-300, 1e-9, 1.0, 7.0, 1e200, 1e308]), max_size=30), st.data()
 )
 def test_weighted_draws_are_of_different_places_and_end(weights, data):
-    """However skewed the weights: as many as asked for, those of no weight last."""
+    """For any weights: the requested number, those of weight 0 last."""
     count = data.draw(st.integers(0, len(weights)))
     drawn = weighted(occasion(len(weights)), weights, count).tolist()
     assert len(set(drawn)) == len(drawn) == count
@@ -76,8 +76,8 @@ def test_weighted_draws_are_of_different_places_and_end(weights, data):
     assert positive == sorted(positive, reverse=True)
 
 
-def test_a_weight_of_none_is_drawn_only_for_want_of_others():
-    """Uniformly among themselves, after everybody else."""
+def test_a_weight_of_0_is_drawn_last():
+    """Uniformly among themselves."""
     firsts = Counter()
     for number in range(2000):
         drawn = weighted(occasion(5, round_number=number), [0, 0, 1, 0, 5], 3).tolist()
@@ -87,7 +87,7 @@ def test_a_weight_of_none_is_drawn_only_for_want_of_others():
 
 
 def test_draws_among_some_and_orders_are_uniform():
-    """Each of those named is first as often as any other, in a draw and in a shuffle."""
+    """Each is first equally often, in a draw and in a shuffle."""
     drawn, mixed, among = Counter(), Counter(), np.array([3, 5, 8])
     for number in range(3000):
         when = occasion(10, round_number=number)
@@ -98,7 +98,6 @@ def test_draws_among_some_and_orders_are_uniform():
 
 
 def test_streams_differ_by_purpose_part_round_seed_and_candidates():
-    """Nothing that tells draws apart may be lost on the way to the generator."""
     when = occasion(5)
     streams = [
         when.raw(4),
@@ -113,7 +112,7 @@ def test_streams_differ_by_purpose_part_round_seed_and_candidates():
 
 
 def test_a_client_that_never_took_part_counts_as_the_mean_of_the_others():
-    """And as one example while nobody has."""
+    """As one example while no client has taken part."""
     table = Known.nothing(3)
     assert sizes(table).tolist() == [1, 1, 1]
     known = Known(
@@ -125,6 +124,5 @@ def test_a_client_that_never_took_part_counts_as_the_mean_of_the_others():
 
 
 def test_weights_must_be_numbers_of_the_candidates():
-    """What a policy of one's own gets wrong shows at once."""
     with pytest.raises((ValueError, IndexError)):
         weighted(occasion(2), ["a", "b"], 1)

@@ -38,7 +38,7 @@ def facts(history, names=NAMES):
 
 @given(ROUNDS, st.randoms())
 def test_the_order_within_a_round_does_not_matter(rounds, random):
-    """Nor does which clients are asked about, or in which order."""
+    """Nor the order of the clients in a query."""
     mixed = [random.sample(seen, len(seen)) for seen in rounds]
     assert facts(told(rounds)) == facts(told(mixed))
     known = told(rounds).of(NAMES[::-1])
@@ -47,7 +47,7 @@ def test_the_order_within_a_round_does_not_matter(rounds, random):
 
 @given(ROUNDS)
 def test_a_history_is_written_and_read_back(rounds):
-    """Everything, and it can be told of more rounds afterwards."""
+    """And further rounds can be added."""
     history = told(rounds)
     again = History.from_arrays(history.to_arrays())
     assert facts(again) == facts(history)
@@ -59,7 +59,7 @@ def test_a_history_is_written_and_read_back(rounds):
 
 
 def test_the_last_round_counts():
-    """Examples, loss and label are those of the last update; strangers are unknown."""
+    """Examples, loss and label are those of the last update; other clients are unknown."""
     history = History()
     history.add(1, [Observation(client="a", num_examples=5, loss=2.0, label=1.0, seconds=3.0)])
     history.add(4, [Observation(client="a", num_examples=7, loss=1.0)])
@@ -73,8 +73,8 @@ def test_the_last_round_counts():
     assert known.latest_round == history.latest_round == 4
 
 
-def test_who_did_not_finish_is_known_to_be_slow_and_nothing_else():
-    """How long it was waited for is a bound from below, until it finishes."""
+def test_unfinished_members_have_a_lower_bound_of_their_time():
+    """Until they finish once."""
     history = History()
     history.add(1, [Observation(client="a", counted=False, seconds=60.0, num_examples=9)])
     known = history.of(["a"])
@@ -85,8 +85,7 @@ def test_who_did_not_finish_is_known_to_be_slow_and_nothing_else():
     assert history.of(["a"]).seconds[0] == 30.0
 
 
-def test_rounds_are_told_once_and_in_order():
-    """A round told twice would count everyone twice."""
+def test_rounds_are_added_once_and_in_order():
     history = History()
     history.add(3, [])
     for number in (3, 2):
@@ -95,7 +94,7 @@ def test_rounds_are_told_once_and_in_order():
 
 
 def test_thousands_of_clients_fit():
-    """The table grows as clients come, and an answer that was kept is not given for others."""
+    """The table grows, and a cached answer is not returned for other clients."""
     history = History()
     names = [f"{number:05}" for number in range(5000)]
     assert np.isnan(history.of(names).loss).all()

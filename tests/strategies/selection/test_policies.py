@@ -74,7 +74,7 @@ def occasions(draw):
 @pytest.mark.parametrize("policy", POLICIES, ids=str)
 @given(occasions(), st.data())
 def test_a_draw_is_of_different_candidates(policy, when, data):
-    """As many as asked for, none twice, and the same each time, whatever is known."""
+    """The requested number, no duplicates, and the same each time, for any history."""
     count = data.draw(st.integers(0, len(when)))
     drawn = policy.choose(when, count).tolist()
     assert len(set(drawn)) == len(drawn) == count
@@ -84,7 +84,6 @@ def test_a_draw_is_of_different_candidates(policy, when, data):
 
 @pytest.mark.parametrize("policy", POLICIES, ids=str)
 def test_a_policy_is_frozen_and_its_settings_rebuild_it(policy):
-    """It can be written into a specification and read back."""
     assert registry.selection(policy.name, settings_of(policy)) == policy
     for field in dataclasses.fields(policy):
         with pytest.raises(dataclasses.FrozenInstanceError):
@@ -103,8 +102,8 @@ FOR_EVER = {
 
 
 @pytest.mark.parametrize("name", SELECTIONS)
-def test_a_draw_is_known_for_ever(name):
-    """The same knowledge gives this cohort on every machine and with every NumPy."""
+def test_a_draw_does_not_change_between_versions(name):
+    """The same history gives this cohort on every machine and with every NumPy."""
     number = np.arange(12)
     known = known_of(
         12,
@@ -141,7 +140,7 @@ def assert_chances(seen, chances, rounds=1500):
 
 
 def test_power_of_choice_has_its_chances_in_closed_form():
-    """One place, two candidates drawn by size: the larger loss of every pair, summed up."""
+    """One place, two candidates drawn by size: the larger loss of every pair, summed."""
     size, loss = np.array([1, 2, 3, 10]), np.array([4.0, 1.0, 3.0, 2.0])
     chances = np.zeros(4)
     for a, b in permutations(range(4), 2):
@@ -158,8 +157,8 @@ def test_power_of_choice_with_one_choice_draws_by_size():
     assert_chances(inclusions(PowerOfChoice(choices=1), known, 1), [0.1, 0.3, 0.6])
 
 
-def test_power_of_choice_tries_newcomers_first_and_broken_losses_last():
-    """An infinite loss is nobody's ticket into every round."""
+def test_power_of_choice_tries_new_clients_first_and_nan_losses_last():
+    """An infinite loss does not win every round."""
     known = known_of(
         5,
         num_examples=np.array([9, 9, 9, 0, 9]),
@@ -174,8 +173,8 @@ def test_power_of_choice_tries_newcomers_first_and_broken_losses_last():
 # ---- Oort ----------------------------------------------------------------------------------------
 
 
-def test_oort_gives_each_place_by_utility_above_the_bar():
-    """One exploited place: those within the cut-off of the best, in proportion to utility."""
+def test_oort_exploits_by_utility_above_the_cutoff():
+    """One place: clients within the cut-off of the best, in proportion to utility."""
     loss = np.array([1.0, 0.98, 0.5, 0.97])
     known = known_of(4, num_examples=np.full(4, 100), loss=loss)
     known = dataclasses.replace(known, rounds=np.ones(4, np.int64), last_round=np.ones(4, np.int64))
@@ -210,7 +209,7 @@ def test_oort_utilities_are_those_of_the_formula():
 
 
 def test_oort_explores_less_and_less():
-    """0.9, then 0.98 of it each round, down to 0.2; the share goes to clients never tried."""
+    """0.9, then 0.98 of it each round, down to 0.2; that share is for clients never tried."""
     policy = Oort()
     assert policy.exploration_at(1) == 0.9
     assert policy.exploration_at(11) == pytest.approx(0.9 * 0.98**10)
@@ -224,8 +223,7 @@ def test_oort_explores_less_and_less():
         assert int((drawn >= 20).sum()) == wanted
 
 
-def test_oort_asks_the_tired_only_for_want_of_others():
-    """After max_rounds a client gives way to everyone else."""
+def test_oort_asks_clients_past_max_rounds_last():
     known = known_of(
         6,
         num_examples=np.full(6, 10),
@@ -238,8 +236,8 @@ def test_oort_asks_the_tired_only_for_want_of_others():
 
 
 @given(st.integers(1, 2**40))
-def test_the_logarithm_is_one(value):
-    """To 1e-14, by operations that every machine rounds alike."""
+def test_the_logarithm_is_accurate(value):
+    """To 1e-14, by operations that round alike on every machine."""
     assert _ln(value) == pytest.approx(math.log(value), rel=1e-14, abs=1e-15)
 
 
@@ -247,7 +245,7 @@ def test_the_logarithm_is_one(value):
 
 
 def test_the_deadline_keeps_the_slow_out():
-    """Uniformly among those that fit and those never measured; then the fastest of the slow."""
+    """Uniform among clients that fit and unmeasured ones; then the fastest of the slow."""
     seconds = np.array([10.0, 54.0, 55.0, math.nan, 200.0])
     known = known_of(5, num_examples=np.full(5, 1), seconds=seconds)
     assert_chances(inclusions(Deadline(share=0.9), known, 1), [1 / 3, 1 / 3, 0, 1 / 3, 0])
@@ -282,7 +280,7 @@ def test_sticky_keeps_its_share():
 
 @pytest.mark.parametrize("allocation", ["proportional", "equal"])
 def test_strata_get_their_share_of_the_places(allocation):
-    """A client's chance is exact, and each stratum's seats differ by less than one."""
+    """A client's probability is exact, and each stratum's places differ by less than one."""
     label = np.array([0.0] * 7 + [1.0] * 2 + [math.nan] * 1)
     known = known_of(10, label=label)
     policy = Stratified(label="region", allocation=allocation)
@@ -303,13 +301,13 @@ def test_strata_get_their_share_of_the_places(allocation):
 
 
 def test_equal_shares_fill_up_small_strata():
-    """What a small stratum cannot take goes to the others alike."""
+    """Places that a small stratum cannot fill go to the others equally."""
     assert [float(x) for x in _equal(np.array([1, 10, 10]), 9)] == [1.0, 4.0, 4.0]
     assert [float(x) for x in _equal(np.array([1, 2, 0]), 9)] == [1.0, 2.0, 0.0]
 
 
-def test_strata_can_go_by_name():
-    """The first pattern that fits decides."""
+def test_strata_can_be_name_patterns():
+    """The first match decides."""
     names = ["de-1", "de-2", "fr-1", "fr-2", "uk-1", "uk-2"]
     policy = Stratified(patterns=["de-*", "*-1"], allocation="equal")
     when = Occasion(names=names, known=Known.nothing(6), seed=1, round=1)
@@ -336,7 +334,6 @@ BAD = [
 
 
 @pytest.mark.parametrize(("name", "settings", "error", "message"), BAD)
-def test_a_policy_that_cannot_be_is_refused(name, settings, error, message):
-    """The message says what was expected and what came."""
+def test_an_invalid_policy_is_refused(name, settings, error, message):
     with pytest.raises(error, match=message):
         registry.selection(name, settings)

@@ -27,7 +27,7 @@ def _there(roster, names):
 
 @given(NAMES | EVEN, st.data())
 def test_candidates_are_their_names_in_order(names, data):
-    """As a sequence, and for the digest that a draw depends on."""
+    """As a sequence, and for the digest of a draw."""
     roster = Roster(data.draw(st.permutations(sorted(names))))
     chosen = data.draw(st.sets(st.sampled_from(sorted(names))))
     candidates = Candidates(roster, np.flatnonzero(_there(roster, chosen)))
@@ -51,8 +51,8 @@ def _told(names):
 
 @pytest.mark.parametrize("policy", SELECTIONS)
 @given(names=st.sets(st.text("xyz", max_size=3), min_size=6, max_size=20), data=st.data())
-def test_a_round_goes_the_same_way(policy, names, data):
-    """Whatever the policy: its cohort, whoever comes and goes, and every replacement."""
+def test_a_round_draws_the_same_from_a_roster(policy, names, data):
+    """With every policy: cohort and replacements, with clients that come and go."""
     everybody = sorted(names)
     here = data.draw(st.sets(st.sampled_from(everybody), min_size=4))
     moves = data.draw(st.lists(st.tuples(st.booleans(), st.sampled_from(everybody))))
@@ -76,8 +76,8 @@ def test_a_round_goes_the_same_way(policy, names, data):
     assert play(Attendance(roster, _there(roster, here))) == play(sorted(here))
 
 
-def test_a_bench_counts_who_is_there():
-    """Whoever comes twice is there once, and whoever goes twice is gone."""
+def test_a_pool_counts_its_clients():
+    """Repeated adds and removals count once."""
     roster = Roster("cab")
     there = _there(roster, "ab")
     pool = CandidatePool(uniform(0, 0), Attendance(roster, there))
@@ -92,7 +92,7 @@ def test_a_bench_counts_who_is_there():
 
 @pytest.mark.parametrize("chosen", [["a", "a"], ["a", "d"], ["a", "z"], ["a"]])
 def test_a_wrong_draw_from_a_roster_is_an_error(chosen):
-    """Somebody twice, somebody who is not there, a stranger, or too few."""
+    """Duplicates, absent or unknown clients, or too few."""
     roster = Roster("abcd")
     pool = CandidatePool(lambda *_: chosen, Attendance(roster, _there(roster, "abc")))
     with pytest.raises(ValueError, match="Expected 2 different candidates"):
@@ -100,8 +100,8 @@ def test_a_wrong_draw_from_a_roster_is_an_error(chosen):
 
 
 @given(st.lists(st.integers(0, 5), min_size=1), st.integers(1, 8))
-def test_equal_numbers_are_taken_in_order_where_they_are_sorted(numbers, count):
-    """The smallest come first, and of equal ones among them the first."""
+def test_equal_numbers_are_taken_in_order(numbers, count):
+    """The smallest come first, and the first of equal ones."""
     found = smallest(np.array(numbers, np.uint64), count).tolist()
     assert [numbers[place] for place in found] == sorted(numbers)[:count]
     assert found == sorted(found, key=lambda place: (numbers[place], place))
