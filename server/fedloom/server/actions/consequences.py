@@ -62,7 +62,7 @@ class Wish:
         again = "opens a round from the same model at once."
         if self.round is not None:
             again = f"drops {which}{updates} and opens it again from the same model at once."
-        said = {
+        effects = {
             Action.PAUSE: f"opens no further round until it is resumed.{clock}",
             Action.RESUME: "continues; deadlines move by the length of the pause.",
             Action.STOP: f"ends permanently; its last model stays.{dropped}",
@@ -72,7 +72,7 @@ class Wish:
             Action.RETRY: again,
             Action.GOAL: f"uses {self._goal_words()} from now on, for {which} and later ones.",
         }
-        return f"{name} {said[self.action]}"
+        return f"{name} {effects[self.action]}"
 
     def _goal_words(self) -> str:
         goal, quorum = self.arguments.goal, self.arguments.quorum

@@ -171,8 +171,8 @@ async def _page(context: ConsoleContext, status: int = 200, **values: str) -> HT
     has_users = bool(await context.access.in_access(context.access.accounts.users))
     oidc = context.gate.oidc.config.label if context.gate.oidc else ""
     federation = context.config.federation
-    told = {"next": "/", "federation": federation, "passwords": has_users, "oidc": oidc}
-    text = _environment().get_template("login.html").render(**{**told, **values})
+    known = {"next": "/", "federation": federation, "passwords": has_users, "oidc": oidc}
+    text = _environment().get_template("login.html").render(**{**known, **values})
     return HTMLResponse(text, status)
 
 

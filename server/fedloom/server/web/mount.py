@@ -42,11 +42,11 @@ def fault_page(request: Request, status: int, fault: str) -> Response | None:
     accepts = request.headers.get("accept", "")
     if request.url.path.startswith("/v1/") or "text/html" not in accepts:
         return None
-    nobody = Principal(name="", scope=Scope.VIEWER, how="")
-    who: Principal = request.scope.get(PRINCIPAL) or nobody
+    unknown = Principal(name="", scope=Scope.VIEWER, how="")
+    who: Principal = request.scope.get(PRINCIPAL) or unknown
     context: ConsoleContext = request.app.state.context
-    told = {"fault": fault, "code": status, "is_missing": status == 404}
-    return page(request, context, who, "fault", page="", status=status, **told)
+    values = {"fault": fault, "code": status, "is_missing": status == 404}
+    return page(request, context, who, "fault", page="", status=status, **values)
 
 
 def mount(app: FastAPI) -> None:

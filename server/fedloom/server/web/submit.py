@@ -55,7 +55,7 @@ MAX_TOML = 1 << 18
 MAX_DOTS = 64
 """Dots in a key: tomllib's time grows with their square, seconds for some thousands."""
 
-_SAID = (
+_BEGINNINGS = (
     ("Unknown setting ", "toml"),  # it lists all settings
     ("Expected a name ", "name"),
     ("Expected a strategy, ", "strategy.name"),
@@ -102,12 +102,12 @@ async def _form(
 ) -> HTMLResponse:
     rows = await context.in_reader(context.ledger.list_models, limit=1000)
     fault = more.pop("fault", "")
-    told = {"clone": "", "checked": "", "claim": None, **more}
+    known = {"clone": "", "checked": "", "claim": None, **more}
     return page(
         request, context, who, "submit", page="runs",
         values={"toml": "", "model": "", **values}, fields=FIELDS, fault=fault,
         at=blamed(fault), models=list({r.digest: r for r in rows}.values())[::-1][:200],
-        strategies=sorted(registry.STRATEGIES), **told,
+        strategies=sorted(registry.STRATEGIES), **known,
     )  # fmt: skip
 
 
@@ -171,7 +171,7 @@ def blamed(fault: str) -> str:
     """
     if not fault:
         return ""
-    for beginning, path in _SAID:
+    for beginning, path in _BEGINNINGS:
         if fault.startswith(beginning):
             return path
     if "model" in fault.partition(",")[0].lower():

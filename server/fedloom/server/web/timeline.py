@@ -68,8 +68,8 @@ def _line(member: MemberView, end: float, start: float, scale: float) -> Line:
         x = min(max(0.0, (end - start) * scale), WIDTH - 8)
         pieces.append(Piece("end", round(x, 1), 8.0, 0.0))
     names = dict(LEGEND)
-    said = [f"{names[p.kind]} {p.seconds:.2g} s" for p in pieces if p.kind != "end"]
-    return Line(pieces, f"{member.client}: {', '.join(said) or 'nothing yet'}; {member.phase}")
+    phases = [f"{names[p.kind]} {p.seconds:.2g} s" for p in pieces if p.kind != "end"]
+    return Line(pieces, f"{member.client}: {', '.join(phases) or 'nothing yet'}; {member.phase}")
 
 
 def _spans(member: MemberView, end: float) -> Iterator[tuple[str, float, float]]:
