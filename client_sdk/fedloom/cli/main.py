@@ -18,7 +18,7 @@ from fedloom.protocol.version import __version__
 TRACEBACK = "FEDLOOM_TRACEBACK"
 
 COMMANDS = {
-    "server": LazyCommand("fedloom.server.commands:server", "Make a server and run it."),
+    "server": LazyCommand("fedloom.server.commands:server", "Create a server and run it."),
     "token": LazyCommand("fedloom.cli.operator.tokens:token", "Invite devices by one-time tokens."),
     "client": LazyCommand(
         "fedloom.cli.device.client:client",
