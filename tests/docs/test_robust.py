@@ -40,15 +40,17 @@ def test_every_rule_and_setting_is_explained(name):
     assert PAGE.count(f"| `{name}` |") >= (1 if name in ("mean", "median") else 2)
     for field in fields(AGGREGATIONS[name]):
         (row,) = [
-            row for rule, row in knobs() if rule == name and row.startswith(f" `{field.name}` |")
+            row
+            for rule, row in setting_rows()
+            if rule == name and row.startswith(f" `{field.name}` |")
         ]
         if field.default is not MISSING and field.default is not None:
             assert f"| {field.default} |" in row
 
 
-def knobs():
+def setting_rows():
     """(rule, rest of the row) of the table of settings."""
-    rows = re.search(r"## Knobs\n(.*?)\n\n`geo", PAGE, re.DOTALL).group(1).splitlines()
+    rows = re.search(r"## Settings\n(.*?)\n\n`geo", PAGE, re.DOTALL).group(1).splitlines()
     name = ""
     for row in rows:
         if row.startswith("|"):

@@ -5,7 +5,7 @@ are in `__init__.pyi` of the package.
 """
 
 from collections.abc import Callable, Mapping, MutableMapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from fedloom.strategies.aggregation import Aggregation
 from fedloom.strategies.client_rules import ClientRule
@@ -15,6 +15,8 @@ from fedloom.strategies.setting_checks import check_settings, lookup
 if TYPE_CHECKING:
     from fedloom.strategies.base import Strategy
     from fedloom.strategies.selection import Selection
+
+T = TypeVar("T")
 
 STRATEGIES: Final[MutableMapping[str, Callable[..., "Strategy"]]] = Registry(
     "fedloom.strategies", "strategy"
@@ -62,11 +64,9 @@ def strategy(
         ValueError: the name or a setting is unknown, missing, or out of range, or the parts are
             incompatible.
     """
-    build = lookup("a strategy", name, STRATEGIES)
-    check_settings(build, settings or {}, owner=name, table=table, without=_PARTS)
     parts = {"rule": rule, "aggregation": aggregation}
     chosen = {part: value for part, value in parts.items() if value is not None}
-    return build(**dict(settings or {}), **chosen)
+    return _build(lookup("a strategy", name, STRATEGIES), name, settings, table, **chosen)
 
 
 def client_rule(
@@ -77,18 +77,10 @@ def client_rule(
     >>> client_rule("fedprox", {"mu": 0.01})
     FedProx(mu=0.01)
 
-    Args:
-        name: a key of `CLIENT_RULES`.
-        settings: its dataclass's fields.
-        table: of a file that they are from, for messages.
-
-    Raises:
-        TypeError: a setting has the wrong type.
-        ValueError: the name or a setting is unknown, missing, or out of range.
+    `name` is a key of `CLIENT_RULES`; the other arguments and the errors are those of `strategy`.
     """
     build = _HALVES[name] if name in _HALVES else lookup("a client rule", name, CLIENT_RULES)
-    check_settings(build, settings or {}, owner=name, table=table, without=_PARTS)
-    return build(**dict(settings or {}))
+    return _build(build, name, settings, table)
 
 
 def aggregation(
@@ -99,18 +91,9 @@ def aggregation(
     >>> aggregation("trimmed_mean", {"fraction": 0.1})
     TrimmedMean(fraction=0.1)
 
-    Args:
-        name: a key of `AGGREGATIONS`.
-        settings: its dataclass's fields.
-        table: of a file that they are from, for messages.
-
-    Raises:
-        TypeError: a setting has the wrong type.
-        ValueError: the name or a setting is unknown, missing, or out of range.
+    `name` is a key of `AGGREGATIONS`; the other arguments and the errors are those of `strategy`.
     """
-    build = lookup("an aggregation", name, AGGREGATIONS)
-    check_settings(build, settings or {}, owner=name, table=table, without=_PARTS)
-    return build(**dict(settings or {}))
+    return _build(lookup("an aggregation", name, AGGREGATIONS), name, settings, table)
 
 
 def selection(
@@ -121,15 +104,18 @@ def selection(
     >>> selection("power_of_choice", {"choices": 3})
     PowerOfChoice(choices=3, loss='loss')
 
-    Args:
-        name: a key of `SELECTIONS`.
-        settings: its dataclass's fields; those left out keep their defaults.
-        table: of a file that they are from, for messages.
-
-    Raises:
-        TypeError: a setting has the wrong type.
-        ValueError: the name or a setting is unknown, missing, or out of range.
+    `name` is a key of `SELECTIONS`; the other arguments and the errors are those of `strategy`.
     """
-    build = lookup("a selection", name, SELECTIONS)
-    check_settings(build, settings or {}, owner=name, table=table, without=_PARTS)
-    return build(**dict(settings or {}))
+    return _build(lookup("a selection", name, SELECTIONS), name, settings, table)
+
+
+def _build(
+    build: Callable[..., T],
+    name: str,
+    settings: Mapping[str, object] | None,
+    table: str,
+    **parts: object,
+) -> T:
+    values = dict(settings or {})
+    check_settings(build, values, owner=name, table=table, without=_PARTS)
+    return build(**values, **parts)

@@ -38,31 +38,13 @@ def usage_errors(prefix: str = "") -> Iterator[None]:
 
 
 def check_names(values: Iterable[str], known: Collection[str], table: str = "") -> None:
-    """Refuse settings that a table does not have.
-
-    Args:
-        values: names that the user wrote.
-        known: names of the table's settings.
-        table: its dotted name, or empty at the top level.
-
-    Raises:
-        UsageError: a setting is unknown; the message has the nearest name.
-    """
+    """As `setting_checks.check_names`, with a UsageError instead of a ValueError."""
     with usage_errors():
         setting_checks.check_names(values, known, table)
 
 
 def lookup(kind: str, name: object, known: Mapping[str, T]) -> T:
-    """Return the entry of a registry.
-
-    Args:
-        kind: of entry, with its article, or the setting that names it.
-        name: what the user wrote.
-        known: entries by name.
-
-    Raises:
-        UsageError: the name is unknown; the message has the nearest one.
-    """
+    """As `setting_checks.lookup`, with a UsageError instead of a ValueError."""
     with usage_errors():
         return setting_checks.lookup(kind, name, known)
 
@@ -141,18 +123,7 @@ def check_call(
     table: str = "",
     without: Collection[str] = (),
 ) -> None:
-    """Check settings against a function's parameters or a dataclass's fields.
-
-    Args:
-        build: function or dataclass.
-        settings: by parameter name; lists stand for tuples.
-        owner: name of `build` for the user, for messages.
-        table: dotted name of the settings' table, for messages.
-        without: parameters that are not settings.
-
-    Raises:
-        UsageError: a setting is unknown, missing, or of another type than is annotated.
-    """
+    """As `setting_checks.check_settings`, with UsageErrors; lists stand for tuples."""
     with usage_errors():
         setting_checks.check_settings(build, settings, owner=owner, table=table, without=without)
 
