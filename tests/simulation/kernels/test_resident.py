@@ -156,5 +156,5 @@ def test_a_run_with_another_model_is_refused():
     kernel = Resident(_two_nn(), cross_entropy, kernels.population(shape=IMAGE), kernels.CPU)
     params = kernels.received(_two_nn())
     del params["1.bias"]
-    with pytest.raises(UsageError, match=r"lacks 1 tensors.*such as '1\.bias'"):
+    with pytest.raises(UsageError, match=r"lacks 1, such as '1\.bias'"):
         list(kernel.work(params, kernels.task(), kernels.jobs()))
