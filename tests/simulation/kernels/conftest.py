@@ -1,4 +1,4 @@
-"""Kernels are tested as workers run them: on one thread."""
+"""Kernels are tested on one thread, as in workers."""
 
 import pytest
 import torch

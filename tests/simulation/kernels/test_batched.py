@@ -1,4 +1,4 @@
-"""The batched kernel agrees with the resident one but for rounding, however ragged the clients."""
+"""The batched kernel agrees with the resident one up to rounding, for clients of any sizes."""
 
 import re
 
@@ -91,14 +91,13 @@ def test_an_update_agrees_with_the_resident_kernels(make, shape, rule):
     ],
 )
 def test_every_length_of_training_agrees(length):
-    """With batches that no client can fill, too."""
+    """Also with batches larger than any shard."""
     _agree(_mlp, kernels.population(dtype=np.float64), kernels.task(**length))
 
 
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=6), st.integers(0, 7), st.integers(1, 3))
 @settings(max_examples=15)
 def test_padding_changes_nothing(sizes, batch_size, group):
-    """Whatever the sizes, in whatever groups."""
     people = kernels.population(shape=(3,), sizes=sizes, held_out=False, dtype=np.float64)
     make = lambda: kernels.seeded(lambda: nn.Linear(3, 4))  # noqa: E731
     with pytest.MonkeyPatch.context() as patch:
@@ -121,7 +120,7 @@ def test_float32_agrees_within_the_stated_tolerance():
 
 
 def test_places_to_be_ignored_and_squared_errors_agree():
-    """Targets of −100 weigh nothing; targets that are numbers have no accuracy."""
+    """Targets of −100 have weight 0; targets that are values have no accuracy."""
     people = kernels.population(dtype=np.float64)
     people.examples.y[::9] = -100
     _agree(_mlp, people, kernels.task())
@@ -131,8 +130,7 @@ def test_places_to_be_ignored_and_squared_errors_agree():
     _agree(_mlp, people, kernels.task(evaluate=True), loss=mse_loss)
 
 
-def test_a_task_that_only_evaluates_trains_nobody():
-    """And every client is answered for."""
+def test_a_task_that_only_evaluates_trains_no_client():
     kernel = Batched(_mlp(), cross_entropy, kernels.population(), kernels.CPU)
     task = kernels.task(train=False, evaluate=True)
     outcomes = list(kernel.work(kernels.received(_mlp()), task, kernels.jobs()))
@@ -141,14 +139,14 @@ def test_a_task_that_only_evaluates_trains_nobody():
 
 
 class Branching(nn.Linear):
-    """What it does depends on the data."""
+    """Its output depends on a condition on the data."""
 
     def forward(self, x):
         return super().forward(x) if x.sum() > 0 else -super().forward(x)
 
 
 class Centred(nn.Linear):
-    """Looks at the whole batch."""
+    """Its output depends on the whole batch."""
 
     def forward(self, x):
         return super().forward(x - x.mean(0))
@@ -162,7 +160,7 @@ class Noisy(nn.Linear):
 
 
 class Counting(nn.Linear):
-    """Keeps count."""
+    """Counts its calls in a buffer."""
 
     def __init__(self, wide, classes):
         super().__init__(wide, classes)
@@ -184,9 +182,12 @@ def _shared():
     ("make", "reason"),
     [
         (lambda: nn.Sequential(nn.Linear(12, 4), nn.BatchNorm1d(4)), "BatchNorm1d depends on"),
-        (lambda: nn.Sequential(nn.Linear(12, 4), nn.Dropout(0.1)), "Dropout needs random numbers"),
-        (lambda: nn.LSTM(12, 4), "LSTM is one call"),
-        (lambda: nn.Linear(12, 4).requires_grad_(requires_grad=False), "nothing in the model"),
+        (
+            lambda: nn.Sequential(nn.Linear(12, 4), nn.Dropout(0.1)),
+            "Dropout needs separate random",
+        ),
+        (lambda: nn.LSTM(12, 4), "LSTM cannot be batched"),
+        (lambda: nn.Linear(12, 4).requires_grad_(requires_grad=False), "no parameter to train"),
         (_shared, "shares a parameter"),
         (lambda: Branching(12, 4), "cannot batch the model over clients"),
         (lambda: Centred(12, 4), "other examples of its batch"),
@@ -196,7 +197,7 @@ def _shared():
     ],
 )
 def test_a_model_that_cannot_be_batched_is_refused_with_the_reason(make, reason):
-    """It and torch's generator are left as they were."""
+    """Model and torch's generator are not changed."""
     model, people = make(), kernels.population()
     before = kernels.received(model)
     torch.manual_seed(3)
@@ -211,7 +212,6 @@ def test_a_model_that_cannot_be_batched_is_refused_with_the_reason(make, reason)
 
 
 def test_other_losses_and_optimizers_are_refused():
-    """Only what is known for each example can be padded."""
     model = kernels.mlp()
     carries = Batched.carries
     assert carries(model, nn.MSELoss(), FedProx(mu=1.0), loop.SGD) == ""

@@ -1,4 +1,4 @@
-"""The channels-last kernel agrees with the resident one but for rounding."""
+"""The channels-last kernel agrees with the resident one up to rounding."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,6 @@ def _normed():
 @pytest.mark.parametrize("make", [_cnn, lambda: kernels.seeded(_normed)], ids=["cnn", "normed"])
 @pytest.mark.parametrize("rule", [Plain(), FedProx(mu=0.5)], ids=lambda rule: rule.name)
 def test_an_update_agrees_with_the_resident_kernels(make, rule):
-    """Values in the tensors' own shapes, buffers, metrics and evaluation."""
     people = kernels.population(shape=IMAGE, sizes=(23, 20, 8, 42))
     params = kernels.received(make())
     task = kernels.task(rule=rule, evaluate=True)
@@ -44,15 +43,14 @@ def test_an_update_agrees_with_the_resident_kernels(make, rule):
         assert other.evaluation.metrics == pytest.approx(dict(one.evaluation.metrics), rel=1e-4)
 
 
-def test_weights_lie_with_channels_last_in_memory():
-    """Otherwise this would be the resident kernel."""
+def test_weights_have_channels_last_in_memory():
     people = kernels.population(shape=IMAGE)
     kernel = ChannelsLast(_cnn(), cross_entropy, people, kernels.CPU)
     convolution = next(m for m in kernel.model.modules() if isinstance(m, nn.Conv2d))
     assert convolution.weight.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_a_client_finds_nothing_of_the_one_before():
+def test_no_state_of_an_earlier_client_is_left():
     """The same job gives the same bits, alone or after others."""
     people = kernels.population(shape=IMAGE)
     params = kernels.received(_cnn())
@@ -74,11 +72,10 @@ class _Own(nn.Module):
 
 @pytest.mark.parametrize(
     ("model", "reason"),
-    [(kernels.mlp(), "no convolution"), (_Own(), "does not know _Own")],
+    [(kernels.mlp(), "no convolution"), (_Own(), "does not support _Own")],
     ids=["mlp", "own"],
 )
-def test_what_it_cannot_carry_is_refused(model, reason):
-    """A module of the user's own may ask for the other order in memory."""
+def test_an_unsupported_model_is_refused(model, reason):
     people = kernels.population(shape=IMAGE)
-    with pytest.raises(UsageError, match=f"another kernel than ChannelsLast.*{reason}"):
+    with pytest.raises(UsageError, match=f"ChannelsLast cannot train this: .*{reason}"):
         ChannelsLast(model, cross_entropy, people, kernels.CPU)

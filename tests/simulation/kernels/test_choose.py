@@ -1,4 +1,4 @@
-"""`auto` follows fixed rules and says why; a kernel asked for in vain is an error that helps."""
+"""`auto` follows fixed rules and gives a reason; an unsuitable kernel is refused with advice."""
 
 import pytest
 import torch
@@ -25,8 +25,8 @@ def _choose(kernel, model, device=kernels.CPU, optimizer=None, people=None):
     ("model", "device", "name", "why"),
     [
         (kernels.mlp(), kernels.CPU, "fused", "chain of linear layers"),
-        (NORMED, kernels.CPU, "resident", "buffers; batching clients pays on GPUs alone"),
-        (CNN, kernels.CPU, "channels-last", "convolutions are faster this way on a CPU"),
+        (NORMED, kernels.CPU, "resident", "buffers; batching clients is faster only on GPUs"),
+        (CNN, kernels.CPU, "channels-last", "convolutions are faster with channels last on a CPU"),
         (CNN, CUDA, "batched", "leave a GPU idle"),
         (kernels.mlp(), CUDA, "batched", "leave a GPU idle"),
         (NORMED, CUDA, "resident", "buffers; BatchNorm1d depends on"),
@@ -34,13 +34,11 @@ def _choose(kernel, model, device=kernels.CPU, optimizer=None, people=None):
     ],
 )
 def test_auto_chooses_by_model_and_device(model, device, name, why):
-    """No measurement enters, so it chooses the same each time."""
     choice = _choose("auto", model, device)
     assert (choice.name, why in choice.why) == (name, True)
 
 
-def test_auto_looks_at_the_data_and_the_optimizer():
-    """What suits the model may not suit them."""
+def test_auto_considers_the_data_and_the_optimizer():
     model = kernels.mlp()
     assert _choose("auto", model, people=kernels.population()).name == "fused"
     assert _choose("auto", model, people=kernels.population(classes=9)).name == "resident"
@@ -48,15 +46,13 @@ def test_auto_looks_at_the_data_and_the_optimizer():
 
 
 @pytest.mark.parametrize("name", choose.KERNELS)
-def test_a_kernel_is_taken_by_name(name):
-    """Whatever `auto` would have said."""
+def test_a_kernel_is_chosen_by_name(name):
     model = CNN if name == "channels-last" else kernels.mlp()
-    assert _choose(name, model) == choose.Choice(name, "it was asked for")
+    assert _choose(name, model) == choose.Choice(name, "set by engine.kernel")
 
 
-def test_a_kernel_that_cannot_carry_the_model_is_an_error_that_helps():
-    """The reason, and what to write instead."""
-    with pytest.raises(UsageError, match=r"'fused': .*does not know.*\"resident\""):
+def test_a_kernel_that_does_not_support_the_model_is_refused_with_advice():
+    with pytest.raises(UsageError, match=r"'fused' .*does not support.*\"resident\""):
         _choose("fused", CNN)
     with pytest.raises(UsageError, match="among auto, resident, channels-last, fused, compiled"):
         _choose("fast", CNN)

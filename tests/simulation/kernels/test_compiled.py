@@ -74,14 +74,13 @@ def test_an_update_agrees_with_fedprox_and_dropout(traced):
     assert _agree(kernels.task(rule=FedProx(mu=0.5)), make).note == ""
 
 
-def test_all_examples_in_one_batch_are_left_to_the_resident_step(traced):
-    """Each client would be compiled for itself."""
+def test_all_examples_in_one_batch_use_the_resident_step(traced):
     assert _agree(kernels.task(batch_size=0)).note == ""
     assert not traced
 
 
 def test_a_failure_to_compile_falls_back_to_resident_with_the_reason(monkeypatch):
-    """And gives its very bits."""
+    """With the same bits."""
 
     def fail(*_):
         raise RuntimeError("no C++ compiler\nat all")
@@ -97,7 +96,7 @@ def test_a_failure_to_compile_falls_back_to_resident_with_the_reason(monkeypatch
     assert all(np.array_equal(ours[c][n], v) for c in theirs for n, v in theirs[c].items())
 
 
-def test_what_it_cannot_carry_is_refused():
+def test_unsupported_experiments_are_refused():
     """Other optimizers, other rules, buffers."""
     model = nn.Sequential(nn.Linear(12, 4), nn.BatchNorm1d(4))
     assert "buffers" in Compiled.carries(model, cross_entropy, Plain(), None)
@@ -113,6 +112,5 @@ def test_what_it_cannot_carry_is_refused():
 )
 @pytest.mark.filterwarnings("ignore")
 def test_compiled_machine_code_agrees_with_the_resident_kernel():
-    """All the way through the compiler."""
     torch._dynamo.reset()
     assert _agree(kernels.task()).note == ""

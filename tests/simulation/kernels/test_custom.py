@@ -1,4 +1,4 @@
-"""The user's own clients run in a simulation as they are, and what they return is checked."""
+"""The user's own clients run unchanged in a simulation, and their results are checked."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ for _value in PARAMS.values():
 
 
 class Spoiling(Client):
-    """Changes what it got, and remembers what it was asked."""
+    """Changes the model that it receives, and records its tasks."""
 
     def __init__(self, name, seen):
         self.name, self.seen = name, seen
@@ -42,7 +42,6 @@ def _kernel(seen):
 
 
 def test_a_client_gets_its_own_copies_and_its_seed():
-    """Whatever it does to them, the next one gets the model as it was."""
     seen = []
     jobs = [ClientJob(2, 7), ClientJob(0, 8)]
     outcomes = list(_kernel(seen).work(PARAMS, kernels.task(evaluate=True), jobs))
@@ -58,8 +57,7 @@ def test_a_client_gets_its_own_copies_and_its_seed():
         assert outcome.weight is None
 
 
-def test_a_task_that_only_evaluates_says_so():
-    """The client sees the kind of task that the server would send."""
+def test_a_task_that_only_evaluates_has_this_kind():
     seen = []
     task = kernels.task(train=False, evaluate=True)
     (outcome,) = _kernel(seen).work(PARAMS, task, [ClientJob(1, 7)])
@@ -67,8 +65,8 @@ def test_a_task_that_only_evaluates_says_so():
     assert not outcome.parts
 
 
-def test_parts_of_tensors_and_weights_come_through():
-    """Boxes, masks, tensors left out, and a weight where the run asks for it."""
+def test_partial_tensors_and_weights_are_passed_on():
+    """Slices, masks, omitted tensors, and a weight if the run asks for it."""
 
     class Partial(Client):
         def train(self, params, task):
@@ -103,9 +101,7 @@ def test_parts_of_tensors_and_weights_come_through():
         (({}, 1, {}), "Return an Update that has one"),
     ],
 )
-def test_a_mistake_in_what_a_client_returns_is_said(returned, message):
-    """In the words of the deployed client."""
-
+def test_an_invalid_update_is_refused_with_the_reason(returned, message):
     class Wrong(Client):
         def train(self, params, task):
             return returned
@@ -116,7 +112,7 @@ def test_a_mistake_in_what_a_client_returns_is_said(returned, message):
 
 
 def test_the_torch_client_has_the_resident_kernels_bits():
-    """One is the other's yardstick; test examples are the resident kernel's to evaluate."""
+    """Test examples are evaluated by the resident kernel."""
     people = kernels.population()
     examples = people.examples
 

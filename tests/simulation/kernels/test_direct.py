@@ -1,4 +1,4 @@
-"""Linear layers that step by a product learn what autograd teaches them, whatever the network."""
+"""Layers of `direct` learn the same as with autograd, whatever the network."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from fedloom.strategies import FedProx, Plain
 from support import kernels
 
 WIDE = 512
-"""A square weight of this width is one that the products pay for."""
+"""A square weight of this width is large enough for products."""
 
 
 def _chain(**bias):
@@ -79,7 +79,7 @@ NETWORKS = {
 
 
 def _trained(module, optimizer, dtype, batch):
-    """A model's tensors by name after a few steps."""
+    """The model's tensors by name after a few steps."""
     rng = torch.Generator().manual_seed(1)
     x = torch.randn(3 * batch, 12, generator=rng, dtype=dtype)
     y = torch.randint(0, 4, (3 * batch,), generator=rng)
@@ -94,8 +94,8 @@ def _trained(module, optimizer, dtype, batch):
 
 @pytest.mark.parametrize("batch", [1, 10, 40])
 @pytest.mark.parametrize("network", NETWORKS)
-def test_a_network_learns_what_autograd_teaches_it(network, batch):
-    """For few, some and many inputs, weights that are shared, used twice, frozen or batched."""
+def test_a_network_learns_the_same_as_with_autograd(network, batch):
+    """For few, some and many inputs; weights that are shared, used twice, frozen or batched."""
     make = NETWORKS[network]
     usual, model = (kernels.seeded(make).double() for _ in range(2))
     found = direct.of(model, cross_entropy)
@@ -107,7 +107,6 @@ def test_a_network_learns_what_autograd_teaches_it(network, batch):
 
 
 def test_a_large_weight_never_has_a_gradient():
-    """Otherwise this would be autograd with detours."""
     model = kernels.seeded(_chain)
     found = direct.of(model, cross_entropy)
     cross_entropy(found(torch.randn(10, 12)), torch.zeros(10, dtype=torch.int64)).backward()
@@ -117,7 +116,7 @@ def test_a_large_weight_never_has_a_gradient():
 
 
 def test_a_step_is_taken_once():
-    """What waited is gone after a step, and with the gradients."""
+    """Waiting products are cleared by a step and by zero_grad."""
     model = kernels.seeded(_chain)
     found = direct.of(model, cross_entropy)
     stepper = found.descent(model.parameters(), lr=0.1)
@@ -175,13 +174,11 @@ def _watched(what):
 
 
 @pytest.mark.parametrize("what", ["layer", "inputs", "gradients", "tensor", "sum", "forward"])
-def test_what_is_watched_is_left_alone(what):
-    """A hook would see gradients that are not there, or none."""
+def test_models_with_hooks_are_not_changed(what):
     assert direct.of(_watched(what), cross_entropy) is None
 
 
-def test_only_sequences_and_losses_that_pytorch_brings_are_taken():
-    """What is somebody's own may do anything."""
+def test_only_pytorchs_own_sequences_and_losses_are_accepted():
     assert direct.of(_Own(nn.Linear(12, 4)), cross_entropy) is None
     assert direct.of(nn.Linear(12, 4), cross_entropy) is None
     assert direct.of(_chain(), _own_loss) is None
@@ -220,7 +217,7 @@ def _updates(kernel, rule=None, optimizer=None, **settings):
     ids=["plain", "fedprox", "optimizer", "clipped", "only"],
 )
 def test_clients_of_a_large_network_agree_with_the_resident_kernels(asked, taken, monkeypatch):
-    """Whether gradients are needed, as by a rule, or not; within rounding."""
+    """Whether gradients are needed or not; within rounding."""
     calls = []
     step = direct.Descent.step
     monkeypatch.setattr(direct.Descent, "step", lambda self: (calls.append(1), step(self)))
@@ -233,8 +230,7 @@ def test_clients_of_a_large_network_agree_with_the_resident_kernels(asked, taken
             assert abs(value - other[name]).max() <= 1e-4 * abs(other[name]).max()
 
 
-def test_a_client_finds_nothing_of_one_that_failed():
-    """Products that waited when a training ended are not added to another's weights."""
+def test_products_of_a_failed_training_are_dropped():
     people = kernels.population(shape=SHAPE, sizes=(24, 13))
     worker = ChannelsLast(_cnn(), cross_entropy, people, kernels.CPU)
     params, task = kernels.received(_cnn()), kernels.task(rule=Plain(), batch_size=8)

@@ -1,4 +1,4 @@
-"""The fused kernel agrees with the resident one but for rounding, and says what it cannot carry."""
+"""The fused kernel agrees with the resident one up to rounding, and refuses unsupported models."""
 
 import re
 
@@ -19,7 +19,7 @@ from support import kernels
 
 
 class Written(nn.Module):
-    """A chain that somebody wrote out."""
+    """A chain in a user's own forward method."""
 
     def __init__(self):
         super().__init__()
@@ -89,14 +89,13 @@ def test_an_update_agrees_with_the_resident_kernels(model, rule, dtype):
     ],
 )
 def test_every_length_of_training_agrees(settings):
-    """The same examples in the same steps, down to rounding in float64."""
+    """The same examples in the same steps, up to rounding in float64."""
     people = kernels.population(dtype=np.float64)
     make = lambda: kernels.seeded(kernels.mlp)  # noqa: E731
     assert _difference(make, people, kernels.task(**settings), np.float64) < 1e-12
 
 
 def test_an_update_depends_on_no_other_job():
-    """Neither order nor company changes a bit."""
     people = kernels.population()
     params, task = kernels.received(kernels.seeded(kernels.mlp)), kernels.task()
     kernel = Fused(kernels.seeded(kernels.mlp), cross_entropy, people, kernels.CPU)
@@ -108,7 +107,7 @@ def test_an_update_depends_on_no_other_job():
 
 
 class Branching(nn.Module):
-    """What it does depends on the data."""
+    """Its output depends on a condition on the data."""
 
     def __init__(self):
         super().__init__()
@@ -174,7 +173,7 @@ class Spare(nn.Sequential):
     ],
 )
 def test_a_model_that_is_no_chain_is_refused_with_the_reason(make, reason):
-    """By the question and by the constructor."""
+    """By `carries` and by the constructor."""
     model = make()
     assert re.search(reason, Fused.carries(model, cross_entropy, Plain(), None))
     with pytest.raises(UsageError, match=reason):
@@ -182,16 +181,14 @@ def test_a_model_that_is_no_chain_is_refused_with_the_reason(make, reason):
 
 
 def test_other_losses_optimizers_and_rules_are_refused():
-    """By name."""
-
     class Mine(Plain):
         name = "mine"
 
     model = kernels.mlp()
     smooth = nn.CrossEntropyLoss(label_smoothing=0.1)
     assert Fused.carries(model, nn.CrossEntropyLoss(), Plain(), loop.SGD) == ""
-    assert "cross_entropy alone" in Fused.carries(model, smooth, Plain(), None)
-    assert "cross_entropy alone" in Fused.carries(model, functional.mse_loss, Plain(), None)
+    assert "only the loss cross_entropy" in Fused.carries(model, smooth, Plain(), None)
+    assert "only the loss cross_entropy" in Fused.carries(model, functional.mse_loss, Plain(), None)
     assert "plain gradient descent" in Fused.carries(
         model, cross_entropy, Plain(), torch.optim.Adam
     )
@@ -211,14 +208,12 @@ def test_other_losses_optimizers_and_rules_are_refused():
         ({"dtype": np.float64}, "inputs are float64"),
     ],
 )
-def test_data_that_the_chain_does_not_take_is_refused(data, reason):
-    """Without a look at anything but shapes, types and the range of the targets."""
+def test_data_that_does_not_fit_the_chain_is_refused(data, reason):
     people = kernels.population(**data)
     assert reason in Fused.carries(kernels.mlp(), cross_entropy, Plain(), None, people)
 
 
-def test_the_named_networks_of_linear_layers_are_carried():
-    """So that `auto` takes the fast way."""
+def test_the_named_networks_of_linear_layers_are_supported():
     for name, settings in (("logistic", {}), ("2nn", {}), ("mlp", {"hidden": [5]})):
         model = models.build(name, input_shape=(1, 3, 4), num_classes=4, **settings)
         people = kernels.population(shape=(1, 3, 4))

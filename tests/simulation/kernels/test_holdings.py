@@ -1,4 +1,4 @@
-"""Clients share their data with the population, and a kernel gathers one client's at a time."""
+"""Clients share the population's arrays; one client's examples are gathered at a time."""
 
 import numpy as np
 import torch
@@ -8,7 +8,6 @@ from support import kernels
 
 
 def test_a_populations_arrays_are_not_copied():
-    """A thousand clients cost no more than their data."""
     people = kernels.population()
     x, y = Holdings(people, kernels.CPU)._train
     assert x.data_ptr() == people.examples.x.ctypes.data
@@ -16,7 +15,7 @@ def test_a_populations_arrays_are_not_copied():
 
 
 def test_a_client_gets_its_own_examples_in_the_order_asked_for():
-    """As a copy: changing it changes nobody's."""
+    """As a copy."""
     people = kernels.population()
     holdings, shard = Holdings(people, kernels.CPU), people.shards[1]
     order = torch.tensor([3, 0, 3])
@@ -27,8 +26,7 @@ def test_a_client_gets_its_own_examples_in_the_order_asked_for():
     assert people.examples.x[shard].any()
 
 
-def test_who_holds_nothing_out_has_nothing_to_evaluate():
-    """Neither a client nor a population."""
+def test_without_held_out_examples_nothing_is_evaluated():
     holdings = Holdings(kernels.population(), kernels.CPU)
     assert holdings.held_out(0) is None
     assert len(holdings.held_out(3)) == 9

@@ -1,4 +1,4 @@
-"""The resident kernel is the deployed client, without the deployment."""
+"""The resident kernel computes the same as the deployed client."""
 
 import functools
 
@@ -62,7 +62,7 @@ def _check(make, people, task, optimizer=None):
 @pytest.mark.parametrize("rule", [Plain(), FedProx(mu=0.5)], ids=lambda rule: rule.name)
 @pytest.mark.parametrize("model", MAKERS)
 def test_an_update_has_the_bits_of_the_deployed_client(model, rule):
-    """Values, metrics and evaluation, with a ragged last batch, dropout and buffers."""
+    """Values, metrics and evaluation, with a smaller last batch, dropout and buffers."""
     make, shape = MAKERS[model]
     people = kernels.population(sizes=SIZES, **shape)
     _check(make, people, kernels.task(rule=rule, evaluate=True, epochs=2))
@@ -79,14 +79,14 @@ def test_every_length_of_training_has_the_deployed_clients_bits(settings):
 
 
 def test_any_optimizer_has_the_deployed_clients_bits():
-    """It begins anew with each client."""
+    """Each client has a new optimizer."""
     people = kernels.population(shape=IMAGE)
     optimizer = functools.partial(torch.optim.SGD, momentum=0.9)
     _check(_two_nn, people, kernels.task(evaluate=True), optimizer)
 
 
 def test_an_update_depends_on_no_other_job():
-    """Neither order nor company changes a bit, not even through buffers that are not sent."""
+    """Neither by order nor by buffers that are not sent."""
 
     def make():
         model = kernels.seeded(NORMED)
@@ -107,8 +107,7 @@ def test_an_update_depends_on_no_other_job():
         assert all(np.array_equal(ours[n], v) for n, v in alone[outcome.client].items())
 
 
-def test_a_task_that_only_evaluates_trains_nobody():
-    """And who holds nothing out measures nothing."""
+def test_a_task_that_only_evaluates_trains_no_client():
     people = kernels.population(shape=IMAGE)
     kernel = Resident(_two_nn(), cross_entropy, people, kernels.CPU)
     params = kernels.received(_two_nn())
@@ -132,8 +131,8 @@ def test_test_examples_can_be_evaluated_in_pieces():
     assert kernel.evaluate(params, 30, 60) == Measurement()
 
 
-def test_read_only_arrays_and_small_integers_will_do():
-    """As a process has them that shares another's memory; class numbers of any integer type."""
+def test_read_only_arrays_and_small_integers_are_accepted():
+    """Shared memory is read-only; class numbers may have any integer type."""
     people = kernels.population(shape=IMAGE)
     narrow = kernels.population(shape=IMAGE)
     object.__setattr__(narrow.examples, "y", narrow.examples.y.astype(np.uint8))
@@ -152,9 +151,8 @@ def test_read_only_arrays_and_small_integers_will_do():
 
 
 def test_a_run_with_another_model_is_refused():
-    """With the name of what is missing."""
     kernel = Resident(_two_nn(), cross_entropy, kernels.population(shape=IMAGE), kernels.CPU)
     params = kernels.received(_two_nn())
     del params["1.bias"]
-    with pytest.raises(UsageError, match=r"lacks 1, such as '1\.bias'"):
+    with pytest.raises(UsageError, match=r"lacks 1 of the clients' tensors, such as '1\.bias'"):
         list(kernel.work(params, kernels.task(), kernels.jobs()))

@@ -197,7 +197,7 @@ def test_clipping_bounds_the_steps_of_the_own_model_too():
             {"personal": DITTO, "train": {"epochs": 1, "learning_rate": 0.1, "widths": [0.5]}},
             "whole",
         ),
-        ({"personal": DITTO, "kernel": "fused"}, "fused knows no personal.name"),
+        ({"personal": DITTO, "kernel": "fused"}, "fused does not support personal.name"),
         ({"personal": DITTO, "client": Nudge}, "a model of this client's own"),
     ],
 )

@@ -108,7 +108,7 @@ def test_a_client_of_ones_own_follows_widths_and_patterns(only):
         ({"tensor_share": 0.5}, {"strategy": {"name": "fednova"}}, "tensor_share.*fednova"),
         ({"time_budget_s": 1.0}, {}, "Expected devices, .* with train.time_budget_s"),
         ({"widths": [0.5]}, {"personal": {"keep": ["0.*"]}}, "whole models with .personal."),
-        ({"widths": [0.5]}, {"kernel": "fused"}, "fused knows no train.widths"),
+        ({"widths": [0.5]}, {"kernel": "fused"}, "fused does not support train.widths"),
     ],
 )
 def test_what_cannot_work_together_is_refused(train, settings, message):

@@ -1,1 +1,1 @@
-"""How one worker trains the clients that it is given: four kernels behind one interface."""
+"""Kernels: the ways in which one worker trains its clients, behind one interface."""

@@ -1,7 +1,7 @@
-"""What every kernel does: from a model and some clients to their updates, one after another.
+"""The interface of kernels: a model and some clients in, their updates out.
 
-Invariant: an update depends on the model, the task, the client's data and its seed; never on the
-other clients of the call, their order, or the worker.
+Invariant: an update depends on the model, the task, the client's data and its seed. It never
+depends on the other clients of the call, their order, or the worker.
 """
 
 import math
@@ -23,32 +23,32 @@ Params: TypeAlias = Mapping[str, NDArray[Any]]
 
 
 def nothing_local(_: "ClientJob") -> RuleContext:
-    """For rules that receive and remember nothing."""
+    """The context of a rule that receives and remembers nothing."""
     return RuleContext()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundTask:
-    """What a round asks of all its clients alike.
+    """The task of a round, equal for all its clients.
 
     Attributes:
         run: id of the run.
         round: number of the round in it, from 1.
         settings: epochs or steps, batch size (0: all in one batch) and learning rate.
-        rule: changes local gradients.
-        config: what the experiment's author passes to the client's code.
-        weighting: where an update's weight comes from.
+        rule: the client rule; changes local gradients.
+        config: settings for the client's own code.
+        weighting: the source of an update's weight.
         evaluate: whether clients evaluate on their held-out examples before they train.
         train: whether they train.
-        factor: that deltas are multiplied by where they count, from 0 to 1; weights are not.
-        memory: folder of what client rules remember; empty for none.
-        local: gives what the rule has for a job.
-        compression: how updates are encoded.
-        spool: folder that updates are written to; empty where they are added up at once.
-        attack: what liars do to their updates; None where nobody lies.
-        attackers: who lies, as indices in the population.
-        personal: what stays with each client.
-        guard: what is done to updates for privacy; None for nothing.
+        factor: staleness discount of deltas, from 0 to 1; weights are not discounted.
+        memory: folder of the memories of client rules; empty for none.
+        local: returns the rule's context for a job.
+        compression: the encoding of updates.
+        spool: folder that updates are written to; empty if they are added at once.
+        attack: changes the updates of attackers; None without attackers.
+        attackers: their indices in the population.
+        personal: the tensors that stay with each client.
+        guard: clips updates and adds noise for privacy; None without privacy.
     """
 
     run: str
@@ -71,7 +71,7 @@ class RoundTask:
 
     @property
     def remembers(self) -> bool:
-        """Whether clients keep something from round to round."""
+        """Whether clients keep state from round to round."""
         of_codec = self.compression is not None and self.compression.remembers
         return of_codec or bool(self.rule.remembers) or self.personal.remembers
 
@@ -82,9 +82,9 @@ class ClientJob:
 
     Attributes:
         client: its index in the population.
-        seed: for its randomness in this round, from 0 to 2^63 − 1.
-        memory_round: the last committed round with an update of it; 0 for none.
-        most_steps: that its device takes within `time_budget_s`; 0 for no such limit.
+        seed: of its random numbers in this round, from 0 to 2^63 − 1.
+        memory_round: the last committed round with its update; 0 for none.
+        most_steps: steps that its device takes within `time_budget_s`; 0 for no limit.
     """
 
     client: int
@@ -94,7 +94,7 @@ class ClientJob:
 
 
 def asked_of(task: RoundTask, job: ClientJob, client: str, local: RuleContext) -> Task:
-    """What the deployed client of this name would be asked."""
+    """The task as the deployed client of this name would get it."""
     return Task(
         run=task.run,
         round=task.round,
@@ -115,8 +115,8 @@ class Measurement:
     """Means over examples.
 
     Attributes:
-        num_examples: how many.
-        metrics: `loss`, and `accuracy` where targets are class numbers.
+        num_examples: number of examples.
+        metrics: `loss`, and `accuracy` if targets are class numbers.
     """
 
     num_examples: int = 0
@@ -125,15 +125,15 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientOutcome:
-    """What one client did.
+    """The result of one job.
 
     Attributes:
         client: its index in the population.
-        parts: trained values less received ones; they last until the next outcome is asked for.
-        training: over its training, as the model changed.
-        evaluation: of the received model on its held-out examples.
-        weight: where the run weights by client.
-        local: what its rule had, and what the training told it.
+        parts: trained minus received values; valid until the next outcome is requested.
+        training: metrics during training, while the model changed.
+        evaluation: metrics of the received model on its held-out examples.
+        weight: set if the run weights by client.
+        local: the rule's context, with what the training recorded in it.
     """
 
     client: int
@@ -154,11 +154,11 @@ class Kernel(Protocol):
 
         Args:
             params: the round's model by name; read-only, unchanged until the last outcome.
-            task: what the round asks.
-            jobs: whom to train.
+            task: the round's task.
+            jobs: the clients to train.
 
         Raises:
-            UsageError: the kernel cannot carry this task.
+            UsageError: the kernel does not support this task.
         """
 
     def evaluate(self, params: Params, start: int, stop: int) -> Measurement:

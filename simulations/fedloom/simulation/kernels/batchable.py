@@ -1,7 +1,7 @@
-"""Whether clients of a model can be trained as one computation: by its parts, then by a trial.
+"""Whether clients of a model can be trained in one batch: its layers are checked, then it is tried.
 
-Invariant: the answer depends on the model and the population's first examples alone; the model,
-its buffers and torch's generators are left as they were.
+Invariant: the answer depends only on the model and the population's first examples. The model, its
+buffers and torch's generators are not changed.
 """
 
 import numpy as np
@@ -19,19 +19,19 @@ def why_not(model: nn.Module, population: Population | None) -> str:
     """Why clients cannot be batched; empty when they can.
 
     Args:
-        model: left as it is.
-        population: its first examples are tried where given.
+        model: not changed.
+        population: its first two examples are tried; None for no trial.
     """
     for module in model.modules():
         name = type(module).__name__
         if isinstance(module, _NORMS):
-            return f"{name} depends on the other examples of a batch and batched pads batches"
+            return f"{name} depends on the other examples of a batch, and batched pads batches"
         if isinstance(module, _DROPOUTS) and module.p > 0:
-            return f"{name} needs random numbers of each client's own"
+            return f"{name} needs separate random numbers for each client"
         if isinstance(module, nn.RNNBase):
-            return f"{name} is one call that torch cannot batch over clients"
+            return f"{name} cannot be batched over clients by torch"
     if not any(param.requires_grad for param in model.parameters()):
-        return "nothing in the model can be trained"
+        return "the model has no parameter to train"
     if len(list(model.parameters())) < len(list(model.named_parameters(remove_duplicate=False))):
         return "the model shares a parameter between layers"
     return "" if population is None else _tried(model, population)
@@ -53,7 +53,7 @@ def _tried(model: nn.Module, population: Population) -> str:
 
 
 def _trial(model: nn.Module, x: Tensor) -> str:
-    """Two clients of the same parameters and examples must come out as one does."""
+    """Two clients with equal parameters and examples must give the output of one client."""
     before = [buffer.clone() for buffer in model.buffers()]
     params = {name: param.detach() for name, param in model.named_parameters()}
     twice = {name: param.expand(2, *param.shape) for name, param in params.items()}
@@ -66,15 +66,15 @@ def _trial(model: nn.Module, x: Tensor) -> str:
         whole = forward(params, x)
         single = forward(params, x[:1])
         stacked = vmap(forward)(twice, torch.stack([x, x]))
-    except Exception as error:  # noqa: BLE001 - whatever the model's own code raises
+    except Exception as error:  # noqa: BLE001 - the model's own code may raise anything
         reason = str(error).strip().splitlines()[0] if str(error).strip() else ""
         return f"torch cannot batch the model over clients ({type(error).__name__}: {reason})"
     if any(not torch.equal(now, old) for now, old in zip(model.buffers(), before, strict=True)):
-        return "the model changes its buffers as it trains"
+        return "the model changes its buffers in training"
     if not isinstance(whole, Tensor) or len(whole) != len(x):
         return "the model does not give one output for each example"
     if not torch.allclose(whole[:1], single, rtol=1e-3, atol=1e-5):
-        return "an example's output depends on the other examples of its batch, or on chance"
+        return "an example's output depends on the other examples of its batch, or is random"
     if not torch.allclose(stacked[0], whole, rtol=1e-3, atol=1e-5):
-        return "the model gives other outputs when it is batched over clients"
+        return "the model gives different outputs when it is batched over clients"
     return ""

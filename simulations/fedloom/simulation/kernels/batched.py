@@ -1,13 +1,13 @@
 """Many clients as one computation: stacked parameters, `torch.func` over the stack.
 
 A GPU that trains one small model idles between kernel launches; here one launch serves a group of
-clients. Clients that take alike many steps share a group, ordered by steps, so that those who are
-done fall off its end; a batch that is not full is padded, and the padding weighs nothing.
+clients. Clients with similar numbers of steps share a group, ordered by steps, so that finished
+clients are the last rows. A batch that is not full is padded with weight 0.
 
 Sources: `torch.func` (vmap over grad), as in Bradbury et al.'s JAX; padding and bucketing of
 clients as in Ro, Suresh, Wu 2021, "FedJAX: federated learning simulation with JAX".
 
-Invariants: groups are a function of the jobs given; an update agrees with `resident`'s but for
+Invariants: groups depend only on the jobs; an update differs from that of `resident` only by
 rounding, which may depend on the group.
 
 Legend: K clients in a group, S steps of the longest, B examples in a batch.
@@ -33,7 +33,7 @@ from fedloom.strategies import DELTA, ClientRule, Full, RoundSettings, TensorAtS
 _MAX_GROUP = 256
 _GROUP_BYTES = {"cpu": 256 << 20, "cuda": 4 << 30}
 _COPIES = 4
-"""Of each parameter: its value, its gradient, and what the steps between hold."""
+"""Of each parameter: its value, its gradient, and intermediate results."""
 
 
 class Batched(OnModel):
@@ -41,19 +41,12 @@ class Batched(OnModel):
 
     follows: ClassVar[frozenset[str]] = frozenset({"clip_norm"})
 
-    def __init__(
-        self,
-        model: nn.Module,
-        loss: loop.Loss,
-        population: Population,
-        device: torch.device,
-        optimizer: loop.MakeOptimizer | None = None,
-    ) -> None:
-        super().__init__(model, loss, population, device, optimizer)
-        per_example = per_place(loss)
+    def prepare(self) -> None:
+        """Stack nothing yet: split the model into trained and fixed tensors."""
+        per_example = per_place(self.loss)
         assert per_example is not None
-        held = model.state_dict(keep_vars=True)
-        self._anchors = {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
+        held = self.model.state_dict(keep_vars=True)
+        self._anchors = {n: p.detach() for n, p in self.model.named_parameters() if p.requires_grad}
         self._still = {n: t.detach() for n, t in held.items() if n not in self._anchors}
         objective = StackedLoss(self.model, per_example)
         self._step = vmap(grad_and_value(objective, has_aux=True), (0, None, 0, 0, 0))
@@ -66,19 +59,19 @@ class Batched(OnModel):
         optimizer: loop.MakeOptimizer | None,
         population: Population | None = None,
     ) -> str:
-        """Why this kernel cannot carry them; empty when it can."""
+        """See `OnModel.carries`."""
         if optimizer not in (None, loop.SGD):
-            return "batched has only plain gradient descent as its optimizer"
-        if not rule.is_elementary:  # others are arithmetic, which stacks as it is
-            return f"batched keeps no memory for a client rule such as {rule.name!r}"
+            return "batched supports only plain gradient descent"
+        if not rule.is_elementary:
+            return f"batched keeps no memory, as the client rule {rule.name!r} needs"
         if per_place(loss) is None:
-            return "batched knows the losses cross_entropy and mse alone"
+            return "batched supports only the losses cross_entropy and mse"
         return why_not(model, population)
 
     def work(
         self, params: Params, task: RoundTask, jobs: Sequence[ClientJob]
     ) -> Iterator[ClientOutcome]:
-        """Do the jobs, a group at a time; as `Kernel.work`."""
+        """Do the jobs, one group at a time; see `Kernel.work`."""
         self.check(task)
         self.state.receive(params)
         evaluations = [self.evaluated(j.client) if task.evaluate else Measurement() for j in jobs]
@@ -92,7 +85,7 @@ class Batched(OnModel):
                 yield self._outcome(jobs[place].client, evaluations[place], trained, row, params)
 
     def _groups(self, settings: RoundSettings, jobs: Sequence[ClientJob]) -> Iterator[list[int]]:
-        """Places of jobs in groups, those with the most steps first."""
+        """Indices of jobs in groups, jobs with the most steps first."""
         sizes = [len(self.holdings.shard(job.client)) for job in jobs]
         steps = [_steps(size, settings) for size in sizes]
         order = sorted(range(len(jobs)), key=lambda place: (-steps[place], -sizes[place], place))
@@ -105,7 +98,7 @@ class Batched(OnModel):
             start += count
 
     def _bytes(self, batch: int) -> int:
-        """What one more client in a group holds."""
+        """Bytes that one more client in a group needs."""
         params = sum(param.nbytes for param in self._anchors.values())
         return _COPIES * params + batch * self.holdings.bytes_per_example()
 
@@ -128,7 +121,7 @@ class Batched(OnModel):
 
     @torch.no_grad()
     def _advance(self, trained: StackedTraining, indices: Tensor, task: RoundTask) -> None:
-        """One step of the first clients of a group, on the examples at indices [active, B]."""
+        """One step of the first `active` clients of a group, on examples at indices [active, B]."""
         active = len(indices)
         there = indices >= 0
         x, y = self.holdings.take(indices.clamp(min=0))
@@ -144,7 +137,7 @@ class Batched(OnModel):
         trained.count(values, output, y, there)
 
     def _plan(self, job: ClientJob, settings: RoundSettings) -> Tensor:
-        """The examples of each step of a client, int64 [S, B], −1 where a batch is not full."""
+        """The examples of each step of a client, int64 [S, B]; −1 is padding."""
         shard = torch.from_numpy(self.holdings.shard(job.client).copy())
         size, steps = len(shard), _steps(len(shard), settings)
         if not settings.batch_size:

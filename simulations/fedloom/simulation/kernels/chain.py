@@ -1,7 +1,7 @@
-"""Whether a module is a plain chain of linear layers, and which: found by tracing it with torch.fx.
+"""Find the chain of linear layers that a module is, by tracing it with torch.fx.
 
-Invariant: a module taken for a chain computes what its links compute, in training and evaluation;
-whatever is not recognised is refused.
+Invariant: a module accepted as a chain computes what its links compute, in training and in
+evaluation. Unknown operations are refused.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from torch.nn import functional
 
 
 class NotAChainError(Exception):
-    """The module is something else; the message says what, as the end of a sentence."""
+    """The module is not a chain; the message is the end of a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +23,9 @@ class Link:
     """A linear layer and the activation after it.
 
     Attributes:
-        linear: the module's own.
+        linear: the layer, shared with the module.
         activation: `relu`, `tanh`, `sigmoid` or empty.
-        flattened: inputs are flattened before it.
+        flattened: whether inputs are flattened before it.
     """
 
     linear: nn.Linear
@@ -56,7 +56,7 @@ def links(model: nn.Module) -> Sequence[Link]:
     """The links of a chain, in order.
 
     Raises:
-        NotAChainError: it is none.
+        NotAChainError: the module is not a chain.
     """
     _check_tensors(model)
     found: list[Link] = []
@@ -76,7 +76,7 @@ def links(model: nn.Module) -> Sequence[Link]:
     if len({id(layer.weight) for layer in layers}) < len(layers):
         raise NotAChainError("fused needs different weights in each layer")
     if any(a.out_features != b.in_features for a, b in pairwise(layers)):
-        raise NotAChainError("the sizes of its layers do not fit")
+        raise NotAChainError("the sizes of its layers do not match")
     if len(list(model.parameters())) > sum(2 - (layer.bias is None) for layer in layers):
         raise NotAChainError("the model has parameters beyond its linear layers")
     return found
@@ -96,7 +96,7 @@ def _check_tensors(model: nn.Module) -> None:
 
 
 def _steps(model: nn.Module) -> list[nn.Linear | str]:
-    """What happens to the input, one thing after another."""
+    """The operations on the input, in order."""
     if isinstance(model, nn.Linear):
         model = nn.Sequential(model)  # a leaf is not traced into
     try:
@@ -131,7 +131,7 @@ def _step(model: nn.Module, node: fx.Node) -> nn.Linear | str:
         if node.target in _FUNCTIONS and rest == ((), {}):
             return _FUNCTIONS[node.target]
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "?")
-    raise NotAChainError(f"fused does not know {name}")
+    raise NotAChainError(f"fused does not support {name}")
 
 
 def _of_module(module: nn.Module) -> nn.Linear | str:
@@ -143,4 +143,4 @@ def _of_module(module: nn.Module) -> nn.Linear | str:
         return "identity"
     if type(module) in _MODULES:
         return _MODULES[type(module)]
-    raise NotAChainError(f"fused does not know {type(module).__name__}")
+    raise NotAChainError(f"fused does not support {type(module).__name__}")

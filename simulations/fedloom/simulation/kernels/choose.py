@@ -1,8 +1,8 @@
-"""Which kernel trains a model: fixed rules, with the reason in words.
+"""Choose the kernel that trains a model by fixed rules, with the reason as text.
 
-Invariant: the choice follows from the model, loss, rule, optimizer and device alone, never from a
-measurement: which kernel runs changes last bits, and results must not depend on how busy a machine
-is. The rules stand on the measurements in docs/kernels.md.
+Invariant: the choice depends only on the model, loss, rule, optimizer and device, never on a
+measurement. The kernel changes last bits, and results must not depend on the load of a machine.
+The rules follow from the measurements in docs/kernels.md.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -40,7 +40,7 @@ _SMALL = 2_000_000
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A kernel and why it is.
+    """A kernel and why it was chosen.
 
     Attributes:
         name: a key of `KERNELS`.
@@ -51,7 +51,7 @@ class Choice:
     why: str
 
 
-def choose(  # noqa: PLR0917 - what the choice follows from
+def choose(  # noqa: PLR0917 - the inputs of the choice
     kernel: str,
     model: nn.Module,
     loss: loop.Loss,
@@ -65,16 +65,16 @@ def choose(  # noqa: PLR0917 - what the choice follows from
 
     Args:
         kernel: a key of `KERNELS`, or `auto`.
-        model: in training or evaluation mode; left as it is.
+        model: not changed.
         loss: mean loss of a batch.
-        rule: of the run's rounds.
-        optimizer: as kernels take it.
-        device: where it will run.
-        population: asked whether its data suits, where given.
-        special: settings of the run's training that change what plain training does.
+        rule: the run's client rule.
+        optimizer: None for plain gradient descent.
+        device: to train on.
+        population: its data is checked too; None for no check.
+        special: settings of the run that change plain local training.
 
     Raises:
-        UsageError: no such kernel, or one named that cannot carry this, with the reason.
+        UsageError: the kernel does not exist, or does not support this; gives the reason.
     """
 
     def against(kind: AnyKernel) -> str:
@@ -86,14 +86,14 @@ def choose(  # noqa: PLR0917 - what the choice follows from
         raise UsageError(f"Expected a kernel among auto, {', '.join(KERNELS)}, got {kernel!r}.")
     if reason := against(KERNELS[kernel]):
         raise UsageError(
-            f"Expected a kernel that can carry this, got {kernel!r}: {reason}. "
-            'Use kernel = "auto", or "resident", which carries everything.'
+            f"The kernel {kernel!r} cannot train this experiment: {reason}. "
+            'Set engine.kernel = "auto", or "resident", which supports everything.'
         )
-    return Choice(kernel, "it was asked for")
+    return Choice(kernel, "set by engine.kernel")
 
 
 def _auto(model: nn.Module, device: torch.device, against: Callable[[AnyKernel], str]) -> Choice:
-    not_batched = "batching clients pays on GPUs alone"
+    not_batched = "batching clients is faster only on GPUs"
     if device.type == "cuda":
         size = sum(param.numel() for param in model.parameters())
         not_batched = f"{size:,} parameters keep the GPU busy with one client"
@@ -106,5 +106,5 @@ def _auto(model: nn.Module, device: torch.device, against: Callable[[AnyKernel],
         return Choice("fused", "the model is a chain of linear layers")
     on_cpu = device.type == "cpu"
     if on_cpu and not against(ChannelsLast):
-        return Choice("channels-last", "convolutions are faster this way on a CPU")
+        return Choice("channels-last", "convolutions are faster with channels last on a CPU")
     return Choice("resident", f"{not_fused}; {not_batched}")

@@ -1,11 +1,11 @@
 """The local step under `torch.compile`: forward, loss, gradient and update as one program.
 
-Compiled once for a process, for batches that are full; the last batch of an epoch, which may be
-smaller, takes the resident step, so that no size is compiled for a single use. What was compiled
-is kept in the user's cache folder and found there by the next process.
+Compiled once in each process, for full batches. The last batch of an epoch may be smaller and takes
+the resident step, so that no size is compiled for a single use. Compiled code is kept in the user's
+cache folder for later processes.
 
-Invariant: the examples of every step are the deployed client's; results differ from `resident` by
-rounding, as the compiler reorders arithmetic.
+Invariant: the examples of every step are those of the deployed client; results differ from
+`resident` by rounding, because the compiler reorders arithmetic.
 
 Sources: Ansel et al. 2024, "PyTorch 2: Faster machine learning through dynamic Python bytecode
 transformation and graph compilation", sections 3 and 4.
@@ -32,50 +32,43 @@ from fedloom.strategies import ClientRule, FedProx, Plain
 
 Tensors = list[Tensor]
 Step = Callable[[Tensors, Tensors, Tensor, Tensor, Pair], tuple[Tensor, Tensor]]
-"""Of parameters, anchors (none without FedProx), learning rate, mu and a batch; changes the
-parameters in place and returns the loss and the outputs before."""
+"""Takes parameters, anchors (empty without FedProx), learning rate, mu and a batch. Changes the
+parameters in place and returns the loss and the outputs before the step."""
 _CACHE = "TORCHINDUCTOR_CACHE_DIR"
 
 
 class Compiled(Resident):
-    """Trains by plain gradient descent, compiled; resident where that fails.
+    """Trains by compiled plain gradient descent; if compilation fails, as the resident kernel.
 
     Attributes:
-        note: why it trains as the resident kernel does; empty while it does not.
+        note: why compilation failed; empty otherwise.
     """
 
     follows: ClassVar[frozenset[str]] = frozenset()
 
-    def __init__(
-        self,
-        model: nn.Module,
-        loss: loop.Loss,
-        population: Population,
-        device: torch.device,
-        optimizer: loop.MakeOptimizer | None = None,
-    ) -> None:
-        super().__init__(model, loss, population, device, optimizer)
+    def prepare(self) -> None:
+        """Make the step, and its compiled form, which compiles when it is first called."""
         self.note = ""
-        named = {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
+        named = {n: p.detach() for n, p in self.model.named_parameters() if p.requires_grad}
         self._params = list(named.values())
-        self._plain = _program(model, loss, list(named))
+        self._plain = _program(self.model, self.loss, list(named))
         self._compiled = _compile(self._plain)
 
     @staticmethod
     def carries(
         model: nn.Module,
-        loss: loop.Loss,  # noqa: ARG004 - any can be compiled, or falls back
+        loss: loop.Loss,  # noqa: ARG004 - all are supported
         rule: ClientRule,
         optimizer: loop.MakeOptimizer | None,
         population: Population | None = None,  # noqa: ARG004
     ) -> str:
-        """Why this kernel cannot carry them; empty when it can."""
+        """See `OnModel.carries`."""
         if optimizer not in (None, loop.SGD):
-            return "compiled has only plain gradient descent as its optimizer"
+            return "compiled supports only plain gradient descent"
         if type(rule) not in (Plain, FedProx):
-            return f"compiled knows the client rules plain and fedprox alone, not {rule.name!r}"
+            return f"compiled supports only the client rules plain and fedprox, not {rule.name!r}"
         if next(model.buffers(), None) is not None:
-            return "compiled keeps no buffers, such as those of batch normalisation, in step"
+            return "compiled does not update buffers, such as those of batch normalisation"
         return ""
 
     def fit(self, job: ClientJob, task: RoundTask, local: RuleContext) -> Fitted:
@@ -84,7 +77,7 @@ class Compiled(Resident):
             return super().fit(job, task, local)
         try:
             return self._fit(job, task), self.state.parts()
-        except Exception as error:  # noqa: BLE001 - whatever the compiler raises
+        except Exception as error:  # noqa: BLE001 - the compiler may raise anything
             reason = str(error).strip().splitlines() or [""]
             self.note = f"not compiled ({type(error).__name__}: {reason[0]})"
         self.state.reset()
@@ -136,14 +129,14 @@ def _program(model: nn.Module, loss: loop.Loss, names: list[str]) -> Step:
 
 
 def _compile(step: Step) -> Step:
-    """Compile when first called; what is kept lies where the user's caches lie."""
+    """Compile when first called; compiled code is kept in the user's cache."""
     home = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser()
     cache = home / "fedloom" / "torchinductor"
-    with contextlib.suppress(OSError):  # torch's own place, then
+    with contextlib.suppress(OSError):  # then torch's own folder is used
         cache.mkdir(parents=True, exist_ok=True)
         os.environ.setdefault(_CACHE, str(cache))
     options: dict[str, str | int | bool | Callable[..., Any]] = {
-        "fallback_random": True,  # dropout draws what it draws elsewhere
+        "fallback_random": True,  # dropout draws the same numbers as uncompiled
         "compile_threads": 1,  # no pool of compiler processes beside the workers
     }
     compiled: Step = torch.compile(step, fullgraph=True, dynamic=False, options=options)

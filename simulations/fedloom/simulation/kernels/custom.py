@@ -1,8 +1,8 @@
-"""Any deployed client as it is: the user's own training loop, in whatever library.
+"""Runs any deployed client: the user's own training loop, in any library.
 
-Invariant: a client is made anew for each job, so nothing carries over between rounds, clients or
-workers, and an update depends on the model, the task and the client's data alone. A client that
-keeps tensors at home from round to round is simulated over the wire instead.
+Invariant: every job makes a new client, so no state is shared between rounds, clients or workers,
+and an update depends only on the model, the task and the client's data. A client that keeps tensors
+from round to round must be simulated over the wire.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,12 +31,12 @@ from fedloom.simulation.kernels.base import (
 
 
 class ClientKernel:
-    """Runs `train` and `evaluate` of clients as a device would.
+    """Runs `train` and `evaluate` of clients as a device does.
 
     Args:
         make_client: makes the client of a name, with its data.
         names: of the clients, by index in the population.
-        measuring: evaluates the test examples; None where that is not wanted.
+        measuring: evaluates the test examples; None for no evaluation.
     """
 
     def __init__(
@@ -52,16 +52,16 @@ class ClientKernel:
     def work(
         self, params: Params, task: RoundTask, jobs: Sequence[ClientJob]
     ) -> Iterator[ClientOutcome]:
-        """Do the jobs, one after another; as `Kernel.work`.
+        """Do the jobs, one after another; see `Kernel.work`.
 
         Raises:
-            UsageError: what a client returned does not do; says what.
+            UsageError: a client returned invalid values.
         """
         for job in jobs:
             yield self._outcome(params, task, job)
 
     def evaluate(self, params: Params, start: int, stop: int) -> Measurement:
-        """Evaluate test examples; nothing where no other kernel was given for it."""
+        """Evaluate test examples; empty without a kernel for it."""
         if self._measuring is None:
             return Measurement()
         return self._measuring.evaluate(params, start, stop)
@@ -91,7 +91,7 @@ class ClientKernel:
 
 
 def _copies(params: Params, own: Params) -> dict[str, np.ndarray]:
-    """The model, with the client's own tensors in their places; the client may change them."""
+    """A copy of the model with the client's own tensors; the client may change it."""
     return {name: np.array(value) for name, value in {**params, **own}.items()}
 
 

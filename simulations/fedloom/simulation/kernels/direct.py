@@ -1,17 +1,16 @@
-"""Plain gradient descent that adds a linear layer's gradient to its weight, and never holds it.
+"""Plain gradient descent that adds a linear layer's gradient to its weight without storing it.
 
 The gradient of a weight W [out, in] is dᵀh, for inputs h [B, in] and the gradient d [B, out] of
-outputs. Autograd writes it, and descent reads it and writes W: of McMahan's CNN, whose 512 × 3136
-weight has 6.4 MB, that was the dearest thing after the convolutions. Here backward passes keep d
-and h, and the step is W ← W − η dᵀh in one matrix product. Two more things cost time in such
-networks: scores W hᵀ are computed in this order where batches are small, twice as fast as h Wᵀ; and
-ReLU comes after the maximum of a pooling window, where it has a quarter of the values. Together
-1.2 times the speed on that CNN, one thread.
+outputs. Autograd writes it; descent reads it and writes W. In McMahan's CNN, whose 512 × 3136
+weight has 6.4 MB, that was the largest cost after the convolutions. Here backward passes keep d and
+h, and the step is W ← W − η dᵀh in one matrix product. Two more savings: for small batches scores
+are computed as W hᵀ, twice as fast as h Wᵀ; ReLU follows the maximum of a pooling window, where a
+quarter of the values is left. Together 1.2 times the speed on that CNN, one thread.
 
-Source: the product of a batch's inputs and gradients as in `fused`; a maximum and ReLU commute, as
-both are monotone, and where they pick different inputs of a window the gradient is zero.
+Source: the product of a batch's inputs and gradients as in `fused`. Maximum and ReLU commute, as
+both are monotone; where they pick different inputs of a window the gradient is zero.
 
-Invariants: weights change after the whole backward pass, so one may be shared or used twice;
+Invariants: weights change after the whole backward pass, so a weight may be shared or used twice;
 results differ from autograd's by rounding; parameters have the model's names.
 """
 
@@ -28,27 +27,27 @@ from fedloom.client.torch import loop
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _LARGE = 1 << 18
-"""Weights of a layer from which this pays: steps on 1 to 600 inputs are 1.1 to 3 times as fast."""
+"""Least number of weights of a layer: steps on 1 to 600 inputs are then 1.1 to 3 times as fast."""
 _BATCHES = range(8, 33)
 """Inputs for which W hᵀ was faster than h Wᵀ in such layers: 1.3 to 2 times (MKL, AVX-512)."""
 
 Waiting = list[tuple[Tensor, Tensor, Tensor]]
-"""Weights W, gradients d and inputs h of products that are to be subtracted."""
+"""Weights W, gradients d and inputs h of the products still to subtract."""
 
 
 class Direct(nn.Sequential):
-    """A sequence of modules with the same parameters under the same names, computed as above.
+    """The same sequence of modules with the same parameters and names, computed as above.
 
     Args:
-        model: as `of` allows; its modules are shared.
+        model: accepted by `of`; its modules are shared.
 
     Attributes:
-        waiting: of the backward pass before the next step.
+        waiting: products of the last backward pass.
     """
 
     def __init__(self, model: nn.Sequential) -> None:
         super().__init__()
-        self._modules.update(model._modules)  # noqa: SLF001 - named_children leaves out repetitions
+        self._modules.update(model._modules)  # noqa: SLF001 - named_children omits repetitions
         self.waiting: Waiting = []
         self._steps = list(self._arranged(list(_leaves(model))))
 
@@ -59,7 +58,7 @@ class Direct(nn.Sequential):
         return x
 
     def descent(self, params: Iterable[nn.Parameter], /, *, lr: float) -> "Descent":
-        """Make the optimizer that this network is trained with."""
+        """Make this network's optimizer."""
         return Descent(params, lr=lr, waiting=self.waiting)
 
     def _arranged(self, leaves: list[nn.Module]) -> Iterator[Callable[[Tensor], Tensor]]:
@@ -74,9 +73,9 @@ class Direct(nn.Sequential):
 
 
 def of(model: nn.Module, loss: loop.Loss) -> Direct | None:
-    """The model so computed; None where something could see the difference.
+    """The direct form of a model; None if code could notice the difference.
 
-    Hooks may look at what is not there; a loss of the user's own may ask for gradients itself.
+    Hooks may read gradients that do not exist; a user's own loss may compute gradients itself.
     """
     modules = list(model.modules())
     if (
@@ -91,7 +90,7 @@ def of(model: nn.Module, loss: loop.Loss) -> Direct | None:
 
 
 class Descent(loop.SGD):
-    """Plain gradient descent that takes the products that wait as well."""
+    """Plain gradient descent that also subtracts the waiting products."""
 
     def __init__(
         self, params: Iterable[nn.Parameter], /, *, lr: float, waiting: Waiting | None = None
@@ -100,7 +99,7 @@ class Descent(loop.SGD):
         self._waiting: Waiting = [] if waiting is None else waiting
 
     def zero_grad(self) -> None:
-        """Forget the gradients."""
+        """Drop the gradients and the waiting products."""
         super().zero_grad()
         self._waiting.clear()
 
@@ -115,12 +114,7 @@ class Descent(loop.SGD):
 
 
 class _Linear:
-    """A linear layer; its bias has a gradient as ever.
-
-    Args:
-        linear: the model's own.
-        waiting: where its products go.
-    """
+    """A linear layer that appends its products to `waiting`; its bias has a normal gradient."""
 
     def __init__(self, linear: nn.Linear, waiting: Waiting) -> None:
         self._linear = linear
@@ -136,7 +130,7 @@ class _Linear:
 
 
 class _Product(Function):
-    """h Wᵀ + b, whose backward pass leaves the gradient of W to the step."""
+    """h Wᵀ + b; the backward pass leaves the gradient of W to the step."""
 
     @staticmethod
     def forward(

@@ -1,10 +1,10 @@
-"""Local gradient descent written out for networks of linear layers: gradient and step in one GEMM.
+"""Explicit gradient descent for networks of linear layers: gradient and step in one GEMM.
 
 For a layer with input h and the gradient d of its output, plain gradient descent is
-W ← W − (η/B) dᵀh, so `addmm` on W itself makes the step without ever holding a gradient. Everything
-else is as short: the loss's gradient at the scores is softmax − target, and the scores of an epoch
-are kept, [examples, classes], so that loss and accuracy cost two calls an epoch. Measured 4 times
-the speed of autograd on a 784-200-200-10 network with batches of 10, one thread.
+W ← W − (η/B) dᵀh, so `addmm` on W makes the step without storing a gradient. The loss's gradient at
+the scores is softmax − target. The scores of an epoch are kept, [examples, classes], so that loss
+and accuracy take two calls an epoch. Measured 4 times the speed of autograd on a 784-200-200-10
+network with batches of 10, one thread.
 
 Legend: x inputs, t one-hot targets, h layers' outputs, d gradients at them, B examples in a batch.
 
@@ -13,7 +13,7 @@ Sources: McMahan et al. 2017, https://arxiv.org/abs/1602.05629, Algorithm 1; Li 
 into the same GEMM's β.
 
 Invariant: the examples of every step are those of `fedloom.client.torch.batches`; results differ
-from `resident` by rounding alone.
+from `resident` only by rounding.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -45,18 +45,11 @@ _APPLY: dict[str, Callable[[Tensor], Tensor]] = {
 class Fused(OneByOne):
     """Trains chains of linear layers by cross-entropy and plain gradient descent."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        loss: loop.Loss,
-        population: Population,
-        device: torch.device,
-        optimizer: loop.MakeOptimizer | None = None,
-    ) -> None:
-        super().__init__(model, loss, population, device, optimizer)
+    def prepare(self) -> None:
+        """Take the layers of the chain."""
         self._layers = [_Layer.of(link) for link in chain.links(self.model)]
-        classes = len(self._layers[-1].weight)
-        self._one_hot = torch.eye(classes, dtype=self._layers[-1].weight.dtype, device=device)
+        last = self._layers[-1].weight
+        self._one_hot = torch.eye(len(last), dtype=last.dtype, device=self.device)
 
     @staticmethod
     def carries(
@@ -66,13 +59,13 @@ class Fused(OneByOne):
         optimizer: loop.MakeOptimizer | None,
         population: Population | None = None,
     ) -> str:
-        """Why this kernel cannot carry them; empty when it can."""
+        """See `OnModel.carries`."""
         if optimizer not in (None, loop.SGD):
-            return "fused has only plain gradient descent as its optimizer"
+            return "fused supports only plain gradient descent"
         if type(rule) not in (Plain, FedProx):
-            return f"fused knows the client rules plain and fedprox alone, not {rule.name!r}"
+            return f"fused supports only the client rules plain and fedprox, not {rule.name!r}"
         if not is_cross_entropy(loss):
-            return "fused knows the loss cross_entropy alone"
+            return "fused supports only the loss cross_entropy"
         try:
             links = chain.links(model)
         except chain.NotAChainError as error:
@@ -80,7 +73,7 @@ class Fused(OneByOne):
         return "" if population is None else _fits(links, population)
 
     @torch.no_grad()
-    def fit(self, job: ClientJob, task: RoundTask, local: RuleContext) -> Fitted:  # noqa: ARG002 - no rule here has any
+    def fit(self, job: ClientJob, task: RoundTask, local: RuleContext) -> Fitted:  # noqa: ARG002 - these rules have none
         """Train without autograd."""
         settings, size = task.settings, len(self.holdings.shard(job.client))
         pull = settings.learning_rate * (task.rule.mu if isinstance(task.rule, FedProx) else 0.0)
@@ -99,7 +92,7 @@ class Fused(OneByOne):
         return totals, self.state.parts()
 
     def _pass(self, x: Tensor, y: Tensor, settings: RoundSettings, keep: float) -> Tensor:
-        """One step for each batch in order; the scores of each example, as the model changed."""
+        """One step for each batch in order; returns the scores of each example before its step."""
         targets = self._one_hot.index_select(0, y)
         scores = torch.empty_like(targets)
         size = 0
@@ -123,7 +116,7 @@ class Fused(OneByOne):
         alpha: float,
         keep: float,
     ) -> None:
-        """One step on inputs, one-hot targets and a place for the scores; α is −η/B."""
+        """One step on inputs, one-hot targets and a buffer for the scores; α is −η/B."""
         h, target, scores = batch
         below: list[Tensor] = []
         for layer, space in zip(self._layers, spaces, strict=True):
@@ -140,7 +133,7 @@ class Fused(OneByOne):
 
 @dataclass(slots=True)
 class _Space:
-    """What a layer writes for a batch.
+    """A layer's buffers for a batch.
 
     Attributes:
         output: h [B, out].
@@ -157,11 +150,11 @@ class _Space:
 
 @dataclass(slots=True)
 class _Layer:
-    """A linear layer and what follows it.
+    """A linear layer and its activation.
 
     Attributes:
-        weight: of the model itself, [out, in].
-        bias: of the model itself, [out].
+        weight: shared with the model, [out, in].
+        bias: shared with the model, [out].
         activation: a key of `_APPLY`, or empty.
     """
 
@@ -180,13 +173,13 @@ class _Layer:
         return cls(weight, bias, link.activation, weight.t())
 
     def start(self, pull: float) -> None:
-        """Begin a client's training, with the pull ημ towards where it starts."""
+        """Begin a client's training, with the pull ημ towards the initial weights."""
         self.pull = pull
         held = (self.weight,) if self.bias is None else (self.weight, self.bias)
         self.anchors = tuple(tensor.clone() for tensor in held) if pull else ()
 
     def space(self, batch: int) -> _Space:
-        """Buffers for a batch of this size; a few sizes are kept."""
+        """Buffers for a batch of this size; at most three sizes are kept."""
         if (found := self.spaces.get(batch)) is None:
             if len(self.spaces) > 2:
                 self.spaces.clear()
@@ -203,7 +196,7 @@ class _Layer:
         return _APPLY[self.activation](out) if self.activation else out
 
     def backward(self, space: _Space) -> None:
-        """From the gradient after the activation to the one before it, in place."""
+        """The gradient after the activation becomes the one before it, in place."""
         d, h = space.gradient, space.output
         match self.activation:
             case "relu":
@@ -224,7 +217,7 @@ class _Layer:
 
 
 def _orders(num_examples: int, steps: int, batch_size: int, seed: int) -> Iterator[Tensor | None]:
-    """The examples of one epoch after another, cut short with the last step; None for all."""
+    """The order of examples in each epoch, up to the last step; None for full batches."""
     if not batch_size:
         for _ in range(steps):
             yield None
@@ -238,14 +231,14 @@ def _orders(num_examples: int, steps: int, batch_size: int, seed: int) -> Iterat
 
 
 def _fits(links: Sequence[chain.Link], population: Population) -> str:
-    """Why the data is not what the chain takes; empty when it is."""
+    """Why the data does not fit the chain; empty if it does."""
     x, y = population.examples.x, population.examples.y
     wide, classes = links[0].linear.in_features, links[-1].linear.out_features
     if np.prod(x.shape[1:]) != wide or (x.ndim != 2 and not links[0].flattened):
-        return f"inputs have shape {x.shape[1:]} and fused's first layer takes ({wide},)"
+        return f"inputs have shape {x.shape[1:]} and the first layer takes ({wide},)"
     dtype = str(links[0].linear.weight.dtype).removeprefix("torch.")
     if x.dtype.name != dtype:
-        return f"inputs are {x.dtype} and the model {dtype}"
+        return f"inputs are {x.dtype} and the model is {dtype}"
     if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
         return "fused needs one class number for each example"
     if len(y) and not (int(y.min()) >= 0 and int(y.max()) < classes):

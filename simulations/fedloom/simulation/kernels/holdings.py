@@ -1,7 +1,6 @@
 """A population's examples as tensors on a device, and each client's share of them.
 
-Invariants: the population's arrays are shared, not copied, in main memory; what is gathered for a
-client lasts only as long as the caller holds it.
+Invariant: in main memory the population's arrays are shared, not copied.
 """
 
 import warnings
@@ -19,11 +18,11 @@ Pair = tuple[Tensor, Tensor]
 
 
 class Holdings:
-    """What every client holds.
+    """The examples of every client.
 
     Args:
         population: its arrays must not change.
-        device: where examples are gathered; a GPU gets its own copy of the arrays.
+        device: of the tensors; a GPU gets its own copy of the arrays.
     """
 
     def __init__(self, population: Population, device: torch.device) -> None:
@@ -33,11 +32,11 @@ class Holdings:
         self._test = None if population.test is None else self._tensors(population.test)
 
     def shard(self, client: int) -> NDArray[np.int64]:
-        """Where in the population the examples lie that a client trains on."""
+        """Indices of the examples that a client trains on."""
         return self._population.shards[client]
 
     def bytes_per_example(self) -> int:
-        """Size of an example's input and target."""
+        """Bytes of an example's input and target."""
         return sum(tensor.nbytes // max(1, len(tensor)) for tensor in self._train)
 
     def take(self, indices: Tensor) -> Pair:
@@ -46,24 +45,24 @@ class Holdings:
         return x[indices], y[indices]
 
     def train(self, client: int, order: Tensor | None = None) -> Pair:
-        """Inputs and targets that a client trains on; targets of integers are int64.
+        """Inputs and targets that a client trains on; integer targets are int64.
 
         Args:
             client: its index.
-            order: which of them, by place in its shard; None for all.
+            order: indices into its shard; None for all.
         """
         shard = self._population.shards[client]
         return self._gather(shard if order is None else shard[order.numpy()])
 
     def held_out(self, client: int) -> batches.ExampleSource | None:
-        """What a client evaluates on; None where it holds out nothing."""
+        """A client's held-out examples; None without any."""
         shards = self._population.held_out_shards
         if shards is None or not len(shards[client]):
             return None
         return batches.examples(self._gather(shards[client]))
 
     def test(self, start: int, stop: int) -> batches.ExampleSource | None:
-        """Some of the population's test examples; None where it has none there."""
+        """The population's test examples `start:stop`; None without any."""
         if self._test is None or not len(self._test[1][start:stop]):
             return None
         x, y = self._test
@@ -83,6 +82,6 @@ class Holdings:
 
 def _shared(array: NDArray[Any]) -> Tensor:
     with warnings.catch_warnings():
-        # Arrays of other processes are read-only; nothing here writes to the tensor.
+        # Arrays shared with other processes are read-only; the tensor is never written to.
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")
         return torch.from_numpy(np.ascontiguousarray(array))

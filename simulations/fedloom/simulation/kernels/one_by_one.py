@@ -1,4 +1,4 @@
-"""What kernels share: a resident model, its evaluation, and clients trained one after another.
+"""Base classes of kernels: a resident model, its evaluation, clients trained one after another.
 
 Sources: McMahan et al. 2017, "Communication-efficient learning of deep networks from decentralized
 data", Algorithm 1, ClientUpdate.
@@ -6,7 +6,7 @@ data", Algorithm 1, ClientUpdate.
 Invariant: one client's examples are gathered at a time, so memory does not grow with clients.
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import ClassVar, TypeAlias
 
@@ -25,26 +25,26 @@ from fedloom.simulation.kernels.state import ModelState
 from fedloom.strategies import ClientRule, Plain
 
 Fitted: TypeAlias = tuple[loop.MetricSums, Sequence[TensorPart]]
-"""What was measured, and what changed."""
+"""Metrics of the training, and the update."""
 
 
-class OnModel(ABC):
+class OnModel:
     """Holds a resident model and the clients' data, and evaluates; subclasses train.
 
     Args:
-        model: from now on changed here alone, in place; moved to the device.
+        model: changed in place, by this kernel only; moved to the device.
         loss: mean loss of a batch, of (outputs, targets).
         population: the clients' data.
-        device: where to compute. On the CPU set torch to one thread first: more may change the
-            last bits.
+        device: to compute on. On the CPU set torch to one thread first: more may change the last
+            bits.
         optimizer: called with (params, lr=…) for each client; None for plain gradient descent.
 
     Raises:
-        UsageError: the kernel cannot carry the model, loss or optimizer.
+        UsageError: the kernel does not support the model, loss or optimizer.
     """
 
     follows: ClassVar[frozenset[str]] = frozenset()
-    """Special settings of a round that the kernel can carry."""
+    """Special settings of a round that the kernel supports."""
 
     def __init__(
         self,
@@ -55,7 +55,9 @@ class OnModel(ABC):
         optimizer: loop.MakeOptimizer | None = None,
     ) -> None:
         if reason := self.carries(model, loss, Plain(), optimizer, population):
-            raise UsageError(f"Expected another kernel than {type(self).__name__}, as {reason}.")
+            raise UsageError(
+                f"{type(self).__name__} cannot train this: {reason}. Use another kernel."
+            )
         model = self.arranged(model)
         self.model = model.to(device)
         self.loss = loss
@@ -65,46 +67,50 @@ class OnModel(ABC):
         self.names = population.names
         self.state = ModelState(model)
         self._carried: tuple[ClientRule, tuple[str, ...]] | None = None
+        self.prepare()
 
     def arranged(self, model: nn.Module) -> nn.Module:
-        """The model as this kernel wants it in memory, before anything holds its tensors."""
+        """The model in this kernel's memory layout; called before its tensors are used."""
         return model
 
+    def prepare(self) -> None:
+        """Set up more of a kernel, at the end of its constructor."""
+
     @staticmethod
-    @abstractmethod
     def carries(
-        model: nn.Module,
-        loss: loop.Loss,
-        rule: ClientRule,
-        optimizer: loop.MakeOptimizer | None,
-        population: Population | None = None,
+        model: nn.Module,  # noqa: ARG004 - all are supported
+        loss: loop.Loss,  # noqa: ARG004
+        rule: ClientRule,  # noqa: ARG004
+        optimizer: loop.MakeOptimizer | None,  # noqa: ARG004
+        population: Population | None = None,  # noqa: ARG004
     ) -> str:
-        """Why this kernel cannot carry them; empty when it can."""
+        """Why this kernel does not support these; empty if it does."""
+        return ""
 
     def evaluate(self, params: Params, start: int, stop: int) -> Measurement:
-        """Evaluate test examples; as `Kernel.evaluate`."""
+        """Evaluate test examples; see `Kernel.evaluate`."""
         self.state.receive(params)
         return self._measured(self.holdings.test(start, stop))
 
     @classmethod
     def lacks(cls, special: Sequence[str]) -> str:
-        """Why this kernel cannot follow all of these settings; empty when it can."""
+        """Why this kernel does not support all of these settings; empty if it does."""
         lacking = [name for name in special if name not in cls.follows]
         lacking = [name if "." in name else f"train.{name}" for name in lacking]
-        return f"{cls.__name__.lower()} knows no {' or '.join(lacking)}" if lacking else ""
+        return f"{cls.__name__.lower()} does not support {' or '.join(lacking)}" if lacking else ""
 
     def check(self, task: RoundTask) -> None:
-        """Refuse what the kernel cannot carry; asked once for rounds that have the same."""
+        """Refuse an unsupported task; tasks with equal rule and settings are checked once."""
         rule, special = task.rule, (*task.settings.special, *task.personal.special)
         if (rule, special) == self._carried:
             return
         reason = self.carries(self.model, self.loss, rule, self.optimizer)
         if reason := reason or self.lacks(special):
-            raise UsageError(f"Expected another kernel for this task, as {reason}.")
+            raise UsageError(f"The kernel cannot do this task: {reason}. Use another kernel.")
         self._carried = rule, special
 
     def evaluated(self, client: int) -> Measurement:
-        """Evaluate the model as it is on what a client holds out."""
+        """Evaluate the current model on a client's held-out examples."""
         return self._measured(self.holdings.held_out(client))
 
     def _measured(self, examples: batches.ExampleSource | None) -> Measurement:
@@ -115,16 +121,16 @@ class OnModel(ABC):
 
 
 class OneByOne(OnModel):
-    """Trains one client after another; subclasses say how."""
+    """Trains one client after another; subclasses define how."""
 
     @abstractmethod
     def fit(self, job: ClientJob, task: RoundTask, local: RuleContext) -> Fitted:
-        """Train the model in place on one client's examples, with what the rule has there."""
+        """Train the model in place on one client's examples, with the rule's context."""
 
     def work(
         self, params: Params, task: RoundTask, jobs: Sequence[ClientJob]
     ) -> Iterator[ClientOutcome]:
-        """Do the jobs, one after another; as `Kernel.work`."""
+        """Do the jobs, one after another; see `Kernel.work`."""
         self.check(task)
         self.state.receive(params)
         for job in jobs:
@@ -151,7 +157,7 @@ class OneByOne(OnModel):
             )
 
     def _settle(self, job: ClientJob, task: RoundTask, local: RuleContext, params: Params) -> None:
-        """Go on with the model that fits the client best, where there are several."""
+        """If there are several models, choose the one that fits the client best."""
         if task.rule.picks:
             examples = batches.examples(self.holdings.train(job.client))
             cluster_choice.settle_on(self.model, examples, self.loss, params, task.rule, local)

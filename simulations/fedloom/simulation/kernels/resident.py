@@ -1,7 +1,7 @@
-"""The default kernel: any PyTorch model, trained step by step as the deployed client does.
+"""The default kernel: any PyTorch model, trained step by step like the deployed client.
 
-Invariant: on one thread an update has the bits of `fedloom.client.torch.TorchClient`'s for the same
-model, examples, task and seed.
+Invariant: on one thread an update has the same bits as that of `fedloom.client.torch.TorchClient`
+for the same model, examples, task and seed.
 """
 
 from dataclasses import fields
@@ -14,10 +14,9 @@ from fedloom.client.torch import batches, local_training, loop
 from fedloom.client.torch.narrow import Narrow, narrowed
 from fedloom.client.torch.stopping import never
 from fedloom.client.training.client_rule import RuleContext
-from fedloom.simulation.data.population import Population
 from fedloom.simulation.kernels.base import ClientJob, RoundTask, asked_of
 from fedloom.simulation.kernels.one_by_one import Fitted, OneByOne
-from fedloom.strategies import ClientRule, PartialWork
+from fedloom.strategies import PartialWork
 
 
 class Resident(OneByOne):
@@ -26,17 +25,6 @@ class Resident(OneByOne):
     follows: ClassVar[frozenset[str]] = frozenset(
         {"personal.keep", "personal.name", *(field.name for field in fields(PartialWork))}
     )
-
-    @staticmethod
-    def carries(
-        model: nn.Module,  # noqa: ARG004 - any will do
-        loss: loop.Loss,  # noqa: ARG004
-        rule: ClientRule,  # noqa: ARG004
-        optimizer: loop.MakeOptimizer | None,  # noqa: ARG004
-        population: Population | None = None,  # noqa: ARG004
-    ) -> str:
-        """Say nothing against anything."""
-        return ""
 
     def fit(self, job: ClientJob, task: RoundTask, local: RuleContext) -> Fitted:
         """Train on the batches that the deployed client would draw."""
@@ -58,7 +46,7 @@ class Resident(OneByOne):
         local: RuleContext,
         optimizer: loop.MakeOptimizer | None = None,
     ) -> loop.MetricSums:
-        """Train a module on a client's examples; the kernel's optimizer where no other is given."""
+        """Train a module on a client's examples; default: the kernel's optimizer."""
         asked = local_training.Asked(
             settings=task.settings,
             rule=task.rule,

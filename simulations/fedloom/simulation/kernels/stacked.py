@@ -1,6 +1,6 @@
-"""One step of many clients: the objective that is mapped over them, and what it adds up to.
+"""One step of many clients: the objective that is mapped over them, and its sums.
 
-Invariant: padding changes neither a gradient nor a metric; means are over what is really there.
+Invariant: padding changes no gradient and no metric.
 """
 
 from collections.abc import Mapping
@@ -23,8 +23,8 @@ class StackedLoss:
     """The loss of one client's padded batch, for `torch.func.grad_and_value` with its outputs.
 
     Args:
-        model: its own tensors are not used.
-        loss: for each place of a batch.
+        model: its tensors are not used.
+        loss: of each place of a batch.
     """
 
     def __init__(self, model: nn.Module, loss: PerPlace) -> None:
@@ -38,7 +38,7 @@ class StackedLoss:
 
         Args:
             trained: the client's parameters.
-            still: tensors that do not change.
+            still: fixed tensors.
             x: inputs, shape [B, …].
             y: targets, shape [B, …].
             there: bool [B], false for padding.
@@ -73,7 +73,7 @@ class StackedTraining:
         self._arrays: Mapping[str, NDArray[Any]] = {}
 
     def count(self, losses: Tensor, output: Tensor, y: Tensor, there: Tensor) -> None:
-        """Add one step of the first clients, as `fedloom.client.torch.loop.Totals` does.
+        """Add one step of the first clients, like `fedloom.client.torch.loop.MetricSums`.
 
         Args:
             losses: mean of each client's batch, [active].
@@ -91,18 +91,18 @@ class StackedTraining:
             self._targets[:active] += counted.flatten(1).sum(dim=1)
 
     def finish(self) -> None:
-        """Bring everything into main memory, when the last step is done."""
+        """Copy everything into main memory, after the last step."""
         self._arrays = {name: _array(tensor) for name, tensor in self.stack.items()}
         sums = (self._loss, self._examples, self._correct, self._targets)
         self._metrics = [_means(*row) for row in zip(*(s.tolist() for s in sums), strict=True)]
 
     def value(self, name: str, row: int) -> NDArray[Any] | None:
-        """A client's new value of a tensor; None for one that is not trained."""
+        """A client's new value of a tensor; None if the tensor is not trained."""
         found: NDArray[Any] | None = self._arrays[name][row] if name in self._arrays else None
         return found
 
     def measured(self, row: int) -> Measurement:
-        """What a client's training measured."""
+        """Metrics of a client's training."""
         assert self._metrics is not None
         return Measurement(num_examples=self._sizes[row], metrics=self._metrics[row])
 

@@ -1,6 +1,6 @@
-"""A model that one client after another starts from as the server sent it.
+"""A model that is reset to the server's for one client after another.
 
-Invariant: after `reset` nothing of an earlier client is left, neither in parameters nor in buffers.
+Invariant: after `reset` no parameter and no buffer has values of an earlier client.
 """
 
 import itertools
@@ -20,11 +20,11 @@ class ModelState:
     """The tensors of a resident module.
 
     Args:
-        model: from now on changed here alone, in place.
+        model: changed in place, by this object only.
 
     Attributes:
         sent: names of tensors that clients send.
-        params: as they were received.
+        params: the received ones.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -45,25 +45,25 @@ class ModelState:
         """Take a round's model, and reset to it.
 
         Raises:
-            UsageError: when it is not this module's.
+            UsageError: tensors of the module are missing.
         """
         if missing := sorted(self.sent - params.keys()):
             raise UsageError(
-                f"Expected the run's model to hold every tensor of the clients' model, it lacks "
-                f"{len(missing)}, such as {missing[0]!r}. Start the run from the clients' model."
+                f"The run's model lacks {len(missing)} of the clients' tensors, such as "
+                f"{missing[0]!r}. Start the run from the clients' model."
             )
         self.params = params
         self._load()
         self._is_fresh, self._is_kept = True, False
         if not all(tensor.is_cpu for tensor in self._tensors):
-            self._keep()  # rather than through main memory again
+            self._keep()  # instead of copying from main memory again
 
     @torch.no_grad()
     def reset(self, own: Params | None = None) -> None:
-        """Go back to what was received, but for a client's own tensors.
+        """Restore the received values, then load a client's own tensors.
 
-        Groups are often of one client, for whom nothing needs copying. When there is a second
-        reset there may be more: then a copy in the tensors' own layout pays.
+        Groups often have one client, which needs no copy. The second reset makes a copy in the
+        tensors' own layout, as more resets may follow.
         """
         if self._is_kept and not self._is_fresh:
             for tensor, received in zip(self._tensors, self._received, strict=True):
@@ -76,7 +76,7 @@ class ModelState:
             modules.load(self._model, own, partial=True)
 
     def parts(self) -> Sequence[TensorPart]:
-        """What changed; in main memory the values share the module's tensors."""
+        """The update; in main memory its values share the module's tensors."""
         arrays = modules.parameters(self._model, self.sent.__contains__)
         return [
             TensorPart(DELTA, name, Full(), values, self.params[name])
