@@ -28,13 +28,11 @@ def test_mcmahans_networks_have_the_papers_number_of_parameters(name, num_parame
 @pytest.mark.parametrize("name", ["2nn", "cnn", "digits-cnn"])
 @pytest.mark.parametrize("shape", [(8, 8), (1, 8, 8), (3, 9, 7)])
 def test_images_come_in_any_layout(name, shape):
-    """With channels or without, square or not."""
     model = models.build(name, input_shape=shape, num_classes=5)
     assert model(torch.zeros(2, *shape)).shape == (2, 5)
 
 
 def test_the_character_model_scores_every_place():
-    """As cross-entropy takes it: classes before places."""
     model = models.build("char-lstm", num_classes=90, input_shape=(20,))
     assert _size(model) == 90 * 8 + 4 * 256 * (8 + 256 + 2 + 256 + 256 + 2) + 257 * 90
     scores = model(torch.zeros(3, 20, dtype=torch.int64))
@@ -43,13 +41,11 @@ def test_the_character_model_scores_every_place():
 
 
 def test_sizes_and_activations_are_settings():
-    """Of the perceptron."""
     model = models.build("mlp", input_shape=(4,), num_classes=2, hidden=[3], activation="tanh")
     assert [type(layer) for layer in model] == [nn.Linear, nn.Tanh, nn.Linear]
 
 
 def test_weights_come_from_the_seed_and_disturb_no_one():
-    """The same seed, the same bits; torch's generator goes on as if nothing had been."""
     torch.manual_seed(7)
     expected = torch.rand(3)
     torch.manual_seed(7)
@@ -61,7 +57,6 @@ def test_weights_come_from_the_seed_and_disturb_no_one():
 
 
 def test_ones_own_model_and_loss_come_from_a_file(tmp_path):
-    """They get what they ask for by name."""
     path = tmp_path / "mine.py"
     path.write_text(
         "import torch\n"
@@ -95,12 +90,10 @@ def test_ones_own_model_and_loss_come_from_a_file(tmp_path):
     ],
 )
 def test_a_model_that_cannot_be_built_is_refused(settings, message):
-    """With what is known, or what is missing."""
     with pytest.raises(UsageError, match=message):
         models.build(**{**MNIST, **settings})
 
 
 def test_an_unknown_loss_is_refused():
-    """With those known."""
     with pytest.raises(UsageError, match=r"got 'hinge'\. Known: binary_cross_entropy"):
         models.loss("hinge")

@@ -1,4 +1,4 @@
-"""Federated XGBoost by the rounds of any other run: simulated, over the wire, better than alone."""
+"""Federated XGBoost in ordinary rounds: simulated, over the wire, better than each client alone."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -46,7 +46,7 @@ def _experiment(names=3, rounds=2, workers=1):
 
 
 def test_a_run_of_one_client_is_xgboost_by_itself():
-    """Through sums and means and back, bit for bit; and the test examples see that booster."""
+    """The same bits after sums and means; the test examples are evaluated with this booster."""
     described = _experiment(names=1, rounds=3)
     result = simulate(described, show=False)
     examples, test = described.population.examples, described.population.test
@@ -70,7 +70,7 @@ def test_trees_have_the_same_bits_over_the_wire_and_for_any_number_of_workers():
 
 
 def test_five_sites_are_better_than_each_alone():
-    """The example, half as long: accuracy on digits that none of them has."""
+    """The example with half the rounds: accuracy on central test digits."""
     described, rounds = config.load(EXAMPLE), 6
     described = replace(
         described,

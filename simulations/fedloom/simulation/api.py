@@ -1,4 +1,4 @@
-"""`simulate`: an experiment from beginning to end, with its output and its display."""
+"""`simulate` runs an experiment, with its output and its display."""
 
 import copy
 import signal
@@ -41,27 +41,26 @@ def simulate(
         result = simulate(experiment, out="out/first")
         print(result.best("accuracy"))
 
-    Ctrl-C ends it after the last whole round; `resume=True` goes on to the same bits.
+    Ctrl-C ends it after the last finished round; `resume=True` continues to the same bits.
 
     Args:
         experiment: what to simulate.
-        out: folder for the report, plots, metrics, the model and what it takes to resume; None for
-            none of these.
-        resume: go on with the simulation in `out`; from the beginning where there is none yet.
-        on_round: called with every round; True ends the simulation.
-        show: a progress display, and a summary in the end.
-        console: where to show them; the terminal by default.
-        command: that repeats this, for the report.
+        out: folder for the report, plots, metrics, the model and the checkpoint; None for none.
+        resume: continue the simulation in `out`; begin if there is none.
+        on_round: called with every round; if it returns True, the simulation ends.
+        show: show a progress display, and a summary at the end.
+        console: for both; default: the terminal.
+        command: that repeats the simulation, for the report.
 
     Returns:
         Every round and the last model.
 
     Raises:
-        UsageError: settings that cannot work, or `out` holds another experiment.
+        UsageError: settings are invalid, or `out` holds another experiment.
         UnavailableError: a worker died, or the disk is full.
     """
     if resume and out is None:
-        raise UsageError("Expected a folder to resume from, got out=None.")
+        raise UsageError("resume needs the folder of a simulation; set out.")
     console = console or Console()
     with ExitStack() as stack:
         folder = None
@@ -97,7 +96,7 @@ def simulate(
 
 
 def spent(spec: RunSpec, trained: int) -> tuple[str, ...]:
-    """What a private run claims after so many rounds, in a few lines; none where it is not.
+    """Lines with the privacy claim of a run after `trained` rounds; empty without privacy.
 
     Args:
         spec: of the run.
@@ -117,15 +116,15 @@ def spent(spec: RunSpec, trained: int) -> tuple[str, ...]:
 
 @contextmanager
 def _roomy(folder: Path) -> Iterator[None]:
-    """Say what to do where the disk is full."""
+    """Explain the error of a full disk."""
     try:
         yield
     except OSError as error:
         if error.errno not in NO_ROOM:
             raise
         raise UnavailableError(
-            f"Expected room for the results in {folder}, got: {error.strerror}. Free some; "
-            "--resume goes on."
+            f"No room for the results in {folder}: {error.strerror}. Free disk space; --resume "
+            "continues."
         ) from error
 
 
@@ -147,7 +146,7 @@ def _rounds(
     listeners: Sequence[OnRound],
     console: Console | None,
 ) -> tuple[list[RoundRecord], str]:
-    """Do the rounds; returns all of them and why they ended early."""
+    """Do the rounds; returns all rounds and why they ended early."""
     records = list(before)
     spec = simulation.experiment.spec
     progress = Progress(
@@ -164,7 +163,7 @@ def _rounds(
             for record in simulation.rounds(lambda done: progress.working(done, goal)):
                 records.append(record)
                 progress.update(record)
-                answers = [tell(record) for tell in listeners]
+                answers = [listen(record) for listen in listeners]
                 if any(answers):
                     simulation.save()
                     return records, "stopped by the caller"
@@ -176,7 +175,7 @@ def _rounds(
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """SIGTERM ends a simulation as Ctrl-C does, where signals can be handled."""
+    """SIGTERM ends a simulation like Ctrl-C, in the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -24,21 +24,21 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path, file_okay=False),
     help="Folder for report.html, plots, metrics and the model.  [default: out/NAME]",
 )
-@click.option("--resume", is_flag=True, help="Go on with the simulation in --out.")
-@click.option("--workers", type=click.IntRange(1), help="Processes; as many as cores by default.")
+@click.option("--resume", is_flag=True, help="Continue the simulation in --out.")
+@click.option("--workers", type=click.IntRange(1), help="Processes.  [default: one per core]")
 @click.option(
     "--set",
     "changes",
     metavar="NAME=VALUE",
     multiple=True,
-    help="Replace a setting, such as train.learning_rate=0.1; may be repeated.",
+    help="Replace a setting, such as train.learning_rate=0.1; repeatable.",
 )
 @click.option(
     "--over-the-wire",
     is_flag=True,
-    help="By a real server and a process for each client on loopback: the same bits.",
+    help="Run a real server and a process for each client on loopback; the bits are the same.",
 )
-@click.option("--describe", is_flag=True, help="Say what would be run, and train nothing.")
+@click.option("--describe", is_flag=True, help="Describe the experiment and train nothing.")
 @click.option("--quiet", is_flag=True, help="No progress display.")
 @json_option
 def simulate(
@@ -52,10 +52,10 @@ def simulate(
     describe: bool,
     quiet: bool,
 ) -> None:
-    """Simulate an experiment: thousands of clients here, with the server's own rounds.
+    """Simulate an experiment: thousands of clients on this machine, with the server's rounds.
 
     EXPERIMENT is a TOML file, or FILE.py:NAME with an Experiment in Python. Ctrl-C stops after the
-    last whole round, and --resume goes on to the same bits.
+    last finished round, and --resume continues to the same bits.
 
     \b
     Examples:
@@ -65,8 +65,8 @@ def simulate(
       fedloom simulate digits.toml --describe --out split
       fedloom simulate digits.toml --over-the-wire
     """
-    load("fedloom.simulation.api:simulate")  # names the extra that is missing, if one is
-    from fedloom.simulation import api, config  # noqa: PLC0415 - help needs none of this
+    load("fedloom.simulation.api:simulate")  # names a missing extra
+    from fedloom.simulation import api, config  # noqa: PLC0415 - not needed for --help
     from fedloom.simulation.output.history import INTERRUPTED  # noqa: PLC0415
     from fedloom.simulation.wire.harness import over_the_wire as by_wire  # noqa: PLC0415
 
@@ -80,7 +80,7 @@ def simulate(
     show = not quiet and not output.wants_json()
     if over_the_wire:
         if resume or out is not None:
-            raise UsageError("Expected neither --out nor --resume with --over-the-wire.")
+            raise UsageError("--over-the-wire takes neither --out nor --resume.")
         result = by_wire(described, show=show)
     else:
         folder = out or Path("out") / described.spec.name
@@ -115,25 +115,23 @@ def _privacy(experiment: "Experiment", trained: int) -> dict[str, Any] | None:
 
 
 def _describe(experiment: "Experiment", out: Path | None) -> None:
-    """Print the clients' data, the model and the engine; with `out`, draw the split there."""
+    """Print the clients' data, the model and the engine; with `out`, draw the partition there."""
     from fedloom.simulation.data.heatmap import heat_map  # noqa: PLC0415 - it loads matplotlib
     from fedloom.simulation.data.statistics import statistics  # noqa: PLC0415
     from fedloom.simulation.workers.setup import plan  # noqa: PLC0415 - it loads PyTorch
 
-    told = {**dict(statistics(experiment.population).rows()), **plan(experiment)}
+    facts = {**dict(statistics(experiment.population).rows()), **plan(experiment)}
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         path = out / "partition.png"
         heat_map(experiment.population, path, title=experiment.spec.name)
-        told["heat map"] = str(path)
-    width = max(map(len, told))
-    output.emit(
-        told, lambda: click.echo("\n".join(f"{n:{width}}  {value}" for n, value in told.items()))
-    )
+        facts["heat map"] = str(path)
+    width = max(map(len, facts))
+    output.emit(facts, lambda: click.echo("\n".join(f"{n:{width}}  {v}" for n, v in facts.items())))
 
 
 def _change(text: str) -> tuple[str, Any]:
-    """A dotted name and its value, read as TOML reads it; a word is a string."""
+    """A dotted name and its value as in TOML; other text is a string."""
     name, equals, value = text.partition("=")
     if not equals or not name.strip():
         raise UsageError(f"Expected --set NAME=VALUE, got {text!r}.")

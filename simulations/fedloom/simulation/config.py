@@ -1,7 +1,7 @@
-"""An experiment from a TOML file, a Python file or a mapping, checked before anything runs.
+"""Read an experiment from a TOML file, a Python file or a mapping, and check it.
 
-The top level is a server's run.toml; five tables say what a deployment has in the world: the data,
-the model, the engine, the devices and the test.
+The top level has the settings of a server's run.toml. Further tables are for simulations only, such
+as the data, the model, the engine, the devices and the test.
 """
 
 from collections.abc import Callable, Mapping
@@ -41,7 +41,7 @@ from fedloom.strategies.setting_checks import parameters
 TABLES = (
     "data", "model", "optimizer", "client", "engine", "devices", "attack", "test", "stop", "output",
 )  # fmt: skip
-"""What a simulation's file has beyond a run's."""
+"""Tables of an experiment that a run.toml does not have."""
 
 
 def load(
@@ -51,11 +51,11 @@ def load(
 
     Args:
         source: a TOML file; `FILE.py` or `FILE.py:NAME`, where NAME (`experiment` by default) is
-            an `Experiment`, a mapping of settings, or a function that makes one; or such a mapping.
+            an `Experiment`, a mapping of settings, or a function that returns one; or a mapping.
         overrides: dotted settings, such as `train.learning_rate`, that replace the file's.
 
     Raises:
-        UsageError: what was expected, what came and what to do.
+        UsageError: the file or a setting is invalid.
     """
     if isinstance(source, Mapping):
         return build(merged(source, overrides or {}))
@@ -71,9 +71,7 @@ def load(
                 f"Expected an Experiment or settings in {text}, got {type(found).__name__}."
             )
         if overrides:
-            raise UsageError(
-                "Expected no --set with an Experiment made in Python: change it there."
-            )
+            raise UsageError("--set cannot change an Experiment made in Python. Change it there.")
         return found
     path = Path(text)
     values = merged(read(path), overrides or {})
@@ -82,10 +80,10 @@ def load(
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The settings of a TOML file; folders in it count from the file's.
+    """The settings of a TOML file; folders in it are relative to the file.
 
     Raises:
-        UsageError: it is missing, may not be read, or is not TOML.
+        UsageError: it is missing, cannot be read, or is not TOML.
     """
     values = toml.read(path, "an experiment")
     data = values.get("data")
@@ -98,28 +96,30 @@ def build(values: Mapping[str, Any], folder: Path = Path()) -> Experiment:
     """An experiment from its settings.
 
     Args:
-        values: as a TOML file has them.
+        values: as in a TOML file.
         folder: that paths of traces are relative to.
 
     Raises:
-        UsageError: an unknown setting, a wrong type, or settings that cannot work together.
+        UsageError: a setting is unknown or has a wrong type, or settings conflict.
     """
     tables = {name: subtable(values, name) for name in TABLES}
     check_names(values, (*(field.name for field in fields(RunSpec)), *TABLES))
     if not tables["data"] or not tables["model"]:
-        raise UsageError("Expected a [data] and a [model] table, see `fedloom simulate --help`.")
+        raise UsageError(
+            "An experiment needs the tables [data] and [model]; see `fedloom simulate --help`."
+        )
     run = {name: value for name, value in values.items() if name not in TABLES}
     has_own_held_out = "held_out" in tables["data"]
     spec = parse_spec({"evaluate": has_own_held_out, **run})
     if spec.evaluate_only:
         raise UsageError(
-            "Expected a run that trains, got evaluate_only = true. A simulation evaluates every "
-            "model anyway, in one place and, with evaluate = true, on clients. Leave it out."
+            "A simulation must train: remove evaluate_only = true. It evaluates every model on "
+            "central test examples and, with evaluate = true, on clients."
         )
     _output(tables["output"])
     population = sources.load(**{"seed": spec.seed, **tables["data"]})
     devices = None
-    if "devices" in values:  # an empty table lacks every timing, and must not mean no time
+    if "devices" in values:  # an empty table is an error, as every timing is missing
         devices = Devices.build(tables["devices"], len(population), spec.seed, folder)
     check_names(tables["test"], ("every",), "test")
     return Experiment(
@@ -147,7 +147,7 @@ def _model(table: Mapping[str, Any], population: Population, seed: int) -> parti
         "num_classes": 1 if _has_values(population) else population.num_classes,
     }
     make = partial(models.build, **{**offered, **settings})
-    make()  # a name or a setting that it does not know is said now
+    make()  # refuses an unknown name or setting now
     return make
 
 
@@ -160,13 +160,13 @@ def _loss(name: str, population: Population) -> Loss:
 
 
 def _has_values(population: Population) -> bool:
-    """Whether a target is one number, which a model gives as its only score."""
+    """Whether each target is one value, so that the model has one output."""
     y = population.examples.y
     return population.num_classes is None and y.ndim == 1 and y.dtype.kind == "f"
 
 
 def _optimizer(table: dict[str, Any]) -> MakeOptimizer | None:
-    """One of torch.optim, by its name in lower case; None for plain gradient descent."""
+    """An optimizer of torch.optim by its name in lower case; None for plain gradient descent."""
     if not table:
         return None
     name, settings = named(table, "optimizer")
@@ -179,13 +179,13 @@ def _optimizer(table: dict[str, Any]) -> MakeOptimizer | None:
     }
     build = lookup("an optimizer of torch.optim", name, known)
     if "lr" in settings:
-        raise UsageError("Expected the learning rate as train.learning_rate, got optimizer.lr.")
+        raise UsageError("Set the learning rate as train.learning_rate, not as optimizer.lr.")
     check_names(settings, parameters(build).keys() - {"params", "lr"}, "optimizer")
     make = partial(build, **settings)
     try:
         make([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
     except (TypeError, ValueError) as error:
-        raise UsageError(f"Expected settings that {name} takes, got: {error}.") from None
+        raise UsageError(f"Invalid settings of the optimizer {name}: {error}.") from None
     return make
 
 

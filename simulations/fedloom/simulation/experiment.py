@@ -1,7 +1,6 @@
 """The experiment: the clients and their data, a model, a run's specification, an engine.
 
-The specification is the `RunSpec` that a server takes, so the same run can be submitted to a
-deployment unchanged.
+The specification is the server's `RunSpec`, so the same run can be submitted to a deployment.
 """
 
 from collections.abc import Callable, Mapping
@@ -33,24 +32,24 @@ def run_spec(settings: Mapping[str, Any] | str) -> RunSpec:
         settings: a mapping, or TOML text, with the settings of a run.toml.
 
     Raises:
-        UsageError: not TOML, an unknown setting, a wrong type, or settings that do not go together.
+        UsageError: not TOML, an unknown setting, a wrong type, or settings that conflict.
     """
     return parse(toml.parse(settings, "a run") if isinstance(settings, str) else settings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
-    """How clients are trained. `workers` and `backend` cannot change a bit of the result.
+    """How clients are trained. `workers` and `backend` change no bit of the result.
 
     Attributes:
-        kernel: `auto` or the name of one.
-        workers: processes; "auto" for one a core, or two a GPU.
+        kernel: `auto` or the name of a kernel.
+        workers: processes; "auto" for one per core, or two per GPU.
         backend: `local`, or `ray` for workers on a Ray cluster.
-        device: `auto` (a GPU where there is one), `cpu` or `cuda`.
-        group: clients that the batched kernel trains together; it may bear on last bits.
+        device: `auto` (a GPU if there is one), `cpu` or `cuda`.
+        group: clients that the batched kernel trains together; may change last bits.
 
     Raises:
-        UsageError: a setting is not one of these.
+        UsageError: a setting has another value.
     """
 
     kernel: str = "auto"
@@ -78,7 +77,7 @@ class EngineSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Experiment:
-    """Everything that a simulation's result depends on, and how to run it.
+    """All that a simulation's result depends on, and how to run it.
 
         experiment = Experiment(
             population=sources.load(source="digits", clients=20, seed=0),
@@ -88,21 +87,21 @@ class Experiment:
 
     Attributes:
         population: the clients and their data.
-        model: makes the initial model; called once in each process, with the same result.
-        spec: of the run, as a server takes it; `run_spec` makes one.
+        model: makes the initial model; called in each process, always with the same result.
+        spec: of the run, as on a server; see `run_spec`.
         loss: mean loss of a batch, of (outputs, targets).
-        optimizer: of local training; plain gradient descent by default.
-        client: makes a client's own training code by its name, instead of model, loss, optimizer
-            and data; it is the code that a device runs. `model` still gives the first parameters.
-        attack: what some of the clients do to their updates; None where all are honest.
-        devices: how fast devices are and when they are there; None: no virtual time.
+        optimizer: of local training; default: plain gradient descent.
+        client: makes a client's own training code by its name; it replaces loss, optimizer and
+            data. `model` still makes the initial parameters.
+        attack: changes the updates of some clients; None for no attack.
+        devices: speed and availability of devices; None: no virtual time.
         engine: how clients are trained.
-        test_every: rounds between evaluations on the population's test examples; 0 for never.
-        stop: metric on the test examples → the value that ends the run when reached.
-        settings: what all this was made from, for the record.
+        test_every: rounds between evaluations on central test examples; 0 for never.
+        stop: metric on test examples → the value that ends the run when reached.
+        settings: that the experiment was made from, for the record.
 
     Raises:
-        UsageError: parts that do not go together.
+        UsageError: parts conflict.
     """
 
     population: Population
@@ -123,58 +122,57 @@ class Experiment:
         goal, size = self.spec.round_config().goal, len(self.population)
         if goal > size:
             raise UsageError(
-                f"Expected a cohort of at most the population, got cohort.goal = {goal} of {size} "
-                "clients. Lower cohort.goal or raise data.clients."
+                f"cohort.goal = {goal} is larger than the population of {size} clients. Lower "
+                "cohort.goal or raise data.clients."
             )
         if "seconds" in self.spec.build_selection().needs and self.devices is None:
             raise UsageError(
-                f"Expected devices with selection.name = {self.spec.selection['name']!r}, which "
-                "goes by how long clients take, got none. Add [devices], or choose another policy."
+                f"selection.name = {self.spec.selection['name']!r} uses the clients' times and "
+                "needs devices. Add [devices], or choose another policy."
             )
         self.attackers()
         in_time = self.spec.local_training().time_budget_s is not None
         if in_time and (self.devices is None or self.client is not None):
             raise UsageError(
-                "Expected devices, and clients that the simulation trains, with "
-                "train.time_budget_s: others have no time of their own. Add [devices], or set "
-                "train.patience or train.steps."
+                "train.time_budget_s needs [devices], and clients without their own code. Add "
+                "[devices], or set train.patience or train.steps."
             )
         if self.test_every < 0:
             raise UsageError(f"Expected test.every >= 0, got {self.test_every}.")
         if self.stop and (self.population.test is None or not self.test_every):
-            raise UsageError("Expected test examples and test.every >= 1 with [stop], got neither.")
+            raise UsageError("[stop] needs test examples and test.every >= 1.")
         heaviest = int(self.population.sizes.max())
         if self.spec.weighting == "examples" and heaviest > self.spec.max_weight:
             raise UsageError(
-                f"Expected clients of at most max_weight = {self.spec.max_weight:g} examples, got "
-                f"one of {heaviest}. Raise max_weight, as on a server."
+                f"A client has {heaviest} examples, more than max_weight = "
+                f"{self.spec.max_weight:g}. Raise max_weight, as on a server."
             )
         if self.spec.evaluate and self.client is None and self.population.held_out_shards is None:
             raise UsageError(
-                "Expected held-out examples on the clients with evaluate = true, got none. Set "
-                "data.held_out, or evaluate = false."
+                "evaluate = true needs held-out examples on the clients. Set data.held_out, or "
+                "evaluate = false."
             )
 
     def attackers(self) -> frozenset[int]:
-        """Who lies, as indices in the population.
+        """The attackers, as indices in the population.
 
         Raises:
-            UsageError: the attack spares a client that there is not.
+            UsageError: the attack spares an unknown client.
         """
         if self.attack is None:
             return frozenset()
         return self.attack.attackers(self.population.names, self.spec.seed)
 
     def _simulate_noise(self) -> None:
-        """Take noise from the seed, so that the result repeats; the claim says so."""
+        """Draw noise from the seed, so that the result repeats; the privacy claim states it."""
         spec, size = self.spec, len(self.population)
         settings = spec.build_privacy()
         if settings is None:
             return
         if settings.sampling != "none" and (settings.population or 0) > size:
             raise UsageError(
-                f"Expected privacy.population of at most {size}, as many clients as there are, got "
-                f"{settings.population}. Lower it, or raise data.clients."
+                f"privacy.population = {settings.population} is larger than the population of "
+                f"{size} clients. Lower it, or raise data.clients."
             )
         if settings.restart_every is not None:
             self._check_tree(settings.restart_every)
@@ -185,12 +183,12 @@ class Experiment:
         goal, size = self.spec.round_config().goal, len(self.population)
         if goal * rounds > size:
             raise UsageError(
-                f"Expected clients for cohort.goal × privacy.restart_every = {goal * rounds}, each "
-                f"of whom takes part once in a tree, got {size}. Lower one of them, or raise "
+                f"A client takes part in a tree once, so cohort.goal × privacy.restart_every = "
+                f"{goal * rounds} needs as many clients, got {size}. Lower one of them, or raise "
                 "data.clients."
             )
         if self.devices is not None and self.devices.availability is not None:
             raise UsageError(
-                "Expected no [devices.availability] with privacy.mechanism = dp_ftrl, got some: "
-                "rounds would wait for clients that did not take part yet."
+                "privacy.mechanism = dp_ftrl excludes [devices.availability]: rounds would wait "
+                "for clients that have not taken part yet."
             )

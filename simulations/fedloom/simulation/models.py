@@ -4,9 +4,9 @@ Sources: McMahan et al. 2017, "Communication-efficient learning of deep networks
 data", section 3: the 2NN (199,210 parameters), the CNN (1,663,370) and the character LSTM; Caldas
 et al. 2018, "LEAF: A benchmark for federated settings", for the latter's sizes.
 
-Invariants: the same name, settings and seed give the same bits; torch's global generator is left
-as it was. Scores are of shape [batch, classes] or [batch, classes, places], as torch's
-cross_entropy and the clients' accuracy take them.
+Invariants: the same name, settings and seed give the same bits; torch's global generator is not
+changed. Scores have shape [batch, classes] or [batch, classes, places], as in torch's
+cross_entropy.
 """
 
 import inspect
@@ -22,7 +22,7 @@ from fedloom.cli.common.load_code import find
 from fedloom.client.torch.loop import Loss
 from fedloom.protocol.errors import UsageError
 from fedloom.protocol.settings import check_names, lookup
-from fedloom.simulation.workers.failures import told
+from fedloom.simulation.workers.failures import summarised
 from fedloom.strategies.setting_checks import parameters
 
 Shape = Sequence[int]
@@ -67,12 +67,12 @@ def digits_cnn(*, input_shape: Shape, num_classes: int) -> nn.Module:
 def char_lstm(
     *,
     num_classes: int,
-    input_shape: Shape = (),  # noqa: ARG001 - any length of text will do
+    input_shape: Shape = (),  # noqa: ARG001 - any length of text works
     embedding: int = 8,
     hidden: int = 256,
     layers: int = 2,
 ) -> nn.Module:
-    """The next character after each one: embedding, stacked LSTMs, a score for each character."""
+    """McMahan's character LSTM: embedding, stacked LSTMs, a score for each character."""
     return CharLSTM(num_classes, embedding, hidden, layers)
 
 
@@ -83,7 +83,7 @@ class CharLSTM(nn.Module):
         num_classes: size of the alphabet.
         embedding: size of a character's vector.
         hidden: size of each LSTM's state.
-        layers: how many LSTMs, one above another.
+        layers: number of stacked LSTMs.
     """
 
     def __init__(self, num_classes: int, embedding: int, hidden: int, layers: int) -> None:
@@ -93,7 +93,7 @@ class CharLSTM(nn.Module):
         self.scores = nn.Linear(hidden, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Score what comes next: int64 [batch, places] to float [batch, classes, places]."""
+        """Score the next character: int64 [batch, places] to float [batch, classes, places]."""
         seen, _ = self.lstm(self.embedding(x))
         scores: Tensor = self.scores(seen)
         return scores.transpose(1, 2)
@@ -163,12 +163,12 @@ def build(
             `package.module:function`.
         seed: of the initial weights.
         input_shape: of one example.
-        num_classes: how many scores it gives. The user's own function gets these two only where
-            it has arguments of their names.
+        num_classes: number of scores. The user's own function gets these two only if it has
+            arguments of their names.
         settings: further arguments of the function.
 
     Raises:
-        UsageError: no such model, or settings that it does not take or lacks.
+        UsageError: the model is unknown, or settings are unknown or missing.
     """
     make = find(name) if ":" in name else lookup("a model's name, or FILE.py:NAME", name, MODELS)
     known = {"input_shape": input_shape, "num_classes": num_classes}
@@ -179,10 +179,10 @@ def build(
         inspect.signature(make).bind(**arguments)
     except TypeError as error:
         raise UsageError(
-            f"Expected the settings of the model {name}, got {sorted(arguments)}: {error}."
+            f"The settings {sorted(arguments)} do not fit the model {name}: {error}."
         ) from None
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)  # the CPU's alone, where modules are built
+        torch.default_generator.manual_seed(seed)  # of the CPU, where modules are built
         model = _made(name, make, arguments)
     if not isinstance(model, nn.Module):
         raise UsageError(f"Expected {name} to return a module, got {type(model).__name__}.")
@@ -196,7 +196,7 @@ def _made(name: str, make: Callable[..., nn.Module], arguments: Mapping[str, Any
         raise
     except Exception as error:
         raise UsageError(
-            f"Expected settings that the model {name} can be made with, got {told(error)}."
+            f"The model {name} cannot be made with these settings: {summarised(error)}."
         ) from error
 
 
@@ -204,7 +204,7 @@ def loss(name: str) -> Loss:
     """A loss: a key of `LOSSES`, or the user's own as `file.py:function`, of (outputs, targets).
 
     Raises:
-        UsageError: no such loss.
+        UsageError: the loss is unknown.
     """
     if ":" in name:
         found: Loss = find(name)
@@ -213,11 +213,11 @@ def loss(name: str) -> Loss:
 
 
 def of_values(loss: Loss, output: Tensor, target: Tensor) -> Tensor:
-    """A loss of values, one an example, from a model that gives each as a score of its own.
+    """The loss of a model that predicts one value per example.
 
     Args:
         loss: of outputs and targets of the same shape.
-        output: shape (N, 1), or that of the target; the first would broadcast against (N,).
+        output: shape (N, 1), which would broadcast against (N,), or that of the target.
         target: shape (N,).
     """
     alike = output.squeeze(-1) if output.shape == (*target.shape, 1) else output

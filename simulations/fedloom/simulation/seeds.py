@@ -1,8 +1,7 @@
 """Named random streams: one seed for an experiment, an independent generator for each purpose.
 
-Philox is counter-based (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"): a
-stream is its key, so drawing more from one stream cannot shift another, and no stream depends on
-which was opened first.
+Philox is counter-based (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"). A
+stream depends only on its key, not on other streams or their order.
 """
 
 import hashlib
@@ -15,11 +14,11 @@ def stream(seed: int, purpose: str, index: int = 0) -> np.random.Generator:
 
     Args:
         seed: the experiment's seed.
-        purpose: what the numbers are for, such as `partition`.
-        index: which of several streams for this purpose, such as an attempt's number.
+        purpose: of the numbers, such as `partition`.
+        index: of several streams for this purpose, such as an attempt's number.
 
     Returns:
-        A generator whose numbers depend on the three arguments alone.
+        A generator whose numbers depend only on the three arguments.
     """
     name = f"{seed}/{purpose}/{index}".encode()
     key = int.from_bytes(hashlib.sha256(name).digest()[:16], "little")

@@ -1,4 +1,4 @@
-"""Federated XGBoost in a simulation: its model as a module, so that it starts runs and is tested.
+"""Federated XGBoost in a simulation: its model as a module, for runs and their tests.
 
 Invariant: `forward` gives the margins of the booster that `fedloom.client.trees.booster` makes.
 """
@@ -14,13 +14,13 @@ from fedloom.client import trees
 
 
 class TreeModel(nn.Module):
-    """A model of trees: what `Experiment.model` returns.
+    """A model of trees, for `Experiment.model`.
 
     Args:
-        clients: names of all that may take part.
-        rounds: most rounds that there are places for.
-        settings: of XGBoost, as the clients have them.
-        capacity_bytes: of one client's trees of one round.
+        clients: names of all clients.
+        rounds: rounds at most.
+        settings: of XGBoost, as on the clients.
+        capacity_bytes: bytes for one client's trees of one round.
     """
 
     trees: Tensor

@@ -1,4 +1,4 @@
-"""Whatever the devices do, playing is a pure function that decides as the server would.
+"""Playing is a pure function with the server's decisions, for any devices.
 
 The witness is a plain simulation that tells the engine of every coming and going of every device
 at its time, with a list that it sorts again and again; it shares no code with the clock but the
@@ -202,7 +202,6 @@ def witnessed(config, table, seed, refused):
 @games
 @settings(max_examples=150)
 def test_the_clock_decides_as_the_engine_fed_by_hand(config, table, seed, refused):
-    """The same cohort, the same updates at the same times, the same end, whatever is put off."""
     try:
         game = clock_of(table, seed).play(
             config, select=uniform(seed, 5), round_number=5, load=load(), refused=refused
@@ -219,7 +218,6 @@ def test_the_clock_decides_as_the_engine_fed_by_hand(config, table, seed, refuse
 
 @games
 def test_a_round_keeps_its_promises(config, table, seed, refused):
-    """Committed with a quorum and at most the goal; nobody refused counts; time goes forward."""
     clock = clock_of(table, seed)
     try:
         game = clock.play(
@@ -243,7 +241,7 @@ def test_a_round_keeps_its_promises(config, table, seed, refused):
 
 @games
 def test_playing_is_a_pure_function(config, table, seed, refused):
-    """Rounds played before, or twice, or by another clock, change nothing."""
+    """Earlier rounds, repetitions and other clocks change nothing."""
 
     def one(clock, number):
         try:
@@ -262,7 +260,6 @@ def test_playing_is_a_pure_function(config, table, seed, refused):
 
 @given(order=st.permutations(range(CLIENTS)), seed=st.integers(0, 2**31), config=configs())
 def test_the_order_of_the_clients_does_not_matter(order, seed, config):
-    """Devices follow their names."""
     draw = np.random.default_rng(seed)
     example_s, speeds = draw.exponential(0.1, CLIENTS), draw.exponential(1e6, CLIENTS)
 

@@ -1,4 +1,4 @@
-"""Devices are what their settings say, whoever is asked and in whatever order."""
+"""Devices follow their settings, independent of the order of draws."""
 
 import json
 import re
@@ -41,8 +41,7 @@ def test_numbers_have_the_units_of_their_names():
 
 @pytest.mark.parametrize("name", PLAIN)
 def test_a_missing_timing_is_named(name):
-    """And never a silent zero."""
-    with pytest.raises(UsageError, match=rf"Expected devices\.{name}"):
+    with pytest.raises(UsageError, match=rf"devices\.{name} is missing"):
         built(**{name: None})
 
 
@@ -54,7 +53,7 @@ def test_a_missing_timing_is_named(name):
         ({"upload_mbit_s": float("nan")}, "upload_mbit_s as a finite number"),
         ({"upload_mbit_s": "fast"}, "upload_mbit_s as a finite number"),
         ({"upload_mbit_s": True}, "upload_mbit_s as a finite number"),
-        ({"compute_s_per_example": 1}, "got both"),
+        ({"compute_s_per_example": 1}, "not both"),
         ({"speed": 1}, "speed'. Known: "),
         ({"drop_out": 1.5}, "drop_out from 0 to 1"),
         ({"failure": -0.1}, "failure from 0 to 1"),
@@ -79,13 +78,12 @@ def test_a_missing_timing_is_named(name):
     ],
 )
 def test_bad_settings_are_refused(settings, message):
-    """By name, with what was expected and what came."""
     with pytest.raises(UsageError, match=message):
         built(**settings)
 
 
 def test_a_missing_pair_of_speeds_is_refused_however_devices_are_made():
-    """A device that is infinitely slow or has no speed is none."""
+    """Infinite, zero and missing speeds are refused."""
     with pytest.raises(UsageError, match="upload > 0"):
         Devices(
             seed=0, example_s=np.ones(2), download=np.ones(2), upload=np.array([1.0, 0.0]),
@@ -112,14 +110,13 @@ N = 200_000
     ],
 )
 def test_distributions_have_their_quartiles(table, quantiles):
-    """To a hundredth, over two hundred thousand clients."""
     values = draw("x", table, N, Source(1, "test"))
     assert values.shape == (N,)
     assert np.quantile(values, [0.25, 0.5, 0.75]) == pytest.approx(quantiles, rel=0.02)
 
 
 def test_a_choice_follows_its_weights():
-    """Values of weight 0 never come."""
+    """Values of weight 0 are never drawn."""
     table = {"distribution": "choice", "values": [1, 2, 3], "weights": [1, 3, 0]}
     values = draw("x", table, N, Source(1, "test"))
     assert (values == 1).mean() == pytest.approx(0.25, abs=0.01)
@@ -127,13 +124,11 @@ def test_a_choice_follows_its_weights():
 
 
 def test_a_client_keeps_its_numbers_when_the_population_grows():
-    """A number depends on who one is, not on how many there are."""
     few, many = Source(7, "speed", 3).normals(10), Source(7, "speed", 3).normals(1000)
     assert np.array_equal(few, many[:10])
 
 
 def test_sources_of_other_seeds_purposes_and_rounds_differ():
-    """No two of them begin alike."""
     sources = [Source(0, "a"), Source(1, "a"), Source(0, "b"), Source(0, "a", 0), Source(0, "a", 1)]
     assert len({source.uniforms(1).item() for source in sources}) == len(sources)
 
@@ -153,7 +148,6 @@ def test_work_is_download_training_and_upload():
 
 
 def test_jitter_differs_by_round_and_client_and_has_median_1():
-    """And is the same when it is asked for again."""
     devices = built(num_clients=20_001, jitter=0.3)
     load = Load(trained=np.full(20_001, 100), model_bytes=0, update_bytes=0)
     first, second = devices.work_seconds(load, 1), devices.work_seconds(load, 2)
@@ -164,7 +158,6 @@ def test_jitter_differs_by_round_and_client_and_has_median_1():
 
 
 def test_probabilities_are_met():
-    """Drop-out and failure, drawn anew for each round and apart from each other."""
     devices = built(num_clients=N, drop_out=0.1, failure=0.25)
     declines, fails_at = devices.declines(1), devices.fails_at(1)
     assert declines.mean() == pytest.approx(0.1, abs=0.005)
@@ -196,7 +189,6 @@ def test_examples_are_counted_as_the_training_loop_takes_them(settings, trained)
 
 
 def test_periodic_devices_are_there_as_often_as_they_should():
-    """A third of the time, each with a phase of its own."""
     devices = built(num_clients=30_000, availability={"on_s": 100, "off_s": 200})
     for now in (0.0, 50.0, 12_345.6):
         there, changes = devices.availability.look(now)
@@ -219,7 +211,6 @@ def test_windows_repeat_and_join_where_the_cycle_does():
 
 
 def test_windows_that_touch_or_overlap_are_one():
-    """And empty ones are none."""
     availability = from_windows(
         [[(10.0, 20.0), (20.0, 30.0), (25.0, 40.0), (70.0, 70.0)]], [100.0], np.zeros(1, np.int64)
     )
@@ -229,7 +220,6 @@ def test_windows_that_touch_or_overlap_are_one():
 
 
 def test_devices_that_never_change_never_change():
-    """There for the whole cycle, or never."""
     availability = from_windows([[(0.0, 100.0)], []], [100.0, 50.0], np.array([0, 1]))
     there, changes = availability.look(1234.0)
     assert there.tolist() == [True, False]
@@ -244,7 +234,7 @@ def test_devices_that_never_change_never_change():
     now=st.floats(0, 1e7),
 )
 def test_one_device_and_all_of_them_agree_and_alternate(on_s, off_s, phase, now):
-    """A change is later than now, at it the device has changed, and both ways find the same."""
+    """A change is after now, the device has changed at its time, and both methods agree."""
     availability = periodic(np.array([on_s]), np.array([off_s]), np.array([phase]))
     there, changes = availability.look(now)
     for _ in range(5):
@@ -266,7 +256,6 @@ def test_the_first_time_with_enough_is_found():
 
 
 def test_leaving_and_coming_at_one_moment_is_not_being_there_together():
-    """Of changes at the same time all count before anybody does."""
     windows = [[(0.0, 50.0)], [(50.0, 100.0)]]
     availability = from_windows(windows, [100.0] * 2, np.arange(2))
     assert availability.first_with(2, 0.0) is None
@@ -292,7 +281,6 @@ def traces(tmp_path):
 
 
 def test_traces_are_shared_out_in_their_order(traces):
-    """Over and over; training takes three inferences."""
     table = {"trace": {"capacity": "capacity", "behaviour": "behaviour"}}
     devices = Devices.build(table, 5, seed=0, folder=traces)
     assert devices.example_s.tolist() == pytest.approx([0.03, 0.06, 0.03, 0.06, 0.03])
@@ -302,7 +290,6 @@ def test_traces_are_shared_out_in_their_order(traces):
 
 
 def test_traces_can_be_shuffled(traces):
-    """By the seed."""
     table = PLAIN | {"trace": {"behaviour": "behaviour", "shuffle": True}}
     orders = {
         tuple(Devices.build(table, 3, seed=seed, folder=traces).availability.cycle.tolist())
@@ -312,14 +299,13 @@ def test_traces_can_be_shuffled(traces):
 
 
 def test_a_trace_and_a_setting_of_the_same_thing_are_refused(traces):
-    """One of the two is a mistake."""
-    with pytest.raises(UsageError, match="got compute_examples_per_s, download_mbit_s, upload"):
+    with pytest.raises(UsageError, match="remove compute_examples_per_s, download_mbit_s, upload"):
         Devices.build(PLAIN | {"trace": {"capacity": "capacity"}}, 2, 0, traces)
     table = PLAIN | {
         "trace": {"behaviour": "behaviour"},
         "availability": {"on_s": 1, "off_s": 1},
     }
-    with pytest.raises(UsageError, match="got both"):
+    with pytest.raises(UsageError, match="not both"):
         Devices.build(table, 2, 0, traces)
 
 
@@ -329,7 +315,6 @@ PAGE = (Path(__file__).parents[3] / "docs" / "devices.md").read_text()
 
 
 def test_the_page_says_what_is_so(traces):
-    """Its example runs, its settings build, and its table of distributions is whole."""
     for code in re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL):
         exec(code, {})
     plain, traced = re.findall(r"^```toml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)

@@ -1,4 +1,4 @@
-"""Statistics and heat maps say how a population's data are spread."""
+"""Statistics and heat maps of a population's partition."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ def _population(**settings):
 
 
 def test_clients_with_one_class_each_are_as_far_from_all_as_can_be():
-    """1 − 1/K, zero bits, one effective class; alike, they are none of that."""
+    """1 − 1/K, zero bits, one effective class; with equal mixes neither."""
     apart = statistics(_population(partition={"name": "pathological", "classes_per_client": 1}))
     assert (apart.clients, apart.examples, apart.min_size, apart.max_size) == (4, 400, 100, 100)
     assert apart.total_variation == pytest.approx(0.75)
@@ -45,26 +45,24 @@ def test_clients_with_one_class_each_are_as_far_from_all_as_can_be():
     )
 )
 def test_measures_of_skew_stay_within_their_bounds(rows):
-    """Whatever the counts."""
     counts = np.array(rows)
     assert ((total_variations(counts) >= 0) & (total_variations(counts) <= 1)).all()
     assert ((entropies(counts) >= -1e-12) & (entropies(counts) <= np.log(3) + 1e-12)).all()
 
 
 def test_values_have_sizes_and_no_labels():
-    """The table and the picture leave out what there is not."""
+    """The table and the picture omit labels."""
     population = sources.from_arrays(np.zeros((6, 2)), np.arange(6.0), clients=2)
     table = statistics(population)
     assert table.total_variation is None
     assert dict(table.rows())["examples"] == "6"
     assert "classes" not in str(table)
     assert heat_map(population).startswith(b"\x89PNG")
-    with pytest.raises(UsageError, match="to count labels"):
+    with pytest.raises(UsageError, match="Labels can be counted only"):
         label_counts(population)
 
 
 def test_targets_of_sequences_are_counted_one_by_one():
-    """Every next character."""
     x = np.arange(12).reshape(4, 3) % 5
     population = sources.from_arrays(x, x, clients=2)
     assert label_counts(population).sum() == 12
@@ -73,7 +71,6 @@ def test_targets_of_sequences_are_counted_one_by_one():
 
 @pytest.mark.parametrize("clients", [1, 4, 41, 400])
 def test_a_heat_map_is_a_png_that_repeats(clients, tmp_path):
-    """Of a row for each of few clients, of a column for each of many."""
     population = _population(clients=clients)
     path = tmp_path / "map.png"
     png = heat_map(population, path)
@@ -82,7 +79,6 @@ def test_a_heat_map_is_a_png_that_repeats(clients, tmp_path):
 
 
 def test_many_classes_fit():
-    """Counts and ticks thin out."""
     population = sources.load(
         source="synthetic",
         seed=1,

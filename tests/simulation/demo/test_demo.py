@@ -1,4 +1,4 @@
-"""The demo's model, shards, baselines and rounds, made small."""
+"""The demo's model, shards, baselines and rounds, at a small size."""
 
 import dataclasses
 import subprocess
@@ -29,13 +29,11 @@ def population():
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 12, 9), (1, 28, 28), (3, 32, 32)])
 def test_the_model_scores_images_of_any_size(shape):
-    """One class serves the digits and MNIST."""
     network = model.build(shape, 7, seed=0)
     assert network(torch.zeros(2, *shape)).shape == (2, 7)
 
 
 def test_a_seed_gives_the_initial_weights_and_leaves_torch_alone():
-    """Building a model does not disturb others' random numbers."""
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
@@ -45,7 +43,6 @@ def test_a_seed_gives_the_initial_weights_and_leaves_torch_alone():
 
 
 def test_held_out_shards_together_are_the_held_out_set(population):
-    """So the clients' mean accuracy is the accuracy on it, and no example is on two clients."""
     shards = np.concatenate([*population.shards, *population.held_out_shards])
     assert sorted(shards) == list(range(1797))
     held_out = data.take(population, np.sort(np.concatenate(population.held_out_shards)))
@@ -96,7 +93,6 @@ def test_a_simulation_of_the_demo_learns(population):
 
 @pytest.mark.parametrize("change", [{"rounds": 0}, {"num_clients": 0}, {"learning_rate": 0.0}])
 def test_settings_that_train_nothing_are_refused(change):
-    """They are checked when they are built."""
     values = {"data": "x", "rounds": 1, "epochs": 1, "batch_size": 1, "learning_rate": 0.1}
     with pytest.raises(UsageError, match=next(iter(change))):
         DemoSettings(**{**values, **change})

@@ -1,4 +1,4 @@
-"""The live display draws every state that a run can be in."""
+"""The live display draws every state of a run."""
 
 import io
 
@@ -33,7 +33,6 @@ def _text(status):
 
 
 def test_a_run_without_a_round_says_who_is_there():
-    """Before the first round nothing has been evaluated."""
     text = _text(_status())
     assert "0 of 3" in text
     assert "8 clients available" in text
@@ -41,7 +40,6 @@ def test_a_run_without_a_round_says_who_is_there():
 
 
 def test_an_open_round_shows_its_members_and_scores():
-    """Round, phase, who reported, loss and accuracy."""
     members = {f"site-{n}": phase for n, phase in enumerate(progress.PHASES, start=1)}
     live = {
         "clients_available": 0,
@@ -72,14 +70,12 @@ def test_an_open_round_shows_its_members_and_scores():
 
 
 def test_an_ended_run_gives_its_reason():
-    """There is nothing live any more."""
     text = _text(_status(state="failed", reason="the strategy raised", live=None))
     assert "failed" in text
     assert "the strategy raised" in text
 
 
 def test_a_curve_counts_the_rounds_behind_each_model():
-    """Abandoned rounds add nothing; the last model is evaluated in a round of its own."""
     rounds = [
         _row(1, 0.1),
         _row(2, 0.5, state="abandoned"),
@@ -92,7 +88,6 @@ def test_a_curve_counts_the_rounds_behind_each_model():
 
 
 def test_a_diverged_model_is_drawn_as_unknown():
-    """NaN breaks no display."""
     rounds = [_row(1, float("nan"))]
     assert progress.curve(_status(rounds=rounds)) == [(0, None, None)]
     assert "accuracy" in _text(_status(rounds=rounds))

@@ -1,4 +1,4 @@
-"""The report says in words and in a picture what was measured."""
+"""The report shows the results as text and as a picture."""
 
 import io
 import math
@@ -30,19 +30,16 @@ def _text(renderable):
 
 
 def test_the_summary_puts_federated_beside_centralised_and_alone():
-    """With the difference in percentage points."""
     text = _text(report.summary(_outcome()))
     for part in ("95.00%", "97.50%", "2.50 points above", "site-2 alone", "70.00%", "40 held-out"):
         assert part in text
 
 
 def test_the_summary_says_so_when_federated_is_better():
-    """The sign is in words."""
     assert "2.00 points below" in _text(report.summary(_outcome(federated=(0.1, 0.995))))
 
 
 def test_holdings_show_every_label_of_every_client_and_the_sums():
-    """A label that a client lacks is a dot."""
     lines = _text(report.holdings(_outcome().counts)).splitlines()
     assert [line.split() for line in lines if line.startswith("site")] == [
         ["site-1", "5", "·", "2", "7"],

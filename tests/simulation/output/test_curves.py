@@ -1,4 +1,4 @@
-"""What is read off the rounds is what they say."""
+"""Curves, milestones and totals match the rounds."""
 
 import dataclasses
 import itertools
@@ -25,7 +25,6 @@ def test_the_main_metric_is_accuracy_where_it_was_measured_best():
 
 
 def test_the_best_is_highest_for_shares_and_lowest_for_the_rest():
-    """NaN is never best."""
     points = [(1, math.nan), (2, 0.5), (3, 0.9), (4, 0.9), (5, 0.7)]
     assert curves.best(points, "accuracy") == (3, 0.9)
     assert curves.best(points, "loss") == (2, 0.5)
@@ -33,7 +32,6 @@ def test_the_best_is_highest_for_shares_and_lowest_for_the_rest():
 
 
 def test_wall_time_goes_on_over_a_resumption():
-    """Each process counts from its own first round."""
     first, second = history(3), history(2)
     times = curves.wall_times([*first, *second])
     assert times == sorted(times)
@@ -41,7 +39,6 @@ def test_wall_time_goes_on_over_a_resumption():
 
 
 def test_milestones_are_first_times():
-    """A round that passes several tells the highest of them."""
     records = history(60)
     found = curves.milestones(records, "test", "accuracy", most=20)
     for milestone in found:
@@ -54,7 +51,6 @@ def test_milestones_are_first_times():
 
 
 def test_balance_is_mean_over_longest():
-    """One worker balances nothing."""
     record = history(1, workers=2)[0]
     assert curves.balance(record) == pytest.approx(0.95)
     assert curves.balance(history(1, workers=1)[0]) is None
@@ -62,7 +58,7 @@ def test_balance_is_mean_over_longest():
 
 
 def test_workers_are_added_up_over_rounds():
-    """Clients, time at work, and their share of the rounds' time."""
+    """Clients, busy time, and its share of the rounds' time."""
     records = history(4, workers=2)
     first, second = curves.workers(records)
     assert (first.clients, second.clients) == (20, 20)
@@ -75,7 +71,6 @@ def test_workers_are_added_up_over_rounds():
     st.integers(8, 60),
 )
 def test_thinning_keeps_the_ends_and_the_extremes(values, most):
-    """Fewer points draw the same picture."""
     points = [(float(x), y) for x, y in enumerate(values)]
     kept = curves.thinned(points, most)
     assert len(kept) <= most
@@ -96,7 +91,6 @@ def test_thinning_keeps_the_ends_and_the_extremes(values, most):
 @example([5e-324], "loss")
 @example([1e127, 2e-179], "loss")
 def test_an_axis_holds_all_values_and_few_ticks(values, metric):
-    """Whatever was measured."""
     scale = scales.AxisScale.of([*values, math.nan, math.inf], metric)
     assert scale.low < scale.high
     slack = 1e-9 * (scale.high - scale.low)
@@ -106,7 +100,6 @@ def test_an_axis_holds_all_values_and_few_ticks(values, metric):
 
 
 def test_a_range_of_many_magnitudes_is_drawn_in_logarithms():
-    """Otherwise one divergence would flatten the rest."""
     scale = scales.AxisScale.of([1e-3, 1e6], "loss")
     assert scale.log
     assert scale.place(scale.low) == pytest.approx(0)
@@ -124,7 +117,6 @@ def test_labels_of_shares_say_their_ticks_exactly():
 
 @given(st.integers(1, 10**6), st.integers(0, 10**6))
 def test_ticks_of_rounds_are_whole_and_within(low, length):
-    """At most a handful."""
     ticks = scales.whole_ticks(low, low + length)
     assert 1 <= len(ticks) <= 8
     assert all(tick == int(tick) and low <= tick <= low + length for tick in ticks)
@@ -132,7 +124,6 @@ def test_ticks_of_rounds_are_whole_and_within(low, length):
 
 @given(st.floats(0, 1e9))
 def test_ticks_of_time_are_few_and_within(high):
-    """From no time at all to decades."""
     ticks = scales.time_ticks(high)
     assert ticks[0] == 0
     assert len(ticks) <= 8
@@ -142,7 +133,6 @@ def test_ticks_of_time_are_few_and_within(high):
 @given(st.floats(0, 1e8))
 @example(5_182_200.0)  # 60 days to the hour
 def test_durations_never_say_sixty(seconds):
-    """Rounding carries into the larger unit."""
     parts = words.duration(seconds).split()
     assert all(unit in ("ms", "d") for n, unit in itertools.pairwise(parts) if n == "60")
     assert parts[:2] != ["24", "h"]

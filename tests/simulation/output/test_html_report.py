@@ -1,4 +1,4 @@
-"""The report is one page that fetches nothing and believes no name."""
+"""The report is one page that loads no other file and escapes all names."""
 
 import dataclasses
 import json
@@ -89,7 +89,7 @@ def test_what_users_named_is_text():
 
 
 def test_the_page_tells_the_figures():
-    """Last and best, rounds, abandoned ones, time, engine, how to go on."""
+    """Last and best metric, rounds, abandoned rounds, time, engine, advice."""
     records = history(30, abandoned={4})
     subject = Subject(
         name="digits", settings={"train": {"epochs": 5}}, command="fedloom simulate x"
@@ -109,7 +109,6 @@ def test_the_page_tells_the_figures():
 
 
 def test_the_model_is_told_how_to_be_loaded_where_there_is_one(tmp_path):
-    """By its path."""
     _, page = _page(folder=tmp_path)
     assert f"load_file({str(tmp_path / 'model.safetensors')!r})" in page.text
     _, page = _page(folder=None)
@@ -130,7 +129,6 @@ def test_the_model_is_told_how_to_be_loaded_where_there_is_one(tmp_path):
     ids=["none", "one", "no devices", "diverged", "all abandoned", "rare tests", "nothing"],
 )
 def test_odd_simulations_have_a_report_too(records):
-    """With the sections that they have something for."""
     _, page = _page(records)
     assert "nan" not in page.text.lower().replace("finance", "")
 
@@ -161,7 +159,6 @@ def test_what_stands_under_the_pointer_is_sound():
 
 
 def test_paths_stay_within_their_frame():
-    """Whatever was measured."""
     _, page = _page(history(40))
     for path in page.attributes("d"):
         numbers = [float(text) for text in re.findall(r"-?\d+\.?\d*", path)]
@@ -169,7 +166,6 @@ def test_paths_stay_within_their_frame():
 
 
 def test_the_spread_over_clients_is_charted():
-    """A band and a median for each metric; none where no quantiles were kept."""
     html, page = _page(history(12, abandoned={4}, spread=True))
     assert html.count('class="area band-training"') == 2 * 2  # drawn, and in the legend
     assert "10th to 90th percentile" in page.text

@@ -1,4 +1,4 @@
-"""The live display says where a simulation stands, and leaves no trace where it should not."""
+"""The live display shows the state of a simulation and restores the terminal."""
 
 import dataclasses
 import io
@@ -37,7 +37,6 @@ def _panel(progress, width=90):
 
 
 def test_elsewhere_than_on_a_terminal_a_round_is_a_line():
-    """Without colours, panels or carriage returns, for logs."""
     console, clock = _console(), Clock()
     with Progress(4, console, name="digits", clock=clock) as progress:
         for record in history(4, abandoned={2}, test_every=3):
@@ -56,7 +55,6 @@ def test_elsewhere_than_on_a_terminal_a_round_is_a_line():
 
 
 def test_a_line_is_not_wrapped_or_marked_up():
-    """A reason may be long and hold brackets."""
     console = _console(width=40)
     record = dataclasses.replace(history(1, abandoned={1})[0], reason="[bold]" + "x" * 100)
     with Progress(1, console) as progress:
@@ -65,7 +63,6 @@ def test_a_line_is_not_wrapped_or_marked_up():
 
 
 def test_nothing_is_shown_when_nothing_is_asked_for():
-    """Neither lines nor a panel."""
     console = _console(terminal=True)
     with Progress(2, console, show=False) as progress:
         progress.update(history(1)[0])
@@ -73,7 +70,6 @@ def test_nothing_is_shown_when_nothing_is_asked_for():
 
 
 def test_the_panel_tells_round_metrics_speed_and_time():
-    """And the clients of the open round."""
     clock = Clock()
     progress = Progress(5, _console(), name="digits", engine="resident", clock=clock, show=False)
     with progress:
@@ -91,7 +87,7 @@ def test_the_panel_tells_round_metrics_speed_and_time():
 
 
 def test_time_left_shrinks_within_a_round():
-    """The open round has begun already, and ends some time."""
+    """The open round has already begun."""
     clock = Clock()
     with Progress(3, _console(), clock=clock, show=False) as progress:
         assert progress.state().left_s is None
@@ -105,7 +101,6 @@ def test_time_left_shrinks_within_a_round():
 
 
 def test_a_resumed_simulation_counts_from_where_it_was():
-    """Its curves are whole, its clock is new."""
     clock = Clock()
     records = history(4)
     with Progress(4, _console(), before=records[:3], clock=clock, show=False) as progress:
@@ -126,7 +121,6 @@ def test_a_resumed_simulation_counts_from_where_it_was():
     ids=["none", "one", "diverged", "many workers"],
 )
 def test_the_panel_fits_any_terminal(records, width):
-    """No line is broken."""
     progress = Progress(50, _console(), name="n" * 99, engine="e" * 200, before=records)
     lines = _panel(progress, width=width).splitlines()
     assert all(len(line) <= max(width, 26) for line in lines)
@@ -134,7 +128,6 @@ def test_the_panel_fits_any_terminal(records, width):
 
 
 def test_an_interrupted_display_leaves_the_terminal_as_it_was():
-    """The cursor is back and the last state stands above it."""
     console = _console(terminal=True)
 
     def run():
@@ -150,7 +143,6 @@ def test_an_interrupted_display_leaves_the_terminal_as_it_was():
 
 
 def test_a_notebook_has_one_cell_kept_up_to_date(monkeypatch):
-    """Rich's own display would warn where widgets are missing."""
     shown = []
 
     class Handle:
@@ -175,7 +167,6 @@ def test_a_notebook_has_one_cell_kept_up_to_date(monkeypatch):
 
 
 def test_sparklines_show_shape_and_gaps():
-    """Between their own lowest and highest."""
     assert sparkline([], 10) == ""
     assert sparkline([1.0, 1.0], 10) == "▅▅"
     assert sparkline([0.0, math.nan, 1.0], 10) == "▁×█"
@@ -183,7 +174,6 @@ def test_sparklines_show_shape_and_gaps():
 
 
 def test_the_summary_says_how_good_how_long_and_where(tmp_path):
-    """And how to load the model, on a line that can be run."""
     console = _console(width=300)
     records = history(30, abandoned={7})
     console.print(summary(result(records, folder=tmp_path, stopped="interrupted")))

@@ -1,4 +1,4 @@
-"""What a round keeps of its clients' metrics, in a simulation and on a server alike."""
+"""The clients' metrics in a round's record, in a simulation and on a server."""
 
 import csv
 import json
@@ -15,7 +15,6 @@ ASKED = {"quantiles": [0.0, 0.5, 1.0], "bins": 3, "per_client": True}
 
 
 def test_a_record_keeps_what_was_asked_for(tmp_path):
-    """In the record, in its line of JSON and in the table's columns."""
     described = experiment(rounds=2, goal=4, metrics=ASKED, data=population(held_out=2))
     result = simulate(described, show=False, out=tmp_path / "out")
     record = result.records[0]
@@ -35,7 +34,6 @@ def test_a_record_keeps_what_was_asked_for(tmp_path):
 
 
 def test_metrics_can_be_switched_off():
-    """The model is the same; of the metrics nothing is kept but how many examples there were."""
     on, off = (
         simulate(experiment(rounds=2, metrics={"enabled": enabled}), show=False)
         for enabled in (True, False)
@@ -48,7 +46,6 @@ def test_metrics_can_be_switched_off():
 
 
 def test_metrics_that_cannot_be_are_refused():
-    """By the specification, before anything runs."""
     with pytest.raises(UsageError, match=r"Unknown setting 'metrics\.quantile'"):
         experiment(metrics={"quantile": [0.5]})
     with pytest.raises(UsageError, match="quantiles from 0 to 1"):
@@ -58,7 +55,6 @@ def test_metrics_that_cannot_be_are_refused():
 @pytest.mark.long
 @pytest.mark.e2e
 def test_a_server_keeps_the_same():
-    """Quantiles, histograms and single clients' values, in what the server says of its rounds."""
     described = experiment(
         kernel="resident",
         data=population(sizes=(9, 12, 5), held_out=2),

@@ -1,4 +1,4 @@
-"""Pictures are drawn of whatever there is, without warnings."""
+"""Pictures are drawn of any records, without warnings."""
 
 import sys
 
@@ -16,7 +16,6 @@ def _pixels(path):
 
 
 def test_every_metric_is_drawn_by_round_and_by_virtual_time(tmp_path):
-    """And clients and workers beside them."""
     files = plots.draw_all(history(12, abandoned={5}), tmp_path / "plots", name="a $ name_^")
     names = {"accuracy", "accuracy-by-virtual-time", "loss", "loss-by-virtual-time"}
     assert {file.stem for file in files} == names | {"clients", "workers"}
@@ -26,7 +25,6 @@ def test_every_metric_is_drawn_by_round_and_by_virtual_time(tmp_path):
 
 
 def test_the_spread_over_clients_is_drawn_where_it_is_known(tmp_path):
-    """A band for each metric, whatever the rounds are like."""
     for records in (history(12, abandoned={5}, spread=True), history(1, spread=True)):
         stems = {file.stem for file in plots.draw_all(records, tmp_path)}
         assert {"accuracy-over-clients", "loss-over-clients"} <= stems
@@ -49,18 +47,15 @@ def test_the_spread_over_clients_is_drawn_where_it_is_known(tmp_path):
     ids=["one round", "nothing finite", "thousands", "all abandoned", "many workers"],
 )
 def test_odd_simulations_are_drawn_too(tmp_path, records):
-    """Without a warning, which the tests would not let pass."""
     assert plots.draw_all(records, tmp_path)
 
 
 def test_pyplot_is_left_alone(tmp_path):
-    """A notebook's own figures stay as they are."""
     plots.draw_all(history(2), tmp_path)
     pyplot = sys.modules.get("matplotlib.pyplot")
     assert pyplot is None or not pyplot.get_fignums()
 
 
 def test_names_of_metrics_cannot_leave_the_folder():
-    """They come from users' code."""
     assert "/" not in plots.file_stem("../../etc/passwd")
     assert plots.file_stem("..") == "__"

@@ -1,4 +1,4 @@
-"""TensorBoard and MLflow hear every round where they are installed, and are asked for where not."""
+"""TensorBoard and MLflow get every round; if MLflow is missing, the message says so."""
 
 import sys
 import types
@@ -12,14 +12,12 @@ from support.histories import history
 
 
 def test_a_tracker_that_is_not_installed_is_named_with_the_command(monkeypatch):
-    """The setting that asks for it, too."""
     monkeypatch.setitem(sys.modules, "mlflow", None)
     with pytest.raises(UsageError, match=r"\[output\] mlflow = true .*pip install mlflow"):
         trackers.MLflow("digits", {})
 
 
 def test_scalars_are_finite_and_named_by_where_they_come_from():
-    """A NaN would break a tracker's axis."""
     values = dict(trackers.scalars(history(1, diverged_from=1)[0]))
     assert "test/loss" not in values
     assert values["test/accuracy"] == pytest.approx(0.0775, abs=1e-3)
@@ -29,7 +27,6 @@ def test_scalars_are_finite_and_named_by_where_they_come_from():
 
 
 def test_an_mlflow_run_goes_on_after_a_resumption(monkeypatch, tmp_path):
-    """Its id lies in the folder; a new simulation begins a new run."""
     calls = []
 
     class Client:
@@ -70,8 +67,6 @@ def test_an_mlflow_run_goes_on_after_a_resumption(monkeypatch, tmp_path):
 
 
 def test_an_mlflow_without_a_store_is_told_what_to_check(monkeypatch):
-    """Its own message, and the variable that names the store."""
-
     def refuse():
         raise OSError("file stores are no more.")
 
@@ -84,14 +79,12 @@ def test_an_mlflow_without_a_store_is_told_what_to_check(monkeypatch):
 
 
 def test_nobody_is_told_where_nobody_asks(tmp_path):
-    """And nothing is written."""
     with trackers.wanted({}, tmp_path, name="digits", settings={}) as all_of_them:
         all_of_them.append(history(1)[0])
     assert list(tmp_path.iterdir()) == []
 
 
 def test_tensorboard_is_told_every_round(tmp_path):
-    """In a format that it reads; tests/cli/operator/export/test_tensorboard.py says more."""
     with trackers.Trackers([trackers.TensorBoard(tmp_path)]) as all_of_them:
         for record in history(2):
             all_of_them.append(record)

@@ -1,4 +1,4 @@
-"""Partitions lose no example, repeat for a seed, and are as skewed as asked."""
+"""Partitions use every example, repeat for a seed, and have the requested skew."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,6 @@ def _ids(split):
     seed=st.integers(0, 2**64),
 )
 def test_dirichlet_shards_hold_every_example_exactly_once(labels, num_clients, alpha, seed):
-    """Whatever the labels, the skew and the seed; and the same seed repeats them."""
     split = partition.dirichlet(labels, num_clients=num_clients, alpha=alpha, seed=seed, min_size=0)
     assert _ids(split) == list(range(len(labels)))
     assert np.allclose(split.shares.sum(axis=0), 1)
@@ -42,7 +41,7 @@ def test_iid_shards_hold_every_example_once_in_even_sizes(labels, num_clients, s
 
 @given(labels=labels_of, seed=st.integers(0, 2**32))
 def test_held_out_examples_follow_the_shares(labels, seed):
-    """Every one is dealt once, and each client's count is its share, rounded."""
+    """Every example is used once, and each client's count is its share, rounded."""
     split = partition.dirichlet(np.arange(60) % 6, num_clients=4, alpha=0.5, seed=seed)
     followed = partition.follow(split, labels, seed=seed)
     assert _ids(followed) == list(range(len(labels)))
@@ -51,7 +50,7 @@ def test_held_out_examples_follow_the_shares(labels, seed):
 
 
 def test_small_alpha_skews_more_than_large_alpha():
-    """Few labels a client at 0.05; nearly the same of each at 10,000."""
+    """Few labels per client at 0.05; nearly equal shares at 10,000."""
     labels = np.arange(10_000) % 10
     counts = {
         alpha: partition.dirichlet(labels, num_clients=8, alpha=alpha, seed=0).counts(labels)
@@ -61,16 +60,14 @@ def test_small_alpha_skews_more_than_large_alpha():
     assert np.abs(counts[10_000.0] - 125).max() < 10
 
 
-def test_draws_that_starve_a_client_are_drawn_again():
-    """Every shard has at least min_size examples."""
+def test_draws_below_the_smallest_size_are_repeated():
     labels = np.arange(500) % 10
     for seed in range(20):
         split = partition.dirichlet(labels, num_clients=8, alpha=0.5, seed=seed, min_size=25)
         assert min(map(len, split.shards)) >= 25
 
 
-def test_what_chance_will_not_give_is_refused_with_a_way_out():
-    """Not looped on for ever."""
+def test_an_unlikely_split_is_refused_with_advice():
     labels = np.zeros(100, dtype=np.int64)
     with pytest.raises(UsageError, match="Raise alpha"):
         partition.dirichlet(labels, num_clients=10, alpha=0.001, seed=0, min_size=5, max_tries=20)
@@ -90,14 +87,12 @@ def test_what_chance_will_not_give_is_refused_with_a_way_out():
     ],
 )
 def test_arguments_that_cannot_be_met_are_refused(arguments, message):
-    """Before anything is drawn."""
     given = {"labels": np.arange(10), "num_clients": 3, "alpha": 0.5, "seed": 0, **arguments}
     with pytest.raises(UsageError, match=message):
         partition.dirichlet(given.pop("labels"), **given)
 
 
-def test_labels_that_the_shares_do_not_know_are_refused():
-    """Following needs the same classes."""
+def test_labels_of_other_classes_are_refused():
     split = partition.iid(np.array([0, 1]), num_clients=2, seed=0)
     with pytest.raises(UsageError, match="from 0 to 1, got"):
         partition.follow(split, np.array([2]), seed=0)

@@ -1,4 +1,4 @@
-"""Partitioners deal every example at most once, repeat for a seed, and do what their names say."""
+"""Partitioners use every example at most once, repeat for a seed, and follow their definitions."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ COMPLETE = {
     "continuous": {"strictness": 0.7},
     "feature-shift": {"kind": "contrast"},
 }
-"""Those that deal every example out, with settings that fit small pools."""
+"""Partitioners that use every example, with settings for small pools."""
 PARTIAL = {
     "sizes": {"sizes": [3, 5, 2]},
     "distribution": {"mixes": [[1, 0, 0, 0], [1, 1, 1, 1], [0, 0, 1, 2]]},
@@ -35,7 +35,7 @@ PARTIAL = {
     "natural": {"min_size": 10},
     "pathological": {"classes_per_client": 1, "assignment": "random"},
 }
-"""Those that may leave some out."""
+"""Partitioners that may not use some examples."""
 
 
 def _pool(num_examples=120, *, seed=0, clients=3, num_owners=6, **changes):
@@ -65,7 +65,7 @@ def _sizes(split):
 
 
 def test_every_partitioner_is_among_those_tested():
-    """A new one must be listed above."""
+    """A new partitioner must be added above."""
     assert COMPLETE.keys() | PARTIAL.keys() == PARTITIONERS.keys()
 
 
@@ -93,7 +93,6 @@ def test_every_example_is_in_exactly_one_shard(name, num_examples, clients, num_
 @pytest.mark.parametrize("name", PARTIAL)
 @given(num_examples=st.integers(60, 200), seed=st.integers(0, 2**64))
 def test_no_example_is_in_two_shards(name, num_examples, seed):
-    """Where some are left out, the rest are dealt once."""
     clients = 3 if name == "pathological" else None
     split = _deal(name, _pool(num_examples, seed=seed, clients=clients), **PARTIAL[name])
     dealt = np.concatenate(split.shards)
@@ -103,7 +102,7 @@ def test_no_example_is_in_two_shards(name, num_examples, seed):
 
 @pytest.mark.parametrize(("name", "settings"), [*COMPLETE.items(), *PARTIAL.items()])
 def test_the_seed_decides_everything(name, settings):
-    """The same one repeats the shards; another one does not, where anything is drawn."""
+    """The same seed repeats the shards; another seed changes them if anything is drawn."""
     clients = None if name in PARTIAL and settings is PARTIAL[name] else 3
     clients = 3 if name == "pathological" else clients
     first, again, other = (
@@ -115,7 +114,6 @@ def test_the_seed_decides_everything(name, settings):
 
 
 def test_without_a_name_data_with_owners_are_split_by_owner_and_others_evenly():
-    """The default needs no settings."""
     assert len(partition.split(_pool(clients=None)).shards) == 6
     assert _sizes(partition.split(_pool(owners=None))) == [40, 40, 40]
 
@@ -132,8 +130,8 @@ def test_without_a_name_data_with_owners_are_split_by_owner_and_others_evenly():
         ("inner-dirichlet", {"sizes": [70, 10, 10, 10]}, [70, 10, 10, 10]),
     ],
 )
-def test_sizes_follow_their_law(name, settings, sizes):
-    """To the largest remainder, which is never more than one example off."""
+def test_sizes_follow_their_formula(name, settings, sizes):
+    """Largest remainder is at most one example off."""
     split = _deal(name, _pool(100, clients=4), **settings)
     assert _sizes(split) == sizes
 
@@ -150,7 +148,6 @@ def test_a_total_is_apportioned_exactly(total, weights):
 @pytest.mark.parametrize("assignment", ["balanced", "random", "deterministic"])
 @given(clients=st.integers(1, 12), k=st.integers(1, NUM_CLASSES), seed=st.integers(0, 2**32))
 def test_pathological_clients_have_exactly_k_classes(assignment, clients, k, seed):
-    """However the classes are assigned."""
     pool = _pool(200, clients=clients, seed=seed)
     split = _deal("pathological", pool, classes_per_client=k, assignment=assignment)
     assert {len(labels) for labels in _labels(pool, split)} == {k}
@@ -170,14 +167,13 @@ def test_shards_leave_most_clients_two_labels():
 
 @given(alpha=st.floats(0.01, 100), clients=st.integers(1, 20), seed=st.integers(0, 2**32))
 def test_inner_dirichlet_keeps_even_sizes_whatever_the_mix(alpha, clients, seed):
-    """Classes run out, sizes do not."""
     split = _deal("inner-dirichlet", _pool(100, clients=clients, seed=seed), alpha=alpha)
     assert max(_sizes(split)) - min(_sizes(split)) <= 1
     assert sum(_sizes(split)) == 100
 
 
 def test_inner_dirichlet_mixes_are_as_skewed_as_asked():
-    """Nearly one label a client at 0.01, all alike at 10,000; an alpha a class shapes the mix."""
+    """About one label per client at 0.01, equal mixes at 10,000; one alpha per class works."""
     pool = _pool(4000, clients=4)
     skewed = _deal("inner-dirichlet", pool, alpha=0.01, sizes=[200] * 4)
     even = _deal("inner-dirichlet", pool, alpha=10_000, sizes=[200] * 4)
@@ -203,8 +199,7 @@ def test_a_distribution_is_met_to_one_example(mixes):
         assert np.abs(counts - np.array(row) / sum(row) * len(shard)).max() < 1
 
 
-def test_a_distribution_with_sizes_asks_for_no_more_than_there_is():
-    """What it asks for is what it gives."""
+def test_a_distribution_with_too_large_sizes_is_refused():
     pool = _pool(100, clients=None)
     split = _deal("distribution", pool, mixes=[[1, 1, 0, 0], [0, 0, 0, 1]], sizes=[20, 7])
     assert _sizes(split) == [20, 7]
@@ -213,7 +208,6 @@ def test_a_distribution_with_sizes_asks_for_no_more_than_there_is():
 
 
 def test_natural_clients_are_the_owners_by_name():
-    """In ascending order of the names that they can have as clients."""
     owners = np.array(["Zoë B.", "a c", "a c", "MARIA"])
     pool = _pool(4, clients=None, owners=owners)
     split = _deal("natural", pool)
@@ -229,7 +223,6 @@ def test_natural_clients_are_the_owners_by_name():
 
 
 def test_fewer_natural_clients_are_drawn_from_the_owners():
-    """Whole ones, and the seed says which."""
     pool = _pool(120, clients=2, num_owners=6)
     split = _deal("natural", pool)
     assert _sizes(split) == [20, 20]
@@ -248,7 +241,6 @@ def test_fewer_natural_clients_are_drawn_from_the_owners():
     ],
 )
 def test_owners_are_grouped_whole(settings, clients, groups):
-    """No owner is on two clients."""
     pool = _pool(140, clients=clients, num_owners=7)
     split = _deal("grouped-natural", pool, **settings)
     held = [set(pool.owners[shard].tolist()) for shard in split.shards]
@@ -257,7 +249,7 @@ def test_owners_are_grouped_whole(settings, clients, groups):
 
 
 def test_strictness_goes_from_iid_to_sorted():
-    """At 1 the clients' ranges do not overlap; at 0 the property says nothing."""
+    """At 1 the clients' ranges do not overlap; at 0 they are random."""
     pool = _pool(300, clients=3)
     strict = _deal("continuous", pool, by=0)
     assert [shard.tolist() for shard in strict.shards] == np.arange(300).reshape(3, 100).tolist()
@@ -267,7 +259,6 @@ def test_strictness_goes_from_iid_to_sorted():
 
 
 def test_properties_of_inputs_are_measured():
-    """By name, by column, by number."""
     x = np.array([[3.0, 4.0], [0.0, 2.0]], np.float32)
     pool = _pool(2, examples=Examples(x=x, y=np.array([1, 0])), columns=("age", "height"))
     for by, expected in (
@@ -282,7 +273,7 @@ def test_properties_of_inputs_are_measured():
 
 
 def test_feature_shift_changes_inputs_and_nothing_else():
-    """The pool's own array stays as it was; noise grows from client to client."""
+    """The pool's own array is not changed; noise grows from client to client."""
     generator = np.random.default_rng(0)
     x = generator.random((300, 1, 4, 4), np.float32)
     pool = _pool(300, examples=Examples(x=x.copy(), y=np.arange(300) % 4))
@@ -298,7 +289,7 @@ def test_feature_shift_changes_inputs_and_nothing_else():
 
 @given(height=st.integers(2, 6), width=st.integers(2, 6), seed=st.integers(0, 100))
 def test_quarter_turns_are_exact(height, width, seed):
-    """Bilinear rotation by 90° is numpy's; by 360° it is none."""
+    """Rotation by 90° is numpy's; by 360° nothing changes."""
     x = np.random.default_rng(seed).random((2, 3, height, width), np.float32)
     assert np.allclose(shift.rotated(x, 360.0), x, atol=1e-6)
     assert np.allclose(shift.rotated(x, 180.0), np.rot90(x, 2, axes=(2, 3)), atol=1e-6)
@@ -307,7 +298,6 @@ def test_quarter_turns_are_exact(height, width, seed):
 
 
 def test_a_rotation_turns_each_client_by_its_own_angle():
-    """The first is not turned."""
     x = np.random.default_rng(0).random((40, 1, 5, 5), np.float32)
     pool = _pool(40, clients=4, examples=Examples(x=x, y=np.arange(40) % 4))
     split = _deal("feature-shift", pool, kind="rotation")
@@ -320,9 +310,9 @@ def test_a_rotation_turns_each_client_by_its_own_angle():
     ("name", "changes", "settings", "message"),
     [
         ("iid", {"clients": None}, {}, "Set clients"),
-        ("iid", {"clients": 0}, {}, "got 0 clients"),
-        ("iid", {"clients": 121}, {}, "each of 120 examples, got 121 clients"),
-        ("linear", {"clients": 119}, {}, "got none for .* by the partitioner 'linear'"),
+        ("iid", {"clients": 0}, {}, "to 120 clients, .* got 0"),
+        ("iid", {"clients": 121}, {}, "to 120 clients, .* got 121"),
+        ("linear", {"clients": 119}, {}, "'linear' leaves 29 of 119 clients without"),
         ("exponential", {"clients": 40}, {}, "Lower rate"),
         ("exponential", {}, {"rate": 0}, "rate > 0"),
         ("power-law", {}, {"min_size": 41}, "at least 41 examples for each of 3"),
@@ -348,13 +338,13 @@ def test_a_rotation_turns_each_client_by_its_own_angle():
         ("pathological", {}, {"assignment": "any"}, '"balanced" or "random" or "deterministic"'),
         ("shards", {}, {"shards_per_client": 41}, "at least 123 examples"),
         ("shards", {}, {"shards_per_client": 0}, "shards_per_client >= 1"),
-        ("natural", {"owners": None}, {}, "whose each example is"),
+        ("natural", {"owners": None}, {}, "needs the owner of each example"),
         ("natural", {"clients": 7}, {}, "from 1 to 6 clients"),
         (
             "natural",
             {"clients": None},
             {"min_size": 21},
-            "an owner with at least 21 examples, got at most 20",
+            "min_size = 21 examples; the largest has 20",
         ),
         ("grouped-natural", {"clients": 7}, {}, "from 1 to 6 clients"),
         ("grouped-natural", {"clients": 2}, {"group_size": 2}, "2 clients, got 3 groups"),
@@ -371,21 +361,18 @@ def test_a_rotation_turns_each_client_by_its_own_angle():
         ("dirichle", {}, {}, "Did you mean 'dirichlet'. Known: continuous, "),
     ],
 )
-def test_what_cannot_be_is_refused_with_a_way_out(name, changes, settings, message):
-    """At once, with what was expected and what came."""
+def test_impossible_splits_are_refused_with_advice(name, changes, settings, message):
     with pytest.raises(UsageError, match=message):
         _deal(name, _pool(**changes), **settings)
 
 
 def test_a_property_that_is_the_same_for_all_is_refused():
-    """There is nothing to sort by."""
     pool = _pool(10, examples=Examples(x=np.ones((10, 2), np.float32), y=np.zeros(10, np.int64)))
-    with pytest.raises(UsageError, match="differs between examples"):
+    with pytest.raises(UsageError, match="not constant"):
         _deal("continuous", pool)
 
 
 def test_a_thousand_clients_share_one_array_of_indices():
-    """No copy for each of them."""
     split = _deal("dirichlet", _pool(60_000, clients=1000), alpha=1.0)
     bases = {id(shard.base) for shard in split.shards}
     assert len(bases) == 1

@@ -1,4 +1,4 @@
-"""Known sets are fetched when asked, checked, and never left half there."""
+"""Known sets are downloaded on request and checked; no partial file remains."""
 
 import hashlib
 import threading
@@ -45,10 +45,10 @@ def _file(address, **changes):
 
 
 def test_a_set_is_fetched_once_when_asked(address, tmp_path, monkeypatch):
-    """Into its folder in the cache; then it is there without asking."""
+    """To its folder in the cache; later no download is needed."""
     monkeypatch.setenv("FEDLOOM_DATA", str(tmp_path / "cache"))
     known = KnownSet(name="set", files=(_file(address),))
-    with pytest.raises(UsageError, match=r"download = true to fetch 0\.512 MB from 127\.0\.0\.1"):
+    with pytest.raises(UsageError, match=r"to download 0\.512 MB from 127\.0\.0\.1"):
         download.locate(known, folder=None, download=False)
     where = download.locate(known, folder=None, download=True)
     assert where == tmp_path / "cache" / "set"
@@ -68,16 +68,14 @@ def test_a_set_is_fetched_once_when_asked(address, tmp_path, monkeypatch):
     ],
 )
 def test_another_file_is_refused_and_removed(address, tmp_path, changes, message):
-    """By its length or its checksum."""
     with pytest.raises(UsageError, match=message):
         download.fetch(_file(address, **changes), tmp_path / "mine")
     assert list((tmp_path / "mine").iterdir()) == []
 
 
 def test_what_cannot_be_fetched_says_so_and_leaves_nothing(address, tmp_path):
-    """No such file, nobody there, or no such way."""
     for url in (f"{address}/none.bin", "http://127.0.0.1:1/set.bin"):
-        with pytest.raises(UnavailableError, match="Try again, or fetch it elsewhere"):
+        with pytest.raises(UnavailableError, match="Try again, or download it elsewhere"):
             download.fetch(_file(address, url=url), tmp_path / "mine")
     with pytest.raises(UsageError, match="over https or http"):
         download.fetch(_file(address, url="file:///etc/hosts"), tmp_path / "mine")
@@ -85,7 +83,6 @@ def test_what_cannot_be_fetched_says_so_and_leaves_nothing(address, tmp_path):
 
 
 def test_the_cache_is_the_users_unless_told(monkeypatch, tmp_path):
-    """$FEDLOOM_DATA, then $XDG_CACHE_HOME, then ~/.cache."""
     monkeypatch.setenv("FEDLOOM_DATA", str(tmp_path / "data"))
     assert download.data_folder() == tmp_path / "data"
     monkeypatch.delenv("FEDLOOM_DATA")

@@ -34,8 +34,6 @@ RESULTS = StudyResults(
 
 
 def test_a_meter_counts_every_byte_of_both_ways():
-    """And hands on just what came, until both sides have ended."""
-
     async def answering(reader, writer):
         while data := await reader.read(100):
             writer.write(data * 3)
@@ -62,8 +60,6 @@ def test_a_meter_counts_every_byte_of_both_ways():
 
 
 def test_a_client_that_resets_or_a_server_that_is_gone_ends_the_connection():
-    """Nothing raises, and what passed is counted."""
-
     async def talk():
         with socket.socket() as unused:  # bound and not listening: nobody else can take the port
             unused.bind(("127.0.0.1", 0))
@@ -96,7 +92,6 @@ def test_a_case_is_measured_over_the_wire_and_simulated():
 
 
 def test_shares_and_losses_are_against_none(tmp_path):
-    """In JSON and in the table; the picture is drawn."""
     study = compression.study()
     assert [(r["case"], r["share_up"], r["loss"]) for r in study.as_json(RESULTS)] == [
         ("none", 1.0, 0.0),
@@ -109,7 +104,7 @@ def test_shares_and_losses_are_against_none(tmp_path):
 
 
 def test_cases_are_chosen_by_name():
-    """With `none` to compare with, and all where nothing is said."""
+    """With `none` for comparison; all cases by default."""
     study = compression.study()
     chosen = runner.only(study, ["int*"]).cells
     assert [cell.row for cell in chosen] == ["none", "int8", "int4", "int8-both"]
@@ -119,7 +114,6 @@ def test_cases_are_chosen_by_name():
 
 
 def test_every_case_is_a_run():
-    """Its settings build an experiment."""
     for cell in compression.study(rounds=2).cells:
         up, down = compression.CASES[cell.row]
         assert config.build(cell.settings).spec.compression == {"up": up, "down": down}

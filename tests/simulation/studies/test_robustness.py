@@ -1,4 +1,4 @@
-"""The study of robust rules: its cells are experiments, its table marks what lost accuracy."""
+"""The study of robust rules: its cells are experiments, its table marks lost accuracy."""
 
 import json
 
@@ -13,7 +13,6 @@ from fedloom.strategies import AGGREGATIONS
 
 
 def test_every_rule_is_in_the_table():
-    """None is forgotten, and each cell is an experiment."""
     assert robustness.RULES.keys() == AGGREGATIONS.keys()
     for cell in robustness.study(rounds=2).cells:
         experiment = config.load({**cell.settings, "seed": 0})

@@ -1,4 +1,4 @@
-"""Studies: runs are kept, and tables and pictures show what the runs gave."""
+"""Studies: runs are stored, and tables and pictures show them."""
 
 import importlib
 import json
@@ -63,7 +63,6 @@ def made_up(cell, seed):
 
 
 def test_runs_of_other_settings_do_not_count(tmp_path):
-    """They are run again; runs of cells that are not asked for stay in the folder."""
     runner.run(small(measure=made_up), tmp_path)
     first = small().cells[0]
     longer = replace(first, settings={**first.settings, "rounds": 3})
@@ -79,7 +78,6 @@ def test_runs_of_other_settings_do_not_count(tmp_path):
 
 
 def test_where_the_data_are_does_not_change_an_experiment():
-    """A study continues when MNIST's folder was moved."""
     cell = small().cells[0]
     data = {**SETTINGS["data"], "folder": "mnist", "download": True}
     assert replace(cell, settings={**cell.settings, "data": data}).digest == cell.digest
@@ -87,21 +85,18 @@ def test_where_the_data_are_does_not_change_an_experiment():
 
 @pytest.mark.long
 def test_runs_in_processes_give_the_same(tmp_path):
-    """One cell, here and in a process."""
     one = small(cells=small().cells[:1], seeds=(0,))
     here = runner.run(one, tmp_path / "here")
     assert runner.run(one, tmp_path / "there", processes=1) == here
 
 
 def test_another_file_in_the_folder_is_refused(tmp_path):
-    """Rather than replaced."""
     (tmp_path / "results.json").write_text('{"cells": []}')
     with pytest.raises(UsageError, match="is not a study's results"):
         runner.run(small(measure=made_up), tmp_path)
 
 
 def test_the_table_shows_mean_and_spread(tmp_path):
-    """Of each cell over its seeds; CSV has every run; what was not run is a gap."""
     runs = [
         study.StudyRun(row=row, column="digits", seed=seed, values={"accuracy": value, "loss": 1.0})
         for row, values in (("fedavg", (0.5, 0.7)), ("fedavgm", (0.8, 0.8)))
@@ -125,7 +120,6 @@ def test_the_table_shows_mean_and_spread(tmp_path):
 
 
 def test_a_run_without_a_test_is_an_error():
-    """Rather than a hole in the table."""
     cell = study.Cell(row="r", column="c", settings={**SETTINGS, "test": {"every": 0}})
     with pytest.raises(UsageError, match="Expected a test in r, c"):
         study.at_the_end(cell, 0)
@@ -133,7 +127,7 @@ def test_a_run_without_a_test_is_an_error():
 
 @pytest.mark.parametrize("name", STUDIES)
 def test_the_committed_results_are_of_the_whole_study(name):
-    """The command shows a table without gaps, and the README is what the results give."""
+    """The table has no gaps, and the README matches the results."""
     result = CliRunner().invoke(main, ["reproduce", name, "--committed", "--json"])
     assert result.exit_code == 0, result.output
     assert all(value is not None for row in json.loads(result.output) for value in row.values())
@@ -154,7 +148,6 @@ def test_the_committed_results_are_of_the_whole_study(name):
     ],
 )
 def test_pages_show_the_committed_tables(name, page):
-    """As the results give them."""
     text = (DOCS / page).read_text("utf-8")
     for line in (study.COMMITTED / name / "README.md").read_text("utf-8").splitlines():
         if line.startswith("| "):
@@ -162,7 +155,6 @@ def test_pages_show_the_committed_tables(name, page):
 
 
 def test_an_installed_package_has_no_committed_results(monkeypatch, tmp_path):
-    """The message says where they are."""
     monkeypatch.setattr(study, "COMMITTED", tmp_path)
     result = CliRunner().invoke(main, ["reproduce", "privacy", "--committed"])
     assert result.exit_code == 2

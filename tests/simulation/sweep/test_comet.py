@@ -1,4 +1,4 @@
-"""Comet Optimizer configs, as they are published."""
+"""Comet Optimizer configs are read unchanged."""
 
 import json
 
@@ -40,7 +40,6 @@ def parse(**more):
 
 
 def test_a_published_config_is_read_as_it_is():
-    """Each key as Comet documents it."""
     sweep = parse()
     assert (sweep.name, sweep.algorithm, sweep.trials) == ("Bayesian Search", "tpe", 30)
     assert (sweep.repeats, sweep.seed) == (2, 3)
@@ -75,7 +74,6 @@ def test_a_grid_has_ten_points_of_a_range_or_what_it_says():
 
 
 def test_names_can_be_mapped():
-    """By the caller, by the config, and not otherwise."""
     odd = {"width": {"type": "discrete", "values": [8, 16]}}
     with pytest.raises(UsageError, match="--map width="):
         parse(parameters=odd)
@@ -87,7 +85,6 @@ def test_names_can_be_mapped():
 
 
 def test_formulas_make_a_published_search_one_file():
-    """A parameter that only they use is no setting."""
     sweep = parse(
         algorithm="grid",
         parameters={
@@ -104,7 +101,7 @@ def test_formulas_make_a_published_search_one_file():
 
 
 def test_a_search_without_end_ends():
-    """After as many trials as a sweep has, with a note."""
+    """After the default number of trials, with a note."""
     sweep = parse(spec={"metric": "accuracy"})
     assert sweep.num_points == 20
     assert sweep.objective.direction == "maximize"
@@ -135,13 +132,11 @@ def test_a_search_without_end_ends():
     ],
 )
 def test_what_is_no_config_is_refused(more, said):
-    """With what was expected."""
     with pytest.raises(UsageError, match=said):
         parse(**more)
 
 
 def test_files_are_told_apart_by_their_names(tmp_path):
-    """The experiment stands in the config, or is given."""
     path = tmp_path / "comet.json"
     path.write_text(json.dumps(PUBLISHED))
     with pytest.raises(UsageError, match="--experiment"):

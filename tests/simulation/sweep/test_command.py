@@ -33,7 +33,6 @@ def sweep(*words):
 
 
 def test_a_sweep_ends_with_a_table_and_the_best_settings(folder):
-    """And a folder with everything in it."""
     result = sweep(folder / "sweep.toml", "-j", 2, "--out", folder / "out")
     assert result.exit_code == 0, result.output
     assert "trial 2  finished" in result.stderr
@@ -45,7 +44,6 @@ def test_a_sweep_ends_with_a_table_and_the_best_settings(folder):
 
 
 def test_a_comet_config_is_taken_as_it_is(folder):
-    """With its experiment and the names that are not known."""
     config = {
         "algorithm": "random",
         "spec": {"metric": "val_loss", "objective": "minimize"},
@@ -63,7 +61,6 @@ def test_a_comet_config_is_taken_as_it_is(folder):
 
 
 def test_a_sweep_without_a_finished_trial_fails(folder):
-    """With the first reason; what failed can be run again."""
     text = SWEEP + '"config.trouble" = ["usage"]\n'
     (folder / "sweep.toml").write_text(text)
     result = sweep(folder / "sweep.toml", "--out", folder / "out")
@@ -75,8 +72,6 @@ def test_a_sweep_without_a_finished_trial_fails(folder):
 
 
 def test_an_interrupt_shows_what_there_is(folder, monkeypatch):
-    """And says how to go on."""
-
     def interrupted(found, out, **_):
         out.mkdir()
         raise KeyboardInterrupt
@@ -89,7 +84,6 @@ def test_an_interrupt_shows_what_there_is(folder, monkeypatch):
 
 @pytest.mark.parametrize("pair", ["x", "=y", "x="])
 def test_a_wrong_map_is_refused(folder, pair):
-    """As a usage error."""
     result = sweep(folder / "sweep.toml", "--map", pair)
     assert result.exit_code == 2
     assert "NAME=SETTING" in result.output

@@ -1,4 +1,4 @@
-"""docs/sweeps.md and the examples say what is so."""
+"""docs/sweeps.md and the examples are correct."""
 
 import json
 import re
@@ -22,21 +22,18 @@ def block(language):
 
 
 def test_the_search_on_the_page_is_the_example():
-    """Setting by setting."""
     example = (EXAMPLES / "sweep-batch-size.toml").read_text("utf-8")
     assert tomllib.loads(block("toml")[0]) == tomllib.loads(example)
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("sweep-*.toml")), ids=lambda p: p.name)
 def test_every_example_is_a_sweep_of_an_experiment_that_is_there(path):
-    """Beside it."""
     sweep = reading.read(path)
     assert sweep.file[1]["data"]["source"] == "digits"
     assert sweep.num_points > 1
 
 
 def test_the_comet_example_is_the_same_search():
-    """Point by point, but for the rounds."""
     theirs = reading.read(EXAMPLES / "comet-batch-size.json")
     ours = reading.read(EXAMPLES / "sweep-batch-size.toml")
     for batch in (8, 32, 128, 512):
@@ -48,7 +45,6 @@ def test_the_comet_example_is_the_same_search():
 
 
 def test_the_python_on_the_page_runs(tmp_path, monkeypatch, capsys):
-    """As it stands, with something quick to simulate."""
     real = runner.run
     monkeypatch.setattr(
         runner, "run", lambda *args, **more: real(*args, simulate=learner.LEARN, **more)
@@ -63,7 +59,6 @@ def test_the_python_on_the_page_runs(tmp_path, monkeypatch, capsys):
     "spec", [line.split("`")[1] for line in PAGE.splitlines() if re.match(r"\| `[\[{\d]", line)]
 )
 def test_every_kind_of_parameter_on_the_page_is_one(spec):
-    """Alone in a random search."""
     table = tomllib.loads(f"parameters.x = {spec}\nexperiment = {{}}\nalgorithm = 'random'")
     assert settings.parse(table).parameters[0].distribution
 
@@ -72,13 +67,11 @@ def test_every_kind_of_parameter_on_the_page_is_one(spec):
     "line", re.findall(r"`((?:metric|rounds_to_\w+|virtual_s_to_\w+) = [^`]+)`", PAGE)
 )
 def test_every_objective_on_the_page_is_one(line):
-    """With a parameter to vary."""
     table = tomllib.loads(f"{line}\nparameters.x = [1]\nexperiment = {{}}")
     assert settings.parse(table).objective
 
 
 def test_every_word_of_a_sweep_is_on_the_page():
-    """Algorithms, pruners, their knobs and functions."""
     words = [*ALGORITHMS, *PRUNERS[1:], *FUNCTIONS, *Pruner.__dataclass_fields__, *settings._KNOWN]
     missing = [word for word in words if word != "name" and word not in PAGE]
     assert missing == []

@@ -1,4 +1,4 @@
-"""What a sweep looks for."""
+"""The objective of a sweep."""
 
 import math
 
@@ -19,7 +19,6 @@ def meter(values, **settings):
 
 
 def test_the_last_value_counts_or_the_best():
-    """As the sweep says."""
     assert meter([0.2, 0.9, 0.8]).value() == 0.8
     assert meter([0.2, 0.9, 0.8], of="best").value() == 0.9
     assert meter([2.0, 0.5, 0.7], metric="loss", direction="minimize", of="best").value() == 0.5
@@ -33,35 +32,29 @@ def test_rounds_to_a_target_are_counted_as_in_the_paper():
 
 
 def test_a_falling_metric_reaches_its_target_from_above():
-    """And virtual time is counted likewise."""
     found = meter([4.0, 2.0], metric="loss", target=3.0, direction="minimize", count="virtual_s")
     assert found.value() == pytest.approx(15.0)
 
 
 def test_a_target_met_at_once_counts_the_first_measurement():
-    """There is nothing before it to interpolate from."""
     assert meter([0.9], target=0.5, direction="minimize").value() == 1.0
 
 
 def test_a_target_that_is_not_reached_is_worst():
-    """Infinitely many rounds, rather than a failure."""
     assert meter([0.1, 0.2], target=0.5, direction="minimize").value() == math.inf
 
 
 def test_divergence_is_the_worst_value():
-    """It says something about the settings, which a failure would not."""
     assert meter([0.5, math.nan]).value() == -math.inf
     assert meter([0.5, math.inf], metric="loss", direction="minimize").value() == math.inf
     assert meter([0.5, math.nan], of="best").value() == 0.5
 
 
 def test_nothing_measured_is_no_value():
-    """So the trial can say so."""
     assert meter([]).value() is None
 
 
 def test_metrics_come_from_where_their_name_says():
-    """The test examples, unless another source is named."""
     record = {"test": {"loss": 1.0}, "training": {"loss": 2.0}, "evaluation": {"loss": 3.0}}
     for name, value in {
         "loss": 1,
@@ -91,12 +84,10 @@ def test_virtual_time_needs_devices():
 
 @pytest.mark.parametrize("name", ["", "elsewhere.loss", "test."])
 def test_a_metric_from_nowhere_is_refused(name):
-    """With what is possible."""
     with pytest.raises(UsageError, match="metric"):
         Objective(metric=name, direction="minimize")
 
 
 def test_directions_follow_from_names():
-    """Losses fall, accuracies rise."""
     assert natural_direction("training.loss") == natural_direction("mse") == "minimize"
     assert natural_direction("accuracy") == "maximize"

@@ -1,4 +1,4 @@
-"""Sweeps in real processes, of a learner that takes no time."""
+"""Sweeps in real processes, with a learner that takes no time."""
 
 import json
 import os
@@ -27,7 +27,6 @@ def run(sweep, folder, **more):
 
 
 def test_a_grid_runs_each_combination_once_and_finds_the_best(tmp_path, monkeypatch):
-    """In an order that jobs do not change, one thread each, their curves and logs kept."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     outcome = run(make(), tmp_path, jobs=3)
     assert [tuple(row.parameters.values()) for row in outcome.rows] == [
@@ -44,7 +43,6 @@ def test_a_grid_runs_each_combination_once_and_finds_the_best(tmp_path, monkeypa
 
 
 def test_troubles_are_rows_and_the_sweep_goes_on(tmp_path):
-    """Whatever ends a process, its reason is told."""
     troubles = ["usage", "crash", "exit", "kill", "blind", "diverge", ""]
     outcome = run(make({"config.trouble": troubles}), tmp_path, jobs=4)
     found = {row.parameters["config.trouble"]: row for row in outcome.rows}
@@ -62,14 +60,12 @@ def test_troubles_are_rows_and_the_sweep_goes_on(tmp_path):
 
 
 def test_a_sweep_that_only_fails_gives_up(tmp_path):
-    """A hundred times the same failure helps nobody."""
     sweep = make({"config.trouble": ["usage"], "rounds": list(range(1, 50))})
     with pytest.raises(UsageError, match=r"same failure 5 times.*something else"):
         run(sweep, tmp_path, jobs=4)
 
 
 def test_a_formula_without_a_value_fails_its_trial(tmp_path):
-    """And no other."""
     sweep = make({"rounds": [0, 1]}, derived={"train.learning_rate": "0.1 / rounds"})
     outcome = run(sweep, tmp_path)
     assert [row.state for row in outcome.rows] == ["failed", "finished"]
@@ -77,7 +73,6 @@ def test_a_formula_without_a_value_fails_its_trial(tmp_path):
 
 
 def test_a_trial_ends_when_it_reaches_its_target(tmp_path):
-    """What it does then cannot matter."""
     sweep = settings.parse(
         {"experiment": {}, "rounds_to_accuracy": 0.8, "parameters": {"rounds": [2, 50]}}
     )
@@ -88,7 +83,6 @@ def test_a_trial_ends_when_it_reaches_its_target(tmp_path):
 
 
 def test_hopeless_trials_are_pruned(tmp_path):
-    """By what they report each round."""
     sweep = make(
         {"train.learning_rate": [0.1, 0.09, 0.0001], "rounds": [8]},
         pruner={"name": "median", "startup_trials": 2, "warmup_rounds": 3},
@@ -99,11 +93,10 @@ def test_hopeless_trials_are_pruned(tmp_path):
 
 
 def test_an_interrupted_sweep_leaves_no_process_and_goes_on(tmp_path):
-    """Trials that were cut off are run again, finished ones are not."""
     pids = tmp_path / "pid"
     sweep = make({"config.trouble": ["", "hang"], "config.file": [str(pids)]})
 
-    class Interrupt(runner.Nobody):
+    class Interrupt(runner.NoWatcher):
         def started(self, number, parameters):
             if number == 2:
                 threading.Thread(target=self.interrupt).start()
@@ -117,7 +110,7 @@ def test_an_interrupted_sweep_leaves_no_process_and_goes_on(tmp_path):
         run(sweep, tmp_path / "out", watcher=Interrupt())
     with pytest.raises(ProcessLookupError):
         os.kill(int(pids.read_text()), 0)
-    begun = runner.look(sweep, tmp_path / "out")
+    begun = runner.read(sweep, tmp_path / "out")
     assert [row.trial for row in begun.rows] == [1]
     before = (tmp_path / "out/trials/0001.jsonl").stat().st_mtime_ns
     script = tmp_path / "calm.py"  # the same trials, without the trouble
@@ -133,13 +126,11 @@ def test_an_interrupted_sweep_leaves_no_process_and_goes_on(tmp_path):
 
 
 def test_a_folder_in_use_is_refused(tmp_path):
-    """Two sweeps in one folder would overwrite each other."""
     with runner._locked(tmp_path), pytest.raises(UsageError, match="running in it"):
         run(make(), tmp_path)
 
 
 def test_a_trial_ends_when_its_parent_is_gone(tmp_path):
-    """It notices at its next round."""
     order = {"run": learner.LEARN, "experiment": {}, "settings": {"rounds": 10**6}, "out": None}
     with (tmp_path / "log").open("w") as log:
         process = subprocess.Popen(
@@ -155,7 +146,6 @@ def test_a_trial_ends_when_its_parent_is_gone(tmp_path):
 
 
 def test_names_are_where_the_package_says():
-    """They are imported when asked for."""
     from fedloom.simulation import sweep
 
     assert (sweep.run, sweep.Sweep) == (runner.run, Sweep)
@@ -167,13 +157,11 @@ def test_names_are_where_the_package_says():
 
 @pytest.mark.parametrize("jobs", [0, -1])
 def test_no_jobs_are_refused(tmp_path, jobs):
-    """With what was expected."""
     with pytest.raises(UsageError, match="at least one job"):
         run(make(), tmp_path, jobs=jobs)
 
 
 def test_an_experiment_that_is_not_there_is_said_at_once(tmp_path):
-    """Before any folder is made."""
     sweep = settings.parse({"experiment": "none.toml", "parameters": GRID}, folder=tmp_path)
     with pytest.raises(UsageError, match=r"none\.toml"):
         run(sweep, tmp_path / "out")
@@ -182,7 +170,7 @@ def test_an_experiment_that_is_not_there_is_said_at_once(tmp_path):
 
 @pytest.mark.long
 def test_real_simulations_are_trials(tmp_path):
-    """The digits for a round or two, with one worker each; a wrong setting is that trial's."""
+    """The digits for a round or two, with one worker each; a wrong setting fails only its trial."""
     examples = Path(__file__).parents[3] / "simulations" / "examples"
     table = {
         "experiment": "digits.toml",

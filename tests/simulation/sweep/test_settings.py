@@ -42,7 +42,6 @@ def file(tmp_path):
 
 
 def test_a_sweep_file_is_read_whole(file):
-    """Everything that it can say."""
     sweep = read(file)
     assert (sweep.name, sweep.algorithm, sweep.trials, sweep.seed) == ("some", "tpe", 7, 5)
     assert sweep.objective.direction == "minimize"
@@ -55,7 +54,6 @@ def test_a_sweep_file_is_read_whole(file):
 
 
 def test_settings_of_a_trial_follow_from_its_parameters(file):
-    """With the derived ones, a seed for each repeat, and one worker; variables stay inside."""
     drawn = {"train.batch_size": 32, "train.epochs": 2, "rounds": 3, "scaled": 1}
     assert read(file).settings(drawn, repeat=1) == {
         "train.batch_size": 32,
@@ -68,7 +66,6 @@ def test_settings_of_a_trial_follow_from_its_parameters(file):
 
 
 def test_without_a_seed_the_experiment_keeps_its_own(file):
-    """Repeats count on from it."""
     file.write_text(WHOLE.replace("seed = 5", ""))
     drawn = {"train.batch_size": 8, "train.epochs": 1, "rounds": 3, "scaled": 0}
     assert read(file).settings(drawn, repeat=1)["seed"] == 41
@@ -77,7 +74,6 @@ def test_without_a_seed_the_experiment_keeps_its_own(file):
 
 
 def test_workers_that_are_set_stay():
-    """In the experiment or as a parameter."""
     own = {"experiment": {"engine": {"workers": 2}}, "parameters": {"rounds": [1]}}
     assert "engine.workers" not in settings.parse(own).settings({"rounds": 1})
     mine = {"experiment": {}, "parameters": {"engine.workers": [2]}}
@@ -93,7 +89,6 @@ def test_the_number_of_trials_is_at_most_the_space():
 
 
 def test_an_inline_experiment_finds_its_data_beside_the_sweep(tmp_path):
-    """As an experiment's own file would."""
     table = {"data": {"folder": "mnist"}}
     found = settings.parse({"experiment": table, "parameters": {"x": [1]}}, folder=tmp_path)
     assert found.file[1]["data"]["folder"] == str(tmp_path / "mnist")
@@ -101,7 +96,6 @@ def test_an_inline_experiment_finds_its_data_beside_the_sweep(tmp_path):
 
 
 def test_targets_are_objectives():
-    """Rounds, or virtual seconds, to any metric."""
     found = parse('experiment = "e"\nrounds_to_accuracy = 0.97\nparameters.x = [1]').objective
     assert (found.title, found.direction) == ("rounds to accuracy 0.97", "minimize")
     found = parse('experiment = "e"\nvirtual_s_to_loss = 1\nparameters.x = [1]').objective
@@ -146,7 +140,6 @@ def test_targets_are_objectives():
     ],
 )
 def test_what_cannot_work_is_refused(more, said):
-    """At once, with what was expected."""
     table = {"experiment": {}, "parameters": {"x": [1, 2]}, **more}
     table = {name: value for name, value in table.items() if value is not None}
     with pytest.raises(UsageError, match=said):
@@ -155,7 +148,6 @@ def test_what_cannot_work_is_refused(more, said):
 
 @pytest.mark.parametrize("content", [None, b"a = ", b"\xff"])
 def test_a_file_that_is_no_sweep_is_refused(tmp_path, content):
-    """Missing, broken or no text at all."""
     path = tmp_path / "sweep.toml"
     if content is not None:
         path.write_bytes(content)
@@ -164,7 +156,6 @@ def test_a_file_that_is_no_sweep_is_refused(tmp_path, content):
 
 
 def test_an_experiment_that_changes_while_it_runs_is_noticed(file):
-    """Trials of two experiments would be compared otherwise."""
     sweep = read(file)
     sweep.identity()
     sweep.check_unchanged()

@@ -18,7 +18,6 @@ def some(name="x", **settings):
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=4))
 def test_a_grid_has_every_combination_once_in_the_order_of_a_product(sizes):
-    """The last parameter turns fastest."""
     parameters = [some(f"p{i}", values=tuple(range(n))) for i, n in enumerate(sizes)]
     found = [space.combination(parameters, i) for i in range(space.grid_size(parameters))]
     expected = itertools.product(*(range(n) for n in sizes))
@@ -37,12 +36,10 @@ def test_a_grid_has_every_combination_once_in_the_order_of_a_product(sizes):
     ],
 )
 def test_a_range_is_dealt_out_evenly(settings, points):
-    """In numbers that people would have written."""
     assert some(**settings).grid() == points
 
 
 def test_lists_and_truths_keep_what_they_are():
-    """What the study holds as text or as a number comes back as it was."""
     values = ([200, 200], True, 1, 0.5, "a", None, {"b": 2})
     parameter = some(values=values)
     assert [parameter.decode(drawn) for drawn in parameter.grid()] == list(values)
@@ -53,7 +50,6 @@ def test_lists_and_truths_keep_what_they_are():
 
 @given(st.floats(0, 1), st.booleans())
 def test_a_normal_law_stays_between_its_bounds(position, log):
-    """Whatever quantile is drawn."""
     parameter = some(mu=0.0, sigma=2.0, low=0.5, high=3.0, log=log)
     low, high = parameter.distribution.low, parameter.distribution.high
     value = parameter.decode(low + position * (high - low))
@@ -62,7 +58,6 @@ def test_a_normal_law_stays_between_its_bounds(position, log):
 
 
 def test_a_normal_law_has_its_mean_in_the_middle():
-    """And the logarithm of a lognormal one."""
     assert some(mu=3.0, sigma=2.0).decode(0.5) == pytest.approx(3.0)
     assert some(mu=3.0, sigma=2.0, log=True).decode(0.5) == pytest.approx(math.exp(3.0))
 
@@ -82,19 +77,16 @@ def test_a_normal_law_has_its_mean_in_the_middle():
     ],
 )
 def test_a_space_without_values_is_refused(settings):
-    """When it is made, with its name."""
     with pytest.raises(UsageError, match="x"):
         some(**settings)
 
 
 def test_a_continuum_has_no_grid_without_points():
-    """The message says what to give."""
     with pytest.raises(UsageError, match="points"):
         some(low=0.0, high=1.0).grid()
 
 
 def test_what_was_not_tried_is_found():
-    """Until nothing is left of a finite space."""
     parameters = [some("a", values=(1, 2)), some("b", low=1, high=2, kind="int", points=1)]
     tried = set()
     for _ in range(4):

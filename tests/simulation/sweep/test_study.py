@@ -1,4 +1,4 @@
-"""The study of a sweep: what is drawn, what is written down, what is refused."""
+"""The study of a sweep: draws, stored trials, refusals."""
 
 import dataclasses
 
@@ -59,7 +59,6 @@ def drawn(study, slots):
 
 @pytest.mark.parametrize("algorithm", ["random", "tpe"])
 def test_a_seed_gives_the_same_trials_interrupted_or_not(open_study, algorithm):
-    """A study that was opened anew, with a trial cut off, goes on as if nothing had happened."""
     sweep = make(algorithm=algorithm, trials=14, seed=3)
     whole = drawn(open_study(sweep), range(14))
     first = open_study(sweep, "b")
@@ -74,7 +73,6 @@ def test_a_seed_gives_the_same_trials_interrupted_or_not(open_study, algorithm):
 
 
 def test_random_draws_do_not_depend_on_the_order_of_trials(open_study):
-    """Each has random numbers of its own."""
     sweep = make(algorithm="random", trials=6)
     forwards = drawn(open_study(sweep), range(6))
     assert drawn(open_study(sweep, "b"), reversed(range(6))) == forwards[::-1]
@@ -82,7 +80,6 @@ def test_random_draws_do_not_depend_on_the_order_of_trials(open_study):
 
 @pytest.mark.parametrize("algorithm", ["random", "tpe"])
 def test_a_finite_space_is_searched_without_repetition(open_study, algorithm):
-    """Every combination, and none twice, however many trials were asked for."""
     sweep = make(
         algorithm=algorithm,
         trials=50,
@@ -94,7 +91,6 @@ def test_a_finite_space_is_searched_without_repetition(open_study, algorithm):
 
 
 def test_repeats_share_their_settings(open_study):
-    """Also where the first of them was not the first to start."""
     study = open_study(make(algorithm="random", trials=2, repeats=3))
     trials = [study.start(slot) for slot in range(6)]
     assert trials[0].params == trials[1].params == trials[2].params
@@ -102,7 +98,6 @@ def test_repeats_share_their_settings(open_study):
 
 
 def test_tpe_looks_where_it_was_good(open_study):
-    """After its random start it prefers what rewarded it."""
     study = open_study(make(algorithm="tpe", trials=40, seed=0))
     rates = [each["train.learning_rate"] for each in drawn(study, range(40))]
     geometric = [sorted(part)[len(part) // 2] for part in (rates[:10], rates[30:])]
@@ -110,7 +105,6 @@ def test_tpe_looks_where_it_was_good(open_study):
 
 
 def test_what_failed_can_be_run_again(open_study):
-    """When asked for."""
     study = open_study(make(trials=3, algorithm="random"))
     end(study, 0, study.start(0), state="failed")
     end(study, 1, study.start(1))
@@ -130,7 +124,6 @@ def test_what_failed_can_be_run_again(open_study):
     ],
 )
 def test_a_changed_sweep_is_refused_with_what_differs(open_study, more, said):
-    """In the folder of another one."""
     base = {"algorithm": "random", "trials": 3}
     open_study(make(**base))
     with pytest.raises(UsageError, match=said):
@@ -138,7 +131,6 @@ def test_a_changed_sweep_is_refused_with_what_differs(open_study, more, said):
 
 
 def test_half_a_line_in_the_journal_is_no_harm(open_study, tmp_path):
-    """A process may be killed while it writes."""
     sweep = make(algorithm="random", trials=3)
     study = open_study(sweep)
     drawn(study, range(2))
@@ -150,7 +142,6 @@ def test_half_a_line_in_the_journal_is_no_harm(open_study, tmp_path):
 
 
 def test_optuna_reads_the_journal(open_study, tmp_path):
-    """So do its dashboard and whatever people do with a study."""
     drawn(open_study(make(algorithm="random", trials=3)), range(3))
     backend = JournalFileBackend(str(tmp_path / "a" / "study.journal"))
     study = optuna.load_study(study_name="sweep", storage=JournalStorage(backend))
@@ -158,7 +149,6 @@ def test_optuna_reads_the_journal(open_study, tmp_path):
 
 
 def test_more_trials_go_on_in_the_same_folder(open_study):
-    """A search may be prolonged."""
     sweep = make(algorithm="random", trials=2)
     drawn(open_study(sweep), range(2))
     longer = open_study(dataclasses.replace(sweep, trials=4))
@@ -167,7 +157,6 @@ def test_more_trials_go_on_in_the_same_folder(open_study):
 
 @pytest.mark.parametrize("name", ["median", "asha", "hyperband"])
 def test_a_hopeless_trial_is_pruned_and_a_good_one_is_not(open_study, name):
-    """After its rounds of warming up."""
     pruner = {"name": name, "warmup_rounds": 2, "startup_trials": 2}
     study = open_study(make(algorithm="random", trials=12, pruner=pruner))
 
@@ -190,6 +179,5 @@ def test_a_hopeless_trial_is_pruned_and_a_good_one_is_not(open_study, name):
 
 
 def test_without_a_pruner_nothing_is_pruned(open_study):
-    """However bad it is."""
     study = open_study(make(algorithm="random", trials=3))
     assert not study.report(study.start(0), 1, float("-inf"))

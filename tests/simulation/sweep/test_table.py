@@ -50,7 +50,6 @@ def text(found):
 
 
 def test_the_best_comes_first_and_failures_last():
-    """By the objective's direction; a tie goes to the earlier trial."""
     rows = row(1, 0.5), row(2, None, "failed"), row(3, 0.9), row(4, 0.95, "pruned"), row(5, 0.9)
     assert [each.trial for each in outcome(*rows).ranking] == [3, 5, 1, 4, 2]
     assert outcome(*rows).best.trial == 3
@@ -61,7 +60,6 @@ def test_the_best_comes_first_and_failures_last():
 
 
 def test_repeats_are_one_row_with_their_mean():
-    """Failed ones do not spoil it."""
     rows = (
         row(1, 0.5, point=1), row(2, 0.7, point=1), row(3, None, "failed", point=1, reason="x"),
         row(4, 0.55, point=2),
@@ -74,7 +72,6 @@ def test_repeats_are_one_row_with_their_mean():
 
 
 def test_the_table_says_what_differs():
-    """Short names, no constants, reasons of failures."""
     shown = text(outcome(row(1, 0.5), row(2, -math.inf), row(3, None, "failed", reason="boom\nx")))
     heading, *lines = shown.strip().splitlines()
     names = ["trial", "accuracy", "batch_size", "widths", "scaled", "learning_rate", "trained"]
@@ -85,7 +82,6 @@ def test_the_table_says_what_differs():
 
 
 def test_the_csv_has_everything_in_full(tmp_path):
-    """Also what the table leaves out."""
     found = outcome(row(1, 1 / 3), row(2, None, "failed", reason='a "b", c'))
     table.write_csv(found, tmp_path / "trials.csv")
     with (tmp_path / "trials.csv").open(newline="") as file:
@@ -96,7 +92,6 @@ def test_the_csv_has_everything_in_full(tmp_path):
 
 
 def test_the_best_settings_are_toml_to_paste():
-    """Without variables, and without what the sweep set for itself."""
     assert tomllib.loads(table.best_toml(outcome(row(1, 0.5)))) == {
         "rounds": 3,
         "train": {"batch_size": 8, "learning_rate": 0.1},
@@ -106,7 +101,6 @@ def test_the_best_settings_are_toml_to_paste():
 
 
 def test_the_document_is_json():
-    """Infinity, which JSON has not, is null."""
     document = table.document(outcome(row(1, 0.5), row(2, -math.inf)))
     again = json.loads(json.dumps(document, allow_nan=False))
     assert again["best"]["trial"] == 1
@@ -122,7 +116,6 @@ def write_curves(folder, trials):
 
 
 def test_everything_is_written(tmp_path):
-    """A table, settings and three pictures."""
     rows = [row(i, 0.1 * i) for i in range(1, 5)] + [row(5, 0.2, "pruned"), row(6, None, "failed")]
     write_curves(tmp_path, range(1, 6))
     files = report.write(outcome(*rows, folder=tmp_path))
@@ -138,7 +131,6 @@ def test_everything_is_written(tmp_path):
      [row(1, 0.5, "pruned"), row(2, 0.5, "pruned")]],
 )  # fmt: skip
 def test_there_may_be_nothing_to_draw(tmp_path, rows):
-    """Whatever little there is does not stop the report."""
     report.write(outcome(*rows, folder=tmp_path))
 
 
@@ -153,7 +145,6 @@ def test_ticks_are_what_they_say(tmp_path):
 
 
 def test_importances_come_with_enough_trials(tmp_path):
-    """Below that they would be noise."""
     rows = [row(i, 0.5 + 0.1 * (i % 2) + 0.001 * i) for i in range(1, 13)]
     assert plots._importances(outcome(*rows[:5], folder=tmp_path)) == {}
     shares = plots._importances(outcome(*rows, folder=tmp_path))

@@ -1,4 +1,4 @@
-"""Buffers on the virtual clock: who counts where is known by hand, and nothing else bears on it."""
+"""Buffers on the virtual clock: schedules computed by hand, and equal results in any setup."""
 
 import io
 import json
@@ -101,7 +101,6 @@ def test_with_constant_speeds_virtual_time_and_staleness_are_known_by_hand():
 
 
 def test_devices_that_are_equally_fast_report_in_turn():
-    """Without time, four at work and two to a buffer: after the first, all are one model behind."""
     config = BufferConfig(goal=2, concurrency=4)
     played = plays(config, numbered(20), None, 5)
     staleness = [[s for _, s in updates] for updates in told(played)]
@@ -112,7 +111,7 @@ def test_devices_that_are_equally_fast_report_in_turn():
 
 
 def test_fedasync_makes_a_model_of_each_update():
-    """A goal of 1: a device twice as slow is two models behind those who are not."""
+    """A goal of 1: a device twice as slow has a staleness of two."""
     config = BufferConfig(goal=1, concurrency=2)
     played = plays(config, ("a", "b"), devices_of([1.0, 2.5]), 6)
     assert told(played) == [
@@ -122,7 +121,6 @@ def test_fedasync_makes_a_model_of_each_update():
 
 
 def test_a_device_that_is_too_slow_for_max_staleness_never_counts():
-    """It is told to stop, begins anew on the newest model, and is told again."""
     config = BufferConfig(goal=1, concurrency=2, max_staleness=1)
     played = plays(config, ("a", "b"), devices_of([1.0, 2.5]), 6)
     assert all(name == "a" for updates in told(played) for name, _ in updates)
@@ -130,7 +128,6 @@ def test_a_device_that_is_too_slow_for_max_staleness_never_counts():
 
 
 def test_an_update_that_the_door_refuses_frees_its_place():
-    """Played again with that known, all before it is as it was and another one counts."""
     config = BufferConfig(goal=2, concurrency=2)
     names = ("a", "b", "c")
     (first,) = plays(config, names, devices_of([1.0, 2.0, 3.0]), 1)
@@ -171,7 +168,6 @@ configs = st.builds(
 @settings(max_examples=60, deadline=None)
 @given(configs, st.integers(0, 1000))
 def test_buffers_keep_their_promises_whatever_devices_do(config, seed):
-    """Time goes on, nobody counts twice, nobody is too stale, and members are accounted for."""
     names = numbered(12)
     played = plays(config, names, unruly(seed), 8)
     seen, now = set(), 0.0
@@ -194,7 +190,7 @@ def test_buffers_keep_their_promises_whatever_devices_do(config, seed):
 @settings(max_examples=30, deadline=None)
 @given(configs, st.integers(0, 1000), st.integers(1, 6))
 def test_a_flight_that_was_written_to_a_file_goes_on_the_same_way(config, seed, cut):
-    """What is between two buffers is plain values: nothing else is remembered."""
+    """The state between two buffers consists of plain values."""
     names, devices = numbered(12), unruly(seed)
     clock, flights, now = Clock(names, devices), [None, None], [0.0, 0.0]
     for number in range(1, 9):
@@ -239,7 +235,7 @@ class Walk(Client):
 
 
 def test_each_client_is_trained_on_the_model_that_it_was_given():
-    """The model is what the algebra makes of the played schedule, version by version."""
+    """The model follows from the played schedule, version by version."""
     described = buffered(client=Walk, rounds=6, model="logistic")
     digest, records = run(described)
     assert max(record.staleness for record in records) > 0
@@ -277,7 +273,6 @@ def test_each_client_is_trained_on_the_model_that_it_was_given():
 
 
 def test_gives_the_same_bits_for_any_number_of_workers():
-    """One process or two: who is trained where does not show, whatever the versions."""
     alone, records = run(buffered())
     digest, others = run(buffered(workers=2))
     assert digest == alone
@@ -288,7 +283,6 @@ def test_gives_the_same_bits_for_any_number_of_workers():
 
 
 def test_goes_on_to_the_same_bits_wherever_it_stopped(tmp_path):
-    """A checkpoint holds who is at work, on which of several models."""
     whole, records = run(buffered())
     for stopped in (1, 4, 7):
         path = tmp_path / f"{stopped}.safetensors"
@@ -299,7 +293,6 @@ def test_goes_on_to_the_same_bits_wherever_it_stopped(tmp_path):
 
 
 def test_what_encoding_lost_is_remembered_over_buffers(tmp_path):
-    """Error feedback goes on from a client's last update that counted, over stops and workers."""
     top_k = {"up": {"name": "top_k", "fraction": 0.2}}
     whole, records = run(buffered(compression=top_k, rounds=10))
     assert records[-1].test["loss"] < records[0].test["loss"]
@@ -310,14 +303,14 @@ def test_what_encoding_lost_is_remembered_over_buffers(tmp_path):
 
 
 def test_goes_on_with_more_buffers_than_it_was_begun_with(tmp_path):
-    """A finished simulation can be made longer, as if it had been that long from the start."""
+    """The result is that of a simulation with this length from the start."""
     path = tmp_path / "checkpoint"
     run(buffered(rounds=3), path)
     assert run(buffered(rounds=6), path, resume=True)[0] == run(buffered(rounds=6))[0]
 
 
 def test_an_update_that_the_door_refuses_leaves_no_trace():
-    """The buffer is played again with that known; what was trained before is not trained again."""
+    """The buffer is played again with the refusal; finished clients are not trained again."""
     name = numbered(6)[1]
     bad = partial(Walk, bad=(name,))
     digest, records = run(buffered(client=bad, rounds=6, model="logistic"))
@@ -327,7 +320,6 @@ def test_an_update_that_the_door_refuses_leaves_no_trace():
 
 
 def test_a_round_of_evaluation_follows_the_last_buffer():
-    """It is a round as ever, over the model that the buffers made."""
     data = population((9, 30, 12, 21, 5, 17), held_out=2)
     _, records = run(buffered(data=data, rounds=3))
     assert [record.kind for record in records] == ["train"] * 3 + ["evaluate"]

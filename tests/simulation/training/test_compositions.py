@@ -1,4 +1,4 @@
-"""Parts of a run, two at a time: each pair runs, or is refused in words that name both."""
+"""Pairs of parts of a run: each pair runs, or is refused with a message that names both."""
 
 import itertools
 
@@ -57,7 +57,7 @@ def alternatives(pair):
 
 @pytest.mark.parametrize("first", list(PARTS)[:-1])
 def test_two_parts_run_or_are_refused_by_name(first):
-    """No pair of parts ends in anything but a committed round or a message that helps."""
+    """Every pair of parts ends with a committed round or a clear message."""
     names = list(PARTS)
     for second in names[names.index(first) + 1 :]:
         if alternatives((first, second)):
@@ -77,7 +77,6 @@ def test_two_parts_run_or_are_refused_by_name(first):
 
 
 def test_most_pairs_run():
-    """Refusals are exceptions: not a way out of work."""
     pairs = [p for p in itertools.combinations(PARTS, 2) if not alternatives(p)]
     refused = 0
     for first, second in pairs:

@@ -1,4 +1,4 @@
-"""Compressed updates in simulations: the bits of a deployment, refusals, and nothing lost."""
+"""Compressed updates in simulations: the bits of a deployment, refusals, error feedback."""
 
 import numpy as np
 import pytest
@@ -44,7 +44,6 @@ def test_any_codec_trains(name, kernel):
 
 @pytest.mark.parametrize("name", list(CODECS))
 def test_clients_whose_updates_are_not_finite_are_refused(name):
-    """NaN does not pass the door in any encoding."""
     bad = population().names[1]
     described = experiment(
         rounds=1,
@@ -66,8 +65,6 @@ def test_quantised_updates_average_to_what_they_decode_to():
 
 
 def test_what_is_remembered_is_sent_in_the_end():
-    """With memory the mean of constant steps comes through, without it it does not."""
-
     def moved(**more):
         described = experiment(
             client=Nudge, rounds=40, goal=6, compression={"up": {"name": "random_k", **more}}
@@ -135,7 +132,6 @@ def test_a_simulation_that_goes_on_has_the_same_memory(tmp_path):
     ],
 )  # fmt: skip
 def test_what_cannot_work_is_refused_when_composed(settings, said):
-    """With the names of both parts, before anything runs."""
     train = {"epochs": 1, "learning_rate": 0.1}
     with pytest.raises(UsageError, match=said):
         spec.parse({"cohort": {"goal": 3}, "train": train, **settings})

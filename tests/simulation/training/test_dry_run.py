@@ -1,4 +1,4 @@
-"""What is refused before anybody trains: a batch of one, or a NaN, that the model does not take."""
+"""Refused before training: a batch of one example, or a NaN, on which the model fails."""
 
 from dataclasses import replace
 from functools import partial
@@ -85,7 +85,6 @@ def refusal(made):
     ids=["many", "one", "global", "steps", "of one", "whole of one", "all", "batches of one"],
 )
 def test_says_who_comes_to_a_batch_of_one(sizes, train, count, holds, set_):
-    """And a setting by which nobody does, where there is one, which is then taken."""
     said = refusal(described(sizes, train=train))
     assert f"which {count} of {len(sizes)} clients come to, such as {holds}, got ValueError" in said
     assert f"{set_}, or" in said or f"{set_}: fewer" in said
@@ -95,7 +94,6 @@ def test_says_who_comes_to_a_batch_of_one(sizes, train, count, holds, set_):
 
 
 def test_refuses_before_anybody_trains():
-    """In a simulation as over the wire."""
     made = described((8, 9))
     for refuse in (
         set_up_workers,
@@ -107,7 +105,6 @@ def test_refuses_before_anybody_trains():
 
 
 def test_passes_over_the_head_alone_are_whole():
-    """They end in the last batch, also where the steps after them do not come to it."""
     train = {"epochs": None, "steps": 1}
     plan(described((8, 9), train=train))
     personal = {"keep": ("2.*",), "head_epochs": 1}
@@ -126,14 +123,11 @@ def test_passes_over_the_head_alone_are_whole():
     ids=["no such batch", "not come to", "all at once", "any layer", "any batch"],
 )
 def test_what_can_train_does(sizes, train, norm):
-    """Neither the layer nor the sizes alone are a reason."""
     made = described(sizes, train=train, norm=norm, rounds=1)
     assert len(simulate(made, show=False).records) == 1
 
 
 def test_normalisation_over_places_takes_one_example():
-    """It is tried: an image gives BatchNorm more than one value of each channel."""
-
     def model():
         layers = (nn.Unflatten(1, (1, 3, 4)), nn.Conv2d(1, 2, 3, padding=1), nn.BatchNorm2d(2))
         return nn.Sequential(*layers, nn.Flatten(), nn.Linear(24, CLASSES))
@@ -158,7 +152,6 @@ def test_a_target_that_is_broadcast_is_no_reason():
 
 
 def test_clients_with_code_of_their_own_are_not_asked():
-    """Who knows which batches they make?"""
     plan(described((8, 9), client=Nudge))
 
 
@@ -231,7 +224,6 @@ def test_says_where_data_are_not_finite(data, said):
 
 
 def test_names_the_file_before_anybody_trains(tmp_path):
-    """With the row in the file, whichever part of the data it came into."""
     x, y = np.random.default_rng(0).random((40, 4)).astype(np.float32), np.arange(40) % 3
     x[31, 1] = np.nan
     path = tmp_path / "spoilt.npz"
@@ -251,7 +243,6 @@ def test_names_the_file_before_anybody_trains(tmp_path):
 
 
 def test_infinity_that_a_layer_squashes_comes_back_in_the_gradient():
-    """The loss alone would be finite."""
     squashing = partial(nn.Sequential, nn.Linear(4, 3), nn.Tanh())
     data = holding(("x", (9, 0), np.inf))
     assert "[9, 0], and from them such gradients" in refusal(on(data, squashing))
@@ -288,7 +279,6 @@ def test_what_nobody_looks_at_harms_nobody():
 
 
 def test_trees_learn_from_what_is_missing():
-    """NaN is XGBoost's word for it."""
     pytest.importorskip("xgboost")
     rng = np.random.default_rng(0)
     x, y = rng.random((80, 3)), np.arange(80) % 2
@@ -317,7 +307,6 @@ def test_trees_learn_from_what_is_missing():
 
 
 def test_what_the_cpu_can_try_is_refused_on_a_gpu_too():
-    """And a model that may need the GPU is let be."""
     gpu = torch.device("cuda")
     with pytest.raises(UsageError, match="on a batch of one example"):
         check_fit(described((8, 9)), gpu)

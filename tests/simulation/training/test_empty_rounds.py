@@ -1,4 +1,4 @@
-"""A round whose updates carry no tensors moves nothing."""
+"""A round whose updates have no tensors changes nothing."""
 
 import numpy as np
 import pytest
@@ -81,7 +81,6 @@ def test_an_empty_round_takes_no_step_of_the_schedule():
     ids=["each", "broadcast", "buffered"],
 )
 def test_an_empty_round_is_committed_and_moves_nothing(settings):
-    """Whatever combines or encodes: neither the model nor what clients hold of it changes."""
     simulation = Simulation(flat(rounds=2, **settings))
     try:
         before = simulation.digest()
@@ -96,7 +95,6 @@ def test_an_empty_round_is_committed_and_moves_nothing(settings):
 
 
 def test_a_client_that_sent_no_tensors_goes_on_from_its_last_update():
-    """Its memory of that round does not count; with a codec's memory it has none to go on from."""
     described = flat(rounds=4, compression={"up": {"name": "int8", "error_feedback": True}})
     object.__setattr__(described, "client", SilentOnce)
     assert [record.state for record in simulate(described, show=False).records] == ["committed"] * 4

@@ -1,4 +1,4 @@
-"""IFCA: groups of clients are told apart, each model is its own group's, by two roads alike."""
+"""IFCA: groups of clients are separated, each with its own model, also over the wire."""
 
 from dataclasses import replace
 
@@ -58,7 +58,6 @@ def opposed(clients=8, **settings):
 
 
 def test_two_groups_of_opposite_optima_are_told_apart_and_reach_their_own():
-    """Where one model can serve neither."""
     result = simulate(opposed(), show=False)
     told = result.records[-2].spread["training"]["clients"]
     picked = [told[name]["values"]["cluster"] for name in numbered(8)]
@@ -91,7 +90,6 @@ def test_the_models_begin_apart_by_the_runs_seed_and_alike_in_biases():
 
 
 def test_each_model_steps_by_its_own_groups_mean_and_others_keep_their_bits():
-    """Of three models, two were picked; weights count within a group alone."""
     model = {"w": np.zeros((2, 2), np.float32)}
     strategy = Ifca(clusters=3)
     state = strategy.init(model)
@@ -172,7 +170,6 @@ def test_workers_interruptions_and_the_deployed_client_change_no_bit(tmp_path):
     ],
 )
 def test_what_does_not_go_together_is_refused(settings, message):
-    """With the names of both parts."""
     with pytest.raises(UsageError, match=message):
         simulate(experiment(**{"strategy": IFCA, **settings}), show=False)
 

@@ -1,4 +1,4 @@
-"""Ditto and APFL: against closed forms on quadratics, and by two roads."""
+"""Ditto and APFL: compared with closed forms on quadratics, and with the wire."""
 
 from dataclasses import replace
 
@@ -108,7 +108,6 @@ def test_apfl_steps_as_its_paper_says(rounds, rate):
 
 
 def test_apfl_of_a_fixed_share_reaches_each_clients_optimum():
-    """With one local step v makes up for whatever the shared model is; no share is FedAvg."""
     mixed = simulate(quadratics({"name": "apfl", "mix": 0.9}, 160, steps=1), show=False)
     np.testing.assert_allclose(losses(mixed), 0, atol=1e-4)
     none = simulate(quadratics({"name": "apfl", "mix": 0.0}, 25), show=False)
@@ -138,7 +137,6 @@ def described(personal, **settings):
 
 @pytest.mark.parametrize("personal", [DITTO, APFL], ids=["ditto", "apfl"])
 def test_the_shared_model_has_the_bits_of_fedavg(personal):
-    """Its training does not notice that another goes on beside it, not even by dropout."""
     plain, own = (simulate(described(p), show=False) for p in ({}, personal))
     assert own.digest == plain.digest
     assert own.records[-1].evaluation != plain.records[-1].evaluation
@@ -146,7 +144,7 @@ def test_the_shared_model_has_the_bits_of_fedavg(personal):
 
 @pytest.mark.parametrize("personal", [DITTO, APFL], ids=["ditto", "apfl"])
 def test_workers_interruptions_and_the_deployed_client_change_no_bit(personal, tmp_path):
-    """Two workers, a stop after two rounds, or TorchClient's own road through a task."""
+    """Two workers, a stop after two rounds, or TorchClient's own code."""
     what = described(personal)
     data = what.population
     x, y = torch.from_numpy(data.examples.x), torch.from_numpy(data.examples.y)
@@ -177,7 +175,6 @@ def test_workers_interruptions_and_the_deployed_client_change_no_bit(personal, t
 
 
 def test_clipping_bounds_the_steps_of_the_own_model_too():
-    """Its gradient at the point is clipped; Ditto's pull comes after."""
     train = {"steps": 1, "learning_rate": 1.0, "clip_norm": 0.125}
     what = quadratics({"name": "ditto", "pull": 0.0}, 1)
     spec = replace(what.spec, train=train)
@@ -202,7 +199,6 @@ def test_clipping_bounds_the_steps_of_the_own_model_too():
     ],
 )
 def test_what_does_not_go_together_is_refused(settings, message):
-    """With the names of both parts."""
     with pytest.raises(UsageError, match=message):
         simulate(experiment(**settings), show=False)
 

@@ -1,4 +1,4 @@
-"""Tensors that stay with each client: against gradient descent written out, and by two roads."""
+"""Tensors that stay with each client: compared with explicit gradient descent and the wire."""
 
 from dataclasses import replace
 from itertools import islice
@@ -56,7 +56,6 @@ def descend(model, names, x, y, steps):
 
 @pytest.mark.parametrize("head_epochs", [0, 2])
 def test_two_rounds_are_those_of_heads_kept_at_home(head_epochs):
-    """FedPer, and FedRep, whose head goes first: line by line, with everybody at work."""
     what = described(
         {**HEAD, "head_epochs": head_epochs},
         cohort={"goal": 6},
@@ -127,7 +126,6 @@ def test_over_the_wire_gives_the_same_bits(personal, model):
 
 
 def test_workers_and_interruptions_change_no_bit(tmp_path):
-    """Two workers, or a stop after two rounds."""
     digests = set()
     for workers in (1, 2):
         whole = Simulation(described({"keep": ["1.*"]}, normed, workers=workers))
@@ -182,7 +180,6 @@ class Counter(Client):
 
 
 def test_a_clients_own_code_gets_its_tensors_in_their_places():
-    """It finds in them the number of rounds that it took part in, and nobody else's."""
     what = described(HEAD, client=Counter, rounds=6, evaluate=False, metrics={"per_client": True})
     start = float(parameters(what.model())["2.bias"][0])
     seen = {}
@@ -194,7 +191,6 @@ def test_a_clients_own_code_gets_its_tensors_in_their_places():
 
 
 def test_the_door_refuses_what_should_stay_at_home():
-    """By name, whatever else is in the update."""
     what = described(HEAD)
     model = what.model()
     manifest = manifest_of(model, parameters(model))
@@ -220,13 +216,11 @@ def test_the_door_refuses_what_should_stay_at_home():
     ],
 )
 def test_what_cannot_be_kept_is_refused(personal, message):
-    """Before anything runs."""
     with pytest.raises(UsageError, match=message):
         simulate(described(personal), show=False)
 
 
 def test_tensors_at_home_go_with_buffers(tmp_path):
-    """They are of the client's last update that counted, for any number of workers and stops."""
     cohort = {"mode": "buffered", "goal": 2, "concurrency": 4}
 
     def digest(rounds=None, **how):

@@ -1,4 +1,4 @@
-"""Private experiments: the same bits by any road, noise that is there, budgets that hold."""
+"""Private experiments: equal bits with any workers and over the wire, noise, and budgets."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,6 @@ def private(kind="fixed", change=None, **settings):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_any_number_of_workers_gives_the_same_bits(kind):
-    """Clipping, counting and noise do not depend on who trains whom."""
     one = simulate(private(kind, rounds=3), show=False)
     two = simulate(private(kind, rounds=3, workers=2), show=False)
     assert one.digest == two.digest
@@ -37,7 +36,7 @@ def test_any_number_of_workers_gives_the_same_bits(kind):
 
 @pytest.mark.parametrize("kind", ["fixed", "adaptive", "poisson"])
 def test_a_resumed_simulation_goes_on_with_the_same_noise(kind, tmp_path):
-    """Stopped after a round and resumed, it ends where one that was never stopped ends."""
+    """A resumed simulation ends with the same model as an uninterrupted one."""
     whole = simulate(private(kind, rounds=4), show=False)
     path = tmp_path / "checkpoint.safetensors"
     for resume in (False, True):
@@ -70,7 +69,6 @@ def test_noise_has_its_deviation():
 
 
 def test_records_tell_epsilon_and_no_metrics():
-    """Epsilon rises with each round; what clients measured is told to nobody."""
     result = simulate(private(rounds=3), show=False)
     epsilons = [record.epsilon for record in result.records]
     assert epsilons == sorted(epsilons)
@@ -81,7 +79,6 @@ def test_records_tell_epsilon_and_no_metrics():
 
 
 def test_a_simulation_stops_at_its_budget(tmp_path):
-    """Fewer rounds than were asked for, and the reason is said."""
     unlimited = private(rounds=50).spec.privacy_plan()
     budget = (unlimited.epsilon(2) + unlimited.epsilon(3)) / 2
     result = simulate(private(change={"budget": budget}, rounds=50), show=False)
@@ -91,13 +88,12 @@ def test_a_simulation_stops_at_its_budget(tmp_path):
 
 
 def test_a_population_that_is_not_there_is_refused():
-    """The claim would be of clients that nobody simulates."""
     with pytest.raises(UsageError, match=r"privacy\.population of at most 6"):
         private("poisson", {"population": 900})
 
 
 def test_the_clip_that_adapts_is_the_doors_too():
-    """A clip far too large comes down, a round after the other, and no update is refused."""
+    """A clip that is far too large decreases every round, and no update is refused."""
     described = private("adaptive", {"clip": 50.0, "clip_learning_rate": 1.0}, rounds=4)
     result = simulate(described, show=False)
     assert all(record.accepted == 4 for record in result.records)
@@ -106,7 +102,6 @@ def test_the_clip_that_adapts_is_the_doors_too():
 
 
 def test_clients_that_diverge_count_as_zero():
-    """NaN cannot be clipped: such an update is refused, and the round goes on without it."""
     data = population()
     data.examples.x[data.shards[2]] = np.nan
     result = simulate(private(data=data, goal=6, rounds=1), show=False)
@@ -120,7 +115,6 @@ def tree(**settings):
 
 
 def test_nobody_takes_part_twice_in_a_tree(tmp_path):
-    """Six clients, two a round: three rounds ask each once, and a resumption remembers whom."""
     whole = simulate(tree(), show=False)
     path = tmp_path / "checkpoint.safetensors"
     asked = []
@@ -140,6 +134,5 @@ def test_nobody_takes_part_twice_in_a_tree(tmp_path):
 
 
 def test_a_tree_that_too_few_clients_feed_is_refused():
-    """Each client is in one round of it."""
     with pytest.raises(UsageError, match=r"restart_every = 8"):
         experiment(goal=2, privacy={**TABLE, "mechanism": "dp_ftrl", "restart_every": 4})

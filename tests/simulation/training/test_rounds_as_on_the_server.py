@@ -1,4 +1,4 @@
-"""A simulated round is abandoned, counted and measured as the server does it."""
+"""A simulated round is abandoned, counted and measured as on the server."""
 
 import pytest
 
@@ -54,7 +54,6 @@ def test_a_round_of_evaluation_evaluates_whatever_training_rounds_do():
 
 
 def test_rounds_count_that_only_evaluate():
-    """They are the rounds that the run wants."""
     records = simulate(only_evaluated(), show=False).records
     assert [(record.kind, record.trained) for record in records] == [
         ("evaluate", 1),

@@ -1,4 +1,4 @@
-"""Who is trained first; it changes no result, only how long workers wait for each other."""
+"""The order of training; it changes no result, only the waiting time of workers."""
 
 import numpy as np
 
@@ -14,7 +14,7 @@ def report(client, seconds):
 
 
 def test_groups_follow_from_the_jobs_alone():
-    """However the jobs come, clients of like size are together."""
+    """Clients of similar size are together, for any order of jobs."""
     jobs = [ClientJob(client, client) for client in range(5)]
     for order in (jobs, jobs[::-1]):
         groups = grouped(order, SIZES, 2)
@@ -22,14 +22,13 @@ def test_groups_follow_from_the_jobs_alone():
 
 
 def test_the_largest_go_first_before_anything_was_seen():
-    """Size stands for time at the start."""
     groups = grouped([ClientJob(client, 0) for client in range(5)], SIZES, 1)
     ordered = longest_first(groups[::-1], TimeModel(SIZES).predict())
     assert [group[0].client for group in ordered][2:] == [4, 2, 0]
 
 
 def test_the_slowest_go_first_once_seen():
-    """A small client that takes long comes first, and an unseen one is judged by its size."""
+    """A small but slow client comes first; a new client is placed by its size."""
     model = TimeModel(SIZES)
     model.observe([report(0, 9.0), report(1, 4.1), report(2, 1.1)])
     seconds = model.predict()

@@ -1,4 +1,4 @@
-"""Worker processes that begin, end or fail in a way that nobody wished for."""
+"""Failures of worker processes at start, at end and in between."""
 
 import errno
 import os
@@ -53,13 +53,12 @@ def test_a_script_without_a_guard_is_an_error(tmp_path):
         [sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False
     )
     assert ended.returncode == 1
-    assert "UsageError: Expected worker 0 to start, it ended with exit code 1" in ended.stderr
+    assert "UsageError: worker 0 ended at its start with exit code 1" in ended.stderr
     assert 'if __name__ == "__main__":' in ended.stderr
 
 
 @pytest.mark.long
 def test_spawned_workers_have_the_bits_of_forked_ones(monkeypatch):
-    """As on GPUs, where a process cannot be forked."""
     experiment = config.load(SETTINGS)
     forked = simulate(experiment, show=False)
     monkeypatch.setattr(setup, "WorkerPool", partial(_spawned, WorkerPool))
@@ -72,13 +71,11 @@ def _spawned(pool, *arguments, fork, **settings):
 
 
 def test_a_full_disk_is_named(tmp_path, monkeypatch):
-    """With the folder, and that the simulation goes on later."""
-
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(OutputFolder, "write_model", full)
-    with pytest.raises(UnavailableError, match=r"room for the results in .*first, got: No space"):
+    with pytest.raises(UnavailableError, match=r"No room for the results in .*first: No space"):
         simulate(config.load(SETTINGS), out=tmp_path / "first", show=False)
     monkeypatch.undo()
     assert simulate(config.load(SETTINGS), out=tmp_path / "first", resume=True, show=False).records
@@ -87,22 +84,20 @@ def test_a_full_disk_is_named(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("error", "kind", "said"),
     [
-        (OSError(errno.ENOSPC, "full"), UnavailableError, "Free some room"),
+        (OSError(errno.ENOSPC, "full"), UnavailableError, "Free disk space"),
         (MemoryError(), UnavailableError, "Lower engine.workers"),
-        (OSError(errno.EROFS, "read-only"), UsageError, "got OSError: .*read-only"),
-        (ValueError(), UsageError, "got ValueError. Mend"),
+        (OSError(errno.EROFS, "read-only"), UsageError, "failed: OSError: .*read-only"),
+        (ValueError(), UsageError, "failed: ValueError. Fix"),
     ],
     ids=["disk", "memory", "other", "silent"],
 )
 def test_a_workers_error_says_what_to_do(error, kind, said):
-    """By what it was, with its traceback as a note."""
     with pytest.raises(kind, match=said) as found:
-        raise explained(error, "client-1 to train")
+        raise explained(error, "The training of client-1")
     assert type(error).__name__ in found.value.__notes__[0]
 
 
 def test_errors_of_other_kinds_cross_a_process_as_plain_ones():
-    """One whose constructor takes more than a text cannot be unpickled."""
     broken = replace(config.load(SETTINGS), client=Forgetful)
     with pytest.raises(UsageError, match=r"Expected train to return \(params, num"):
         simulate(broken, show=False)

@@ -1,4 +1,4 @@
-"""The same workers as Ray actors; left out where Ray is not installed."""
+"""Workers as Ray actors; skipped without Ray."""
 
 import pytest
 
@@ -40,13 +40,12 @@ def test_gives_the_bits_of_one_process(cluster):
 
 
 def test_refuses_at_once_what_the_cluster_does_not_have(cluster):
-    """Ray would wait for ever; this says what was asked for and what there is."""
-    with pytest.raises(UsageError, match="with 4 CPU for 4 workers, got one with 2"):
+    with pytest.raises(UsageError, match="4 workers need 4 CPU; the Ray cluster has 2"):
         Simulation(experiment(workers=4, backend="ray"))
 
 
 def test_passes_a_workers_error_on(cluster):
-    """What a client's own code does wrong reaches the caller as the error that it is."""
+    """An error of a client's own code reaches the caller."""
 
     def client(name):
         raise UsageError(f"Expected better of {name}.")

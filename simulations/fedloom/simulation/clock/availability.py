@@ -1,11 +1,10 @@
-"""When devices are there: each follows a cycle of moments at which it comes or goes.
+"""Availability of devices: each follows a cycle of times at which it arrives or leaves.
 
-A cycle is a length and the moments in it; a client follows one with a shift of its own. Periodic
-availability and traces are the same thing: two moments, or many.
+A cycle is a length and the moments in it; each client follows a cycle with its own shift. Periodic
+availability has two moments, a trace may have many.
 
-Invariants: a change is always later than the time that was asked about; the time of a change is
-computed in one way, by the same operations for one client and for all, so that a device asked at
-the very moment of its change has changed.
+Invariants: the next change is always later than `now`. Its time is computed by the same operations
+for one client and for all, so that a device has changed at exactly the time of its change.
 """
 
 from collections.abc import Sequence
@@ -21,24 +20,24 @@ from .device_random import Floats
 
 Places = NDArray[np.int64]
 Window = tuple[float, float]
-"""Seconds into the cycle: from when a device is there, and from when it is not any more."""
+"""Seconds into the cycle: when a device arrives, and when it leaves."""
 
 _CYCLES_WATCHED = 10
-"""So many of the longest cycle is waited for enough devices, where cycles differ in length."""
+"""Longest wait for enough devices, in longest cycles, if cycles differ in length."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Availability:
-    """Cycles, and who follows which.
+    """Cycles, and the cycle of each client.
 
     Attributes:
-        moments: seconds into their cycle at which devices come or go in turn; ascending within a
-            cycle, an even number for each, in [0, cycle_s); one cycle's after the other's.
-        first: where each cycle's moments begin in `moments`, and their end; shape (cycles + 1,).
+        moments: seconds into their cycle at which devices arrive or leave in turn; ascending within
+            a cycle, an even number for each, in [0, cycle_s); all cycles concatenated.
+        first: index of each cycle's first moment in `moments`, and the end; shape (cycles + 1,).
         cycle_s: length of each, seconds, > 0.
-        before: whether a device is there before the first moment of its cycle.
-        cycle: of each client, its number; shape (clients,).
-        shift_s: how far into its cycle each client is at virtual time 0; shape (clients,).
+        before: whether a device is available before the first moment of its cycle.
+        cycle: number of each client's cycle; shape (clients,).
+        shift_s: seconds into its cycle of each client at virtual time 0; shape (clients,).
     """
 
     moments: Floats
@@ -51,7 +50,7 @@ class Availability:
     # ---- all clients at once -----------------------------------------------------------------
 
     def look(self, now: float) -> tuple[NDArray[np.bool_], Floats]:
-        """Who is there, and when each comes or goes next: later than `now`, infinity for never.
+        """Whether each client is available, and its next change after `now`; infinity for never.
 
         Returns:
             Two arrays of shape (clients,).
@@ -59,7 +58,7 @@ class Availability:
         return self._look(np.arange(len(self.cycle)), np.full(len(self.cycle), now))
 
     def _look(self, clients: Places, now: Floats) -> tuple[NDArray[np.bool_], Floats]:
-        """Whether each of these is there at its own time, and when that changes next."""
+        """The same for some clients, each at its own time."""
         cycle = self.cycle[clients]
         length, shift = self.cycle_s[cycle], self.shift_s[clients]
         turn = np.floor((now + shift) / length)
@@ -88,7 +87,7 @@ class Availability:
     # ---- one client --------------------------------------------------------------------------
 
     def next_change(self, client: int, now: float) -> float:
-        """When this client comes or goes next, later than `now`; infinity for never."""
+        """The time of this client's next change after `now`; infinity for never."""
         cycle = self.cycle.item(client)
         length, shift = self.cycle_s.item(cycle), self.shift_s.item(client)
         turn = float(floor((now + shift) / length))
@@ -112,11 +111,11 @@ class Availability:
     # ---- waiting -----------------------------------------------------------------------------
 
     def first_with(self, wanted: int, start_s: float) -> float | None:
-        """The first time, `start_s` or later, at which so many devices are there at once.
+        """The first time, `start_s` or later, at which this many devices are available at once.
 
         Returns:
-            None when it does not come within one turn of the cycle that all follow, after which
-            everything repeats, or within 10 turns of the longest where lengths differ.
+            None if there is none within one turn of the cycle, after which all repeats, or within
+            10 turns of the longest cycle if lengths differ.
         """
         there, times = self.look(start_s)
         count = int(there.sum())
@@ -135,7 +134,7 @@ class Availability:
             when, _, comes = self.moves(movers, times, there, end)
             change = np.where(comes, 1, -1)
             counts = count + np.cumsum(change)
-            # Of changes at one moment only the last tells how many are there then.
+            # Of changes at one time only the last count is valid.
             last = np.append(when[1:] > when[:-1], True)[: len(when)]
             enough = np.flatnonzero((counts >= wanted) & last)
             if len(enough):
@@ -146,16 +145,16 @@ class Availability:
     def moves(
         self, clients: Places, times: Floats, there: NDArray[np.bool_], end: float
     ) -> tuple[Floats, Places, NDArray[np.bool_]]:
-        """Every coming and going of these clients until `end`, in order of time.
+        """Every arrival and departure of these clients until `end`, in order of time.
 
         Args:
-            clients: whose.
-            times: when each comes or goes next; moved on to later than `end`.
-            there: whether each is there before; moved on likewise.
+            clients: their indices.
+            times: next change of each; updated to be later than `end`.
+            there: whether each is available before it; updated likewise.
             end: virtual seconds.
 
         Returns:
-            When, the client's place in `clients`, and whether it comes.
+            The time, the index in `clients`, and whether the client arrives.
         """
         when, place, comes = [np.empty(0)], [np.empty(0, np.int64)], [np.empty(0, np.bool_)]
         due = np.flatnonzero(times <= end)
@@ -171,12 +170,12 @@ class Availability:
 
 
 def periodic(on_s: Floats, off_s: Floats, phase: Floats) -> Availability:
-    """Devices that are there for on_s, away for off_s, and so on.
+    """Devices that are available for on_s, unavailable for off_s, and so on.
 
     Args:
         on_s: seconds, > 0, shape (clients,).
         off_s: seconds, > 0.
-        phase: in (0, 1): how much of its cycle has passed for each client at virtual time 0.
+        phase: elapsed part of each client's cycle at virtual time 0, in (0, 1).
     """
     clients = len(on_s)
     cycle_s = on_s + off_s
@@ -193,15 +192,15 @@ def periodic(on_s: Floats, off_s: Floats, phase: Floats) -> Availability:
 def from_windows(
     windows: Sequence[Sequence[Window]], cycle_s: Sequence[float], cycle: Places
 ) -> Availability:
-    """Devices that follow the windows of traces, over and over.
+    """Devices that repeat the windows of traces.
 
     Args:
-        windows: of each cycle; those that touch or overlap count as one.
-        cycle_s: its length, seconds.
-        cycle: which one each client follows, shape (clients,).
+        windows: of each cycle; those that touch or overlap are merged.
+        cycle_s: length of each cycle, seconds.
+        cycle: number of each client's cycle, shape (clients,).
 
     Raises:
-        UsageError: a window that ends before it begins, or is not within its cycle.
+        UsageError: a window ends before it begins, or is not within its cycle.
     """
     moments, before = [], []
     for number, (own, length) in enumerate(zip(windows, cycle_s, strict=True)):
@@ -220,7 +219,7 @@ def from_windows(
 
 
 def _moments(windows: Sequence[Window], length: float, name: str) -> tuple[list[float], bool]:
-    """When a device comes and goes, and whether it is there before the first of these moments."""
+    """The moments of a cycle, and whether a device is available before the first."""
     merged: list[list[float]] = []
     for begin, end in sorted(windows):
         if not 0 <= begin <= end <= length:
@@ -234,7 +233,7 @@ def _moments(windows: Sequence[Window], length: float, name: str) -> tuple[list[
             merged.append([begin, end])
     found = [moment for window in merged for moment in window]
     if found and found[-1] == length:
-        if found[0] == 0:  # through the end of one turn into the next: no change there
+        if found[0] == 0:  # available across the end of a turn: no change
             return found[1:-1], True
-        return [0.0, *found[:-1]], True  # goes at the start of the next turn
+        return [0.0, *found[:-1]], True  # leaves at the start of the next turn
     return found, False

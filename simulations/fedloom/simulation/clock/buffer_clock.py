@@ -1,12 +1,11 @@
-"""A buffer on the virtual clock: devices keep working while models are made from others' updates.
+"""A buffer on the virtual clock: devices continue to work while models are committed.
 
-One buffer is played from the work in flight when it opens to the work in flight when it is
-committed; nothing is trained. That state is a value, `Flight`: it can be written to a file, and a
-buffer that is played again from it, for an update that is refused, goes the same way.
+A buffer is played from the work in flight at its opening to the work in flight at its commit;
+nothing is trained. That state is a value, `Flight`: it can be stored, and a buffer that is played
+again from it, after a refused update, is the same up to the refusal.
 
 Invariants: those of a played round. A commit takes no virtual time, so the next buffer opens when
-the last one closes. What differs from round to round (jitter, failure) is drawn for the round in
-which a device is asked.
+the last one closes. Jitter and failure are drawn for the round in which a device gets the task.
 """
 
 from collections.abc import Mapping
@@ -37,8 +36,8 @@ class Flight:
 
     Attributes:
         members: snapshots of the members at work.
-        due: (when, what, place in names) of what each of their devices does next, in order.
-        left: place → (seconds, what) that is left of work that was interrupted, and its end.
+        due: (time, event, index in names) of the next event of each device, in order.
+        left: index → (seconds, event): remaining work of interrupted devices, and its end.
     """
 
     members: Mapping[str, MemberSnapshot]
@@ -47,18 +46,18 @@ class Flight:
 
     @property
     def origins(self) -> set[int]:
-        """Rounds whose models are worked on."""
+        """Rounds whose models are being trained."""
         return {member.origin for member in self.members.values()}
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; its floats come back as they were."""
+        """Plain values for JSON; floats are exact."""
         members = [[n, s.origin, s.phase.value, s.grace_s] for n, s in self.members.items()]
         left = [[place, *what] for place, what in self.left.items()]
         return {"members": members, "due": self.due, "left": left}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Flight":
-        """What `as_dict` gave."""
+        """The inverse of `as_dict`."""
         return cls(
             members={n: MemberSnapshot(o, Phase(phase), s) for n, o, phase, s in values["members"]},
             due=tuple((at, what, place) for at, what, place in values["due"]),
@@ -68,12 +67,12 @@ class Flight:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BufferPlay:
-    """How a buffer went.
+    """A played buffer.
 
     Attributes:
-        play: as of a round; its `cohort` is every client that was at work in it.
+        play: as of a round; its `cohort` is every client that worked in it.
         origins: of the accepted updates, in the order of `play.places`.
-        flight: work that continues; None after the buffer was abandoned, which ends all work.
+        flight: work that continues; None if the buffer was abandoned, which ends all work.
     """
 
     play: Play
@@ -97,17 +96,17 @@ def play_buffer(
     start_s: float = 0.0,
     refused: frozenset[tuple[int, int]] = frozenset(),
 ) -> BufferPlay:
-    """Play a buffer; depends on its arguments alone.
+    """Play a buffer; depends only on its arguments.
 
     Args:
         clock: of the population.
         config: the settings.
-        select: draws who is asked.
-        number: of the round that the buffer is.
-        load: what a task of this round asks of each device.
-        flight: work from before; None for none: the buffer begins to select.
+        select: selects clients.
+        number: of the buffer's round.
+        load: of each device for a task of this round.
+        flight: work in flight; None for none.
         start_s: virtual seconds at which it begins.
-        refused: (origin, place in names) of updates that are known to be refused.
+        refused: (origin, index in names) of updates known to be refused.
 
     Raises:
         UsageError: as `Clock.play` does.

@@ -1,8 +1,8 @@
-"""Random numbers for devices: one for each client, whoever is asked and in whatever order.
+"""Random numbers for devices: one per client, independent of the order of draws.
 
-A number depends on (seed, purpose, round, client) and on nothing else: the key of a counter-based
-generator is made of the first three, and the client is the place in its output. A population that
-grows keeps the numbers of those who were there.
+A number depends only on (seed, purpose, round, client): the first three make the key of a
+counter-based generator, and the client is the position in its output. If the population grows, the
+numbers of existing clients stay the same.
 
 Sources: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3" (Philox); Box and Muller
 1958, "A note on the generation of random normal deviates"; the others by inversion (Devroye 1986,
@@ -27,12 +27,12 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where the numbers of one purpose come from.
+    """The random numbers of one purpose.
 
     Attributes:
         seed: of the experiment.
         purpose: such as `jitter`.
-        round: its number, or None for what a client keeps for good.
+        round: its number, or None for numbers that do not change.
     """
 
     seed: int
@@ -40,7 +40,7 @@ class Source:
     round: int | None = None
 
     def uniforms(self, count: int, part: str = "") -> Floats:
-        """Numbers in the open interval (0, 1), shape (count,): the one of client i at i."""
+        """Numbers in the open interval (0, 1), shape (count,); client i has number i."""
         name = f"{self.seed}/{self.purpose}/{self.round}/{part}".encode()
         key = np.frombuffer(blake2b(name, digest_size=16).digest(), "<u8")
         raw = np.random.Philox(key=key).random_raw(count)
@@ -62,20 +62,20 @@ class Source:
 
 
 def draw(name: str, setting: object, count: int, source: Source) -> Floats:
-    """What a setting gives each client.
+    """The value of a setting for each client.
 
     Args:
         name: of the setting, for messages.
-        setting: a number, the same for all, or a table {distribution = "…", …}; see
+        setting: a number for all clients, or a table {distribution = "…", …}; see
             docs/devices.md.
-        count: clients.
-        source: of randomness.
+        count: number of clients.
+        source: of random numbers.
 
     Returns:
         Shape (count,), finite.
 
     Raises:
-        UsageError: the setting is neither, or a parameter is missing, unknown or out of range.
+        UsageError: the setting is invalid, or a parameter is missing, unknown or out of range.
     """
     if isinstance(setting, Mapping):
         return _from_table(name, setting, count, source)
@@ -86,7 +86,7 @@ def number(name: str, value: object) -> float:
     """A finite number.
 
     Raises:
-        UsageError: it is none.
+        UsageError: it is not.
     """
     if isinstance(value, bool) or not isinstance(value, Real) or not isfinite(value):
         raise UsageError(f"Expected {name} as a finite number, got {value!r}.")
@@ -156,7 +156,7 @@ def _choice(name: str, p: Mapping[str, Any], count: int, source: Source) -> Floa
     _expect(len(weights) == len(values), f"{len(values)} {name}.weights, got {len(weights)}")
     _expect(bool((weights >= 0).all() and weights.sum() > 0), f"{name}.weights >= 0, not all 0")
     edges = np.cumsum(weights) / weights.sum()
-    # The last edge may fall short of 1 by rounding; then the last possible value is meant.
+    # The last edge may be below 1 by rounding; then the last possible value is taken.
     last = int(np.flatnonzero(weights)[-1])
     places = np.searchsorted(edges, source.uniforms(count), side="right")
     return values[np.minimum(places, last)]

@@ -1,10 +1,10 @@
-"""What a client's device can do, and when: the facts that a virtual clock runs on.
+"""Device models: speed, bandwidth, availability and failures of each client's device.
 
-A table of numbers for the whole population, one row a client, drawn once from distributions or
-read from traces; what differs from round to round (jitter, drop-out, failure) is drawn for each
-round by a counter-based generator, so that nothing depends on who was asked first.
+One table for the whole population, one row per client, drawn once from distributions or read from
+traces. Jitter, drop-out and failure are drawn for each round by a counter-based generator, so that
+they do not depend on the order of clients.
 
-Invariant: there is no default for a speed. A timing that nobody gave is an error and never zero.
+Invariant: speeds have no default. A missing timing is an error, never zero.
 """
 
 from collections.abc import Mapping
@@ -41,11 +41,11 @@ _TRACE_KEYS = {"behaviour", "capacity", "shuffle", "training_factor"}
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Load:
-    """What a round asks of each client's device.
+    """The work of a round on each client's device.
 
     Attributes:
-        trained: examples that it trains on, repetitions counted; shape (clients,).
-        evaluated: examples that it evaluates on; each costs a third of one trained.
+        trained: examples to train on, with repetitions; shape (clients,).
+        evaluated: examples to evaluate; each costs a third of a trained example.
         model_bytes: to download.
         update_bytes: to upload.
     """
@@ -65,12 +65,12 @@ class Load:
 def trained_examples(
     sizes: NDArray[np.int64], settings: RoundSettings, steps: NDArray[np.int64] | None = None
 ) -> NDArray[np.int64]:
-    """How many examples each client trains on, repetitions counted.
+    """Number of examples that each client trains on, with repetitions.
 
     Args:
-        sizes: examples that each holds, at least 1, shape (clients,).
+        sizes: examples of each client, at least 1, shape (clients,).
         settings: epochs, or steps over shuffled passes of which the last batch may be smaller.
-        steps: that each takes, where they are not those of the settings.
+        steps: of each client; None for those of the settings.
     """
     taken = settings.steps if steps is None else steps
     if taken is None:
@@ -83,12 +83,12 @@ def trained_examples(
 def steps_in_time(
     sizes: NDArray[np.int64], settings: RoundSettings, example_s: Floats
 ) -> NDArray[np.int64]:
-    """How many steps each client takes within its budget of time, without jitter; at least one.
+    """Number of steps of each client within the time budget, without jitter; at least one.
 
     Args:
-        sizes: examples that each holds, at least 1, shape (clients,).
+        sizes: examples of each client, at least 1, shape (clients,).
         settings: with a `time_budget_s`.
-        example_s: seconds that each takes to train on an example, shape (clients,).
+        example_s: seconds of each client to train on one example, shape (clients,).
     """
     assert settings.time_budget_s is not None
     batch = np.minimum(settings.batch_size or sizes, sizes)
@@ -103,16 +103,15 @@ class Devices:
     """The devices of a population; every array has shape (clients,).
 
     Attributes:
-        seed: of what differs from round to round.
+        seed: of random numbers of rounds.
         example_s: seconds to train on one example, > 0.
         download: bytes/s, > 0.
         upload: bytes/s, > 0.
-        drop_out: probability that a device which is offered a task does not begin it.
-        failure: probability that one which began gives up, at a time that is uniform over its
-            work.
-        jitter: standard deviation of the logarithm of a factor on the whole work, drawn for each
-            client and round, of median 1; at least 0.
-        availability: when devices are there; None for always.
+        drop_out: probability that a device declines an offer.
+        failure: probability that a device fails during its work, at a uniform time.
+        jitter: standard deviation of the logarithm of a factor on the time of the work, drawn for
+            each client and round, with median 1; at least 0.
+        availability: of devices; None for always.
     """
 
     seed: int
@@ -138,7 +137,7 @@ class Devices:
     def build(
         cls, table: Mapping[str, Any], num_clients: int, seed: int, folder: Path = Path()
     ) -> "Devices":
-        """Devices as a table of settings describes them, see docs/devices.md.
+        """Devices of a table of settings, see docs/devices.md.
 
         Args:
             table: `[devices]` of an experiment.
@@ -148,7 +147,7 @@ class Devices:
 
         Raises:
             UsageError: a timing is missing or given twice, a setting is unknown or out of range,
-                or a trace is not as it must be.
+                or a trace is invalid.
         """
         check_names(table, _KEYS, "devices")
         settings = _Settings(table, num_clients, seed, folder)
@@ -168,7 +167,7 @@ class Devices:
         )
 
     def work_seconds(self, load: Load, round_number: int) -> Floats:
-        """How long each client's download, training and upload take together, shape (clients,).
+        """Seconds of each client's download, training and upload together, shape (clients,).
 
         Raises:
             UsageError: the load is of another population.
@@ -183,14 +182,14 @@ class Devices:
         return np.asarray(seconds)
 
     def declines(self, round_number: int) -> NDArray[np.bool_] | None:
-        """Who would not begin in this round, shape (clients,); None for nobody."""
+        """Whether each client declines in this round, shape (clients,); None for no client."""
         if not self.drop_out.any():
             return None
         source = Source(self.seed, "device drop-out", round_number)
         return np.asarray(source.uniforms(len(self)) < self.drop_out)
 
     def fails_at(self, round_number: int) -> Floats | None:
-        """After which part of its work each would give up, infinity for not; None for nobody."""
+        """The share of its work after which each client fails, or infinity; None for no client."""
         if not self.failure.any():
             return None
         source = Source(self.seed, "device failure", round_number)
@@ -198,7 +197,7 @@ class Devices:
         return np.where(fails, source.uniforms(len(self), "when"), inf)
 
     def turns(self, round_number: int) -> Floats:
-        """Who goes first of those that come at the same moment: the lower, shape (clients,)."""
+        """Order of clients that arrive at the same time, ascending, shape (clients,)."""
         return Source(self.seed, "device turn", round_number).uniforms(len(self))
 
 
@@ -217,14 +216,13 @@ class _Settings:
             doubled = sorted(key for key in given if key.startswith(("compute", "down", "up")))
             if doubled:
                 raise UsageError(
-                    f"Expected speeds from devices.trace.capacity alone, got {', '.join(doubled)} "
-                    "as well. Leave out one of the two."
+                    f"devices.trace.capacity already sets the speeds. Remove it, or remove "
+                    f"{', '.join(doubled)}."
                 )
             return self._traced_speeds()
         if {"compute_examples_per_s", "compute_s_per_example"} <= given:
             raise UsageError(
-                "Expected either devices.compute_examples_per_s or "
-                "devices.compute_s_per_example, got both."
+                "Give devices.compute_examples_per_s or devices.compute_s_per_example, not both."
             )
         if "compute_s_per_example" in given:
             example_s = self._positive("compute_s_per_example")
@@ -249,23 +247,21 @@ class _Settings:
         return inference_s * factor, bytes_per_s, bytes_per_s
 
     def probability(self, name: str) -> Floats:
-        """Of each client; 0 where it is not given."""
+        """A probability of each client; default 0."""
         values = self._draw(name, self._table.get(name, 0.0))
         if values.min() < 0 or values.max() > 1:
             raise UsageError(
                 f"Expected devices.{name} from 0 to 1 for every client, got {values.min():g} to "
-                f"{values.max():g}. A distribution takes min and max."
+                f"{values.max():g}. Set min and max of the distribution."
             )
         return values
 
     def availability(self) -> Availability | None:
-        """When devices are there."""
+        """The availability of devices; None for always."""
         table = self._table.get("availability")
         if "behaviour" in self._trace:
             if table is not None:
-                raise UsageError(
-                    "Expected either devices.availability or devices.trace.behaviour, got both."
-                )
+                raise UsageError("Give devices.availability or devices.trace.behaviour, not both.")
             devices = read_behaviour(self._path("behaviour"))
             return from_windows(
                 [device.windows for device in devices],
@@ -278,8 +274,8 @@ class _Settings:
             check_names(table, ("on_s", "off_s"), "devices.availability")
         if not isinstance(table, Mapping) or len(table) != 2:
             raise UsageError(
-                f"Expected devices.availability with on_s and off_s, got {table!r}. Leave it out "
-                "for devices that are always there."
+                f"Expected devices.availability with on_s and off_s, got {table!r}. Omit it "
+                "for devices that are always available."
             )
         on_s = self._above_zero("availability.on_s", self._draw("availability.on_s", table["on_s"]))
         off_s = self._draw("availability.off_s", table["off_s"])
@@ -294,7 +290,7 @@ class _Settings:
         return self._folder / value
 
     def _shared_out(self, devices: int, name: str) -> NDArray[np.int64]:
-        """Which device of a trace each client has: in the file's order, over and over."""
+        """The device in a trace of each client: in the file's order, repeated."""
         order = np.arange(devices, dtype=np.int64)
         shuffle = self._trace.get("shuffle", False)
         if not isinstance(shuffle, bool):
@@ -306,8 +302,8 @@ class _Settings:
     def _positive(self, name: str) -> Floats:
         if name not in self._table:
             raise UsageError(
-                f"Expected devices.{name}, a number or a distribution, got none. A virtual clock "
-                "needs every timing; leave out [devices] for rounds without time."
+                f"devices.{name} is missing. A virtual clock needs every timing as a number or a "
+                "distribution; omit [devices] for rounds without time."
             )
         return self._above_zero(name, self._draw(name, self._table[name]))
 
@@ -315,7 +311,7 @@ class _Settings:
         if values.min() <= 0:
             raise UsageError(
                 f"Expected devices.{name} > 0 for every client, got {values.min():g}. "
-                "A distribution takes min."
+                "Set min of the distribution."
             )
         return values
 

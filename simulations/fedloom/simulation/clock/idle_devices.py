@@ -1,6 +1,6 @@
 """Arrivals and departures of idle devices while a round is open, in order of time.
 
-Invariant: `next_at` never goes back, and every move until the deadline is given once.
+Invariant: `next_at` never decreases, and every move until the deadline is returned once.
 """
 
 from collections.abc import Iterator
@@ -16,14 +16,14 @@ from .device_random import Floats
 class IdleDevices:
     """Arrivals and departures of all devices, from the opening of a round to its deadline.
 
-    They are listed for one part of that time after the other, and only on demand: many rounds close
-    without drawing again.
+    They are computed in parts of that time, and only on demand: many rounds close without selecting
+    again.
 
     Args:
-        windows: when devices are there.
-        there: which devices are there at the opening.
-        times: when each arrives or leaves next.
-        turns: orders those that move at the same moment, the lower first.
+        windows: availability of devices.
+        there: whether each device is available at the opening.
+        times: next change of each device.
+        turns: order of devices with moves at the same time, ascending.
         opened_s: virtual seconds.
         until_s: the deadline.
     """
@@ -53,7 +53,7 @@ class IdleDevices:
         return move
 
     def _after(self) -> float:
-        """When the first of those that are not listed moves; infinity past the end."""
+        """The time of the first move that is not listed; infinity after the end."""
         first = float(self._times.min())
         return first if first <= self._until_s else inf
 

@@ -1,19 +1,19 @@
 """A round while it is played: the engine, the list of future events and the devices at work.
 
-The server's own engine decides; simulated devices carry out what it asks for and report to it at
-the times that their speeds, bandwidths and availability give. A buffer is played as a round is: it
-only starts with devices that are at work from before.
+The server's engine decides. Simulated devices do their tasks and report at times that follow from
+their speeds, bandwidths and availability. A buffer is played like a round, but starts with devices
+that are already at work.
 
-A device that is offered the task declines, or accepts it, downloads, trains and uploads. Leaving
-interrupts it: work done is kept, and it continues once the device is back, if the round still wants
-it. A device that fails does so on the way. One whose task is withdrawn is idle at once.
+A device declines an offer, or accepts it, downloads, trains and uploads. If it leaves, its work is
+interrupted and continues when it returns, if the round still needs it. A device may fail during its
+work. A device whose task is withdrawn is idle at once.
 
 Source: the loop is event scheduling with a future-event list, Law 2015, "Simulation Modeling and
 Analysis", section 1.3, its list a binary heap of tuples.
 
-Invariants: time never goes back. The engine knows which devices are idle whenever it could draw
-from them or waits for one, and not otherwise: with a hundred thousand devices and a cohort of a
-hundred, hardly any arrival or departure matters.
+Invariants: time never decreases. The engine is informed of idle devices only when it may select
+from them or waits for one: with a hundred thousand devices and a cohort of a hundred, hardly any
+arrival or departure matters.
 """
 
 from collections import deque
@@ -54,27 +54,27 @@ from .devices import Devices, Load
 from .idle_devices import IdleDevices
 
 REPORTS, FAILS, LEAVES, RETURNS = range(4)
-"""What a member's device does next."""
+"""The next event of a member's device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Play:
-    """How a round went. Times are virtual seconds.
+    """A played round. Times are virtual seconds.
 
     Attributes:
         state: COMMITTED or ABANDONED.
         reason: why it was abandoned.
-        cohort: clients that were asked, in the order of joining.
+        cohort: clients that got the task, in the order of joining.
         accepted: clients whose updates count, in the order of acceptance.
-        places: of these among the names, in the same order.
-        accepted_s: when each was accepted; empty without devices.
+        places: indices of the accepted clients in the names, in the same order.
+        accepted_s: times of acceptance; empty without devices.
         counts: members in each phase, zeros included.
         phases: the phase of each member.
-        offered_s: when each that took the task was first offered it; empty without devices.
+        offered_s: time of the first offer of each client that accepted it; empty without devices.
         start_s: when the round began to select.
-        opened_s: when enough devices were there and the cohort was asked.
+        opened_s: when enough devices were available and the cohort was selected.
         end_s: when it closed or was abandoned; None without devices.
-        events: that the engine handled.
+        events: number of events that the engine handled.
     """
 
     state: RoundState
@@ -94,12 +94,12 @@ class Play:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """The moment at which a round opens.
+    """The opening of a round.
 
     Attributes:
         at_s: virtual seconds.
-        there: which devices are there then; None for all of them, always.
-        changes: when each arrives or leaves next.
+        there: whether each device is available then; None if all always are.
+        changes: next change of each device.
     """
 
     at_s: float
@@ -112,13 +112,13 @@ class Playback:
 
     Args:
         names: of the clients.
-        place_of: their places among the names.
+        place_of: index of each name.
         devices: of the clients; None for a round without time.
-        engine: decides; it has handled no event yet.
+        engine: that has handled no event yet.
         number: of the round.
-        load: what its task asks of each device.
-        opening: the moment at which it begins.
-        refused: (round, place) of the tasks whose updates are known to be refused.
+        load: of each device for its task.
+        opening: of the round.
+        refused: (round, index) of updates known to be refused.
     """
 
     def __init__(
@@ -136,14 +136,14 @@ class Playback:
         self._names, self._place_of, self._refused = names, place_of, refused
         self._engine, self._number, self._there = engine, number, opening.there
         self._members = engine.cohort.phases  # a live view
-        self._frees_places = isinstance(engine, Buffer)  # a report makes room for another client
+        self._frees_places = isinstance(engine, Buffer)  # a report frees a place for another client
         self._timed = devices is not None
         self._now = self._opened_s = opening.at_s
         self._events = 0
-        self._heap: list[tuple[float, int, int, int]] = []  # time, order, what, place in names
+        self._heap: list[tuple[float, int, int, int]] = []  # time, order, event, index in names
         self._order = 0
-        self._live: dict[int, int] = {}  # place → order of its entry in the heap that counts
-        self._left: dict[int, tuple[float, int]] = {}  # place → seconds of work left, and its end
+        self._live: dict[int, int] = {}  # index → order of its valid entry in the heap
+        self._left: dict[int, tuple[float, int]] = {}  # index → seconds of work left, and its end
         self._offered_s: dict[str, float] = {}
         self._accepted: list[int] = []
         self._accepted_s: list[float] = []
@@ -174,7 +174,7 @@ class Playback:
     def continue_work(
         self, due: Sequence[tuple[float, int, int]], left: Mapping[int, tuple[float, int]]
     ) -> None:
-        """Start with devices at work from before; the arguments are as `at_work` gives them."""
+        """Start with devices at work; the arguments are as returned by `at_work`."""
         self._left.update(left)
         for at_s, what, place in due:
             self._push(at_s, what, place)
@@ -185,7 +185,7 @@ class Playback:
         """Play until the round is committed or abandoned.
 
         Args:
-            first: opens it.
+            first: the event that opens it.
         """
         engine, heap, live = self._engine, self._heap, self._live
         self._feed(first)
@@ -199,8 +199,8 @@ class Playback:
             elif next_at <= wake_at:
                 self._now, _, what, place = heappop(heap)
                 del live[place]
-                # Most events are updates that count. In a round one frees no place, so no client is
-                # drawn, and the next wake-up does not come earlier.
+                # Most events are updates that count. In a round they free no place, so no client
+                # is selected, and the next wake-up stays the same.
                 quick = what == REPORTS and not self._frees_places and next_at < wake_at
                 if quick and self._counts(place):
                     continue
@@ -239,7 +239,7 @@ class Playback:
             self._feed(UpdateRefused(name))
 
     def _feed(self, event: BufferEvent) -> None:
-        """Have the engine handle an event, and perform its effects."""
+        """Pass an event to the engine, and perform its effects."""
         self._events += 1
         for effect in self._engine.handle(cast(RoundEvent, event), self._now):
             self._perform(effect)
@@ -251,10 +251,10 @@ class Playback:
             self._stop(effect.client)
 
     def _settle(self) -> tuple[bool, float]:
-        """Let freed devices attend and others decline, then see what the round waits for.
+        """Let freed devices attend and others decline.
 
         Returns:
-            Whether it takes the next device that arrives, and when it is to be woken.
+            Whether the round takes the next device that arrives, and its wake-up time.
         """
         while self._freed:
             self._feed(Attended(self._freed.popleft()))
@@ -266,7 +266,7 @@ class Playback:
     # ---- devices at work ---------------------------------------------------------------------
 
     def _take(self, offer: Offer) -> None:
-        """A device accepts the task, continues what is left of it, or declines."""
+        """A device accepts the task, continues it, or declines."""
         name, place = offer.client, self._place_of[offer.client]
         if offer.again:
             work_s, what = self._left.pop(place)
@@ -287,7 +287,7 @@ class Playback:
         self._push(ends_at, what, place)
 
     def _stop(self, name: str) -> None:
-        """A device whose update would be too stale is idle at once, where it is there."""
+        """A device whose update would be too stale is idle at once, if available."""
         place = self._place_of[name]
         self._live.pop(place, None)
         self._left.pop(place, None)
@@ -302,18 +302,18 @@ class Playback:
     def _next_change(self, place: int) -> float:
         if self._windows is None:
             return inf
-        if self._now == self._opened_s:  # the first cohort, for whom it was computed at once
+        if self._now == self._opened_s:  # computed for all devices at the opening
             return self._first_changes.item(place)
         return self._windows.next_change(place, self._now)
 
     # ---- devices that are idle ---------------------------------------------------------------
 
     def _hungry(self) -> bool:
-        """Whether the round takes the next device that arrives: then no arrival may be put off."""
+        """Whether the round takes the next arriving device, so arrivals must not be delayed."""
         return self._idle is not None and not self._engine.candidates and self._engine.free > 0
 
     def _sync(self) -> None:
-        """Tell the engine which idle devices came and went by now, before it may draw from them."""
+        """Inform the engine of idle devices until now, before it may select from them."""
         if self._idle is not None:
             while self._idle.next_at <= self._now:
                 self._move_idle(self._idle)
@@ -325,15 +325,15 @@ class Playback:
             return  # the events of members are in the heap
         self._now = max(self._now, at)
         self._events += 1
-        # Not at its own time: the engine does what is due by the time of an event, and a device
-        # that comes at the very deadline must not cut off an update of the same moment.
+        # Not at the event's time: the engine acts on deadlines up to that time, and a device that
+        # arrives at the deadline must not exclude an update of the same time.
         for effect in self._engine.handle(Attended(name) if comes else Left(name), -inf):
             self._perform(effect)
 
     # ---- the end -----------------------------------------------------------------------------
 
     def outcome(self, start_s: float) -> Play:
-        """How it went."""
+        """The played round."""
         return Play(
             state=self._engine.state,
             reason=self._engine.reason,
@@ -357,13 +357,13 @@ class Playback:
 
     @property
     def origins(self) -> tuple[int, ...]:
-        """The rounds that accepted clients were asked in, in the order of acceptance."""
+        """The rounds of the accepted clients' tasks, in the order of acceptance."""
         return tuple(self._origins)
 
     def at_work(
         self, members: AbstractSet[str]
     ) -> tuple[tuple[tuple[float, int, int], ...], dict[int, tuple[float, int]]]:
-        """What the devices of these members do next, and what is left of interrupted work."""
+        """The next events of these members' devices, and the rest of interrupted work."""
         places = {self._place_of[name] for name in members}
         due = sorted(e for e in self._heap if e[3] in places and self._live.get(e[3]) == e[1])
         left = {place: left for place, left in self._left.items() if place in places}

@@ -1,10 +1,10 @@
 """Rounds on a virtual clock: which clients report when, and how a round ends, without training.
 
-What a device computes does not depend on when it finishes, so a round is played first and only the
-clients whose updates count are trained. If an update turns out to be refused, the round is played
-again with that known.
+The result of training does not depend on its time, so a round is played first and only the clients
+whose updates count are trained. If an update is refused, the round is played again with this
+refusal.
 
-Invariant: playing depends on its arguments alone.
+Invariant: playing depends only on its arguments.
 """
 
 from collections.abc import Collection, Sequence
@@ -25,11 +25,11 @@ class Clock:
 
     Args:
         names: of the clients, all different.
-        devices: theirs, in the same order; None for rounds without time, in which everyone is
-            available, takes the task and reports in the order of the cohort.
+        devices: in the same order; None for rounds without time, in which all clients are
+            available, accept the task and report in the order of the cohort.
 
     Raises:
-        UsageError: there are not as many devices as names.
+        UsageError: numbers of devices and names differ.
     """
 
     def __init__(self, names: Sequence[str], devices: Devices | None = None) -> None:
@@ -52,20 +52,20 @@ class Clock:
         refused: frozenset[str] = frozenset(),
         excluded: frozenset[str] = frozenset(),
     ) -> Play:
-        """Play a round; depends on its arguments and the clock's own alone.
+        """Play a round; depends only on its arguments and those of the clock.
 
         Args:
             config: of the round.
             select: draws the cohort and its replacements.
-            round_number: its number; what differs from round to round is drawn for it.
-            load: what it asks of each device; unused without devices.
+            round_number: its number, for random numbers.
+            load: of each device; unused without devices.
             start_s: virtual seconds at which it begins to select.
             refused: clients whose updates are known to be refused.
-            excluded: clients that may not be asked.
+            excluded: clients that may not be selected.
 
         Raises:
-            UsageError: the goal is larger than the population, more are asked than are wanted
-                though no device is slow, or so many devices are never there at once.
+            UsageError: the goal is larger than the population, over-selection without devices, or
+                too few devices are available at once at any time.
         """
         self.check(config)
         opening = self.opening(config, start_s)
@@ -87,7 +87,7 @@ class Clock:
         opening: Opening,
         refused: frozenset[tuple[int, int]],
     ) -> Playback:
-        """What plays a round of these clients; see `Playback`."""
+        """A `Playback` of these clients."""
         return Playback(
             self.names, self.place_of, self.devices, engine,
             number=number, load=load, opening=opening, refused=refused,
@@ -96,11 +96,11 @@ class Clock:
     def attendance(
         self, there: NDArray[np.bool_] | None, excluded: Collection[str] = ()
     ) -> Attendance:
-        """The clients that may be asked.
+        """The clients that may be selected.
 
         Args:
-            there: which devices are there, in the order of the names; None for all.
-            excluded: clients that may not be asked.
+            there: whether each device is available, in the order of the names; None for all.
+            excluded: clients that may not be selected.
         """
         idle = np.ones(len(self.names), np.bool_) if there is None else there[self._sorted]
         idle[[self._roster.place_of[name] for name in excluded if name in self.place_of]] = False
@@ -114,25 +114,25 @@ class Clock:
         """
         if config.goal > len(self.names):
             raise UsageError(
-                f"Expected a goal of at most {len(self.names)} clients, which is all there are, "
-                f"got {config.goal}."
+                f"Expected a goal of at most {len(self.names)} clients, the whole population, got "
+                f"{config.goal}."
             )
         if config.candidates > len(self.names):
             raise UsageError(
-                f"Expected at most {len(self.names)} clients to be there before a round opens, "
-                f"which is all there are, got {config.candidates}."
+                f"Expected at most {len(self.names)} candidates for a round, the whole population, "
+                f"got {config.candidates}."
             )
         if self.devices is None and config.over_selection > 1:
             raise UsageError(
-                f"Expected over_selection = 1 without devices, got {config.over_selection}: "
-                "no device is slow without device models. Add [devices], or leave it out."
+                f"Expected over_selection = 1 without devices, got {config.over_selection}: all "
+                "devices are equally fast. Add [devices], or omit it."
             )
 
     def opening(self, config: RoundConfig, start_s: float) -> Opening:
-        """The moment at which as many devices are there as a round needs to open.
+        """The opening: when as many devices are available as a round needs.
 
         Raises:
-            UsageError: so many are never there at once.
+            UsageError: too few devices are available at once at any time.
         """
         if self.devices is None or self.devices.availability is None:
             return Opening(start_s, None, np.empty(0))
@@ -144,9 +144,8 @@ class Clock:
         at_s = availability.first_with(needed, start_s)
         if at_s is None:
             raise UsageError(
-                f"Expected {needed} devices that are there at once some time after "
-                f"{start_s:g} s, got fewer at any time. Lower the goal, or give devices "
-                "more time in [devices.availability]."
+                f"After {start_s:g} s there are never {needed} devices available at once. Lower "
+                "the goal, or give devices more time in [devices.availability]."
             )
         return Opening(at_s, *availability.look(at_s))
 
@@ -162,7 +161,7 @@ def play(
     start_s: float = 0.0,
     refused: frozenset[str] = frozenset(),
 ) -> Play:
-    """Play one round; a `Clock` saves looking up the names for each of many.
+    """Play one round; for many rounds use a `Clock`.
 
     Raises:
         UsageError: as `Clock` and `Clock.play` do.

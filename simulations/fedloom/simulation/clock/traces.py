@@ -1,4 +1,4 @@
-"""Traces of real devices, in FedScale's two formats: how fast each one is, and when it is there.
+"""Traces of real devices in FedScale's two formats: capacity and behaviour.
 
 A file is a pickled dictionary, or the same as JSON; each entry is one device:
 
@@ -6,9 +6,10 @@ A file is a pickled dictionary, or the same as JSON; each entry is one device:
     behaviour  {"duration": 60, "inactive": [40, 100], "finish_time": 120, "active": [10, 70],
                 "model": "…"}
 
-`computation` is milliseconds of inference for one example and `communication` kbit/s, both ways
-alike; training takes three times the inference (one pass forward, two for the gradients). A device
-is there from each `active` second to its `inactive` one, and begins again after `finish_time`.
+`computation` is milliseconds of inference for one example and `communication` kbit/s in both
+directions; training takes three times the inference (one pass forward, two for the gradients). A
+device is available from each `active` second to its `inactive` one; the cycle repeats after
+`finish_time`.
 
 Sources: Lai et al. 2022, "FedScale: Benchmarking Model and System Performance of Federated
 Learning at Scale", section 3.2; SymbioticLab/FedScale at 7ec441c,
@@ -16,8 +17,7 @@ benchmark/dataset/data/device_info/README.md (fields) and
 fedscale/cloud/internal/client_metadata.py (`get_completion_time`: units and the factor of three;
 `is_active`: windows and their repetition).
 
-Invariant: reading a trace runs no code of its author's: nothing but plain containers, text and
-numbers is built.
+Invariant: reading a trace runs no code from the file; only containers, text and numbers are built.
 """
 
 import json
@@ -37,7 +37,7 @@ from fedloom.protocol.errors import UsageError
 from .availability import Window
 
 TRAINING_FACTOR = 3.0
-"""Training one example costs so many inferences."""
+"""Cost of training one example, in inferences."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Capacity:
 
     Attributes:
         inference_s: seconds of inference for one example, > 0.
-        bytes_per_s: down or up, > 0.
+        bytes_per_s: of download and of upload, > 0.
     """
 
     inference_s: float
@@ -58,8 +58,8 @@ class Behaviour:
     """One device of a behaviour trace.
 
     Attributes:
-        windows: seconds from which, and to which, it is there; they may touch or overlap.
-        cycle_s: after which it begins again, > 0.
+        windows: seconds from arrival to departure; they may touch or overlap.
+        cycle_s: length of the cycle, > 0.
     """
 
     windows: tuple[Window, ...]
@@ -70,7 +70,7 @@ def read_capacity(path: Path) -> list[Capacity]:
     """The devices of a capacity trace, in the file's order.
 
     Raises:
-        UsageError: the file is not there, is no trace, or an entry is not as it must be.
+        UsageError: the file is missing, is not a trace, or an entry is invalid.
     """
     return [_capacity(f"{path}, device {key}", entry) for key, entry in _read(path)]
 
@@ -79,7 +79,7 @@ def read_behaviour(path: Path) -> list[Behaviour]:
     """The devices of a behaviour trace, in the file's order.
 
     Raises:
-        UsageError: the file is not there, is no trace, or an entry is not as it must be.
+        UsageError: the file is missing, is not a trace, or an entry is invalid.
     """
     return [_behaviour(f"{path}, device {key}", entry) for key, entry in _read(path)]
 
@@ -109,7 +109,7 @@ def _behaviour(where: str, entry: Mapping[str, Any]) -> Behaviour:
                 f"Expected 0 <= active <= inactive, got active {begin:g} and inactive {end:g} in "
                 f"{where}."
             )
-    # FedScale takes the time modulo finish_time, so that what lies beyond it never comes.
+    # FedScale takes the time modulo finish_time, so later times never occur.
     pairs = zip(begins, ends, strict=True)
     return Behaviour(tuple((b, min(e, cycle_s)) for b, e in pairs if b < cycle_s), cycle_s)
 
@@ -135,16 +135,14 @@ def _read(path: Path) -> list[tuple[object, Mapping[str, Any]]]:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise UsageError(f"Expected a trace at {path}, got: {error.strerror}.") from error
+        raise UsageError(f"The trace {path} cannot be read: {error.strerror}.") from error
     try:
         looks_like_json = content.lstrip()[:1] == b"{"
         entries = json.loads(content) if looks_like_json else _Plain(BytesIO(content)).load()
     except UsageError as error:
-        raise UsageError(f"{error} It stands in {path}.") from error
-    except Exception as error:  # a pickle that is none can raise anything at all
-        raise UsageError(
-            f"Expected a pickled dictionary or JSON in {path}, got what is neither ({error})."
-        ) from error
+        raise UsageError(f"{error} File: {path}.") from error
+    except Exception as error:  # an invalid pickle may raise anything
+        raise UsageError(f"{path} is neither a pickled dictionary nor JSON ({error}).") from error
     if not isinstance(entries, Mapping) or not entries:
         raise UsageError(f"Expected a dictionary of at least one device in {path}.")
     for key, entry in entries.items():
@@ -157,10 +155,10 @@ class _Plain(pickle.Unpickler):
     """Builds plain containers, text and numbers; NumPy's scalars become numbers."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Look up one of the few names that are admitted.
+        """Look up one of the allowed names.
 
         Raises:
-            UsageError: it is another.
+            UsageError: the name is not allowed.
         """
         if (module, name) not in _ADMITTED:
             raise UsageError(
@@ -170,16 +168,16 @@ class _Plain(pickle.Unpickler):
         return _ADMITTED[module, name]
 
     def persistent_load(self, _: object) -> Any:
-        """Nothing lies outside the file.
+        """Refuse references to objects outside the file.
 
         Raises:
             UsageError: always.
         """
-        raise UsageError("Expected a trace that is whole, got a reference to something outside.")
+        raise UsageError("The trace refers to an object outside the file.")
 
 
 class _Dtype:
-    """Stands in for numpy.dtype: what is needed to read one number."""
+    """Replaces numpy.dtype: reads one number."""
 
     _CODES: Mapping[str, str] = {
         "f2": "e", "f4": "f", "f8": "d",
@@ -197,7 +195,7 @@ class _Dtype:
 
 
 def _scalar(dtype: object, content: object) -> float | int:
-    """Stands in for the function that unpickles a NumPy scalar.
+    """Replaces the function that unpickles a NumPy scalar.
 
     Raises:
         UsageError: it is not a number.
@@ -205,13 +203,13 @@ def _scalar(dtype: object, content: object) -> float | int:
     if isinstance(content, str):  # old protocols
         content = content.encode("latin-1")
     if not isinstance(dtype, _Dtype) or not isinstance(content, bytes):
-        raise UsageError("Expected numbers, got another of NumPy's values.")
+        raise UsageError("Expected numbers, got another value of NumPy.")
     value: float | int = struct.unpack(dtype.order + dtype.code, content)[0]
     return value
 
 
 def _encoded(text: str, encoding: str) -> bytes:
-    """Stands in for codecs.encode, which old protocols make bytes with."""
+    """Replaces codecs.encode, which old protocols use for bytes."""
     if encoding != "latin1":
         raise UsageError(f"Expected bytes as latin1, got {encoding!r}.")
     return text.encode("latin-1")

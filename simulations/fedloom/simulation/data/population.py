@@ -1,7 +1,6 @@
-"""The clients of a simulation and the data that each holds.
+"""The clients of a simulation and their data.
 
-Examples lie once in memory, in two arrays; a client is a list of indices into them. A thousand
-clients cost no more than their data.
+Examples are in memory once, in two arrays; a client is a list of indices into them.
 
 Invariants: every shard's indices are within the arrays; names are unique, in ascending order.
 """
@@ -42,17 +41,17 @@ class Examples:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Population:
-    """All clients that there are, whether or not a round asks them.
+    """All clients of a simulation.
 
     Attributes:
         examples: of all clients together.
-        names: of the clients; the order in which cohorts are drawn from is theirs.
+        names: of the clients, ascending; cohorts are drawn in this order.
         shards: for each client the indices of the examples that it trains on, at least one.
-        held_out_shards: for each client those that it evaluates on, may be empty; None when no
-            client evaluates.
-        test: examples that no client holds, for evaluation in one place; None without.
-        num_classes: of class-number targets; None for others.
-        flaws: what of the data is not finite, in their source's words.
+        held_out_shards: for each client the indices of its held-out examples, may be empty; None
+            if no client evaluates.
+        test: central test examples, which no client holds; None for none.
+        num_classes: if targets are class numbers; None for others.
+        flaws: descriptions of values that are not finite, from the source.
 
     Raises:
         UsageError: a client without examples, names that repeat, or indices outside the examples.
@@ -76,13 +75,13 @@ class Population:
         for name, shard in zip(self.names, self.shards, strict=True):
             if not len(shard):
                 raise UsageError(
-                    f"Expected every client to hold examples, got none on {name}. Ask for fewer "
-                    "clients, a less skewed partition, or a min_size."
+                    f"{name} has no examples. Set fewer clients, a less skewed partition, or a "
+                    "min_size."
                 )
             if shard.min() < 0 or shard.max() >= len(self.examples):
                 raise UsageError(
-                    f"Expected indices from 0 to {len(self.examples) - 1}, got "
-                    f"{shard.min()} to {shard.max()} on {name}."
+                    f"Expected indices from 0 to {len(self.examples) - 1} for {name}, got "
+                    f"{shard.min()} to {shard.max()}."
                 )
 
     def __len__(self) -> int:
@@ -96,6 +95,6 @@ class Population:
 
 
 def numbered(count: int) -> list[str]:
-    """Names for clients that have none of their own, in ascending order: `client-000` and so on."""
+    """Default names of clients in ascending order: `client-000` and so on."""
     width = max(3, len(str(count - 1)))
     return [f"client-{number:0{width}}" for number in range(count)]

@@ -1,8 +1,8 @@
-"""How a population's data are spread: sizes, mixes of labels, and their distance from IID.
+"""Statistics of a partition: sizes, mixes of labels, and their distance from IID.
 
 Sources: Zhao et al. (2018), "Federated learning with non-IID data", section 3.2, measure skew by
-Σ|p_client − p_all| over the classes, which they call the earth mover's distance; the total
-variation given here is half of that. Effective classes are exp of a mix's entropy (Hill, 1973,
+Σ|p_client − p_all| over the classes, called earth mover's distance there; the total variation here
+is half of it. Effective classes are exp of a mix's entropy (Hill, 1973,
 "Diversity and evenness").
 
 Legend: C clients, K classes.
@@ -23,7 +23,7 @@ Counts = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statistics:
-    """Of the examples that clients train on. Those of labels are None without class numbers.
+    """Statistics of training examples. Those of labels are None without class numbers.
 
     Attributes:
         clients: C.
@@ -32,13 +32,13 @@ class Statistics:
         median_size: of the median one.
         max_size: of the largest.
         classes: K.
-        median_held_classes: classes of which the median client has an example.
+        median_held_classes: classes of the median client.
         median_entropy_bits: entropy of the median client's mix, from 0 to log2 K.
         median_effective_classes: exp of its entropy in nats, from 1 to K.
-        total_variation: mean over clients of half of Σ|p_client − p_all|, from 0 (all mixes alike)
+        total_variation: mean over clients of half of Σ|p_client − p_all|, from 0 (equal mixes)
             to 1.
-        total_variation_iid: the same had the same examples been dealt at random to clients of the
-            same sizes; small clients differ even then.
+        total_variation_iid: the same for a random split into equal sizes; small clients differ even
+            then.
     """
 
     clients: int
@@ -54,12 +54,12 @@ class Statistics:
     total_variation_iid: float | None = None
 
     def rows(self) -> list[tuple[str, str]]:
-        """Name and value of each that there is, as a reader wants them."""
+        """Name and value of each statistic, as text."""
         rows = [
             ("clients", f"{self.clients:,}"),
             ("examples", f"{self.examples:,}"),
             (
-                "examples a client: smallest, median, largest",
+                "examples per client: smallest, median, largest",
                 f"{self.min_size:,}, {self.median_size:,.4g}, {self.max_size:,}"
                 if self.median_size < 1000
                 else f"{self.min_size:,}, {self.median_size:,.0f}, {self.max_size:,}",
@@ -70,11 +70,11 @@ class Statistics:
         return [
             *rows,
             ("classes", f"{self.classes:,}"),
-            ("classes that the median client holds", f"{self.median_held_classes:g}"),
+            ("classes of the median client", f"{self.median_held_classes:g}"),
             ("entropy of the median client's labels", f"{self.median_entropy_bits:.2f} bits"),
             ("effective classes of the median client", f"{self.median_effective_classes:.2f}"),
             ("mean total variation from all labels", f"{self.total_variation:.3f}"),
-            ("the same, had they been dealt at random", f"{self.total_variation_iid:.3f}"),
+            ("the same for a random split", f"{self.total_variation_iid:.3f}"),
         ]
 
     def __str__(self) -> str:
@@ -86,16 +86,15 @@ class Statistics:
 def label_counts(population: Population) -> Counts:
     """Count the training examples of each class on each client, int64 of shape (C, K).
 
-    Where each place of an example has a target of its own, such as the next character, places are
-    counted.
+    If each place of an example has a target, such as the next character, places are counted.
 
     Raises:
         UsageError: targets are not class numbers.
     """
     if population.num_classes is None:
         raise UsageError(
-            "Expected class numbers as targets to count labels, got other targets. Sizes alone can "
-            "be had: statistics(population)."
+            "Labels can be counted only if targets are class numbers. statistics(population) gives "
+            "the sizes."
         )
     y, num_classes = population.examples.y, population.num_classes
     return np.stack(
@@ -104,19 +103,19 @@ def label_counts(population: Population) -> Counts:
 
 
 def statistics(population: Population) -> Statistics:
-    """Describe how a population's data are spread.
+    """Statistics of a population's data.
 
     >>> from fedloom.simulation import sources
     >>> print(statistics(sources.load(source="digits", seed=1, clients=10)))
-    clients                                       10
-    examples                                      1,438
-    examples a client: smallest, median, largest  143, 144, 144
-    classes                                       10
-    classes that the median client holds          10
-    entropy of the median client's labels         3.28 bits
-    effective classes of the median client        9.73
-    mean total variation from all labels          0.101
-    the same, had they been dealt at random       0.096
+    clients                                         10
+    examples                                        1,438
+    examples per client: smallest, median, largest  143, 144, 144
+    classes                                         10
+    classes of the median client                    10
+    entropy of the median client's labels           3.28 bits
+    effective classes of the median client          9.73
+    mean total variation from all labels            0.101
+    the same for a random split                     0.096
     """
     sizes = population.sizes
     of_sizes = {
@@ -157,7 +156,7 @@ def total_variations(counts: Counts) -> NDArray[np.float64]:
 
 
 def _dealt_at_random(population: Population) -> Counts:
-    # A fixed seed: the figure describes the population and should not change between looks.
+    # A fixed seed: the statistic describes the population and must not change between calls.
     dealt = stream(0, "statistics").permutation(np.concatenate(list(population.shards)))
     cuts = np.cumsum(population.sizes)[:-1]
     shuffled: Sequence[NDArray[np.int64]] = np.split(dealt, cuts)

@@ -1,7 +1,7 @@
-"""Models that the federated one is compared with: trained on all data, and on each client's alone.
+"""Baselines of the demo: models trained on all data, and on each client's data alone.
 
-Everything else is as in the federated run: initial weights, gradient descent, learning rate, batch
-size and passes over the data (rounds times local epochs). All are tested on the whole held-out set.
+All else is as in the federated run: initial weights, gradient descent, learning rate, batch size
+and passes over the data (rounds times local epochs). All are tested on the whole held-out set.
 """
 
 import multiprocessing
@@ -30,7 +30,7 @@ class Baselines:
     """Accuracies on the whole held-out set.
 
     Attributes:
-        centralised: after the passes of each round.
+        centralised: of the centralised model, after the passes of each round.
         alone: of each client's own model at the end, by name.
     """
 
@@ -49,9 +49,9 @@ def measure(
 
     Args:
         population: the data.
-        settings: as of the federated run.
-        num_processes: how many to train at a time; 1 trains in this process.
-        progress: called with a name and an accuracy as each is done.
+        settings: of the federated run.
+        num_processes: models trained at a time; 1 trains in this process.
+        progress: called with name and accuracy of each finished model.
     """
     found: dict[str, tuple[float, ...]] = {}
     for name, accuracies in _trained(population, settings, num_processes):
@@ -74,14 +74,14 @@ def train(
 
     Args:
         name: seeds the order of the examples, with the settings' seed.
-        own: what to train on.
-        held_out: what to measure accuracy on.
+        own: training examples.
+        held_out: examples to measure accuracy on.
         num_classes: of the model.
-        settings: as of the federated run.
-        each_round: measure after each round's passes, not at the end alone.
+        settings: of the federated run.
+        each_round: measure after each round's passes, not only at the end.
 
     Returns:
-        The name, and the accuracies that were measured, in order.
+        The name, and the accuracies in order.
     """
     model = build(own.x.shape[1:], num_classes, seed=settings.seed)
     client = TorchClient(model, tensors(own), functional.cross_entropy, evaluate=tensors(held_out))
@@ -123,7 +123,7 @@ def tensors(examples: Examples) -> tuple[torch.Tensor, torch.Tensor]:
 def _trained(
     population: Population, settings: DemoSettings, num_processes: int
 ) -> Iterator[tuple[str, tuple[float, ...]]]:
-    # The centralised model takes as long as all the others together: it goes first.
+    # The centralised model takes as long as all others together, so it is first.
     sets = {CENTRALISED: all_training(population)}
     shards = zip(population.names, population.shards, strict=True)
     sets |= {name: take(population, shard) for name, shard in shards}
@@ -138,7 +138,7 @@ def _trained(
     if num_processes == 1:
         yield from (job() for job in jobs)
         return
-    # Spawned, not forked: this process may hold threads of torch or grpc.
+    # Spawned, not forked: this process may have threads of torch or gRPC.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(num_processes, mp_context=context) as pool:
         for future in as_completed([pool.submit(job) for job in jobs]):

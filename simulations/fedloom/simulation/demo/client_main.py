@@ -1,4 +1,4 @@
-"""The program that each of the demo's clients runs: all that a device's owner has to write.
+"""The program of each of the demo's clients: all that a device's owner has to write.
 
 python -m fedloom.simulation.demo.client_main --config client.toml --shard shard.npz
 """

@@ -1,4 +1,4 @@
-"""`fedloom demo`: a federation on one machine, from end to end."""
+"""`fedloom demo`: a complete federation on one machine."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from fedloom.cli.common.lazy import load
 from fedloom.protocol.errors import UsageError
 
 TARGET = 0.02
-"""Largest distance below centralised training, in accuracy, that the demo calls a success."""
+"""Largest accuracy loss against centralised training that counts as a success."""
 
 
 @click.command()
@@ -16,42 +16,43 @@ TARGET = 0.02
 @click.option(
     "--data-dir",
     type=click.Path(path_type=Path, file_okay=False),
-    help="The four IDX files of MNIST, packed or not; with --data mnist.",
+    help="Folder of MNIST's four IDX files, gzipped or not; with --data mnist.",
 )
 @click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
     default=Path("out/demo"),
     show_default=True,
-    help="Emptied, then holds the server's state, logs, the model and the picture.",
+    help="Folder for state, logs, the model and the picture; emptied first.",
 )
-@click.option("--rounds", type=click.IntRange(1), help="Fewer or more than the data set's own.")
+@click.option("--rounds", type=click.IntRange(1), help="Rounds, instead of the data set's default.")
 @click.option(
-    "--keep", is_flag=True, help="Leave the server running at the end, to view its console."
+    "--keep", is_flag=True, help="Keep the server running at the end, to view its console."
 )
 def demo(data: str, data_dir: Path | None, out: Path, rounds: int | None, keep: bool) -> None:
-    """Run a federation here: a server, eight clients as processes, one model.
+    """Run a federation on this machine: a server, eight client processes, one model.
 
-    Each client holds its own skewed shard of the data. The model that they train together is
-    compared with one trained on all data in one place, and with what each client has alone.
+    Each client has its own skewed shard of the data. The federated model is compared with one
+    trained on all data, and with models trained by each client alone.
 
     \b
     Examples:
       fedloom demo
       fedloom demo --data mnist --data-dir ~/mnist
     """
-    from dataclasses import replace  # noqa: PLC0415 - help needs none of this
+    from dataclasses import replace  # noqa: PLC0415 - not needed for --help
 
     from rich.console import Console  # noqa: PLC0415
 
-    load("fedloom.simulation.demo.play:play")  # names the extra that is missing, if one is
+    load("fedloom.simulation.demo.play:play")  # names a missing extra
     from fedloom.simulation.demo import play  # noqa: PLC0415
     from fedloom.simulation.demo import settings as known  # noqa: PLC0415
     from fedloom.simulation.demo.data import population  # noqa: PLC0415
 
     if (data == "mnist") != (data_dir is not None):
         raise UsageError(
-            "--data-dir, the folder of MNIST's IDX files, goes with --data mnist, and only there."
+            "--data mnist needs --data-dir, the folder of MNIST's IDX files; other data do not "
+            "take it."
         )
     settings = known.MNIST if data == "mnist" else known.DIGITS
     if rounds is not None:

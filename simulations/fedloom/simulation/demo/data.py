@@ -1,7 +1,7 @@
 """The demo's data: one population, and a file for each client's process.
 
-Invariant: the clients' held-out parts together are the whole held-out set, each example once, so
-the mean of their accuracies weighted by examples is the accuracy on that set.
+Invariant: the clients' held-out parts are together the whole held-out set, each example once. So
+the mean of their accuracies, weighted by examples, is the accuracy on that set.
 """
 
 from collections.abc import Sequence
@@ -16,16 +16,16 @@ from fedloom.simulation.demo.settings import DemoSettings
 
 
 def population(settings: DemoSettings, folder: Path | None = None) -> Population:
-    """Split the training and the held-out examples over the clients by the same Dirichlet shares.
+    """Split training and held-out examples over the clients by the same Dirichlet shares.
 
     Args:
         settings: of the demo.
-        folder: the IDX files of MNIST; scikit-learn's digits where left out.
+        folder: of MNIST's IDX files; default: scikit-learn's digits are used.
 
     Raises:
-        UsageError: no split gives every client enough examples, or the data are not there.
+        UsageError: no split gives every client enough examples, or the data are missing.
     """
-    # Here, not above: a client's process reads its own file alone.
+    # Imported here: a client's process does not need it.
     from fedloom.simulation import partition  # noqa: PLC0415
     from fedloom.simulation.sources import images  # noqa: PLC0415
     from fedloom.simulation.sources.base import keep_for_test  # noqa: PLC0415
@@ -67,32 +67,32 @@ def take(population: Population, indices: NDArray[np.int64]) -> Examples:
 
 
 def shards_of(population: Population, client: int) -> tuple[Examples, Examples]:
-    """What one client trains on, and what it evaluates on."""
+    """One client's training and held-out examples."""
     assert population.held_out_shards is not None
     train, held_out = population.shards[client], population.held_out_shards[client]
     return take(population, train), take(population, held_out)
 
 
 def all_training(population: Population) -> Examples:
-    """What all clients train on together, in the order of the data."""
+    """All clients' training examples, in the order of the data."""
     return take(population, np.sort(np.concatenate(list(population.shards))))
 
 
 def all_held_out(population: Population) -> Examples:
-    """What all clients evaluate on together."""
+    """All clients' held-out examples."""
     assert population.test is not None
     return population.test
 
 
 def shape_of(population: Population) -> tuple[tuple[int, int, int], int]:
-    """The shape of an image, and how many classes there are."""
+    """The shape of an image, and the number of classes."""
     _, channels, height, width = population.examples.x.shape
     assert population.num_classes is not None
     return (channels, height, width), population.num_classes
 
 
 def write(population: Population, folder: Path) -> dict[str, Path]:
-    """Write each client's examples into a file of its own.
+    """Write each client's examples to a separate file.
 
     Returns:
         The files by client name.
@@ -112,7 +112,7 @@ def write(population: Population, folder: Path) -> dict[str, Path]:
 
 
 def read(path: Path) -> tuple[Examples, Examples, int]:
-    """Read a file of `write`: examples to train on, to evaluate on, and how many classes."""
+    """Read a file of `write`: training examples, held-out examples, number of classes."""
     with np.load(path, allow_pickle=False) as arrays:
         train, held_out = (
             Examples(x=arrays[f"{name}.x"], y=arrays[f"{name}.y"]) for name in ("train", "held_out")

@@ -13,13 +13,13 @@ class SmallCNN(nn.Module):
 
     No batch normalisation: its running statistics follow each client's own mix of labels, and
     averaging them over skewed clients hurts (Hsieh et al. 2020, "The non-IID data quagmire of
-    decentralized machine learning", section 5). Pixels are centred instead, by the same constants
-    everywhere.
+    decentralized machine learning", section 5). Pixels are centred instead, by fixed
+    constants.
 
     Args:
-        image_shape: (channels, height, width), height and width at least 8; from 16 on the image
-            is also halved between the convolutions, where smaller ones would lose too much.
-        num_classes: how many scores to give.
+        image_shape: (channels, height, width), height and width at least 8; images of at
+            least 16 are also halved between the convolutions.
+        num_classes: number of scores.
     """
 
     def __init__(self, image_shape: tuple[int, int, int], num_classes: int) -> None:

@@ -1,7 +1,7 @@
-"""The demo from end to end: a server, eight clients as processes, one model.
+"""Run the demo: a server, eight client processes, one model.
 
-It does what a deployment does, by the same commands: an authority, one-time tokens, enrolled
-clients over mTLS, a submitted run, an exported model.
+It uses the commands of a deployment: an authority, one-time tokens, clients enrolled over mTLS, a
+submitted run, an exported model.
 """
 
 import shutil
@@ -33,7 +33,7 @@ from fedloom.simulation.demo.settings import DemoSettings
 from fedloom.simulation.wire import federation
 from fedloom.simulation.wire.processes import LocalProcesses
 
-NOTE = "# What the demo submits; `fedloom run template` explains every setting.\n"
+NOTE = "# The run of the demo; `fedloom run template` explains every setting.\n"
 
 
 def play(
@@ -49,12 +49,12 @@ def play(
     Args:
         population: the clients and their data.
         settings: of the experiment.
-        folder: is emptied, and holds the server's state, logs and results afterwards.
+        folder: for the server's state, logs and results; emptied first.
         console: for the display.
-        keep: leave the server and its clients running at the end, until Ctrl-C.
+        keep: keep the server and its clients running at the end, until Ctrl-C.
 
     Returns:
-        What was measured.
+        The results.
 
     Raises:
         UnavailableError: a process or a command failed.
@@ -107,7 +107,7 @@ def _show_console(processes: LocalProcesses, address: str, console: Console, *, 
         console.print(
             Text.assemble(
                 ("console         ", "dim"), address,
-                (" while it ran; leave it running by ", "dim"), "make demo KEEP=1",
+                (" while it ran; keep it running with ", "dim"), "make demo KEEP=1",
             ),
             soft_wrap=True,
         )  # fmt: skip
@@ -116,13 +116,13 @@ def _show_console(processes: LocalProcesses, address: str, console: Console, *, 
     console.print(
         Group(
             Text.assemble(("console         ", "dim"), address),
-            Text.assemble(("log in by       ", "dim"), _link(processes)),
-            Text.assemble(("or later by     ", "dim"), again),
+            Text.assemble(("log in with     ", "dim"), _link(processes)),
+            Text.assemble(("or later with   ", "dim"), again),
             Text("The server and its clients keep running. Ctrl-C ends them.", "dim"),
         ),
         soft_wrap=True,
     )
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a kill ends them too
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM ends them too
     with suppress(KeyboardInterrupt):
         while True:
             processes.check()
@@ -159,7 +159,7 @@ def _start_clients(processes: LocalProcesses, population: Population, server: st
 
 
 def _watch(processes: LocalProcesses, run: str, console: Console) -> tuple[dict[str, Any], float]:
-    """Show the run until it ends; returns its last status and how long its rounds took."""
+    """Show the run until it ends; returns its last status and the seconds of its rounds."""
     begun = time.monotonic()
     with Live(console=console, refresh_per_second=8) as live:
         for status in federation.statuses(processes, run):
@@ -177,7 +177,7 @@ def _accuracies(
     initial: Path,
     model: Path,
 ) -> tuple[float, ...]:
-    """Accuracy after 0, 1, … rounds: the clients' own, and the last from the exported file."""
+    """Accuracy after 0, 1, … rounds, from the clients; first and last from the model files."""
     model_to_test = SmallCNN(*shape_of(population))
     task = training_task("judge", 0, settings)
     held_out = tensors(all_held_out(population))
@@ -217,5 +217,5 @@ def _conclude(outcome: DemoResult, model: Path, population: Population, console:
 
 
 def _near(path: Path) -> Path:
-    """A path as one would type it from here."""
+    """A path relative to the working folder, if inside it."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

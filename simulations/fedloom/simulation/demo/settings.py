@@ -1,4 +1,4 @@
-"""What a demo trains, on what, and for how long.
+"""Settings of a demo.
 
 The defaults were chosen by `benchmarks/demo_settings.py`, which repeats them over seeds.
 """
@@ -14,13 +14,13 @@ class DemoSettings:
     """One experiment.
 
     Attributes:
-        data: what it is called in the report.
-        num_clients: how many processes take part.
+        data: name of the data in the report.
+        num_clients: number of client processes.
         alpha: Dirichlet concentration of the labels over the clients; small is very skewed.
-        min_size: fewest training examples on a client.
-        held_out: fraction held out of data that comes in one piece.
+        min_size: smallest number of training examples of a client.
+        held_out: fraction of held-out examples, for data without a test part.
         rounds: of federated averaging.
-        epochs: passes over its own examples that a client makes in a round.
+        epochs: local epochs in a round.
         batch_size: examples in a step.
         learning_rate: of plain gradient descent.
         seed: of the split, the shards, the initial weights and the order of the examples.
@@ -39,7 +39,7 @@ class DemoSettings:
 
     @property
     def run(self) -> dict[str, Any]:
-        """The run that the demo submits, as its run.toml has it."""
+        """The settings of the demo's run.toml."""
         return {
             "name": "demo",
             "rounds": self.rounds,

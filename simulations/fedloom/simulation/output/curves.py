@@ -1,8 +1,8 @@
-"""What is read off a simulation's rounds: curves, milestones, balance, totals.
+"""Values read off a simulation's rounds: curves, milestones, balance, totals.
 
-Pure; plots, the report and the progress display all draw from here, so that they cannot disagree.
+Pure; plots, the report and the progress display all use it, so that they cannot disagree.
 
-Legend: a Point is (x, y); y is NaN where a metric was measured and was not finite.
+Legend: a Point is (x, y); y is NaN if a metric was measured and was not finite.
 """
 
 import math
@@ -16,13 +16,13 @@ from fedloom.simulation.output.words import is_share
 Point = tuple[float, float]
 
 PHASES = ("reported", "training", "offered", "declined", "failed", "refused", "lost")
-"""Where members of a cohort can stand at the end of a round, in the order in which they stack."""
+"""Phases of a cohort's members at the end of a round, in stacking order."""
 
 _PHASE_NAMES = {"offered": "not begun", "training": "not finished"}
 
 
 def phase_name(phase: str) -> str:
-    """A phase as a reader of past rounds understands it.
+    """A phase's name in a past round.
 
     >>> phase_name("training"), phase_name("lost")
     ('not finished', 'lost')
@@ -35,10 +35,10 @@ SOURCES = {
     "evaluation": "clients' held-out examples",
     "training": "during training",
 }
-"""The fields of a record that hold metrics, best witness first, and what they were measured on."""
+"""The fields of a record with metrics, most reliable first, and what they are measured on."""
 
 _HUGE = 1e200
-"""What is beyond is as good as infinite: the model diverged, and no axis could hold it."""
+"""Larger values are treated as infinite: the model diverged, and no axis could show them."""
 
 _MILESTONES = (*(share / 10 for share in range(1, 10)), 0.95, 0.97, 0.98, 0.99, 0.995, 0.999)
 
@@ -49,9 +49,9 @@ class Milestone:
 
     Attributes:
         value: that was reached.
-        round: in which.
-        wall_s: seconds of computing until then, over all processes that ran it.
-        virtual_s: on the virtual clock; None without one.
+        round: its number.
+        wall_s: seconds of computing until then, over all processes of the simulation.
+        virtual_s: the virtual clock then; None without devices.
     """
 
     value: float
@@ -67,8 +67,8 @@ class WorkerLoad:
     Attributes:
         name: of the worker.
         clients: trained by it.
-        busy_s: seconds at work.
-        share: of the rounds' wall time that it was at work, from 0 to 1.
+        busy_s: seconds of training.
+        share: busy time over the rounds' wall time, from 0 to 1.
     """
 
     name: str
@@ -79,17 +79,17 @@ class WorkerLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunTotals:
-    """A simulation in sums.
+    """Sums over a simulation.
 
     Attributes:
-        rounds: all of them.
+        rounds: number of rounds.
         trained: training rounds committed.
-        abandoned: rounds that came to nothing.
+        abandoned: rounds abandoned.
         clients: accepted updates.
         examples: that the accepted updates were trained on.
-        wall_s: seconds that the rounds took, over all processes that ran it.
-        virtual_s: the virtual clock at the end; None without one.
-        clients_per_s: accepted updates a second of the rounds' wall time.
+        wall_s: seconds of the rounds, over all processes of the simulation.
+        virtual_s: the virtual clock at the end; None without devices.
+        clients_per_s: accepted updates per second of the rounds' wall time.
     """
 
     rounds: int
@@ -121,7 +121,7 @@ def totals(records: Sequence[RoundRecord]) -> RunTotals:
 def wall_times(records: Iterable[RoundRecord]) -> list[float]:
     """Seconds of computing until the end of each round.
 
-    A process counts from its own first round, so after a resumption `wall_s` starts anew.
+    `wall_s` counts from the first round of a process, so after a resumption it starts at 0 again.
     """
     times: list[float] = []
     before = last = 0.0
@@ -134,22 +134,22 @@ def wall_times(records: Iterable[RoundRecord]) -> list[float]:
 
 
 def main_metric(records: Iterable[RoundRecord]) -> tuple[str, str] | None:
-    """The source and name of what best tells how good the model is: accuracy where measured.
+    """Source and name of the metric that best shows the quality of the model.
 
     Returns:
-        Such as `("test", "accuracy")`; None where nothing was measured.
+        Such as `("test", "accuracy")`; None if nothing was measured.
     """
     records = list(records)
     return main_of({source: metric_names(records, source) for source in SOURCES})
 
 
 def main_of(names: Mapping[str, Iterable[str]]) -> tuple[str, str] | None:
-    """The same from the names of the metrics that each source measured.
+    """The same from the names of each source's metrics.
 
     >>> main_of({"test": ["loss", "accuracy"], "training": ["loss"]})
     ('test', 'accuracy')
 
-    What is measured during training tells least: it counts only where there is nothing else.
+    Order: accuracy, other shares, loss, any metric; training metrics only without others.
     """
     known = [(source, name) for source in SOURCES for name in sorted(names.get(source, ()))]
     known = [pair for pair in known if pair[0] != "training"] or known
@@ -160,7 +160,7 @@ def main_of(names: Mapping[str, Iterable[str]]) -> tuple[str, str] | None:
 
 
 def metric_names(records: Iterable[RoundRecord], source: str) -> list[str]:
-    """All metrics that a source ever measured, in alphabetical order."""
+    """All metrics of a source, in alphabetical order."""
     return sorted({name for record in records for name in values_of(record, source)})
 
 
@@ -172,13 +172,13 @@ def values_of(record: RoundRecord, source: str) -> dict[str, float]:
 def series(
     records: Sequence[RoundRecord], source: str, metric: str, *, virtual: bool = False
 ) -> list[Point]:
-    """How a metric went.
+    """A metric's curve.
 
     Args:
         records: all rounds.
         source: a key of SOURCES.
         metric: its name.
-        virtual: over seconds of the virtual clock rather than rounds.
+        virtual: over seconds of the virtual clock instead of rounds.
     """
     points = []
     for record in records:
@@ -191,13 +191,13 @@ def series(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Band:
-    """How a metric was spread over the clients of each round.
+    """Quantiles of a metric over the clients of each round.
 
     Attributes:
         lows: the lowest quantile by round.
-        middles: the median by round; empty where it was not asked for.
+        middles: the median by round; empty if not requested.
         highs: the highest quantile by round.
-        shares: of the clients that lie below `lows` and below `highs`, such as ("0.1", "0.9").
+        shares: of the clients below `lows` and below `highs`, such as ("0.1", "0.9").
     """
 
     lows: tuple[Point, ...]
@@ -216,7 +216,7 @@ class Band:
 
 
 def band(records: Iterable[RoundRecord], source: str, metric: str) -> Band | None:
-    """How a metric was spread over clients; None where fewer than two quantiles are known."""
+    """Quantiles of a metric over clients; None for fewer than two quantiles."""
     lows: list[Point] = []
     middles: list[Point] = []
     highs: list[Point] = []
@@ -249,7 +249,7 @@ def has_virtual_time(records: Iterable[RoundRecord]) -> bool:
 
 
 def best(points: Iterable[Point], metric: str) -> Point | None:
-    """The best point of a curve, the first of equals; None where none is finite."""
+    """The best point of a curve, the first of equals; None if none is finite."""
     finite = [point for point in points if math.isfinite(point[1])]
     sign = 1 if is_share(metric) else -1
     return max(finite, key=lambda point: (sign * point[1], -point[0]), default=None)
@@ -258,13 +258,13 @@ def best(points: Iterable[Point], metric: str) -> Point | None:
 def milestones(
     records: Sequence[RoundRecord], source: str, metric: str, *, most: int = 5
 ) -> list[Milestone]:
-    """When round shares such as 90% were first reached, the highest ones.
+    """When shares such as 90% were first reached, the highest ones.
 
     Args:
         records: all rounds.
         source: a key of SOURCES.
-        metric: a share; others have no milestones.
-        most: how many at most.
+        metric: a share; other metrics have no milestones.
+        most: milestones at most.
     """
     if not is_share(metric):
         return []
@@ -281,13 +281,13 @@ def milestones(
                     virtual_s=record.virtual_s,
                 )
             )
-    # Several at once, as in a first round, say no more than the highest of them.
+    # Of several in one round only the highest is kept.
     last_by_round = {milestone.round: milestone for milestone in found}
     return list(last_by_round.values())[-most:]
 
 
 def workers(records: Iterable[RoundRecord]) -> list[WorkerLoad]:
-    """What each worker did, in the order of their first appearance."""
+    """The load of each worker, in the order of first appearance."""
     clients: Counter[str] = Counter()
     busy_s: dict[str, float] = {}
     round_s = 0.0
@@ -308,10 +308,10 @@ def workers(records: Iterable[RoundRecord]) -> list[WorkerLoad]:
 
 
 def balance(record: RoundRecord) -> float | None:
-    """Mean over largest of the workers' busy times: 1 when none waited for another.
+    """Mean over largest busy time of the workers: 1 if none waited for another.
 
     Returns:
-        From 0 to 1; None with fewer than two workers, or where none was measured.
+        From 0 to 1; None with fewer than two workers, or without busy times.
     """
     times = [share.busy_s for share in record.shares]
     longest = max(times, default=0.0)
@@ -319,7 +319,7 @@ def balance(record: RoundRecord) -> float | None:
 
 
 def mean_balance(records: Iterable[RoundRecord]) -> float | None:
-    """The balance over all rounds, each weighing as long as it took its slowest worker."""
+    """The balance over all rounds, weighted by the busy time of the slowest worker."""
     total = longest = 0.0
     for record in records:
         if (value := balance(record)) is not None:
@@ -329,17 +329,17 @@ def mean_balance(records: Iterable[RoundRecord]) -> float | None:
 
 
 def phases(records: Iterable[RoundRecord]) -> list[str]:
-    """Every phase that any member of a cohort ended in, in stacking order."""
+    """Every final phase of any member of a cohort, in stacking order."""
     seen = {phase for record in records for phase, members in record.counts.items() if members}
     return [p for p in PHASES if p in seen] + sorted(seen.difference(PHASES))
 
 
 def thinned(points: Sequence[Point], most: int = 600) -> list[Point]:
-    """Fewer points that draw the same picture: the ends, and each stretch's lowest and highest.
+    """Fewer points for the same picture: the ends, and each section's lowest and highest.
 
     Args:
         points: in order of x.
-        most: how many at most, at least 8.
+        most: points at most; at least 8.
     """
     if len(points) <= most:
         return list(points)
@@ -349,7 +349,7 @@ def thinned(points: Sequence[Point], most: int = 600) -> list[Point]:
         start = stretch * len(points) // num_stretches
         places = range(start, (stretch + 1) * len(points) // num_stretches)
         finite = [place for place in places if math.isfinite(points[place][1])]
-        if len(finite) < len(places):  # the gap must stay
+        if len(finite) < len(places):
             kept.add(next(place for place in places if not math.isfinite(points[place][1])))
         if finite:
             kept.update((_extreme(points, finite, min), _extreme(points, finite, max)))
@@ -363,7 +363,7 @@ def _extreme(points: Sequence[Point], places: Sequence[int], pick: Callable[...,
 def binned(
     records: Sequence[RoundRecord], names: Sequence[str], most: int
 ) -> tuple[list[float], list[list[float]]]:
-    """Members by phase for a stacked picture: neighbouring rounds share a column, by their mean.
+    """Members by phase for a stacked picture: a column is the mean of neighbouring rounds.
 
     Args:
         records: all rounds, at least one.
@@ -371,8 +371,8 @@ def binned(
         most: columns at most.
 
     Returns:
-        The columns' edges, half a round before the first and behind the last, and for each column
-        the mean number of members in each phase.
+        The edges of the columns, from half a round before the first to half a round after the
+        last, and for each column the mean number of members in each phase.
     """
     width = -(-len(records) // most)
     starts = range(0, len(records), width)

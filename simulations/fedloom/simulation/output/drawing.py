@@ -1,8 +1,8 @@
-"""The report's charts: a chart becomes paths in percents of its frame and labels in HTML.
+"""The report's charts: SVG paths in a frame, with labels in HTML.
 
-Pure. The SVG of a chart is stretched to its frame, whatever its width, while labels are text of
-the page: they keep their size on a phone, take the page's colours, and can be searched and copied.
-Lines keep their width by `vector-effect: non-scaling-stroke`.
+Pure. The SVG of a chart is stretched to its frame; labels are text of the page: they keep their
+size on a phone, use the page's colours, and can be searched and copied. Lines keep their width by
+`vector-effect: non-scaling-stroke`.
 
 Legend: a Label is (percent of the axis, text).
 """
@@ -17,7 +17,7 @@ from fedloom.simulation.output.history import RoundRecord
 from fedloom.simulation.output.scales import AxisScale, time_ticks, time_unit, whole_ticks
 
 WIDTH, HEIGHT = 1000.0, 500.0
-"""Of the SVG's own coordinates, which the frame stretches."""
+"""Of the SVG's coordinates, before the frame stretches them."""
 
 Label = tuple[float, str]
 
@@ -27,11 +27,11 @@ class ChartLine:
     """One curve of a chart.
 
     Attributes:
-        style: class of its colour and dashes.
+        style: CSS class of its colour and dashes.
         name: for the legend.
         last: its last value, as text.
         path: SVG path data.
-        dots: SVG path data of single points, drawn by round line ends.
+        dots: SVG path data of single points, drawn as round line ends.
     """
 
     style: str
@@ -46,7 +46,7 @@ class Area:
     """One layer of a stack.
 
     Attributes:
-        style: class of its colour.
+        style: CSS class of its colour.
         name: for the legend.
         last: its share of the whole, as text.
         path: SVG path data, closed.
@@ -64,13 +64,13 @@ class Chart:
 
     Attributes:
         title: of the chart.
-        x_name: what the horizontal axis tells, with its unit.
-        x_labels: along it.
-        y_labels: along the vertical axis, from below.
+        x_name: name of the horizontal axis, with its unit.
+        x_labels: of the horizontal axis.
+        y_labels: of the vertical axis, from the bottom.
         lines: curves.
-        areas: layers of a stack, from below.
-        note: what a reader must know, such as that a model diverged.
-        hover: JSON of what stands at each x for the page's script; see `report.html.jinja`.
+        areas: layers of a stack, from the bottom.
+        note: a warning, such as that the model diverged.
+        hover: JSON of the values at each x, for report.js.
     """
 
     title: str
@@ -84,7 +84,7 @@ class Chart:
 
 
 def metric_charts(records: Sequence[RoundRecord]) -> list[Chart]:
-    """Every metric by round, and by virtual time where devices were modelled; shares first."""
+    """Every metric by round, and by virtual time if devices were modelled; shares first."""
     names = {name for source in curves.SOURCES for name in curves.metric_names(records, source)}
     virtual = (False, True)[: 1 + curves.has_virtual_time(records)]
     ordered = sorted(names, key=lambda name: (name != "accuracy", not words.is_share(name), name))
@@ -115,7 +115,7 @@ def _metric_chart(records: Sequence[RoundRecord], metric: str, *, virtual: bool)
 
 
 def _spread_chart(records: Sequence[RoundRecord], metric: str) -> Chart | None:
-    """How a metric was spread over the clients of each round: bands of quantiles, their medians."""
+    """A metric's quantiles over the clients of each round as bands, with medians."""
     bands = {s: b for s in curves.SOURCES if (b := curves.band(records, s, metric))}
     if not bands:
         return None
@@ -148,7 +148,7 @@ def _band(source: str, band: curves.Band, metric: str, axis: "_Axis", scale: Axi
 
 
 def clients_chart(records: Sequence[RoundRecord]) -> Chart | None:
-    """Where the members of each round's cohort ended, stacked."""
+    """Members of each round's cohort by their last phase, stacked."""
     names = curves.phases(records)
     if not names:
         return None
@@ -195,8 +195,6 @@ def clients_chart(records: Sequence[RoundRecord]) -> Chart | None:
 
 @dataclass(frozen=True, slots=True)
 class _Axis:
-    """A horizontal axis."""
-
     low: float
     high: float
     name: str

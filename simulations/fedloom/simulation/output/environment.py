@@ -1,6 +1,6 @@
-"""The machine and the software that a simulation ran on, for whoever wants the same again.
+"""The machine and the software that a simulation ran on, so that it can be repeated.
 
-Nothing here says who ran it or where: no host name, no user, no address.
+No host name, no user and no address is recorded.
 """
 
 import importlib.metadata
@@ -19,8 +19,8 @@ _PACKAGES = ("torch", "numpy", "scikit-learn", "ray", "optuna", "flwr-datasets")
 def describe() -> dict[str, Any]:
     """The environment in plain values, ready for JSON.
 
-    torch is asked about GPUs only where it is loaded already: to load it for this would cost two
-    seconds, and who has not loaded it trained nothing on a GPU.
+    GPUs are listed only if torch is already loaded: loading it takes two seconds, and without it
+    nothing was trained on a GPU.
     """
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -36,12 +36,12 @@ def describe() -> dict[str, Any]:
 
 
 def available_cpus() -> int:
-    """How many CPUs this process may use."""
+    """Number of CPUs that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def cpu_model() -> str:
-    """The processor's name, as the system tells it."""
+    """The processor's name, as the system reports it."""
     info = Path("/proc/cpuinfo")
     if info.exists():
         for line in info.read_text(encoding="utf-8", errors="replace").splitlines():

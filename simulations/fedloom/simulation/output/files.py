@@ -1,16 +1,16 @@
-"""An experiment's output folder: one experiment in it, every round once, nothing half written.
+"""An experiment's output folder: one experiment, every round once, no partial files.
 
-    simulation.json      what lies here and how far it got
-    config.toml          the experiment as it was given
+    simulation.json      the state of the simulation, and the format of the folder
+    config.toml          the experiment's settings as given
     resolved.json        every setting with its value, defaults included
     environment.json     machine and versions
-    metrics.jsonl, .csv  a line for each round, as it ends
+    metrics.jsonl, .csv  a line for each round, written as it ends
     model.safetensors    the last model
     plots/, report.html  see plots and report
 
-Invariants: a folder that holds anything else is refused before it is touched; so is one that
-another process writes to (a lock that ends with the process, however it ends); after a resumption
-no round appears twice.
+Invariants: a folder with other files is refused before anything is written, and so is one that
+another process writes to (a file lock, which ends with its process). After a resumption no round
+appears twice.
 """
 
 import fcntl
@@ -36,11 +36,11 @@ _HARMLESS = {_LOCK, ".DS_Store", ".gitkeep", ".gitignore"}
 _FORMAT = 1
 
 MAY_DIFFER = ("name", "rounds", "engine", "output", "stop")
-"""Settings that a resumption may change: they bear on how far and how fast, not on the bits."""
+"""Settings that a resumption may change: they change length and speed, not the bits."""
 
 
 class OutputFolder:
-    """Where a simulation writes.
+    """The folder that a simulation writes to.
 
     Attributes:
         path: of the folder, absolute.
@@ -52,11 +52,11 @@ class OutputFolder:
 
         Args:
             path: of the folder; need not exist.
-            resume: go on with the experiment that lies there, if one does.
+            resume: continue the experiment in it, if there is one.
 
         Raises:
-            UsageError: it holds something that is no simulation, or rounds of an experiment and
-                `resume` is false, or another process writes to it.
+            UsageError: it holds other files, or rounds and `resume` is false, or another process
+                writes to it.
         """
         self.path = path.expanduser().absolute()
         self._marker = _inspect(self.path, resume=resume)
@@ -81,13 +81,12 @@ class OutputFolder:
         """Write the configuration and the environment.
 
         Args:
-            given: the text of the TOML file, or the settings that stand for one.
+            given: the text of the TOML file, or the settings.
             resolved: every setting with its value, in plain values.
-            may_differ: top-level settings that may differ from those of the experiment that is
-                resumed.
+            may_differ: top-level settings that may differ from those in the folder.
 
         Raises:
-            UsageError: the folder's experiment is another one.
+            UsageError: other settings differ from those in the folder.
         """
         settings = json.loads(_json(resolved))
         path = self.path / "resolved.json"
@@ -100,7 +99,7 @@ class OutputFolder:
         self._mark(name=str(settings.get("name", "")), state="running")
 
     def append(self, record: RoundRecord) -> None:
-        """Write a round that has ended; a reader sees it at once."""
+        """Write a round that has ended; it is flushed at once."""
         self._metrics.append(record)
 
     def records(self) -> list[RoundRecord]:
@@ -108,13 +107,13 @@ class OutputFolder:
         return self._metrics.records()
 
     def cut(self, after: int) -> list[RoundRecord]:
-        """Drop the rounds after the one that a checkpoint holds; they will be run again.
+        """Drop the rounds after a checkpoint; they will be run again.
 
         Args:
-            after: the number of the last round to keep; 0 keeps none.
+            after: number of the last round to keep; 0 for none.
 
         Returns:
-            The rounds that stay.
+            The rounds kept.
         """
         records = [record for record in self.records() if record.round <= after]
         self._metrics.rewrite(records)
@@ -127,7 +126,7 @@ class OutputFolder:
 
         Args:
             params: arrays by name.
-            dtypes: the container's dtypes by name, where they differ from the arrays' own.
+            dtypes: the container's dtypes by name, if they differ from the arrays' dtypes.
 
         Returns:
             The file's SHA-256, lower-case hex.
@@ -135,16 +134,16 @@ class OutputFolder:
         return write_file(self.path / "model.safetensors", params, dtypes)
 
     def finish(self, *, rounds: int, stopped: str = "") -> None:
-        """Say in the folder that it is complete.
+        """Mark the folder as complete.
 
         Args:
-            rounds: that it holds.
-            stopped: why it ended before its last round; empty when it did not.
+            rounds: number of rounds in it.
+            stopped: why it ended before its last round; empty if it did not.
         """
         self._mark(state="stopped" if stopped else "finished", stopped=stopped, rounds=rounds)
 
     def close(self) -> None:
-        """Close the files and let others in; more than once does no harm."""
+        """Close the files and release the lock; may be called more than once."""
         self._metrics.close()
         self._lock.close()
 
@@ -159,8 +158,7 @@ class OutputFolder:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(
-                f"Expected to be able to make the folder {self.path}, got: {error.strerror}. "
-                "Choose another."
+                f"The folder {self.path} cannot be made: {error.strerror}. Choose another."
             ) from error
 
     def _mark(self, **changes: Any) -> None:
@@ -169,9 +167,9 @@ class OutputFolder:
 
 
 def _inspect(path: Path, *, resume: bool) -> dict[str, Any]:
-    """The marker of the experiment that lies in a folder; empty for a folder to begin in."""
+    """The marker of the experiment in a folder; empty for a new or empty folder."""
     if path.exists() and not path.is_dir():
-        raise UsageError(f"Expected a folder to write to, got the file {path}. Choose another.")
+        raise UsageError(f"{path} is a file. Choose a folder to write to.")
     found = sorted(entry.name for entry in path.iterdir()) if path.is_dir() else []
     if all(name in _HARMLESS or name.startswith(_DRAFTS) for name in found):
         return {}
@@ -179,19 +177,19 @@ def _inspect(path: Path, *, resume: bool) -> dict[str, Any]:
     if marker is None:
         others = ", ".join(found[:3]) + (", …" if len(found) > 3 else "")
         raise UsageError(
-            f"Expected an empty folder or that of a simulation, got {path} with {others}. "
-            "Nothing there was touched; choose another folder."
+            f"{path} is not the folder of a simulation and not empty: it has {others}. Nothing "
+            "in it was changed; choose another folder."
         )
     if not resume and _holds_rounds(path):
         raise UsageError(
-            f"Expected a folder without results, got {path} with {_told(marker)}. Resume it "
-            "(--resume), or choose another folder."
+            f"{path} already holds {_summary(marker)}. Continue it with --resume, or choose "
+            "another folder."
         )
     return marker
 
 
 def _holds_rounds(path: Path) -> bool:
-    """Whether anything was computed there: settings that failed at once stand in nobody's way."""
+    """Whether a round was written: a folder of settings that failed at once may be used again."""
     lines = path / "metrics.jsonl"
     return lines.exists() and lines.stat().st_size > 0
 
@@ -204,7 +202,7 @@ def _read_marker(path: Path) -> dict[str, Any] | None:
     return marker if isinstance(marker, dict) and marker.get("format") == _FORMAT else None
 
 
-def _told(marker: Mapping[str, Any]) -> str:
+def _summary(marker: Mapping[str, Any]) -> str:
     name = f"the experiment {marker['name']!r}" if marker.get("name") else "an experiment"
     if marker.get("state") == "finished":
         return f"{name}, finished after {marker.get('rounds', 0)} rounds"
@@ -218,8 +216,7 @@ def _lock(path: Path) -> IO[str]:
     except OSError as error:
         file.close()
         raise UsageError(
-            f"Expected nobody else to write to {path}, got another simulation that is running "
-            "there. Wait for its end, or choose another folder."
+            f"Another simulation uses {path}. Wait until it ends, or choose another folder."
         ) from error
     return file
 
@@ -231,9 +228,9 @@ def _same(
     for name in sorted(was.keys() | is_.keys()):
         if was.get(name) != is_.get(name) and name.split(".")[0] not in may_differ:
             raise UsageError(
-                f"Expected the experiment that lies in {path}, with {name} = "
-                f"{json.dumps(was.get(name))}, got {json.dumps(is_.get(name))}. Put it back to "
-                "resume, or choose another folder for the new experiment."
+                f"The experiment in {path} has {name} = {json.dumps(was.get(name))}, not "
+                f"{json.dumps(is_.get(name))}. Restore the setting to resume, or choose another "
+                "folder for the new experiment."
             )
 
 

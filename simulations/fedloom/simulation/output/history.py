@@ -1,4 +1,4 @@
-"""What a simulation says of itself, round by round."""
+"""The record of a simulation: its rounds and its result."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -9,7 +9,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 INTERRUPTED = "interrupted"
-"""Why a simulation stopped that Ctrl-C or SIGTERM ended."""
+"""Why a simulation stopped, after Ctrl-C or SIGTERM."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +19,7 @@ class WorkerShare:
     Attributes:
         worker: its name, such as `worker 1 (cpu)`.
         clients: trained by it.
-        busy_s: seconds at work.
+        busy_s: seconds of training.
     """
 
     worker: str
@@ -36,27 +36,26 @@ class RoundRecord:
 
     Attributes:
         round: its number, from 1; abandoned rounds count.
-        trained: training rounds committed so far, with this one.
+        trained: training rounds committed so far, including this one.
         kind: `train` or `evaluate`.
         state: `committed` or `abandoned`.
         reason: why it was abandoned.
-        cohort: clients that were asked.
+        cohort: clients that were offered the task.
         accepted: updates in the result.
-        staleness: models committed since an update's own, mean over the updates; 0 in rounds that
-            are synchronous.
+        staleness: mean of the updates' staleness; 0 in synchronous rounds.
         counts: members of the cohort by phase (reported, failed, lost, …).
         examples: that the accepted updates were trained on.
         training: weighted means of the clients' training metrics.
         evaluation: weighted means of what clients measured on their held-out examples.
         spread: quantiles, histograms and single clients' values of `training` and `evaluation`,
-            as far as [metrics] asks for them; see `fedloom.strategies.summarize`.
-        epsilon: that the run has spent with this round; None without [privacy] and for rounds
-            that were abandoned.
-        test: metrics on the test examples in one place; empty where not evaluated.
+            as requested in [metrics]; see `fedloom.strategies.summarize`.
+        epsilon: spent by the run, with this round; None without [privacy] and for abandoned
+            rounds.
+        test: metrics on the central test examples; empty if not evaluated.
         virtual_s: the virtual clock at the end; None without device models.
-        wall_s: seconds since this process began the first round.
+        wall_s: seconds since this process began its first round.
         round_wall_s: seconds that the round took.
-        clients_per_s: accepted updates a second of wall time, evaluation on test examples apart.
+        clients_per_s: accepted updates per second of wall time, without central evaluation.
         shares: per worker.
     """
 
@@ -89,7 +88,7 @@ class RoundRecord:
 def spread_of(
     training: Mapping[str, Any], evaluation: Mapping[str, Any]
 ) -> dict[str, dict[str, Any]]:
-    """A record's `spread`, from what `summarize` made of the clients' metrics."""
+    """A record's `spread`, from the output of `summarize`."""
     both = {"training": training, "evaluation": evaluation}
     spread = {
         source: {name: value for name, value in found.items() if name not in _MEANS}
@@ -105,11 +104,11 @@ class Result:
     Attributes:
         records: every round, in order.
         params: the last model by name.
-        digest: SHA-256 of the last model's file, as the server would name it.
-        folder: where its output lies; None when none was asked for.
-        engine: what was chosen to run it, and why.
-        stopped: why it ended before its last round; empty when it did not.
-        privacy: what a private run claims, and why it stopped where its budget was spent.
+        digest: SHA-256 of the last model's file, as on a server.
+        folder: of its output; None without output.
+        engine: the kernel and workers, and why they were chosen.
+        stopped: why it ended before its last round; empty if it did not.
+        privacy: the privacy claim of a private run, and why it stopped if its budget was spent.
     """
 
     records: tuple[RoundRecord, ...]
@@ -121,6 +120,6 @@ class Result:
     privacy: tuple[str, ...] = ()
 
     def best(self, metric: str = "accuracy") -> float | None:
-        """The highest finite value of a test metric, or None where it was never measured."""
+        """The highest finite value of a test metric, or None if it was never measured."""
         values = [record.test[metric] for record in self.records if metric in record.test]
         return max(filter(isfinite, values), default=None)

@@ -1,12 +1,11 @@
-"""Rounds as lines of JSON and as a table of CSV, written as they end.
+"""Rounds as lines of JSON and as a CSV table, written as they end.
 
-The JSON lines are the record: everything of a round, one object each, flushed before the next. The
-table is for people and spreadsheets: numbers only, one row each, and can be made from the lines at
-any time.
+The JSON lines are the record: all values of a round, one object per round, each flushed at once.
+The table is for people and spreadsheets: numbers only, one row per round, derived from the lines.
 
-Invariants: no round appears twice; a line or row that a dying process left half written is cut off
-when the files are opened again; the table's columns stay in one order, and a new metric rewrites
-the file atomically. JSON has no NaN: a metric that was measured and not finite is null.
+Invariants: no round appears twice; an incomplete line or row of a process that died is cut off when
+the files are opened again; the order of the table's columns is fixed, and a new metric rewrites the
+file atomically. JSON has no NaN: a metric that was measured and is not finite is null.
 """
 
 import csv
@@ -33,15 +32,15 @@ _FIELDS = {field.name for field in fields(RoundRecord)}
 
 
 def to_line(record: RoundRecord) -> str:
-    """A round as one line of JSON, its end included."""
+    """A round as one line of JSON, with a newline."""
     return json.dumps(plain(record.as_dict()), allow_nan=False, ensure_ascii=False) + "\n"
 
 
 def from_line(line: str) -> RoundRecord:
-    """The round that a line tells.
+    """The round of a line.
 
     Raises:
-        ValueError: it is not a round.
+        ValueError: the line is not a round.
     """
     values = json.loads(line)
     if not isinstance(values, dict) or not values.keys() <= _FIELDS:
@@ -57,17 +56,17 @@ def from_line(line: str) -> RoundRecord:
 
 
 def read(path: Path) -> list[RoundRecord]:
-    """All rounds of a metrics.jsonl; a torn last line is left out.
+    """All rounds of a metrics.jsonl; an incomplete last line is ignored.
 
     Args:
-        path: of the file; a missing one holds no rounds.
+        path: of the file; a missing file has no rounds.
 
     Raises:
         IntegrityError: a line before the last is not a round.
     """
     if not path.exists():
         return []
-    # What follows the last newline was not written to its end.
+    # Text after the last newline is incomplete.
     lines = path.read_bytes().split(b"\n")[:-1]
     records = []
     for place, line in enumerate(lines, start=1):
@@ -75,14 +74,14 @@ def read(path: Path) -> list[RoundRecord]:
             records.append(from_line(line.decode()))
         except ValueError as error:
             raise IntegrityError(
-                f"Expected a round on line {place} of {path}, got {line[:60]!r}. Remove the line "
-                "if you know why it is there, or start in another folder."
+                f"Line {place} of {path} is not a round: {line[:60]!r}. Remove the line if you "
+                "know its origin, or start in another folder."
             ) from error
     return records
 
 
 def row(record: RoundRecord) -> dict[str, str]:
-    """A round by column of the table; what was not measured is left out."""
+    """A round by column of the table; values that were not measured are omitted."""
     values: dict[str, Any] = {name: getattr(record, name, None) for name in _BASE}
     values["balance"] = balance(record)
     for group in _GROUPS:
@@ -97,7 +96,7 @@ def row(record: RoundRecord) -> dict[str, str]:
 
 
 def columns(names: Iterable[str]) -> list[str]:
-    """The order of the table's columns: what every round has, then metrics by name."""
+    """The table's columns in order: those of every round, then metrics by name."""
     fixed = (*_BASE, *_PHASE_COLUMNS)
     metrics = [name for name in dict.fromkeys(names) if name not in fixed]
 
@@ -127,7 +126,7 @@ class Metrics:
         return read(self._lines_path)
 
     def append(self, record: RoundRecord) -> None:
-        """Add a round to both files and hand them to the operating system."""
+        """Add a round to both files and flush them."""
         self._lines.write(to_line(record))
         self._lines.flush()
         values = row(record)
@@ -141,7 +140,7 @@ class Metrics:
         self._table.flush()
 
     def close(self) -> None:
-        """Close both files; more than once does no harm."""
+        """Close both files; may be called more than once."""
         for name in ("_lines", "_table"):
             if file := getattr(self, name, None):
                 file.close()

@@ -1,7 +1,6 @@
-"""The panel that shows where a simulation stands.
+"""The panel of a running simulation.
 
-Pure: a state goes in, something that rich can print comes out; when it is refreshed is `progress`'s
-business.
+Pure: it maps a state to a rich renderable; `progress` refreshes it.
 """
 
 import math
@@ -25,14 +24,14 @@ _VALUE_WIDTH = 15
 
 @dataclass(slots=True)
 class Tally:
-    """What the panel keeps of the rounds; it grows by a few numbers with each.
+    """The values of past rounds that the panel needs.
 
     Attributes:
         values: by source and metric, each measured value in order.
         last: the latest round.
         clients: accepted updates.
-        abandoned: rounds that came to nothing.
-        round_s: seconds that the rounds took.
+        abandoned: rounds abandoned.
+        round_s: seconds of all rounds.
     """
 
     values: dict[str, dict[str, list[float]]] = field(default_factory=dict)
@@ -53,7 +52,7 @@ class Tally:
                 known.setdefault(name, []).append(value)
 
     def shown(self) -> list[tuple[str, list[float]]]:
-        """The curves that a panel has room for: the main metric, and loss beside it."""
+        """The curves of the panel: the main metric, and the loss."""
         main = curves.main_of(self.values)
         if main is None:
             return []
@@ -64,17 +63,17 @@ class Tally:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PanelState:
-    """Where a simulation stands.
+    """The state of a running simulation.
 
     Attributes:
         name: of the experiment.
-        engine: what runs it; may be empty.
+        engine: kernel and workers; may be empty.
         total: training rounds to commit.
         tally: of the rounds so far.
-        working: clients of the open round that were trained, and how many there are to be.
+        working: clients of the open round trained so far, and to train in all.
         elapsed_s: wall time since this process began.
-        left_s: wall time until the end, judged by recent rounds; None before there are any.
-        ended: whether nothing more will come.
+        left_s: estimated wall time until the end, from recent rounds; None before the first.
+        ended: whether the simulation has ended.
     """
 
     name: str
@@ -148,8 +147,8 @@ def sparkline(values: Sequence[float], width: int) -> str:
     '▁▅█'
 
     Args:
-        values: oldest first; those not finite are shown as ×.
-        width: most bars; a longer history is gathered into means.
+        values: oldest first; values that are not finite are shown as ×.
+        width: bars at most; a bar of a longer history is a mean.
     """
     columns = min(len(values), width)
     means = []
@@ -160,7 +159,7 @@ def sparkline(values: Sequence[float], width: int) -> str:
     finite = [mean for mean in means if math.isfinite(mean)]
     low = min(finite, default=0.0)
     spread = max(finite, default=0.0) - low
-    # A mean that is not finite stays so through the sum; a level curve runs half-way up.
+    # NaN stays NaN in the sum; a constant curve is at half height.
     return "".join(_bar((mean - low) / spread if spread else mean - mean + 0.5) for mean in means)
 
 
@@ -169,7 +168,7 @@ def _bar(height: float) -> str:
 
 
 def _rows(state: PanelState, width: int) -> Table:
-    """Aligned rows: the bar of rounds, and a curve for each metric."""
+    """Rows of the bar of rounds and of a curve for each metric."""
     middle = max(width - _NAME_WIDTH - _VALUE_WIDTH - 2, 4)
     grid = Table.grid(padding=(0, 1))
     grid.add_column(width=_NAME_WIDTH, style="dim", no_wrap=True, overflow="ellipsis")
@@ -193,7 +192,7 @@ def _rows(state: PanelState, width: int) -> Table:
 
 
 def _facts(state: PanelState, width: int) -> Table:
-    """Aligned rows: speed, time and the workers' balance."""
+    """Rows of speed, time and the workers' balance."""
     grid = Table.grid(padding=(0, 1), expand=True)
     grid.add_column(width=_NAME_WIDTH, style="dim", no_wrap=True)
     grid.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
@@ -226,7 +225,7 @@ def _joined(parts: list[tuple[str, str]]) -> Text:
 
 
 def _balance(record: RoundRecord, width: int) -> Text:
-    """How evenly the last round's work lay on the workers: a bar for each, and the mean."""
+    """The workers' busy times in the last round as bars, and their balance."""
     times = [share.busy_s for share in record.shares]
     longest = max(times) or 1.0
     shown = times[: max(width - 16, 8)]

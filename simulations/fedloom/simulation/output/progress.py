@@ -1,10 +1,9 @@
 """The live display of a simulation.
 
-On a terminal one panel is kept up to date, in a notebook one cell, and elsewhere (a log, a pipe)
-every round is a line.
+A terminal shows one panel, a notebook one cell; elsewhere (a log, a pipe) every round is a line.
 
-Invariant: leaving the context, also by Ctrl-C, leaves the terminal as it was, with the last state
-above the prompt.
+Invariant: leaving the context, also by Ctrl-C, restores the terminal, with the last state above the
+prompt.
 """
 
 import time
@@ -12,7 +11,6 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from importlib import import_module
 from statistics import median
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 from rich.console import Console, RenderableType
@@ -22,14 +20,14 @@ from fedloom.simulation.output import panel
 from fedloom.simulation.output.history import RoundRecord
 
 _RECENT = 15
-"""Rounds that the time left is judged by: rounds get longer and shorter as clients differ."""
+"""Recent rounds whose median length estimates the time left."""
 _REFRESH_S = 0.25
 
 
 class Progress:
-    """Shows a simulation as it goes; a context manager.
+    """Shows a running simulation; a context manager.
 
-    A round counts towards the total when it is committed; abandoned ones are told beside it.
+    Committed rounds count towards the total; abandoned ones are shown beside it.
     """
 
     def __init__(
@@ -43,16 +41,16 @@ class Progress:
         show: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Nothing is shown before the context is entered.
+        """Show nothing before the context is entered.
 
         Args:
             total_rounds: training rounds to commit.
-            console: to draw on; stderr is a good place where stdout is for results.
+            console: to draw on; by default standard output.
             name: of the experiment.
-            engine: what runs it.
-            before: rounds of an earlier process, where one is resumed.
-            show: whether to show anything at all.
-            clock: seconds, ever rising.
+            engine: kernel and workers.
+            before: rounds of earlier processes of a resumed simulation.
+            show: False shows nothing.
+            clock: a monotonic clock in seconds.
         """
         self._total, self._name, self.engine = total_rounds, name, engine
         self._console = console or Console()
@@ -72,17 +70,12 @@ class Progress:
             self._surface = _surface(self._console, self)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ended, self._working = True, (0, 0)
         self._surface.close()
 
     def update(self, record: RoundRecord) -> None:
-        """A round has ended."""
+        """Show a round that has ended."""
         now = self._clock()
         self._recent.append(now - self._round_begun_s)
         self._round_begun_s, self._working = now, (0, 0)
@@ -90,11 +83,11 @@ class Progress:
         self._surface.round(record)
 
     def working(self, done: int, of: int) -> None:
-        """So many of the open round's clients have been trained."""
+        """Set how many of the open round's clients are trained."""
         self._working = (done, of)
 
     def state(self) -> panel.PanelState:
-        """Where the simulation stands now."""
+        """The current state."""
         return panel.PanelState(
             name=self._name,
             engine=self.engine,
@@ -107,24 +100,24 @@ class Progress:
         )
 
     def line(self, record: RoundRecord) -> str:
-        """A round that was just told, as a line of a log."""
+        """The last round as a line of a log."""
         return panel.line(record, self._total, self._left_s())
 
     def __rich__(self) -> RenderableType:
-        # Two columns are left free: a terminal echoes ^C at the end of the last line.
+        # Two columns stay free: a terminal echoes ^C at the end of the last line.
         return panel.render(self.state(), self._console.width - 2)
 
     def _left_s(self) -> float | None:
         if not self._recent:
             return None
         trained = self._tally.last.trained if self._tally.last else 0
-        # Each round left takes as long as recent ones; the open one has begun already.
+        # Each remaining round takes as long as recent ones; the open one has already begun.
         spent_s = self._clock() - self._round_begun_s
         return max(median(self._recent) * max(self._total - trained, 0) - spent_s, 0.0)
 
 
 class _Surface(Protocol):
-    """Where a display goes."""
+    """The output of a display."""
 
     def round(self, record: RoundRecord, /) -> None:
         """A round has ended."""
@@ -142,7 +135,7 @@ class _Nothing:
 
 
 class _Terminal:
-    """One panel, redrawn by a thread of its own: time passes within a round, too."""
+    """One panel, redrawn by a separate thread, also within a round."""
 
     def __init__(self, console: Console, progress: Progress) -> None:
         self._live = Live(
@@ -155,7 +148,7 @@ class _Terminal:
         self._live.start()
 
     def round(self, _: RoundRecord) -> None:
-        pass  # the thread sees it
+        pass  # the thread redraws it
 
     def close(self) -> None:
         self._live.stop()
@@ -177,7 +170,7 @@ class _Lines:
 
 
 class _Notebook:
-    """One cell's output, replaced a few times a second; rich's own display would want widgets."""
+    """One cell's output, replaced a few times a second; rich's own display needs widgets."""
 
     def __init__(self, progress: Progress, display: Callable[..., Any]) -> None:
         self._progress = progress
@@ -199,6 +192,6 @@ class _Notebook:
 
 def _surface(console: Console, progress: Progress) -> _Surface:
     if console.is_jupyter:
-        # There wherever a notebook is, and nowhere else.
+        # IPython is installed wherever a notebook runs.
         return _Notebook(progress, import_module("IPython.display").display)
     return _Terminal(console, progress) if console.is_terminal else _Lines(console, progress)

@@ -1,4 +1,4 @@
-// Shows the values under the pointer. All text goes in as text, never as HTML.
+// Shows the values under the pointer. Text is inserted with textContent, never as HTML.
 for (const frame of document.querySelectorAll(".frame")) {
   const columns = JSON.parse(frame.dataset.hover);
   if (!columns.length) continue;

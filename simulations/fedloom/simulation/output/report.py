@@ -1,12 +1,11 @@
-"""The report of a simulation: one HTML file that needs nothing else, now or in ten years.
+"""The report of a simulation: one HTML file that loads no other file.
 
-It holds its styles, its charts (inline SVG) and its pictures; a Content-Security-Policy in it
-forbids the browser to fetch anything. It follows the reader's light or dark setting, prints in
-black on white, and fits a phone. Its script only shows values under the pointer: without scripts
-nothing is missing.
+It contains its styles, charts (inline SVG) and pictures; its Content-Security-Policy forbids the
+browser to fetch anything. It follows the reader's light or dark setting, prints in black on white,
+and fits a phone. Its script only shows values under the pointer.
 
-Invariant: whatever comes from a user, names and settings above all, is escaped (jinja2's
-autoescape; no value is ever marked safe).
+Invariant: text from users, such as names and settings, is escaped (jinja2's autoescape; no value is
+marked safe).
 """
 
 import base64
@@ -25,21 +24,21 @@ from fedloom.simulation.output.history import Result, RoundRecord
 from fedloom.simulation.output.summary import load_code
 
 MAX_ROWS = 200
-"""Rounds in the table; of longer simulations both ends and an even choice between."""
+"""Rounds in the table; of longer simulations the first, the last and every n-th between."""
 _MAX_WORKERS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """What a report is about, beside the rounds.
+    """The content of a report besides the rounds.
 
     Attributes:
         name: of the experiment.
         settings: every setting with its value, in plain values.
-        environment: as `environment.describe` gives it.
-        command: that repeats it; empty where there is none.
-        partition: figures of how the data is spread, by what they tell.
-        heat_map: a picture of the partition, PNG; None without.
+        environment: as of `environment.describe`.
+        command: that repeats the simulation; may be empty.
+        partition: statistics of the partition by name.
+        heat_map: a picture of the partition as PNG; None for none.
     """
 
     name: str
@@ -52,7 +51,7 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A figure in large type, its name and a remark."""
+    """A large number with its name and a remark."""
 
     name: str
     value: str
@@ -65,7 +64,7 @@ def render(result: Result, subject: Subject) -> str:
 
     Args:
         result: of the simulation, which may have no rounds.
-        subject: what else there is to say.
+        subject: the other content.
     """
     records = result.records
     template = _templates().get_template("report.html.jinja")
@@ -84,7 +83,7 @@ def render(result: Result, subject: Subject) -> str:
         rows=chosen(records, MAX_ROWS),
         metric_columns=_metric_columns(records),
         virtual=curves.has_virtual_time(records),
-        # Where no metric has a column, reasons have one of their own.
+        # Without a column of metrics, reasons have a separate column.
         reasons=not _metric_columns(records) and any(r.state == "abandoned" for r in records),
         settings=words.flat(subject.settings),
         environment=words.flat(subject.environment),
@@ -98,18 +97,12 @@ def render(result: Result, subject: Subject) -> str:
 
 
 def write(path: Path, result: Result, subject: Subject) -> None:
-    """Write the report, atomically.
-
-    Args:
-        path: of the file.
-        result: of the simulation.
-        subject: what else there is to say.
-    """
+    """Write the report atomically; see `render`."""
     write_whole(path, render(result, subject))
 
 
 def cards(result: Result) -> list[Card]:
-    """The figures that a reader looks for first."""
+    """The most important numbers."""
     records, sums = result.records, curves.totals(result.records)
     shown = []
     if main := curves.main_metric(records):
@@ -121,7 +114,7 @@ def cards(result: Result) -> list[Card]:
     )
     if result.privacy:
         epsilon = next((r.epsilon for r in reversed(records) if r.epsilon is not None), 0.0)
-        shown.append(Card("epsilon", words.number(epsilon), "what one client risks, see below"))
+        shown.append(Card("epsilon", words.number(epsilon), "see Privacy below"))
     if sums.virtual_s is not None:
         shown.append(Card("virtual time", words.duration(sums.virtual_s), "on the devices' clock"))
     shown.append(Card("wall time", words.duration(sums.wall_s), "on this machine"))
@@ -130,7 +123,7 @@ def cards(result: Result) -> list[Card]:
 
 
 def chosen(records: Sequence[RoundRecord], most: int) -> list[RoundRecord]:
-    """At most so many rounds: the first, the last, and every n-th between."""
+    """At most so many rounds: the first ones, the last ones, and every n-th between."""
     if len(records) <= most:
         return list(records)
     ends = most // 5
@@ -152,7 +145,7 @@ def _templates() -> Environment:
 def _metric_cards(records: Sequence[RoundRecord], source: str, metric: str) -> list[Card]:
     points = curves.series(records, source, metric)
     last, top = points[-1], curves.best(points, metric)
-    told = [
+    shown = [
         Card(
             f"last {metric}",
             words.metric(metric, last[1]),
@@ -161,8 +154,10 @@ def _metric_cards(records: Sequence[RoundRecord], source: str, metric: str) -> l
         )
     ]
     if top is not None and top != last:
-        told.append(Card(f"best {metric}", words.metric(metric, top[1]), f"in round {top[0]:,.0f}"))
-    return told
+        shown.append(
+            Card(f"best {metric}", words.metric(metric, top[1]), f"in round {top[0]:,.0f}")
+        )
+    return shown
 
 
 def _milestones(records: Sequence[RoundRecord]) -> list[curves.Milestone]:
@@ -183,7 +178,7 @@ def _balance_words(records: Sequence[RoundRecord]) -> str:
 
 
 def _metric_columns(records: Sequence[RoundRecord]) -> list[tuple[str, str]]:
-    """Source and name of each metric that the table has a column for."""
+    """Source and name of each metric with a column in the table."""
     pairs = [(s, name) for s in curves.SOURCES for name in curves.metric_names(records, s)]
     return sorted(pairs, key=lambda pair: list(curves.SOURCES).index(pair[0]))[:8]
 

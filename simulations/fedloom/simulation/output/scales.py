@@ -1,7 +1,7 @@
-"""Axes that read well: where an axis begins and ends, where its ticks stand, what they say.
+"""Axes: range, ticks and labels.
 
-Pure; the PNG plots and the report's drawings share it. A range that spans more than two orders of
-magnitude, as of a loss that diverged, is drawn in logarithms.
+Pure; PNG plots and the report's charts share it. A range of more than two orders of magnitude, such
+as the loss of a diverging model, has a logarithmic axis.
 
 Source for ticks at 1, 2, 5 times powers of ten: Heckbert (1990), "Nice numbers for graph labels",
 Graphics Gems.
@@ -25,10 +25,10 @@ class AxisScale:
     Attributes:
         low: value at its beginning.
         high: value at its end, above `low`.
-        ticks: ascending, within it.
-        share: whether ticks are percents.
-        log: whether distances are ratios.
-        empty: whether there was nothing finite to fit it to.
+        ticks: ascending, within the range.
+        share: whether labels are percents.
+        log: whether it is logarithmic.
+        empty: whether no value was finite.
     """
 
     low: float
@@ -40,14 +40,14 @@ class AxisScale:
 
     @classmethod
     def of(cls, values: Sequence[float], metric: str) -> "AxisScale":
-        """Fit an axis to what a metric measured.
+        """Fit an axis to a metric's values.
 
         Args:
-            values: those not finite are left out; below 1e-200 they are as good as 0.
-            metric: its name, which tells shares of one from other numbers.
+            values: values that are not finite are ignored; below 1e-200 they count as 0.
+            metric: its name; see `words.is_share`.
         """
-        tellable = (0.0 if abs(value) < _TINY else value for value in values)
-        finite = [value for value in tellable if math.isfinite(value)]
+        rounded_off = (0.0 if abs(value) < _TINY else value for value in values)
+        finite = [value for value in rounded_off if math.isfinite(value)]
         share = words.is_share(metric) and all(0 <= value <= 1 for value in finite)
         if not finite:
             return cls(low=0.0, high=1.0, ticks=(0.0, 0.5, 1.0), share=share, empty=True)
@@ -80,17 +80,17 @@ class AxisScale:
 
     @property
     def decimals(self) -> int:
-        """Of percents, as many as say the ticks exactly."""
+        """Decimals of percents that show the ticks exactly."""
         percents = [100 * tick for tick in self.ticks]
         exact = (d for d in range(8) if all(abs(p - round(p, d)) < 1e-9 for p in percents))
         return next(exact, 8)
 
     def label(self, tick: float) -> str:
-        """What stands beside a tick."""
+        """The label of a tick."""
         return f"{100 * tick:.{self.decimals}f}%" if self.share else words.number(tick)
 
     def place(self, value: float) -> float:
-        """Where a value lies, 0 at the beginning and 1 at the end of the axis."""
+        """The position of a value: 0 at the beginning and 1 at the end of the axis."""
         if self.log:
             low, high = math.log(self.low), math.log(self.high)
             return (math.log(value) - low) / (high - low)
@@ -98,7 +98,7 @@ class AxisScale:
 
 
 def nice_step(rough: float) -> float:
-    """The least of 1, 2, 2.5 or 5 times a power of ten that is not less.
+    """The least of 1, 2, 2.5 or 5 times a power of ten that is not below `rough`.
 
     >>> nice_step(0.03), nice_step(0.2), nice_step(7)
     (0.05, 0.2, 10.0)
@@ -108,7 +108,7 @@ def nice_step(rough: float) -> float:
 
 
 def whole_ticks(low: float, high: float, most: int = 6) -> tuple[float, ...]:
-    """Ticks at whole numbers, for rounds; the first of all where there is room for it.
+    """Ticks at whole numbers, for rounds; the first round if there is room for it.
 
     >>> whole_ticks(1, 50)
     (1.0, 10.0, 20.0, 30.0, 40.0, 50.0)
@@ -123,7 +123,7 @@ def whole_ticks(low: float, high: float, most: int = 6) -> tuple[float, ...]:
 
 
 def time_unit(longest_s: float) -> tuple[float, str]:
-    """In which unit to tell times up to this one: its seconds and its name.
+    """The unit for times up to this one: its seconds and its name.
 
     >>> time_unit(90), time_unit(1000)
     ((1.0, 'seconds'), (60.0, 'minutes'))

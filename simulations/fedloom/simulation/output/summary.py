@@ -1,4 +1,4 @@
-"""The few lines at the end of a simulation: how good, how long, where it is, how to use it."""
+"""The summary at the end of a simulation: quality, time, folder, how to load the model."""
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -9,7 +9,7 @@ from fedloom.simulation.output.history import INTERRUPTED, Result
 
 
 def summary(result: Result) -> RenderableType:
-    """What a person wants to know first, for a terminal or a log.
+    """The most important results, for a terminal or a log.
 
     Args:
         result: of the simulation, which may have no rounds.
@@ -38,7 +38,7 @@ def summary(result: Result) -> RenderableType:
 
 
 def load_code(result: Result) -> list[str]:
-    """Lines of Python that load the model; none where none was kept."""
+    """Lines of Python that load the model; empty without a folder."""
     if result.folder is None:
         return []
     path = str(result.folder / "model.safetensors")

@@ -1,6 +1,6 @@
-"""Metrics for TensorBoard and MLflow, where a person asks for them.
+"""Metrics for TensorBoard and MLflow, if [output] asks for them.
 
-Event files are written by ourselves; MLflow is needed for nothing else, so it is no dependency.
+Event files are written without TensorFlow; MLflow is no dependency and must be installed.
 """
 
 import math
@@ -16,17 +16,17 @@ from fedloom.simulation.output.words import flat
 
 
 class Tracker(Protocol):
-    """Whoever wants to hear of every round."""
+    """Receives every round."""
 
     def append(self, record: RoundRecord) -> None:
-        """A round has ended."""
+        """Record a round that has ended."""
 
     def close(self) -> None:
-        """The simulation has ended, or this process has."""
+        """End the tracking in this process."""
 
 
 def scalars(record: RoundRecord) -> Iterator[tuple[str, float]]:
-    """A round's figures as names such as `test/accuracy` and finite values."""
+    """A round's finite values with names such as `test/accuracy`."""
     for source in SOURCES:
         for name, value in getattr(record, source).items():
             if math.isfinite(value):
@@ -49,31 +49,30 @@ class TensorBoard:
         """Open event files.
 
         Args:
-            folder: for them.
-            before: the last round of an earlier process that is resumed; what it wrote of later
-                ones is hidden.
+            folder: for the files.
+            before: the last round of a resumed simulation; its later rounds are hidden.
         """
         self._file = EventFile(folder, before=before)
 
     def append(self, record: RoundRecord) -> None:
-        """Write a round's figures."""
+        """Write a round's values."""
         self._file.append(record.round, dict(scalars(record)))
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._file.close()
 
 
 class MLflow:
-    """A run at the tracking server, or in the store, that MLFLOW_TRACKING_URI names."""
+    """A run at the tracking server or store of MLFLOW_TRACKING_URI."""
 
     def __init__(self, name: str, settings: Mapping[str, Any], *, run_id: str = "") -> None:
-        """Begin a run, or go on with one.
+        """Begin or continue a run.
 
         Args:
             name: of the experiment.
             settings: dotted names and values, as the run's parameters.
-            run_id: of the run to go on with.
+            run_id: of the run to continue; empty for a new one.
 
         Raises:
             UsageError: MLflow is not installed, or has no store to write to.
@@ -83,11 +82,11 @@ class MLflow:
         self.run_id = self._run.run_id
 
     def append(self, record: RoundRecord) -> None:
-        """Log a round's figures."""
+        """Log a round's values."""
         self._run.append(record.round, dict(scalars(record)))
 
     def close(self) -> None:
-        """Say that the run has ended."""
+        """Mark the run as ended."""
         self._run.close()
 
 
@@ -102,15 +101,15 @@ def wanted(
     """The trackers that an experiment's [output] asks for.
 
     Args:
-        output: `tensorboard` and `mlflow`, true or false; both are false where left out.
-        folder: of the simulation; event files go into its `tensorboard/`, and which run MLflow's
-            is into its `mlflow-run.txt`, so that a resumption goes on with it.
+        output: `tensorboard` and `mlflow`, true or false; default false.
+        folder: of the simulation; event files go into its `tensorboard/`, the id of MLflow's run
+            into its `mlflow-run.txt`, so that a resumption continues it.
         name: of the experiment.
         settings: nested settings in plain values.
-        before: the last round of an earlier process that is resumed.
+        before: the last round of a resumed simulation; 0 for a new one.
 
     Raises:
-        UsageError: one that is asked for is not installed.
+        UsageError: a requested tracker is not installed.
     """
     found: list[Tracker] = []
     if output.get("tensorboard"):
@@ -131,7 +130,7 @@ class Trackers:
         self._trackers = list(trackers)
 
     def append(self, record: RoundRecord) -> None:
-        """Tell every tracker of a round."""
+        """Pass a round to every tracker."""
         for tracker in self._trackers:
             tracker.append(record)
 

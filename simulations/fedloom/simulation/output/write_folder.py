@@ -1,4 +1,4 @@
-"""What a simulation leaves in its folder: settings, the model, pictures and the report."""
+"""Write a simulation's folder: settings, the model, pictures and the report."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from fedloom.simulation.output.trackers import Trackers, wanted
 
 
 def given(experiment: Experiment) -> Mapping[str, Any]:
-    """The settings that the experiment was made from, or what is known of one made in Python."""
+    """The settings that the experiment was made from; for one made in Python, `resolved`."""
     return experiment.settings or resolved(experiment)
 
 
@@ -36,7 +36,7 @@ def resolved(experiment: Experiment) -> dict[str, Any]:
 def trackers(
     folder: OutputFolder, experiment: Experiment, before: Sequence[RoundRecord]
 ) -> Trackers:
-    """TensorBoard and MLflow, where [output] asks for them."""
+    """The trackers of [output]."""
     return wanted(
         experiment.settings.get("output", {}),
         folder.path,
@@ -53,8 +53,8 @@ def write(
     dtypes: Mapping[str, str],
     command: str,
 ) -> None:
-    """Write the model, the plots and the report, and say that the folder is complete."""
-    # Here, not above: matplotlib takes half a second that the first round need not wait for.
+    """Write the model, the plots and the report, and mark the folder as complete."""
+    # Imported here: matplotlib takes half a second, which must not delay the first round.
     from fedloom.simulation.data.heatmap import heat_map  # noqa: PLC0415
     from fedloom.simulation.output import plots  # noqa: PLC0415
 

@@ -1,7 +1,8 @@
-"""Ways to split examples over clients: by name with `split`, and the classic two as functions.
+"""Partitioners: ways to split examples over clients.
 
-`iid`, `dirichlet` and `follow` take labels and keep the shares that they drew, so that held-out
-examples can be split like the training ones; partitioners of `PARTITIONERS` take an `ExamplePool`.
+`split` takes an `ExamplePool` and a partitioner of `PARTITIONERS` by name. The functions `iid`,
+`dirichlet` and `follow` take labels and keep the shares that they drew, so that held-out examples
+can be split like the training examples.
 """
 
 from fedloom.simulation.partition.base import ExamplePool, Partitioner, Shards, Split

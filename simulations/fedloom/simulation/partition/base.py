@@ -1,7 +1,7 @@
-"""What a partitioner deals out, what it returns, and how counts become shards.
+"""The interface of partitioners, and helpers that turn sizes into shards.
 
-Invariants: a shard's indices ascend; shards are slices of one array, so a thousand clients cost no
-more than one index per example.
+Invariants: a shard's indices ascend; shards are slices of one array, so memory is one index per
+example for any number of clients.
 
 Legend: C clients, K classes, N examples.
 """
@@ -22,16 +22,16 @@ Shards = tuple[NDArray[np.int64], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ExamplePool:
-    """Examples to deal out, with what a partitioner may go by.
+    """Examples to split, with the information that partitioners may use.
 
     Attributes:
-        examples: all of them.
-        seed: the experiment's.
-        clients: how many to deal to; None where the data decide.
-        num_classes: K where targets are class numbers; None otherwise.
-        owners: shape (N,), the id of whose each example is, such as a writer or a role; None where
-            the data do not say.
-        columns: names of the columns of x, where it has them.
+        examples: all examples.
+        seed: of the experiment.
+        clients: number of clients; None if the data decide.
+        num_classes: K if targets are class numbers; None otherwise.
+        owners: the owner's id of each example, such as a writer or a role, shape (N,); None if
+            unknown.
+        columns: names of the columns of x; empty if it has none.
     """
 
     examples: Examples
@@ -50,20 +50,19 @@ class ExamplePool:
         return stream(self.seed, f"partition/{purpose}", index)
 
     def count(self, partitioner: str) -> int:
-        """Return how many clients were asked for.
+        """Return the number of clients.
 
         Raises:
-            UsageError: none, or more than there are examples.
+            UsageError: it is not set, or larger than the number of examples.
         """
         if self.clients is None:
             raise UsageError(
-                f"Expected a number of clients for the partitioner {partitioner!r}, got none. "
-                "Set clients."
+                f"The partitioner {partitioner!r} needs the number of clients. Set clients."
             )
         if not 1 <= self.clients <= len(self):
             raise UsageError(
-                f"Expected from 1 client to one for each of {len(self)} examples, got "
-                f"{self.clients} clients. Ask for fewer clients, or use more data."
+                f"Expected from 1 to {len(self)} clients, as many as there are examples, got "
+                f"{self.clients}. Set fewer clients, or use more data."
             )
         return self.clients
 
@@ -76,9 +75,9 @@ class ExamplePool:
         y = self.examples.y
         if self.num_classes is None or y.ndim != 1:
             raise UsageError(
-                f"Expected one class number for each example, which the partitioner "
-                f"{partitioner!r} goes by, got targets of {y.dtype} and shape {y.shape}. "
-                "Take a partitioner that does not go by label: iid, natural, power-law, …"
+                f"The partitioner {partitioner!r} needs one class number for each example, got "
+                f"targets of {y.dtype} and shape {y.shape}. Choose a partitioner that needs no "
+                "labels, such as iid, natural or power-law."
             )
         return y.astype(np.int64, copy=False)
 
@@ -86,25 +85,24 @@ class ExamplePool:
         """Return the owner of each example, shape (N,).
 
         Raises:
-            UsageError: the data do not name owners.
+            UsageError: the data have no owners.
         """
         if self.owners is None:
             raise UsageError(
-                f"Expected data that say whose each example is, which the partitioner "
-                f"{partitioner!r} goes by, got data without. Name their column (client = …), or "
-                "take another partitioner."
+                f"The partitioner {partitioner!r} needs the owner of each example, and the data "
+                "have none. Name the column of owners (client = …), or choose another partitioner."
             )
         return self.owners
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Split:
-    """Examples dealt out.
+    """The result of a partitioner.
 
     Attributes:
         shards: for each client the indices of its examples.
-        names: of the clients, ascending; None where they have none of their own.
-        examples: in place of the pool's, where the partitioner changes inputs.
+        names: of the clients, ascending; None for default names.
+        examples: replace the pool's if the partitioner changes inputs; else None.
     """
 
     shards: Shards
@@ -113,13 +111,13 @@ class Split:
 
 
 class Partitioner(Protocol):
-    """Deals examples out; a frozen dataclass whose fields are its settings."""
+    """Splits examples over clients; a frozen dataclass whose fields are its settings."""
 
     def deal(self, pool: ExamplePool) -> Split:
-        """Deal a pool out.
+        """Split a pool.
 
         Raises:
-            UsageError: this pool cannot be dealt in this way.
+            UsageError: this pool cannot be split in this way.
         """
 
 
@@ -139,7 +137,7 @@ def grouped(owner: NDArray[np.int64], num_clients: int) -> Shards:
 def shards_of_sizes(
     order: NDArray[np.int64], sizes: NDArray[np.int64], num_examples: int
 ) -> Shards:
-    """Cut an order of examples into shards of these sizes; what is left goes to nobody."""
+    """Cut an order of examples into shards of these sizes; the rest is not used."""
     owner = np.full(num_examples, -1, np.int64)
     owner[order[: int(sizes.sum())]] = np.repeat(np.arange(len(sizes)), sizes)
     return grouped(owner, len(sizes))
@@ -162,12 +160,12 @@ def check_sizes(sizes: Sequence[int], num_examples: int) -> NDArray[np.int64]:
     """Return explicit sizes of shards as an array.
 
     Raises:
-        UsageError: one is below 1, or they ask for more examples than there are.
+        UsageError: a size is below 1, or their sum is larger than the number of examples.
     """
     if not sizes or min(sizes) < 1 or sum(sizes) > num_examples:
         raise UsageError(
-            f"Expected sizes of at least 1 that come to at most {num_examples} examples, got "
+            f"Expected sizes of at least 1 with a sum of at most {num_examples} examples, got "
             f"{len(sizes)} from {min(sizes, default=0)} to {max(sizes, default=0)}, {sum(sizes)} "
-            "in all. Ask for less, or use more data."
+            "in all. Set smaller sizes, or use more data."
         )
     return np.array(sizes, np.int64)

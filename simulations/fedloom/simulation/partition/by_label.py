@@ -1,6 +1,6 @@
-"""Partitioners that skew the clients' mixes of labels.
+"""Partitioners that skew the clients' labels.
 
-Invariants: no example is in two shards; every example is in one unless the class says otherwise.
+Invariants: no example is in two shards; every example is in one unless stated otherwise.
 
 Legend: C clients, K classes, N examples.
 """
@@ -25,17 +25,18 @@ from fedloom.simulation.partition.base import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dirichlet:
-    """Deal each class out in proportions drawn from Dirichlet(alpha, …, alpha) over the clients.
+    """Split each class in proportions drawn from Dirichlet(alpha, …, alpha) over the clients.
 
     Yurochkin et al. (2019), "Bayesian nonparametric federated learning of neural networks",
-    section 4. Flower Datasets' `DirichletPartitioner` also balances sizes and asks for ten
-    examples a client; here sizes fall as they may, and draws that leave a client fewer than
-    `min_size` are drawn again.
+    section 4. Flower Datasets' `DirichletPartitioner` also balances sizes and requires
+    ten examples per client; here sizes are not balanced, and draws that leave a client fewer than
+    `min_size` examples are repeated.
 
     Attributes:
-        alpha: above 0; towards 0 each class goes to one client, towards infinity all are alike.
-        min_size: the smallest shard that will do, at least 1.
-        max_tries: draws before giving up.
+        alpha: above 0; towards 0 each class goes to one client, towards infinity all clients have
+            equal proportions.
+        min_size: smallest accepted shard, at least 1.
+        max_tries: draws before the split is refused.
     """
 
     alpha: float = 0.5
@@ -48,7 +49,7 @@ class Dirichlet:
         _check_alpha((self.alpha,))
 
     def deal(self, pool: ExamplePool) -> Split:
-        """Deal a pool out."""
+        """Split a pool; see `Partitioner.deal`."""
         labels = pool.labels("dirichlet")
         dealt = classic.dirichlet(
             labels,
@@ -63,18 +64,18 @@ class Dirichlet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InnerDirichlet:
-    """Fix the clients' sizes and draw each one's mix of labels from a Dirichlet over the classes.
+    """Fix the clients' sizes and draw each client's mix from a Dirichlet over the classes.
 
     Acar et al. (2021), "Federated learning based on dynamic regularization", as in Flower
     Datasets' `InnerDirichletPartitioner`: places are filled in a random order of clients, each
-    with a class drawn from its client's mix, and a class that runs out is drawn no more. There one
-    place is filled after another; here all places draw at once, the first takers of a class that
-    runs out keep it, and the others draw again without it. The last places to be filled take what
-    is left, so mixes are as drawn only while all classes last.
+    with a class drawn from its client's mix; an exhausted class is not drawn again. There places
+    are filled one by one; here all places draw at once, the first places keep an exhausted class,
+    and the others draw again without it. The last places take the remaining examples, so mixes
+    are as drawn only until a class is exhausted.
 
     Attributes:
         alpha: concentration, above 0, one for all classes or one for each.
-        sizes: of each client; even where left out. Examples beyond their sum go to nobody.
+        sizes: of each client; default: equal sizes. Examples beyond their sum are not used.
     """
 
     alpha: float | Sequence[float] = 0.5
@@ -84,7 +85,7 @@ class InnerDirichlet:
         _check_alpha((self.alpha,) if isinstance(self.alpha, int | float) else self.alpha)
 
     def deal(self, pool: ExamplePool) -> Split:
-        """Deal a pool out."""
+        """Split a pool; see `Partitioner.deal`."""
         labels = pool.labels("inner-dirichlet")
         sizes = _sizes(pool, self.sizes, "inner-dirichlet")
         available = np.bincount(labels, minlength=pool.num_classes or 0)
@@ -107,17 +108,17 @@ class InnerDirichlet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pathological:
-    """Give every client exactly k classes; each class is split evenly over those who hold it.
+    """Give every client exactly k classes; each class is split evenly over its clients.
 
     Li et al. (2022), "Federated learning on non-IID data silos", section 3.1. Flower Datasets'
     `PathologicalPartitioner` draws the classes of each client at random by default, which may
-    leave a class to nobody; here `balanced` gives each class to as many clients as any other, plus
-    or minus one. A class that nobody holds is left out.
+    leave a class without a client; here `balanced` gives all classes equal numbers of clients, plus
+    or minus one. A class without a client is not used.
 
     Attributes:
         classes_per_client: k, from 1 to K.
         assignment: `balanced`; `random`: k classes drawn for each client; `deterministic`: client
-            i gets classes i, i + 1, …, i + k − 1, counted round.
+            i gets classes i, i + 1, …, i + k − 1, modulo K.
     """
 
     classes_per_client: int = 2
@@ -127,13 +128,13 @@ class Pathological:
         _at_least_one("classes_per_client", self.classes_per_client)
 
     def deal(self, pool: ExamplePool) -> Split:
-        """Deal a pool out."""
+        """Split a pool; see `Partitioner.deal`."""
         labels, num_clients = pool.labels("pathological"), pool.count("pathological")
         present = np.unique(labels)
         if self.classes_per_client > len(present):
             raise UsageError(
-                f"Expected classes_per_client <= {len(present)}, as many classes as there are, "
-                f"got {self.classes_per_client}. Lower it."
+                f"Expected classes_per_client <= {len(present)}, the number of classes, got "
+                f"{self.classes_per_client}. Lower it."
             )
         generator = pool.stream("pathological")
         held = present[self._assign(num_clients, len(present), generator)]
@@ -144,7 +145,7 @@ class Pathological:
             if len(holders) > len(members):
                 raise UsageError(
                     f"Expected at least {len(holders)} examples of class {label}, one for each "
-                    f"client that is to hold it, got {len(members)}. Ask for fewer clients or "
+                    f"of its clients, got {len(members)}. Set fewer clients or "
                     "fewer classes_per_client."
                 )
             if len(holders):
@@ -171,13 +172,13 @@ class Pathological:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelShards:
-    """Sort by label, cut into `shards_per_client` · C shards of even size, deal that many to each.
+    """Sort by label, cut into `shards_per_client` · C equal shards, and give each client that many.
 
     McMahan et al. (2017), "Communication-efficient learning of deep networks from decentralized
     data", section 3: 200 shards of 300 MNIST digits, two for each of 100 clients, so that most
-    have examples of two digits only. Examples of one label are shuffled first. Where N does not
-    divide, shards differ by one example; Flower Datasets' `ShardPartitioner` can leave the rest
-    out instead.
+    have examples of two digits only. Examples of one label are shuffled first. If N is not
+    divisible, shards differ by one example; Flower Datasets' `ShardPartitioner` can drop the rest
+    instead.
 
     Attributes:
         shards_per_client: at least 1.
@@ -189,13 +190,13 @@ class LabelShards:
         _at_least_one("shards_per_client", self.shards_per_client)
 
     def deal(self, pool: ExamplePool) -> Split:
-        """Deal a pool out."""
+        """Split a pool; see `Partitioner.deal`."""
         labels, num_clients = pool.labels("shards"), pool.count("shards")
         num_shards = num_clients * self.shards_per_client
         if num_shards > len(labels):
             raise UsageError(
                 f"Expected at least {num_shards} examples, one for each shard, got {len(labels)}. "
-                "Ask for fewer clients or fewer shards_per_client."
+                "Set fewer clients or fewer shards_per_client."
             )
         generator = pool.stream("shards")
         order = generator.permutation(len(labels))
@@ -208,15 +209,15 @@ class LabelShards:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distribution:
-    """Give each client the mix of labels that its row of a matrix says.
+    """Give each client the mix of labels of its row in a matrix.
 
-    Flower Datasets' `DistributionPartitioner` takes a matrix of labels by buckets and assigns the
-    buckets to clients by a rule of its own; here a row is a client's mix as it is. Examples that
-    no row asks for go to nobody.
+    Flower Datasets' `DistributionPartitioner` takes a matrix of labels by buckets and assigns
+    buckets to clients by its own rule; here a row is a client's mix. Examples that no row needs
+    are not used.
 
     Attributes:
         mixes: C rows of K weights, at least 0, each row with a sum above 0.
-        sizes: of each client; where left out, the largest even size that the data can meet.
+        sizes: of each client; default: the largest equal size that the data allow.
     """
 
     mixes: Sequence[Sequence[float]]
@@ -234,7 +235,7 @@ class Distribution:
             raise UsageError("Expected every row of mixes to have a sum above 0, got one of 0.")
 
     def deal(self, pool: ExamplePool) -> Split:
-        """Deal a pool out."""
+        """Split a pool; see `Partitioner.deal`."""
         labels = pool.labels("distribution")
         mixes = np.array(self.mixes, np.float64)
         num_classes = pool.num_classes or 0
@@ -249,8 +250,8 @@ class Distribution:
         if (wanted.sum(axis=0) > available).any():
             label = int(np.argmax(wanted.sum(axis=0) - available))
             raise UsageError(
-                f"Expected sizes and mixes that ask for at most {available[label]} examples of "
-                f"class {label}, got {wanted[:, label].sum()}. Lower sizes, or leave them out."
+                f"Expected sizes and mixes that need at most {available[label]} examples of class "
+                f"{label}, got {wanted[:, label].sum()}. Lower sizes, or omit them."
             )
         generator = pool.stream("distribution")
         owner = np.full(len(labels), -1, np.int64)
@@ -271,15 +272,15 @@ class Distribution:
             return np.stack([apportion(int(n), mix) for n, mix in zip(sizes, mixes, strict=True)])
         asked = mixes.sum(axis=0)
         size = int((available[asked > 0] / asked[asked > 0]).min())
-        # Rounding may ask for an example more of a class than there is: a little less will do.
+        # Rounding may need one example of a class too many: then a smaller size is tried.
         while size:
             wanted = np.stack([apportion(size, mix) for mix in mixes])
             if (wanted.sum(axis=0) <= available).all():
                 return wanted
             size -= 1
         raise UsageError(
-            "Expected enough examples of each class for every row of mixes, got too few for a "
-            "single one each. Use fewer rows, or more data."
+            "The data have too few examples of a class for one example per row of mixes. Use fewer "
+            "rows, or more data."
         )
 
 
@@ -289,7 +290,7 @@ def _fill(
     available: NDArray[np.int64],
     generator: np.random.Generator,
 ) -> NDArray[np.int64]:
-    """Draw the class of each place from its client's mix, while classes last."""
+    """Draw the class of each place from its client's mix, until classes are exhausted."""
     left = available.copy()
     classes = np.empty(len(places), np.int64)
     waiting = np.arange(len(places))
@@ -308,7 +309,7 @@ def _fill(
 
 
 def _rank(values: NDArray[np.int64]) -> NDArray[np.int64]:
-    """How many equal values come before each."""
+    """For each value, the number of equal values before it."""
     order = np.argsort(values, kind="stable")
     first = np.cumsum(counts := np.bincount(values)) - counts
     rank = np.empty(len(values), np.int64)

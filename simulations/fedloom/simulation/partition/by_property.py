@@ -1,4 +1,4 @@
-"""Partitioners that go by what an example says of itself: whose it is, or how large a property.
+"""Partitioners by owner, or by a real-valued property of an example.
 
 Invariant: no example is in two shards.
 """
@@ -19,13 +19,13 @@ _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._]+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Natural:
-    """One client for each owner that the data name: a writer, a speaking role, a device.
+    """One client for each owner: a writer, a speaking role, a device.
 
-    As Flower Datasets' `NaturalIdPartitioner`. Where fewer clients are asked for than there are
-    owners, that many are drawn at random and the examples of the others left out.
+    As Flower Datasets' `NaturalIdPartitioner`. If the number of clients is smaller than that of
+    owners, owners are drawn at random and the examples of the others are not used.
 
     Attributes:
-        min_size: owners with fewer examples are left out; at least 1.
+        min_size: owners with fewer examples are not used; at least 1.
     """
 
     min_size: int = 1
@@ -35,20 +35,20 @@ class Natural:
             raise UsageError(f"Expected min_size >= 1, got {self.min_size}.")
 
     def deal(self, pool: ExamplePool) -> Split:
-        """Deal a pool out."""
+        """Split a pool; see `Partitioner.deal`."""
         ids, owner = np.unique(pool.ids("natural"), return_inverse=True)
         sizes = np.bincount(owner)
         kept = np.flatnonzero(sizes >= self.min_size)
         if not len(kept):
             raise UsageError(
-                f"Expected an owner with at least {self.min_size} examples, got at most "
-                f"{sizes.max()}. Lower min_size."
+                f"No owner has min_size = {self.min_size} examples; the largest has {sizes.max()}. "
+                "Lower min_size."
             )
         num_clients = len(kept) if pool.clients is None else pool.clients
         if not 1 <= num_clients <= len(kept):
             raise UsageError(
-                f"Expected from 1 to {len(kept)} clients, the owners that have at least "
-                f"{self.min_size} examples, got {num_clients}. Ask for fewer clients, or lower "
+                f"Expected from 1 to {len(kept)} clients, the number of owners with at least "
+                f"{self.min_size} examples, got {num_clients}. Set fewer clients, or lower "
                 "min_size."
             )
         kept = np.sort(pool.stream("natural").permutation(kept)[:num_clients])
@@ -63,16 +63,15 @@ class Natural:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupedNatural:
-    """Several owners to a client, drawn at random.
+    """Several owners per client, drawn at random.
 
-    Flower Datasets' `GroupedNaturalIdPartitioner` groups neighbouring ids, sorted or as they come;
-    here they are shuffled.
+    Flower Datasets' `GroupedNaturalIdPartitioner` groups neighbouring ids, sorted or in their
+    order; here they are shuffled.
 
     Attributes:
-        group_size: owners to a client; where left out, owners are spread evenly over the clients
-            that were asked for.
-        remainder: what becomes of owners that do not fill a group: a `smaller` group of their own,
-            groups that are `bigger` by one, or `drop`.
+        group_size: owners per client; default: owners are spread evenly over `clients`.
+        remainder: use of owners that do not fill a group: one `smaller` group, groups `bigger` by
+            one, or `drop`.
     """
 
     group_size: int | None = None
@@ -83,13 +82,13 @@ class GroupedNatural:
             raise UsageError(f"Expected group_size >= 1, got {self.group_size}.")
 
     def deal(self, pool: ExamplePool) -> Split:
-        """Deal a pool out."""
+        """Split a pool; see `Partitioner.deal`."""
         ids, owner = np.unique(pool.ids("grouped-natural"), return_inverse=True)
         sizes = self._sizes(len(ids), pool.clients)
         if pool.clients not in (None, len(sizes)) or not len(sizes):
             raise UsageError(
                 f"Expected {pool.clients or 'one or more'} clients, got {len(sizes)} groups of "
-                f"{self.group_size} from {len(ids)} owners. Leave clients or group_size out."
+                f"{self.group_size} from {len(ids)} owners. Omit clients or group_size."
             )
         group = np.full(len(ids), -1, np.int64)
         order = pool.stream("grouped-natural").permutation(len(ids))
@@ -100,8 +99,8 @@ class GroupedNatural:
         if self.group_size is None:
             if num_clients is None or not 1 <= num_clients <= num_ids:
                 raise UsageError(
-                    f"Expected from 1 to {num_ids} clients, as many as there are owners, or a "
-                    f"group_size, got {num_clients}. Set one of the two."
+                    f"Expected from 1 to {num_ids} clients, the number of owners, or a group_size, "
+                    f"got {num_clients}. Set one of the two."
                 )
             return apportion(num_ids, np.ones(num_clients))
         whole, rest = divmod(num_ids, self.group_size)
@@ -132,14 +131,14 @@ class Continuous:
             raise UsageError(f"Expected strictness from 0 to 1, got {self.strictness}.")
 
     def deal(self, pool: ExamplePool) -> Split:
-        """Deal a pool out."""
+        """Split a pool; see `Partitioner.deal`."""
         num_clients = pool.count("continuous")
         values = measured(pool, self.by)
         deviation = values.std()
         if not deviation > 0:
             raise UsageError(
-                f"Expected a property that is finite and differs between examples, got {self.by!r}"
-                f" with a deviation of {deviation}. Choose another."
+                f"The property {self.by!r} has a deviation of {deviation} over the examples. "
+                "Choose one that is finite and not constant."
             )
         noise = pool.stream("continuous").standard_normal(len(values))
         z = (values - values.mean()) / deviation
@@ -172,7 +171,7 @@ def measured(pool: ExamplePool, by: str | int) -> NDArray[np.float64]:
     if by == "mean":
         return np.asarray(x.mean(axis=1, dtype=np.float64))
     if by in ("norm", "deviation"):
-        # In one pass and without a second array of x's size.
+        # One pass, without a second array of x's size.
         squares = np.einsum("nd,nd->n", x, x, dtype=np.float64)
         if by == "norm":
             return np.asarray(np.sqrt(squares))
@@ -183,7 +182,7 @@ def measured(pool: ExamplePool, by: str | int) -> NDArray[np.float64]:
 
 
 def client_names(ids: Sequence[Any]) -> list[str] | None:
-    """Make names that clients may have out of ids; None where two would be the same.
+    """Make valid client names of ids; None if two names would be equal.
 
     >>> client_names(["First Citizen", "KING RICHARD II"])
     ['First-Citizen', 'KING-RICHARD-II']

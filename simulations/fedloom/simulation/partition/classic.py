@@ -4,8 +4,8 @@ Sources: the skew is a symmetric Dirichlet over labels with concentration `alpha
 Brown (2019), "Measuring the effects of non-identical data distribution for federated visual
 classification", section 3. They draw a mix of labels for each client and fill clients of equal
 size from it. Here, as in Yurochkin et al. (2019), "Bayesian nonparametric federated learning of
-neural networks", section 4, each label is instead dealt out over the clients: every example is
-used, and clients differ in size as real ones do, which is what weighted averaging is for.
+neural networks", section 4, each label is split over the clients: every example is used, and
+clients differ in size, as real ones do.
 
 Invariants: every example is in exactly one shard; the same seed gives the same shards.
 
@@ -24,7 +24,7 @@ from fedloom.simulation.seeds import stream
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Partition:
-    """Which client holds which examples.
+    """The examples of each client.
 
     Attributes:
         shares: float64, shape (C, K): the share of each class's examples that each client gets;
@@ -42,15 +42,15 @@ class Partition:
 
 
 def iid(labels: NDArray[np.int64], *, num_clients: int, seed: int) -> Partition:
-    """Deal shuffled examples out evenly: sizes differ by at most one.
+    """Split shuffled examples evenly: sizes differ by at most one.
 
     Args:
         labels: shape (N,).
-        num_clients: how many shards, at least 1.
+        num_clients: number of shards, at least 1.
         seed: the same seed gives the same shards.
 
     Raises:
-        UsageError: when there are fewer examples than clients.
+        UsageError: there are fewer examples than clients.
     """
     _check(labels, num_clients, min_size=1)
     order = stream(seed, "iid").permutation(len(labels))
@@ -68,19 +68,19 @@ def dirichlet(
     min_size: int = 1,
     max_tries: int = 1000,
 ) -> Partition:
-    """Deal each class out over the clients in proportions drawn from Dirichlet(alpha, …, alpha).
+    """Split each class over the clients in proportions drawn from Dirichlet(alpha, …, alpha).
 
     Args:
         labels: shape (N,), classes 0 to K − 1.
-        num_clients: how many shards, at least 1.
+        num_clients: number of shards, at least 1.
         alpha: concentration, above 0: towards 0 each class goes to one client; towards infinity
             every client gets the same share of each.
         seed: the same seed gives the same shards.
-        min_size: draws that leave a client with fewer examples are thrown away and drawn again.
-        max_tries: how many draws to make before refusing.
+        min_size: draws that leave a client with fewer examples are repeated.
+        max_tries: draws before the split is refused.
 
     Raises:
-        UsageError: when the arguments cannot be met, or were not within `max_tries` draws.
+        UsageError: the arguments are out of range, or `max_tries` draws failed.
     """
     _check(labels, num_clients, min_size)
     if not 0 < alpha < np.inf:
@@ -89,14 +89,14 @@ def dirichlet(
     for attempt in range(max_tries):
         generator = stream(seed, "dirichlet", attempt)
         shares = generator.dirichlet(np.full(num_clients, alpha), size=len(totals)).T
-        # Sizes follow from the shares: a draw that will not do costs no shuffling.
+        # Sizes follow from the shares: a draw that fails costs no shuffling.
         sizes = sum(_counts(shares[:, label], total) for label, total in enumerate(totals))
         if np.min(sizes) >= min_size:
             return Partition(shares=shares, shards=_deal(labels, shares, generator))
     raise UsageError(
-        f"Expected a split in which each of {num_clients} clients has at least {min_size} of "
-        f"{len(labels)} examples, got none in {max_tries} draws with alpha={alpha}. "
-        "Raise alpha, or ask for fewer clients or a smaller min_size."
+        f"In {max_tries} draws with alpha={alpha} no split gave each of {num_clients} clients at "
+        f"least {min_size} of {len(labels)} examples. Raise alpha, or set fewer clients or a "
+        "smaller min_size."
     )
 
 
@@ -109,7 +109,7 @@ def follow(partition: Partition, labels: NDArray[np.int64], *, seed: int) -> Par
         seed: the same seed gives the same shards.
 
     Raises:
-        UsageError: when a label is not among the partition's classes.
+        UsageError: a label is not among the partition's classes.
     """
     num_classes = partition.shares.shape[1]
     if labels.size and not 0 <= labels.min() <= labels.max() < num_classes:
@@ -130,7 +130,7 @@ def _deal(
 
 
 def _counts(shares: NDArray[np.float64], total: int) -> NDArray[np.int64]:
-    # Cuts are rounded from the cumulated shares, so no example is lost or dealt twice.
+    # Cuts are rounded from the cumulated shares, so that every example is used once.
     cuts = np.rint(np.cumsum(shares[:-1], axis=0) * total).astype(np.int64)
     return np.diff(cuts, prepend=0, append=total)
 

@@ -1,4 +1,4 @@
-"""Partitioners by name, for settings that arrive as text."""
+"""Partitioners by name, for settings as text."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -55,21 +55,21 @@ def build(partition: Mapping[str, Any]) -> Partitioner:
 
 
 def split(pool: ExamplePool, partition: Mapping[str, Any] | Partitioner | None = None) -> Split:
-    """Deal a pool out.
+    """Split a pool.
 
     Args:
-        pool: what to deal.
-        partition: how; `natural` where left out and the data name owners, otherwise `iid`.
+        pool: to split.
+        partition: the partitioner; default: `natural` if the data have owners, otherwise `iid`.
 
     Raises:
-        UsageError: the partitioner is not known, or this pool cannot be dealt in this way.
+        UsageError: the partitioner is unknown, or cannot split this pool.
     """
     if partition is None:
         partition = {"name": "iid" if pool.owners is None else "natural"}
     partitioner = build(partition) if isinstance(partition, Mapping) else partition
     if not hasattr(partitioner, "deal"):
         raise UsageError(
-            "Expected a partition as a table with its name and settings, got "
-            f'{partition!r}. Write partition = {{ name = "iid" }}, say.'
+            "Expected a partition as a table with a name and settings, such as "
+            f'partition = {{ name = "iid" }}, got {partition!r}.'
         )
     return partitioner.deal(pool)

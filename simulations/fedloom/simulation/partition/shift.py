@@ -1,12 +1,12 @@
-"""Feature shift: all clients have like labels, but each sees the world in a way of its own.
+"""Feature shift: all clients have similar labels, but differently changed inputs.
 
 Sources: noise that grows from client to client as in Li et al. (2022), "Federated learning on
 non-IID data silos", section 3.2: variance σ·i/C on client i. Rotation as in Ghosh et al. (2020),
-"An efficient framework for clustered federated learning", section 6, who turn MNIST by quarters;
+"An efficient framework for clustered federated learning", section 6, who turn MNIST by 90 degrees;
 here by any angle.
 
-Invariants: labels and sizes are those of `iid`; the pool's own arrays are not changed; test
-examples, which no client holds, are not shifted.
+Invariants: labels and sizes are those of `iid`; the pool's arrays are not changed; central test
+examples are not shifted.
 
 Legend: C clients, N examples.
 """
@@ -27,15 +27,15 @@ _AMOUNTS = {"noise": 0.1, "rotation": 360.0, "contrast": 0.5}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeatureShift:
-    """Deal examples out as `iid` does, then change each client's inputs.
+    """Split examples like `iid`, then change each client's inputs.
 
     Attributes:
         kind: `noise`: client i gets Gaussian noise of variance amount · (i + 1) / C. `rotation`:
             images are turned by amount · i / C degrees. `contrast`: inputs are multiplied by a
             factor from 1 − amount to 1 + amount, evenly spread over the clients.
-        amount: 0.1, 360 degrees and 0.5 where left out.
-        groups: how many different shifts there are; client i has that of i modulo `groups`, and
-            counts as i modulo `groups` of `groups` above. One for each client where left out.
+        amount: default: 0.1, 360 degrees and 0.5.
+        groups: number of different shifts; above, i is then i modulo `groups` and C is `groups`.
+            Default: one for each client.
     """
 
     kind: Literal["noise", "rotation", "contrast"] = "noise"
@@ -49,16 +49,16 @@ class FeatureShift:
             raise UsageError(f"Expected groups >= 1, got {self.groups}.")
 
     def deal(self, pool: ExamplePool) -> Split:
-        """Deal a pool out."""
+        """Split a pool; see `Partitioner.deal`."""
         x: NDArray[Any] = pool.examples.x
         if x.dtype != np.float32:
             raise UsageError(
-                f"Expected inputs as float32 to shift, got {x.dtype}. Take another partitioner."
+                f"Expected float32 inputs to shift, got {x.dtype}. Choose another partitioner."
             )
         if self.kind == "rotation" and (x.ndim != 4 or min(x.shape[2:]) < 2):
             raise UsageError(
                 "Expected images of shape (N, channels, height, width) to turn, got "
-                f"{x.shape}. Take kind = 'noise' or 'contrast'."
+                f"{x.shape}. Set kind = 'noise' or 'contrast'."
             )
         shards = Iid().deal(pool).shards
         groups = self.groups or len(shards)
@@ -81,7 +81,7 @@ class FeatureShift:
 
 
 def rotated(x: NDArray[np.float32], degrees: float) -> NDArray[np.float32]:
-    """Turn images counter-clockwise about their centre, bilinearly; what comes from outside is 0.
+    """Turn images counter-clockwise about their centre, bilinearly; pixels from outside are 0.
 
     Args:
         x: float32, shape (N, channels, height, width).
@@ -92,10 +92,10 @@ def rotated(x: NDArray[np.float32], degrees: float) -> NDArray[np.float32]:
     rows, columns = np.mgrid[:height, :width] - np.array(
         [(height - 1) / 2, (width - 1) / 2]
     ).reshape(2, 1, 1)
-    # Where each pixel comes from: the turn undone. Rows count downwards.
+    # The source of each pixel, by the inverse rotation. Rows count downwards.
     row = np.cos(angle) * rows + np.sin(angle) * columns + (height - 1) / 2
     column = -np.sin(angle) * rows + np.cos(angle) * columns + (width - 1) / 2
-    # At quarter turns the sines leave 1e-16, which floor would take for a pixel further.
+    # At multiples of 90 degrees sines have errors of 1e-16, which floor would turn into a pixel.
     row, column = np.round(row, 9), np.round(column, 9)
     top, left = np.floor(row).astype(np.int64), np.floor(column).astype(np.int64)
     out = np.zeros_like(x)

@@ -1,4 +1,4 @@
-"""Where a population's data come from: `load` by name, or `from_arrays` and `from_torch`."""
+"""Sources of a population's data: `load` by name, or `from_arrays` and `from_torch`."""
 
 from fedloom.simulation.sources.arrays import from_arrays, from_torch
 from fedloom.simulation.sources.base import LoadedData, populate

@@ -1,6 +1,6 @@
-"""Arrays and torch data sets: what is in memory, or in a .npz file, already.
+"""Arrays and torch data sets, in memory or in a .npz file.
 
-Invariant: arrays whose type is right are used as they are, without a copy; nothing writes to them.
+Invariant: arrays of the right dtype are used without a copy; nothing writes to them.
 """
 
 import zipfile
@@ -26,7 +26,7 @@ from fedloom.simulation.sources.finite import flaws
 
 
 class MapDataset(Protocol):
-    """A torch data set of map style, or anything like one."""
+    """A torch data set of map style, or an object with its methods."""
 
     def __len__(self) -> int:
         """Number of examples."""
@@ -38,16 +38,16 @@ class MapDataset(Protocol):
 def npz(
     *, seed: int, file: str, num_classes: int | None = None, test: float | None = None
 ) -> LoadedData:
-    """A .npz file with arrays `x` and `y`, and perhaps `x_test`, `y_test` and `owners`.
+    """A .npz file with arrays `x` and `y`, and optional `x_test`, `y_test` and `owners`.
 
     Args:
-        seed: the experiment's.
-        file: what numpy.savez wrote.
-        num_classes: where labels may lack the last classes.
-        test: fraction for the test in one place; 0.2 where left out and the file has no `x_test`.
+        seed: of the experiment.
+        file: written by numpy.savez.
+        num_classes: needed if no example has the last classes.
+        test: fraction of central test examples; default: 0.2 if the file has no `x_test`, else 0.
 
     Raises:
-        UsageError: the file is not there, or not such a file.
+        UsageError: the file is missing or not such a file.
     """
     try:
         with Path(file).expanduser().open("rb") as opened, np.load(opened) as arrays:
@@ -58,7 +58,7 @@ def npz(
             }
     except (OSError, ValueError, TypeError, zipfile.BadZipFile) as error:
         raise UsageError(
-            f"Expected a .npz file at {file}, got: {error}. Write it with numpy.savez(file, "
+            f"{file} cannot be read as a .npz file: {error}. Write it with numpy.savez(file, "
             "x=…, y=…)."
         ) from error
     missing = {"x", "y"} - set(held)
@@ -96,18 +96,17 @@ def from_arrays(
         x: inputs, shape (N, …): floats, pixels as bytes (scaled to [0, 1]) or tokens as integers.
         y: targets, shape (N, …): class numbers as integers, or values as floats.
         seed: the same seed gives the same population.
-        x_test: inputs for the test in one place.
+        x_test: inputs of central test examples.
         y_test: their targets.
-        owners: whose each example is, shape (N,); clients are then natural unless `partition`
-            says otherwise.
-        num_classes: where labels may lack the last classes.
-        clients: how many.
-        partition: how to split; see `fedloom.simulation.partition`.
-        test: fraction of the examples for the test in one place, where there is no `x_test`.
-        held_out: fraction of its examples that each client keeps to evaluate on.
+        owners: the owner of each example, shape (N,); the default partition is then `natural`.
+        num_classes: needed if no example has the last classes.
+        clients: number of clients.
+        partition: see `fedloom.simulation.partition.split`.
+        test: fraction of central test examples, without `x_test`.
+        held_out: fraction of its examples that each client keeps for evaluation.
 
     Raises:
-        UsageError: the arrays do not belong together, or cannot be split in this way.
+        UsageError: the arrays do not match, or cannot be split in this way.
     """
     loaded = _loaded(
         x=x,
@@ -133,20 +132,19 @@ def from_torch(
     test: float = 0.0,
     held_out: float | None = None,
 ) -> Population:
-    """Make a population of a torch data set; every example is fetched once, here.
+    """Make a population of a torch data set; every example is fetched once.
 
-    Transforms run once, too: those that draw at random are drawn for good.
+    Transforms run once too: random transforms are then fixed.
 
     Args:
         dataset: of map style; an example is (input, target), of tensors, arrays or numbers.
         seed: the same seed gives the same population.
-        test_dataset: examples for the test in one place.
-        num_classes: where labels may lack the last classes.
-        clients: how many.
-        partition: how to split; see `fedloom.simulation.partition`.
-        test: fraction of the examples for the test in one place, where there is no
-            `test_dataset`.
-        held_out: fraction of its examples that each client keeps to evaluate on.
+        test_dataset: central test examples.
+        num_classes: needed if no example has the last classes.
+        clients: number of clients.
+        partition: see `fedloom.simulation.partition.split`.
+        test: fraction of central test examples, without `test_dataset`.
+        held_out: fraction of its examples that each client keeps for evaluation.
 
     Raises:
         UsageError: it is no such data set, or cannot be split in this way.
@@ -180,7 +178,7 @@ def _loaded(
     where: str = "",
 ) -> LoadedData:
     if (x_test is None) != (y_test is None):
-        raise UsageError("Expected x_test and y_test together, got one of them. Give both.")
+        raise UsageError("x_test and y_test go together. Give both.")
     if not len(x) or x.ndim < 1 or len(x) != len(y):
         raise UsageError(
             f"Expected one target for each of one or more inputs, got {x.shape} and {y.shape}."
@@ -198,7 +196,7 @@ def _loaded(
     if x_test is None or y_test is None:
         return keep_for_test(loaded, test=test, seed=seed)
     if test:
-        raise UsageError(f"Expected either x_test or test, got both (test = {test}). Drop one.")
+        raise UsageError(f"Give x_test or test, not both (test = {test}).")
     if x_test.shape[1:] != x.shape[1:]:
         raise UsageError(
             f"Expected test inputs of shape {x.shape[1:]}, as for training, got {x_test.shape[1:]}."
@@ -211,7 +209,7 @@ def _loaded(
 def _stacked(dataset: MapDataset) -> tuple[NDArray[Any], NDArray[Any]]:
     tensors = getattr(dataset, "tensors", None)
     if isinstance(tensors, tuple) and len(tensors) == 2:
-        # A TensorDataset: its tensors are the stack.
+        # A TensorDataset has stacked tensors.
         return np.asarray(tensors[0]), np.asarray(tensors[1])
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         raise UsageError(

@@ -1,7 +1,7 @@
-"""What a source of data gives, and how it becomes a population.
+"""Loaded data, and how they become a population.
 
-Invariants: whatever is drawn comes from streams of the experiment's seed, so the same settings
-give the same population; examples lie once in memory.
+Invariants: random numbers come from streams of the experiment's seed, so the same settings give the
+same population; examples are in memory once.
 
 Legend: N examples, K classes.
 """
@@ -24,15 +24,15 @@ Indices = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LoadedData:
-    """Data before it is dealt out.
+    """Data before they are split over clients.
 
     Attributes:
         train: examples for the clients.
-        test: examples that no client gets; None without.
-        num_classes: K where targets are class numbers; None otherwise.
-        owners: whose each training example is, shape (N,); None where the data do not say.
-        columns: names of the columns of x, where it has them.
-        flaws: what of the data is not finite, as `fedloom.simulation.sources.finite` says it.
+        test: central test examples; None for none.
+        num_classes: K if targets are class numbers; None otherwise.
+        owners: the owner of each training example, shape (N,); None if unknown.
+        columns: names of the columns of x; empty if it has none.
+        flaws: descriptions of values that are not finite, by `fedloom.simulation.sources.finite`.
     """
 
     train: Examples
@@ -51,21 +51,21 @@ def populate(
     partition: Mapping[str, Any] | Partitioner | None = None,
     held_out: float | None = None,
 ) -> Population:
-    """Deal loaded data out to clients.
+    """Split loaded data over clients.
 
     Args:
-        loaded: what to deal.
-        seed: the experiment's.
-        clients: how many; None where the partitioner knows by itself.
+        loaded: to split.
+        seed: of the experiment.
+        clients: number of clients; None if the partitioner decides.
         partition: see `fedloom.simulation.partition.split`.
-        held_out: the fraction of its examples that each client keeps to evaluate on.
+        held_out: fraction of its examples that each client keeps for evaluation.
 
     Raises:
-        UsageError: this cannot be done.
+        UsageError: the data cannot be split in this way.
     """
     if held_out is not None and not 0 < held_out < 1:
         raise UsageError(
-            f"Expected 0 < held_out < 1, got {held_out}. Leave it out if no client evaluates."
+            f"Expected 0 < held_out < 1, got {held_out}. Omit it if no client evaluates."
         )
     pool = ExamplePool(
         examples=loaded.train,
@@ -93,7 +93,7 @@ def populate(
 
 
 def hold_out(shard: Indices, fraction: float, seed: int, client: int) -> tuple[Indices, Indices]:
-    """Split a client's examples into those to train on, at least one, and those to evaluate on."""
+    """Split a client's examples into training examples, at least one, and held-out ones."""
     count = min(round(fraction * len(shard)), len(shard) - 1)
     chosen = np.zeros(len(shard), np.bool_)
     chosen[stream(seed, "client-held-out", client).permutation(len(shard))[:count]] = True
@@ -101,10 +101,10 @@ def hold_out(shard: Indices, fraction: float, seed: int, client: int) -> tuple[I
 
 
 def check_test(test: float) -> float:
-    """Return the fraction of examples to keep for the test in one place.
+    """Return the fraction of central test examples.
 
     Raises:
-        UsageError: it is not from 0 to below 1.
+        UsageError: it is not in [0, 1).
     """
     if not 0 <= test < 1:
         raise UsageError(f"Expected 0 <= test < 1, got {test}.")
@@ -114,13 +114,13 @@ def check_test(test: float) -> float:
 def keep_for_test(
     loaded: LoadedData, *, test: float, seed: int, purpose: str = "test"
 ) -> LoadedData:
-    """Take a fraction of the examples, of each class alike, away from the clients.
+    """Move an equal fraction of each class to the central test examples.
 
     Args:
         loaded: without test examples.
         test: the fraction; 0 for none.
-        seed: the experiment's.
-        purpose: names the stream that examples are drawn from.
+        seed: of the experiment.
+        purpose: name of the random stream.
     """
     if not check_test(test):
         return loaded
@@ -133,8 +133,8 @@ def keep_for_test(
         chosen[members[: round(test * len(members))]] = True
     if not chosen.any() or chosen.all():
         raise UsageError(
-            f"Expected test = {test} to take some of {len(y)} examples, got {chosen.sum()}. Set "
-            "test = 0, or use more data."
+            f"test = {test} takes {chosen.sum()} of {len(y)} examples, which leaves one part "
+            "empty. Set test = 0, or use more data."
         )
     return replace(
         loaded,
@@ -145,13 +145,12 @@ def keep_for_test(
 
 
 def as_inputs(x: NDArray[Any]) -> NDArray[Any]:
-    """Return inputs as models take them, without a copy where they are so already.
+    """Return inputs in the dtypes of models, without a copy if possible.
 
-    Floats become float32; bytes, which are pixels, become float32 in [0, 1]; whole numbers, which
-    are tokens, become int64.
+    Floats become float32; bytes (pixels) become float32 in [0, 1]; integers (tokens) become int64.
 
     Raises:
-        UsageError: they are neither.
+        UsageError: they are not numbers.
     """
     if x.dtype == np.uint8:
         out = x.astype(np.float32)
@@ -160,23 +159,23 @@ def as_inputs(x: NDArray[Any]) -> NDArray[Any]:
     kinds = {"f": np.float32, "b": np.float32, "i": np.int64, "u": np.int64}
     if x.dtype.kind not in kinds:
         raise UsageError(f"Expected inputs as numbers, got {x.dtype} of shape {x.shape}.")
-    with np.errstate(over="ignore"):  # what is infinite then is said by `flaw`
+    with np.errstate(over="ignore"):  # `flaws` reports infinite values
         return np.ascontiguousarray(x, dtype=kinds[x.dtype.kind])
 
 
 def as_targets(y: NDArray[Any], num_classes: int | None) -> tuple[NDArray[Any], int | None]:
-    """Return targets as models take them, with how many classes there are.
+    """Return targets in the dtypes of models, and the number of classes.
 
-    Whole numbers are class numbers from 0 and become int64; other numbers become float32.
+    Integers are class numbers from 0 and become int64; floats become float32.
 
     Raises:
-        UsageError: class numbers outside 0 to `num_classes` − 1, or no numbers at all.
+        UsageError: class numbers outside 0 to `num_classes` − 1, or not numbers.
     """
     if y.dtype.kind == "f":
         if num_classes is not None:
             raise UsageError(
-                f"Expected whole class numbers for num_classes = {num_classes}, got {y.dtype}. "
-                "Leave num_classes out, or store the targets as integers."
+                f"num_classes = {num_classes} needs integer class numbers, got {y.dtype}. Omit "
+                "num_classes, or store the targets as integers."
             )
         with np.errstate(over="ignore"):
             return np.ascontiguousarray(y, dtype=np.float32), None

@@ -1,10 +1,10 @@
-"""Known data sets: which files they are, where they lie, and how they are fetched when asked.
+"""Known data sets: their files, their folders, and how they are downloaded on request.
 
 Sources of the addresses and checksums: Fashion-MNIST, CIFAR and the mirror of MNIST as recorded by
 TensorFlow Datasets (`url_checksums`); tinyshakespeare was checked against a copy.
 
-Invariants: nothing is fetched unless asked; a file takes its name only when it is whole and its
-SHA-256 is right, so what has its name can be used.
+Invariants: nothing is downloaded unless requested; a file gets its name only when it is complete
+and its SHA-256 is correct.
 """
 
 import hashlib
@@ -28,8 +28,8 @@ class KnownFile:
     """One file of a known set.
 
     Attributes:
-        name: what it is called in a folder.
-        url: where it can be had.
+        name: in the folder.
+        url: its address.
         size_bytes: its length.
         sha256: of its bytes, in hexadecimal.
     """
@@ -42,18 +42,18 @@ class KnownFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownSet:
-    """A set that can be fetched.
+    """A set that can be downloaded.
 
     Attributes:
         name: of the set, and of its folder in the cache.
-        files: all that it takes.
+        files: all its files.
     """
 
     name: str
     files: tuple[KnownFile, ...]
 
 
-def _idx_files(address: str, sizes_and_sums: dict[str, tuple[int, str]]) -> tuple[KnownFile, ...]:
+def _files(address: str, sizes_and_sums: dict[str, tuple[int, str]]) -> tuple[KnownFile, ...]:
     return tuple(
         KnownFile(name=name, url=f"{address}/{name}", size_bytes=size, sha256=digest)
         for name, (size, digest) in sizes_and_sums.items()
@@ -62,7 +62,7 @@ def _idx_files(address: str, sizes_and_sums: dict[str, tuple[int, str]]) -> tupl
 
 MNIST = KnownSet(
     name="mnist",
-    files=_idx_files(
+    files=_files(
         "https://storage.googleapis.com/cvdf-datasets/mnist",
         {
             "train-images-idx3-ubyte.gz": (
@@ -86,7 +86,7 @@ MNIST = KnownSet(
 )
 FASHION_MNIST = KnownSet(
     name="fashion-mnist",
-    files=_idx_files(
+    files=_files(
         "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
         {
             "train-images-idx3-ubyte.gz": (
@@ -110,24 +110,26 @@ FASHION_MNIST = KnownSet(
 )
 CIFAR10 = KnownSet(
     name="cifar10",
-    files=(
-        KnownFile(
-            name="cifar-10-binary.tar.gz",
-            url="https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
-            size_bytes=170_052_171,
-            sha256="c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
-        ),
+    files=_files(
+        "https://www.cs.toronto.edu/~kriz",
+        {
+            "cifar-10-binary.tar.gz": (
+                170_052_171,
+                "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+            ),
+        },
     ),
 )
 CIFAR100 = KnownSet(
     name="cifar100",
-    files=(
-        KnownFile(
-            name="cifar-100-binary.tar.gz",
-            url="https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",
-            size_bytes=168_513_733,
-            sha256="58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
-        ),
+    files=_files(
+        "https://www.cs.toronto.edu/~kriz",
+        {
+            "cifar-100-binary.tar.gz": (
+                168_513_733,
+                "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
+            ),
+        },
     ),
 )
 SHAKESPEARE = KnownSet(
@@ -147,7 +149,7 @@ SHAKESPEARE = KnownSet(
 
 
 def data_folder() -> Path:
-    """Where sets are looked for and put: $FEDLOOM_DATA, or the user's cache."""
+    """The folder of downloaded sets: $FEDLOOM_DATA, or in the user's cache."""
     if chosen := os.environ.get("FEDLOOM_DATA"):
         return Path(chosen)
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -163,48 +165,42 @@ def locate(
         folder / file.name
     ).is_file(),
 ) -> Path:
-    """Find the folder of a known set, and fetch what it lacks when asked.
+    """Find the folder of a known set, and download missing files if requested.
 
     Args:
         known: the set.
-        folder: where it should lie; a folder of its name in `data_folder` where left out.
-        download: whether to fetch what is not there.
-        present: whether a folder has what a file holds, perhaps unpacked; by its name where left
-            out.
+        folder: of its files; default: a folder of its name in `data_folder`.
+        download: whether to download missing files.
+        present: whether a folder has a file or its unpacked content; default: by its name.
 
     Raises:
-        UsageError: it is not there and was not asked for, or its checksum is wrong.
-        UnavailableError: it cannot be fetched.
+        UsageError: files are missing and `download` is false, or a checksum is wrong.
+        UnavailableError: the download failed.
     """
     where = Path(folder).expanduser() if folder else data_folder() / known.name
-    has = _has if present is None else present
-    missing = [file for file in known.files if not has(where, file)]
+    missing = [file for file in known.files if not present(where, file)]
     if missing and not download:
         size = sum(file.size_bytes for file in missing) / 1e6
         host = missing[0].url.split("/")[2]
         raise UsageError(
-            f"Expected the data set {known.name!r} in {where}, found no "
-            f"{' nor '.join(file.name for file in missing)}. Set folder to where the files lie, "
-            f"or download = true to fetch {size:.3g} MB from {host} into that folder."
+            f"The data set {known.name!r} is not in {where}: no "
+            f"{' and no '.join(file.name for file in missing)}. Set folder to the folder of the "
+            f"files, or download = true to download {size:.3g} MB from {host} into it."
         )
     for file in missing:
         fetch(file, where)
     return where
 
 
-def _has(folder: Path, file: KnownFile) -> bool:
-    return (folder / file.name).is_file()
-
-
 def fetch(file: KnownFile, folder: Path) -> Path:
-    """Fetch one file and check it, with a progress bar on a terminal.
+    """Download one file and check it, with a progress bar on a terminal.
 
     Returns:
-        Where it lies now.
+        The path of the file.
 
     Raises:
-        UsageError: it is not the file that was expected; nothing of it is kept.
-        UnavailableError: it cannot be had now; nothing of it is kept.
+        UsageError: it is not the expected file; it is deleted.
+        UnavailableError: the download failed; nothing is kept.
     """
     if not file.url.startswith(("https://", "http://")):
         raise UsageError(f"Expected an address over https or http, got {file.url}.")
@@ -217,14 +213,14 @@ def fetch(file: KnownFile, folder: Path) -> Path:
         if (size, digest) != (file.size_bytes, file.sha256):
             raise UsageError(
                 f"Expected {file.url} to be {file.size_bytes} bytes with SHA-256 {file.sha256}, "
-                f"got {size} with {digest}; it was removed. Fetch it elsewhere, check it, and set "
-                "folder to where it lies."
+                f"got {size} with {digest}; it was deleted. Download it elsewhere, check it, and "
+                "set folder to its folder."
             )
         partial.replace(target)
     except (OSError, HTTPException) as error:
         raise UnavailableError(
-            f"Expected to fetch {file.url} into {folder}, got: {error}. Try again, or fetch it "
-            "elsewhere and set folder to where it lies."
+            f"The download of {file.url} into {folder} failed: {error}. Try again, or download it "
+            "elsewhere and set folder to its folder."
         ) from error
     finally:
         partial.unlink(missing_ok=True)
@@ -233,12 +229,12 @@ def fetch(file: KnownFile, folder: Path) -> Path:
 
 def _copy(file: KnownFile, out: IO[bytes]) -> tuple[int, str]:
     digest, size = hashlib.sha256(), 0
-    # The scheme was checked; what comes is checked by its SHA-256.
+    # The scheme was checked; the content is checked by its SHA-256.
     with (
         urllib.request.urlopen(file.url, timeout=_TIMEOUT_S) as answer,  # noqa: S310
         _progress(file) as advance,
     ):
-        # One byte past the length is enough to see that there are too many.
+        # One byte beyond the length shows that the file is too long.
         while size <= file.size_bytes and (chunk := answer.read(_CHUNK_BYTES)):
             digest.update(chunk)
             out.write(chunk)
@@ -249,7 +245,7 @@ def _copy(file: KnownFile, out: IO[bytes]) -> tuple[int, str]:
 
 @contextmanager
 def _progress(file: KnownFile) -> Iterator[Callable[[float], None]]:
-    # Here, not above: who reads data from a folder has no use for it.
+    # Imported here: only needed for downloads.
     from rich.console import Console  # noqa: PLC0415
     from rich.progress import (  # noqa: PLC0415
         BarColumn,

@@ -1,7 +1,7 @@
-"""What of the data is NaN or infinite, by file and place, which only their source knows.
+"""Find NaN and infinite values, by file and place, which only the source knows.
 
-Not refused here: trees take NaN for what is missing, a loss may mask what has no target. Whether
-those of an experiment do, `fedloom.simulation.training.dry_run` tries.
+They are not refused here: trees use NaN for missing values, and a loss may mask missing targets.
+`fedloom.simulation.training.dry_run` tries whether an experiment accepts them.
 """
 
 from typing import Any, TypeAlias
@@ -14,7 +14,7 @@ from fedloom.simulation.data.population import Examples
 Batch: TypeAlias = tuple[NDArray[Any], NDArray[Any]]
 """Inputs and targets."""
 _PIECE = 1 << 20
-"""Values looked at at once: what is held meanwhile is one byte for each."""
+"""Values checked at once; each needs one byte of memory."""
 
 
 def intact(array: NDArray[Any]) -> NDArray[np.bool_]:
@@ -40,16 +40,16 @@ def intact(array: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def flaws(made: Examples, given: Batch, names: tuple[str, str]) -> tuple[str, ...]:
-    """What of inputs and of targets is not finite, in words; nothing where all of them are.
+    """Descriptions of inputs and targets that are not finite; empty if all are finite.
 
     >>> x, y = np.array([[0.0, 1.0], [np.nan, 0.0]]), np.array([0, 1])
     >>> flaws(Examples(x=x, y=y), (x, y), ("x of some.npz", "y of some.npz"))
     ('1 of 4 values of x of some.npz, the first nan at [1, 0]',)
 
     Args:
-        made: as models take them.
-        given: as they came, of the same shapes: a number may be too large for float32.
-        names: of the two, and where they are from.
+        made: in the dtypes of models.
+        given: the original arrays of the same shapes; a number may be too large for float32.
+        names: of inputs and targets, with their origin.
     """
     looked = zip((made.x, made.y), given, names, strict=True)
     return tuple(filter(None, (_flaw(*each) for each in looked)))

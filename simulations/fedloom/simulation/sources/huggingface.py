@@ -1,7 +1,7 @@
-"""Hugging Face data sets, through flwr-datasets where it is installed.
+"""Hugging Face data sets, loaded by flwr-datasets.
 
-flwr-datasets loads; the split over clients is ours, so that it is seeded like any other. It reports
-its use to its makers unless FLWR_TELEMETRY_ENABLED=0 is set.
+The split over clients is fedloom's, seeded like any other. flwr-datasets reports its use to its
+makers unless FLWR_TELEMETRY_ENABLED=0 is set.
 """
 
 from dataclasses import replace
@@ -33,22 +33,22 @@ def huggingface(
     """A data set of the Hugging Face hub, of images or of numbers.
 
     Args:
-        seed: the experiment's.
+        seed: of the experiment.
         dataset: its name on the hub, such as `ylecun/mnist`.
         inputs: column of inputs: images, or lists of numbers of one length.
         target: column of targets: class numbers, or values.
-        subset: where the set has several.
-        client: column that says whose each example is.
+        subset: if the set has several.
+        client: column of owners.
         train_split: examples for the clients.
-        test_split: examples for the test in one place; "" where there are none.
-        test: fraction for it where `test_split` is "".
+        test_split: central test examples; "" for none.
+        test: fraction of central test examples if `test_split` is "".
 
     Raises:
         UsageError: flwr-datasets is not installed, or there is no such column.
-        UnavailableError: the set cannot be had now.
+        UnavailableError: the download failed.
     """
     try:
-        # By name: an extra that few need.
+        # By name: it is an optional dependency.
         flower = import_module("flwr_datasets")
     except ImportError as error:
         raise UsageError(
@@ -90,10 +90,10 @@ def _split(federated: Any, name: str) -> Any:
         return federated.load_split(name)
     except (ValueError, KeyError) as error:
         raise UsageError(
-            f"Expected a split {name!r}, got: {error}. Set train_split and test_split."
+            f"The split {name!r} cannot be loaded: {error}. Set train_split and test_split."
         ) from error
     except OSError as error:
-        raise UnavailableError(f"Expected to load the split {name!r}, got: {error}.") from error
+        raise UnavailableError(f"The split {name!r} cannot be loaded: {error}.") from error
 
 
 def _column(split: Any, name: str) -> NDArray[Any]:

@@ -1,12 +1,12 @@
-"""Images and labels in the IDX format, as MNIST and its successors are distributed.
+"""Images and labels in the IDX format of MNIST and its successors.
 
 Source: Y. LeCun, C. Cortes, C. J. C. Burges, "The MNIST database of handwritten digits", section
 "File formats": two zero bytes, the type of the values (8: unsigned byte), the number of
 dimensions, then the size of each as a big-endian 32-bit integer, then the values in row-major
 order.
 
-Invariant: nothing is read past the size that the header declares, so a file that unpacks to more
-than it says costs no more memory than it says.
+Invariant: nothing is read beyond the size that the header declares, so a compressed file cannot use
+more memory than that.
 """
 
 import gzip
@@ -23,7 +23,7 @@ from fedloom.protocol.errors import UsageError
 
 PARTS = ("train", "t10k")
 _UNSIGNED_BYTE = 8
-# Far above any set in this format; a header that asks for more is damaged.
+# Far above any set in this format; a header with more is damaged.
 _MAX_BYTES = 1 << 32
 
 
@@ -31,14 +31,14 @@ def read_pair(folder: Path, part: str) -> tuple[NDArray[np.uint8], NDArray[np.ui
     """Read the images and labels of one part of a folder in MNIST's layout.
 
     Args:
-        folder: holds `{part}-images-idx3-ubyte` and `{part}-labels-idx1-ubyte`, each may be `.gz`.
+        folder: holds `{part}-images-idx3-ubyte` and `{part}-labels-idx1-ubyte`, or with `.gz`.
         part: `train` or `t10k`.
 
     Returns:
         uint8 images of shape (num_examples, height, width) and uint8 labels (num_examples,).
 
     Raises:
-        UsageError: when a file is missing, damaged, empty, or the two do not belong together.
+        UsageError: a file is missing, damaged or empty, or the two do not match.
     """
     images = read(_find(folder, f"{part}-images-idx3-ubyte"), num_dimensions=3)
     labels = read(_find(folder, f"{part}-labels-idx1-ubyte"), num_dimensions=1)
@@ -56,14 +56,14 @@ def read(path: Path, *, num_dimensions: int) -> NDArray[np.uint8]:
     """Read one IDX file of unsigned bytes.
 
     Args:
-        path: the file, gzipped when its name ends in `.gz`.
-        num_dimensions: how many dimensions it must have.
+        path: the file, gzipped if its name ends in `.gz`.
+        num_dimensions: its expected number of dimensions.
 
     Returns:
         uint8, of the shape that the header gives; read-only.
 
     Raises:
-        UsageError: when it cannot be read, or its header or its length is not as expected.
+        UsageError: it cannot be read, or its header or its length is wrong.
     """
     opener = gzip.open if path.suffix == ".gz" else open
     try:
@@ -109,7 +109,7 @@ def _find(folder: Path, name: str) -> Path:
         if candidate.is_file():
             return candidate
     if not folder.is_dir():
-        raise UsageError(f"Expected a folder of IDX files at {folder}, found no such folder.")
+        raise UsageError(f"The folder {folder} of IDX files does not exist.")
     raise UsageError(
         f"Expected {name} or {name}.gz in {folder}, found neither. "
         "Put the four files of MNIST, or of a set in its layout, there."

@@ -6,7 +6,7 @@ coarse, then fine) and 3,072 bytes of 32×32 pixels, channel by channel, row by 
 (2017), "EMNIST: extending MNIST to handwritten letters": six splits; images are stored with rows
 and columns swapped; `letters` counts its labels from 1.
 
-Invariants: inputs are float32 in [0, 1] of shape (N, channels, height, width), filled from bytes
+Invariant: inputs are float32 in [0, 1] of shape (N, channels, height, width), converted from bytes
 without a second array of that size.
 """
 
@@ -44,17 +44,17 @@ _PIXELS = 3 * 32 * 32
 
 
 def digits(*, seed: int, test: float = 0.2) -> LoadedData:
-    """1,797 handwritten digits of shape (1, 8, 8), which come with scikit-learn.
+    """1,797 handwritten digits of shape (1, 8, 8), from scikit-learn.
 
     Args:
-        seed: the experiment's.
-        test: fraction of each class for the test in one place.
+        seed: of the experiment.
+        test: fraction of central test examples of each class.
     """
     try:
-        from sklearn.datasets import load_digits  # noqa: PLC0415 - other sources do without
+        from sklearn.datasets import load_digits  # noqa: PLC0415 - other sources do not need it
     except ImportError as error:
         raise UsageError(
-            "The digits come with scikit-learn, which is not installed. "
+            "The digits need scikit-learn, which is not installed. "
             "Install it with: pip install 'fedloom[sim]'"
         ) from error
     pixels, labels = load_digits(return_X_y=True)
@@ -76,8 +76,8 @@ def mnist(*, folder: str | None = None, download: bool = False) -> LoadedData:
     """60,000 and 10,000 handwritten digits of shape (1, 28, 28).
 
     Args:
-        folder: where the four files lie; else `mnist` in the cache.
-        download: fetch 11.6 MB if they are not there.
+        folder: of the four files; default: `mnist` in the cache.
+        download: download 11.6 MB if they are missing.
     """
     return _from_mnist_layout(
         locate(MNIST, folder=folder, download=download, present=_gzipped_or_not)
@@ -88,8 +88,8 @@ def fashion_mnist(*, folder: str | None = None, download: bool = False) -> Loade
     """60,000 and 10,000 pictures of clothing of shape (1, 28, 28) in ten classes.
 
     Args:
-        folder: where the four files lie; else `fashion-mnist` in the cache.
-        download: fetch 30.9 MB if they are not there.
+        folder: of the four files; default: `fashion-mnist` in the cache.
+        download: download 30.9 MB if they are missing.
     """
     return _from_mnist_layout(
         locate(FASHION_MNIST, folder=folder, download=download, present=_gzipped_or_not)
@@ -104,15 +104,14 @@ def emnist(
     """Handwritten letters and digits of shape (1, 28, 28); up to 697,932 of them.
 
     Args:
-        folder: where the files of `gzip.zip`, NIST's download, lie; else `emnist` in the cache.
-        variant: which of the six splits.
+        folder: of the files of NIST's `gzip.zip`; default: `emnist` in the cache.
+        variant: one of the six splits.
     """
     where = Path(folder).expanduser() if folder else data_folder() / "emnist"
     if not where.is_dir():
         raise UsageError(
-            f"Expected a folder with emnist-{variant}-train-images-idx3-ubyte.gz and its three "
-            f"siblings at {where}, found no such folder. Unpack NIST's gzip.zip, and set folder "
-            "to where its files lie."
+            f"The folder {where} with emnist-{variant}-train-images-idx3-ubyte.gz and three more "
+            "files does not exist. Unpack NIST's gzip.zip, and set folder to its folder."
         )
     parts = []
     for part in ("train", "test"):
@@ -127,9 +126,9 @@ def cifar10(*, folder: str | None = None, download: bool = False) -> LoadedData:
     """50,000 and 10,000 colour images of shape (3, 32, 32) in ten classes.
 
     Args:
-        folder: where `cifar-10-binary.tar.gz` or its unpacked `.bin` files lie; else `cifar10` in
+        folder: of `cifar-10-binary.tar.gz` or its unpacked `.bin` files; default: `cifar10` in
             the cache.
-        download: fetch 170 MB if they are not there.
+        download: download 170 MB if they are missing.
     """
     train = [f"data_batch_{number}.bin" for number in range(1, 6)]
     return _cifar(
@@ -141,9 +140,9 @@ def cifar100(*, folder: str | None = None, download: bool = False) -> LoadedData
     """50,000 and 10,000 colour images of shape (3, 32, 32) in a hundred (fine) classes.
 
     Args:
-        folder: where `cifar-100-binary.tar.gz` or its unpacked `.bin` files lie; else `cifar100`
-            in the cache.
-        download: fetch 169 MB if they are not there.
+        folder: of `cifar-100-binary.tar.gz` or its unpacked `.bin` files; default: `cifar100` in
+            the cache.
+        download: download 169 MB if they are missing.
     """
     return _cifar(
         CIFAR100,
@@ -199,17 +198,17 @@ def _cifar(
 
 
 def _unpack(archive: Path, names: list[str]) -> Path:
-    """Unpack the named files, whatever folder they are in, beside the archive."""
+    """Unpack the named files, from any folder in the archive, beside the archive."""
     try:
         with tarfile.open(archive) as tar:
             for member in tar:
-                # By name alone, so that no path in the archive decides where anything lands.
+                # By file name only: paths in the archive must not decide where files are written.
                 name = member.name.rsplit("/", 1)[-1]
                 if name in names and (content := tar.extractfile(member)):
                     (archive.parent / name).write_bytes(content.read())
     except (OSError, EOFError, tarfile.TarError) as error:
         raise UsageError(
-            f"Expected to unpack {archive}, got: {error}. Fetch it again, or unpack it yourself."
+            f"{archive} cannot be unpacked: {error}. Download it again, or unpack it yourself."
         ) from error
     return archive.parent
 
@@ -220,11 +219,11 @@ def _read_cifar(paths: list[Path], classes: int) -> Examples:
     try:
         sizes = [path.stat().st_size for path in paths]
     except OSError as error:
-        raise UsageError(f"Expected to read CIFAR, got: {error}.") from error
+        raise UsageError(f"CIFAR cannot be read: {error}.") from error
     for path, size in zip(paths, sizes, strict=True):
         if size % record or not size:
             raise UsageError(
-                f"Expected {path} to hold records of {record} bytes, got {size} bytes. Take the "
+                f"Expected {path} to hold records of {record} bytes, got {size} bytes. Use the "
                 f"binary version of CIFAR-{classes}."
             )
     total = sum(sizes) // record
@@ -239,7 +238,7 @@ def _read_cifar(paths: list[Path], classes: int) -> Examples:
         start = stop
     if y.max() >= classes:
         raise UsageError(
-            f"Expected labels below {classes} in {paths[0].parent}, got {y.max()}. Take the "
+            f"Expected labels below {classes} in {paths[0].parent}, got {y.max()}. Use the "
             f"binary version of CIFAR-{classes}."
         )
     return Examples(x=x, y=y)

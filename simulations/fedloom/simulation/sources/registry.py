@@ -1,4 +1,4 @@
-"""Sources of data by name, for settings that arrive as text."""
+"""Sources of data by name, for settings as text."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -38,7 +38,7 @@ def load(
     held_out: float | None = None,
     **settings: Any,
 ) -> Population:
-    """Load data and deal them out to clients.
+    """Load data and split them over clients.
 
     >>> population = load(source="digits", seed=1, clients=20, held_out=0.25)
     >>> len(population), len(population.examples), len(population.test)
@@ -47,16 +47,16 @@ def load(
     Args:
         source: a key of `SOURCES`.
         seed: the same seed and settings give the same population.
-        clients: how many; may be left out where the data or the partition decide.
-        partition: `name` and settings of a partitioner; where left out `natural` for data that say
-            whose each example is, and `iid` for others.
-        held_out: the fraction of its examples that each client keeps to evaluate on.
-        **settings: of the source, such as `folder`, `download` or `test`; None is as left out.
+        clients: number of clients; optional if the data or the partition decide.
+        partition: `name` and settings of a partitioner; default: `natural` for data with owners,
+            `iid` for others.
+        held_out: fraction of its examples that each client keeps for evaluation.
+        **settings: of the source, such as `folder`, `download` or `test`; None for the default.
 
     Raises:
-        UsageError: a name or a setting is not known or out of range, the data are not there or
+        UsageError: a name or a setting is unknown or out of range, the data are missing or
             damaged, or they cannot be split in this way.
-        UnavailableError: the data cannot be fetched now.
+        UnavailableError: the download failed.
     """
     function = lookup("a source of data", source, SOURCES)
     if clients is not None and (type(clients) is not int or clients < 1):

@@ -1,7 +1,6 @@
-"""A set that needs no data: Gaussian clusters, one for each class.
+"""Synthetic data: Gaussian clusters, one for each class.
 
-It tells slow data from slow compute, and scales to any shape. The clusters' centres are drawn from
-the unit sphere and moved `separation` away from the origin, so that two of them are about
+Centres are drawn from the sphere of radius `separation`, so that two of them are about
 √2 · separation apart, with noise of deviation 1 in every direction.
 """
 
@@ -26,15 +25,15 @@ def synthetic(
     separation: float = 3.0,
     test: float = 0.2,
 ) -> LoadedData:
-    """Gaussian clusters; classes are as frequent as each other, in a random order.
+    """Gaussian clusters; classes are equally frequent, in a random order.
 
     Args:
-        seed: the experiment's.
+        seed: of the experiment.
         examples: for the clients, at least one for each class.
-        classes: how many, at least 2.
+        classes: number of classes, at least 2.
         shape: of one input, such as [1, 28, 28].
-        separation: how far each centre is from the origin, in deviations of the noise, above 0.
-        test: examples for the test in one place, as a fraction of `examples`, on top of them.
+        separation: distance of each centre from the origin, in deviations of the noise, above 0.
+        test: additional central test examples, as a fraction of `examples`.
 
     Raises:
         UsageError: a setting is out of range.
@@ -64,7 +63,7 @@ def _draw(centres: NDArray[np.float32], count: int, seed: int, part: str) -> Exa
     generator = stream(seed, f"synthetic/{part}")
     y = generator.permutation(np.arange(count) % len(centres)).astype(np.int64)
     x = generator.standard_normal((count, *centres.shape[1:]), np.float32)
-    # In blocks: the centres of all examples at once would be a second array of x's size.
+    # In blocks: the centres of all examples would be a second array of x's size.
     for start in range(0, count, 4096):
         x[start : start + 4096] += centres[y[start : start + 4096]]
     return Examples(x=x, y=y)

@@ -1,4 +1,4 @@
-"""Tables: CSV and Parquet files with a column of targets and perhaps one of clients.
+"""Tables: CSV and Parquet files with a column of targets and an optional one of clients.
 
 Invariants: inputs are float32 of shape (N, columns), in the order of the file or of `features`;
 class targets are numbered from 0 in ascending order of their values.
@@ -30,29 +30,20 @@ def csv_file(
     """A CSV file whose first line names its columns.
 
     Args:
-        seed: the experiment's.
+        seed: of the experiment.
         file: UTF-8.
         target: name of the column of targets.
-        features: columns of inputs; all others than target and client where left out.
-        client: column that says whose each row is.
+        features: columns of inputs; default: all except target and client.
+        client: column of owners.
         task: whether targets are classes or values.
-        separator: between cells.
-        test: fraction for the test in one place.
+        separator: of cells.
+        test: fraction of central test examples.
 
     Raises:
-        UsageError: no such file or column, or cells that are not what they must be.
+        UsageError: the file or a column is missing, or cells are invalid.
     """
     columns = read_csv(file, separator)
-    return _table(
-        columns,
-        file,
-        target=target,
-        features=features,
-        client=client,
-        task=task,
-        test=test,
-        seed=seed,
-    )
+    return _table(columns, file, target, features, client, task=task, test=test, seed=seed)
 
 
 def parquet(
@@ -68,38 +59,28 @@ def parquet(
     """A Parquet file; needs pyarrow.
 
     Args:
-        seed: the experiment's.
-        file: the file.
+        seed: of the experiment.
+        file: its path.
         target: name of the column of targets.
-        features: columns of inputs; all others than target and client where left out.
-        client: column that says whose each row is.
+        features: columns of inputs; default: all except target and client.
+        client: column of owners.
         task: whether targets are classes or values.
-        test: fraction for the test in one place.
+        test: fraction of central test examples.
 
     Raises:
-        UsageError: pyarrow is not installed, or no such file or column, or cells that are not
-            what they must be.
+        UsageError: pyarrow is not installed, the file or a column is missing, or cells are invalid.
     """
     columns = read_parquet(file)
-    return _table(
-        columns,
-        file,
-        target=target,
-        features=features,
-        client=client,
-        task=task,
-        test=test,
-        seed=seed,
-    )
+    return _table(columns, file, target, features, client, task=task, test=test, seed=seed)
 
 
 def _table(
     columns: Columns,
     file: str,
-    *,
     target: str,
     features: Sequence[str] | None,
     client: str | None,
+    *,
     task: str,
     test: float,
     seed: int,
@@ -122,8 +103,8 @@ def _table(
             classes, y = np.unique(columns[target], return_inverse=True)
         except TypeError as error:
             raise UsageError(
-                f"Expected cells of one kind in column {target!r} of {file}, got: {error}. Fill "
-                "the empty ones."
+                f"Column {target!r} of {file} has cells of several kinds: {error}. Fill empty "
+                "cells."
             ) from error
         examples = Examples(x=x, y=y.astype(np.int64))
         num_classes: int | None = len(classes)

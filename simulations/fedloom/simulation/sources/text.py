@@ -1,12 +1,12 @@
-"""Plays, cut by who speaks: each role is a client, and the task is to say the next character.
+"""Plays, split by speaking role: each role is a client; the task is to predict the next character.
 
 Sources: McMahan et al. (2017), "Communication-efficient learning of deep networks from
 decentralized data", section 3, and Caldas et al. (2018), "LEAF", make a client of each speaking
 role of Shakespeare and keep the last fifth of its lines for testing; windows of 80 characters are
 LEAF's.
 
-The layout: blocks apart by an empty line, each a line `ROLE:` and then what the role says. All that
-a role says, in order and with a newline after each speech, is one text.
+The layout: blocks separated by an empty line, each a line `ROLE:` and then the speech. All speeches
+of a role, in order and with a newline after each, are one text.
 
 Invariants: a window's targets are its inputs one character later; windows of a role do not
 overlap, and those for the test come after those for training.
@@ -25,7 +25,7 @@ from fedloom.simulation.sources.base import LoadedData, check_test
 from fedloom.simulation.sources.download import SHAKESPEARE, locate
 
 VOCABULARY: Final = "\n !$&',-.3:;?ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-"""The 65 characters of tinyshakespeare in the order of their codes; a token is a place in it."""
+"""The 65 characters of tinyshakespeare, ordered by code; a token is an index into them."""
 
 _ROLE = re.compile(r"([^\n:]+):(?:\n|$)")
 
@@ -41,11 +41,11 @@ def shakespeare(
     """About a million characters of plays by 299 speaking roles, 232 of which have enough text.
 
     Args:
-        folder: where `tinyshakespeare.txt` lies; else `shakespeare` in the cache.
-        download: fetch 1.1 MB if it is not there.
+        folder: of `tinyshakespeare.txt`; default: `shakespeare` in the cache.
+        download: download 1.1 MB if it is missing.
         length: characters of a window.
-        min_windows: roles with fewer are left out.
-        test: fraction of each role's windows, its last, for the test in one place.
+        min_windows: roles with fewer are not used.
+        test: fraction of each role's windows, its last ones, for central test examples.
     """
     where = locate(SHAKESPEARE, folder=folder, download=download)
     return text(
@@ -69,12 +69,12 @@ def text(
     Args:
         file: UTF-8.
         length: characters of a window, at least 1.
-        min_windows: roles with fewer are left out; at least 1.
-        test: fraction of each role's windows, its last, for the test in one place.
-        vocabulary: all characters that may occur; a token is a character's place in it.
+        min_windows: roles with fewer are not used; at least 1.
+        test: fraction of each role's windows, its last ones, for central test examples.
+        vocabulary: all characters that may occur; a token is an index into it.
 
     Raises:
-        UsageError: no such file, no role with enough text, or a character that is not known.
+        UsageError: the file is missing, no role has enough text, or a character is unknown.
     """
     if length < 1 or min_windows < 1:
         raise UsageError(f"Expected length and min_windows >= 1, got {length} and {min_windows}.")
@@ -82,16 +82,18 @@ def text(
     try:
         speeches = roles(Path(file).expanduser().read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"Expected a text at {file}, got: {error}.") from error
-    windows = {role: _windows(_tokens(said, vocabulary), length) for role, said in speeches.items()}
+        raise UsageError(f"The text {file} cannot be read: {error}.") from error
+    windows = {
+        role: _windows(_tokens(speech, vocabulary), length) for role, speech in speeches.items()
+    }
     windows = {role: rows for role, rows in windows.items() if len(rows) >= min_windows}
     if not windows:
         raise UsageError(
-            f"Expected a role with at least {min_windows} windows of {length} characters in "
-            f"{file}, got {len(speeches)} roles with less. A speech is a line 'ROLE:', then its "
+            f"None of {len(speeches)} roles in {file} has {min_windows} windows of {length} "
+            "characters. A speech is a line 'ROLE:', then its "
             "lines, then an empty line."
         )
-    # A role always keeps a window to train on.
+    # A role always keeps a training window.
     cuts = {
         role: len(rows) - min(_up(test * len(rows)), len(rows) - 1)
         for role, rows in windows.items()
@@ -108,7 +110,7 @@ def text(
 
 
 def roles(play: str) -> dict[str, str]:
-    r"""Gather what each role says.
+    r"""The text of each role.
 
     >>> roles("ANNA:\nHello\nthere.\n\nBOB:\nYes?\n\nANNA:\nNo.\n")
     {'ANNA': 'Hello\nthere.\nNo.\n', 'BOB': 'Yes?\n'}
@@ -131,13 +133,13 @@ def _tokens(said: str, vocabulary: str) -> NDArray[np.int64]:
         unknown = sorted(set(map(chr, codes[wrong].tolist())))
         raise UsageError(
             f"Expected characters of a vocabulary of {len(vocabulary)}, got {unknown[:10]}. Set "
-            "vocabulary to all that occur, or take them out."
+            "vocabulary to all characters that occur, or remove them."
         )
     return tokens.astype(np.int64)
 
 
 def _windows(tokens: NDArray[np.int64], length: int) -> NDArray[np.int64]:
-    """Windows of length + 1 tokens, each beginning with the last token of the one before."""
+    """Windows of length + 1 tokens, each starts with the last token of the one before."""
     count = max((len(tokens) - 1) // length, 0)
     starts = np.arange(count)[:, np.newaxis] * length
     windows: NDArray[np.int64] = tokens[starts + np.arange(length + 1)]

@@ -23,10 +23,10 @@ STUDIES = {
     "privacy": "The cost of privacy: accuracy against epsilon, by mechanism and sampling.",
     "personalisation": "Personalised models: FedBN, FedPer, FedRep, Ditto, APFL and IFCA.",
 }
-"""Module in this package → what it shows."""
+"""Module in this package → its description."""
 _HELP = """{about}
 
-Writes a table, a picture, JSON and CSV. Runs that are done are kept and not run again.
+Writes a table, a picture, JSON and CSV. Finished runs are not repeated.
 
 \b
 Examples:
@@ -46,12 +46,12 @@ _MORE_OPTIONS: dict[str, list[Callable[..., Any]]] = {
         click.option(
             "--folder",
             type=click.Path(path_type=Path, file_okay=False),
-            help="Where MNIST's four IDX files are.  [default: mnist in the cache]",
+            help="Folder of MNIST's four IDX files.  [default: mnist in the cache]",
         ),
-        click.option("--download", is_flag=True, help="Fetch MNIST (11.6 MB) if it is missing."),
+        click.option("--download", is_flag=True, help="Download MNIST (11.6 MB) if it is missing."),
     ]
 }
-"""Options of one study alone: they are arguments of its `study`."""
+"""Options of single studies, passed to their `study` function."""
 
 
 @click.group()
@@ -68,19 +68,19 @@ def _command(name: str, about: str) -> click.Command:
         show_default=True,
         help="Folder for the results, the table and the picture.",
     )
-    @click.option("--quick", is_flag=True, help="A part of it, in less than a minute.")
+    @click.option("--quick", is_flag=True, help="Run a part, in less than a minute.")
     @click.option(
         "--only", metavar="NAME", multiple=True, help="Rows by name, * for anything; repeatable."
     )
     @click.option("--seeds", type=click.IntRange(1), help="Runs of each cell.")
-    @click.option("--rounds", type=click.IntRange(1), help="Of each run.")
-    @click.option("--workers", type=click.IntRange(1), help="Processes that runs are spread over.")
-    @click.option("--show", is_flag=True, help="Run nothing: the table of the results in --out.")
-    @click.option("--committed", is_flag=True, help="Run nothing: the repository's table.")
-    @click.option("--quiet", is_flag=True, help="No line for each run.")
+    @click.option("--rounds", type=click.IntRange(1), help="Rounds of each run.")
+    @click.option("--workers", type=click.IntRange(1), help="Processes for the runs.")
+    @click.option("--show", is_flag=True, help="Run nothing: print the results in --out.")
+    @click.option("--committed", is_flag=True, help="Run nothing: print the repository's table.")
+    @click.option("--quiet", is_flag=True, help="Print no line for each run.")
     @json_option
     def command(**options: Any) -> None:
-        load("fedloom.simulation.api:simulate")  # names the extra that is missing, if one is
+        load("fedloom.simulation.api:simulate")  # names a missing extra
         _run(name, **options)
 
     for option in _MORE_OPTIONS.get(name, ()):
@@ -92,9 +92,9 @@ def _run(
     name: str, *, out: Path, quick: bool, only: tuple[str, ...], seeds: int | None,
     rounds: int | None, workers: int | None, show: bool, committed: bool, quiet: bool, **more: Any,
 ) -> None:  # fmt: skip
+    from fedloom.simulation.output.environment import available_cpus  # noqa: PLC0415
     from fedloom.simulation.studies import runner, table  # noqa: PLC0415 - they import torch
     from fedloom.simulation.studies.study import COMMITTED, StudyResults  # noqa: PLC0415
-    from fedloom.simulation.workers.setup import cores  # noqa: PLC0415
 
     declared = importlib.import_module(f"fedloom.simulation.studies.{name}").study
     more |= {"rounds": rounds} if rounds else {}
@@ -102,7 +102,7 @@ def _run(
     if committed and not (COMMITTED / name).exists():
         raise UsageError(
             f"The committed results of {name} are in the repository, in simulations/results, and "
-            "not in the installed package. Leave --committed out to run the study."
+            "not in the installed package. Omit --committed to run the study."
         )
     if not (show or committed):
         study = replace(study, seeds=range(seeds)) if seeds else study
@@ -110,7 +110,7 @@ def _run(
             study,
             out,
             command=shlex.join(["fedloom", *sys.argv[1:]]),
-            processes=workers or (cores() if study.in_processes else 0),
+            processes=workers or (available_cpus() if study.in_processes else 0),
             on_run=(lambda *_: None) if quiet or output.wants_json() else _print_run,
         )
         runner.report(study, results, out)

@@ -1,8 +1,8 @@
 """Bytes on the wire and accuracy of every codec, against float32.
 
-FedAvg of McMahan et al.'s 2NN over eight clients, all of them in every round. A run is simulated.
-That of the first seed also runs over the wire, behind a relay that counts every byte, and must end
-with the same model.
+FedAvg of McMahan et al.'s 2NN over eight clients, all of them in every round. Runs are
+simulated. The run of the first seed is repeated over the wire, through a relay that counts every
+byte, and must end with the same model.
 """
 
 from collections.abc import Callable, Mapping
@@ -63,11 +63,11 @@ def study(
     """Every codec on one task; quick: three of them, one seed.
 
     Args:
-        quick: a part.
+        quick: run a part.
         rounds: of each run.
         data: the task, `digits` or `mnist`.
-        folder: where MNIST's files lie; in the cache where left out.
-        download: fetch MNIST where it is missing.
+        folder: of MNIST's files; default: in the cache.
+        download: download MNIST if it is missing.
     """
     source: dict[str, Any] = {"source": data}
     if data == "mnist":
@@ -93,10 +93,10 @@ def study(
 
 
 def measure(cell: Cell, seed: int) -> StudyRun:
-    """Simulate a cell; with seed 0 run it over the wire as well, and count the bytes.
+    """Simulate a cell; with seed 0 also run it over the wire, and count the bytes.
 
     Raises:
-        IntegrityError: over the wire and simulated, the run ended with different models.
+        IntegrityError: the models of the simulation and over the wire differ.
     """
     settings = {**cell.settings, "seed": seed}
     result = simulate(config.load(settings), show=False)

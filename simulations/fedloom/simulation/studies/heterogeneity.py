@@ -1,6 +1,6 @@
-"""Strategies on clients whose data differ: digits, a few classes to a client.
+"""Strategies on clients with different data: digits, a few classes per client.
 
-The names of the columns give the conditions: classes to a client, local epochs and learning rate.
+The names of the columns give the conditions: classes per client, local epochs and learning rate.
 The last one is hard on plain averaging: long local training at a large rate moves clients apart.
 """
 

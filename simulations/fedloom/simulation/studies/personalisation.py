@@ -1,7 +1,7 @@
-"""Personalised models against one shared model: digits, where one model fits no client well.
+"""Personalised models against one shared model, on digits.
 
-Each client tests its own model on its own held-out examples. In the first column clients have two
-digits each; in the second all have all digits, turned by multiples of 90 degrees.
+Each client tests its own model on its held-out examples. In the first column clients have two
+digits each; in the second all have all digits, rotated by multiples of 90 degrees.
 """
 
 from collections import OrderedDict
@@ -46,7 +46,7 @@ def network(*, num_classes: int) -> nn.Module:
 
 
 def study(*, quick: bool = False, rounds: int = ROUNDS) -> Study:
-    """Every method under both conditions; quick: three methods on two digits a client, one seed."""
+    """Every method under both conditions; quick: three methods in the first column, one seed."""
     rows = list(METHODS)[:3] if quick else list(METHODS)
     columns = list(CONDITIONS)[:1] if quick else list(CONDITIONS)
     return Study(

@@ -50,7 +50,7 @@ def study(*, quick: bool = False, rounds: int = ROUNDS) -> Study:
 
 
 def measure(cell: Cell, seed: int) -> StudyRun:
-    """Run a cell. Without privacy it is the same in every column, and runs once."""
+    """Run a cell. Without privacy all columns are equal, and it runs once."""
     if "privacy" in cell.settings:
         return at_the_end_or_zero(cell, seed)
     rounds = cell.settings["rounds"]

@@ -1,6 +1,6 @@
 """Robust aggregation rules on the digits while a fifth of the clients attacks.
 
-Not one paper's table: the attacks of several papers against every rule.
+It is not the table of one paper: attacks of several papers against every rule.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ CLIENTS: Final = 15
 ATTACKERS: Final = 3
 TRUSTED: Final = "client-000"
 MARGIN: Final = 0.03
-"""Accuracy that a robust rule may lose."""
+"""Largest accepted loss of accuracy of a robust rule."""
 
 RULES: Final[dict[str, dict[str, Any]]] = {
     "mean": {},
@@ -91,10 +91,10 @@ def study(*, quick: bool = False, rounds: int | None = None) -> Study:
 
 
 def least(results: StudyResults) -> float:
-    """The accuracy that a rule has to keep: of plain averaging without an attack, less the margin.
+    """The least accuracy of a rule: plain averaging without an attack, minus the margin.
 
     Args:
-        results: without that cell, the highest accuracy there is stands in for it.
+        results: without that cell, 1 is used instead.
     """
     plain = results.entry("mean", "none", "accuracy")
     return (plain.mean if plain else 1.0) - MARGIN

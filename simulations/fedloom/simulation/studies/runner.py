@@ -1,13 +1,13 @@
-"""Run what is missing of a study, and write its report.
+"""Run the missing cells of a study, and write its report.
 
-A folder holds a study:
+The folder of a study:
 
-    results.json   every run, replaced as a whole as each run ends
-    README.md      the table and what to make of it
+    results.json   every run, replaced atomically as each run ends
+    README.md      the table with remarks
     results.csv    a line for each run
     NAME.png       the table as bars
 
-Invariant: a run that is done is not run again, and none that the folder holds is lost.
+Invariant: a finished run is not repeated, and no run in the folder is lost.
 """
 
 import multiprocessing
@@ -26,14 +26,14 @@ from fedloom.simulation.studies.study import Cell, Measure, Study, StudyResults,
 from fedloom.simulation.sweep.process import THREADS
 
 OnRun = Callable[[int, int, StudyRun], None]
-"""Called as a run ends: how many are done, of how many, and the run."""
+"""Called as a run ends: number of finished runs, of all runs, and the run."""
 
 
 def only(study: Study, patterns: Sequence[str]) -> Study:
-    """The rows of some names, * for anything, and the baseline; all of them without a name.
+    """The rows with these names (* for any text), and the baseline; all rows without a name.
 
     Raises:
-        UsageError: no row has such a name.
+        UsageError: no row has this name.
     """
     names = dict.fromkeys(cell.row for cell in study.cells)
     for pattern in patterns:
@@ -52,13 +52,13 @@ def run(
     processes: int = 0,
     on_run: OnRun = lambda *_: None,
 ) -> StudyResults:
-    """Run what is not there yet, and keep each run as it ends.
+    """Run the missing cells, and store each run as it ends.
 
     Args:
-        study: what to run.
+        study: to run.
         folder: of the results.
         command: for the record.
-        processes: runs at a time, each in a process with one thread; 0 for all of them here.
+        processes: runs at a time, each in a process with one thread; 0 to run in this process.
         on_run: called as each run ends.
     """
     kept = list(StudyResults.read(folder).runs)
@@ -91,7 +91,7 @@ def _is_of(one: StudyRun, job: Job) -> bool:
 
 
 def _sorted(runs: Sequence[StudyRun], jobs: Sequence[Job]) -> list[StudyRun]:
-    """In the order of the jobs; what is not of this study's jobs comes first."""
+    """Runs in the order of the jobs; other runs come first."""
     order = {(cell.row, cell.column, seed): place for place, (cell, seed) in enumerate(jobs)}
     return sorted(runs, key=lambda one: order.get((one.row, one.column, one.seed), -1))
 
@@ -115,7 +115,7 @@ def _measured(measure: Measure, jobs: Sequence[Job], processes: int) -> Iterator
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Processes that start meanwhile compute with one thread, unless the caller's say otherwise."""
+    """Processes that start in this context use one thread, unless the environment sets it."""
     added = {name: "1" for name in THREADS if name not in os.environ}
     os.environ.update(added)
     try:

@@ -1,7 +1,7 @@
-"""A study: experiments in rows and columns, each run with several seeds; and the runs it gave.
+"""A study: experiments in rows and columns, run with several seeds, and their runs.
 
-`results.json` holds the runs. A run names the experiment that it is of by a digest, so that a run
-of other settings never counts as done.
+`results.json` contains the runs. A run has the digest of its experiment, so that a run of other
+settings never counts.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from fedloom.simulation.api import simulate
 
 RESULTS = "results.json"
 COMMITTED = Path(__file__).parents[3] / "results"
-"""Results of the repository, a folder for each study; not in an installed package."""
+"""Results in the repository, one folder per study; not in an installed package."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,9 +28,9 @@ class Cell:
     """One experiment of a study.
 
     Attributes:
-        row: what is compared, such as the strategy.
-        column: the condition that it is compared under.
-        settings: of the experiment, as its file has them, without the seed.
+        row: the compared variant, such as the strategy.
+        column: the condition.
+        settings: of the experiment, as in its file, without the seed.
     """
 
     row: str
@@ -39,7 +39,7 @@ class Cell:
 
     @property
     def digest(self) -> str:
-        """Of the settings, but for where this machine keeps its data."""
+        """Of the settings, without paths of this machine."""
         text = json.dumps(without_paths(self.settings), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -54,8 +54,8 @@ class StudyRun:
         seed: of data, model and cohorts.
         values: by name, such as `accuracy` and `loss` on the test examples at the end.
         curve: test accuracy by training round: (round, accuracy).
-        stopped: why it ended early; empty where it did not.
-        wall_s: seconds that it took.
+        stopped: why it ended early; empty if it did not.
+        wall_s: its seconds.
         experiment: the digest of its cell; empty in runs of older versions.
     """
 
@@ -76,10 +76,10 @@ class StudyRun:
 
 @dataclass(frozen=True, slots=True)
 class TableEntry:
-    """One figure of a table.
+    """One entry of a table.
 
     Attributes:
-        values: of each seed.
+        values: one per seed.
     """
 
     values: tuple[float, ...]
@@ -91,7 +91,7 @@ class TableEntry:
 
     @property
     def spread(self) -> float:
-        """The standard deviation over the seeds, n - 1; 0 for a single one."""
+        """The standard deviation over the seeds, n - 1; 0 for one seed."""
         return statistics.stdev(self.values) if len(self.values) > 1 else 0.0
 
 
@@ -100,7 +100,7 @@ class StudyResults:
     """Runs of a study.
 
     Attributes:
-        command: that made them.
+        command: that produced them.
         runs: in the order of the study.
     """
 
@@ -108,7 +108,7 @@ class StudyResults:
     runs: Sequence[StudyRun] = ()
 
     def entry(self, row: str, column: str, metric: str) -> TableEntry | None:
-        """A metric of one cell; None where no run has it."""
+        """A metric of one cell; None if no run has it."""
         values = tuple(
             run.values[metric]
             for run in self.runs
@@ -124,10 +124,10 @@ class StudyResults:
 
     @classmethod
     def read(cls, folder: Path) -> "StudyResults":
-        """Read what `write` wrote; no runs where there is no such file.
+        """Read the file of `write`; no runs if it is missing.
 
         Raises:
-            UsageError: the file is of something else.
+            UsageError: the file has another format.
         """
         path = folder / RESULTS
         if not path.exists():
@@ -149,9 +149,9 @@ class Column:
     """One column of a table.
 
     Attributes:
-        title: over it.
-        entry: the figure of a row; None for a gap.
-        text: the figure as text.
+        title: its title.
+        entry: of a row; None for a gap.
+        text: of an entry.
         is_drawn: whether the picture has a panel for it.
     """
 
@@ -162,7 +162,7 @@ class Column:
 
 
 def mean_and_spread(entry: TableEntry) -> str:
-    """`0.912 ± 0.011`, of a single run without the spread."""
+    """`0.912 ± 0.011`; of one run without the spread."""
     return f"{entry.mean:.3f}" + (f" ± {entry.spread:.3f}" if len(entry.values) > 1 else "")
 
 
@@ -174,8 +174,8 @@ def metric_column(
     Args:
         column: of the cells.
         metric: by name.
-        title: the column's name where left out.
-        text: a figure as text.
+        title: default: the column's name.
+        text: of an entry.
     """
     return Column(
         title=title or column,
@@ -185,23 +185,23 @@ def metric_column(
 
 
 Measure = Callable[[Cell, int], StudyRun]
-"""Runs a cell with a seed. A function of a module, so that another process can call it."""
+"""Runs a cell with a seed. A module-level function, so that other processes can call it."""
 
 
 def at_the_end(cell: Cell, seed: int) -> StudyRun:
     """Simulate a cell; its values are those of the last test.
 
     Raises:
-        UsageError: there was no test.
+        UsageError: nothing was tested.
     """
     run = at_the_end_or_zero(cell, seed)
     if not run.curve:
-        raise UsageError(f"Expected a test in {cell.row}, {cell.column}, got {run.stopped!r}.")
+        raise UsageError(f"{cell.row}, {cell.column} ended without a test: {run.stopped!r}.")
     return run
 
 
 def at_the_end_or_zero(cell: Cell, seed: int) -> StudyRun:
-    """The same; a model that diverged before its first test has an accuracy of 0."""
+    """Like `at_the_end`; a model that diverged before its first test has an accuracy of 0."""
     result = simulate(config.load({**cell.settings, "seed": seed}), show=False)
     tests = [(record.trained, record.test) for record in result.records if record.test]
     epsilon = result.records[-1].epsilon if result.records else None
@@ -220,22 +220,22 @@ def at_the_end_or_zero(cell: Cell, seed: int) -> StudyRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
-    """What a study compares.
+    """A study.
 
     Attributes:
         name: of its command and its files.
         title: of its table and its picture.
-        about: what the rows are, such as "strategy".
+        about: name of the rows, such as "strategy".
         cells: in the order of the table.
         seeds: of each cell.
-        metric: that the table shows.
-        measure: how a cell is run.
-        columns: the table's columns; by default `metric` for each column of the cells.
-        as_json: what `--json` prints; by default the table.
-        baseline: a row that `--only` never leaves out; empty for none.
-        in_processes: whether runs are side by side, each in a process, by default.
-        note: what the figures are.
-        remarks: to read with the table, Markdown.
+        metric: of the table.
+        measure: runs a cell.
+        columns: the table's columns; default: `metric` for each column of the cells.
+        as_json: the output of `--json`; default: the table.
+        baseline: a row that `--only` always includes; empty for none.
+        in_processes: whether runs use one process each by default.
+        note: description of the entries.
+        remarks: below the table, in Markdown.
     """
 
     name: str
@@ -254,7 +254,7 @@ class Study:
 
 
 def without_paths(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings without where this machine keeps its data."""
+    """Settings without paths of this machine."""
     kept = merged(settings, {})
     for name in ("folder", "download"):
         kept.get("data", {}).pop(name, None)

@@ -9,13 +9,13 @@ from fedloom.simulation.studies.study import Column, Study, StudyResults, metric
 
 
 def rows(study: Study, results: StudyResults) -> list[str]:
-    """The rows that were run, in the order of the study."""
+    """The rows with runs, in the order of the study."""
     there = {run.row for run in results.runs}
     return [row for row in dict.fromkeys(cell.row for cell in study.cells) if row in there]
 
 
 def columns(study: Study, results: StudyResults) -> list[Column]:
-    """The columns that were run, in the order of the study."""
+    """The columns with runs, in the order of the study."""
     if study.columns is not None:
         every = study.columns(results)
     else:
@@ -26,12 +26,12 @@ def columns(study: Study, results: StudyResults) -> list[Column]:
 
 
 def titles(study: Study, results: StudyResults) -> list[str]:
-    """The table's head."""
+    """The titles of the table."""
     return [study.about, *(column.title for column in columns(study, results))]
 
 
 def cells(study: Study, results: StudyResults) -> list[list[str]]:
-    """The table's body, the name of the row first."""
+    """The rows of the table, each with its name first."""
     shown = columns(study, results)
     return [
         [row, *(_text(column, results, row) for column in shown)] for row in rows(study, results)
@@ -44,7 +44,7 @@ def _text(column: Column, results: StudyResults, row: str) -> str:
 
 
 def markdown(study: Study, results: StudyResults) -> str:
-    """A page: the table, how it was made, what to make of it."""
+    """A page with the command, the table and the remarks."""
     seeds = len({run.seed for run in results.runs})
     note = study.note or f"{study.metric} on the test examples at the end"
     over = f", mean ± standard deviation over {seeds} seeds" if seeds > 1 else ""
@@ -63,12 +63,12 @@ def markdown(study: Study, results: StudyResults) -> str:
 def markdown_table(
     head: Iterable[str], body: Iterable[Iterable[str]], right: Iterable[str] = ()
 ) -> str:
-    """A table in Markdown, without a line's end.
+    """A table in Markdown, without a final newline.
 
     Args:
         head: titles.
         body: rows of text.
-        right: titles of the columns that are aligned right.
+        right: titles of right-aligned columns.
     """
     titled, aligned = list(head), set(right)
     ruler = ["---:" if title in aligned else "---" for title in titled]
@@ -76,7 +76,7 @@ def markdown_table(
 
 
 def comma_separated(results: StudyResults) -> str:
-    """A line for each run: row, column, seed and its values."""
+    """CSV with a line for each run: row, column, seed and its values."""
     names = list(dict.fromkeys(name for run in results.runs for name in run.values))
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")

@@ -1,9 +1,8 @@
-"""Parallel search over any setting of an experiment, with Optuna beneath.
+"""Parallel search over any setting of an experiment, based on Optuna.
 
 From Python: `run(read("sweep.toml"), Path("out"), jobs=4).best.settings`.
 
-Names are imported when they are asked for: each trial's process loads this package too, and needs
-none of them.
+Names are imported at first use: each trial's process imports this package too, and needs none.
 """
 
 from fedloom.strategies.lazy_imports import attach_stub

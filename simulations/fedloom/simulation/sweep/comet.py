@@ -1,11 +1,11 @@
-"""A Comet Optimizer config, as it is, read as a sweep.
+"""Read an unchanged Comet Optimizer config as a sweep.
 
 Source: "Configure the Optimizer", https://www.comet.com/docs/v2/guides/optimizer/configure-optimizer/.
-A parameter is a table with a `type`, a plain list of values, or a constant. What only Comet's own
-service does with a key (`minSampleSize`, the retries) has no counterpart here and is passed over.
+A parameter is a table with a `type`, a plain list of values, or a constant. Keys for
+Comet's own service (`minSampleSize`, the retries) are ignored.
 
-Four keys beyond Comet's make a published search one file: `experiment`, `map` from names to
-settings, `derived` as in a sweep file, and `pruner`.
+Four additional keys allow a search in one file: `experiment`, `map` from names to settings,
+`derived` as in a sweep file, and `pruner`.
 """
 
 import json
@@ -27,7 +27,7 @@ from fedloom.simulation.sweep.space import Parameter
 
 ALGORITHMS = {"grid": "grid", "random": "random", "bayes": "tpe"}
 GRID_SIZE = 10
-"""Comet's default number of points of a range in a grid."""
+"""Comet's default number of grid points of a range."""
 
 SETTINGS: Mapping[str, str] = {
     "batch_size": "train.batch_size",
@@ -59,7 +59,7 @@ SETTINGS: Mapping[str, str] = {
     "strategy": "strategy.name",
     "model": "model.name",
 }
-"""Well-known names of parameters → settings; hyphens and capitals do not matter."""
+"""Well-known names of parameters → settings; hyphens and capitals are ignored."""
 
 METRICS = {"acc": "accuracy", "categorical_accuracy": "accuracy"}
 _PREFIXES = ("test_", "validation_", "val_", "valid_", "eval_")
@@ -90,20 +90,20 @@ def read(
     """Read a Comet Optimizer config.
 
     Args:
-        path: its JSON.
-        experiment: the experiment's file, where the config names none.
-        names: parameter → setting, beside the well-known ones and the config's own `map`.
-        trials: settings to try, in place of `maxCombo`.
+        path: of the JSON file.
+        experiment: the experiment's file, if the config names none.
+        names: parameter → setting, besides the well-known ones and the config's `map`.
+        trials: replaces `maxCombo`.
 
     Raises:
-        UsageError: what was expected, what came and what to do.
+        UsageError: the config is invalid.
     """
     try:
         values = json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
-        raise UsageError(f"Expected a sweep in {path}, got no such file.") from None
+        raise UsageError(f"The sweep {path} does not exist.") from None
     except (OSError, ValueError) as error:
-        raise UsageError(f"Expected a Comet Optimizer config in {path}, got: {error}.") from None
+        raise UsageError(f"{path} is not a Comet Optimizer config: {error}.") from None
     if not isinstance(values, dict):
         raise UsageError(f"Expected a JSON object in {path}, got {type(values).__name__}.")
     named = Path(experiment) if experiment is not None else None
@@ -130,7 +130,7 @@ def parse(
     """A sweep from a config; see `read`.
 
     Raises:
-        UsageError: what was expected, what came and what to do.
+        UsageError: the config is invalid.
     """
     check_names(values, _KEYS)
     spec = subtable(values, "spec")
@@ -138,7 +138,7 @@ def parse(
     if experiment is None:
         if "experiment" not in values:
             raise UsageError(
-                "Expected the experiment that this config tunes: --experiment FILE.toml, or "
+                "The config names no experiment. Give --experiment FILE.toml, or set "
                 '"experiment" in the config.'
             )
         experiment = locate(values["experiment"], folder)
@@ -172,8 +172,8 @@ def _notes(algorithm: str, trials: int | None) -> tuple[str, ...]:
     if algorithm == "grid" or trials is not None:
         return ()
     note = (
-        f"maxCombo is 0, a search without end in Comet: it ends here after {DEFAULT_TRIALS} "
-        "settings; --trials sets another number."
+        f"maxCombo is 0, an endless search in Comet; this sweep ends after {DEFAULT_TRIALS} "
+        "settings. --trials sets another number."
     )
     return (note,)
 
@@ -190,7 +190,7 @@ def _objective(spec: Mapping[str, Any]) -> Objective:
 
 
 def _setting(name: str, names: Mapping[str, str], used: set[str]) -> str | None:
-    """The setting behind a parameter's name; None for one that only formulas use."""
+    """The setting of a parameter's name; None if only formulas use it."""
     if name in names:
         return names[name]
     if "." in name:
@@ -198,8 +198,8 @@ def _setting(name: str, names: Mapping[str, str], used: set[str]) -> str | None:
     found = SETTINGS.get(name.lower().replace("-", "_"))
     if found is None and name not in used:
         raise UsageError(
-            f"Expected the name of a setting, got the parameter {name!r}, which is none of the "
-            f"well-known ones. Say which setting it is: --map {name}=train.{name}, for example."
+            f"The parameter {name!r} is not a well-known name of a setting. Map it to a setting: "
+            f"--map {name}=train.{name}, for example."
         )
     return found
 

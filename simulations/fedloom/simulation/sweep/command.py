@@ -30,7 +30,7 @@ def _pairs(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> dic
     type=click.IntRange(1),
     default=1,
     show_default=True,
-    help="Simulations at once, each in a process of its own.",
+    help="Simulations at once, one process each.",
 )
 @click.option(
     "--out",
@@ -38,19 +38,19 @@ def _pairs(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> dic
     help="Folder for the study, the table and the plots.  [default: out/NAME]",
 )
 @click.option(
-    "--experiment", metavar="FILE", help="The experiment, in place of the one that the sweep names."
+    "--experiment", metavar="FILE", help="The experiment, instead of the one in the sweep file."
 )
-@click.option("--trials", type=click.IntRange(1), help="Settings to try, in place of the file's.")
+@click.option("--trials", type=click.IntRange(1), help="Settings to try, instead of the file's.")
 @click.option(
     "--map",
     "names",
     multiple=True,
     callback=_pairs,
     metavar="NAME=SETTING",
-    help="For a Comet config: which setting a parameter is; may be repeated.",
+    help="For a Comet config: the setting of a parameter; repeatable.",
 )
-@click.option("--keep", is_flag=True, help="Keep every simulation's model and report too.")
-@click.option("--retry-failed", is_flag=True, help="Run again what failed before.")
+@click.option("--keep", is_flag=True, help="Also keep every simulation's model and report.")
+@click.option("--retry-failed", is_flag=True, help="Run failed simulations again.")
 @click.option("--json", "as_json", is_flag=True, help="Print the outcome as one JSON document.")
 @click.pass_context
 def sweep(
@@ -59,7 +59,7 @@ def sweep(
 ) -> None:  # fmt: skip
     """Search an experiment's settings for the best: grid, random or Bayesian, in parallel.
 
-    FILE is a sweep in TOML, or a Comet Optimizer config in JSON as it is. The same command
+    FILE is a sweep in TOML, or an unchanged Comet Optimizer config in JSON. The same command
     continues an interrupted sweep. A grid runs each combination once.
 
     \b
@@ -68,8 +68,8 @@ def sweep(
       fedloom sweep comet.json --experiment digits.toml --map width=model.width
     """
     ctx.meta[JSON] = as_json
-    load("fedloom.simulation.sweep.runner:run")  # names the extra that is missing, if one is
-    from fedloom.simulation.sweep import reading  # noqa: PLC0415 - help needs none of this
+    load("fedloom.simulation.sweep.runner:run")  # names a missing extra
+    from fedloom.simulation.sweep import reading  # noqa: PLC0415 - not needed for --help
 
     found = reading.read(file, experiment=experiment, names=names, trials=trials)
     folder = out or Path("out") / file.stem
@@ -103,7 +103,7 @@ def _run(
                 found, folder, jobs=jobs, keep=keep, retry_failed=retry_failed, watcher=display
             ), False
     except KeyboardInterrupt:
-        return runner.look(found, folder), True
+        return runner.read(found, folder), True
 
 
 def _finish(outcome: "SweepResult", as_json: bool, interrupted: bool) -> None:
@@ -113,20 +113,19 @@ def _finish(outcome: "SweepResult", as_json: bool, interrupted: bool) -> None:
     report.show(outcome, files, as_json=as_json)
     left = outcome.num_trials - len(outcome.rows)
     if interrupted:
-        click.echo(f"interrupted with {left} to go: the same command continues", err=True)
+        click.echo(f"interrupted, {left} trials left: the same command continues", err=True)
     elif outcome.best is None and not as_json:
         raise_nothing(outcome)
 
 
 def raise_nothing(outcome: "SweepResult") -> NoReturn:
-    """Report that no simulation finished, and why the first did not.
+    """Report that no simulation finished, and why the first failed.
 
     Raises:
         UsageError: always.
     """
-    reason = next((row.reason for row in outcome.rows if row.reason), "there was none")
+    reason = next((row.reason for row in outcome.rows if row.reason), "no trial ended")
     raise UsageError(
-        f"Expected a trial that finishes, got {len(outcome.rows)} that did not. The first: "
-        f"{reason.rstrip('.')}. Its log is in {outcome.folder / 'trials'}; --retry-failed runs "
-        "them again."
+        f"None of {len(outcome.rows)} trials finished. The first: {reason.rstrip('.')}. Logs are "
+        f"in {outcome.folder / 'trials'}; --retry-failed runs the trials again."
     )

@@ -1,8 +1,7 @@
-"""A sweep as it runs: on a terminal a bar and a line for each running trial, else plain lines."""
+"""The display of a running sweep: on a terminal a bar and a line per trial, else plain lines."""
 
 import time
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console, Group
@@ -34,8 +33,8 @@ class SweepDisplay:
     """Shows a sweep; a `runner.Watcher`.
 
     Attributes:
-        sweep: what is searched.
-        console: where; lines that stay are written as trials end.
+        sweep: the search.
+        console: output; a permanent line is written when a trial ends.
     """
 
     sweep: Sweep
@@ -67,17 +66,12 @@ class SweepDisplay:
             self._live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.console.is_terminal:
             self._live.stop()
 
     def began(self, rows: tuple[TrialRow, ...], num_trials: int) -> None:
-        """Show how much there is to do."""
+        """Show the number of trials."""
         self._num_trials, self._num_ended, self._num_before = num_trials, len(rows), len(rows)
         for row in rows:
             self._rank(row)
@@ -89,17 +83,17 @@ class SweepDisplay:
             )
 
     def started(self, number: int, parameters: dict[str, Any]) -> None:
-        """Show a trial."""
+        """Show a trial that starts."""
         self._lines[number] = _Line(parameters, time.monotonic())
 
     def advanced(self, number: int, rounds: int, value: float | None) -> None:
-        """Show where it stands."""
+        """Show a trial's progress."""
         line = self._lines[number]
         line.rounds = rounds
         line.value = line.value if value is None else value
 
     def ended(self, row: TrialRow) -> None:
-        """Show how it ended, for good."""
+        """Print a trial that ended."""
         self._lines.pop(row.trial, None)
         self._num_ended += 1
         self._rank(row)

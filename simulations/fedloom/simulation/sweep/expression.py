@@ -1,8 +1,8 @@
 """Arithmetic that derives one setting from others, such as `0.05 * train.batch_size / 8`.
 
-A sweep file may come from somebody else, so the text is parsed by Python's own `ast` and only what
-is listed here is walked; nothing is ever evaluated as code. Invariant: an `Expression` that was
-made can only fail on its numbers.
+A sweep file may be untrusted: the text is parsed by Python's `ast`, only listed operations are
+allowed, and nothing is evaluated as code. Invariant: a constructed `Expression` can fail only
+because of its numbers.
 """
 
 import ast
@@ -15,9 +15,9 @@ from typing import Any
 from fedloom.protocol.errors import UsageError
 
 MAX_TEXT = 1000
-"""Characters of an expression: enough for people, and `ast` recurses no deeper than they reach."""
+"""Characters of an expression; it also limits the recursion of `ast`."""
 MAX_POWER = 1024
-"""Largest exponent of integers that is worked out exactly: 9 ** 9 ** 9 would never end."""
+"""Largest base and exponent of exact integer powers: 9 ** 9 ** 9 would never end."""
 
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "min": min,
@@ -63,7 +63,7 @@ class Expression:
             round.
 
     Raises:
-        UsageError: the text holds anything else.
+        UsageError: the text has other parts.
     """
 
     text: str
@@ -78,18 +78,18 @@ class Expression:
         return frozenset(_names(self._tree()))
 
     def value(self, values: Mapping[str, Any]) -> int | float:
-        """Work it out.
+        """Compute the value.
 
         Args:
             values: a number for each name.
 
         Raises:
-            UsageError: a name is missing or no number, or the result is no finite number.
+            UsageError: a name is missing or not a number, or the result is not finite.
         """
         try:
             result = _evaluate(self._tree(), values)
         except (ArithmeticError, ValueError, TypeError) as error:
-            raise UsageError(f"Expected numbers that {self.text!r} can use: {error}.") from error
+            raise UsageError(f"{self.text!r} cannot be computed: {error}.") from error
         if not isinstance(result, int | float) or not math.isfinite(result):
             raise UsageError(f"Expected {self.text!r} to be a finite number, got {result}.")
         return result
@@ -104,7 +104,7 @@ class Expression:
 
 
 def _names(node: ast.AST) -> list[str]:
-    """Names in a tree, or the refusal of what has no place in one."""
+    """Names in a tree; raises for operations that are not allowed."""
     match node:
         case ast.Constant(value=bool()):
             pass
@@ -154,5 +154,5 @@ def _number(name: str, values: Mapping[str, Any]) -> int | float:
         raise UsageError(f"Expected the name of a parameter in a formula ({known}), got {name!r}.")
     value = values[name]
     if not isinstance(value, int | float):
-        raise UsageError(f"Expected {name} to be a number where a formula uses it, got {value!r}.")
+        raise UsageError(f"A formula needs {name} as a number, got {value!r}.")
     return value

@@ -1,9 +1,8 @@
-"""The file that a study lies in: Optuna's journal, one operation a line.
+"""The file of a study: Optuna's journal, one operation per line.
 
-It is the format of Optuna's own `JournalFileBackend`, so `optuna-dashboard` reads it; a journal
-takes a tenth of the processor time of a database, which sweeps of small models would feel. Only one
-process works in a sweep's folder, so there is no lock to be left behind by one that was killed, and
-half a line that such a one wrote last is cut off.
+It has the format of Optuna's `JournalFileBackend`, so `optuna-dashboard` reads it. A journal takes
+a tenth of the processor time of a database. Only one process works in a sweep's folder, so the
+journal needs no lock; an incomplete last line of a killed process is cut off.
 """
 
 import json
@@ -19,7 +18,7 @@ class TrialJournal(BaseJournalBackend):
     """Operations on a study, in order.
 
     Args:
-        path: made where it is missing.
+        path: made if missing.
     """
 
     def __init__(self, path: Path) -> None:
@@ -31,7 +30,7 @@ class TrialJournal(BaseJournalBackend):
         self._lines = content[:whole].splitlines()
 
     def read_logs(self, log_number_from: int) -> Generator[dict[str, Any], None, None]:
-        """Operations from a number on."""
+        """Operations from this number on."""
         for line in self._lines[log_number_from:]:
             yield json.loads(line)
 
@@ -43,7 +42,7 @@ class TrialJournal(BaseJournalBackend):
         self._lines += lines
 
     def sync(self) -> None:
-        """Wait until the disk has everything."""
+        """Write everything to disk."""
         os.fsync(self._file.fileno())
 
     def close(self) -> None:

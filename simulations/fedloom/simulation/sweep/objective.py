@@ -1,4 +1,4 @@
-"""What a sweep looks for: a metric at the end, its best value, or how soon it reaches a target.
+"""The objective of a sweep: a metric's last or best value, or the time until it reaches a target.
 
 Rounds to a target are counted as in McMahan et al. (2017), "Communication-efficient learning of
 deep networks from decentralized data", section 3: the curve is made monotone by taking the best
@@ -14,26 +14,26 @@ from fedloom.protocol.errors import UsageError
 
 Direction = Literal["maximize", "minimize"]
 SOURCES = ("test", "evaluation", "training")
-"""Where a metric can come from; `accuracy` alone is `test.accuracy`."""
+"""Sources of metrics; `accuracy` without a source is `test.accuracy`."""
 _FALLING = ("loss", "error", "perplexity", "mse", "mae", "rmse", "nll")
 
 
 def natural_direction(metric: str) -> Direction:
-    """Which way a metric improves, by its name: losses and errors fall, all else rises."""
+    """The direction in which a metric improves: losses and errors fall, all others rise."""
     last = metric.rpartition(".")[2].lower()
     return "minimize" if last.endswith(_FALLING) else "maximize"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
-    """What makes one trial better than another.
+    """The value by which trials are compared.
 
     Attributes:
         metric: such as `accuracy` (on the test examples), `evaluation.loss`, `training.loss`.
-        direction: of the value that is searched for.
-        of: for a metric, its value in the `last` round that measured it, or the `best` one.
-        target: the value of the metric to reach; then what counts is how soon.
-        count: in what that is counted, `rounds` or `virtual_s`.
+        direction: of the objective.
+        of: the metric's value in the `last` round that measured it, or its `best` value.
+        target: value of the metric to reach; the objective is then the time until it is reached.
+        count: unit of that time, `rounds` or `virtual_s`.
     """
 
     metric: str
@@ -43,10 +43,10 @@ class Objective:
     count: Literal["rounds", "virtual_s"] = "rounds"
 
     def __post_init__(self) -> None:
-        """Refuse a metric from nowhere.
+        """Check the metric.
 
         Raises:
-            UsageError: its source is not known.
+            UsageError: its source is unknown.
         """
         source, dot, name = self.metric.partition(".")
         if (not name and dot) or (dot and source not in SOURCES) or not self.metric:
@@ -57,7 +57,7 @@ class Objective:
 
     @property
     def title(self) -> str:
-        """What tables and axes call it."""
+        """Its name in tables and axes."""
         if self.target is None:
             return self.metric if self.of == "last" else f"best {self.metric}"
         unit = "rounds" if self.count == "rounds" else "virtual seconds"
@@ -65,39 +65,39 @@ class Objective:
 
     @property
     def rising(self) -> bool:
-        """Whether more of the metric itself is better."""
+        """Whether a larger metric is better."""
         if self.target is not None:
             return natural_direction(self.metric) == "maximize"
         return self.direction == "maximize"
 
     @property
     def worst(self) -> float:
-        """What a trial is worth that diverged or never reached the target."""
+        """The value of a trial that diverged or never reached the target."""
         return -math.inf if self.direction == "maximize" else math.inf
 
     def measured(self, record: Mapping[str, Any]) -> float | None:
-        """The metric in a round's record, or None where it was not measured."""
+        """The metric in a round's record, or None if it was not measured."""
         source, dot, name = self.metric.partition(".")
         values = record.get(source if dot else "test") or {}
         value = values.get(name if dot else self.metric)
         return None if value is None else float(value)
 
     def signal(self, measured: float) -> float:
-        """A round's value for pruning: turned so that the study's direction is right for it."""
+        """A round's value for pruning, with the sign for the study's direction."""
         value = measured if math.isfinite(measured) else (-math.inf if self.rising else math.inf)
         return value if self.rising == (self.direction == "maximize") else -value
 
 
 @dataclass(slots=True)
 class ObjectiveMeter:
-    """One trial's curve, and what it is worth so far.
+    """One trial's objective, computed round by round.
 
     Attributes:
-        objective: what counts.
+        objective: of the sweep.
         last: the newest value of the metric.
-        best: the best one.
-        reached: where the target was reached, in its unit; None before that.
-        diverged: whether the newest value was no finite number.
+        best: the best value of the metric.
+        reached: when the target was reached, in its unit; None before that.
+        diverged: whether the newest value is not finite.
     """
 
     objective: Objective
@@ -108,13 +108,13 @@ class ObjectiveMeter:
     _before: tuple[float, float] | None = field(default=None, repr=False)
 
     def add(self, record: Mapping[str, Any]) -> float | None:
-        """Take a round's record in.
+        """Add a round's record.
 
         Returns:
-            The metric in it, or None where it was not measured.
+            The metric in it, or None if it was not measured.
 
         Raises:
-            UsageError: virtual seconds count and the round has none.
+            UsageError: the objective needs virtual time and the round has none.
         """
         value = self.objective.measured(record)
         if value is None:
@@ -129,7 +129,7 @@ class ObjectiveMeter:
         return value
 
     def value(self) -> float | None:
-        """What the trial is worth; None where its metric was never measured."""
+        """The trial's value; None if its metric was never measured."""
         if self.last is None:
             return None
         if self.objective.target is not None:
@@ -141,8 +141,8 @@ class ObjectiveMeter:
         place = record.get("trained" if self.objective.count == "rounds" else "virtual_s")
         if place is None:
             raise UsageError(
-                "Expected virtual time in every round, as the objective counts it, got none. Give "
-                "the experiment [devices], or count rounds."
+                "The objective counts virtual seconds and the rounds have none. Add [devices] to "
+                "the experiment, or count rounds."
             )
         return float(place)
 

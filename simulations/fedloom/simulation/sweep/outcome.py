@@ -16,20 +16,20 @@ _ORDER = {FINISHED: 0, PRUNED: 1, FAILED: 2}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialRow:
-    """One simulation of a sweep, or with repeats several with the same settings.
+    """One simulation of a sweep, or its repeats with the same settings merged.
 
     Attributes:
         trial: its number, from 1.
-        point: which settings, from 1; repeats share it.
+        point: number of its settings, from 1; repeats share it.
         state: `finished`, `pruned` or `failed`.
-        value: of the objective; of a pruned trial, where it stood.
-        spread: largest less smallest value, where there are repeats.
-        parameters: what the parameters were, by name.
-        derived: settings that followed from them.
-        settings: all that the experiment was given, by dotted name.
-        rounds: of training that it ran.
-        seconds: that it took, with its start.
-        reason: why it failed, or what else there is to say.
+        value: of the objective; of a pruned trial its last value.
+        spread: largest minus smallest value of repeats.
+        parameters: values of the parameters by name.
+        derived: values of derived settings.
+        settings: all replaced settings of the experiment, by dotted name.
+        rounds: training rounds that it ran.
+        seconds: its time, including its start.
+        reason: why it failed, or a remark.
     """
 
     trial: int
@@ -45,26 +45,26 @@ class TrialRow:
     reason: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values; infinities, which JSON has not, are None."""
+        """Plain values; infinities, which JSON lacks, are None."""
         values = asdict(self)
         finite = self.value is not None and math.isfinite(self.value)
         return values if finite else {**values, "value": None}
 
     @property
     def shown(self) -> dict[str, Any]:
-        """What tells it from other rows: parameters by name, then what follows from them."""
+        """Parameters by name, then derived settings."""
         return {**self.parameters, **self.derived}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepResult:
-    """A sweep that has ended, or been interrupted.
+    """The result of a sweep that ended or was interrupted.
 
     Attributes:
-        sweep: what was searched.
-        folder: where its output lies.
-        rows: of every simulation that ended, in the order of their numbers.
-        num_trials: simulations that the sweep consists of.
+        sweep: the search.
+        folder: of its output.
+        rows: of every simulation that ended, ordered by number.
+        num_trials: number of simulations of the sweep.
     """
 
     sweep: Sweep
@@ -74,12 +74,12 @@ class SweepResult:
 
     @property
     def ranking(self) -> list[TrialRow]:
-        """Best first; finished before pruned before failed; repeats as one."""
+        """Best first; finished before pruned before failed; repeats merged."""
         return sorted(merged(self.rows), key=lambda row: _rank(row, self.sweep.objective))
 
     @property
     def best(self) -> TrialRow | None:
-        """The best finished row; None where there is none with a value."""
+        """The best finished row; None if none has a value."""
         first = next(iter(self.ranking), None)
         usable = first is not None and first.state == FINISHED and first.value is not None
         return first if usable else None
@@ -93,7 +93,7 @@ def _rank(row: TrialRow, objective: Objective) -> tuple[int, float, int]:
 
 
 def merged(rows: Sequence[TrialRow]) -> list[TrialRow]:
-    """Repeats of the same settings as one row: the mean of those that finished."""
+    """Repeats of the same settings merged to one row: the mean of those that finished."""
     groups: dict[int, list[TrialRow]] = {}
     for row in rows:
         groups.setdefault(row.point, []).append(row)

@@ -1,6 +1,6 @@
-"""The parent's end of a trial's process.
+"""The parent's side of a trial's process.
 
-Invariant: whatever happens to the trial, what is read from it is whole messages and one end.
+Invariant: however the trial ends, the parent reads complete messages and exactly one end.
 """
 
 import json
@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-"""Set to 1 unless the caller's environment says otherwise: trials share the cores."""
+"""Set to 1 unless the caller's environment sets them: trials share the cores."""
 STOP_S = 3.0
-"""A trial that is told to end has so long for it."""
+"""Seconds for a trial to end before it is killed."""
 _CHUNK = 1 << 16
 
 
@@ -25,8 +25,8 @@ class TrialProcess:
     """A running trial.
 
     Args:
-        order: what to run, see `trial`.
-        log: what the process prints goes there.
+        order: what to run; see `trial`.
+        log: the file for the output of the process.
     """
 
     def __init__(self, order: Mapping[str, Any], log: Path) -> None:
@@ -41,40 +41,40 @@ class TrialProcess:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 env=environment,
-                start_new_session=True,  # so that it can be ended with all its workers
+                start_new_session=True,  # to end it with all its workers
             )
         self._write(order)
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds since it was started."""
+        """Seconds since the start."""
         return time.monotonic() - self.started_s
 
     def fileno(self) -> int:
-        """What becomes readable when there are messages."""
+        """The file descriptor of its messages."""
         assert self._process.stdout is not None
         return self._process.stdout.fileno()
 
     def messages(self) -> Iterator[dict[str, Any]]:
-        """Messages that have come; `{"failed": reason}` where the process ended without a word."""
+        """New messages; `{"failed": reason}` if the process ended without a last message."""
         chunk = os.read(self.fileno(), _CHUNK)
         if not chunk:
-            yield {"failed": self._last_words()}
+            yield {"failed": self._exit_reason()}
             return
         *lines, self._rest = (self._rest + chunk).split(b"\n")
         for line in lines:
             yield json.loads(line)
 
     def answer(self, *, stop: bool) -> None:
-        """Let the trial go on after a round, or end."""
+        """Continue the trial after a round, or end it."""
         self._write({"stop": stop})
 
     def terminate(self) -> None:
-        """Ask the process, and what it started, to end."""
+        """Send SIGTERM to the process and its children."""
         self._signal(signal.SIGTERM)
 
     def end(self) -> None:
-        """End the process, and what it started, if it has not ended by itself."""
+        """End the process and its children, if still running."""
         self.terminate()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(STOP_S)
@@ -86,7 +86,7 @@ class TrialProcess:
                 pipe.close()
 
     def close(self) -> None:
-        """After its last message: wait for its end, which is near, and let go of it."""
+        """Wait for the end of the process, after its last message."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(STOP_S)
         self.end()
@@ -97,18 +97,18 @@ class TrialProcess:
 
     def _write(self, message: Mapping[str, Any]) -> None:
         assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # its end is told by `messages`
+        with suppress(BrokenPipeError):  # `messages` reports its end
             self._process.stdin.write(json.dumps(message).encode() + b"\n")
             self._process.stdin.flush()
 
-    def _last_words(self) -> str:
+    def _exit_reason(self) -> str:
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(STOP_S)
         code = self._process.returncode
         lines = self._log.read_text("utf-8", "replace").strip().splitlines()
-        said = f": {lines[-1][:300]}" if lines else ""
+        last = f": {lines[-1][:300]}" if lines else ""
         if code is not None and code < 0:
             name = signal.Signals(-code).name
             more = "; out of memory?" if name == "SIGKILL" else ""
-            return f"its process was ended by {name}{more}{said}"
-        return f"its process ended with code {code} and no result{said}"
+            return f"its process was ended by {name}{more}{last}"
+        return f"its process ended with code {code} and no result{last}"

@@ -1,4 +1,4 @@
-"""A sweep from its file, whichever of the two forms it has."""
+"""Read a sweep file of either format."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -19,12 +19,12 @@ def read(
 
     Args:
         path: `.json` and `.config` are Comet's.
-        experiment: the experiment's file, in place of the one that the sweep names.
+        experiment: replaces the experiment's file in the sweep.
         names: for Comet's: parameter → setting.
-        trials: settings to try, in place of the file's number.
+        trials: replaces the number of settings in the file.
 
     Raises:
-        UsageError: what was expected, what came and what to do.
+        UsageError: the file is invalid.
     """
     path = Path(path)
     if path.suffix.lower() in (".json", ".config"):

@@ -1,4 +1,4 @@
-"""What a sweep leaves behind: `trials.csv`, `best.toml`, plots, and the table on the terminal."""
+"""The output of a sweep: `trials.csv`, `best.toml`, plots, and the table on the terminal."""
 
 import json
 from pathlib import Path
@@ -11,11 +11,7 @@ from fedloom.simulation.sweep.outcome import SweepResult
 
 
 def write(outcome: SweepResult) -> list[Path]:
-    """Write everything that there is to say into the sweep's folder.
-
-    Returns:
-        The files.
-    """
+    """Write the files of the sweep's folder and return their paths."""
     if not outcome.rows:
         return []
     files = [outcome.folder / "trials.csv"]
@@ -27,7 +23,7 @@ def write(outcome: SweepResult) -> list[Path]:
 
 
 def show(outcome: SweepResult, files: list[Path], *, as_json: bool) -> None:
-    """Print the outcome: the table, the best settings, where the rest is."""
+    """Print the outcome: the table, the best settings, the files."""
     if as_json:
         click.echo(json.dumps(table.document(outcome), indent=2, ensure_ascii=False))
         return

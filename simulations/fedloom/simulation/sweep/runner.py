@@ -1,7 +1,7 @@
-"""Running a sweep: so many trials at once, each in a process of its own.
+"""Run a sweep: several trials at once, each in its own process.
 
-One thread does everything: it starts processes, hears of their rounds, prunes, and writes the
-study. An interrupt ends the trials at once and leaves the study as if they had never begun.
+One thread starts processes, reads their rounds, prunes, and writes the study. An interrupt ends the
+running trials at once; the study is then as if they had not begun.
 """
 
 import fcntl
@@ -26,39 +26,39 @@ from fedloom.simulation.sweep.settings import Sweep
 from fedloom.simulation.sweep.study import TrialStore
 
 ALIKE = 5
-"""Trials that fail for the same reason before any other ends: the sweep gives up."""
+"""If so many first trials fail for the same reason, the sweep ends."""
 
 
 class SweepWatcher(Protocol):
-    """Who wants to see a sweep run."""
+    """Receives the events of a sweep."""
 
     def began(self, rows: tuple[TrialRow, ...], num_trials: int) -> None:
-        """The sweep starts, or goes on after `rows`."""
+        """The sweep starts, or continues after `rows`."""
 
     def started(self, number: int, parameters: dict[str, Any]) -> None:
         """A trial starts."""
 
     def advanced(self, number: int, rounds: int, value: float | None) -> None:
-        """A trial has trained so many rounds; its metric was last so much."""
+        """A trial has trained a round; `value` is its metric."""
 
     def ended(self, row: TrialRow) -> None:
         """A trial ended."""
 
 
-class Nobody:
-    """A watcher that looks away."""
+class NoWatcher:
+    """A watcher that does nothing."""
 
     def began(self, rows: tuple[TrialRow, ...], num_trials: int) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def started(self, number: int, parameters: dict[str, Any]) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def advanced(self, number: int, rounds: int, value: float | None) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def ended(self, row: TrialRow) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 def run(
@@ -71,39 +71,39 @@ def run(
     watcher: SweepWatcher | None = None,
     simulate: str = trial.SIMULATE,
 ) -> SweepResult:
-    """Run a sweep, or what is missing of one that was cut off.
+    """Run a sweep, or the missing trials of an interrupted one.
 
     Args:
-        sweep: what to search.
-        folder: for the study and all output; made where it is missing.
+        sweep: the search.
+        folder: of the study and all output; made if missing.
         jobs: trials at once.
-        keep: write each trial's complete output too, model and report.
-        retry_failed: run again what failed before.
-        watcher: told of everything that happens.
-        simulate: `MODULE:NAME` of what runs one trial, see `trial.simulate_trial`.
+        keep: also keep each trial's output folder.
+        retry_failed: run failed trials again.
+        watcher: receives events.
+        simulate: `MODULE:NAME` of the function for one trial; see `trial.simulate_trial`.
 
     Raises:
         UsageError: the folder belongs to another sweep, or is in use; or the first five trials
-            all fail for the same reason.
-        KeyboardInterrupt: the sweep was interrupted; the folder is fit to go on from.
+            all failed for the same reason.
+        KeyboardInterrupt: the sweep was interrupted; it can be continued.
     """
     if jobs < 1:
         raise UsageError(f"Expected at least one job, got {jobs}.")
-    sweep.file  # noqa: B018 - read now: an experiment that is not there is said at once
+    sweep.file  # noqa: B018 - read now, to refuse a missing experiment at once
     folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder):
         study = TrialStore(sweep, folder)
         try:
             if retry_failed:
                 study.retry_failed()
-            Runner(study, folder, keep, watcher or Nobody(), simulate).run(jobs)
+            Runner(study, folder, keep, watcher or NoWatcher(), simulate).run(jobs)
         finally:
             study.close()
     return SweepResult(sweep=sweep, folder=folder, rows=study.rows, num_trials=study.num_slots)
 
 
-def look(sweep: Sweep, folder: Path) -> SweepResult:
-    """What a sweep in a folder has come to so far.
+def read(sweep: Sweep, folder: Path) -> SweepResult:
+    """The result of a sweep in a folder so far.
 
     Raises:
         UsageError: the folder belongs to another sweep.
@@ -121,8 +121,7 @@ def _locked(folder: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UsageError(
-                f"Expected {folder} to be free, got a sweep that is running in it. Wait for it, "
-                "or take another --out."
+                f"Another sweep uses {folder}. Wait until it ends, or choose another --out."
             ) from None
         yield
 
@@ -145,14 +144,14 @@ class _Running:
 
 @dataclass(slots=True)
 class Runner:
-    """Runs what is missing in a study.
+    """Runs the missing trials of a study.
 
     Attributes:
-        study: where trials come from and go to.
+        study: the trials.
         folder: for logs, curves and, if kept, outputs.
         keep: whether trials write their complete output.
-        watcher: told of everything.
-        simulate: `MODULE:NAME` of what runs one trial.
+        watcher: receives events.
+        simulate: `MODULE:NAME` of the function for one trial.
     """
 
     study: TrialStore
@@ -164,7 +163,7 @@ class Runner:
     _failures: list[str] | None = field(default_factory=list)
 
     def run(self, jobs: int) -> None:
-        """Run all of it, so many at once."""
+        """Run all missing trials, `jobs` at once."""
         waiting = self.study.missing()
         self.watcher.began(self.study.rows, self.study.num_slots)
         (self.folder / "trials").mkdir(exist_ok=True)
@@ -174,7 +173,7 @@ class Runner:
                     while waiting and len(self._running) < jobs:
                         self._start(waiting.pop(0), selector)
                     for key, _ in selector.select() if self._running else ():
-                        self._hear(key.data, selector)
+                        self._receive(key.data, selector)
             finally:
                 for running in self._running.values():
                     running.process.terminate()
@@ -201,7 +200,7 @@ class Runner:
             "settings": settings,
             "out": str(name) if self.keep else None,
         }
-        if self.keep:  # what a trial left that was cut off
+        if self.keep:  # of an interrupted trial
             shutil.rmtree(name, ignore_errors=True)
         process = TrialProcess(order, name.with_suffix(".log"))
         meter, rounds = ObjectiveMeter(sweep.objective), RoundsFile(name.with_suffix(".jsonl"))
@@ -209,7 +208,7 @@ class Runner:
         self._running[slot] = running
         selector.register(process, selectors.EVENT_READ, running)
 
-    def _hear(self, running: _Running, selector: selectors.BaseSelector) -> None:
+    def _receive(self, running: _Running, selector: selectors.BaseSelector) -> None:
         for message in running.process.messages():
             if "round" in message:
                 self._advance(running, message["round"])
@@ -236,7 +235,7 @@ class Runner:
         self.watcher.advanced(running.slot + 1, running.trained, measured)
 
     def _judge(self, running: _Running, message: dict[str, Any]) -> TrialRow:
-        """How a trial ended that has said its last word."""
+        """The row of a trial, after its last message."""
         value = running.meter.value()
         if "failed" in message:
             state, reason = FAILED, message["failed"]
@@ -245,7 +244,7 @@ class Runner:
             state = FAILED
             reason = f"{metric} was never measured" + (f"; the last round: {why}" if why else "")
         elif running.pruned:
-            state, reason = PRUNED, self._standing(running.meter)
+            state, reason = PRUNED, self._last_value(running.meter)
             value = None if running.meter.objective.target is not None else value
         else:
             state, reason = FINISHED, "diverged" if running.meter.diverged else ""
@@ -256,8 +255,8 @@ class Runner:
         )  # fmt: skip
 
     @staticmethod
-    def _standing(meter: ObjectiveMeter) -> str:
-        """Where a pruned trial stood, if its value does not say so."""
+    def _last_value(meter: ObjectiveMeter) -> str:
+        """The last metric of a pruned trial, if its value is not the metric."""
         if meter.objective.target is None or meter.last is None:
             return ""
         name = meter.objective.metric.rpartition(".")[2]
@@ -288,17 +287,17 @@ class Runner:
             self._failures = None
         elif self._failures is not None:
             self._failures.append(row.reason)
-            self._check_hope(self._failures)
+            self._check_failures(self._failures)
 
     @staticmethod
-    def _check_hope(failures: list[str]) -> None:
-        """Give up where nothing but one and the same failure was seen: a hundred more help nobody.
+    def _check_failures(failures: list[str]) -> None:
+        """End the sweep if all trials so far failed for the same reason.
 
         Raises:
             UsageError: the failure.
         """
         if len(failures) >= ALIKE and len(set(failures)) == 1:
             raise UsageError(
-                f"Expected trials to work, got the same failure {ALIKE} times and nothing else: "
-                f"{failures[0]} Once it is mended, --retry-failed runs these again."
+                f"The first {ALIKE} trials failed for the same reason: {failures[0]} Fix it, then "
+                "--retry-failed runs them again."
             )

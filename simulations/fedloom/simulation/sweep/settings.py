@@ -1,4 +1,4 @@
-"""A sweep: an experiment, what varies in it and what is looked for; read from TOML.
+"""A sweep, read from TOML: an experiment, the parameters that vary, and the objective.
 
     experiment = "digits.toml"          # beside this file; or a table [experiment]
     metric = "accuracy"                 # or: rounds_to_accuracy = 0.97
@@ -38,13 +38,13 @@ _RANGE = ("values", "min", "max", "log", "type", "points", "mu", "sigma")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pruner:
-    """How hopeless trials are ended early.
+    """How unpromising trials are ended early.
 
     Attributes:
         name: `none`, `median`, `asha` or `hyperband`.
-        warmup_rounds: rounds that every trial gets.
-        startup_trials: for `median`, trials that end before any is pruned.
-        factor: for `asha` and `hyperband`, one in so many goes on from a rung.
+        warmup_rounds: rounds without pruning.
+        startup_trials: for `median`: trials without pruning.
+        factor: for `asha` and `hyperband`: one in so many trials continues after a rung.
     """
 
     name: str = "none"
@@ -53,10 +53,10 @@ class Pruner:
     factor: int = 3
 
     def __post_init__(self) -> None:
-        """Refuse what is no pruner.
+        """Check the settings.
 
         Raises:
-            UsageError: a name or a number that cannot be.
+            UsageError: the name is unknown or a number is too small.
         """
         if self.name not in PRUNERS:
             raise UsageError(f"Expected a pruner of {', '.join(PRUNERS)}, got {self.name!r}.")
@@ -70,17 +70,17 @@ class Sweep:
     """A search over an experiment's settings.
 
     Attributes:
-        name: for people.
-        experiment: a file that `fedloom simulate` takes, or the settings themselves.
-        objective: what is looked for.
+        name: for displays.
+        experiment: a file for `fedloom simulate`, or the settings.
+        objective: of the search.
         algorithm: `grid`, `random` or `tpe`.
-        parameters: what varies; at least one.
-        derived: settings that follow from parameters.
-        trials: settings to try; None for 20, and for all of a grid.
+        parameters: at least one.
+        derived: settings computed from parameters.
+        trials: settings to try; None for 20, or for a whole grid.
         repeats: simulations for each of them, with consecutive seeds.
-        seed: of the search and of every simulation; None for 0 and the experiment's own.
-        pruner: how hopeless trials are ended early.
-        notes: what its reader should tell people.
+        seed: of the search and of every simulation; None for 0 and the experiment's seed.
+        pruner: how unpromising trials are ended early.
+        notes: remarks for the user.
     """
 
     experiment: Path | Mapping[str, Any]
@@ -96,17 +96,17 @@ class Sweep:
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse a sweep that cannot work.
+        """Check the sweep.
 
         Raises:
-            UsageError: what was expected, what came and what to do.
+            UsageError: a setting is invalid.
         """
         if self.algorithm not in ALGORITHMS:
             raise UsageError(
                 f"Expected an algorithm of {', '.join(ALGORITHMS)}, got {self.algorithm!r}."
             )
         if not self.parameters:
-            raise UsageError("Expected at least one parameter to vary in [parameters], got none.")
+            raise UsageError("[parameters] needs at least one parameter.")
         for name, count in (("trials", self.trials), ("repeats", self.repeats)):
             if count is not None and (type(count) is not int or count < 1):
                 raise UsageError(f"Expected {name} >= 1, got {count!r}.")
@@ -121,35 +121,32 @@ class Sweep:
         settings = [p.setting for p in self.parameters if p.setting] + list(self.derived)
         names = [p.name for p in self.parameters]
         if twice := sorted({name for name in settings if settings.count(name) > 1}):
-            raise UsageError(f"Expected each setting once, got {', '.join(twice)} more than once.")
+            raise UsageError(f"Settings that occur more than once: {', '.join(twice)}.")
         if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise UsageError(f"Expected each name once, got {', '.join(twice)} more than once.")
+            raise UsageError(f"Names that occur more than once: {', '.join(twice)}.")
         if self.seed is not None and "seed" in settings:
-            raise UsageError("Expected seed as a parameter or as the sweep's seed, got both.")
+            raise UsageError("Set seed as a parameter or as the sweep's seed, not both.")
 
     def _check_formulas(self) -> None:
         known = {p.name for p in self.parameters} | {p.setting for p in self.parameters}
         for setting, formula in self.derived.items():
             if unknown := sorted(formula.names - known):
                 raise UsageError(
-                    f"Expected names of parameters in the formula of {setting!r}, got "
-                    f"{', '.join(unknown)}. Add them to [parameters], or to [variables] if they "
-                    "are no settings of the experiment."
+                    f"The formula of {setting!r} has unknown names: {', '.join(unknown)}. Add them "
+                    "to [parameters], or to [variables] if they are not settings of the experiment."
                 )
         used = {name for formula in self.derived.values() for name in formula.names}
         if idle := [p.name for p in self.parameters if p.setting is None and p.name not in used]:
-            raise UsageError(
-                f"Expected variables that a formula in [derived] uses, got {', '.join(idle)}."
-            )
+            raise UsageError(f"No formula in [derived] uses the variables {', '.join(idle)}.")
 
     @cached_property
     def constants(self) -> frozenset[str]:
-        """Parameters with one value, which tell no trial from another."""
+        """Parameters with one value."""
         return frozenset(p.name for p in self.parameters if p.num_values == 1)
 
     @cached_property
     def num_points(self) -> int:
-        """How many different settings it tries at most."""
+        """Number of different settings at most."""
         if self.algorithm == "grid":
             size = space.grid_size(self.parameters)
             return size if self.trials is None else min(size, self.trials)
@@ -159,7 +156,7 @@ class Sweep:
 
     @cached_property
     def file(self) -> tuple[bytes, Mapping[str, Any]]:
-        """What the experiment's file holds: its bytes, and its settings where it is TOML.
+        """The experiment's file: its bytes, and its settings if it is TOML.
 
         Raises:
             UsageError: it cannot be read.
@@ -172,11 +169,11 @@ class Sweep:
             return content, toml.read(source, "an experiment") if source.suffix == ".toml" else {}
         except OSError as error:
             raise UsageError(
-                f"Expected an experiment in {source}, got: {error.strerror}."
+                f"The experiment {source} cannot be read: {error.strerror}."
             ) from error
 
     def check_unchanged(self) -> None:
-        """Refuse to go on with an experiment that is no longer what the sweep began with.
+        """Check that the experiment's file is the same as at the start of the sweep.
 
         Raises:
             UsageError: its file was changed or removed.
@@ -185,8 +182,8 @@ class Sweep:
             source = self.source_file(self.experiment)
             if not source.is_file() or source.read_bytes() != self.file[0]:
                 raise UsageError(
-                    f"Expected {source} to stay as it is while the sweep runs, got another "
-                    "content. Change it back and run the same command again, or begin a new sweep."
+                    f"{source} changed while the sweep was running. Restore it and run the same "
+                    "command again, or begin a new sweep."
                 )
 
     @staticmethod
@@ -199,11 +196,11 @@ class Sweep:
         """The settings of one simulation, by dotted name.
 
         Args:
-            drawn: of each parameter, as the study holds it.
-            repeat: which simulation with them.
+            drawn: value of each parameter, as stored in the study.
+            repeat: number of the simulation with these settings.
 
         Raises:
-            UsageError: a formula has no value there.
+            UsageError: a formula has no value.
         """
         values = space.decode(self.parameters, drawn)
         chosen = {p.setting: values[p.name] for p in self.parameters if p.setting}
@@ -219,7 +216,7 @@ class Sweep:
         return chosen
 
     def identity(self) -> dict[str, Any]:
-        """All that its trials follow from, as JSON; `trials` may grow and is left out."""
+        """All that determines its trials, as JSON; `trials` may grow and is omitted."""
         content, settings = self.file
         return {
             "experiment": dict(settings) or {"sha256": hashlib.sha256(content).hexdigest()},
@@ -240,14 +237,14 @@ def _described(parameter: Parameter) -> dict[str, Any]:
 
 
 def read(path: Path, *, experiment: str | None = None) -> Sweep:
-    """Read a sweep file; the experiment that it names is looked for beside it.
+    """Read a sweep file; its experiment's path is relative to it.
 
     Args:
-        path: its TOML.
-        experiment: the experiment's file, in place of the one that the sweep names.
+        path: of the TOML file.
+        experiment: replaces the experiment's file in the sweep.
 
     Raises:
-        UsageError: what was expected, what came and what to do.
+        UsageError: the file is invalid.
     """
     values = toml.read(path, "a sweep")
     if experiment is not None:
@@ -261,17 +258,17 @@ def parse(values: Mapping[str, Any], *, folder: Path = Path(), name: str = "swee
 
     Args:
         values: as in a sweep file.
-        folder: that the experiment's path counts from.
-        name: where the settings give none.
+        folder: that the experiment's path is relative to.
+        name: if the settings have none.
 
     Raises:
-        UsageError: what was expected, what came and what to do.
+        UsageError: a setting is invalid.
     """
     targets = [key for key in values if key.startswith(tuple(_TARGETS))]
     check_names(values, (*_KNOWN, *targets))
     trials = typed("trials", values.get("trials"), int | None)
     if "experiment" not in values:
-        raise UsageError('Expected experiment = "FILE.toml", or a table [experiment], got neither.')
+        raise UsageError('A sweep needs experiment = "FILE.toml", or a table [experiment].')
     fixed = [parse_parameter(n, spec, n) for n, spec in subtable(values, "parameters").items()]
     free = [parse_parameter(n, spec, None) for n, spec in subtable(values, "variables").items()]
     return Sweep(
@@ -289,7 +286,7 @@ def parse(values: Mapping[str, Any], *, folder: Path = Path(), name: str = "swee
 
 
 def locate(experiment: Any, folder: Path) -> Path | Mapping[str, Any]:
-    """The experiment: its file, or its settings, both with paths that count from `folder`.
+    """The experiment's file or settings, with paths relative to `folder`.
 
     Raises:
         UsageError: it is neither.
@@ -307,7 +304,7 @@ def locate(experiment: Any, folder: Path) -> Path | Mapping[str, Any]:
 
 def _objective(values: Mapping[str, Any], targets: list[str]) -> Objective:
     if len(targets) + ("metric" in values) > 1:
-        raise UsageError(f"Expected one thing to look for, got {', '.join(targets)} and metric.")
+        raise UsageError(f"Set one objective, not {', '.join(targets)} and metric.")
     of = typed("of", values.get("of", "last"), Literal["last", "best"])
     direction = values.get("objective")
     typed("objective", direction, Literal["maximize", "minimize"] | None)
@@ -330,10 +327,10 @@ def _pruner(value: Any) -> Pruner:
 
 
 def parse_derived(table: Mapping[str, Any]) -> dict[str, Expression]:
-    """Formulas by the setting that they give.
+    """Formulas by their setting.
 
     Raises:
-        UsageError: one is no formula.
+        UsageError: a formula is invalid.
     """
     for name, text in table.items():
         typed(f"derived.{name}", text, str)
@@ -341,7 +338,7 @@ def parse_derived(table: Mapping[str, Any]) -> dict[str, Expression]:
 
 
 def parse_parameter(name: str, spec: Any, setting: str | None) -> Parameter:
-    """One parameter: a list of values, a range, a law, or a constant.
+    """One parameter: a list of values, a range, a normal distribution, or a constant.
 
     Raises:
         UsageError: it is none of them.

@@ -1,10 +1,10 @@
-"""What a sweep varies: parameters, the values that they can take, and the grid over them.
+"""The parameters of a sweep, their values, and the grid over them.
 
-A parameter lives in two forms. Inside the study it is what Optuna can store and reason about: a
-number, or one of several scalars. Outside it is the value that a setting gets. They differ where a
-value is a list, kept in the study as JSON, and where a law is normal, kept as its quantile.
+A parameter has two forms. In the study it is a number or one of several scalars, as Optuna stores
+them. For an experiment it is the value of a setting. They differ for lists, stored as JSON, and for
+normal distributions, stored as quantiles.
 
-Invariant: combination `i` of a grid depends on the parameters alone, as in `itertools.product`.
+Invariant: combination `i` of a grid depends only on the parameters, as in `itertools.product`.
 """
 
 import json
@@ -26,23 +26,23 @@ from fedloom.simulation.output.scales import rounded
 
 Scalar = bool | int | float | str | None
 _TAIL = 1e-6
-"""Quantiles nearer to 0 and 1 are left out: an unbounded law has no value there."""
+"""Quantiles closer to 0 and 1 are excluded: an unbounded distribution has no value there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """One thing that varies: one of some values, or a number from a range or a normal law.
+    """One parameter: a list of values, a range, or a normal distribution.
 
     Attributes:
-        name: what formulas, tables and the study call it.
-        setting: the experiment's setting that takes its value; None where only formulas use it.
-        values: what it can be; empty for a range.
+        name: in formulas, tables and the study.
+        setting: the experiment's setting; None if only formulas use the parameter.
+        values: its values; empty for a range.
         kind: of a range, `int` or `float`.
-        low: the least value of a range; None only for a normal law without bounds.
+        low: the smallest value of a range; None only for an unbounded normal distribution.
         high: the largest, likewise.
-        log: search on a logarithmic scale; with `mu`, the logarithm is what is normal.
-        points: values of a grid over the range; None takes every integer.
-        mu: mean of a normal law; None for an even one.
+        log: logarithmic scale; with `mu`, the logarithm is normal.
+        points: grid points of the range; None for every integer.
+        mu: mean of a normal distribution; None for a uniform one.
         sigma: its standard deviation.
     """
 
@@ -58,10 +58,10 @@ class Parameter:
     sigma: float = 1.0
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be searched.
+        """Check the parameter.
 
         Raises:
-            UsageError: no values, a value twice, an empty range, a logarithm of zero.
+            UsageError: no values, equal values, an empty range, a logarithm of zero.
         """
         if self.values:
             encoded = [json.dumps(value) for value in self.values]
@@ -74,15 +74,13 @@ class Parameter:
             self._check_quantiles()
             return
         if self.low is None or self.high is None:
-            raise UsageError(
-                f"Expected values = […], or min and max, of {self.name}. Give one of them."
-            )
+            raise UsageError(f"Give values = […], or min and max, of {self.name}.")
         if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low <= self.high):
             raise UsageError(f"Expected min <= max of {self.name}, got {self.low} and {self.high}.")
         if self.log and self.low <= 0:
             raise UsageError(
                 f"Expected min > 0 of {self.name} on a logarithmic scale, got {self.low:g}. "
-                "Give the least value that matters, such as 1e-6."
+                "Set the smallest useful value, such as 1e-6."
             )
         if self.points is not None and self.points < 1:
             raise UsageError(f"Expected points >= 1 of {self.name}, got {self.points}.")
@@ -91,13 +89,13 @@ class Parameter:
         low, high = self._quantiles()
         if not low < high:
             raise UsageError(
-                f"Expected the normal law of {self.name} to have some of its weight between min "
-                f"and max, got mu = {self.mu:g}, sigma = {self.sigma:g}."
+                f"The normal distribution of {self.name} with mu = {self.mu:g} and sigma = "
+                f"{self.sigma:g} has almost no weight between min and max."
             )
 
     @property
     def distribution(self) -> BaseDistribution:
-        """What Optuna draws from."""
+        """Optuna's distribution."""
         if self.values:
             return CategoricalDistribution([_encode(value) for value in self.values])
         if self.mu is not None:
@@ -109,7 +107,7 @@ class Parameter:
         return FloatDistribution(self.low, self.high, log=self.log)
 
     def decode(self, drawn: Any) -> Any:
-        """The value behind what the study holds."""
+        """The setting's value of a stored value."""
         if self.values:
             return next(value for value in self.values if _same(_encode(value), drawn))
         if self.mu is None:
@@ -120,7 +118,7 @@ class Parameter:
         return round(value) if self.kind == "int" else value
 
     def encode(self, value: Any) -> Any:
-        """The study's form of a value: the inverse of `decode`."""
+        """The stored value: the inverse of `decode`."""
         if self.values:
             return _encode(value)
         if self.mu is None:
@@ -131,7 +129,7 @@ class Parameter:
 
     @property
     def num_values(self) -> int | None:
-        """How many values it can take; None where they are a continuum."""
+        """Number of values; None for a continuous range."""
         if self.values:
             return len(self.values)
         if self.mu is None and self.kind == "int":
@@ -141,17 +139,17 @@ class Parameter:
         return 1 if self.low == self.high else None
 
     def grid(self) -> list[Any]:
-        """Its values in a grid, as the study holds them.
+        """Its values in a grid, as stored in the study.
 
         Raises:
-            UsageError: a continuum without `points`.
+            UsageError: a continuous range without `points`.
         """
         if self.values:
             return [_encode(value) for value in self.values]
         if self.points is None and self.num_values is None:
             raise UsageError(
-                f"Expected finitely many values of {self.name} in a grid. Give values = […], or "
-                "points = 5 with min and max."
+                f"A grid needs finitely many values of {self.name}. Give values = […], or points = "
+                "5 with min and max."
             )
         if self.points is None:
             assert self.low is not None
@@ -182,7 +180,7 @@ class Parameter:
         return sign * math.inf if bound is None else bound
 
     def _quantiles(self) -> tuple[float, float]:
-        """Between which quantiles of the normal law the bounds lie."""
+        """The quantiles of the bounds in the normal distribution."""
         assert self.mu is not None
         law = NormalDist(self.mu, self.sigma)
         low, high = self._bound(self.low, -1), self._bound(self.high, 1)
@@ -197,7 +195,7 @@ def _encode(value: Any) -> Scalar:
 
 
 def _same(a: Scalar, b: Scalar) -> bool:
-    """Equality that keeps 1 from True."""
+    """Equality that distinguishes 1 and True."""
     return a == b and isinstance(a, bool) == isinstance(b, bool)
 
 
@@ -214,13 +212,13 @@ def grid_size(parameters: Sequence[Parameter]) -> int:
 
 
 def space_size(parameters: Sequence[Parameter]) -> int | None:
-    """Combinations there are at all; None where one is a continuum."""
+    """Number of combinations; None if a range is continuous."""
     sizes = [parameter.num_values for parameter in parameters]
     return None if None in sizes else math.prod(size for size in sizes if size is not None)
 
 
 def combination(parameters: Sequence[Parameter], index: int) -> dict[str, Any]:
-    """Combination `index` of the grid, as the study holds it: the last parameter turns fastest."""
+    """Combination `index` of the grid, as stored; the last parameter varies fastest."""
     chosen = {}
     for parameter in reversed(parameters):
         index, place = divmod(index, len(values := parameter.grid()))
@@ -229,7 +227,7 @@ def combination(parameters: Sequence[Parameter], index: int) -> dict[str, Any]:
 
 
 def untried(parameters: Sequence[Parameter], tried: Container[str]) -> dict[str, Any] | None:
-    """The first combination of a finite space that is not among those tried; None if all are.
+    """The first combination of a finite space that was not tried; None if all were.
 
     Args:
         parameters: with finitely many values each.
@@ -241,15 +239,15 @@ def untried(parameters: Sequence[Parameter], tried: Container[str]) -> dict[str,
 
 
 def identity(parameters: Sequence[Parameter], drawn: Mapping[str, Any]) -> str:
-    """What tells one combination from another."""
+    """A key of a combination."""
     return json.dumps(decode(parameters, drawn), sort_keys=True)
 
 
 def distributions(parameters: Sequence[Parameter]) -> dict[str, BaseDistribution]:
-    """Optuna's view of the space."""
+    """Optuna's distributions by name."""
     return {parameter.name: parameter.distribution for parameter in parameters}
 
 
 def decode(parameters: Sequence[Parameter], drawn: Mapping[str, Any]) -> dict[str, Any]:
-    """The values behind what the study holds, by name."""
+    """The settings' values of stored values, by name."""
     return {p.name: p.decode(drawn[p.name]) for p in parameters}

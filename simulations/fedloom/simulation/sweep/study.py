@@ -1,12 +1,12 @@
-"""A sweep's trials: which simulations it has, which have ended, and which one is next.
+"""A sweep's trials: which have ended, and which one is next.
 
-They are in `study.journal`, so an interrupted sweep continues. Each simulation has a number, its
-slot: `point · repeats + repeat`. Point `p` of a grid is its combination `p`. Otherwise it is drawn
-with random numbers that belong to `p` alone, so neither an interruption nor, for random search, the
-number of jobs changes what is drawn.
+They are stored in `study.journal`, so an interrupted sweep can continue. Each simulation has a
+number, its slot: `point · repeats + repeat`. Point `p` of a grid is its combination `p`. Otherwise
+it is drawn with a random stream of `p`, so an interruption, and for random search the number of
+jobs, does not change the draws.
 
-Invariant: a trial of Optuna counts when it has a `row`; one without was interrupted, and its slot
-is free again, with the same settings.
+Invariant: a trial of Optuna counts if it has a `row`; one without was interrupted, and its slot is
+run again with the same settings.
 """
 
 import json
@@ -33,7 +33,7 @@ from fedloom.simulation.sweep.settings import Pruner, Sweep
 
 FILE = "study.journal"
 ATTEMPTS = 20
-"""Draws before a finite space is looked through for settings that were not tried."""
+"""Draws before a finite space is searched for untried settings."""
 _STATES = {FINISHED: TrialState.COMPLETE, PRUNED: TrialState.PRUNED, FAILED: TrialState.FAIL}
 
 
@@ -41,8 +41,8 @@ class TrialStore:
     """The trials of one sweep, on disk.
 
     Args:
-        sweep: what is searched.
-        folder: where `study.journal` lies or will lie.
+        sweep: the search.
+        folder: of `study.journal`.
 
     Raises:
         UsageError: the folder holds a study of another sweep.
@@ -68,16 +68,16 @@ class TrialStore:
 
     @property
     def num_slots(self) -> int:
-        """Simulations that the sweep consists of."""
+        """Number of simulations of the sweep."""
         return self.sweep.num_points * self.sweep.repeats
 
     @property
     def rows(self) -> tuple[TrialRow, ...]:
-        """Of all simulations that ended, by number."""
+        """Rows of all simulations that ended, by number."""
         return tuple(self._ended[slot] for slot in sorted(self._ended))
 
     def missing(self) -> list[int]:
-        """Slots without an end, in order."""
+        """Slots of simulations that have not ended, in order."""
         return [slot for slot in range(self.num_slots) if slot not in self._ended]
 
     def retry_failed(self) -> None:
@@ -85,7 +85,7 @@ class TrialStore:
         self._ended = {slot: row for slot, row in self._ended.items() if row.state != FAILED}
 
     def start(self, slot: int) -> Trial:
-        """Take a slot: draw its settings, or those that it had before it was cut off."""
+        """Start a slot: draw its settings, or reuse those of its interrupted trial."""
         drawn = self._drawn.get(slot) or self._drawn.get(slot - slot % self.sweep.repeats)
         if drawn is None and self.sweep.algorithm == "grid":
             drawn = space.combination(self.sweep.parameters, slot // self.sweep.repeats)
@@ -95,7 +95,7 @@ class TrialStore:
         return trial
 
     def report(self, trial: Trial, step: int, signal: float) -> bool:
-        """Report a trial's value after a round; True where it should be pruned."""
+        """Report a trial's value after a round; returns True if it should be pruned."""
         if self.sweep.pruner.name == "none":
             return False
         trial.report(signal, step)
@@ -121,8 +121,8 @@ class TrialStore:
         if differences := _differences(known, mine):
             self.close()
             raise UsageError(
-                f"Expected the sweep that {folder} was begun with; what differs: "
-                f"{'; '.join(differences[:5])}. Take another --out, or remove that folder."
+                f"{folder} has another sweep: {'; '.join(differences[:5])}. Choose another --out, "
+                "or delete that folder."
             )
 
     def _take_in(self, trial: FrozenTrial) -> None:
@@ -141,7 +141,7 @@ class TrialStore:
         self._study.tell(trial, value, state=state)
 
     def _draw(self, point: int) -> Trial:
-        """Ask for settings that were not tried yet."""
+        """Draw settings that were not tried yet."""
         parameters = self.sweep.parameters
         tried = {space.identity(parameters, drawn) for drawn in self._drawn.values()}
         numbers = stream(self.sweep.seed or 0, "sweep", point)
@@ -153,7 +153,7 @@ class TrialStore:
                 return trial
             self._study.tell(trial, state=TrialState.FAIL)
         left = space.untried(parameters, tried)
-        assert left is not None, "there are no more slots than combinations"
+        assert left is not None, "slots do not exceed combinations"
         return self._ask(_Fixed(left))
 
     def _ask(self, sampler: BaseSampler) -> Trial:
@@ -162,7 +162,7 @@ class TrialStore:
 
 
 class _Fixed(BaseSampler):
-    """Settings that are known beforehand, behind Optuna's interface of a sampler."""
+    """Known settings as a sampler of Optuna."""
 
     def __init__(self, drawn: Mapping[str, Any]) -> None:
         self._known = dict(drawn)
@@ -197,7 +197,7 @@ def _sampler(algorithm: str, seed: int) -> BaseSampler:
         return RandomSampler(seed=seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        return TPESampler(seed=seed, constant_liar=True)  # jobs at once must not all try the same
+        return TPESampler(seed=seed, constant_liar=True)  # parallel jobs must not try the same
 
 
 def _pruner(pruner: Pruner) -> BasePruner:
@@ -217,7 +217,7 @@ def _pruner(pruner: Pruner) -> BasePruner:
 
 
 def _differences(known: Any, mine: Any, path: str = "") -> list[str]:
-    """What two sweeps differ in, as `name: before, now after`."""
+    """Differences of two sweeps, as `NAME was BEFORE, is NOW`."""
     if isinstance(known, Mapping) and isinstance(mine, Mapping):
         names: Sequence[str] = list(dict.fromkeys([*known, *mine]))
         return [

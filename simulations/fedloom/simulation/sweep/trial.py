@@ -1,10 +1,10 @@
-"""A trial's own process: one simulation, told to its parent round by round.
+"""The process of a trial: one simulation, reported to its parent after each round.
 
-`python -m fedloom.simulation.sweep.trial` reads one line of JSON, its order, from standard input;
-it writes a line for each round and waits for the answer, then a last line with how it ended. What
-the simulation itself prints goes to the log.
+`python -m fedloom.simulation.sweep.trial` reads its order, one line of JSON, from standard input.
+It writes a line for each round and waits for the answer, then a last line with the result. Other
+output of the simulation goes to the log.
 
-Invariant: when the parent is gone, the process ends at the end of its round at the latest.
+Invariant: if the parent has ended, the process ends after its current round at the latest.
 """
 
 import json
@@ -21,7 +21,7 @@ from fedloom.protocol.errors import FedloomError
 from fedloom.simulation.output.history import Result, RoundRecord
 
 SIMULATE = "fedloom.simulation.sweep.trial:simulate_trial"
-"""What runs a trial; tests put something quicker in its place."""
+"""The function that runs a trial; tests replace it."""
 
 OnRound = Callable[[RoundRecord], bool]
 
@@ -37,17 +37,17 @@ def simulate_trial(
     Args:
         experiment: its file, or its settings.
         settings: by dotted name.
-        on_round: told each round; True ends the simulation.
-        out: a folder for its complete output; None for none.
+        on_round: called with each round; True ends the simulation.
+        out: folder for its complete output; None for none.
     """
-    from fedloom.simulation import config  # noqa: PLC0415 - seconds, for a trial alone
+    from fedloom.simulation import config  # noqa: PLC0415 - takes seconds
     from fedloom.simulation.api import simulate  # noqa: PLC0415
 
     return simulate(config.load(experiment, settings), out=out, on_round=on_round, show=False)
 
 
 def main() -> None:
-    """Be a trial."""
+    """Run the trial of standard input."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C is for the parent
     with os.fdopen(os.dup(1), "w", buffering=1) as reports:
         os.dup2(2, 1)
@@ -56,7 +56,7 @@ def main() -> None:
 
 def _run(order: Mapping[str, Any], reports: TextIO) -> None:
     def on_round(record: RoundRecord) -> bool:
-        _say(reports, {"round": record.as_dict()})
+        _send(reports, {"round": record.as_dict()})
         if not (answer := sys.stdin.readline()):
             raise SystemExit(1)
         return bool(json.loads(answer)["stop"])
@@ -65,15 +65,15 @@ def _run(order: Mapping[str, Any], reports: TextIO) -> None:
         run: Callable[..., Result] = find(order["run"])
         out = Path(order["out"]) if order["out"] else None
         result = run(order["experiment"], order["settings"], on_round, out)
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is told and the sweep goes on
+    except Exception as error:  # noqa: BLE001 - any error is reported; the sweep continues
         traceback.print_exc()
         kind = "" if isinstance(error, FedloomError) else f"{type(error).__name__}: "
-        _say(reports, {"failed": f"{kind}{error}"})
+        _send(reports, {"failed": f"{kind}{error}"})
     else:
-        _say(reports, {"done": {"engine": result.engine, "stopped": result.stopped}})
+        _send(reports, {"done": {"engine": result.engine, "stopped": result.stopped}})
 
 
-def _say(reports: TextIO, message: Mapping[str, Any]) -> None:
+def _send(reports: TextIO, message: Mapping[str, Any]) -> None:
     try:
         reports.write(json.dumps(message) + "\n")
         reports.flush()

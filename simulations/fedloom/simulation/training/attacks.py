@@ -1,8 +1,8 @@
-"""Clients that lie: what they send instead of what they trained.
+"""Attacks: clients that change their updates before they send them.
 
-Attackers train as all others do, and then change their updates before they send them, so the door
-sees what a deployed server's would. Those who collude know each other's updates, and nobody
-else's; what they agree on is made when all of them have trained.
+Attackers train like all other clients and then change their updates, so admission checks them as on
+a deployed server. Colluding attackers know only each other's updates; their common update is made
+when all of them have trained.
 
 References:
     Li, Xu, Chen, Giannakis, Ling 2019, RSA: Byzantine-Robust Stochastic Aggregation Methods for
@@ -33,11 +33,11 @@ from fedloom.strategies.robust.base import Covered
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attack:
-    """Who lies; subclasses say how.
+    """The attackers; subclasses define the attack.
 
     Attributes:
-        fraction: of all clients, from 0 to below 1; they are drawn once, by the run's seed.
-        spared: names of clients that are never among them, such as one that is trusted.
+        fraction: of all clients, in [0, 1); attackers are drawn once, by the run's seed.
+        spared: names of clients that never attack, such as a trusted one.
     """
 
     name: ClassVar[str]
@@ -51,20 +51,20 @@ class Attack:
         check_number("fraction", self.fraction, at_least=0, below=1)
 
     def attackers(self, names: Sequence[str], seed: int) -> frozenset[int]:
-        """Return who lies, as indices into the names: the whole number nearest to the fraction."""
+        """Return the attackers as indices into the names, rounded to the nearest number."""
         if unknown := sorted(set(self.spared) - set(names)):
-            raise UsageError(f"Expected attack.spared of the clients, got {unknown[0]!r}.")
+            raise UsageError(f"attack.spared names an unknown client, {unknown[0]!r}.")
         open_to = [number for number, name in enumerate(names) if name not in self.spared]
         count = min(len(open_to), round(self.fraction * len(names)))
         drawn = stream(seed, "attack").choice(len(open_to), count, replace=False)
         return frozenset(open_to[number] for number in drawn)
 
     def alone(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Return what an attacker sends of one tensor instead, in the same dtype."""
+        """Return the values that an attacker sends for one tensor, in the same dtype."""
         return values
 
     def together(self, values: Floats, covered: Covered, num_clients: int) -> Floats:
-        """Return what attackers send of one block instead.
+        """Return the values that attackers send for one block.
 
         Args:
             values: of the attackers, float64 [f, k].
@@ -72,27 +72,6 @@ class Attack:
             num_clients: in the round, n.
         """
         raise NotImplementedError
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SignFlip(Attack):
-    """Sends -factor times the update.
-
-    Attributes:
-        factor: > 0. At 1 a minority only slows the mean down; from (1 - fraction) / fraction on it
-            turns it round.
-    """
-
-    name: ClassVar[str] = "sign_flip"
-    factor: float = 1.0
-
-    def __post_init__(self) -> None:
-        Attack.__post_init__(self)
-        check_number("factor", self.factor, above=0)
-
-    def alone(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Return -factor · values."""
-        return (values * -self.factor).astype(values.dtype)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +83,7 @@ class Scale(Attack):
     """
 
     name: ClassVar[str] = "scale"
+    sign: ClassVar[int] = 1
     factor: float = 100.0
 
     def __post_init__(self) -> None:
@@ -111,17 +91,31 @@ class Scale(Attack):
         check_number("factor", self.factor, above=0)
 
     def alone(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Return factor · values."""
-        return (values * self.factor).astype(values.dtype)
+        """Return sign · factor · values."""
+        return (values * (self.sign * self.factor)).astype(values.dtype)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignFlip(Scale):
+    """Sends -factor times the update.
+
+    Attributes:
+        factor: > 0. At 1 a minority only slows the mean down; from (1 - fraction) / fraction on
+            the mean changes its sign.
+    """
+
+    name: ClassVar[str] = "sign_flip"
+    sign: ClassVar[int] = -1
+    factor: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ALittleIsEnough(Attack):
-    """All send the same: the mean of their updates less z standard deviations (Baruch et al. 2019).
+    """All send the mean of their updates minus z standard deviations (Baruch et al. 2019).
 
     Attributes:
-        z: > 0; by default the paper's z_max, the largest for which enough honest updates are
-            expected to lie further out, given how many clients are in the round.
+        z: > 0; default: the paper's z_max, the largest for which enough honest updates are
+            expected to be farther out, for the number of clients in the round.
     """
 
     name: ClassVar[str] = "a_little_is_enough"
@@ -134,7 +128,7 @@ class ALittleIsEnough(Attack):
             check_number("z", self.z, above=0)
 
     def together(self, values: Floats, covered: Covered, num_clients: int) -> Floats:
-        """Return mean - z · deviation of each coordinate, over the attackers who cover it."""
+        """Return mean - z · deviation of each coordinate, over the attackers that cover it."""
         there = np.broadcast_to(np.asarray(covered), values.shape)
         count = np.maximum(there.sum(axis=0), 1)
         mean = values.sum(axis=0) / count
@@ -162,10 +156,10 @@ ATTACKS: Final[dict[str, Callable[..., Attack]]] = {
 
 
 def attack(table: Mapping[str, Any]) -> Attack | None:
-    """An attack from its table; None where there is none.
+    """An attack from its table; None for an empty table.
 
     Raises:
-        UsageError: an unknown name or setting, or one that is missing or out of range.
+        UsageError: a name or setting is unknown, missing or out of range.
     """
     if not table:
         return None
@@ -177,12 +171,12 @@ def attack(table: Mapping[str, Any]) -> Attack | None:
 
 
 class AttackedUpdates(Updates):
-    """A round's updates as they are once colluding attackers have agreed.
+    """A round's updates with those of colluding attackers replaced.
 
     Args:
-        updates: as they were trained.
+        updates: as trained.
         how: the attack.
-        attackers: names of those who lie; not all need be in the round.
+        attackers: their names; not all need to be in the round.
     """
 
     def __init__(self, updates: Updates, how: Attack, attackers: frozenset[str]) -> None:
@@ -192,21 +186,21 @@ class AttackedUpdates(Updates):
 
     @property
     def clients(self) -> Sequence[str]:
-        """Who sent them, sorted."""
+        """Names of the clients, sorted."""
         return self._updates.clients
 
     @property
     def weights(self) -> Floats:
-        """What each counts for."""
+        """The weight of each update."""
         return self._updates.weights
 
     @property
     def specs(self) -> Mapping[Key, TensorSpec]:
-        """The tensors that updates may speak about."""
+        """The tensors that updates may have."""
         return self._updates.specs
 
     def covered(self, key: Key) -> bool:
-        """Return whether any update said anything about this tensor."""
+        """Return whether any update covers this tensor."""
         return self._updates.covered(key)
 
     def ranges(self, key: Key) -> Iterator[tuple[int, int]]:
@@ -219,6 +213,6 @@ class AttackedUpdates(Updates):
         if self._rows:
             theirs: Covered = True if covered is True else covered[self._rows]
             sent = self._how.together(values[self._rows], theirs, len(values))
-            # As they would travel.
+            # In the dtype of the wire.
             values[self._rows] = sent.astype(np.result_type(self.specs[key].dtype, np.float32))
         return values, covered

@@ -1,8 +1,7 @@
-"""Buffers of a simulation: played on the virtual clock, then trained, each client on its model.
+"""Buffers of a simulation: played on the virtual clock, then trained.
 
-A buffer is played first (`buffer_clock`), then the clients whose updates count in it are trained,
-each on the version of the model that it was given. The order is free, as in a round: the sum is
-exact.
+A buffer is played first (`buffer_clock`). Then the clients whose updates count are trained, each on
+the model that it received. Their order does not matter, as the sum is exact.
 """
 
 from collections.abc import Mapping
@@ -17,11 +16,11 @@ from fedloom.simulation.workers.base import Progress, Report
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Between:
-    """What continues from one buffer to the next: clients at work, and their models.
+    """The state between two buffers: clients at work, and their models.
 
     Attributes:
         flight: work in flight; None for none.
-        versions: round → the model that its clients were given, where one is at work.
+        versions: round → its model, for rounds with clients at work.
     """
 
     flight: Flight | None = None
@@ -52,17 +51,17 @@ class BufferTrainer:
         """Play and train a buffer.
 
         Args:
-            params: the newest model, which those who are asked in this buffer are given.
-            what: which round the buffer is.
+            params: the newest model, for clients that get a task in this buffer.
+            what: the buffer's round.
             start_s: the virtual clock at its opening.
-            progress: told how many clients are done.
-            config: the settings.
-            before: work from earlier buffers.
-            counted: client → the round that it was asked in when it last counted, where it
-                remembers.
+            progress: called with the number of clients done.
+            config: of the buffer.
+            before: the state after the last buffer.
+            counted: client → the round of the task of its last accepted update, if clients
+                remember something.
 
         Returns:
-            The buffer, and what the next one continues.
+            The buffer, and the state after it.
         """
         number, flight = what.number, before.flight
         tasks = self._tasks(what, config)
@@ -74,7 +73,7 @@ class BufferTrainer:
         while result.committed:
             accepted = set(play.updates)
             if done.keys() - accepted:
-                # The refusal changed whom the engine asked: the sum must not hold the others.
+                # The refusal changed the selection: the sum must not contain other clients.
                 done, result.partial = {}, self._trainer.empty()
             failed: dict[tuple[int, int], str] = {}
             missing = accepted - done.keys()
@@ -100,7 +99,7 @@ class BufferTrainer:
         return result, _between(play, versions)
 
     def _tasks(self, what: Next, config: BufferConfig) -> dict[int, RoundTask]:
-        """Tasks by the round in which a client was asked; all before it were committed."""
+        """Tasks by round; all earlier rounds were committed."""
         tasks = {}
         for staleness in range(min(config.max_staleness, what.trained) + 1):
             origin = replace(what, number=what.number - staleness, trained=what.trained - staleness)

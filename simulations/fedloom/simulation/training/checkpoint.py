@@ -1,6 +1,6 @@
-"""The state of a simulation between two rounds, in one file that is replaced as a whole.
+"""The state of a simulation between two rounds, in one file that is replaced atomically.
 
-Everything else follows from the settings, so a simulation that resumes gets to the same bits.
+All other state follows from the settings, so a resumed simulation ends with the same bits.
 """
 
 import json
@@ -28,16 +28,16 @@ class Checkpoint:
 
     Attributes:
         progress: of the run; no round is open.
-        training: that the next round starts from.
-        history: what selection knows of the clients, as arrays.
+        training: the state that the next round starts from.
+        history: selection's observations of the clients, as arrays.
         virtual_s: the virtual clock.
         wall_s: seconds spent so far.
-        settings: digest of what must be the same to resume.
-        engine: the kernel that the results so far are from.
-        reached: the goal of [stop] was reached.
-        counted: client → its last committed round, where clients remember something.
+        settings: digest of the settings that must be equal to resume.
+        engine: the kernel of the rounds so far.
+        reached: whether the goal of [stop] was reached.
+        counted: client → its last committed round, if clients remember something.
         flight: clients at work between two buffers, as plain values; None for none.
-        versions: round → the model that its clients were given, of those who are at work.
+        versions: round → its model, for rounds with clients at work.
     """
 
     progress: RunProgress
@@ -53,11 +53,11 @@ class Checkpoint:
     versions: Mapping[int, Mapping[str, NDArray[Any]]] = field(default_factory=dict)
 
     def write(self, path: Path, places: Mapping[str, int]) -> None:
-        """Replace the file, durably.
+        """Replace the file durably.
 
         Args:
             path: of the file.
-            places: client → its index in the population, which stands for it in the file.
+            places: client → its index in the population, which the file contains.
         """
         training = self.training
         held = {} if training.held is training.model else training.held
@@ -87,16 +87,16 @@ class Checkpoint:
 
     @classmethod
     def read(cls, path: Path, settings: str, names: Sequence[str]) -> "Checkpoint | None":
-        """Read a file that `write` made; None where there is none yet.
+        """Read a file of `write`; None if it does not exist.
 
         Args:
             path: of the file.
-            settings: digest of those that the simulation has now.
+            settings: digest of the simulation's settings.
             names: of the clients, by index in the population.
 
         Raises:
-            IntegrityError: its bytes are not what they were.
-            UsageError: it is of other settings.
+            IntegrityError: the file is damaged.
+            UsageError: it has other settings.
         """
         if not path.exists():
             return None
@@ -104,8 +104,8 @@ class Checkpoint:
         note = json.loads(arrays.pop(_NOTE).tobytes())
         if note["settings"] != settings:
             raise UsageError(
-                f"Expected the settings that {path.parent} was begun with, got others. Resume with "
-                "those in its config file, or choose another --out."
+                f"{path.parent} was begun with other settings. Resume with those in its config "
+                "file, or choose another --out."
             )
         progress = RunProgress(**note["progress"])
         model = _under(arrays, _MODEL)

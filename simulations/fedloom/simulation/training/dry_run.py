@@ -1,8 +1,8 @@
-"""Whether a model and a loss take the data, tried on two examples before workers are set up.
+"""Try a model and a loss on two examples of the data, before workers are set up.
 
-Without this, the first client of the first round would be the one to find out; where a model takes
-no example alone, as BatchNorm does not, a client of a later one whose last batch is of one; and
-where it takes no NaN, whoever holds the first, whose update is refused.
+Without this, a client in the first round would fail; with a model that cannot train on one example,
+such as one with BatchNorm, a client in a later round whose last batch has one example; and with a
+model that does not accept NaN, the client with the first NaN, whose update is refused.
 """
 
 from collections.abc import Iterator
@@ -19,25 +19,25 @@ from fedloom.protocol.errors import UsageError
 from fedloom.simulation.data.population import Examples
 from fedloom.simulation.experiment import Experiment
 from fedloom.simulation.sources.finite import intact
-from fedloom.simulation.workers.failures import told
+from fedloom.simulation.workers.failures import summarised
 from fedloom.strategies import RoundSettings
 
 _TRIED = 2
-"""Examples: a layer that normalises over the batch refuses one alone."""
+"""Number of examples: a layer that normalises over the batch refuses a single one."""
 _LOOKED = 64
-"""How far from the size of batches one to propose is looked for."""
+"""Largest distance of a proposed batch size from the current one."""
 
 
 def check_fit(experiment: Experiment, device: torch.device) -> None:
-    """Refuse a model or a loss that cannot take the data, a batch of one among them or a NaN.
+    """Refuse a model or a loss that fails on the data, on a batch of one example, or on NaN.
 
     Args:
-        experiment: to be run; one whose clients bring their own code is not tried.
-        device: where it will run; it is tried on the CPU, and let be if it fails there but has a
-            GPU, which it may need.
+        experiment: to run; not tried if its clients have their own code.
+        device: to run on. It is tried on the CPU; a failure there is ignored for a GPU, which the
+            model may need.
 
     Raises:
-        UsageError: what the model or the loss said about which data.
+        UsageError: with the error of the model or the loss, and the data.
     """
     if experiment.client is not None:
         return
@@ -51,24 +51,24 @@ def check_fit(experiment: Experiment, device: torch.device) -> None:
         if device.type != "cpu":
             return
         raise UsageError(
-            f"Expected a model and a loss that take inputs {_said(x)} and targets {_said(y)}, got "
-            f"{told(error)}. Choose another model.name or model.loss, or other data."
+            f"The model or the loss fails on inputs {_kind(x)} and targets {_kind(y)}: "
+            f"{summarised(error)}. Choose another model.name or model.loss, or other data."
         ) from error
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
         came = f"a tensor of shape {tuple(loss.shape)}" if hasattr(loss, "shape") else repr(loss)
         raise UsageError(
-            f"Expected a loss that gives one number, the mean over a batch, got {came}."
+            f"The loss must return one number, the mean over a batch; it returned {came}."
         )
     _check_alone(experiment)
     _check_finite(experiment)
 
 
 def _check_alone(experiment: Experiment) -> None:
-    """Refuse a model that takes no example alone, where a client trains on one alone."""
+    """Refuse a model that fails on a batch of one example, if a client has such a batch."""
     spec, names = experiment.spec, experiment.population.names
     settings = spec.local_training().at(1, spec.round_config().goal)
     if spec.build_personal().head_epochs:
-        settings = replace(settings, epochs=1, steps=None)  # whole epochs come, then the steps
+        settings = replace(settings, epochs=1, steps=None)  # whole epochs come before the steps
     sizes = experiment.population.sizes
     alone = _alone(sizes, settings)
     if not alone.any():
@@ -84,13 +84,13 @@ def _check_alone(experiment: Experiment) -> None:
         raise UsageError(
             f"Expected a model that can train on a batch of one example, which {alone.sum()} of "
             f"{len(names)} clients come to, such as {names[client]} with {holds}, got "
-            f"{told(error)}. {_instead(experiment, settings)}, or have the model take one, as "
-            "GroupNorm does in place of BatchNorm."
+            f"{summarised(error)}. {_instead(experiment, settings)}, or use a model that accepts "
+            "one example, with GroupNorm instead of BatchNorm."
         ) from error
 
 
 def _alone(sizes: NDArray[np.int64], settings: RoundSettings) -> NDArray[np.bool_]:
-    """Whether clients of these sizes train on a batch of one example: the last of an epoch."""
+    """Whether clients of these sizes have a batch of one example, the last of an epoch."""
     batch = np.minimum(settings.batch_size or sizes, sizes)
     per_epoch = -(-sizes // batch)
     steps = per_epoch if settings.steps is None else settings.steps
@@ -99,10 +99,10 @@ def _alone(sizes: NDArray[np.int64], settings: RoundSettings) -> NDArray[np.bool
 
 
 def _instead(experiment: Experiment, settings: RoundSettings) -> str:
-    """What to set so that no batch is of one example."""
+    """Advice for settings without a batch of one example."""
     sizes, now = experiment.population.sizes, settings.batch_size
     if sizes.min() == 1:
-        return "Have every client hold two or more: fewer clients, less skew, or a min_size"
+        return "Give every client at least two: fewer clients, less skew, or a min_size"
     around = range(max(2, now - _LOOKED), now + _LOOKED)
     near = sorted(around, key=lambda size: (abs(size - now), -size))
     fits = (n for n in near if not _alone(sizes, replace(settings, batch_size=n)).any())
@@ -114,9 +114,9 @@ def _instead(experiment: Experiment, settings: RoundSettings) -> str:
 
 
 def _check_finite(experiment: Experiment) -> None:
-    """Refuse data with values that are not finite, where the model and the loss do not take them.
+    """Refuse data with values that are not finite, unless the model and the loss accept them.
 
-    A model may fill what is missing, a loss mask it.
+    A model may fill missing values, and a loss may mask them.
     """
     population = experiment.population
     if not population.flaws:
@@ -131,19 +131,19 @@ def _check_finite(experiment: Experiment) -> None:
         came = _trouble(experiment, population.test, everyone, train=False)
     if came:
         raise UsageError(
-            "Expected finite data, or a model and a loss that take others, got NaN or infinity in "
-            f"{', and in '.join(population.flaws)}, and from them {came}. Fill them, or drop those "
-            "examples."
+            "The data have NaN or infinity in "
+            f"{', and in '.join(population.flaws)}, which leads to {came}. Fill these values, or "
+            "remove the examples."
         )
 
 
 def _trouble(
     experiment: Experiment, examples: Examples, held: NDArray[np.bool_], *, train: bool
 ) -> str:
-    """What comes of the first example with such a value that is held, beside one without.
+    """The failure caused by the first such example that is used, tried with a finite one.
 
     Returns:
-        In words; empty where there is none, or nothing comes of it.
+        A description; empty if there is no such example, or no failure.
     """
     whole = intact(examples.x) & intact(examples.y)
     flawed = np.flatnonzero(~whole & held)[:1]
@@ -156,12 +156,12 @@ def _trouble(
             loss = experiment.loss(model(x), y)
             if train and loss.requires_grad:
                 loss.backward()  # type: ignore[no-untyped-call] # torch leaves it untyped
-    except Exception as error:  # noqa: BLE001 - whatever the model's own code raises
-        return told(error)
+    except Exception as error:  # noqa: BLE001 - the model's own code may raise anything
+        return summarised(error)
     if not torch.isfinite(loss).all():
         return f"a loss of {loss.item():g}"
     grads = (param.grad for param in model.parameters() if param.grad is not None)
-    return "" if all(torch.isfinite(grad).all() for grad in grads) else "such gradients"
+    return "" if all(torch.isfinite(grad).all() for grad in grads) else "gradients that are NaN"
 
 
 def _taken(examples: Examples, indices: NDArray[np.int64]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -172,13 +172,13 @@ def _taken(examples: Examples, indices: NDArray[np.int64]) -> tuple[torch.Tensor
 
 @contextmanager
 def _trying(*, broadcast: Literal["error", "ignore"]) -> Iterator[None]:
-    """Leave torch's generators as they were, and take targets that are broadcast for this."""
+    """Preserve torch's generators, and treat torch's warning of broadcast targets as given."""
     with torch.random.fork_rng(devices=[]), catch_warnings():
-        filterwarnings(broadcast, message="Using a target size")  # by broadcasting, it says
+        filterwarnings(broadcast, message="Using a target size")
         yield
 
 
-def _said(tensor: torch.Tensor) -> str:
-    """Of a batch, as a person names what one example is."""
+def _kind(tensor: torch.Tensor) -> str:
+    """Dtype and shape of one example of a batch."""
     kind = str(tensor.dtype).removeprefix("torch.")
     return f"{kind} {list(tensor.shape[1:])}" if tensor.ndim > 1 else kind

@@ -1,8 +1,8 @@
 """One round of a simulation: played on the virtual clock, trained, and summed.
 
-The server's engine decides on the virtual clock whose updates count; only those clients are then
-trained. When an update is refused, the round is played again with that refusal: playing is a pure
-function, so what was decided before the refusal stays the same.
+The server's engine decides on the virtual clock whose updates count; only those clients are
+trained. If an update is refused, the round is played again with that refusal: playing is a pure
+function, so decisions before the refusal do not change.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -41,12 +41,12 @@ class Next:
     """The round to do.
 
     Attributes:
-        number: from 1, rising with every round opened.
+        number: from 1, rises with every opened round.
         trained: training rounds committed before it.
         kind: training or evaluation.
-        clip: of the round, with [privacy].
-        longest: norm that an update may have, with [privacy].
-        excluded: clients that may not take part before the privacy tree ends.
+        clip: the clip norm, with [privacy].
+        longest: largest norm of an update, with [privacy].
+        excluded: clients that may not take part until the privacy tree ends.
     """
 
     number: int
@@ -64,11 +64,11 @@ class Trained:
     Attributes:
         play: as the engine decided it.
         partial: the exact sum of the accepted updates.
-        updates: each of them, where something looks at each; the sum is then empty.
+        updates: each of them, if needed separately; the sum is then empty.
         reports: of the accepted clients.
         refused: client → the reason, of refused updates.
-        shares: what each worker did.
-        asked_in: client → the round that it was asked in, of accepted clients; of buffers.
+        shares: of the work, by worker.
+        asked_in: accepted client → the round of its task; for buffers.
     """
 
     play: Play
@@ -89,15 +89,15 @@ class Trainer:
     """Plays and trains rounds.
 
     Args:
-        experiment: what to simulate.
-        crew: trains.
+        experiment: to simulate.
+        crew: the workers.
         group: clients that are trained together.
         empty: makes an empty sum.
-        model_bytes: of the model as it would travel.
-        update_bytes: of an update to it.
-        history: what is known of the clients; its owner adds to it.
-        memory: folder of what clients remember.
-        spool: where updates are written, where something looks at each.
+        model_bytes: of the model on the wire.
+        update_bytes: of an update on the wire.
+        history: observations of the clients; extended by its owner.
+        memory: folder of the clients' memories.
+        spool: of updates that are needed separately.
     """
 
     def __init__(
@@ -142,11 +142,11 @@ class Trainer:
         """Play and train a round.
 
         Args:
-            params: its model, and what comes beside it.
-            what: which round it is.
+            params: its model, and the slots sent with it.
+            what: the round.
             start_s: the virtual clock at its opening.
-            progress: called with how many clients are done.
-            counted: client → its last committed round, where clients remember something.
+            progress: called with the number of clients done.
+            counted: client → its last committed round, if clients remember something.
         """
         task = self.task(what)
         number = what.number
@@ -155,7 +155,7 @@ class Trainer:
         while result.committed:
             accepted = set(result.play.places)
             if done.keys() - accepted:
-                # The refusal changed whom the engine recruited: the sum must not hold the others.
+                # The refusal changed the selection: the sum must not contain other clients.
                 done, result.partial = {}, self.empty()
             missing = accepted - done.keys()
             jobs = [self.job(number, client, counted) for client in missing]
@@ -172,7 +172,7 @@ class Trainer:
         return result
 
     def task(self, what: Next) -> RoundTask:
-        """What a round asks of its clients."""
+        """The task of a round."""
         spec = self.experiment.spec
         asked = describe(
             spec,
@@ -204,7 +204,7 @@ class Trainer:
         )
 
     def job(self, number: int, client: int, counted: Mapping[str, int]) -> ClientJob:
-        """The task of one client."""
+        """The job of one client."""
         name = self.experiment.population.names[client]
         seed = task_seed(self.experiment.spec.seed, number, name)
         return ClientJob(client, seed, counted.get(name, 0), self._most_steps(client))
@@ -232,7 +232,7 @@ class Trainer:
         )
 
     def load(self, task: RoundTask) -> Load:
-        """What a task asks of each device."""
+        """The load of a task on each device."""
         nothing = np.zeros_like(self._sizes)
         return Load(
             trained=self._trained(task) if task.train else nothing,
@@ -258,12 +258,12 @@ class Trainer:
 
 
 def stream_of(spec: RunSpec) -> Stream | None:
-    """Return the noise of a simulation, which follows from the seed; None without [privacy]."""
+    """Return the noise of a simulation, drawn from the seed; None without [privacy]."""
     return keyed(key_of_seed(spec.seed)) if spec.build_privacy() is not None else None
 
 
 def _steps_in_time(experiment: Experiment) -> NDArray[np.int64] | None:
-    """Return how many steps each client takes in time; None where time is no limit."""
+    """Return the steps of each client within the time budget; None without a budget."""
     spec, devices = experiment.spec, experiment.devices
     settings = spec.local_training().at(1, spec.round_config().goal)
     if settings.time_budget_s is None or devices is None:
@@ -275,7 +275,7 @@ def cohort(done: Trained, names: Sequence[str]) -> list[CohortMember]:
     """The members of a round's cohort, in virtual time."""
     play = done.play
     measured = {names[r.client]: client_metrics(r.training) for r in done.reports}
-    accepted_at = dict(zip(play.accepted, play.accepted_s, strict=False))  # none without devices
+    accepted_at = dict(zip(play.accepted, play.accepted_s, strict=False))  # empty without devices
     return [
         CohortMember(
             client=name,
@@ -291,7 +291,7 @@ def cohort(done: Trained, names: Sequence[str]) -> list[CohortMember]:
 
 
 def client_metrics(measured: Measurement) -> ClientMetrics:
-    """What a client measured, as planning has it."""
+    """A client's metrics in planning's type."""
     return ClientMetrics(num_examples=measured.num_examples, values=measured.metrics)
 
 

@@ -1,7 +1,7 @@
-"""What client rules and codecs remember between rounds, one file for each client and round.
+"""The memories of client rules and codecs between rounds, one file per client and round.
 
-As on a device, the memory that counts is that of the client's last committed round, so a round that
-is repeated starts from the same memory.
+As on a device, the memory of the client's last committed round is used, so a repeated round starts
+from the same memory.
 """
 
 from collections.abc import Mapping
@@ -28,23 +28,23 @@ class Memory:
         self.folder = folder
 
     def recall(self, client: int, number: int) -> dict[str, NDArray[Any]]:
-        """Return what a client remembered in a round, as "slot/tensor"; empty for round 0.
+        """Return a client's memory of a round by "slot/tensor"; empty for round 0.
 
         Raises:
-            UsageError: the file is gone.
+            UsageError: the file is missing.
         """
         if not number:
             return {}
         path = self._path(client, number)
         if not path.exists():
             raise UsageError(
-                f"Expected what client {client} remembers of round {number} in {path}, got no "
-                "file. Begin the simulation anew, without --resume."
+                f"The memory of client {client} of round {number}, {path}, is missing. Begin the "
+                "simulation again, without --resume."
             )
         return {name: np.array(array) for name, array in read_params(path).items()}
 
     def remember(self, client: int, number: int, arrays: Mapping[str, Values]) -> None:
-        """Store what a client remembers with its update in a round."""
+        """Store a client's memory of a round."""
         path = self._path(client, number)
         temporary = path.with_suffix(".tmp")
         with temporary.open("wb") as file:
@@ -52,7 +52,7 @@ class Memory:
         temporary.replace(path)
 
     def keep(self, counted: Mapping[int, int]) -> None:
-        """Delete all files but one round's memory of each client: client → round."""
+        """Delete all files except one round's memory of each client: client → round."""
         for path in self.folder.iterdir():
             client, _, number = path.stem.partition(".")
             if counted.get(int(client)) != int(number):

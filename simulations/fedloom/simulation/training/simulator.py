@@ -1,7 +1,7 @@
-"""A simulation from its first round to its last: the server's run engine over simulated rounds.
+"""A simulation: the server's run engine with simulated rounds.
 
-Invariants: a round follows from the experiment and the rounds before it; the checkpoint is replaced
-as a whole, so a simulation that was stopped at any moment resumes to the same bits.
+Invariants: a round depends only on the experiment and the rounds before it. The checkpoint is
+replaced atomically, so a simulation stopped at any time resumes to the same bits.
 """
 
 import hashlib
@@ -60,26 +60,26 @@ from fedloom.strategies.selection import History, Observation
 from fedloom.strategies.state import slots_to_arrays
 
 CHECKPOINT_S = 10.0
-"""Seconds of work that a power cut may cost; the result is the same in any case."""
+"""Seconds of work that a crash may lose; the result is the same in any case."""
 
 
 def _quietly(_: int) -> None:
-    """Ignore how many clients are done."""
+    """Ignore progress."""
 
 
 class Simulation:
     """A simulation of an experiment.
 
     Args:
-        experiment: what to simulate.
+        experiment: to simulate.
         checkpoint: the file of its checkpoint; None for none.
-        resume: resume from the checkpoint; begin where there is none yet.
+        resume: resume from the checkpoint; begin if there is none.
 
     Attributes:
-        reached: the goal of [stop] was reached.
+        reached: whether the goal of [stop] was reached.
 
     Raises:
-        UsageError: the experiment cannot be run as it is, or was begun with other settings.
+        UsageError: the experiment is invalid, or was begun with other settings.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class Simulation:
 
     @property
     def progress(self) -> RunProgress:
-        """How far the run has come."""
+        """The progress of the run."""
         return self._run.progress
 
     @property
@@ -168,9 +168,9 @@ class Simulation:
             self._lent.cleanup()
 
     def rounds(self, progress: Progress = _quietly) -> Iterator[RoundRecord]:
-        """Do the rounds that are left, one at each step.
+        """Do the remaining rounds, one per iteration.
 
-        A round becomes part of the checkpoint when the next one is asked for: a caller that is
+        A round becomes part of the checkpoint when the next one is requested: a caller that is
         stopped while it stores a record gets that record again.
         """
         effects = self._run.handle(Started())
@@ -201,7 +201,7 @@ class Simulation:
         """Write the checkpoint.
 
         Args:
-            noted: whether the caller has stored the last record; if not, its round is done again.
+            noted: whether the caller has stored the last record; if not, its round is repeated.
         """
         if noted:
             self._noted = self._latest
@@ -215,7 +215,7 @@ class Simulation:
         return manifest.size_bytes if scheme is None else update_bytes(manifest, scheme.codec)
 
     def _open_memory(self) -> tuple[Memory | None, "TemporaryDirectory[str] | None"]:
-        """The folder of what client rules and codecs remember, and what to delete at the end."""
+        """The folder of memories, and a temporary folder to delete at the end."""
         spec = self.experiment.spec
         if not spec.remembers:
             return None, None
@@ -226,16 +226,14 @@ class Simulation:
                 who = "[personal]"
             elif scheme is not None and not rule.remembers:
                 who = f"the codec {scheme.codec.name}"
-            raise UsageError(
-                f'Expected engine.backend = "local" with {who}, which keeps files, got "ray".'
-            )
+            raise UsageError(f'Set engine.backend = "local", not "ray": {who} keeps files.')
         if self._path is not None:
             return Memory(self._path.parent / "memory"), None
         lent = TemporaryDirectory(prefix="fedloom-memory-")
         return Memory(Path(lent.name)), lent
 
     def _sent(self) -> Params:
-        """The model and what comes beside it, as workers get them."""
+        """The model and the slots sent with it."""
         model = self._training.held
         if not self.worker_setup.received:
             return model
@@ -251,7 +249,7 @@ class Simulation:
     def _round(
         self, number: int, kind: RoundKind, progress: Progress
     ) -> tuple[RoundRecord, "_After"]:
-        """Do a round without changing anything here; returns what it comes to."""
+        """Do a round without changing this object; returns its record and the new state."""
         begun = time.perf_counter()
         done, between = self._do(self._next(number, kind), progress)
         trained_s = time.perf_counter() - begun
@@ -289,7 +287,7 @@ class Simulation:
     def _advance(
         self, done: Trained, number: int, kind: RoundKind, reports: list[ClientReport]
     ) -> tuple[Advanced | None, str]:
-        """What a round does to the run; None and the reason where it is abandoned."""
+        """The new state after a round, or None and the reason if it is abandoned."""
         result = RoundResult(
             number=number, kind=kind, reports=reports, total=done.partial, updates=done.updates
         )
@@ -381,8 +379,7 @@ class Simulation:
         unknown = sorted(self.experiment.stop.keys() - record.test.keys())
         if record.test and unknown:
             raise UsageError(
-                f"Expected [stop] by what the test gives ({', '.join(record.test)}), "
-                f"got {unknown[0]}."
+                f"[stop] needs a metric of the test ({', '.join(record.test)}), got {unknown[0]}."
             )
         return any(
             name in record.test
@@ -395,7 +392,7 @@ class Simulation:
     def _checkpoint(self) -> Checkpoint:
         progress = self._run.progress
         if progress.open_kind is not None:
-            # The next round is open in the engine, but nothing of it has happened.
+            # The next round is open in the engine, but has not begun.
             progress = replace(progress, opened=progress.opened - 1, open_kind=None)
         flight = self._between.flight
         return Checkpoint(
@@ -423,15 +420,15 @@ class Simulation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _After:
-    """What a round comes to.
+    """The state after a round.
 
     Attributes:
-        training: that the next round starts from.
+        training: the state that the next round starts from.
         virtual_s: the virtual clock at its end.
-        counted: client → the round whose task it did when its update last counted.
-        observed: what the round tells selection.
-        between: what the next buffer goes on from.
-        trains: whether it is a training round that was committed.
+        counted: client → the round of the task of its last accepted update.
+        observed: observations for selection.
+        between: the state that the next buffer continues.
+        trains: whether it is a committed training round.
     """
 
     training: TrainingState
@@ -443,7 +440,7 @@ class _After:
 
 
 class _Nowhere:
-    """A file that keeps nothing, for a digest alone."""
+    """A file that stores nothing, to compute a digest."""
 
     def write(self, data: Any) -> int:
         return len(data)
@@ -453,16 +450,16 @@ def _check_rounds(before: Checkpoint | None, rounds: int) -> None:
     done = 0 if before is None else before.progress.trained
     if done > rounds:
         raise UsageError(
-            f"Expected rounds of at least {done}, as many as were done before, got {rounds}. Raise "
-            "rounds, or choose another folder."
+            f"{done} rounds were done before, more than rounds = {rounds}. Raise rounds, or choose "
+            "another folder."
         )
 
 
 def settings_digest(experiment: Experiment) -> str:
-    """SHA-256 of what must be the same for a simulation to go on to the same bits."""
+    """SHA-256 of all that must be equal for a simulation to resume to the same bits."""
     population = experiment.population
     spec = experiment.spec.as_dict()
-    del spec["rounds"], spec["name"]  # they bear on how far, not on the bits
+    del spec["rounds"], spec["name"]  # they do not change the bits
     digest = hashlib.sha256(json.dumps(spec, sort_keys=True).encode())
     for arrays in (population.shards, population.held_out_shards or ()):
         for array in arrays:
@@ -475,6 +472,6 @@ def settings_digest(experiment: Experiment) -> str:
 
 
 def _staleness(done: Trained, number: int) -> float:
-    """The mean of the models committed since an update's own."""
+    """The mean staleness of the accepted updates."""
     stale = [number - origin for origin in done.asked_in.values()]
     return float(np.mean(stale)) if stale else 0.0

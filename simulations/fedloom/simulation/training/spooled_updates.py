@@ -1,8 +1,7 @@
-"""A round's updates in files, for robust aggregations and colluding attackers.
+"""A round's updates in files, for robust aggregation and colluding attackers.
 
-Workers write what a client would have uploaded, in the format of the server's spool, and the
-server's own code reads it. Memory does not grow with the cohort, and a simulated round gives the
-bits of one over the wire.
+Workers write updates in the format of the server's spool, and the server's code reads them. Memory
+does not grow with the cohort, and a simulated round has the same bits as one over the wire.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,8 +23,8 @@ class Spooled:
     """The files of one simulation.
 
     Args:
-        experiment: whose.
-        specs: the tensors that updates may speak about.
+        experiment: to simulate.
+        specs: the tensors that updates may have.
     """
 
     def __init__(self, experiment: Experiment, specs: Mapping[Key, TensorSpec]) -> None:
@@ -37,7 +36,7 @@ class Spooled:
 
     @property
     def folder(self) -> str:
-        """Where workers write."""
+        """The folder of the files."""
         return self._folder.name
 
     def updates(self, number: int, reports: Iterable[Report]) -> Updates:
@@ -67,13 +66,13 @@ class Spooled:
 
 
 def is_needed(experiment: Experiment) -> bool:
-    """Whether an aggregation or an attack looks at each update."""
+    """Whether the aggregation or the attack needs each update."""
     colludes = experiment.attack is not None and experiment.attack.colludes
     return colludes or experiment.spec.build_strategy().needs == "each"
 
 
 def check(experiment: Experiment) -> None:
-    """Refuse what updates in files cannot do.
+    """Refuse experiments that updates in files do not support.
 
     Raises:
         UsageError: workers on other machines, buffers, [privacy], or a client rule with scalars.
@@ -86,18 +85,15 @@ def check(experiment: Experiment) -> None:
         who = f"the attack {experiment.attack.name}"
     if experiment.engine.backend == "ray":
         raise UsageError(
-            f'Expected engine.backend = "local" with {who}, which looks at every update in files, '
-            'got "ray".'
+            f'Set engine.backend = "local", not "ray": {who} reads every update from files.'
         )
     if experiment.spec.buffer_config() is not None:
-        raise UsageError(f"Expected synchronous rounds with {who}, got buffered ones.")
+        raise UsageError(f"{who} needs synchronous rounds, not buffers.")
     if experiment.spec.privacy:
-        raise UsageError(
-            f"Expected no [privacy] with {who}, which looks at every update: private rounds add up."
-        )
+        raise UsageError(f"{who} needs each update; with [privacy] only their sum is available.")
     if strategy.rule.scalars:
         raise UsageError(
-            f"Expected a client rule without scalars with {who}, got {strategy.rule.name}."
+            f"{who} does not support the client rule {strategy.rule.name}, which sends scalars."
         )
 
 

@@ -1,9 +1,8 @@
-"""A relay that counts every byte between clients and a server, whatever sent it.
+"""A relay that counts every byte between clients and a server.
 
     python -m fedloom.simulation.wire.byte_meter 127.0.0.1:4000 127.0.0.1:5000 bytes.json
 
-It passes TCP on as it comes, so TLS, HTTP/2 and gRPC are counted with what they carry, and knows
-nothing of them.
+It relays TCP unchanged, so the bytes of TLS, HTTP/2 and gRPC are counted too.
 """
 
 import asyncio
@@ -21,12 +20,12 @@ _READ_BYTES = 1 << 18
 
 @dataclass(slots=True)
 class Counts:
-    """Bytes that passed.
+    """Relayed bytes.
 
     Attributes:
         up: from clients to the server.
         down: from the server to clients.
-        connections: that were made.
+        connections: number of connections.
     """
 
     up: int = 0
@@ -35,12 +34,12 @@ class Counts:
 
 
 def read(path: Path) -> Counts:
-    """What a relay that has ended counted."""
+    """The counts of a relay that has ended."""
     return Counts(**json.loads(path.read_text()))
 
 
 class ByteMeter:
-    """Passes connections on to one address.
+    """Relays connections to one address.
 
     Args:
         host: of the server.
@@ -48,7 +47,7 @@ class ByteMeter:
 
     Attributes:
         counts: so far.
-        open: connections that have not ended.
+        open: number of open connections.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -58,7 +57,7 @@ class ByteMeter:
         self.open = 0
 
     async def relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Pass one connection on until both sides have ended it."""
+        """Relay one connection until both sides have ended it."""
         self.counts.connections += 1
         writers = [writer]
         self.open += 1
@@ -69,7 +68,7 @@ class ByteMeter:
                 self._pass(reader, onward_writer, "up"), self._pass(onward_reader, writer, "down")
             )
         except OSError:
-            pass  # nobody there: the client is told by the end of its connection
+            pass  # the target does not answer: the client's connection ends
         finally:
             for each in writers:
                 each.close()
@@ -89,7 +88,7 @@ class ByteMeter:
 
 
 async def serve(listen: str, target: str, listening: Path) -> Counts:
-    """Relay until SIGTERM, where `listening` then says; returns what was counted."""
+    """Relay until SIGTERM; writes its address to `listening`, and returns the counts."""
     host, _, port = listen.rpartition(":")
     onward, _, onward_port = target.rpartition(":")
     meter = ByteMeter(onward, int(onward_port))

@@ -1,4 +1,4 @@
-"""The clients of `over_the_wire`: a process for each, which enrols and runs the deployed agent."""
+"""The clients of `over_the_wire`: one process each, which enrols and runs the deployed agent."""
 
 import asyncio
 import gc
@@ -42,10 +42,10 @@ def client_processes(
     """Processes of all clients, enrolled and online; they end with the context.
 
     Args:
-        experiment: whose clients.
-        kernel: that trains.
+        experiment: of the clients.
+        kernel: its name.
         local: the server, and the folder of the clients' files.
-        through: the address that they connect to, where it is not the server's own.
+        through: an address to connect to instead of the server's.
     """
     control = Control(local.server)
     server = control.get("server")["enrolment"]
@@ -77,18 +77,17 @@ def client_processes(
 
 
 def _start_method() -> str:
-    """How client processes start: forked, unless gRPC runs in this process.
+    """The start method of client processes: fork, unless gRPC runs in this process.
 
-    A forked process shares examples and imports with this one. But an open channel or server has
-    threads whose locks the child never gets: it would hang in its first call. Channels that only
-    wait for the garbage collector are closed first.
+    A forked process shares examples and imports with this one. But the locks of threads of an open
+    channel or server would block its first call. Unreferenced channels are closed first.
     """
     gc.collect()
     return "fork" if hasattr(os, "fork") and not _grpc_threads() else "spawn"
 
 
 def _grpc_threads() -> list[str]:
-    """Names of this process' threads that gRPC runs; none where there is no /proc to ask."""
+    """Names of gRPC's threads in this process; empty without /proc."""
     names = []
     for thread in Path("/proc/self/task").glob("*/comm"):
         with suppress(OSError):  # the thread has ended meanwhile
@@ -121,7 +120,7 @@ def _attend(
     *,
     through: str | None,
 ) -> None:
-    """Enrol and take part, in a process of its own."""
+    """Enrol and take part, in a separate process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -172,7 +171,7 @@ class KernelClient(Client):
         self._can_evaluate = can_evaluate
 
     def train(self, params: dict[str, NDArray[Any]], task: Task) -> Update:
-        """Train as the simulation would."""
+        """Train as in the simulation."""
         outcome = self._work(params, task, train=True)
         new = {part.tensor: _returned(part) for part in outcome.parts}
         measured = outcome.training
@@ -181,7 +180,7 @@ class KernelClient(Client):
     def evaluate(
         self, params: dict[str, NDArray[Any]], task: Task
     ) -> tuple[int, Mapping[str, float]]:
-        """Evaluate as the simulation would."""
+        """Evaluate as in the simulation."""
         measured = self._work(params, task, train=False).evaluation
         return measured.num_examples, measured.metrics
 
@@ -210,6 +209,6 @@ class KernelClient(Client):
 
 
 def _returned(part: TensorPart) -> NDArray[Any] | SliceOf:
-    """What training code would have returned."""
+    """A part as training code returns it."""
     values = np.asarray(part.values)
     return SliceOf(values, part.coverage.ranges) if isinstance(part.coverage, Slice) else values

@@ -1,6 +1,6 @@
-"""A real server on loopback: started, given a run, and followed to the run's end.
+"""A real server on loopback: start it, submit a run, and follow the run.
 
-The demo and `over_the_wire` share it; they differ in how clients start and what is shown.
+Used by the demo and `over_the_wire`, which differ in clients and display.
 """
 
 import time
@@ -13,7 +13,7 @@ from fedloom.protocol.settings import toml
 from fedloom.simulation.wire.processes import LocalProcesses
 
 ANY_PORT = "127.0.0.1:0"
-"""The system chooses a free port as the server binds it; a port looked up before could be taken."""
+"""The system chooses a free port when the server binds it."""
 POLL_S = 0.1
 
 
@@ -32,7 +32,7 @@ def submit(processes: LocalProcesses, run: Mapping[str, Any], initial: Path, not
     """Submit a run and return its identifier.
 
     Args:
-        processes: whose server.
+        processes: of the server.
         run: settings of a run.toml.
         initial: the file of the initial model.
         note: comment lines above the settings in the file.
@@ -45,7 +45,7 @@ def submit(processes: LocalProcesses, run: Mapping[str, Any], initial: Path, not
 
 
 def statuses(processes: LocalProcesses, run: str) -> Iterator[dict[str, Any]]:
-    """The run's status, again and again; the caller decides when to stop.
+    """The run's status, polled endlessly; the caller stops.
 
     Raises:
         UnavailableError: a process has ended.

@@ -32,7 +32,7 @@ from fedloom.simulation.wire.processes import LocalProcesses
 from fedloom.simulation.workers.setup import chosen, manifest_of
 
 MOST_CLIENTS = 256
-"""Processes on one machine: some 60 MB each beyond what they share."""
+"""Processes on one machine: about 60 MB each, without shared memory."""
 
 
 def over_the_wire(
@@ -48,17 +48,17 @@ def over_the_wire(
     Args:
         experiment: without device models: real processes take real time.
         on_round: called with every round that has ended.
-        show: a progress display, and a summary in the end.
-        console: where to show them; the terminal by default.
-        meter: count every byte between clients and server, and write the counts there,
-            for `fedloom.simulation.wire.byte_meter.read`.
+        show: show a progress display, and a summary at the end.
+        console: for both; default: the terminal.
+        meter: file for the counts of bytes between clients and server, for
+            `fedloom.simulation.wire.byte_meter.read`; None to count nothing.
 
     Returns:
         As `simulate`; `digest` is that of the server's last model.
 
     Raises:
         UnavailableError: a process ended, or the run did.
-        UsageError: the experiment has parts that only a simulation has.
+        UsageError: the experiment has parts that only a simulation supports.
     """
     _check(experiment)
     torch.set_num_threads(1)
@@ -67,8 +67,8 @@ def over_the_wire(
     check_fit(experiment, torch.device("cpu"))
     if kernel == "batched":
         raise UsageError(
-            "Expected a kernel that trains one client at a time over the wire, got batched. Set "
-            'engine.kernel = "resident" to compare bits.'
+            "Over the wire a kernel must train one client at a time. Set engine.kernel = "
+            '"resident" instead of "batched" to compare bits.'
         )
     params = modules.parameters(model)
     with terminable(), TemporaryDirectory(prefix="fedloom-") as text:
@@ -101,27 +101,24 @@ def over_the_wire(
 
 
 def _ignore(_: RoundRecord) -> None:
-    """The listener where none is given."""
+    """Ignore a round."""
 
 
 def _check(experiment: Experiment) -> None:
     if experiment.devices is not None:
-        raise UsageError(
-            "Expected no [devices] over the wire, where real processes take real time. Leave them "
-            "out to compare the two."
-        )
+        raise UsageError("Remove [devices]: over the wire, processes take real time.")
     if experiment.attack is not None:
-        raise UsageError("Expected no [attack] over the wire, where clients are honest.")
+        raise UsageError("Remove [attack]: over the wire, clients are honest.")
     if experiment.spec.buffer_config() is not None:
         raise UsageError(
-            'Expected synchronous rounds over the wire, got cohort.mode = "buffered": whose update '
-            "comes first is up to real time there, and so are the bits."
+            'cohort.mode = "buffered" is not supported over the wire: the order of updates, and so '
+            "the bits, would depend on real time."
         )
     if experiment.stop:
-        raise UsageError("Expected no [stop] over the wire: the server knows no test examples.")
+        raise UsageError("Remove [stop]: over the wire, the server has no test examples.")
     if len(experiment.population) > MOST_CLIENTS:
         raise UsageError(
-            f"Expected at most {MOST_CLIENTS} clients over the wire, a process each, got "
+            f"Expected at most {MOST_CLIENTS} clients over the wire, one process each, got "
             f"{len(experiment.population)}. Lower data.clients."
         )
 
@@ -162,7 +159,7 @@ def _run(
 
 
 def _check_there(processes: Sequence[Any]) -> None:
-    """Stop if a client ended: the server would continue, to other bits."""
+    """Stop if a client ended: the server would continue with other bits."""
     dead = next((process for process in processes if process.exitcode is not None), None)
     if dead is not None:
         raise UnavailableError(

@@ -1,6 +1,6 @@
 """Commands and long-running processes of a federation on this machine.
 
-Invariant: the processes that are kept end with this one, however it ends.
+Invariant: kept processes end with this one, however it ends.
 """
 
 import json
@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console
@@ -23,11 +22,11 @@ _WITH_PARENT = (sys.executable, "-m", "fedloom.simulation.wire.run_with_parent")
 
 
 class LocalProcesses:
-    """Runs commands, keeps processes running, and ends them all when it is left.
+    """Runs commands and background processes; a context manager that ends them.
 
     Args:
-        folder: state, shards and logs go here.
-        console: where commands are shown.
+        folder: of state, shards and logs.
+        console: commands are shown on it.
     """
 
     def __init__(self, folder: Path, console: Console) -> None:
@@ -39,12 +38,7 @@ class LocalProcesses:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for process in self._running.values():
             process.terminate()
         deadline = time.monotonic() + STOP_S
@@ -56,12 +50,12 @@ class LocalProcesses:
                 process.wait()
 
     def show(self, *words: str, more: str = "") -> None:
-        """Show a command as it would be typed."""
+        """Show a command line."""
         text = shlex.join(word.replace(f"{Path.cwd()}/", "") for word in words)
         self._console.print(f"[dim]$[/] {text}[dim]{more}[/]", highlight=False, soft_wrap=True)
 
     def command(self, *words: str, quiet: bool = False) -> Any:
-        """Run `fedloom WORDS --json` to its end and return what it printed, parsed.
+        """Run `fedloom WORDS --json` and return its parsed output.
 
         Raises:
             UnavailableError: it failed.
@@ -77,7 +71,7 @@ class LocalProcesses:
         )
 
     def finish(self, process: subprocess.Popen[bytes], what: str) -> Any:
-        """Wait for a command that was begun and return what it printed, parsed.
+        """Wait for a command of `begin` and return its parsed output.
 
         Raises:
             UnavailableError: it failed.
@@ -109,10 +103,10 @@ class LocalProcesses:
                 )
 
     def wait_for(self, path: Path, wait_s: float = 120.0) -> None:
-        """Wait until a process has made a file.
+        """Wait until a file exists.
 
         Raises:
-            UnavailableError: there is none in time.
+            UnavailableError: it does not exist in time.
         """
         deadline = time.monotonic() + wait_s
         while not path.exists():

@@ -2,8 +2,8 @@
 
     python -m fedloom.simulation.wire.run_with_parent 4711 fedloom.cli.main server run
 
-The child polls its parent's process id. Not a pipe: what else the parent forks would hold its other
-end, too. Nor prctl: it exists on Linux alone, and follows the parent's thread.
+The child polls its parent's process id. A pipe would not work: other forks of the parent would hold
+its other end. prctl exists only on Linux, and follows the parent's thread.
 """
 
 import os
@@ -15,11 +15,11 @@ import time
 
 POLL_S = 0.5
 STOP_S = 5.0
-"""From SIGTERM, on which a server leaves its files whole, to SIGKILL for what ignores it."""
+"""Seconds from SIGTERM, which a server handles, to the exit of the process."""
 
 
 def main() -> None:
-    """Run the module that the arguments name, with those that follow."""
+    """Run the module of the arguments."""
     parent, module, *words = sys.argv[1:]
     threading.Thread(target=_end_with, args=(int(parent),), daemon=True).start()
     sys.argv = [module, *words]

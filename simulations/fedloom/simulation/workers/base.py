@@ -1,7 +1,7 @@
-"""What a crew of workers does for a round, whatever its workers are.
+"""The interface of a group of workers, in this process, in others or on a cluster.
 
-Invariants: the sum is exact, so it is the same for any number of workers and any placement; every
-job is reported once; a refused update leaves no trace in the sum.
+Invariants: the sum is exact, so it is equal for any number of workers and any order; every job is
+reported once; a refused update adds nothing to the sum.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,22 +13,22 @@ from fedloom.simulation.output.history import WorkerShare
 from fedloom.strategies import Partial
 
 Progress = Callable[[int], None]
-"""Called with how many jobs are done."""
+"""Called with the number of jobs done."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What became of one job.
+    """The result of one job.
 
     Attributes:
         client: its index in the population.
-        training: over its training.
-        evaluation: on its held-out examples.
-        seconds: of wall time that it took its worker.
-        refused: the code of the refusal, or empty.
+        training: metrics of its training.
+        evaluation: metrics on its held-out examples.
+        seconds: wall time of its worker.
+        refused: the code of the refusal; empty if accepted.
         reason: why it was refused.
-        has_tensors: whether its update was accepted and carries tensors.
-        header: of the update, where it was written to a file.
+        has_tensors: whether its update was accepted and has tensors.
+        header: of the update, if it was written to a file.
     """
 
     client: int
@@ -43,11 +43,11 @@ class Report:
 
 @dataclass(slots=True)
 class Yield:
-    """What a round's jobs gave.
+    """The results of a round's jobs.
 
     Attributes:
         reports: one for each job, in no particular order.
-        shares: what each worker did.
+        shares: of the work, by worker.
     """
 
     reports: list[Report] = field(default_factory=list)
@@ -59,7 +59,7 @@ class WorkerGroup(Protocol):
 
     @property
     def size(self) -> int:
-        """How many workers there are."""
+        """Number of workers."""
 
     def train(
         self,
@@ -69,18 +69,18 @@ class WorkerGroup(Protocol):
         partial: Partial,
         progress: Progress,
     ) -> Yield:
-        """Do a round's jobs and add what is accepted to `partial`.
+        """Do a round's jobs and add accepted updates to `partial`.
 
         Args:
             params: the round's model.
-            task: what the round asks.
+            task: the round's task.
             groups: jobs that are done together, the longest first.
             partial: the round's sum so far.
-            progress: told how many jobs are done, now and then.
+            progress: called repeatedly.
         """
 
     def evaluate(self, params: Params, num_examples: int) -> Measurement:
         """Evaluate a model on the population's first `num_examples` test examples."""
 
     def close(self) -> None:
-        """Let the workers go; twice is once."""
+        """Stop the workers; may be called more than once."""

@@ -1,6 +1,7 @@
-"""A failure in code that is not ours, such as a model or a training loop, in words.
+"""Explain errors of users' code, such as a model or a training loop.
 
-Invariant: an explained error crosses a process: its note carries the traceback that pickling loses.
+Invariant: an explained error can be sent between processes; its note has the traceback, which
+pickling loses.
 """
 
 import traceback
@@ -14,37 +15,37 @@ from fedloom.protocol.errors import FedloomError, UnavailableError, UsageError
 NO_ROOM = (ENOSPC, EDQUOT)
 
 
-def explained(error: Exception, who: str) -> FedloomError:
-    """What a person can do about an error from a client's training or an evaluation.
+def explained(error: Exception, task: str) -> FedloomError:
+    """An error of a client's training or an evaluation, with advice.
 
     Args:
         error: as it was raised.
-        who: did not get done what, such as "client-003 to train".
+        task: that failed, such as "The training of client-003".
     """
     if isinstance(error, FedloomError):
-        # Subclasses whose constructors take more than a text do not survive pickling.
+        # Subclasses whose constructors need more than a text cannot be unpickled.
         plain = isinstance(error, UsageError) and type(error) is not UsageError
         return UsageError(str(error)) if plain else error
     first = str(error).partition("\n")[0]
     found: FedloomError
     if _is_memory(error, first):
         found = UnavailableError(
-            f"Expected room for a client's training, got: {first or 'no memory'}. Lower "
-            "engine.workers, engine.group or train.batch_size, or take a smaller model."
+            f"Out of memory in a client's training: {first or 'no memory'}. Lower engine.workers, "
+            "engine.group or train.batch_size, or use a smaller model."
         )
     elif isinstance(error, OSError) and error.errno in NO_ROOM:
-        found = UnavailableError(f"Expected {who}, got: {error}. Free some room; --resume goes on.")
+        found = UnavailableError(f"{task} failed: {error}. Free disk space; --resume continues.")
     else:
         found = UsageError(
-            f"Expected {who}, got {told(error)}. Mend the code, the model or the data "
-            "(FEDLOOM_TRACEBACK=1 shows more); --resume goes on from the last whole round."
+            f"{task} failed: {summarised(error)}. Fix the code, the model or the data "
+            "(FEDLOOM_TRACEBACK=1 shows more); --resume continues after the last finished round."
         )
     found.add_note("".join(traceback.format_exception(error)))
     return found
 
 
-def told(error: BaseException) -> str:
-    """An error in a line: its kind, the innermost place in the user's own code, what it says."""
+def summarised(error: BaseException) -> str:
+    """An error in one line: its type, the innermost line of the user's own code, its message."""
     frames = traceback.extract_tb(error.__traceback__)
     others = ("site-packages", "<", *map(str, fedloom.__path__))
     own = [frame for frame in frames if not any(part in frame.filename for part in others)]

@@ -1,4 +1,4 @@
-"""A crew of one: this very process."""
+"""A group of one worker: this process."""
 
 import time
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ class LocalWorkers:
 
     Args:
         worker: does the jobs.
-        device: what it is called in reports.
+        device: its name, for reports.
     """
 
     size = 1
@@ -33,7 +33,7 @@ class LocalWorkers:
         partial: Partial,
         progress: Progress,
     ) -> Yield:
-        """Do a round's jobs; see `Crew.train`."""
+        """Do a round's jobs; see `WorkerGroup.train`."""
         done = Yield()
         begin = time.perf_counter()
         for group in groups:
@@ -49,4 +49,4 @@ class LocalWorkers:
         return mean([self._worker.evaluate(params, *chunk) for chunk in chunks(num_examples)])
 
     def close(self) -> None:
-        """Nothing to let go."""
+        """Do nothing: there is nothing to stop."""

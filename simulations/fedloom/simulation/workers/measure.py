@@ -1,4 +1,4 @@
-"""Evaluation in pieces that do not depend on who does them."""
+"""Evaluation in chunks that do not depend on the workers."""
 
 from collections.abc import Sequence
 

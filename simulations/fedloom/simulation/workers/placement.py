@@ -1,8 +1,8 @@
-"""Who is trained first: the longest, by size at the start and by a fitted model of time later.
+"""The order of jobs: longest first, by size in the first round and by predicted time later.
 
-Workers take the next group when they are free, so with the longest first the last one to finish is
-late by at most the shortest jobs (Graham 1969, "Bounds on multiprocessing timing anomalies": within
-4/3 of the best). The order changes no result.
+Workers take the next group when they are free. With the longest first, the total time is at most
+4/3 of the best (Graham 1969, "Bounds on multiprocessing timing anomalies"). The order changes no
+result.
 """
 
 from collections.abc import Sequence
@@ -15,20 +15,20 @@ from fedloom.simulation.workers.base import Report
 
 
 class TimeModel:
-    """Seconds that a client takes: a constant and so much an example, and its own habit.
+    """Predicts seconds for a client: from its own past, else a constant plus a time per example.
 
     Args:
-        examples: that each client holds, shape (clients,).
+        examples: of each client, shape (clients,).
     """
 
     def __init__(self, examples: NDArray[np.int64]) -> None:
         self._examples = examples.astype(np.float64)
-        self._habit = np.full(len(examples), np.nan)  # seconds, of those that were seen
+        self._habit = np.full(len(examples), np.nan)  # seconds of clients trained before
         self._moments = np.zeros((2, 2))
         self._sums = np.zeros(2)
 
     def observe(self, reports: Sequence[Report]) -> None:
-        """Learn from jobs that were done."""
+        """Learn from finished jobs."""
         clients = np.array([report.client for report in reports], np.int64)
         seconds = np.array([report.seconds for report in reports])
         rows = np.stack([np.ones(len(clients)), self._examples[clients]])
@@ -38,7 +38,7 @@ class TimeModel:
         self._habit[clients] = np.where(np.isnan(before), seconds, (before + seconds) / 2)
 
     def predict(self) -> NDArray[np.float64]:
-        """Seconds that each client will take; in examples before anything was observed."""
+        """Seconds that each client will take; its examples before anything was observed."""
         if not self._sums.any():
             return self._examples
         (constant, slope), *_ = np.linalg.lstsq(self._moments, self._sums, rcond=None)
@@ -49,7 +49,7 @@ class TimeModel:
 def grouped(
     jobs: Sequence[ClientJob], examples: NDArray[np.int64], size: int
 ) -> list[list[ClientJob]]:
-    """Groups of jobs of similar length; depends on the jobs alone, never on workers or times."""
+    """Groups of jobs with similar numbers of examples; they depend only on the jobs."""
     ordered = sorted(jobs, key=lambda job: (-examples[job.client], job.client))
     return [ordered[n : n + size] for n in range(0, len(ordered), size)]
 
@@ -57,6 +57,6 @@ def grouped(
 def longest_first(
     groups: Sequence[list[ClientJob]], seconds: NDArray[np.float64]
 ) -> list[list[ClientJob]]:
-    """The groups in the order in which to hand them out."""
+    """The groups, longest predicted time first."""
     total = [float(seconds[[job.client for job in group]].sum()) for group in groups]
     return [groups[n] for n in np.argsort(np.negative(total), kind="stable")]

@@ -1,9 +1,9 @@
-"""A crew of processes that live as long as the simulation, each with one thread for its arithmetic.
+"""Worker processes that live as long as the simulation, each with one thread for arithmetic.
 
-A round goes out as one message to each worker and the model in shared memory; workers take the next
-group of jobs by a shared counter, so that nobody waits while there is work; sums come back as
-integers in shared memory. Threads are always set here: two threads for each of two processes were
-seen to cost 2 to 45 times.
+A round is one message to each worker, with the model in shared memory. Workers take the next group
+of jobs by a shared counter, so that none waits while there is work. Sums return as integers in
+shared memory. The number of threads is always set: two processes with two threads each were 2 to 45
+times slower.
 """
 
 import multiprocessing
@@ -29,16 +29,16 @@ from fedloom.strategies import Partial
 from fedloom.strategies.exact.partial import Key, TensorSpec
 
 REPORT_S = 0.1
-"""Between a worker's reports of what it has done."""
+"""Seconds between a worker's reports."""
 _STOP_S = 5.0
 
 MakeWorker = Callable[[int], Worker]
-"""Called in the process of worker 0, 1, …; sets its threads and device."""
+"""Called in the process of worker 0, 1, …; sets its number of threads and its device."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Links:
-    """What connects a worker's process with the parent."""
+    """The connections of a worker's process with the parent."""
 
     pipe: Connection
     model: SharedArrays
@@ -52,12 +52,12 @@ class WorkerPool:
 
     Args:
         make: builds a worker in its own process.
-        size: how many processes.
+        size: number of processes.
         names: of the workers, for reports.
         model: shape and dtype of the model's tensors by name.
-        sums: what a round's sum is of.
+        sums: shape and dtype of a round's sums.
         exponent: of the sums.
-        fork: let workers inherit the data instead of being sent it; not for CUDA.
+        fork: workers inherit the data instead of receiving it; not for CUDA.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class WorkerPool:
         self._processes: list[Any] = []
         for number in range(size):
             ours, theirs = context.Pipe()
-            # Forked workers inherit the parent's ends; one that kept them would not see it die.
+            # Forked workers inherit the parent's ends and close them, to notice the parent's death.
             inherited = (*self._pipes, ours) if fork else ()
             links = _Links(theirs, self._model, self._counter, self._sums[number], inherited)
             known = make if fork else None
@@ -89,11 +89,11 @@ class WorkerPool:
             theirs.close()
             self._pipes.append(ours)
         if not fork:
-            self._tell(make)
+            self._send_maker(make)
 
     @property
     def size(self) -> int:
-        """How many workers there are."""
+        """Number of workers."""
         return len(self._pipes)
 
     def train(
@@ -104,7 +104,7 @@ class WorkerPool:
         partial: Partial,
         progress: Progress,
     ) -> Yield:
-        """Do a round's jobs; see `Crew.train`."""
+        """Do a round's jobs; see `WorkerGroup.train`."""
         done = Yield()
         busy = [(0, 0.0)] * self.size
         self._send(params, ("train", task, _packed(groups)))
@@ -146,11 +146,11 @@ class WorkerPool:
 
     # ---- messages ----------------------------------------------------------------------------
 
-    def _tell(self, make: MakeWorker) -> None:
-        """Send spawned workers what they are.
+    def _send_maker(self, make: MakeWorker) -> None:
+        """Send spawned workers the function that builds them.
 
         Not as an argument of their processes: `Process.start` holds both ends of the pipe that it
-        writes arguments to, so a child that died first, and a megabyte for it, block it for ever.
+        writes arguments to, and would block forever if a child died before reading a megabyte.
         """
         for number, pipe in enumerate(self._pipes):
             try:
@@ -160,9 +160,9 @@ class WorkerPool:
                 process.join(1.0)
                 self.close()
                 raise UsageError(
-                    f"Expected {self._names[number]} to start, it ended with "
-                    f"{_exit_text(process.exitcode)}. It imports the script that was started: "
-                    'have that do its work under `if __name__ == "__main__":`.'
+                    f"{self._names[number]} ended at its start with "
+                    f"{_exit_text(process.exitcode)}. Workers import the script that was started: "
+                    'put its work under `if __name__ == "__main__":`.'
                 ) from None
 
     def _send(self, params: Params, message: tuple[Any, ...]) -> None:
@@ -176,7 +176,7 @@ class WorkerPool:
                 self._died(number)
 
     def _answers(self) -> Any:
-        """(worker, message) until every worker is done; the last message of each included."""
+        """(worker, message) until the last message of every worker."""
         waiting: dict[Any, int] = {pipe: number for number, pipe in enumerate(self._pipes)}
         while waiting:
             for ready in wait(list(waiting)):
@@ -195,8 +195,8 @@ class WorkerPool:
         process = self._processes[number]
         process.join(1.0)
         raise UnavailableError(
-            f"Expected {self._names[number]} to live as long as the simulation, it ended with "
-            f"{_exit_text(process.exitcode)}. Go on with --resume, with fewer workers if memory "
+            f"{self._names[number]} ended during the simulation, with "
+            f"{_exit_text(process.exitcode)}. Continue with --resume, with fewer workers if memory "
             "ran out."
         )
 
@@ -216,7 +216,7 @@ def _exit_text(code: int | None) -> str:
 
 
 def _packed(groups: Sequence[Sequence[ClientJob]]) -> tuple[Any, ...]:
-    """Groups as arrays: where each ends, clients, seeds, rounds of memory, most steps."""
+    """Groups as arrays: their ends, clients, seeds, rounds of memory, most steps."""
     jobs = [job for group in groups for job in group]
     return (
         np.cumsum([len(group) for group in groups]),
@@ -250,8 +250,8 @@ def _serve(number: int, make: MakeWorker | None, links: _Links) -> None:
                     pipe.send(("means", [worker.evaluate(params, *ranges[n]) for n in claims]))
     except (EOFError, BrokenPipeError):
         return  # the parent is gone or done
-    except Exception as error:  # noqa: BLE001 - told to the parent, which raises it
-        pipe.send(("failed", explained(error, f"worker {number} to do its work")))
+    except Exception as error:  # noqa: BLE001 - sent to the parent, which raises it
+        pipe.send(("failed", explained(error, f"The work of worker {number}")))
 
 
 def _claims(counter: Any, count: int) -> Any:

@@ -1,8 +1,8 @@
-"""A crew of Ray actors: the same workers, on one machine or a cluster.
+"""Workers as Ray actors, on one machine or a cluster.
 
-The model and the data go out once through Ray's object store; every actor keeps its own exact sum,
-which comes back once a round. What the cluster cannot give is refused at once: Ray itself would
-wait for it for ever.
+The model and the data are sent once through Ray's object store. Every actor keeps its own exact
+sum, which is returned once a round. Resources that the cluster lacks are refused at once: Ray would
+wait for them forever.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from fedloom.strategies import Partial
 from fedloom.strategies.exact.partial import Key, TensorSpec
 
 BATCH_S = 0.2
-"""Work that an actor is handed at a time, by the pace so far: a call costs about a millisecond."""
+"""Estimated seconds of work in one call to an actor: a call costs about a millisecond."""
 
 
 class _Actor:
@@ -41,7 +41,7 @@ class _Actor:
 
     def where(self) -> str:
         """The node's address."""
-        return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call] # Ray leaves it so
+        return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call] # Ray leaves it untyped
 
     def begin(self) -> None:
         """Start a round's sum."""
@@ -50,7 +50,7 @@ class _Actor:
     def train(
         self, params: Params, task: RoundTask, groups: list[list[ClientJob]]
     ) -> tuple[Any, float]:
-        """Do some groups of jobs; their reports and the seconds that they took."""
+        """Do some groups of jobs; returns their reports and the seconds taken."""
         begin = time.perf_counter()
         reports: list[Report] = []
         for group in groups:
@@ -71,13 +71,13 @@ class RayCrew:
 
     Args:
         make: builds a worker in its actor.
-        size: how many actors.
-        sums: what a round's sum is of.
+        size: number of actors.
+        sums: shape and dtype of a round's sums.
         exponent: of the sums.
-        gpu: share of a GPU that each needs; 0 for none.
+        gpu: share of a GPU for each actor; 0 for none.
 
     Raises:
-        UsageError: the cluster does not have what this asks for.
+        UsageError: the cluster lacks CPUs or GPUs.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class RayCrew:
 
     @property
     def size(self) -> int:
-        """How many workers there are."""
+        """Number of workers."""
         return len(self._actors)
 
     def train(
@@ -118,7 +118,7 @@ class RayCrew:
         partial: Partial,
         progress: Progress,
     ) -> Yield:
-        """Do a round's jobs; see `Crew.train`."""
+        """Do a round's jobs; see `WorkerGroup.train`."""
         model = ray.put({name: np.asarray(array) for name, array in params.items()})
         waiting = [list(group) for group in groups][::-1]
         done, clients, busy = Yield(), [0] * self.size, [0.0] * self.size
@@ -176,12 +176,12 @@ class RayCrew:
 
 
 def _check(size: int, gpu: float) -> None:
-    """Refuse what the cluster does not have, instead of waiting for it."""
-    there = ray.cluster_resources()  # type: ignore[no-untyped-call] # Ray leaves it so
+    """Refuse more actors than the cluster has resources for."""
+    there = ray.cluster_resources()  # type: ignore[no-untyped-call] # Ray leaves it untyped
     for name, wanted in (("CPU", float(size)), ("GPU", gpu * size)):
         if wanted > there.get(name, 0.0):
             raise UsageError(
-                f"Expected a Ray cluster with {wanted:g} {name} for {size} workers, got one with "
+                f"{size} workers need {wanted:g} {name}; the Ray cluster has "
                 f"{there.get(name, 0.0):g}. Lower engine.workers, or add nodes."
             )
 
@@ -191,9 +191,9 @@ def _get(reference: Any) -> Any:
         return ray.get(reference)
     except RayActorError as error:
         raise UnavailableError(
-            f"Expected the Ray actors to live as long as the simulation, one ended: "
-            f"{str(error).partition(chr(10))[0].rstrip('.')}. Go on "
-            "with --resume, with fewer workers if memory ran out."
+            f"A Ray actor ended during the simulation: "
+            f"{str(error).partition(chr(10))[0].rstrip('.')}. Continue with --resume, with fewer "
+            "workers if memory ran out."
         ) from error
     except RayTaskError as error:
         if isinstance(error.cause, FedloomError):

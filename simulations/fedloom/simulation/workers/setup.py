@@ -1,7 +1,7 @@
-"""From an experiment to the workers that will train it, with a reason for every choice.
+"""Set up the workers of an experiment, with a reason for the choice of the kernel.
 
-Invariant: the choice of the kernel follows from the experiment and the machine's devices alone,
-never from a measurement, so that noise cannot change a result.
+Invariant: the kernel depends only on the experiment and the machine's devices, never on a
+measurement, so that the load of a machine cannot change a result.
 """
 
 import os
@@ -23,6 +23,8 @@ from fedloom.simulation.experiment import Experiment
 from fedloom.simulation.kernels import choose
 from fedloom.simulation.kernels.base import Kernel
 from fedloom.simulation.kernels.custom import ClientKernel
+from fedloom.simulation.output import words
+from fedloom.simulation.output.environment import available_cpus
 from fedloom.simulation.training.dry_run import check_fit
 from fedloom.simulation.workers.base import WorkerGroup
 from fedloom.simulation.workers.local import LocalWorkers
@@ -33,22 +35,22 @@ from fedloom.strategies.optimizers.blockwise import slot_dtype
 from fedloom.strategies.privacy import claim_lines
 
 GPU_WORKERS = 2
-"""Processes a GPU: one trains while the other copies and sums."""
+"""Processes per GPU: one trains while the other copies and sums."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSetup:
-    """Workers that are ready, and what they are for.
+    """Workers that are ready, with what they need.
 
     Attributes:
         crew: the workers.
-        kernel: the name of what trains.
-        why: it was chosen.
+        kernel: name of the kernel.
+        why: reason of its choice.
         group: clients that are trained together.
         params: the initial model by name.
         manifest: of the model.
-        sums: what a round's sum is of.
-        received: what clients get beside the model, "slot/tensor".
+        sums: shape and dtype of a round's sums.
+        received: tensors that clients get besides the model, "slot/tensor".
     """
 
     crew: WorkerGroup
@@ -62,22 +64,21 @@ class WorkerSetup:
 
     @property
     def text(self) -> str:
-        """What runs this, in words."""
-        workers = f"{self.crew.size} worker{'s' if self.crew.size > 1 else ''}"
-        return f"{self.kernel} kernel, {workers}: {self.why}"
+        """Kernel, workers and reason, for displays."""
+        return f"{self.kernel} kernel, {words.things(self.crew.size, 'worker')}: {self.why}"
 
 
 def set_up_workers(experiment: Experiment, kernel: str | None = None) -> WorkerSetup:
-    """Get workers ready.
+    """Set up workers.
 
     Args:
-        experiment: what they will train.
-        kernel: the one to go on with, of a simulation that is resumed.
+        experiment: to train.
+        kernel: of a resumed simulation; None to choose one.
 
     Raises:
-        UsageError: what was asked for cannot carry the model, or is not there.
+        UsageError: the kernel does not support the model, or the device does not exist.
     """
-    torch.set_num_threads(1)  # before anything computes: forked workers inherit no thread pool
+    torch.set_num_threads(1)  # before any computation: forked workers inherit no thread pool
     model = experiment.model()
     device = device_of(experiment.engine.device)
     name, why = chosen(experiment, model, device, kernel)
@@ -93,9 +94,7 @@ def set_up_workers(experiment: Experiment, kernel: str | None = None) -> WorkerS
     crew: WorkerGroup
     if experiment.engine.backend == "ray":
         gpu = 1 / GPU_WORKERS if device.type == "cuda" else 0.0
-        ray_crew = load(
-            "fedloom.simulation.workers.ray:RayCrew"
-        )  # names the extra if it is missing
+        ray_crew = load("fedloom.simulation.workers.ray:RayCrew")  # names a missing extra
         crew = ray_crew(make, size, sums=sums, exponent=experiment.spec.exponent(), gpu=gpu)
     elif size == 1:
         crew = LocalWorkers(make(0), str(devices[0]))
@@ -122,7 +121,7 @@ def set_up_workers(experiment: Experiment, kernel: str | None = None) -> WorkerS
 
 
 def received_specs(experiment: Experiment, manifest: Manifest) -> dict[str, TensorSpec]:
-    """What clients get beside the model, "slot/tensor"."""
+    """Shape and dtype of tensors that clients get besides the model, by "slot/tensor"."""
     return {
         f"{slot}/{name}": TensorSpec(shape=spec.shape, dtype=slot_dtype(spec.dtype))
         for slot in experiment.spec.build_strategy().rule.receives
@@ -133,13 +132,13 @@ def received_specs(experiment: Experiment, manifest: Manifest) -> dict[str, Tens
 def chosen(
     experiment: Experiment, model: torch.nn.Module, device: torch.device, before: str | None
 ) -> tuple[str, str]:
-    """The kernel's name and why it is that one.
+    """The kernel's name and the reason of its choice.
 
     Raises:
-        UsageError: the kernel asked for cannot carry the experiment.
+        UsageError: the kernel does not support the experiment.
     """
     if experiment.client is not None:
-        return "client", "the experiment brings its clients' own code"
+        return "client", "the experiment has its clients' own code"
     choice = choose.choose(
         experiment.engine.kernel if before is None else before,
         model,
@@ -150,14 +149,14 @@ def chosen(
         experiment.population,
         experiment.spec.special,
     )
-    return choice.name, choice.why if before is None else "as the simulation was begun"
+    return choice.name, choice.why if before is None else "as in the earlier rounds"
 
 
 def plan(experiment: Experiment) -> dict[str, str]:
-    """What would train, in words, without setting up workers.
+    """A description of what would be trained, without setting up workers.
 
     Raises:
-        UsageError: what was asked for cannot carry the model, or is not there.
+        UsageError: the kernel does not support the model, or the device does not exist.
     """
     model = experiment.model()
     device = device_of(experiment.engine.device)
@@ -176,7 +175,7 @@ def plan(experiment: Experiment) -> dict[str, str]:
 
 
 def _privacy(experiment: Experiment) -> dict[str, str]:
-    """The claim, a line for each thing that it hangs on."""
+    """The privacy claim, one line for each assumption."""
     private = experiment.spec.privacy_plan()
     if private is None:
         return {}
@@ -195,7 +194,7 @@ def make_worker(
 
 
 def make_kernel(experiment: Experiment, name: str, device: torch.device) -> Kernel:
-    """What trains, by the name that `chosen` gave."""
+    """The kernel of a name given by `chosen`."""
     own = experiment.client is not None
     kernel: Callable[..., Kernel] = choose.KERNELS["resident" if own else name]
     made = kernel(
@@ -210,48 +209,41 @@ def device_of(wanted: str) -> torch.device:
     """The kind of device to train on.
 
     Raises:
-        UsageError: CUDA was asked for and there is none.
+        UsageError: CUDA was requested and does not exist.
     """
     if wanted == "cpu":
         return torch.device("cpu")
     there = torch.cuda.is_available()
     if wanted == "cuda" and not there:
         raise UsageError(
-            f"Expected a CUDA device, PyTorch {torch.__version__} sees none. Set engine.device to "
-            '"cpu" or "auto", or install a CUDA build of PyTorch and check nvidia-smi.'
+            f"Expected a CUDA device, but PyTorch {torch.__version__} finds none. Set "
+            'engine.device to "cpu" or "auto", or install a CUDA build of PyTorch and check '
+            "nvidia-smi."
         )
     return torch.device("cuda" if there else "cpu")
 
 
 def worker_device(kind: str, number: int) -> torch.device:
-    """Where worker 0, 1, … trains: GPUs in turn."""
+    """The device of worker 0, 1, …: GPUs in turn."""
     if kind == "cpu":
         return torch.device("cpu")
     return torch.device("cuda", number % torch.cuda.device_count())
 
 
 def worker_count(experiment: Experiment, device: torch.device) -> int:
-    """How many workers: what was asked for, but no more than a round has clients."""
+    """Number of workers: as set, but at most the clients of a round."""
     wanted = experiment.engine.workers
     if wanted == "auto":
         gpus = GPU_WORKERS * torch.cuda.device_count() if device.type == "cuda" else 0
-        wanted = gpus or cores()
+        wanted = gpus or available_cpus()
     return min(wanted, experiment.spec.round_config().goal)
 
 
-def cores() -> int:
-    """Cores that this process may use."""
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # not on Linux
-        return os.cpu_count() or 1
-
-
 def manifest_of(model: torch.nn.Module, params: Mapping[str, NDArray[Any]]) -> Manifest:
-    """What a server would read from the model's file.
+    """The manifest as a server reads it from the model's file.
 
     Raises:
-        UsageError: it holds a tensor that cannot be averaged.
+        UsageError: the model has a tensor that cannot be averaged.
     """
     dtypes = {name: dtype_name(array.dtype) for name, array in params.items()}
     for name, tensor in model.state_dict().items():
@@ -259,8 +251,7 @@ def manifest_of(model: torch.nn.Module, params: Mapping[str, NDArray[Any]]) -> M
             dtypes[name] = "BF16"
         if tensor.dtype == torch.bool:
             raise UsageError(
-                f"Expected tensors of numbers, got bool {name!r}: it cannot be averaged. "
-                "Register it with persistent=False."
+                f"The bool tensor {name!r} cannot be averaged. Register it with persistent=False."
             )
     _, layout = build_header(TensorEntry(n, dtypes[n], a.shape) for n, a in params.items())
     specs = {n: TensorSpec(shape=a.shape, dtype=a.dtype) for n, a in params.items()}

@@ -1,7 +1,7 @@
-"""Arrays that processes share: a model on its way out, sums on their way back; nothing is pickled.
+"""Arrays shared between processes: the model for workers, their sums; nothing is pickled.
 
-The memory is multiprocessing's own (`RawArray`: anonymous, gone with the processes), so it works
-whether workers are forked or spawned.
+The memory is multiprocessing's `RawArray`: anonymous, freed with the processes, for forked and
+spawned workers.
 """
 
 import json
@@ -21,7 +21,7 @@ class SharedArrays:
     """Named arrays in one block of shared memory.
 
     Args:
-        context: that makes the processes.
+        context: of the processes.
         specs: shape and dtype by name.
     """
 
@@ -42,11 +42,11 @@ class SharedArrays:
 
 
 class SharedSum:
-    """A worker's sum, whose integers lie where the parent can add them.
+    """A worker's sum, whose integers are in memory shared with the parent.
 
     Args:
-        context: that makes the processes.
-        specs: what the sum is of.
+        context: of the processes.
+        specs: shape and dtype of the sums.
         exponent: of the run's sums.
     """
 
@@ -62,7 +62,7 @@ class SharedSum:
         self._sums = SharedArrays(context, flat)
 
     def begin(self) -> Partial:
-        """An empty sum in the shared memory; in the worker, at the start of a round."""
+        """An empty sum in shared memory; called in the worker at the start of a round."""
         arrays = {f"sums.{number}": array for number, array in self._sums.arrays().items()}
         for array in arrays.values():
             array.fill(0)
@@ -71,12 +71,12 @@ class SharedSum:
 
     @staticmethod
     def describe(partial: Partial) -> tuple[dict[str, str], dict[str, NDArray[Any]]]:
-        """What the parent must be told of a worker's sum, besides its shared integers."""
+        """The parts of a worker's sum that are not in shared memory."""
         arrays, header = partial.arrays()
         return header, {n: array for n, array in arrays.items() if n.startswith("weights.")}
 
     def end(self, header: Mapping[str, str], weights: Mapping[str, NDArray[Any]]) -> Partial:
-        """The worker's sum, in the parent; lasts until the worker begins again."""
+        """The worker's sum; called in the parent, valid until the worker begins again."""
         covered = {
             number
             for number, entry in enumerate(json.loads(header["entries"]))

@@ -1,6 +1,6 @@
-"""One worker: jobs through a kernel into a sum, past the checks of a deployed server.
+"""One worker: it does jobs with a kernel, checks updates as a server does, and adds them.
 
-Invariant: an update is checked as a whole before any of it is added.
+Invariant: an update is checked completely before any part of it is added.
 """
 
 import time
@@ -45,7 +45,7 @@ from fedloom.strategies.staleness import discounted
 from fedloom.strategies.state import slots_from_arrays, slots_to_arrays
 
 TEST_CHUNK = 1000
-"""Test examples evaluated together. Fixed, so that the mean is the same for any crew."""
+"""Test examples evaluated together. Fixed, so that the mean does not depend on the workers."""
 _GLANCE = 1024
 
 
@@ -54,11 +54,11 @@ _Difference: TypeAlias = tuple[TensorPart, NDArray[np.generic] | None]
 
 @dataclass(frozen=True, slots=True)
 class UpdateChecks:
-    """What updates must be, as in a deployment.
+    """The checks of updates, as in a deployment.
 
     Attributes:
         limits: of the run.
-        wire_dtypes: container dtype by tensor in which differences travel.
+        wire_dtypes: container dtype of deltas by tensor.
         manifest: of the model.
     """
 
@@ -72,7 +72,7 @@ class Worker:
 
     Args:
         kernel: trains.
-        checks: limits that updates have to keep.
+        checks: of updates.
         names: of the clients, by index in the population.
     """
 
@@ -85,10 +85,10 @@ class Worker:
     def train(
         self, params: Params, task: RoundTask, jobs: Sequence[ClientJob], partial: Partial
     ) -> Iterator[Report]:
-        """Do a group of jobs and add what is accepted to `partial`.
+        """Do a group of jobs and add accepted updates to `partial`.
 
         Raises:
-            UsageError: the model, the loss or a client's own code raised something; says where.
+            UsageError: the model, the loss or a client's own code failed; says where.
             UnavailableError: memory ran out.
         """
         begin = time.perf_counter()
@@ -121,18 +121,18 @@ class Worker:
         params = {name: array for name, array in params.items() if name in self._checks.wire_dtypes}
         try:
             return self._kernel.evaluate(params, start, stop)
-        except Exception as error:  # noqa: BLE001 - anything that a model may raise
-            raise explained(error, "the test examples to be evaluated") from None
+        except Exception as error:  # noqa: BLE001 - a model may raise anything
+            raise explained(error, "The evaluation on the test examples") from None
 
     def _outcomes(
         self, params: Params, task: RoundTask, jobs: Sequence[ClientJob]
     ) -> Iterator[ClientOutcome]:
-        """What comes of the jobs; what goes wrong is said with the client's name."""
+        """The outcomes of the jobs; errors are explained with the client's name."""
         try:
             yield from self._kernel.work(params, task, jobs)
-        except Exception as error:  # noqa: BLE001 - anything that a user's code may raise
+        except Exception as error:  # noqa: BLE001 - a user's code may raise anything
             who = self._names[jobs[0].client] if len(jobs) == 1 else f"{len(jobs)} clients"
-            raise explained(error, f"{who} to train") from None
+            raise explained(error, f"The training of {who}") from None
 
     def _admit(
         self,
@@ -145,7 +145,7 @@ class Worker:
         """Check an update and add it to the sum, or write it to a file.
 
         Returns:
-            The header of the file, empty where none was written; None for an update without
+            The header of the file, empty if none was written; None for an update without
             tensors, which changes nothing.
         """
         if not outcome.parts:
@@ -157,11 +157,10 @@ class Worker:
         if not parts:
             return None
         limits = self._checks.limits
-        said = Update({}, outcome.training.num_examples, weight=outcome.weight)
-        weight = weight_of(said, task.weighting)
+        weight = weight_of(Update({}, num_examples, weight=outcome.weight), task.weighting)
         check_weight(weight, limits.max_weight)
         units = weight_units(weight)
-        # What did not change, such as a frozen tensor, passes every check and adds only its weight.
+        # An unchanged tensor, such as a frozen one, passes every check and adds only its weight.
         differences = [(part, self._difference(part)) for part in parts]
         if task.attack is not None and outcome.client in task.attackers:
             lie = task.attack.alone
@@ -189,7 +188,7 @@ class Worker:
     def _encoded(
         self, settled: RuleOutput, task: RoundTask, job: ClientJob, memory: Memory | None
     ) -> tuple[Sequence[TensorPart], Slots]:
-        """What is sent, and what is to be remembered by slot."""
+        """The parts to send, and what to remember by slot."""
         kept = dict(settled.memory)
         if task.compression is None:
             return settled.parts, kept
@@ -210,7 +209,7 @@ class Worker:
         checker.norm()
 
     def _protected(self, settled: RuleOutput, seed: int, task: RoundTask) -> RuleOutput:
-        """The update as a device would let it leave."""
+        """The update after the device's clipping and noise."""
         if task.guard is None:
             return settled
         try:
@@ -226,9 +225,9 @@ class Worker:
             raise Refusal(Code.NOT_FINITE, str(error)) from None
 
     def _difference(self, part: TensorPart) -> NDArray[np.generic] | None:
-        """The values as they would travel, 1-D, in memory that the next update uses again.
+        """The values as they would be sent, 1-D, in memory that the next update reuses.
 
-        None where all of them are zero.
+        None if all of them are zero.
         """
         if part.coded is not None:
             return part.coded.decode()
@@ -254,7 +253,7 @@ def _as_sent(part: TensorPart, values: NDArray[np.generic] | None) -> TensorPart
 
 @dataclass(frozen=True, slots=True)
 class _Locals:
-    """What the rule has for each job."""
+    """The rule's context for each job."""
 
     received: Slots
     memory: Memory | None
@@ -268,7 +267,7 @@ class _Locals:
 
 
 def _split(params: Params, task: RoundTask) -> tuple[Params, Slots]:
-    """The model, and what comes beside it."""
+    """The model, and the slots sent with it."""
     if not task.rule.receives:
         return params, {}
     starts = tuple(f"{slot}/" for slot in task.rule.receives)
@@ -278,5 +277,5 @@ def _split(params: Params, task: RoundTask) -> tuple[Params, Slots]:
 
 
 def _same(a: NDArray[np.generic], b: NDArray[np.generic]) -> bool:
-    """Whether all values are equal; what was trained differs at once, as a rule."""
+    """Whether all values are equal; trained tensors usually differ in the first values."""
     return np.array_equal(a[:_GLANCE], b[:_GLANCE]) and np.array_equal(a, b)

@@ -15,13 +15,11 @@ CURVES = st.lists(st.floats(0, 1), min_size=1, max_size=300).map(
 
 
 def test_a_target_that_is_never_reached_has_no_count():
-    """However close the curve comes."""
     assert rounds_to([(1, 0.5), (2, 0.9699)], 0.97) is None
     assert rounds_to([], 0.97) is None
 
 
 def test_a_target_reached_at_the_first_point_counts_as_that_round():
-    """There is nothing before it to interpolate from."""
     assert rounds_to([(1, 0.98), (2, 0.99)], 0.97) == 1.0
     assert rounds_to([(5, 0.97)], 0.97) == 5.0
 
@@ -39,24 +37,20 @@ def test_a_dip_before_the_crossing_counts_as_the_best_before_it():
 
 
 def test_points_may_lie_rounds_apart():
-    """As when only every tenth model is tested."""
     assert rounds_to([(10, 0.9), (20, 0.96), (30, 1.0)], 0.97) == pytest.approx(22.5)
 
 
 def test_an_accuracy_that_is_no_number_is_no_improvement():
-    """A model that diverged keeps what it had."""
     assert monotone([(1, 0.5), (2, math.nan), (3, 0.4)]) == [(1, 0.5), (2, 0.5), (3, 0.5)]
 
 
 def test_rounds_out_of_order_are_refused():
-    """They would make a count of nothing."""
     with pytest.raises(UsageError, match="ascending"):
         rounds_to([(2, 0.5), (1, 0.6)], 0.97)
 
 
 @given(curve=CURVES, target=st.floats(0.01, 1), more=st.lists(st.floats(0, 1)))
 def test_what_follows_the_crossing_changes_nothing(curve, target, more):
-    """A run may end at its target."""
     count = rounds_to(curve, target)
     if count is not None:
         longer = curve + list(enumerate(more, len(curve) + 1))
@@ -75,7 +69,6 @@ def test_the_count_lies_in_the_round_that_reached_the_target(curve, target):
 
 @given(curve=CURVES, target=st.floats(0.01, 1))
 def test_a_thinned_curve_crosses_the_target_in_the_same_place(curve, target):
-    """What is committed is enough to count again."""
     count, again = rounds_to(curve, target), rounds_to(thinned(curve, target, keep=10), target)
     assert (count is None) == (again is None)
     assert count is None or again == pytest.approx(count)

@@ -17,31 +17,26 @@ def _search(rounds, start, finest):
 
 
 def test_the_first_rate_is_the_guess():
-    """Nothing else is known."""
     assert grid.following({}, -4) == -4
 
 
 def test_a_guess_in_the_middle_takes_its_two_neighbours():
-    """Three rates of the coarse grid are enough."""
     scores = _search(lambda k: RateScore(10 + abs(k + 4), 0.98), -4, THIRD)
     assert sorted(scores) == [-6, -4, -2]
 
 
 def test_the_finer_grid_looks_between_the_coarse_ones():
-    """Around the best alone."""
     scores = _search(lambda k: RateScore(10 + abs(k + 4), 0.98), -4, SIXTH)
     assert sorted(scores) == [-6, -5, -4, -3, -2]
 
 
 def test_the_grid_grows_towards_the_better_side():
-    """Until a worse rate lies beyond the best."""
     scores = _search(lambda k: RateScore(10 + abs(k - 2), 0.98), -6, THIRD)
     assert grid.best(scores) == 2
     assert max(scores) == 4
 
 
 def test_among_rates_that_do_not_reach_the_target_the_more_accurate_leads():
-    """So the grid grows to where the target may be reached."""
     near, far = RateScore(None, 0.96), RateScore(None, 0.5)
     assert grid.best({-4: far, -2: near}) == -2
     assert grid.best({-4: RateScore(900.0, 0.97), -2: near}) == -4
@@ -53,7 +48,6 @@ def test_the_best_of_equals_is_the_lowest():
 
 
 def test_the_best_at_an_edge_is_not_in_the_middle():
-    """The paper asks for a better look then."""
     assert not grid.in_the_middle({-4: RateScore(5.0, 0.97), -2: RateScore(6.0, 0.97)})
     assert not grid.in_the_middle({})
 

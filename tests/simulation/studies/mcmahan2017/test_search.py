@@ -1,4 +1,4 @@
-"""A cell's search runs what is left, stops what cannot win, and can be cut anywhere."""
+"""A cell's search runs missing rates, stops hopeless ones, and can be interrupted anywhere."""
 
 import json
 from contextlib import suppress
@@ -51,7 +51,6 @@ def _bits(found):
 
 
 def test_the_best_rate_is_reported_from_the_middle_of_the_grid(tmp_path):
-    """With all that were run, and what each came to."""
     found = _run(TINY, tmp_path)
     assert found.in_the_middle
     assert found.best.ended == search.REACHED
@@ -60,7 +59,6 @@ def test_the_best_rate_is_reported_from_the_middle_of_the_grid(tmp_path):
 
 
 def test_a_rate_stops_where_it_cannot_be_the_best_any_more(tmp_path):
-    """The rest of its rounds would tell nothing that is reported."""
     ended = []
     found = _run(TINY, tmp_path, on_event=lambda _, what: ended.append(what))
     behind = [a for a in found.attempts if a.ended == search.BEHIND]
@@ -74,7 +72,6 @@ def test_a_rate_stops_where_it_cannot_be_the_best_any_more(tmp_path):
 
 
 def test_what_is_done_is_not_run_again(tmp_path):
-    """The second time nothing happens."""
     found = _run(TINY, tmp_path)
     events = []
     again = _run(TINY, tmp_path, on_event=lambda *event: events.append(event))
@@ -83,7 +80,6 @@ def test_what_is_done_is_not_run_again(tmp_path):
 
 
 def test_a_finer_grid_adds_to_the_coarse_one(tmp_path):
-    """Rates that were run stay as they are."""
     coarse = {a.k: a for a in _run(TINY, tmp_path).attempts}
     fine = {a.k: a for a in _run(TINY, tmp_path, SIXTH).attempts}
     assert coarse.items() <= fine.items()
@@ -91,7 +87,7 @@ def test_a_finer_grid_adds_to_the_coarse_one(tmp_path):
 
 
 def test_a_search_that_was_cut_goes_on_to_the_same_bits(tmp_path):
-    """Ctrl-C in the second round of every rate costs nothing but the time."""
+    """Ctrl-C in the second round of every rate changes no result."""
     whole = _run(TINY, tmp_path / "whole")
     cuts = set()
 
@@ -109,8 +105,6 @@ def test_a_search_that_was_cut_goes_on_to_the_same_bits(tmp_path):
 
 
 def test_a_rate_that_was_cut_says_how_far_it_came(tmp_path):
-    """It is no neighbour that the best was compared with."""
-
     def cut(_, what):
         if not isinstance(what, Attempt) and what.trained == 2:
             raise KeyboardInterrupt
@@ -141,7 +135,7 @@ def test_a_raised_cap_goes_on_where_the_lower_one_stopped(tmp_path):
 
 
 def test_a_rate_that_diverges_is_an_end_and_not_an_error(tmp_path):
-    """The grid reaches rates at which updates are no numbers."""
+    """The grid reaches rates at which updates are not finite."""
     settings = {**TINY.settings, "max_abs": 1e-6}
     found = _run(replace(TINY, settings=settings, cap=3), tmp_path)
     assert {a.ended for a in found.attempts} == {search.DIVERGED}
@@ -149,7 +143,6 @@ def test_a_rate_that_diverges_is_an_end_and_not_an_error(tmp_path):
 
 
 def test_another_cell_in_the_folder_is_refused(tmp_path):
-    """Its results would be taken for these."""
     _run(replace(TINY, cap=1), tmp_path)
     other = replace(TINY, settings={**TINY.settings, "seed": 1})
     with pytest.raises(UsageError, match="another"):
@@ -157,14 +150,12 @@ def test_another_cell_in_the_folder_is_refused(tmp_path):
 
 
 def test_a_result_that_is_none_is_refused(tmp_path):
-    """With the file's name."""
     (tmp_path / "result.json").write_text(json.dumps({"name": "tiny"}))
     with pytest.raises(UsageError, match=r"result\.json"):
         _run(TINY, tmp_path)
 
 
 def test_a_result_does_not_say_where_the_data_lay(tmp_path):
-    """It is committed."""
     settings = {**TINY.settings, "data": {**TINY.settings["data"], "download": False}}
     kept = without_paths({**settings, "data": {**settings["data"], "folder": "/home/me"}})
     assert kept == TINY.settings

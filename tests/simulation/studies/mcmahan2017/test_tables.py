@@ -1,4 +1,4 @@
-"""The paper's figures are as printed, and a cell's experiment is what they are of."""
+"""The paper's results are as printed, and a cell's experiment has the paper's settings."""
 
 import json
 import struct
@@ -86,14 +86,13 @@ def test_the_tables_have_as_many_figures_as_the_paper():
     ],
 )
 def test_speedups_are_those_that_the_paper_prints(table, setting, printed):
-    """They follow from the counts, so a mistyped count would show."""
     rows = comparison.compare({}, unrun=True)
     row = next(r for r in rows if (r.published.table, r.published.setting) == (table, setting))
     assert round(row.paper_speedup, 1) == printed
 
 
 def test_every_setting_has_an_experiment(mnist):
-    """None of the forty-odd is refused when it is asked for."""
+    """None of more than forty is refused."""
     for setting in cells.ALL:
         cell = cells.cell(setting, data={"folder": str(mnist)})
         settings = merged(cell.settings, {"train.learning_rate": 0.1, "rounds": 1})
@@ -117,7 +116,6 @@ def test_an_experiment_is_what_the_paper_says(mnist):
 
 
 def test_all_of_a_clients_examples_are_one_batch_where_b_is_infinite(mnist):
-    """One step of gradient descent for each epoch."""
     cell = cells.cell(_setting(batch=None, fraction=0.0), data={"folder": str(mnist)})
     spec = config.load(merged(cell.settings, {"train.learning_rate": 0.1})).spec
     assert spec.local_training().batch_size is None
@@ -159,7 +157,6 @@ def test_a_row_compares_counts_and_speedups():
 
 
 def test_a_target_that_was_not_reached_says_so():
-    """With how close it came."""
     setting = _setting(fraction=1.0, batch=None)
     (row,) = comparison.compare({setting.name: _found(setting, None)})
     assert row.cells()[6:8] == ("–", "–")
@@ -167,7 +164,6 @@ def test_a_target_that_was_not_reached_says_so():
 
 
 def test_cells_are_chosen_by_name():
-    """With * for anything."""
     names = {setting.name for setting in cells.chosen(["2nn-iid-*-b10"], ())}
     assert names == {f"2nn-iid-m{m}-e1-b10" for m in (1, 10, 20, 50, 100)}
     with pytest.raises(UsageError, match="2nn-iid-m1-e1-b10"):
@@ -189,7 +185,6 @@ def test_what_is_committed_can_be_counted_again():
 
 
 def test_the_committed_table_is_that_of_the_committed_results():
-    """Nobody typed it."""
     found = comparison.results(COMMITTED)
     table = comparison.markdown(comparison.compare(found))
     for path in (COMMITTED / "README.md", Path(__file__).parents[4] / "docs" / "papers.md"):
@@ -199,7 +194,6 @@ def test_the_committed_table_is_that_of_the_committed_results():
 
 
 def test_the_command_runs_a_cell_and_prints_paper_against_ours(mnist, tmp_path, monkeypatch):
-    """And leaves the table in the folder."""
     monkeypatch.setattr(
         "fedloom.simulation.output.write_folder.write", lambda *_: None
     )  # no pictures
@@ -214,7 +208,6 @@ def test_the_command_runs_a_cell_and_prints_paper_against_ours(mnist, tmp_path, 
 
 
 def test_choices_that_exclude_each_other_are_refused():
-    """At once."""
     ran = CliRunner().invoke(main, ["reproduce", "mcmahan2017", "--quick", "--all"])
     assert ran.exit_code == 2
     assert "at most one" in ran.output

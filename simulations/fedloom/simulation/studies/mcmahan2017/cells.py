@@ -1,13 +1,13 @@
-"""What is run for each of the paper's settings, and which of them by default.
+"""The experiments of the paper's settings, and the default choice of them.
 
 Source: McMahan et al. 2017, https://arxiv.org/abs/1602.05629, section 3 and Algorithm 1: MNIST
-dealt to 100 clients of 600 examples, shuffled (IID), or sorted by digit into 200 shards of 300 and
-two shards dealt to each (pathological non-IID); m clients drawn uniformly each round, whose models
-are averaged by examples; plain gradient descent without decay on the devices.
+split over 100 clients of 600 examples, shuffled (IID), or sorted by digit into 200 shards of 300
+with two shards per client (pathological non-IID); m clients drawn uniformly each round, whose
+models are averaged by examples; plain gradient descent without decay on the devices.
 
-What the paper leaves open, and what it is here: initial weights (PyTorch's defaults, drawn from the
-seed), pixels (0 to 1), the test (all 10,000 examples after every round), seeds (one: split, initial
-weights, cohorts and batches all follow from it).
+Choices that the paper does not state: initial weights (PyTorch's defaults, drawn from the
+seed), pixels (0 to 1), the test (all 10,000 examples after every round), seeds (one, for split,
+initial weights, cohorts and batches).
 """
 
 from collections.abc import Iterable, Mapping
@@ -27,7 +27,7 @@ from fedloom.simulation.studies.mcmahan2017.search import RateSearch
 
 PARTITIONS = {IID: "iid", NON_IID: "shards"}
 
-# First guesses at the learning rate, as k of 10^(k/6), from small trials; the grid grows from them.
+# First guesses of the learning rate, as k of 10^(k/6), from small trials.
 _STARTS = {
     ("2nn", IID, 10): -4,
     ("2nn", IID, None): -2,
@@ -66,18 +66,18 @@ USUAL: tuple[CellSetting, ...] = (
     ),
     CellSetting(model="cnn", split=IID, fraction=0.1, epochs=5, batch=10),
 )
-"""What the committed results are of: hours on two cores."""
+"""The committed results: hours on two cores."""
 
 
 def chosen(patterns: Iterable[str], otherwise: Iterable[CellSetting]) -> tuple[CellSetting, ...]:
     """Settings by name.
 
     Args:
-        patterns: names, with * for anything.
-        otherwise: what is meant where there are none.
+        patterns: names, with * for any text.
+        otherwise: the settings without patterns.
 
     Raises:
-        UsageError: a pattern that no setting has.
+        UsageError: a pattern matches no setting.
     """
     wanted: dict[CellSetting, None] = {}
     for pattern in patterns:
@@ -85,14 +85,14 @@ def chosen(patterns: Iterable[str], otherwise: Iterable[CellSetting]) -> tuple[C
         if not found:
             names = ", ".join(setting.name for setting in ALL)
             raise UsageError(
-                f"Expected the name of a cell, * for anything, of {names}, got {pattern!r}."
+                f"No cell is called {pattern!r} (* for any text). Choose from {names}."
             )
         wanted |= dict.fromkeys(found)
     return tuple(wanted) or tuple(otherwise)
 
 
 def cap_of(setting: CellSetting) -> int:
-    """Rounds that a rate may take: twice the paper's, or 2,000 where the paper has a dash."""
+    """Rounds of a rate at most: twice the paper's, or 2,000 where the paper has a dash."""
     counts = [p.rounds for p in PUBLISHED if p.setting == setting and p.rounds is not None]
     return 2 * max(counts) if counts else 2000
 
@@ -100,13 +100,13 @@ def cap_of(setting: CellSetting) -> int:
 def cell(
     setting: CellSetting, *, data: Mapping[str, Any], seed: int = 0, cap: int | None = None
 ) -> RateSearch:
-    """What to search for a setting.
+    """The search of a setting.
 
     Args:
         setting: the paper's.
         data: more settings of the source, such as `folder`.
-        seed: of everything that is drawn.
-        cap: rounds that a rate may take; `cap_of` by default.
+        seed: of all random numbers.
+        cap: rounds of a rate at most; default: `cap_of`.
     """
     train = {"epochs": setting.epochs} | ({"batch_size": setting.batch} if setting.batch else {})
     return RateSearch(

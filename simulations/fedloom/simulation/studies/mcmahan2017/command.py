@@ -1,4 +1,4 @@
-"""`fedloom reproduce mcmahan2017`: the paper's figures beside ours."""
+"""`fedloom reproduce mcmahan2017`: the paper's results beside ours."""
 
 import shlex
 import sys
@@ -18,9 +18,9 @@ GRIDS = {"1/3": 2, "1/6": 1}
 @click.option(
     "--folder",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Where MNIST's four IDX files are.  [default: mnist in the cache]",
+    help="Folder of MNIST's four IDX files.  [default: mnist in the cache]",
 )
-@click.option("--download", is_flag=True, help="Fetch MNIST (11.6 MB) if it is missing.")
+@click.option("--download", is_flag=True, help="Download MNIST (11.6 MB) if it is missing.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
@@ -38,12 +38,12 @@ GRIDS = {"1/3": 2, "1/6": 1}
     type=click.Choice(list(GRIDS)),
     help="Learning rates in steps of 10^(1/3) or 10^(1/6).  [default: 1/6, with --quick 1/3]",
 )
-@click.option("--cap", type=click.IntRange(1), help="Most rounds of a rate, for every cell.")
+@click.option("--cap", type=click.IntRange(1), help="Rounds of a rate at most, for every cell.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of every random choice.")
-@click.option("--workers", type=click.IntRange(1), help="Processes; one for each core by default.")
-@click.option("--show", is_flag=True, help="Run nothing: the table of the results in --out.")
-@click.option("--committed", is_flag=True, help="Run nothing: the repository's table.")
-@click.option("--list", "listing", is_flag=True, help="Run nothing: the cells that would be run.")
+@click.option("--workers", type=click.IntRange(1), help="Processes.  [default: one per core]")
+@click.option("--show", is_flag=True, help="Run nothing: print the table of the results in --out.")
+@click.option("--committed", is_flag=True, help="Run nothing: print the repository's table.")
+@click.option("--list", "listing", is_flag=True, help="Run nothing: list the cells.")
 @click.option("--quiet", is_flag=True, help="No progress display.")
 @json_option
 def mcmahan2017(
@@ -54,8 +54,8 @@ def mcmahan2017(
     """McMahan et al. 2017, Tables 1 and 2: rounds of FedAvg to a target accuracy on MNIST.
 
     Each cell of the tables is run at learning rates from a multiplicative grid, which grows until
-    the best is in its middle. Run the same command again to continue: rates that are done are not
-    run again, and one that was interrupted continues to the same bits.
+    the best is in its middle. Run the same command again to continue: finished rates are not
+    repeated, and an interrupted rate continues to the same bits.
 
     \b
     Examples:
@@ -64,7 +64,7 @@ def mcmahan2017(
       fedloom reproduce mcmahan2017 --folder mnist --only '2nn-iid-*-b10'
       fedloom reproduce mcmahan2017 --committed
     """
-    load("fedloom.simulation.api:simulate")  # names the extra that is missing, if one is
+    load("fedloom.simulation.api:simulate")  # names a missing extra
     from fedloom.simulation.studies.mcmahan2017 import cells, comparison, run  # noqa: PLC0415
 
     if quick + everything + bool(only) > 1:

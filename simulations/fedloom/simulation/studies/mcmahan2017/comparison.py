@@ -1,4 +1,4 @@
-"""The paper's figures beside ours: rows of one table, for a terminal and for Markdown.
+"""The paper's results beside ours: rows of one table, for a terminal and for Markdown.
 
 Source: McMahan et al. 2017, https://arxiv.org/abs/1602.05629, Tables 1 and 2. A speedup is the
 baseline's rounds over the row's; the baseline is C = 0 in Table 1 and FedSGD in Table 2.
@@ -24,17 +24,17 @@ _SPLITS = {"iid": "IID", "noniid": "non-IID"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparisonRow:
-    """A figure of the paper and ours.
+    """A result of the paper and ours.
 
     Attributes:
         published: the paper's.
         name: of the cell.
-        rounds: ours, interpolated; None when not reached or not run.
+        rounds: ours, interpolated; None if not reached or not run.
         ratio: ours over the paper's.
         paper_speedup: over the baseline in the paper.
         speedup: over the baseline in our runs.
         learning_rate: the best.
-        remarks: what a reader must know.
+        remarks: on our result.
     """
 
     published: Published
@@ -82,7 +82,7 @@ def compare(found: Mapping[str, SearchResult], *, unrun: bool = False) -> list[C
 
     Args:
         found: results by the cells' names.
-        unrun: list what was not run too.
+        unrun: include results that were not run.
     """
     rows = []
     for published in PUBLISHED:
@@ -149,7 +149,7 @@ _RIGHT = frozenset(COLUMNS[3:12])
 
 
 def titles() -> list[str]:
-    """Column titles for `fedloom.cli.common.output`: numbers to the right, prose to wrap."""
+    """Column titles for `fedloom.cli.common.output`: numbers right-aligned, remarks wrapped."""
     return [
         f">{column}" if column in _RIGHT else f"~{column}" if column == "remarks" else column
         for column in COLUMNS
@@ -157,7 +157,7 @@ def titles() -> list[str]:
 
 
 def rates(found: Mapping[str, SearchResult]) -> str:
-    """Every rate that was run, in Markdown."""
+    """Every rate, in Markdown."""
     columns = ("cell", "η", "rounds", "ended", "last round", "best accuracy", "clients/s", "time")
     lines = []
     for name, result in found.items():
@@ -181,10 +181,10 @@ def rates(found: Mapping[str, SearchResult]) -> str:
 def results(folder: Path) -> dict[str, SearchResult]:
     """Results in a folder, by the cells' names, in the paper's order.
 
-    They are `NAME/result.json`, as a search leaves them, or `NAME.json`, as they are committed.
+    Files are `NAME/result.json` of a search, or committed `NAME.json`.
 
     Raises:
-        UsageError: a file that is no result.
+        UsageError: a file is not a result.
     """
     found = {}
     for name in dict.fromkeys(published.setting.name for published in PUBLISHED):

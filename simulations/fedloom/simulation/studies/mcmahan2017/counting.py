@@ -1,10 +1,10 @@
-"""How many rounds a learning curve takes to a target, as McMahan et al. count them.
+"""Rounds of a learning curve to a target, counted as by McMahan et al.
 
 Source: McMahan et al. 2017, https://arxiv.org/abs/1602.05629, section 3: the learning curve is made
 monotone by taking the best test accuracy over all rounds so far, and the count is where it crosses
 the target, by linear interpolation between the discrete points of the curve.
 
-Invariant: a longer curve never gives another count than the one that it reached before.
+Invariant: a longer curve never changes the count.
 """
 
 from collections.abc import Iterable, Sequence
@@ -30,10 +30,9 @@ def monotone(curve: Iterable[Point]) -> list[Point]:
 
 
 def rounds_to(curve: Sequence[Point], target: float) -> float | None:
-    """Where the monotone curve crosses the target; None when it never does.
+    """Where the monotone curve crosses the target; None if it never does.
 
-    A target that is reached at the first point counts as that point's round: what was before it
-    was not measured.
+    A target reached at the first point has that point's round, as nothing was measured before.
 
     >>> rounds_to([(1, 0.90), (2, 0.96), (3, 0.95), (4, 0.98)], 0.97)
     3.5
@@ -43,7 +42,7 @@ def rounds_to(curve: Sequence[Point], target: float) -> float | None:
         target: accuracy to reach.
 
     Raises:
-        UsageError: rounds that do not ascend.
+        UsageError: rounds do not ascend.
     """
     for (before, _), (after, _) in pairwise(curve):
         if after <= before:
@@ -58,16 +57,15 @@ def rounds_to(curve: Sequence[Point], target: float) -> float | None:
 
 
 def thinned(curve: Sequence[Point], target: float, keep: int = 50) -> list[Point]:
-    """A curve's points for the record: evenly spaced ones, and all that the count hangs on.
+    """A curve's points for the record: evenly spaced ones, and those that determine the count.
 
-    Those are the first and the last point, the one that crosses the target, and the best before
-    it, so that `rounds_to` of a thinned curve is that of the whole one wherever points follow each
-    other without a gap.
+    These are the first and the last point, the one that crosses the target, and the best before
+    it, so that `rounds_to` of the thinned curve is that of the whole curve if it has no gaps.
 
     Args:
         curve: rounds in ascending order.
         target: accuracy to reach.
-        keep: how many evenly spaced points, at least 2.
+        keep: number of evenly spaced points, at least 2.
     """
     last = len(curve) - 1
     if last < keep:

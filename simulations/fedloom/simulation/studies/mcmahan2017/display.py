@@ -1,6 +1,5 @@
-"""Progress of a search in the terminal: the cell, its rate and the round."""
+"""Display of a search in the terminal: the cell, its rate and the round."""
 
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console
@@ -12,12 +11,12 @@ from fedloom.simulation.studies.mcmahan2017.search import Attempt, RateSearch
 
 
 class SearchDisplay:
-    """A progress bar for the rate that is running, and a line for each that is done.
+    """A progress bar for the running rate, and a line for each finished one.
 
     Without a terminal only the lines are printed.
 
     Args:
-        console: where to.
+        console: for output.
         quiet: show nothing.
     """
 
@@ -41,18 +40,15 @@ class SearchDisplay:
         self._progress.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:  # fmt: skip
+    def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
     def begin(self, cell: RateSearch, place: str) -> None:
         """Show that a cell begins.
 
         Args:
-            cell: which.
-            place: of it among all, such as `2/13`.
+            cell: its search.
+            place: its number of all, such as `2/13`.
         """
         self._cell = cell
         self._progress.reset(self._task, description=cell.name, total=cell.cap, visible=True)

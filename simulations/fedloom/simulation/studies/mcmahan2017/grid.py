@@ -1,12 +1,12 @@
-"""The learning rate to try next on a multiplicative grid, until the best lies in its middle.
+"""The next learning rate on a multiplicative grid, until the best is in its middle.
 
 Source: McMahan et al. 2017, https://arxiv.org/abs/1602.05629, section 3: learning rates come from a
 multiplicative grid of resolution 10^(1/3) or 10^(1/6), wide enough that the best is in its middle.
 They ran 11 to 13 values each; here the grid grows from a first guess towards the better side, which
-finds the same best wherever rounds have one minimum over the rates.
+finds the same best if rounds have one minimum over the rates.
 
-Invariant: the next rate follows from the attempts so far alone, so an interrupted search continues
-as it would have.
+Invariant: the next rate depends only on the attempts so far, so an interrupted search continues
+unchanged.
 
 Legend: a rate is named by k, of 10^(k/6).
 """
@@ -18,16 +18,16 @@ from math import inf
 THIRD, SIXTH = 2, 1
 """Steps of k of the paper's two resolutions."""
 LOWEST, HIGHEST = -18, 9
-"""Of 0.001 and 31.6: a search that leaves these has nothing to find."""
+"""Of 0.001 and 31.6, the bounds of a search."""
 
 
 @dataclass(frozen=True, slots=True)
 class RateScore:
-    """How a learning rate did.
+    """The result of a learning rate.
 
     Attributes:
-        rounds: to the target; None when it was not reached.
-        accuracy: the best that was.
+        rounds: to the target; None if it was not reached.
+        accuracy: the best one.
     """
 
     rounds: float | None
@@ -40,7 +40,7 @@ class RateScore:
 
 
 def value(k: int) -> float:
-    """The learning rate 10^(k/6), to three digits: what is run is what is reported.
+    """The learning rate 10^(k/6), rounded to three digits, as run and as reported.
 
     >>> [value(k) for k in (-6, -5, -4, -2, 0)]
     [0.1, 0.147, 0.215, 0.464, 1.0]
@@ -60,12 +60,12 @@ def in_the_middle(scores: Mapping[int, RateScore]) -> bool:
 
 
 def following(scores: Mapping[int, RateScore], start: int, finest: int = SIXTH) -> int | None:
-    """The rate to try next; None when the best has worse neighbours on both sides.
+    """The next rate; None if the best has worse neighbours on both sides.
 
     Args:
         scores: of the rates tried so far, by k.
         start: the first guess.
-        finest: `THIRD`, or `SIXTH` to look between the thirds around the best too.
+        finest: `THIRD`, or `SIXTH` to also try values between the thirds around the best.
     """
     top = best(scores)
     if top is None:

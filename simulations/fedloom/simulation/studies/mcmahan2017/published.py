@@ -1,4 +1,4 @@
-"""The paper's figures: rounds to a target on MNIST over 100 clients, as printed.
+"""The paper's results: rounds to a target on MNIST over 100 clients, as printed.
 
 Source: McMahan et al. 2017, https://arxiv.org/abs/1602.05629 (AISTATS version), Table 1 (both
 halves) and Table 2 (upper half; the lower is an LSTM on Shakespeare). The counts were compared with
@@ -7,12 +7,12 @@ stands for a dash: the target was not reached in the time allowed; Table 1's cap
 The speedups printed beside the counts are the baseline's count over the row's and are derived here;
 a test compares them with those printed.
 
-Legend, after the paper: C fraction of clients a round (0: one client), E local epochs, B local
+Legend, after the paper: C fraction of clients per round (0: one client), E local epochs, B local
 batch (None: all of a client's examples, ∞ in the paper).
 
 The two tables have four settings in common (CNN, C = 0.1, E = 5), from separate runs: 339 and 179
 rounds (IID, B = ∞), 18 and 20 (IID, B = 10), 1100 and 1000 (non-IID, B = ∞), 206 and 229 (non-IID,
-B = 10). That is how far the paper is from itself.
+B = 10). These differences show the noise of the paper's own results.
 """
 
 from collections.abc import Iterator
@@ -27,11 +27,11 @@ TARGETS = {"2nn": 0.97, "cnn": 0.99}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellSetting:
-    """What a cell is the result of.
+    """The setting of a cell.
 
     Attributes:
         model: `2nn` or `cnn`.
-        split: `iid`, or `noniid` for two shards a client.
+        split: `iid`, or `noniid` for two shards per client.
         fraction: C.
         epochs: E.
         batch: B; None for all of a client's examples at once.
@@ -45,26 +45,26 @@ class CellSetting:
 
     @property
     def clients(self) -> int:
-        """The paper's m: clients a round."""
+        """The paper's m: clients per round."""
         return max(1, round(self.fraction * CLIENTS))
 
     @property
     def name(self) -> str:
-        """Short, and of its folder."""
+        """A short name, also of its folder."""
         batch = "inf" if self.batch is None else self.batch
         return f"{self.model}-{self.split}-m{self.clients}-e{self.epochs}-b{batch}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """A figure of the paper.
+    """A result of the paper.
 
     Attributes:
         table: 1 or 2.
-        setting: that gave it.
-        rounds: to the target; None where it was not reached.
+        setting: of the result.
+        rounds: to the target; None if it was not reached.
         baseline: the setting that the table's speedups are relative to.
-        algorithm: as Table 2 names it.
+        algorithm: as named in Table 2.
     """
 
     table: int

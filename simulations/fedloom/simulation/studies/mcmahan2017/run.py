@@ -1,4 +1,4 @@
-"""Run the cells one after another, and sum them up in Markdown."""
+"""Run the cells one after another, and write their results in Markdown."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,19 +23,19 @@ def run(
     command: str = "",
     console: Console | None = None,
 ) -> None:
-    """Run what is left of the cells, one after another.
+    """Run the unfinished cells, one after another.
 
     Args:
-        cells: which.
-        out: a folder for each is made in it.
+        cells: their searches.
+        out: folder of all cells.
         finest: step of the grid, `grid.THIRD` or `grid.SIXTH`.
-        workers: processes; as many as cores where left out.
-        quiet: no display.
-        command: that repeats this, for the record.
+        workers: processes; default: one per core.
+        quiet: show nothing.
+        command: that repeats the search, for the record.
         console: for the display.
 
     Raises:
-        UsageError: the data are not there, or `out` holds other experiments.
+        UsageError: the data are missing, or `out` has other experiments.
         Interrupted: Ctrl-C.
     """
     engine = {} if workers is None else {"workers": workers}

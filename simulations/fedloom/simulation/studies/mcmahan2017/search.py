@@ -1,15 +1,15 @@
 """One cell of a table: learning rates run to the target, one after another, and the best of them.
 
-A folder holds a cell:
+The folder of a cell:
 
-    result.json          every rate so far, with its thinned curve; replaced as a whole
-    0.215/               the simulation of a rate, as `fedloom simulate` leaves it
+    result.json          every rate so far, with its thinned curve; replaced atomically
+    0.215/               the output folder of a rate's simulation
 
-A rate that has not reached the target by the round in which the best one did cannot be the best any
-more, and is stopped there ("behind"). One that does not reach the target is stopped at the cap.
+A rate that has not reached the target in the best rate's number of rounds cannot become the best
+and is stopped ("behind"). A rate that does not reach the target is stopped at the cap.
 
-Invariants: a rate that is done is not run again; one that was interrupted continues to the same
-bits; one that was stopped at a cap continues when the cap is raised.
+Invariants: a finished rate is not repeated; an interrupted rate continues to the same bits; a rate
+stopped at a cap continues if the cap is raised.
 """
 
 import json
@@ -32,7 +32,7 @@ from fedloom.simulation.studies.mcmahan2017.counting import Point, rounds_to, th
 from fedloom.simulation.studies.study import without_paths
 
 ENDLESS = 1_000_000
-"""Rounds of a simulation that ends at its target or its cap; a cap in it could not be raised."""
+"""Rounds of a simulation, which ends at its target or its cap; a cap can be raised later."""
 REACHED, CAPPED, BEHIND, DIVERGED = "reached", "capped", "behind", "diverged"
 CUT = "cut"
 """Interrupted by Ctrl-C: the rate continues later."""
@@ -40,13 +40,13 @@ CUT = "cut"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateSearch:
-    """What is searched.
+    """A search for the best learning rate.
 
     Attributes:
         name: of its folder.
-        settings: of its experiment, as a TOML file has them, without the learning rate.
+        settings: of its experiment, as in a TOML file, without the learning rate.
         target: accuracy on the test examples, above 0 and below 1.
-        cap: rounds that a rate may take at most.
+        cap: rounds of a rate at most.
         start: the first rate to try, as k of 10^(k/6).
     """
 
@@ -59,18 +59,18 @@ class RateSearch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """One learning rate, run.
+    """One finished or interrupted learning rate.
 
     Attributes:
         k: of 10^(k/6).
         learning_rate: the rate itself.
-        rounds: to the target, interpolated; None when it was not reached.
+        rounds: to the target, interpolated; None if it was not reached.
         ended: `reached`, `capped`, `behind`, `diverged` or `cut`.
-        last_round: the last that was run.
+        last_round: its last round.
         accuracy: the best on the test examples.
-        wall_s: seconds that it took, evaluation with it.
-        clients_per_s: that were trained, of the whole time.
-        engine: what ran it.
+        wall_s: its seconds, with evaluation.
+        clients_per_s: trained clients per second.
+        engine: kernel and workers.
         digest: SHA-256 of the last model.
         curve: (round, accuracy), thinned.
     """
@@ -89,7 +89,7 @@ class Attempt:
 
     @property
     def score(self) -> grid.RateScore:
-        """How it did."""
+        """The score of this rate."""
         return grid.RateScore(self.rounds, self.accuracy)
 
 
@@ -100,9 +100,9 @@ class SearchResult:
     Attributes:
         name: of the cell.
         target: accuracy.
-        cap: rounds that rates were given.
+        cap: rounds of a rate at most.
         settings: of the experiment.
-        environment: that the last rate ran in.
+        environment: of the last rate.
         attempts: by ascending rate.
     """
 
@@ -115,24 +115,24 @@ class SearchResult:
 
     @property
     def best(self) -> Attempt | None:
-        """The rate that took the fewest rounds, or came closest."""
+        """The rate with the fewest rounds, or the highest accuracy."""
         scores = {attempt.k: attempt.score for attempt in self.attempts}
         top = grid.best(scores)
         return next((attempt for attempt in self.attempts if attempt.k == top), None)
 
     @property
     def in_the_middle(self) -> bool:
-        """Whether worse rates were tried to their end on both sides of the best."""
+        """Whether worse rates were finished on both sides of the best."""
         done = (attempt for attempt in self.attempts if attempt.ended != CUT)
         return grid.in_the_middle({attempt.k: attempt.score for attempt in done})
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C, after the state was written that a later search continues from."""
+    """Ctrl-C, after the state was written; the search can be continued."""
 
 
 OnEvent = Callable[[str, Attempt | RoundRecord], None]
-"""Called with a rate's name and a round that has ended, or the attempt that has."""
+"""Called with a rate's name and a finished round or attempt."""
 
 
 def search(
@@ -143,13 +143,13 @@ def search(
     engine: Mapping[str, Any] | None = None,
     on_event: OnEvent = lambda _, __: None,
 ) -> SearchResult:
-    """Run what is left of a cell.
+    """Run the unfinished rates of a cell.
 
     Args:
-        cell: what to search.
-        folder: its own; need not exist.
+        cell: the search.
+        folder: of the cell; need not exist.
         finest: step of the grid, `grid.THIRD` or `grid.SIXTH`.
-        engine: settings that bear on speed alone.
+        engine: settings that change only the speed.
         on_event: called after each round and each rate.
 
     Raises:
@@ -171,12 +171,12 @@ def search(
 
 
 def name_of(k: int) -> str:
-    """A rate's name, of its folder too."""
+    """A rate's name, also of its folder."""
     return f"{grid.value(k):g}"
 
 
 def _next(cell: RateSearch, attempts: Mapping[int, Attempt], finest: int) -> int | None:
-    """The rate to run next: one that was cut or whose cap was raised, or the grid's next."""
+    """The next rate: an interrupted one, one with a raised cap, or the grid's next."""
     for k, attempt in attempts.items():
         if attempt.ended in (CUT, CAPPED, BEHIND) and attempt.last_round < _bound(
             cell, attempts, k
@@ -206,7 +206,7 @@ def _settings(cell: RateSearch, k: int, engine: Mapping[str, Any]) -> dict[str, 
 def _run(
     settings: Mapping[str, Any], where: Path, bound: int, on_event: Callable[[RoundRecord], None]
 ) -> Result:
-    """Run a rate until it reaches the target or its bound, from where it stopped."""
+    """Run or continue a rate until it reaches the target or its bound."""
 
     def on_round(record: RoundRecord) -> bool:
         on_event(record)
@@ -269,8 +269,7 @@ def _before(cell: RateSearch, folder: Path) -> tuple[Attempt, ...]:
     found = read(path)
     if (found.target, found.settings) != (cell.target, without_paths(cell.settings)):
         raise UsageError(
-            f"Expected the cell {cell.name} with its settings in {folder}, got those of another "
-            "experiment. Choose another folder."
+            f"{folder} has another experiment than the cell {cell.name}. Choose another folder."
         )
     return found.attempts
 
@@ -285,10 +284,10 @@ def write(found: SearchResult, path: Path) -> None:
 
 
 def read(path: Path) -> SearchResult:
-    """Read what `write` wrote.
+    """Read a file of `write`.
 
     Raises:
-        UsageError: it is something else.
+        UsageError: it has another format.
     """
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
@@ -298,4 +297,4 @@ def read(path: Path) -> SearchResult:
         )
         return SearchResult(**values, attempts=attempts)
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise UsageError(f"Expected a cell's result in {path}, got: {error}.") from None
+        raise UsageError(f"{path} is not the result of a cell: {error}.") from None
