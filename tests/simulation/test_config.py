@@ -93,13 +93,16 @@ def test_refuses_an_engine_that_cannot_carry_the_model(change, message, monkeypa
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model.name": "char-lstm"}, r"inputs float32 \[1, 8, 8\] and targets int64, got Runtime"),
+        ({"model.name": "char-lstm"}, r"inputs float32 \[1, 8, 8\] and targets int64: Runtime"),
         ({"model.loss": "binary_cross_entropy"}, "Choose another model.name or model.loss"),
         (
             {"model": {"name": "mlp", "hidden": [], "loss": "mse"}},
-            "got UserWarning: Using a target",
+            "UserWarning: Using a target",
         ),
-        ({"model.loss": "{own}:each"}, r"one number, the mean over a batch, got .* shape \(2,\)"),
+        (
+            {"model.loss": "{own}:each"},
+            r"one number, the mean over a batch; it returned .* shape \(2,\)",
+        ),
         ({"model.name": "{own}:broken"}, r"KeyError in .*own.py, line 5: 'weights'"),
     ],
     ids=["model", "loss", "broadcast", "many", "constructor"],
@@ -246,7 +249,7 @@ def test_values_of_a_table_are_learnt(tmp_path):
         }
     )
     result = simulate(experiment, show=False)
-    with pytest.raises(UsageError, match="a model and a loss that take inputs"):
+    with pytest.raises(UsageError, match="The model or the loss fails on inputs"):
         set_up_workers(config.load(experiment.settings, {"model.loss": "cross_entropy"}))
     assert result.params["0.weight"].item() == pytest.approx(2.0, abs=0.01)
     assert result.records[-1].test["loss"] < 1e-4

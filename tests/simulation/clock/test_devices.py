@@ -69,7 +69,10 @@ def test_a_missing_timing_is_named(name):
             "_mbit_s.sd'",
         ),
         ({"upload_mbit_s": {"distribution": "uniform", "low": 2, "high": 1}}, "low=2"),
-        ({"upload_mbit_s": {"distribution": "uniform", "low": -1, "high": 0}}, "takes min"),
+        (
+            {"upload_mbit_s": {"distribution": "uniform", "low": -1, "high": 0}},
+            "Set min of the distribution",
+        ),
         ({"upload_mbit_s": {"distribution": "choice", "values": []}}, "list of numbers"),
         (
             {"upload_mbit_s": {"distribution": "choice", "values": [1, 2], "weights": [1]}},

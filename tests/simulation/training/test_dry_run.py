@@ -65,15 +65,15 @@ def refusal(made):
             "client-001 with 9 examples in batches of 4",
             "train.batch_size = 5",
         ),
-        ((8, 1), {}, 1, "client-001 with 1 example", "Have every client hold two or more"),
+        ((8, 1), {}, 1, "client-001 with 1 example", "Give every client at least two"),
         (
             (8, 1),
             {"batch_size": None},
             1,
             "client-001 with 1 example",
-            "Have every client hold two or more",
+            "Give every client at least two",
         ),
-        ((1, 1), {}, 2, "client-000 with 1 example", "Have every client hold two or more"),
+        ((1, 1), {}, 2, "client-000 with 1 example", "Give every client at least two"),
         (
             (6, 8),
             {"batch_size": 1},
@@ -86,7 +86,7 @@ def refusal(made):
 )
 def test_says_who_comes_to_a_batch_of_one(sizes, train, count, holds, set_):
     said = refusal(described(sizes, train=train))
-    assert f"which {count} of {len(sizes)} clients come to, such as {holds}, got ValueError" in said
+    assert f"which {count} of {len(sizes)} clients have, such as {holds}: ValueError" in said
     assert f"{set_}, or" in said or f"{set_}: fewer" in said
     name, equals, value = set_.removeprefix("train.").partition(" = ")
     if equals:
@@ -196,15 +196,15 @@ def on(data, model=None, loss=nn.functional.cross_entropy, **settings):
     [
         (
             holding(("x", (17, 2), np.nan), ("x", (20, 0), -np.inf)),
-            "in 2 of 160 values of x, the first nan at [17, 2], and from them a loss of nan",
+            "in 2 of 160 values of x, the first nan at [17, 2], which leads to a loss of nan",
         ),
         (
             holding(("x", (3, 1), 1e40)),
-            "in 1 of 160 values of x, the first 1e+40 (infinite as float32) at [3, 1], and from",
+            "in 1 of 160 values of x, the first 1e+40 (infinite as float32) at [3, 1], which leads",
         ),
         (
             holding(("y", 5, np.inf), classes=False),
-            "in 1 of 40 values of y, the first inf at [5], and from them a loss of inf",
+            "in 1 of 40 values of y, the first inf at [5], which leads to a loss of inf",
         ),
         (
             holding(("x", (1, 0), np.nan), ("y", 5, np.nan), classes=False),
@@ -212,7 +212,7 @@ def on(data, model=None, loss=nn.functional.cross_entropy, **settings):
         ),
         (
             holding(("x_test", (4, 3), np.nan)),
-            "in 1 of 20 values of x_test, the first nan at [4, 3], and from them a loss of nan",
+            "in 1 of 20 values of x_test, the first nan at [4, 3], which leads to a loss of nan",
         ),
     ],
     ids=["inputs", "too large", "targets", "both", "test"],
@@ -220,7 +220,7 @@ def on(data, model=None, loss=nn.functional.cross_entropy, **settings):
 def test_says_where_data_are_not_finite(data, said):
     """What, how many and where the first is, as the caller numbers them."""
     loss = nn.functional.cross_entropy if data.num_classes else squared
-    assert f"got NaN or infinity {said}" in refusal(on(data, loss=loss))
+    assert f"have NaN or infinity {said}" in refusal(on(data, loss=loss))
 
 
 def test_names_the_file_before_anybody_trains(tmp_path):
@@ -245,7 +245,7 @@ def test_names_the_file_before_anybody_trains(tmp_path):
 def test_infinity_that_a_layer_squashes_comes_back_in_the_gradient():
     squashing = partial(nn.Sequential, nn.Linear(4, 3), nn.Tanh())
     data = holding(("x", (9, 0), np.inf))
-    assert "[9, 0], and from them such gradients" in refusal(on(data, squashing))
+    assert "[9, 0], which leads to gradients that are NaN" in refusal(on(data, squashing))
     unsaid = simulate(on(replace(data, flaws=()), squashing), show=False)
     assert unsaid.records[-1].accepted == 3
 

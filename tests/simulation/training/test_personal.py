@@ -240,7 +240,9 @@ def test_tensors_at_home_go_with_buffers(tmp_path):
 
 def test_kernels_that_send_every_tensor_say_so():
     """`auto` takes another."""
-    with pytest.raises(UsageError, match=r"'fused': fused does not support personal\.keep"):
+    with pytest.raises(
+        UsageError, match=r"'fused' cannot train .*: fused does not support personal\.keep"
+    ):
         simulate(described(HEAD, kernel="fused"), show=False)
     assert simulate(described(HEAD, rounds=1), show=False).engine.startswith("resident")
     assert simulate(described({}, rounds=1), show=False).engine.startswith("fused")

@@ -75,7 +75,7 @@ def test_a_rule_without_the_updates_it_needs_abandons_the_round():
 
 
 def test_ray_is_refused_where_each_update_is_looked_at():
-    with pytest.raises(UsageError, match=r'backend = "local" with the aggregation median'):
+    with pytest.raises(UsageError, match=r'backend = "local", not "ray": the aggregation median'):
         simulate(experiment(backend="ray", aggregation={"name": "median"}), show=False)
 
 
@@ -173,7 +173,10 @@ def test_an_attack_has_a_table():
         ({"name": "scale", "fraction": 0.1, "z": 1}, r"'attack\.z' of scale"),
         ({"name": "scale", "fraction": 1.0}, "fraction >= 0 and < 1"),
         ({"name": "scale", "fraction": 0.1, "factor": 0}, "factor > 0"),
-        ({"name": "scale", "fraction": 0.1, "spared": ["x"]}, r"attack\.spared of the clients"),
+        (
+            {"name": "scale", "fraction": 0.1, "spared": ["x"]},
+            r"attack\.spared names an unknown client",
+        ),
     ],
 )
 def test_a_bad_table_is_refused(table, message):

@@ -82,10 +82,10 @@ def _check_alone(experiment: Experiment) -> None:
         size, batch = sizes[client], settings.batch_size
         holds = "1 example" if size == 1 else f"{size} examples in batches of {batch}"
         raise UsageError(
-            f"Expected a model that can train on a batch of one example, which {alone.sum()} of "
-            f"{len(names)} clients come to, such as {names[client]} with {holds}, got "
-            f"{summarised(error)}. {_instead(experiment, settings)}, or use a model that accepts "
-            "one example, with GroupNorm instead of BatchNorm."
+            f"The model fails on a batch of one example, which {alone.sum()} of {len(names)} "
+            f"clients have, such as {names[client]} with {holds}: {summarised(error)}. "
+            f"{_instead(experiment, settings)}, or use a model that accepts one example, with "
+            "GroupNorm instead of BatchNorm."
         ) from error
 
 
