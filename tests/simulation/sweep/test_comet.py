@@ -148,5 +148,5 @@ def test_files_are_told_apart_by_their_names(tmp_path):
         path.write_text(wrong)
         with pytest.raises(UsageError, match=r"comet\.json"):
             read(path)
-    with pytest.raises(UsageError, match="no such file"):
+    with pytest.raises(UsageError, match="does not exist"):
         read(tmp_path / "missing.json")

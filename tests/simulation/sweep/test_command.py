@@ -79,7 +79,7 @@ def test_an_interrupt_shows_what_there_is(folder, monkeypatch):
     monkeypatch.setattr(runner, "run", interrupted)
     result = sweep(folder / "sweep.toml", "--out", folder / "out")
     assert result.exit_code == 130
-    assert "interrupted with 2 to go" in result.stderr
+    assert "interrupted, 2 trials left" in result.stderr
 
 
 @pytest.mark.parametrize("pair", ["x", "=y", "x="])

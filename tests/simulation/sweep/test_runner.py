@@ -61,7 +61,7 @@ def test_troubles_are_rows_and_the_sweep_goes_on(tmp_path):
 
 def test_a_sweep_that_only_fails_gives_up(tmp_path):
     sweep = make({"config.trouble": ["usage"], "rounds": list(range(1, 50))})
-    with pytest.raises(UsageError, match=r"same failure 5 times.*something else"):
+    with pytest.raises(UsageError, match=r"first 5 trials failed .*something else"):
         run(sweep, tmp_path, jobs=4)
 
 
@@ -126,7 +126,7 @@ def test_an_interrupted_sweep_leaves_no_process_and_goes_on(tmp_path):
 
 
 def test_a_folder_in_use_is_refused(tmp_path):
-    with runner._locked(tmp_path), pytest.raises(UsageError, match="running in it"):
+    with runner._locked(tmp_path), pytest.raises(UsageError, match="Another sweep uses"):
         run(make(), tmp_path)
 
 

@@ -133,7 +133,7 @@ def test_targets_are_objectives():
         ({"pruner": {"rungs": 1}}, "pruner"),
         ({"of": "first"}, "best"),
         ({"objective": "improve"}, "maximize"),
-        ({"rounds_to_accuracy": 0.9, "metric": "loss"}, "one thing"),
+        ({"rounds_to_accuracy": 0.9, "metric": "loss"}, "one objective"),
         ({"rounds_to_accuracy": "soon"}, "number"),
         ({"rounds_to_accuracy": 0.9, "objective": "maximize"}, "minimize"),
         ({"metrics": "loss"}, "metrics"),
@@ -160,5 +160,5 @@ def test_an_experiment_that_changes_while_it_runs_is_noticed(file):
     sweep.identity()
     sweep.check_unchanged()
     (file.parent / "experiment.toml").write_text("rounds = 2")
-    with pytest.raises(UsageError, match="stay as it is"):
+    with pytest.raises(UsageError, match="changed while"):
         sweep.check_unchanged()

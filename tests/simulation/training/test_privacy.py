@@ -88,7 +88,7 @@ def test_a_simulation_stops_at_its_budget(tmp_path):
 
 
 def test_a_population_that_is_not_there_is_refused():
-    with pytest.raises(UsageError, match=r"privacy\.population of at most 6"):
+    with pytest.raises(UsageError, match=r"privacy\.population = 900 is larger"):
         private("poisson", {"population": 900})
 
 

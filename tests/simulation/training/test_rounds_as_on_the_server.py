@@ -64,5 +64,5 @@ def test_rounds_count_that_only_evaluate():
 def test_colluders_are_refused_in_private_runs():
     """The sum of a private round is of the updates as they come; nothing looks at each."""
     described = experiment(attack=ALittleIsEnough(fraction=0.2, z=1.0), privacy=PRIVATE)
-    with pytest.raises(UsageError, match=r"no \[privacy\] with the attack a_little_is_enough"):
+    with pytest.raises(UsageError, match=r"the attack a_little_is_enough needs each update"):
         simulate(described, show=False)
