@@ -149,7 +149,7 @@ def test_kernels_that_clip_agree():
 def test_a_kernel_that_cannot_clip_says_so_and_auto_takes_another():
     """Fused holds no gradient."""
     assert (
-        "fused knows no train.clip_norm" in simulate(experiment(train=CLIPPED), show=False).engine
+        "fused does not support train.clip_norm" in simulate(experiment(train=CLIPPED), show=False).engine
     )
     with pytest.raises(
         UsageError, match=r"'fused' cannot train .*: fused does not support train\.clip_norm"
