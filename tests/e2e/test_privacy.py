@@ -124,7 +124,7 @@ def test_a_run_ends_at_its_budget_and_says_so(tmp_path):
         runner = CliRunner()
         shown = await asyncio.to_thread(runner.invoke, main, ["run", "status", run, *where])
         assert "privacy: epsilon" in shown.output
-        assert "whoever sees the models" in shown.output
+        assert "anyone who sees the models" in shown.output
         told = await asyncio.to_thread(
             runner.invoke, main, ["run", "status", run, *where, "--json"]
         )

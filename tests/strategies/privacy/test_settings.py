@@ -51,15 +51,15 @@ def test_a_claim_states_its_conditions():
     )
     text = "\n".join(claim_lines(plan(settings, goal=20, rounds=50).claim()))
     for part in (
-        "epsilon 8", "delta 1e-05", "one client", "whoever sees the models", "server: trusted",
+        "epsilon 8", "delta 1e-05", "one client", "anyone who sees the models", "server: trusted",
         "each of 1000 clients", "20/1000", "norm of 0.5", "budget of 8", "add-or-remove",
-        "who takes part",
+        "which clients take part",
     ):  # fmt: skip
         assert part in text, part
     local = Privacy(mechanism="local", clip=0.5, noise_multiplier=4.0, delta=1e-5)
-    assert "the server included" in "\n".join(claim_lines(plan(local, goal=20, rounds=5).claim()))
+    assert "including the server" in "\n".join(claim_lines(plan(local, goal=20, rounds=5).claim()))
     seeded = Privacy(**GOOD, noise="seed")
-    assert "take the noise away" in "\n".join(claim_lines(plan(seeded, goal=20, rounds=5).claim()))
+    assert "can remove the noise" in "\n".join(claim_lines(plan(seeded, goal=20, rounds=5).claim()))
 
 
 def test_a_plan_stops_at_its_budget():

@@ -17,8 +17,8 @@ from fedloom.strategies.privacy.settings import Privacy, count_noise, noise_of_v
 
 T = TypeVar("T")
 
-CENTRAL: Final = "whoever sees the models, of any or all rounds"
-LOCAL: Final = "whoever sees a client's updates or the models, the server included"
+CENTRAL: Final = "anyone who sees the models, of any or all rounds"
+LOCAL: Final = "anyone who sees a client's updates or the models, including the server"
 
 _NEIGHBOURS: Final = {
     "zero-out": "a client's updates are replaced by zeros",
@@ -28,12 +28,12 @@ _NEIGHBOURS: Final = {
 _SAMPLING: Final = {
     "none": "none assumed: the same client may be in every round",
     "poisson": "Poisson: each of {population} clients is in a round with probability {cohort}/"
-    "{population}, by a secret coin of its own",
+    "{population}, by an independent secret coin",
     "without_replacement": "without replacement: {cohort} of {population} clients a round, every "
     "subset equally likely, drawn in secret",
 }
 _NOT_HIDDEN: Final = (
-    "who takes part in which round, and when they answer",
+    "which clients take part in which round, and when they answer",
     "anything that the clients' own code sends or prints outside its updates",
 )
 
@@ -113,7 +113,7 @@ class Plan:
             "noise_multiplier": self.noise_multiplier,
             "noise": self._noise(),
             "randomness": self._randomness(),
-            "denominator": f"{self.goal} clients a round, whoever answers",
+            "denominator": f"{self.goal} clients a round, for any number of reports",
             "budget": settings.limit,
             "assumes": self._assumes(),
             "not_hidden": list(_NOT_HIDDEN),
@@ -157,8 +157,8 @@ class Plan:
     def _randomness(self) -> str:
         if self.settings.noise == "seed":
             return (
-                "from the run's seed, for simulation: whoever knows the seed can take the noise "
-                "away, so nothing is claimed of a deployment like this"
+                "from the run's seed, for simulation: anyone who knows the seed can remove the "
+                "noise, so this makes no claim about a deployment"
             )
         holder = "server" if self.settings.central else "device"
         return f"exact discrete Gaussian, keyed by a secret that only the {holder} has"
@@ -172,8 +172,8 @@ class Plan:
             )
         if self.settings.sampling != "none":
             assumed.append(
-                "a round opens only when the whole population is there to be drawn from, which the "
-                "server enforces"
+                "a round opens only when the whole population is available, which the server "
+                "enforces"
             )
         return assumed
 
