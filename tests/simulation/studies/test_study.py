@@ -121,7 +121,7 @@ def test_the_table_shows_mean_and_spread(tmp_path):
 
 def test_a_run_without_a_test_is_an_error():
     cell = study.Cell(row="r", column="c", settings={**SETTINGS, "test": {"every": 0}})
-    with pytest.raises(UsageError, match="Expected a test in r, c"):
+    with pytest.raises(UsageError, match="r, c ended without a test"):
         study.at_the_end(cell, 0)
 
 
