@@ -24,11 +24,7 @@ TARGET = 0.85
 EXPERIMENT: dict[str, Any] = {
     "rounds": 40,
     "evaluate": False,
-    "data": {
-        "source": "digits",
-        "clients": 60,
-        "partition": {"name": "dirichlet", "alpha": 0.3},
-    },
+    "data": {"source": "digits", "clients": 60, "partition": {"name": "dirichlet", "alpha": 0.3}},
     "model": {"name": "mlp", "hidden": [32]},
     "cohort": {"goal": 6, "deadline_s": 60.0},
     "train": {"epochs": 3, "batch_size": 8, "learning_rate": 0.1},

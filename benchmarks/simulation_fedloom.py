@@ -6,14 +6,7 @@ from simulation_tasks import BATCH, FOREVER, LEARNING_RATE, SEED, child, loss_of
 
 from fedloom.client import Client
 from fedloom.protocol.version import __version__
-from fedloom.simulation import (
-    EngineSettings,
-    Examples,
-    Experiment,
-    Population,
-    run_spec,
-    simulate,
-)
+from fedloom.simulation import EngineSettings, Examples, Experiment, Population, run_spec, simulate
 from fedloom.simulation.data.population import numbered
 
 

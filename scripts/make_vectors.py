@@ -77,10 +77,7 @@ def first_parts() -> list[TensorPart]:
     """All of `weight` and `steps`, and two values of `bias` by a mask."""
     return [
         TensorPart(
-            DELTA,
-            "weight",
-            Full(),
-            np.array([[0.1, -0.2, 0.3], [0.25, -0.5, 1.0]], np.float32),
+            DELTA, "weight", Full(), np.array([[0.1, -0.2, 0.3], [0.25, -0.5, 1.0]], np.float32)
         ),
         TensorPart(DELTA, "bias", Mask(np.array([True, False, True])), _floats(0.5, -0.75)),
         TensorPart(DELTA, "steps", Full(), np.array(2.0, np.float64)),
@@ -242,11 +239,7 @@ def codecs(directory: Path) -> dict[str, Any]:
             "body": path.read_bytes().hex(),
             "decoded": [float(value) for value in coded.decode()],
         }
-    return {
-        "shape": list(shape),
-        "values": [float(value) for value in values],
-        "codecs": made,
-    }
+    return {"shape": list(shape), "values": [float(value) for value in values], "codecs": made}
 
 
 def messages() -> dict[str, Any]:

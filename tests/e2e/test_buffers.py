@@ -9,13 +9,7 @@ import pytest
 from fedloom.protocol.errors import Code, Refusal, UsageError
 from fedloom.server.planning.spec import parse
 from fedloom.server.rounds import round_driver
-from fedloom.strategies import (
-    DELTA,
-    Full,
-    Partial,
-    TensorSpec,
-    weight_units,
-)
+from fedloom.strategies import DELTA, Full, Partial, TensorSpec, weight_units
 from fedloom.strategies.staleness import discounted, staleness_weighting
 from support.agents import Adder, played, result, submit, until
 

@@ -14,10 +14,7 @@ from support.patience import PATIENCE_S
 pytestmark = pytest.mark.e2e
 
 ZEROS = {"w": np.zeros((40, 30), np.float32), "b": np.zeros(3, np.float32)}
-BOTH = {
-    "up": {"name": "top_k", "fraction": 0.1},
-    "down": {"name": "int8", "block": 16},
-}
+BOTH = {"up": {"name": "top_k", "fraction": 0.1}, "down": {"name": "int8", "block": 16}}
 ROUNDS = {"rounds": 4, "cohort": {"goal": 2, "quorum": 2}, "compression": BOTH}
 
 

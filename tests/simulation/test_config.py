@@ -32,15 +32,9 @@ DIGITS = ROOT / "simulations" / "examples" / "digits.toml"
         ({"model": {"name": "mlp", "hidden": [-5]}}, "model.hidden as a list of sizes"),
         ({"model": {"name": "mlp", "hidden": 3}}, "model.hidden as a list of sizes"),
         ({"model.loss": "l7"}, "a loss's name, or FILE.py:NAME"),
-        (
-            {"optimizer.name": "adamm"},
-            "got 'adamm'. Did you mean 'adam",
-        ),
+        ({"optimizer.name": "adamm"}, "got 'adamm'. Did you mean 'adam"),
         ({"optimizer.lr": 0.1, "optimizer.name": "sgd"}, "train.learning_rate"),
-        (
-            {"optimizer.name": "sgd", "optimizer.moment": 1},
-            "Did you mean 'momentum'",
-        ),
+        ({"optimizer.name": "sgd", "optimizer.moment": 1}, "Did you mean 'momentum'"),
         ({"client.code": 3}, "client.code as"),
         ({"client.code": "nowhere.py:make"}, "no file nowhere.py"),
         ({"engine.kernel": "slow"}, "engine.kernel of auto"),
@@ -59,10 +53,7 @@ DIGITS = ROOT / "simulations" / "examples" / "digits.toml"
         ({"stop.accuracy": 97}, "0 < stop.accuracy <= 1"),
         ({"output.wandb": True}, "'output.wandb'. Known: mlflow, tensorboard"),
         ({"output.tensorboard": "yes"}, "output.tensorboard as true or false"),
-        (
-            {"train.batch_size": 1e6},
-            r"as a whole number, got 1000000.0 \(a number\)\.$",
-        ),
+        ({"train.batch_size": 1e6}, r"as a whole number, got 1000000.0 \(a number\)\.$"),
         ({"test.every": 0, "stop.accuracy": 0.9}, "needs test examples and test.every >= 1"),
         ({"devices.compute_examples_per_s": 10.0}, "devices.download_mbit_s"),
         ({"devices": {}}, "devices.compute_examples_per_s"),
@@ -95,10 +86,7 @@ def test_refuses_an_engine_that_cannot_carry_the_model(change, message, monkeypa
     [
         ({"model.name": "char-lstm"}, r"inputs float32 \[1, 8, 8\] and targets int64: Runtime"),
         ({"model.loss": "binary_cross_entropy"}, "Choose another model.name or model.loss"),
-        (
-            {"model": {"name": "mlp", "hidden": [], "loss": "mse"}},
-            "UserWarning: Using a target",
-        ),
+        ({"model": {"name": "mlp", "hidden": [], "loss": "mse"}}, "UserWarning: Using a target"),
         (
             {"model.loss": "{own}:each"},
             r"one number, the mean over a batch; it returned .* shape \(2,\)",

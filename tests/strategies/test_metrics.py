@@ -21,11 +21,7 @@ reports = st.lists(
 def test_each_metric_is_averaged_over_those_who_have_it():
     """A client without a metric does not count for it."""
     assert weighted_mean(
-        [
-            (1, {"loss": 4.0, "accuracy": 0.5}),
-            (3, {"loss": 8.0}),
-            (0, {"unused": 1.0}),
-        ]
+        [(1, {"loss": 4.0, "accuracy": 0.5}), (3, {"loss": 8.0}), (0, {"unused": 1.0})]
     ) == {"accuracy": 0.5, "loss": 7.0}
 
 

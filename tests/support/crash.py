@@ -40,14 +40,7 @@ from fedloom.server.pki.authority import Authority
 from fedloom.server.planning import limits
 from fedloom.server.planning.spec import parse
 from fedloom.server.storage.model_store import ModelStore
-from fedloom.strategies import (
-    DELTA,
-    Full,
-    Partial,
-    privacy,
-    reduced,
-    weight_units,
-)
+from fedloom.strategies import DELTA, Full, Partial, privacy, reduced, weight_units
 from fedloom.strategies.exact.partial import SCALAR, TensorSpec
 from fedloom.strategies.privacy.release import WITHIN
 from fedloom.strategies.robust import ArrayUpdates

@@ -290,9 +290,7 @@ class Federation:
     def channel(self, identity=None):
         """A connection to the fleet port."""
         credentials = grpc.ssl_channel_credentials(
-            self.authority.root_pem,
-            identity and identity.key_pem,
-            identity and identity.chain_pem,
+            self.authority.root_pem, identity and identity.key_pem, identity and identity.chain_pem
         )
         return self._open(self.server.fleet_port, credentials)
 

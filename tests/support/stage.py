@@ -99,9 +99,7 @@ class Stage:
         self.state.mkdir(parents=True, exist_ok=True)
         self.before = list(before)
         self.config = server_config.ServerConfig(
-            fleet=f"{host}:{steady_port()}",
-            enrolment=f"{host}:{steady_port()}",
-            **settings,
+            fleet=f"{host}:{steady_port()}", enrolment=f"{host}:{steady_port()}", **settings
         )
         server_config.write(self.state, self.config)
         self.server = None
@@ -131,10 +129,7 @@ class Stage:
             device = Device(name, self.directory / name)
             device.folder.mkdir(exist_ok=True)
             ClientStore(device.state).save_identity(
-                identity.key_to_pem(key),
-                chain,
-                self.authority.root_pem,
-                self.signing.signer.public,
+                identity.key_to_pem(key), chain, self.authority.root_pem, self.signing.signer.public
             )
             self.devices[name] = device
             self.point(name, self.config.fleet)

@@ -44,8 +44,7 @@ COMMANDS = {
         "Watch a server live: health, runs, the open round, its clients and recent refusals.",
     ),
     "user": LazyCommand(
-        "fedloom.cli.operator.users:user",
-        "Manage the users of the console and their permissions.",
+        "fedloom.cli.operator.users:user", "Manage the users of the console and their permissions."
     ),
     "api-token": LazyCommand(
         "fedloom.cli.operator.api_tokens:api_token",
@@ -56,8 +55,7 @@ COMMANDS = {
         "List who did what and when, and verify that the trail is unchanged.",
     ),
     "completion": LazyCommand(
-        "fedloom.cli.common.completion:completion",
-        "Print a shell completion script.",
+        "fedloom.cli.common.completion:completion", "Print a shell completion script."
     ),
     "simulate": LazyCommand(
         "fedloom.simulation.command:simulate",

@@ -129,12 +129,7 @@ class FitClient(_NumpyClient):
     """Trains with the author's function; `fit_client` makes one."""
 
     def __init__(
-        self,
-        fit: Fit,
-        data: Any,
-        held_out: Any,
-        measure: Measure | None,
-        initial: Params | None,
+        self, fit: Fit, data: Any, held_out: Any, measure: Measure | None, initial: Params | None
     ) -> None:
         super().__init__(data, held_out, measure, initial)
         self._fit = fit

@@ -26,11 +26,7 @@ def store(tmp_path):
 
 def objection(store, budgets, asked, *, available=1e12, resident=0.0, free=1e12):
     gate = BudgetGate(
-        budgets,
-        store,
-        available=lambda: available,
-        resident=lambda: resident,
-        free=lambda _: free,
+        budgets, store, available=lambda: available, resident=lambda: resident, free=lambda _: free
     )
     return gate.objection(asked)
 

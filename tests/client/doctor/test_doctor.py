@@ -363,8 +363,7 @@ def test_the_exit_code_of_the_doctor_depends_on_its_findings(device, runner):
 
 
 @pytest.mark.parametrize(
-    ("raw", "code"),
-    [(b"", Code.MALFORMED), (b"\x00\x10\x00\x01", Code.TOO_LARGE)],
+    ("raw", "code"), [(b"", Code.MALFORMED), (b"\x00\x10\x00\x01", Code.TOO_LARGE)]
 )
 def test_the_size_of_a_measurement_is_limited(runner, federation, raw, code):
     """A server sends at most one chunk."""

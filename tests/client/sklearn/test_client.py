@@ -17,13 +17,7 @@ from support.tasks import task
 sklearn = pytest.importorskip("sklearn")
 
 from sklearn.datasets import load_digits  # noqa: E402
-from sklearn.linear_model import (  # noqa: E402
-    LogisticRegression,
-    Perceptron,
-    Ridge,
-    SGDClassifier,
-    SGDRegressor,
-)
+from sklearn.linear_model import LogisticRegression, Perceptron, Ridge, SGDClassifier, SGDRegressor  # noqa: E402
 from sklearn.metrics import hinge_loss, log_loss  # noqa: E402
 
 from fedloom.client.data import Arrays  # noqa: E402

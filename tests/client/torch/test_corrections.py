@@ -56,9 +56,7 @@ def stored(local, scratch):
         return {s: {n: scratch.keep(a) for n, a in found.items()} for s, found in slots.items()}
 
     return RuleContext(
-        received=keep(local.received),
-        memory=keep(local.memory),
-        full_gradient=local.full_gradient,
+        received=keep(local.received), memory=keep(local.memory), full_gradient=local.full_gradient
     )
 
 

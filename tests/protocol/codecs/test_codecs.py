@@ -372,11 +372,7 @@ def test_settings_out_of_range_are_refused(name, given, said):
 
 @pytest.mark.parametrize(
     ("scale", "code"),
-    [
-        (np.nan, Code.NOT_FINITE),
-        (np.inf, Code.NOT_FINITE),
-        (-1.0, Code.MALFORMED),
-    ],
+    [(np.nan, Code.NOT_FINITE), (np.inf, Code.NOT_FINITE), (-1.0, Code.MALFORMED)],
 )
 @pytest.mark.parametrize("name", ["int8", "int4"])
 def test_scales_must_be_finite_and_not_negative(name, scale, code):

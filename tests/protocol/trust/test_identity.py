@@ -87,10 +87,7 @@ def test_a_certificate_gives_its_peer():
     """Federation, client, serial in 40 hex digits and expiry in UTC."""
     peer = identity.peer_from_pem(_certificate(_uri("spiffe://demo/client/dev-1"), serial=0xABC))
     assert peer == identity.Peer(
-        federation="demo",
-        client="dev-1",
-        serial=f"{0xABC:040x}",
-        not_after=NOW + timedelta(days=1),
+        federation="demo", client="dev-1", serial=f"{0xABC:040x}", not_after=NOW + timedelta(days=1)
     )
 
 
@@ -210,11 +207,7 @@ def test_renewal_is_due_at_two_thirds_of_life(age_s, jitter, expected_s):
     assert wait == pytest.approx(expected_s, abs=1e-5)
 
 
-@given(
-    st.integers(1, 10**9),
-    st.floats(0, 1, allow_nan=False),
-    st.integers(-(10**9), 10**9),
-)
+@given(st.integers(1, 10**9), st.floats(0, 1, allow_nan=False), st.integers(-(10**9), 10**9))
 def test_renewal_always_falls_inside_life_with_time_to_retry(life_s, jitter, age_s):
     """After half of the life and before its last third, for every life and jitter."""
     end, now = NOW + timedelta(seconds=life_s), NOW + timedelta(seconds=age_s)

@@ -84,11 +84,7 @@ def coded(method, name, seed, coverage=None):
 def announce(path, made, method):
     described, size, checksum = write_body(path, made, MANIFEST)
     return fleet_pb2.UpdateHeader(
-        weight=3.0,
-        parts=described,
-        size_bytes=size,
-        crc32c=checksum,
-        compression=describe(method),
+        weight=3.0, parts=described, size_bytes=size, crc32c=checksum, compression=describe(method)
     )
 
 

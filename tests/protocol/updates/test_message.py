@@ -270,12 +270,7 @@ def test_arbitrary_bodies_are_refused_by_type(path, body, with_prefix):
 
 NUMBERS = st.integers(0, 12) | st.integers(0, 2**64 - 1)
 NAMES = st.sampled_from([DELTA, "w", "b", "none", ""]) | st.text(max_size=3)
-PARTS = st.builds(
-    fleet_pb2.Part,
-    group=NAMES,
-    tensor=NAMES,
-    values=NAMES,
-) | st.builds(
+PARTS = st.builds(fleet_pb2.Part, group=NAMES, tensor=NAMES, values=NAMES) | st.builds(
     fleet_pb2.Part,
     group=st.just(DELTA),
     tensor=NAMES,

@@ -190,10 +190,7 @@ def test_commit_moves_the_run_once(ledger):
     assert (run.model, run.strategy_state, run.committed) == ("new", '{"step": 1}', 1)
     ledger.commit_round("run", 1, RESULT | {"model_out": "newer"}, 123)
     assert ledger.run("run") == run
-    assert [(m.round, m.digest) for m in ledger.list_models("run")] == [
-        (0, "old"),
-        (1, "new"),
-    ]
+    assert [(m.round, m.digest) for m in ledger.list_models("run")] == [(0, "old"), (1, "new")]
     assert ledger.open_round_of("run") is None
     assert ledger.knows_model("new")
     assert not ledger.knows_model("newer")
@@ -246,10 +243,7 @@ def test_open_rounds_are_those_that_report_or_close(ledger):
     open_round(ledger, 3)
     ledger.close_round("run", 2)
     ledger.abandon_round("run", 3, "no quorum", "quorum")
-    assert [(r.number, r.state) for r in ledger.open_rounds()] == [
-        (1, "reporting"),
-        (2, "closing"),
-    ]
+    assert [(r.number, r.state) for r in ledger.open_rounds()] == [(1, "reporting"), (2, "closing")]
 
 
 def test_everything_is_there_after_a_restart(ledger, tmp_path):

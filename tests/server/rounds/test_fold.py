@@ -71,9 +71,7 @@ def total(updates):
     max_examples=30,
 )
 @given(
-    order=st.permutations(range(20)),
-    saves=st.sets(st.integers(0, 19), max_size=4),
-    data=st.data(),
+    order=st.permutations(range(20)), saves=st.sets(st.integers(0, 19), max_size=4), data=st.data()
 )
 def test_restarts_and_any_order_give_the_same_bits(tmp_path, updates, total, *, order, saves, data):
     """Saved and restored at any point, with lost updates folded again, the sum is the same."""

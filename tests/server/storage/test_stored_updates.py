@@ -82,10 +82,7 @@ def test_rules_give_the_same_bits_from_files(rule, files, budget_bytes):
             assert np.asarray(got).tobytes() == np.asarray(wanted).tobytes()
 
 
-@given(
-    shape=st.lists(st.integers(1, 5), min_size=1, max_size=4).map(tuple),
-    data=st.data(),
-)
+@given(shape=st.lists(st.integers(1, 5), min_size=1, max_size=4).map(tuple), data=st.data())
 def test_values_before_a_box(shape, data):
     """Against a count of single values."""
     box = tuple(

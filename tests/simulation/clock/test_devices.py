@@ -64,10 +64,7 @@ def test_a_missing_timing_is_named(name):
         ({"trace": "x"}, "a table"),
         ({"upload_mbit_s": {"distribution": "gauss"}}, "distribution = one of choice"),
         ({"upload_mbit_s": {"distribution": "normal", "mean": 1}}, "mean, std .*got mean"),
-        (
-            {"upload_mbit_s": {"distribution": "exponential", "mean": 1, "sd": 1}},
-            "_mbit_s.sd'",
-        ),
+        ({"upload_mbit_s": {"distribution": "exponential", "mean": 1, "sd": 1}}, "_mbit_s.sd'"),
         ({"upload_mbit_s": {"distribution": "uniform", "low": 2, "high": 1}}, "low=2"),
         (
             {"upload_mbit_s": {"distribution": "uniform", "low": -1, "high": 0}},
@@ -304,10 +301,7 @@ def test_traces_can_be_shuffled(traces):
 def test_a_trace_and_a_setting_of_the_same_thing_are_refused(traces):
     with pytest.raises(UsageError, match="remove compute_examples_per_s, download_mbit_s, upload"):
         Devices.build(PLAIN | {"trace": {"capacity": "capacity"}}, 2, 0, traces)
-    table = PLAIN | {
-        "trace": {"behaviour": "behaviour"},
-        "availability": {"on_s": 1, "off_s": 1},
-    }
+    table = PLAIN | {"trace": {"behaviour": "behaviour"}, "availability": {"on_s": 1, "off_s": 1}}
     with pytest.raises(UsageError, match="not both"):
         Devices.build(table, 2, 0, traces)
 

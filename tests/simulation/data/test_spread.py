@@ -8,12 +8,7 @@ from hypothesis import strategies as st
 from fedloom.protocol.errors import UsageError
 from fedloom.simulation import sources
 from fedloom.simulation.data.heatmap import heat_map
-from fedloom.simulation.data.statistics import (
-    entropies,
-    label_counts,
-    statistics,
-    total_variations,
-)
+from fedloom.simulation.data.statistics import entropies, label_counts, statistics, total_variations
 
 
 def _population(**settings):

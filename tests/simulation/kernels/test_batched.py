@@ -182,10 +182,7 @@ def _shared():
     ("make", "reason"),
     [
         (lambda: nn.Sequential(nn.Linear(12, 4), nn.BatchNorm1d(4)), "BatchNorm1d depends on"),
-        (
-            lambda: nn.Sequential(nn.Linear(12, 4), nn.Dropout(0.1)),
-            "Dropout needs separate random",
-        ),
+        (lambda: nn.Sequential(nn.Linear(12, 4), nn.Dropout(0.1)), "Dropout needs separate random"),
         (lambda: nn.LSTM(12, 4), "LSTM cannot be batched"),
         (lambda: nn.Linear(12, 4).requires_grad_(requires_grad=False), "no parameter to train"),
         (_shared, "shares a parameter"),

@@ -69,8 +69,7 @@ def test_an_update_has_the_bits_of_the_deployed_client(model, rule):
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [{"epochs": None, "steps": 7}, {"batch_size": 0, "epochs": 3}, {"batch_size": 1000}],
+    "settings", [{"epochs": None, "steps": 7}, {"batch_size": 0, "epochs": 3}, {"batch_size": 1000}]
 )
 def test_every_length_of_training_has_the_deployed_clients_bits(settings):
     """Steps across epochs, and all examples in one batch."""

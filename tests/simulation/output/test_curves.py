@@ -66,10 +66,7 @@ def test_workers_are_added_up_over_rounds():
     assert second.share == pytest.approx(0.9)
 
 
-@given(
-    st.lists(st.floats(0, 1) | st.just(math.nan), min_size=1, max_size=400),
-    st.integers(8, 60),
-)
+@given(st.lists(st.floats(0, 1) | st.just(math.nan), min_size=1, max_size=400), st.integers(8, 60))
 def test_thinning_keeps_the_ends_and_the_extremes(values, most):
     points = [(float(x), y) for x, y in enumerate(values)]
     kept = curves.thinned(points, most)

@@ -324,12 +324,7 @@ def test_a_rotation_turns_each_client_by_its_own_angle():
         ("dirichlet", {"clients": 100}, {"alpha": 0.001, "max_tries": 5}, "Raise alpha"),
         ("dirichlet", {}, {"alpha": -1}, "alpha > 0"),
         ("dirichlet", {}, {"alpha": "much"}, 'alpha of dirichlet as a number, got "much"'),
-        (
-            "dirichlet",
-            {},
-            {"alpah": 1},
-            "'data.partition.alpah' of dirichlet. Did you mean",
-        ),
+        ("dirichlet", {}, {"alpah": 1}, "'data.partition.alpah' of dirichlet. Did you mean"),
         ("dirichlet", {"num_classes": None}, {}, "one class number for each example"),
         ("inner-dirichlet", {}, {"alpha": [1.0]}, "each of 4 classes, got 1"),
         ("inner-dirichlet", {}, {"sizes": [1, 2]}, "each of 3 clients, got 2"),

@@ -469,10 +469,7 @@ def test_arrays_become_what_models_take():
         ({"owners": [1, 2]}, "one owner for each of 4"),
         ({"x_test": np.zeros((1, 2))}, "x_test and y_test go together"),
         ({"x_test": np.zeros((1, 3)), "y_test": np.zeros(1, int)}, r"test inputs of shape \(2,\)"),
-        (
-            {"x_test": np.zeros((1, 2)), "y_test": np.zeros(1, int), "test": 0.5},
-            "test, not both",
-        ),
+        ({"x_test": np.zeros((1, 2)), "y_test": np.zeros(1, int), "test": 0.5}, "test, not both"),
         ({"test": 0.01}, "test = 0.01 takes 0 of 4 examples"),
         ({"clients": 5}, "as many as there are examples, got 5"),
     ],

@@ -81,9 +81,7 @@ def test_random_draws_do_not_depend_on_the_order_of_trials(open_study):
 @pytest.mark.parametrize("algorithm", ["random", "tpe"])
 def test_a_finite_space_is_searched_without_repetition(open_study, algorithm):
     sweep = make(
-        algorithm=algorithm,
-        trials=50,
-        parameters={"a": [1, 2, 3], "b": {"min": 1, "max": 3}},
+        algorithm=algorithm, trials=50, parameters={"a": [1, 2, 3], "b": {"min": 1, "max": 3}}
     )
     study = open_study(sweep)
     found = drawn(study, study.missing())

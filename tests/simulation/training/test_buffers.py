@@ -16,13 +16,7 @@ from fedloom.simulation.clock.devices import Devices, Load
 from fedloom.simulation.clock.round_clock import Clock
 from fedloom.simulation.data.population import numbered
 from fedloom.simulation.training.simulator import Simulation
-from fedloom.strategies import (
-    DELTA,
-    Full,
-    Partial,
-    TensorSpec,
-    weight_units,
-)
+from fedloom.strategies import DELTA, Full, Partial, TensorSpec, weight_units
 from fedloom.strategies.staleness import discounted
 from support.experiments import experiment, population
 

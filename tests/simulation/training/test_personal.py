@@ -108,10 +108,7 @@ def test_kept_tensors_of_the_run_stay_as_they_were():
 @pytest.mark.e2e
 @pytest.mark.parametrize(
     ("personal", "model"),
-    [
-        ({"keep": ["2.*"], "head_epochs": 1}, None),
-        ({"keep": ["1.*"]}, normed),
-    ],
+    [({"keep": ["2.*"], "head_epochs": 1}, None), ({"keep": ["1.*"]}, normed)],
     ids=["fedrep", "fedbn"],
 )
 def test_over_the_wire_gives_the_same_bits(personal, model):

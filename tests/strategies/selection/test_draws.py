@@ -8,10 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedloom.strategies.selection import (
-    Known,
-    Occasion,
-)
+from fedloom.strategies.selection import Known, Occasion
 from fedloom.strategies.selection.draws import shuffled, sizes, smallest, uniformly, weighted
 
 WEIGHTS = [1.0, 2.0, 3.0, 10.0]

@@ -225,10 +225,7 @@ def test_oort_explores_less_and_less():
 
 def test_oort_asks_clients_past_max_rounds_last():
     known = known_of(
-        6,
-        num_examples=np.full(6, 10),
-        loss=np.full(6, 1.0),
-        rounds=np.array([3, 3, 3, 1, 1, 0]),
+        6, num_examples=np.full(6, 10), loss=np.full(6, 1.0), rounds=np.array([3, 3, 3, 1, 1, 0])
     )
     policy = Oort(max_rounds=3)
     assert set(policy.choose(occasion(known), 3).tolist()) == {3, 4, 5}

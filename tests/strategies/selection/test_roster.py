@@ -9,11 +9,7 @@ from fedloom.server.engine import ClientFailed, Left, Round, RoundConfig, Wake, 
 from fedloom.server.engine.events import Attended
 from fedloom.server.engine.selection import CandidatePool, select_by
 from fedloom.strategies import SELECTIONS, registry
-from fedloom.strategies.selection import (
-    Candidates,
-    History,
-    Observation,
-)
+from fedloom.strategies.selection import Candidates, History, Observation
 from fedloom.strategies.selection.draws import smallest
 from fedloom.strategies.selection.roster import Attendance, Roster
 

@@ -48,11 +48,7 @@ LAZY = {
             "operator.clients:drain",
             "Let a client finish its task, then stop selecting it.",
         ),
-        (
-            "release",
-            "operator.clients:release",
-            "Select a client again after quarantine or drain.",
-        ),
+        ("release", "operator.clients:release", "Select a client again after quarantine or drain."),
         ("revoke", "operator.clients:revoke", "Revoke a client and its certificates."),
         ("label", "operator.clients:label", "Set or remove labels of a client."),
         ("note", "operator.clients:note", "Set the note about a client."),
@@ -123,10 +119,7 @@ def _token(given: str) -> str:
 @client.command()
 @click.argument("code", metavar="FILE.py:NAME|MODULE:NAME", required=False, default="")
 @click.option(
-    "--flower",
-    default="",
-    metavar="FILE.py:APP|MODULE:APP",
-    help="Run a Flower ClientApp.",
+    "--flower", default="", metavar="FILE.py:APP|MODULE:APP", help="Run a Flower ClientApp."
 )
 @config_option
 @click.option(

@@ -19,10 +19,7 @@ FORMATS = ("safetensors", "torchscript", "torch-export", "onnx")
     "--offline", is_flag=True, help="Use the downloaded model; do not contact the server."
 )
 @click.option(
-    "--file",
-    "own",
-    type=FILE,
-    help="Use this safetensors file instead of the promoted model.",
+    "--file", "own", type=FILE, help="Use this safetensors file instead of the promoted model."
 )
 @click.option("--export", "kind", type=click.Choice(FORMATS), help="Export it in this format.")
 @out_option("File for --export; replaced if it exists.")

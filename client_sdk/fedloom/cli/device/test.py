@@ -14,10 +14,7 @@ from fedloom.cli.common.options import FILE, json_option
 @click.command("test")
 @click.argument("code", metavar="FILE.py:NAME|MODULE:NAME")
 @click.option(
-    "--model",
-    type=FILE,
-    metavar="FILE",
-    help="Initial model. Default: the client's `initial`.",
+    "--model", type=FILE, metavar="FILE", help="Initial model. Default: the client's `initial`."
 )
 @click.option(
     "--run",

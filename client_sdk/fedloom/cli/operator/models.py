@@ -89,10 +89,7 @@ def init(code: str, out: Path, *, flower: bool) -> None:
       fedloom model init --flower quickstart.task:Net --out init.safetensors
       fedloom run submit run.toml --model init.safetensors
     """
-    from fedloom.cli.common.load_code import (  # noqa: PLC0415 - it imports numpy
-        initial_model,
-        initial_of_flower,
-    )
+    from fedloom.cli.common.load_code import initial_model, initial_of_flower  # noqa: PLC0415 - it imports numpy
     from fedloom.client import save_file  # noqa: PLC0415
 
     params = initial_of_flower(code) if flower else initial_model(code)

@@ -89,11 +89,6 @@ class Conditions:
     @property
     def are_any(self) -> bool:
         """Whether any condition is set."""
-        numbers = (
-            self.battery_above,
-            self.idle_cpu_above,
-            self.load_below,
-            self.temperature_below,
-        )
+        numbers = (self.battery_above, self.idle_cpu_above, self.load_below, self.temperature_below)
         asked = any(number is not None for number in numbers)
         return asked or self.needs_free_network or bool(self.windows or self.probes)

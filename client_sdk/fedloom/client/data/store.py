@@ -172,8 +172,7 @@ class ExampleStore:
     def _retain(self, database: sqlite3.Connection, now: float) -> None:
         if self._most is not None:
             database.execute(
-                "DELETE FROM examples WHERE id <= (SELECT max(id) FROM examples) - ?",
-                (self._most,),
+                "DELETE FROM examples WHERE id <= (SELECT max(id) FROM examples) - ?", (self._most,)
             )
         if self._most_age_s is not None:
             database.execute("DELETE FROM examples WHERE at < ?", (now - self._most_age_s,))

@@ -59,10 +59,7 @@ async def download(
         digest = await asyncio.to_thread(part.hash)
         call: Any = channel.unary_stream(
             methods.DOWNLOAD, request_serializer=fleet_pb2.DownloadRequest.SerializeToString
-        )(
-            fleet_pb2.DownloadRequest(digest=model.digest, offset=part.received),
-            metadata=metadata,
-        )
+        )(fleet_pb2.DownloadRequest(digest=model.digest, offset=part.received), metadata=metadata)
         try:
             async for chunk in call:
                 if not chunk:

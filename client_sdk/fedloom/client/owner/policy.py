@@ -56,8 +56,7 @@ class Leaves:
     )
     metrics: bool = setting(True, doc="whether metrics leave, such as loss and accuracy")
     error_messages: bool = setting(
-        True,
-        doc="whether the text of an error in the training code leaves; it may quote examples",
+        True, doc="whether the text of an error in the training code leaves; it may quote examples"
     )
 
 

@@ -17,12 +17,7 @@ from sklearn.exceptions import ConvergenceWarning
 
 from fedloom.client.api import Client, Params, Task
 from fedloom.client.data import Growing, Shard, as_shard
-from fedloom.client.numpy import (
-    mean_metrics,
-    refuse_gradient_rules,
-    refuse_module_settings,
-    some,
-)
+from fedloom.client.numpy import mean_metrics, refuse_gradient_rules, refuse_module_settings, some
 from fedloom.client.sklearn import measures
 from fedloom.client.sklearn.linear import COEF, INTERCEPT, Family
 from fedloom.client.training.length import StopRule
@@ -33,11 +28,7 @@ _SEEDS = 1 << 32
 
 
 def sklearn_client(
-    estimator: Any,
-    data: Any,
-    *,
-    classes: Sequence[Any] | None = None,
-    held_out: Any = None,
+    estimator: Any, data: Any, *, classes: Sequence[Any] | None = None, held_out: Any = None
 ) -> "LinearClient":
     """Make a client that trains a linear model on local data.
 

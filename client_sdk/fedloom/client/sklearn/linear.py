@@ -147,10 +147,7 @@ class Family:
 
 
 def load(
-    estimator: Any,
-    params: Mapping[str, NDArray[Any]],
-    *,
-    classes: Sequence[Any] | None = None,
+    estimator: Any, params: Mapping[str, NDArray[Any]], *, classes: Sequence[Any] | None = None
 ) -> Any:
     """Put a model, such as `load_file` reads, into a copy of an estimator, for prediction.
 

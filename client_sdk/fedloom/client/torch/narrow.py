@@ -44,10 +44,7 @@ _SHAPELESS = (
     nn.Tanh,
 )
 """Layers that take any number of units and keep their order."""
-_SIZES = {
-    nn.Linear: ("out_features", "in_features"),
-    nn.Conv2d: ("out_channels", "in_channels"),
-}
+_SIZES = {nn.Linear: ("out_features", "in_features"), nn.Conv2d: ("out_channels", "in_channels")}
 _Layer = nn.Linear | nn.Conv2d
 _Norm = nn.BatchNorm1d | nn.BatchNorm2d
 

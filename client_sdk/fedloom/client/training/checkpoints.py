@@ -41,9 +41,7 @@ class Interruptions:
         EVERY_S, doc="least time between two checkpoints of a training, seconds", least=0
     )
     stop_s: float = setting(
-        10.0,
-        doc="how long a stopping process waits for the training step to end, seconds",
-        least=0,
+        10.0, doc="how long a stopping process waits for the training step to end, seconds", least=0
     )
 
 

@@ -169,8 +169,7 @@ def expect(role: str, found: ArrayInfo, dtypes: tuple[str, ...], shape: Shape | 
         )
     if found.shape != shape and (shape is not None or len(found.shape) != 1):
         raise Refusal(
-            Code.WRONG_SHAPE,
-            f"Expected {role} of shape {shape or '(n,)'}, got {found.shape}.",
+            Code.WRONG_SHAPE, f"Expected {role} of shape {shape or '(n,)'}, got {found.shape}."
         )
 
 

@@ -106,7 +106,6 @@ class ValueChecker:
         norm = math.sqrt(self._sum_squares)
         if self._max_norm is not None and norm > self._max_norm:
             raise Refusal(
-                Code.NORM_TOO_LARGE,
-                f"Expected a norm of at most {self._max_norm:g}, got {norm:g}.",
+                Code.NORM_TOO_LARGE, f"Expected a norm of at most {self._max_norm:g}, got {norm:g}."
             )
         return norm

@@ -71,11 +71,7 @@ def parse_token(text: str) -> Token:
     _, token_id, secret, pin = parts
     if not _ID.fullmatch(token_id):
         raise _malformed("its id is not 8 hex digits")
-    return Token(
-        id=token_id,
-        secret=_decode("secret", secret),
-        pin=_decode("root pin", pin),
-    )
+    return Token(id=token_id, secret=_decode("secret", secret), pin=_decode("root pin", pin))
 
 
 def secret_hash(secret: bytes) -> str:

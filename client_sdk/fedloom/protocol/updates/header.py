@@ -105,10 +105,9 @@ def check_header(
 def _check_weight(header: fleet_pb2.UpdateHeader, limits: Limits) -> None:
     weight = header.weight
     check_weight(weight, limits.max_weight)
-    wanted = {
-        "examples": float(header.training.num_examples),
-        "uniform": 1.0,
-    }.get(limits.weighting, weight)
+    wanted = {"examples": float(header.training.num_examples), "uniform": 1.0}.get(
+        limits.weighting, weight
+    )
     if weight != wanted and header.parts:
         raise Refusal(
             Code.WEIGHT_OUT_OF_RANGE,

@@ -245,9 +245,7 @@ class Run:
         if self.progress.open_kind is None:
             return []
         self.progress = replace(
-            self.progress,
-            abandoned_in_a_row=self.progress.abandoned_in_a_row + 1,
-            open_kind=None,
+            self.progress, abandoned_in_a_row=self.progress.abandoned_in_a_row + 1, open_kind=None
         )
         return []
 

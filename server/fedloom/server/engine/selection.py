@@ -11,14 +11,7 @@ from math import inf
 
 import numpy as np
 
-from fedloom.strategies.selection import (
-    Candidates,
-    History,
-    Known,
-    Occasion,
-    Selection,
-    Uniform,
-)
+from fedloom.strategies.selection import Candidates, History, Known, Occasion, Selection, Uniform
 from fedloom.strategies.selection.roster import Attendance
 
 Select = Callable[[Sequence[str], int], Sequence[str]]

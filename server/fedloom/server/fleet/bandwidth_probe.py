@@ -23,8 +23,7 @@ def measured(raw: bytes) -> bytes:
     """
     if len(raw) < methods.MEASURE_HEAD.size:
         raise Refusal(
-            Code.MALFORMED,
-            f"Expected at least {methods.MEASURE_HEAD.size} bytes, got {len(raw)}.",
+            Code.MALFORMED, f"Expected at least {methods.MEASURE_HEAD.size} bytes, got {len(raw)}."
         )
     (wanted,) = methods.MEASURE_HEAD.unpack_from(raw)
     if wanted > methods.CHUNK_BYTES:

@@ -71,10 +71,7 @@ class TransferSlots:
     """
 
     def __init__(
-        self,
-        fast: int,
-        clock: Callable[[], float] = time.monotonic,
-        chunks: Chunks | None = None,
+        self, fast: int, clock: Callable[[], float] = time.monotonic, chunks: Chunks | None = None
     ) -> None:
         self.clock = clock
         self.chunks = chunks or Chunks()

@@ -56,12 +56,7 @@ class FlowerStrategy(FedAvg):
     """
 
     def __init__(
-        self,
-        strategy: Strategy,
-        *,
-        weighted: bool = True,
-        max_abs: float = 1024.0,
-        **flower: Any,
+        self, strategy: Strategy, *, weighted: bool = True, max_abs: float = 1024.0, **flower: Any
     ) -> None:
         super().__init__(**flower)
         if strategy.rule != Plain():

@@ -8,15 +8,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedloom.strategies import (
-    DELTA,
-    Key,
-    Means,
-    Params,
-    TensorSpec,
-    TooFewUpdatesError,
-    Updates,
-)
+from fedloom.strategies import DELTA, Key, Means, Params, TensorSpec, TooFewUpdatesError, Updates
 from fedloom.strategies.exact.partial import Floats
 
 log = logging.getLogger(__name__)

@@ -206,9 +206,7 @@ def _phases(connection: sa.Connection, found: dict[str, dict[str, Any]]) -> None
 def _contributions(connection: sa.Connection, found: dict[str, dict[str, Any]]) -> None:
     query = (
         sa.select(
-            updates.c.client,
-            sa.func.max(updates.c.accepted_at),
-            sa.func.avg(updates.c.staleness),
+            updates.c.client, sa.func.max(updates.c.accepted_at), sa.func.avg(updates.c.staleness)
         )
         .where(updates.c.client.in_(found))
         .group_by(updates.c.client)

@@ -131,9 +131,7 @@ def _point(connection: sa.Connection, run: RunRow, number: int) -> Point:
         sa.select(sa.func.count())
         .select_from(models.join(rounds, _ITS_ROUND))
         .where(
-            models.c.run == run.id,
-            models.c.round.between(1, number),
-            rounds.c.undone_at.is_(None),
+            models.c.run == run.id, models.c.round.between(1, number), rounds.c.undone_at.is_(None)
         )
     )
     return Point(

@@ -9,9 +9,7 @@ import sqlalchemy as sa
 meta = sa.MetaData()
 
 versions = sa.Table(
-    "schema_version",
-    meta,
-    sa.Column("version", sa.Integer, primary_key=True, autoincrement=False),
+    "schema_version", meta, sa.Column("version", sa.Integer, primary_key=True, autoincrement=False)
 )
 clients = sa.Table(
     "clients",

@@ -89,9 +89,7 @@ class Meters:
             "ledger_seconds", "Time of a transaction of the ledger, including its wait.", SHORT_S
         )
         self.lag_s = histogram(
-            "event_loop_lag_seconds",
-            "Delay of the event loop, measured twice per second.",
-            SHORT_S,
+            "event_loop_lag_seconds", "Delay of the event loop, measured twice per second.", SHORT_S
         )
         self._begin()
 

@@ -76,11 +76,7 @@ def make_issuing(
 
 
 def make_client_leaf(
-    public_key: ec.EllipticCurvePublicKey,
-    client: str,
-    ttl_s: float,
-    issuer: Issuer,
-    now: datetime,
+    public_key: ec.EllipticCurvePublicKey, client: str, ttl_s: float, issuer: Issuer, now: datetime
 ) -> x509.Certificate:
     """Sign a certificate that names a client of the issuer's federation.
 

@@ -22,7 +22,6 @@ def check_update(header: fleet_pb2.UpdateHeader, plan: RoundPlan) -> list[Planne
         )
     if abs(header.scalars.get(WITHIN, 0.5)) != 0.5:
         raise Refusal(
-            Code.MALFORMED,
-            f"Expected {WITHIN} = 0.5 or -0.5, got {header.scalars[WITHIN]:g}.",
+            Code.MALFORMED, f"Expected {WITHIN} = 0.5 or -0.5, got {header.scalars[WITHIN]:g}."
         )
     return check_header(header, plan.limits, plan.manifest)

@@ -90,12 +90,7 @@ def task_of(plan: RoundPlan) -> TaskDescription:
     """Return the task of a round; the client's seed and the deadline are set when it is sent."""
     spec, note = plan.spec, plan.note
     asked = describe(
-        spec,
-        run=plan.run,
-        number=plan.number,
-        trained=plan.trained,
-        kind=plan.kind,
-        clip=plan.clip,
+        spec, run=plan.run, number=plan.number, trained=plan.trained, kind=plan.kind, clip=plan.clip
     )
     return replace(
         asked,

@@ -229,11 +229,7 @@ class RunSpec:
         return registry.selection(*named(self.selection, "selection"), table="selection")
 
     def select(
-        self,
-        number: int,
-        kind: RoundKind,
-        history: History | None,
-        stream: Stream | None = None,
+        self, number: int, kind: RoundKind, history: History | None, stream: Stream | None = None
     ) -> Select:
         """The draw of a round's cohort.
 

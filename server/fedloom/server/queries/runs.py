@@ -19,11 +19,7 @@ LATEST_ROUNDS = 50
 def run_summary(row: RunRow) -> RunView:
     """A run without its specification and rounds."""
     return RunView.model_validate(
-        {
-            **values(row),
-            "rounds_total": row.spec["rounds"],
-            "rounds_committed": row.committed,
-        }
+        {**values(row), "rounds_total": row.spec["rounds"], "rounds_committed": row.committed}
     )
 
 

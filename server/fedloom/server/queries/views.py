@@ -180,8 +180,7 @@ class RollBackTo(_In):
     """A rollback to make."""
 
     round: Annotated[
-        int,
-        Field(ge=0, le=MAX_NUMBER, description="committed training round; 0: the beginning"),
+        int, Field(ge=0, le=MAX_NUMBER, description="committed training round; 0: the beginning")
     ]
 
 

@@ -12,9 +12,7 @@ from functools import partial
 from typing import Any
 
 from fedloom.protocol.errors import Code, FedloomError, Refusal, UsageError
-from fedloom.server.engine import (
-    RunState,
-)
+from fedloom.server.engine import RunState
 from fedloom.server.ledger import Point, require_run
 from fedloom.server.ledger.rows import RunRow
 from fedloom.server.metrics.log_buffer import about

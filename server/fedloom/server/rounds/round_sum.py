@@ -152,10 +152,7 @@ class RoundSum:
         else:
             model, note = state_files.store(self._context.models, setup, plan, after)
         return StoredResult(
-            model=model,
-            note=note,
-            metrics=after.metrics,
-            excluded=after.state.excluded,
+            model=model, note=note, metrics=after.metrics, excluded=after.state.excluded
         )
 
     def _each(self, accepted: Sequence[UpdateRow]) -> SpoolUpdates:

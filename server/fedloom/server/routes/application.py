@@ -27,11 +27,7 @@ from fedloom.protocol.errors import (
     printable,
 )
 from fedloom.protocol.version import __version__
-from fedloom.server.access.errors import (
-    ForbiddenError,
-    TooManyTriesError,
-    UnauthenticatedError,
-)
+from fedloom.server.access.errors import ForbiddenError, TooManyTriesError, UnauthenticatedError
 from fedloom.server.access.gate import Gate
 from fedloom.server.access.oidc import Oidc
 from fedloom.server.access.principal import LOCAL_USER

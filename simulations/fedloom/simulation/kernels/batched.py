@@ -176,8 +176,5 @@ def _clipped(grads: Mapping[str, Tensor], clip_norm: float) -> dict[str, Tensor]
 
 def _steps(num_examples: int, settings: RoundSettings) -> int:
     return batches.count(
-        num_examples,
-        epochs=settings.epochs,
-        steps=settings.steps,
-        batch_size=settings.batch_size,
+        num_examples, epochs=settings.epochs, steps=settings.steps, batch_size=settings.batch_size
     )

@@ -275,10 +275,7 @@ def milestones(
         while left and value >= left[0]:
             found.append(
                 Milestone(
-                    value=left.pop(0),
-                    round=record.round,
-                    wall_s=wall_s,
-                    virtual_s=record.virtual_s,
+                    value=left.pop(0), round=record.round, wall_s=wall_s, virtual_s=record.virtual_s
                 )
             )
     # Of several in one round only the highest is kept.

@@ -259,11 +259,7 @@ def _path(places: Sequence[curves.Point | None]) -> str:
 
 
 def _steps(
-    edges: Sequence[float],
-    below: Sequence[float],
-    above: Sequence[float],
-    axis: _Axis,
-    top: float,
+    edges: Sequence[float], below: Sequence[float], above: Sequence[float], axis: _Axis, top: float
 ) -> str:
     xs = [WIDTH * axis.percent(edge) / 100 for edge in edges]
 

@@ -14,13 +14,7 @@ from numpy.typing import NDArray
 
 from fedloom.protocol.errors import UsageError
 from fedloom.simulation.partition import classic
-from fedloom.simulation.partition.base import (
-    ExamplePool,
-    Split,
-    apportion,
-    check_sizes,
-    grouped,
-)
+from fedloom.simulation.partition.base import ExamplePool, Split, apportion, check_sizes, grouped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -116,7 +116,7 @@ CIFAR10 = KnownSet(
             "cifar-10-binary.tar.gz": (
                 170_052_171,
                 "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
-            ),
+            )
         },
     ),
 )
@@ -128,7 +128,7 @@ CIFAR100 = KnownSet(
             "cifar-100-binary.tar.gz": (
                 168_513_733,
                 "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
-            ),
+            )
         },
     ),
 )

@@ -56,10 +56,7 @@ def huggingface(
             "it with: pip install 'flwr-datasets[vision]'"
         ) from error
     federated = flower.FederatedDataset(
-        dataset=dataset,
-        subset=subset,
-        partitioners={train_split: 1},
-        shuffle=False,
+        dataset=dataset, subset=subset, partitioners={train_split: 1}, shuffle=False
     )
     train = _split(federated, train_split)
     x, y = _column(train, inputs), _column(train, target)

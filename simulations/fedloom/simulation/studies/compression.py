@@ -138,10 +138,7 @@ def _columns(data: str) -> list[Column]:
         data, "accuracy", "accuracy", lambda entry: f"{entry.mean:.4f} ± {entry.spread:.4f}"
     )
     loss = Column(
-        title="less than none",
-        entry=lost,
-        text=lambda entry: f"{entry.mean:+.4f}",
-        is_drawn=False,
+        title="less than none", entry=lost, text=lambda entry: f"{entry.mean:+.4f}", is_drawn=False
     )
     return [*(column for pair in ways for column in pair), accuracy, loss]
 

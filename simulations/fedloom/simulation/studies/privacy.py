@@ -8,13 +8,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any, Final
 
-from fedloom.simulation.studies.study import (
-    Cell,
-    Study,
-    StudyRun,
-    at_the_end,
-    at_the_end_or_zero,
-)
+from fedloom.simulation.studies.study import Cell, Study, StudyRun, at_the_end, at_the_end_or_zero
 
 CLIENTS, GOAL, ROUNDS, DELTA = 400, 100, 40, 1e-3
 POISSON: Final = {"sampling": "poisson", "population": CLIENTS}

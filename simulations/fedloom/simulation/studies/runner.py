@@ -102,10 +102,7 @@ def _measured(measure: Measure, jobs: Sequence[Job], processes: int) -> Iterator
         yield from (_timed(measure, *job) for job in jobs)
         return
     context = multiprocessing.get_context("spawn")
-    with (
-        _one_thread(),
-        ProcessPoolExecutor(processes, mp_context=context) as pool,
-    ):
+    with _one_thread(), ProcessPoolExecutor(processes, mp_context=context) as pool:
         futures = [pool.submit(_timed, measure, *job) for job in jobs]
         try:
             yield from (future.result() for future in as_completed(futures))

@@ -16,13 +16,7 @@ from typing import Any
 from fedloom.protocol.errors import UsageError
 from fedloom.protocol.settings import check_names, subtable, within
 from fedloom.simulation.sweep.objective import Objective, natural_direction
-from fedloom.simulation.sweep.settings import (
-    DEFAULT_TRIALS,
-    Pruner,
-    Sweep,
-    locate,
-    parse_derived,
-)
+from fedloom.simulation.sweep.settings import DEFAULT_TRIALS, Pruner, Sweep, locate, parse_derived
 from fedloom.simulation.sweep.space import Parameter
 
 ALGORITHMS = {"grid": "grid", "random": "random", "bayes": "tpe"}

@@ -124,10 +124,7 @@ class SweepDisplay:
         if left := self._left_s():
             more += f"{', ' if more else ''}about {words.duration(left)} left"
         self._progress.update(
-            self._progress.task_ids[0],
-            total=self._num_trials,
-            completed=self._num_ended,
-            more=more,
+            self._progress.task_ids[0], total=self._num_trials, completed=self._num_ended, more=more
         )
 
     def _left_s(self) -> float | None:

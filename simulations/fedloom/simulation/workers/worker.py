@@ -33,13 +33,7 @@ from fedloom.simulation.training.rule_memory import Memory
 from fedloom.simulation.training.spooled_updates import path_of, store
 from fedloom.simulation.workers.base import Report
 from fedloom.simulation.workers.failures import explained
-from fedloom.strategies import (
-    DELTA,
-    Full,
-    Partial,
-    Personal,
-    weight_units,
-)
+from fedloom.strategies import DELTA, Full, Partial, Personal, weight_units
 from fedloom.strategies.exact.partial import SCALAR
 from fedloom.strategies.staleness import discounted
 from fedloom.strategies.state import slots_from_arrays, slots_to_arrays

@@ -172,11 +172,7 @@ class _Walk:
             memory[slot][at] = _where(covered, values, before)
 
     def _at(
-        self,
-        tensor: str,
-        at: slice,
-        flat: NDArray[Any],
-        old: Mapping[str, NDArray[Any] | None],
+        self, tensor: str, at: slice, flat: NDArray[Any], old: Mapping[str, NDArray[Any] | None]
     ) -> tuple[Block, NDArray[np.bool_] | bool]:
         """A block, and its covered coordinates."""
         mean, covered = self.means.mean_block((DELTA, tensor), at.start, at.stop)

@@ -79,10 +79,7 @@ def decode(text: str) -> Order:
 def arrays_of(task: Task) -> dict[str, NDArray[Any]]:
     """The rule's values on rank 0 that change gradients."""
     local, rule = task.local, task.rule
-    wanted = (
-        ("received", rule.receives, local.received),
-        ("memory", rule.remembers, local.memory),
-    )
+    wanted = (("received", rule.receives, local.received), ("memory", rule.remembers, local.memory))
     return {
         f"{kind}/{slot}/{tensor}": np.ascontiguousarray(array)
         for kind, slots, found in wanted

@@ -113,10 +113,7 @@ def table_1() -> Iterator[Published]:
                     model=model, split=split, fraction=fraction, epochs=epochs, batch=batch
                 )
                 yield Published(
-                    table=1,
-                    setting=setting,
-                    rounds=rounds,
-                    baseline=replace(setting, fraction=0.0),
+                    table=1, setting=setting, rounds=rounds, baseline=replace(setting, fraction=0.0)
                 )
 
 
