@@ -61,10 +61,10 @@ arrows: $(VENV)/.dev ## which package may import which
 	lint-imports
 
 unit: $(VENV)/.dev ## unit, property and end-to-end tests
-	pytest -n 2 --dist worksteal
+	pytest -n 3 --dist worksteal
 
 long: $(VENV)/.dev ## the tests that take many seconds each: every kind of run under fire
-	pytest -q -n 2 --dist worksteal -m long
+	pytest -q -n 3 --dist worksteal -m long
 
 $(FLOWER)/.done: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(FLOWER)

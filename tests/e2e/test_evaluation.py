@@ -80,7 +80,7 @@ async def shown(federation, run):
     console.print(render(found, rows=None))
     text = console.export_text()
     assert "2 of 2 rounds" in text
-    for words in ("LEAST", "MEDIAN", "MOST", "2.75"):
+    for words in ("MINIMUM", "MEDIAN", "MAXIMUM", "2.75"):
         assert words in text
 
 
@@ -161,7 +161,7 @@ def test_what_does_not_go_with_it_is_refused():
             }
         )
     tables = {"data": {"name": "digits", "clients": 2}, "model": {"name": "linear"}}
-    with pytest.raises(UsageError, match="trains"):
+    with pytest.raises(UsageError, match="must train"):
         build({**spec, **tables})
 
 

@@ -193,7 +193,7 @@ def test_a_server_of_before_signatures_is_told_apart_and_left_alone(
     """Both sides say which versions they speak: nobody goes back to unsigned offers."""
     agents = Agents(federation, tmp_path)
     runner.run(agents.enrol("modern"))
-    monkeypatch.setattr("fedloom.server.fleet.attend.PROTOCOL_VERSIONS", (1,))
+    monkeypatch.setattr("fedloom.server.fleet.calls.PROTOCOL_VERSIONS", (1,))
     with pytest.raises(Refusal, match=r"version of \[1\], got \[2\]: upgrade the older") as caught:
         runner.run(Agent(Adder(), agents.configs["modern"]).run())
     assert caught.value.code is Code.VERSION_UNSUPPORTED

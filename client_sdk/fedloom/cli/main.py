@@ -59,11 +59,11 @@ COMMANDS = {
     ),
     "simulate": LazyCommand(
         "fedloom.simulation.command:simulate",
-        "Simulate an experiment: thousands of clients here, with the server's own rounds.",
+        "Simulate an experiment: thousands of clients on this machine, with the server's rounds.",
     ),
     "demo": LazyCommand(
         "fedloom.simulation.demo.command:demo",
-        "Run a federation here: a server, eight clients as processes, one model.",
+        "Run a federation on this machine: a server, eight client processes, one model.",
     ),
     "sweep": LazyCommand(
         "fedloom.simulation.sweep.command:sweep",

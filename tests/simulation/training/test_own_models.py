@@ -195,7 +195,7 @@ def test_clipping_bounds_the_steps_of_the_own_model_too():
             "whole",
         ),
         ({"personal": DITTO, "kernel": "fused"}, "fused does not support personal.name"),
-        ({"personal": DITTO, "client": Nudge}, "a model of this client's own"),
+        ({"personal": DITTO, "client": Nudge}, "this client's own model"),
     ],
 )
 def test_what_does_not_go_together_is_refused(settings, message):
