@@ -1,4 +1,4 @@
-"""docs/strategies/asynchronous.md: its tables are the code's, its settings and its example work."""
+"""docs/strategies/asynchronous.md: its tables match the code, its settings and example work."""
 
 import re
 import tomllib
@@ -21,22 +21,21 @@ def blocks(language):
     return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
 
 
-def test_the_example_prints_what_the_page_shows(capsys):
-    """Word for word."""
+def test_the_example_prints_the_shown_output(capsys):
     exec(compile(blocks("python")[0], "docs/strategies/asynchronous.md", "exec"), {})
     assert [capsys.readouterr().out] == blocks("text")
 
 
 @pytest.mark.parametrize(("text", "goal"), list(zip(blocks("toml"), (10, 1), strict=True)))
-def test_the_settings_are_ones_that_a_run_takes(text, goal):
-    """As they stand on the page."""
+def test_a_run_accepts_the_settings(text, goal):
+    """Unchanged, as the page shows them."""
     spec = parse({"train": {"epochs": 1, "learning_rate": 0.1}, **tomllib.loads(text)})
     buffer = spec.buffer_config()
     assert (buffer.goal, buffer.concurrency, buffer.max_staleness) == (goal, 20, 20)
 
 
-def test_it_names_every_knob_and_weighting():
-    """With its settings."""
+def test_it_names_every_setting_and_weighting():
+    """The settings of each weighting too."""
     for field in fields(BufferConfig):
         assert f"`{field.name}`" in PAGE, field.name
     for name, weighting in STALENESS.items():
@@ -45,8 +44,8 @@ def test_it_names_every_knob_and_weighting():
             assert f"`{field.name}` {field.default:g}" in PAGE, (name, field.name)
 
 
-def test_the_table_of_the_page_is_that_of_the_code():
-    """State by state, event by event: what is ignored, what is refused, and what is done."""
+def test_the_state_table_matches_the_code():
+    """For each state and event: ignored, refused, or handled."""
     verdicts = {IGNORE: "–", REFUSE: "refused"}
     lines = PAGE.split("<!-- buffer table -->\n")[1].split("\n\n")[0].splitlines()
     head, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
@@ -60,7 +59,7 @@ def test_the_table_of_the_page_is_that_of_the_code():
 
 
 def test_the_example_experiment_is_buffered():
-    """The one that the page's figures are from."""
+    """The page's figures come from this experiment."""
     experiment = config.load(ROOT / "simulations" / "examples" / "asynchronous.toml")
     assert experiment.spec.buffer_config().concurrency == 20
     assert experiment.devices is not None

@@ -1,4 +1,4 @@
-"""docs/strategies/compression.md: its examples run, its tables are whole."""
+"""docs/strategies/compression.md: its examples run, its tables are complete."""
 
 import contextlib
 import io
@@ -19,16 +19,15 @@ def block(language):
     return found
 
 
-def test_the_example_prints_what_the_page_shows():
-    """Word for word."""
+def test_the_example_prints_the_shown_output():
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         exec(compile(block("python"), "compression.md", "exec"), {"__name__": "page"})
     assert printed.getvalue() == block("text")
 
 
-def test_the_table_is_one_that_a_run_takes():
-    """As it stands on the page."""
+def test_a_run_accepts_the_table():
+    """Unchanged, as the page shows it."""
     table = tomllib.loads(block("toml"))
     spec = parse({"train": {"epochs": 1, "learning_rate": 0.1}, "cohort": {"goal": 2}, **table})
     assert spec.build_compression().codec == spec.build_broadcast() == codec("int8")

@@ -1,4 +1,4 @@
-"""docs/data.md does what it says: its example prints what is shown, its tables name everything."""
+"""docs/data.md: its example prints the shown output, its tables are complete."""
 
 import contextlib
 import io
@@ -31,8 +31,8 @@ def _rows(heading):
             )
 
 
-def test_the_example_prints_what_the_page_shows(tmp_path, monkeypatch):
-    """And writes its picture."""
+def test_the_example_prints_the_shown_output(tmp_path, monkeypatch):
+    """It also writes its picture."""
     monkeypatch.chdir(tmp_path)
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
@@ -41,8 +41,8 @@ def test_the_example_prints_what_the_page_shows(tmp_path, monkeypatch):
     assert (tmp_path / "shards.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_configuration_names_what_there_is():
-    """Its source, its partition and their settings."""
+def test_the_configuration_names_source_and_partition():
+    """With their settings."""
     table = tomllib.loads(_block("toml"))["data"]
     partition = table.pop("partition")
     assert (
@@ -54,7 +54,7 @@ def test_the_configuration_names_what_there_is():
 
 @pytest.mark.parametrize(("heading", "known"), [("Sources", SOURCES), ("Partitions", PARTITIONERS)])
 def test_tables_name_everything_with_its_settings(heading, known):
-    """No more and no less."""
+    """And nothing that does not exist."""
     named = {}
     for names, settings in _rows(heading):
         for name in names:

@@ -1,4 +1,4 @@
-"""What the pages on deployment tell people to type is there, and what they show to copy works."""
+"""The deployment pages: their commands exist, and their examples work."""
 
 import re
 import shlex
@@ -23,7 +23,7 @@ PI = (ROOT / "docs" / "raspberry-pi.md").read_text()
 
 
 def commands(path):
-    """Every `fedloom` command that a page says to type."""
+    """Every `fedloom` command in a page's code blocks."""
     text = re.sub(r"\\\n[#\s]*", " ", path.read_text())
     for line in text.splitlines():
         typed = re.match(
@@ -34,8 +34,7 @@ def commands(path):
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
-def test_commands_are_there_with_their_options(path):
-    """Nobody types what is refused."""
+def test_commands_and_their_options_exist(path):
     for _, *words in commands(path):
         command, context = main, click.Context(main)
         while isinstance(command, click.Group) and words and not words[0].startswith("-"):
@@ -49,21 +48,21 @@ def test_commands_are_there_with_their_options(path):
 
 
 def test_the_pages_have_commands():
-    """So that the test above tests something."""
+    """Otherwise the test above would check nothing."""
     assert sum(1 for _ in commands(PAGES[0])) >= 8
     assert sum(1 for _ in commands(PAGES[1])) >= 7
 
 
-def test_the_raspberrys_client_is_one(tmp_path):
-    """It passes the check that the page says to make."""
+def test_the_raspberry_pi_client_passes_its_check(tmp_path):
+    """The check is the one that the page recommends."""
     (code,) = re.findall(r"```python\n(.*?)```", PI, re.DOTALL)
     names = {}
     exec(compile(code, "my_client.py", "exec"), names)
     assert [f for f in check(names["client"](), ignore=["copies"]) if f.weight == "fault"] == []
 
 
-def test_the_raspberrys_settings_are_some(tmp_path):
-    """They can be put into a client.toml as they stand."""
+def test_the_raspberry_pi_settings_are_valid(tmp_path):
+    """A client.toml accepts them unchanged."""
     (text,) = re.findall(r"```toml\n(.*?)```", PI, re.DOTALL)
     assert tomllib.loads(text)
     path = tmp_path / "client.toml"
@@ -72,7 +71,7 @@ def test_the_raspberrys_settings_are_some(tmp_path):
 
 
 def test_containers_name_the_version():
-    """Manifests are of the version that they are handed out with."""
+    """Manifests name the version that they are released with."""
     from fedloom.protocol.version import __version__
 
     for path in (ROOT / "deploy" / "kubernetes").glob("*.yaml"):

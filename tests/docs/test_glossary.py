@@ -22,24 +22,23 @@ def exists(module):
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_module_on_the_page_exists(page):
-    """A module that is renamed is renamed here, too."""
+    """Renaming a module requires a change of the page."""
     named = set(re.findall(r"`(fedloom(?:\.\w+)+)`", (ROOT / page).read_text("utf-8")))
     assert {module for module in named if not exists(module)} == set()
 
 
 def test_every_row_has_a_term_a_meaning_and_a_module():
-    """No row of the table is of another form."""
     assert len(ROWS) == GLOSSARY.count("\n| ") - 1
     assert len(ROWS) > 50
 
 
 def test_terms_are_in_order_and_defined_once():
-    """Alphabetical, so that a reader finds a term and an author sees that it is there."""
+    """Alphabetical order, so that readers and authors find a term."""
     terms = [term for term, _, _ in ROWS]
     assert terms == sorted(set(terms))
 
 
-def test_a_module_that_does_not_exist_is_noticed():
+def test_a_missing_module_is_detected():
     """The check itself can fail."""
     assert exists("fedloom.strategies.base")
     assert exists("fedloom.server.engine")

@@ -1,4 +1,4 @@
-"""Every relative link of every page leads somewhere, and so does every anchor in one."""
+"""Every relative link of every page has a target, and so has every anchor."""
 
 import re
 from pathlib import Path
@@ -25,7 +25,7 @@ _ELSEWHERE = ("http://", "https://", "mailto:")
 
 
 def _anchors(page):
-    """The anchors that a page's headings make, as GitHub makes them."""
+    """The anchors of a page's headings, as GitHub generates them."""
     text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE):
         kept = re.sub(r"[^\w\- ]", "", _LINK.sub("", heading).strip().lower())
@@ -33,8 +33,8 @@ def _anchors(page):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
-def test_links_lead_somewhere(page):
-    """Relative ones; the network is not asked."""
+def test_link_targets_exist(page):
+    """Relative links only; the test uses no network."""
     for link in _LINK.findall(_CODE.sub("", page.read_text())):
         if link.startswith(_ELSEWHERE):
             continue
@@ -47,7 +47,7 @@ def test_links_lead_somewhere(page):
 
 
 def test_every_page_of_docs_is_in_its_index():
-    """A page that nothing leads to is not read."""
+    """Readers do not find a page without a link."""
     index = (ROOT / "docs" / "README.md").read_text()
     pages = [*(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "strategies").glob("*.md")]
     for page in pages:

@@ -1,4 +1,4 @@
-"""docs/strategies/metrics.md: its example prints what it shows, its tables are whole."""
+"""docs/strategies/metrics.md: its example prints the shown output, its tables are complete."""
 
 import re
 import tomllib
@@ -17,21 +17,19 @@ def block(language):
     return found
 
 
-def test_the_example_prints_what_the_page_shows(capsys):
-    """Word for word."""
+def test_the_example_prints_the_shown_output(capsys):
     exec(compile(block("python"), "docs/strategies/metrics.md", "exec"), {})
     assert capsys.readouterr().out == block("text")
 
 
-def test_the_table_is_one_that_a_run_takes():
-    """As it stands on the page."""
+def test_a_run_accepts_the_table():
+    """Unchanged, as the page shows it."""
     table = tomllib.loads(block("toml"))
     spec = parse({"train": {"epochs": 1, "learning_rate": 0.1}, "cohort": {"goal": 2}, **table})
     assert spec.metrics_settings().bins == 5
 
 
 def test_it_names_every_setting_and_its_default():
-    """As the code has them."""
     for field in fields(MetricsSettings):
         default = str(field.default).lower().replace("(", "[").replace(")", "]")
         assert f"| `{field.name}` | {default} |" in PAGE, field.name

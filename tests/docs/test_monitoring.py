@@ -1,4 +1,4 @@
-"""docs/metrics.md, the dashboard and the alerts name metrics that there are, and no others."""
+"""docs/metrics.md, the dashboard and the alerts name exactly the metrics that exist."""
 
 import json
 import os
@@ -21,7 +21,7 @@ yaml = pytest.importorskip("yaml")
 
 
 def _names():
-    """Every name of a sample that a server may give."""
+    """The name of every sample that a server can return."""
     suffixes = {"counter": ("_total",), "histogram": ("_bucket", "_count", "_sum")}
     return {
         family.name + suffix
@@ -57,8 +57,8 @@ def _base(name):
     return re.sub("_(bucket|count|sum)$", "", name)
 
 
-def test_every_query_asks_for_what_there_is():
-    """A panel or an alert on a name that is gone stays empty for ever, and nobody notices."""
+def test_every_query_names_existing_metrics():
+    """A panel or alert on a removed metric would silently stay empty."""
     names, labels = _names(), _labels()
     assert len(_expressions()) > 40
     for expression in _expressions():
@@ -69,8 +69,8 @@ def test_every_query_asks_for_what_there_is():
             assert wanted <= labels[_base(name)], expression
 
 
-def test_dashboard_is_one():
-    """Unique panels that do not overlap, each with its place, its unit and a query."""
+def test_dashboard_is_valid():
+    """Unique panels that do not overlap, each with a position, a unit and a query."""
     dashboard, taken = json.loads(DASHBOARD.read_text()), set()
     assert dashboard["uid"] == dashboard["title"] == "fedloom"
     ids = [panel["id"] for panel in dashboard["panels"]]
@@ -89,7 +89,7 @@ def test_dashboard_is_one():
 
 
 def test_every_alert_says_what_to_do():
-    """In words, and the guide has it; names are unique."""
+    """In its text and in the guide; names are unique."""
     rules = _rules()
     assert len({rule["alert"] for rule in rules}) == len(rules) > 10
     for rule in rules:
@@ -101,12 +101,12 @@ def test_every_alert_says_what_to_do():
 
 
 def test_the_guide_has_every_metric():
-    """`print(scrape.table())` makes the table anew."""
+    """`print(scrape.table())` regenerates the table."""
     assert table().strip() in GUIDE
 
 
-def test_promtool_finds_the_rules_good():
-    """Prometheus' own judgement of the alerts, their tests, and the dashboard's queries."""
+def test_promtool_accepts_the_rules():
+    """The alerts, their tests, and the dashboard's queries."""
     promtool = shutil.which("promtool") or os.environ.get("FEDLOOM_PROMTOOL")
     if promtool is None:
         pytest.skip("promtool is not installed (Debian: prometheus)")
@@ -116,7 +116,7 @@ def test_promtool_finds_the_rules_good():
 
 
 def test_promtool_reads_every_query(tmp_path):
-    """As recording rules, since it checks nothing else."""
+    """As recording rules, because promtool checks no other form."""
     promtool = shutil.which("promtool") or os.environ.get("FEDLOOM_PROMTOOL")
     if promtool is None:
         pytest.skip("promtool is not installed (Debian: prometheus)")

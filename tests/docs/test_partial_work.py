@@ -1,4 +1,4 @@
-"""docs/strategies/partial-work.md: examples print what they show, bytes are those of updates."""
+"""docs/strategies/partial-work.md: examples print the shown output, byte counts are correct."""
 
 import re
 import tomllib
@@ -21,28 +21,26 @@ PAGE = (Path(__file__).parents[2] / "docs" / "strategies" / "partial-work.md").r
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
-def test_the_example_prints_what_the_page_shows(capsys):
-    """Word for word."""
+def test_the_example_prints_the_shown_output(capsys):
     exec(compile(BLOCKS[0], "partial-work.md", "exec"), {})
     (shown,) = re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL)
     assert capsys.readouterr().out == shown
 
 
-def test_the_table_is_one_that_a_run_takes():
-    """As it stands on the page."""
+def test_a_run_accepts_the_table():
+    """Unchanged, as the page shows it."""
     (table,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
     spec = parse({"cohort": {"goal": 2}, **tomllib.loads(table)})
     assert spec.local_training().special == ("clip_norm", "widths", "patience")
 
 
 def test_it_names_every_setting():
-    """And no other is left out."""
     for field in fields(PartialWork):
         assert f"| `{field.name}` |" in PAGE, field.name
 
 
 def _update_bytes(folder, model, **train):
-    """What an agent's update of this model takes on the wire, after its header."""
+    """Bytes of an agent's update of this model on the wire, without its header."""
     data = torch.randn(20, 64), torch.randint(0, 10, (20,))
     store = ClientStore(folder / "state")
     digest = write_file(folder / "model", parameters(model))
@@ -69,8 +67,8 @@ def _update_bytes(folder, model, **train):
         ('`only = ["*lora*"]`, `tensor_share = 0.5`', {"only": ["*lora*"], "tensor_share": 0.5}),
     ],
 )
-def test_adapters_take_the_bytes_that_the_page_says(row, train, tmp_path):
-    """Of the very file that an agent uploads."""
+def test_adapters_have_the_stated_size(row, train, tmp_path):
+    """Measured on the file that an agent uploads."""
     names = {}
     torch.manual_seed(0)
     exec(compile(BLOCKS[1], "partial-work.md", "exec"), names)

@@ -1,4 +1,4 @@
-"""docs/strategies/personalisation.md: its examples run, its tables are whole."""
+"""docs/strategies/personalisation.md: its examples run, its tables are complete."""
 
 import contextlib
 import io
@@ -18,23 +18,21 @@ def block(language):
     return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)[0]
 
 
-def test_the_example_prints_what_the_page_shows():
-    """Word for word."""
+def test_the_example_prints_the_shown_output():
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         exec(compile(block("python"), "personalisation.md", "exec"), {"__name__": "page"})
     assert printed.getvalue() == block("text")
 
 
-def test_the_table_is_one_that_a_run_takes():
-    """As it stands on the page."""
+def test_a_run_accepts_the_table():
+    """Unchanged, as the page shows it."""
     table = tomllib.loads(block("toml"))
     spec = parse({"train": {"epochs": 1, "learning_rate": 0.1}, "cohort": {"goal": 2}, **table})
     assert spec.build_personal() == Personal(keep=("head.*",))
 
 
 def test_it_gives_the_default_of_every_setting():
-    """As they are in the code."""
     rows = dict(re.findall(r"^\| `(\w+)` \| (\S+) \|", PAGE, re.MULTILINE))
     for field in fields(Personal):
         assert field.default is not MISSING

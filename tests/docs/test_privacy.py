@@ -1,4 +1,4 @@
-"""docs/strategies/privacy.md: its example prints what it shows, its tables are whole."""
+"""docs/strategies/privacy.md: its example prints the shown output, its tables are complete."""
 
 import re
 import tomllib
@@ -23,21 +23,19 @@ def block(language):
 
 
 @pytest.mark.long
-def test_the_example_prints_what_the_page_shows(capsys):
-    """Word for word."""
+def test_the_example_prints_the_shown_output(capsys):
     exec(compile(block("python"), "docs/strategies/privacy.md", "exec"), {})
     assert capsys.readouterr().out == block("text")
 
 
-def test_the_table_is_one_that_a_run_takes():
-    """As it stands on the page."""
+def test_a_run_accepts_the_table():
+    """Unchanged, as the page shows it."""
     table = tomllib.loads(block("toml"))
     spec = parse({"train": {"epochs": 1, "learning_rate": 0.1}, "cohort": {"goal": 20}, **table})
     assert 7.9 < spec.privacy_plan().epsilon(spec.rounds) <= 8.0
 
 
 def test_it_names_every_setting_and_its_default():
-    """As the code has them."""
     rows = PAGE.partition("## Settings")[2]
     for field in fields(Privacy):
         (row,) = re.findall(rf"^\| `{field.name}` \|(.*?)\|", rows, re.MULTILINE)
@@ -47,7 +45,7 @@ def test_it_names_every_setting_and_its_default():
 
 
 def test_the_example_experiment_is_private():
-    """simulations/examples/private.toml claims what its comments say."""
+    """The claim of simulations/examples/private.toml matches its comments."""
     text = (ROOT / "simulations" / "examples" / "private.toml").read_text("utf-8")
     run = {n: v for n, v in tomllib.loads(text).items() if n not in ("data", "model")}
     plan = parse(run).privacy_plan()

@@ -1,4 +1,4 @@
-"""The README does what it says: its walk-through is walked, its snippets run, its tables hold."""
+"""The README: its walk-through works, its snippets run, its tables are correct."""
 
 import re
 from pathlib import Path
@@ -17,7 +17,7 @@ README = (Path(__file__).parents[2] / "README.md").read_text()
 @pytest.mark.long
 @pytest.mark.e2e
 def test_the_walk_through_ends_with_a_model(tmp_path):
-    """Every file, command and output of it, with real processes on free ports."""
+    """Runs every file and command with real processes on free ports, and compares the output."""
     with walk.Walk(tmp_path, walk.free_ports(["7443", "7444"])) as walking:
         for step in walk.steps(README):
             walking.take(step)
@@ -27,7 +27,7 @@ def test_the_walk_through_ends_with_a_model(tmp_path):
 
 
 def test_a_walk_through_is_compared_line_by_line():
-    """Numbers, digests and times may differ, words may not."""
+    """Numbers, digests and times may differ; other text may not."""
     printed = "took 21 ms\nmodel 7edabd1d1bd0\nloss 0.009634  done\n"
     assert (
         walk.missing(["took 2 min 05 s", "model 06990cfec82f", "loss 0.1   done"], printed) is None
@@ -47,8 +47,8 @@ def _snippet(containing):
     return found
 
 
-def test_the_partial_update_is_one(updates_of):
-    """The snippet covers what its comments say: a tensor, ten rows, and what the mask holds."""
+def test_the_partial_update_covers_what_its_comments_state(updates_of):
+    """A tensor, ten rows, and the positions of the mask."""
     names = {}
     exec(_snippet("SliceOf("), names)
     params = {
@@ -65,7 +65,7 @@ def test_the_partial_update_is_one(updates_of):
 
 
 def test_the_pytorch_client_trains_the_same_model(updates_of):
-    """It could have stood in for a device of the walk-through."""
+    """It can replace a device of the walk-through."""
     pytest.importorskip("torch")
     names = {}
     exec(_snippet("TorchClient("), names)
@@ -77,7 +77,7 @@ def test_the_pytorch_client_trains_the_same_model(updates_of):
 
 
 def test_every_command_is_in_the_table():
-    """And no other one."""
+    """And nothing that is not a command."""
     people = "operator|device|researcher|anybody"
     rows = re.findall(rf"^\| (`fedloom .*?) \| (?:{people})", README, re.MULTILINE)
     listed = set()
@@ -95,7 +95,7 @@ def test_every_command_is_in_the_table():
 
 
 def test_exit_codes_are_those_of_the_command_line():
-    """The table and the epilogue of `fedloom --help` say the same."""
+    """The table and the epilogue of `fedloom --help` agree."""
     table = re.findall(r"^\| (\d+) \| (.*?) \|$", README, re.MULTILINE)
     for code, meaning in table:
         assert f"  {code}  {meaning.replace('`', '')}\n" in EPILOG

@@ -1,4 +1,4 @@
-"""docs/strategies/robust.md: its example prints what it shows, its tables are whole."""
+"""docs/strategies/robust.md: its example prints the shown output, its tables are complete."""
 
 import re
 import tomllib
@@ -19,15 +19,14 @@ def blocks(language):
     return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
 
 
-def test_the_example_prints_what_the_page_shows(capsys):
-    """Word for word."""
+def test_the_example_prints_the_shown_output(capsys):
     (code,) = blocks("python")
     exec(compile(code, "docs/strategies/robust.md", "exec"), {})
     assert capsys.readouterr().out == blocks("text")[0]
 
 
-def test_the_first_table_is_one_that_a_run_takes():
-    """As it stands on the page."""
+def test_a_run_accepts_the_first_table():
+    """Unchanged, as the page shows it."""
     table = tomllib.loads(blocks("toml")[0])
     spec = parse({"train": {"epochs": 1, "learning_rate": 0.1}, **table})
     assert spec.build_strategy().aggregation.num_byzantine == 3
@@ -36,7 +35,7 @@ def test_the_first_table_is_one_that_a_run_takes():
 
 @pytest.mark.parametrize("name", AGGREGATIONS)
 def test_every_rule_and_setting_is_explained(name):
-    """With its default, where it has a number for one."""
+    """With its default, if that is a number."""
     assert PAGE.count(f"| `{name}` |") >= (1 if name in ("mean", "median") else 2)
     for field in fields(AGGREGATIONS[name]):
         (row,) = [

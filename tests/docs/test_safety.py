@@ -1,4 +1,4 @@
-"""What docs/safety.md tells the owner of a device is what the device does."""
+"""docs/safety.md describes what the device does."""
 
 import re
 from pathlib import Path
@@ -11,8 +11,8 @@ from fedloom.client.owner.policy import load, words
 PAGE = (Path(__file__).parents[2] / "docs" / "safety.md").read_text(encoding="utf-8")
 
 
-def test_the_policy_of_the_page_means_what_the_page_says(tmp_path):
-    """The example is read, and put into words, as shown."""
+def test_the_policy_of_the_page_has_the_shown_description(tmp_path):
+    """The example is parsed and described."""
     path = tmp_path / "policy.toml"
     path.write_text(PAGE.split("```toml\n")[1].split("```")[0])
     shown = PAGE.split("By policy.toml, this device:\n")[1].split("```")[0]
@@ -20,7 +20,7 @@ def test_the_policy_of_the_page_means_what_the_page_says(tmp_path):
 
 
 def test_the_page_lists_the_events_of_the_journal():
-    """All of them, and no other."""
+    """All events, and no others."""
     rows = PAGE.split("| event | |")[1].split("\n\n")[0].splitlines()[2:]
     assert {e for row in rows for e in re.findall(r"`(\w+)`", row.split("|")[1])} == {
         *journal.EVENTS
@@ -28,7 +28,7 @@ def test_the_page_lists_the_events_of_the_journal():
 
 
 def test_the_page_has_the_numbers_of_the_code():
-    """How often lies are listened to, and how large the journal gets."""
+    """The attempts after wrong bytes, and the size limit of the journal."""
     assert f"after {['no', 'one', 'two', 'three'][MAX_MISMATCHES]} tries" in PAGE
     assert (journal.KEEP + 1, journal.MAX_BYTES) == (5, 1 << 20)
     assert "at most five files of\na megabyte" in PAGE

@@ -1,4 +1,4 @@
-"""docs/strategies/selection.md: its example prints what it shows, its tables are whole."""
+"""docs/strategies/selection.md: its example prints the shown output, its tables are complete."""
 
 import re
 import tomllib
@@ -17,21 +17,20 @@ def block(language):
     return found
 
 
-def test_the_example_prints_what_the_page_shows(capsys):
-    """Word for word."""
+def test_the_example_prints_the_shown_output(capsys):
     exec(compile(block("python"), "docs/strategies/selection.md", "exec"), {})
     assert capsys.readouterr().out == block("text")
 
 
-def test_the_table_is_one_that_a_run_takes():
-    """As it stands on the page."""
+def test_a_run_accepts_the_table():
+    """Unchanged, as the page shows it."""
     table = tomllib.loads(block("toml"))
     spec = parse({"train": {"epochs": 1, "learning_rate": 0.1}, "cohort": {"goal": 2}, **table})
     assert spec.build_selection().choices == 3
 
 
 def test_it_names_every_policy_and_setting():
-    """With the default, where there is one."""
+    """With the default, if it has one."""
     for name, policy in SELECTIONS.items():
         assert f"| `{name}` |" in PAGE
         for field in fields(policy):

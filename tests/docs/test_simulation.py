@@ -1,4 +1,4 @@
-"""docs/simulation.md: its Python runs, its tables are whole."""
+"""docs/simulation.md: its Python runs, its tables are complete."""
 
 import re
 from pathlib import Path
@@ -22,7 +22,7 @@ def test_its_python_runs(capsys):
 
 
 def test_it_names_every_example_table_and_model():
-    """What there is stands in its tables."""
+    """In its tables."""
     examples = {path.name for path in (ROOT / "simulations" / "examples").glob("*.toml")}
     assert {name for name in examples if not name.startswith("sweep")} <= set(
         re.findall(r"examples/([a-z]+\.toml)", PAGE)

@@ -13,8 +13,8 @@ PAGE = (Path(__file__).parents[2] / "docs" / "strategies" / "README.md").read_te
 
 
 def test_the_example_is_a_strategy(monkeypatch):
-    """It steps by its rate, one way or the other, and stays where nobody moved."""
-    monkeypatch.setitem(STRATEGIES, "sign_sgd", None)  # is put back afterwards
+    """Each value steps by the rate in the direction of its mean's sign; a mean of 0 is no step."""
+    monkeypatch.setitem(STRATEGIES, "sign_sgd", None)  # restored afterwards
     names = {"__name__": "page"}
     (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     exec(compile(code, "strategies/README.md", "exec"), names)
@@ -29,7 +29,7 @@ def test_the_example_is_a_strategy(monkeypatch):
 
 
 def test_it_names_every_table_of_a_run():
-    """Those that choose a part."""
+    """Every table that selects a part."""
     parts = {
         field.name for field in fields(RunSpec) if str(field.type).startswith("collections.abc.Map")
     }

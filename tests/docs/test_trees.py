@@ -1,4 +1,4 @@
-"""docs/strategies/trees.md: its run starts from its model and grows its client's trees."""
+"""docs/strategies/trees.md: its run starts from its model and adds its client's trees."""
 
 import re
 import tomllib
@@ -21,7 +21,7 @@ def _block(language):
 
 
 def test_the_client_of_the_page_takes_part_in_its_run(tmp_path, monkeypatch):
-    """Its model has a place for it, and what it sends there is a booster's."""
+    """The model has a place for the client, which sends a booster there."""
     monkeypatch.chdir(tmp_path)
     names = {}
     exec(compile(_block("python"), "trees.md", "exec"), names)

@@ -1,4 +1,4 @@
-"""docs/writing-clients.md: every client of it passes its own check, and prints what is printed."""
+"""docs/writing-clients.md: every client passes its check and prints the shown output."""
 
 import re
 import sys
@@ -34,7 +34,7 @@ client = Broken
 
 @pytest.fixture
 def load(tmp_path, monkeypatch):
-    """The client of a block, as its author's file has it."""
+    """The client that a block defines, loaded from a file."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(the_checks, "STOP_AFTER_S", 0.05)
@@ -50,7 +50,7 @@ def load(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("number", range(len(CLIENTS)))
 def test_every_client_of_the_page_passes_the_check(load, number):
-    """In order, as they stand on the page; two of them have nothing to evaluate on."""
+    """In order and unchanged; two of them have nothing to evaluate on."""
     client = load(number)
     found = {finding.check for finding in check(client)}
     assert found == (set() if client.can_evaluate() else {"evaluate"})
@@ -67,16 +67,15 @@ def test_the_pages_own_test_passes(load):
     assert len(CLIENTS) + 1 == len(BLOCKS) == 9
 
 
-def test_the_sentences_are_those_that_are_printed(tmp_path):
-    """Word by word."""
+def test_the_findings_on_the_page_are_printed(tmp_path):
     (tmp_path / "broken.py").write_text(BROKEN)
     (shown,) = re.findall(r"\$ fedloom client test broken.*?\n(.*?)```", PAGE, re.DOTALL)
     arguments = ["client", "test", f"{tmp_path / 'broken.py'}:client", "--ignore", "copies"]
     assert CliRunner().invoke(main, arguments).output == shown
 
 
-def test_settings_of_the_page_are_followed(load):
-    """Those that a run has, and no others."""
+def test_the_client_uses_the_config_of_its_run(load):
+    """Unknown names are refused."""
     (number,) = [n for n, block in enumerate(CLIENTS) if "config_as" in block]
     client = load(number)
     run = {"config": {"mode": "median", "decay": 1.0}, "evaluate": False}
